@@ -1,0 +1,119 @@
+# grapeshot: every command that the project has. `make help` lists them.
+#
+#   PYTHON=python3.13 make test     another interpreter for .venv (`make clean` first)
+#
+# Nothing but Rust (with rustfmt and clippy), CPython 3.11+ and a C compiler needs to be installed; the rest goes into
+# .venv. Every step leaves a stamp there, so that a second run does only what has changed.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+CARGO  ?= cargo
+PYTEST := $(BIN)/python -m pytest
+# Extra arguments: make test-python ARGS="tests/tcp -k half_close"
+ARGS   ?=
+
+RUST_SOURCES := Cargo.toml $(wildcard Cargo.lock build.rs) $(shell find src -name '*.rs')
+LOADGEN      := benchmarks/loadgen/Cargo.toml
+LINTED       := python tests benchmarks examples
+
+# pyo3 asks an interpreter for its version; the same one for every command, so that nothing is built twice.
+export PYO3_PYTHON := $(abspath $(BIN)/python)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help venv build loadgen demo test test-rust test-python conformance lint format bench tables churn callgrind clean
+
+help: ## list the targets
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# ---------------------------------------------------------------- set up
+
+venv: $(VENV)/.tools ## make .venv with maturin and the extras [dev] and [bench]
+
+build: $(VENV)/.native ## build the extension (release) into .venv
+
+loadgen: ## build the load generator of the benchmarks
+	$(CARGO) build --quiet --release --manifest-path $(LOADGEN)
+
+# ---------------------------------------------------------------- use
+
+demo: build loadgen ## serve an aiohttp application, load it, compare with asyncio and uvloop
+	$(BIN)/python -m benchmarks.demo $(ARGS)
+
+# ---------------------------------------------------------------- check
+
+test: lint test-rust test-python ## everything that must pass: lint, Rust tests, Python tests, CPython's own tests
+
+test-rust: ## the Rust tests (sys and queue, no Python involved)
+	$(CARGO) test --quiet --no-default-features
+
+test-python: build ## the Python tests, CPython's own among them (ARGS= goes to pytest)
+	$(PYTEST) $(ARGS)
+
+conformance: build ## only CPython's own asyncio tests
+	$(PYTEST) tests/conformance $(ARGS)
+
+lint: $(VENV)/.tools ## rustfmt, clippy, ruff and mypy; changes nothing
+	$(CARGO) fmt --check
+	$(CARGO) fmt --check --manifest-path $(LOADGEN)
+	$(CARGO) clippy --quiet --all-targets -- -D warnings
+	$(CARGO) clippy --quiet --all-targets --no-default-features -- -D warnings
+	$(CARGO) clippy --quiet --all-targets --manifest-path $(LOADGEN) -- -D warnings
+	$(BIN)/ruff check $(LINTED)
+	$(BIN)/ruff format --check $(LINTED)
+	$(BIN)/mypy
+
+format: $(VENV)/.tools ## rewrite Rust and Python to the project's format
+	$(CARGO) fmt
+	$(CARGO) fmt --manifest-path $(LOADGEN)
+	$(BIN)/ruff check --fix $(LINTED)
+	$(BIN)/ruff format $(LINTED)
+
+# ---------------------------------------------------------------- measure
+
+bench: build loadgen ## compare with uvloop, all cases, and write the JSON (takes a while)
+	$(BIN)/python -m benchmarks.compare $(ARGS)
+
+tables: $(VENV)/.tools ## write the README's speed table and docs/speed.md from the committed JSON
+	$(BIN)/python tests/project/speed_table.py
+
+churn: build loadgen ## connections come and go under load; RSS and open fds must stay flat
+	$(BIN)/python -m benchmarks.churn $(ARGS)
+
+callgrind: build ## instructions per echo and per call_soon (needs valgrind)
+	$(BIN)/python -m benchmarks.callgrind $(ARGS)
+
+# ---------------------------------------------------------------- clean up
+
+clean: ## remove .venv and everything that was built
+	rm -rf $(VENV) target benchmarks/loadgen/target dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -f python/grapeshot/_core*.so
+	find $(LINTED) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---------------------------------------------------------------- files
+
+$(VENV)/pyvenv.cfg:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "grapeshot needs CPython 3.11 or later, not " + sys.version)'
+	@$(PYTHON) -c 'import ensurepip, venv' || { echo "this Python cannot make virtual environments (Debian: apt-get install python3-venv)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# The extras are read from pyproject.toml rather than repeated here.
+define REQUIREMENTS
+import tomllib
+extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]
+print("maturin>=1.9,<2", *extras["dev"], *extras["bench"], sep="\n")
+endef
+export REQUIREMENTS
+
+$(VENV)/.tools: pyproject.toml | $(VENV)/pyvenv.cfg
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -c "$$REQUIREMENTS" > $(VENV)/requirements.txt
+	$(BIN)/python -m pip install --quiet -r $(VENV)/requirements.txt
+	@touch $@
+
+$(VENV)/.native: $(VENV)/.tools $(RUST_SOURCES)
+	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --quiet
+	@touch $@

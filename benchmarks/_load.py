@@ -1,0 +1,150 @@
+"""Starting servers and putting load on them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from benchmarks._loops import RAW
+from benchmarks._machine import ROOT, cores, on_core
+
+CRATE = ROOT / "benchmarks" / "loadgen"
+
+
+class MeasurementError(Exception):
+    """A server or the load failed, so there is no number."""
+
+
+@functools.cache
+def loadgen() -> str:
+    """The load generator, built when cargo is there; GRAPESHOT_LOADGEN names another one."""
+    named = os.environ.get("GRAPESHOT_LOADGEN")
+    if named:
+        return named
+    target = Path(os.environ.get("CARGO_TARGET_DIR", CRATE / "target"))
+    binary = (ROOT / target / "release" / "loadgen").resolve()
+    cargo = shutil.which("cargo")
+    if cargo is not None:
+        manifest = str(CRATE / "Cargo.toml")
+        environ = os.environ | {"CARGO_TARGET_DIR": str(binary.parent.parent)}
+        subprocess.run([cargo, "build", "--release", "--quiet", "--manifest-path", manifest], env=environ, check=True)
+    if not binary.exists():
+        raise MeasurementError(f"no load generator: `cargo build --release` in {CRATE.relative_to(ROOT)} makes it")
+    return str(binary)
+
+
+class Child:
+    """A process that says one line of JSON when it is ready and ends when its stdin is closed."""
+
+    def __init__(self, command: Sequence[str], core: int | None, ready_within_s: float = 60) -> None:
+        self.command = command
+        with on_core(core):
+            self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.pid = self._process.pid
+        try:
+            self.ready: dict[str, Any] = self._read_line(ready_within_s)
+        except BaseException:
+            self._process.kill()
+            self._process.communicate()
+            raise
+
+    def _read_line(self, within_s: float) -> dict[str, Any]:
+        if self._process.stdout is None:
+            raise MeasurementError("no stdout")
+        if not select.select([self._process.stdout], [], [], within_s)[0]:
+            raise MeasurementError(f"{' '.join(self.command[1:])} is not ready after {within_s} s")
+        line = self._process.stdout.readline()
+        if not line:
+            raise MeasurementError(
+                f"{' '.join(self.command[1:])} ended with {self._process.wait()} before it was ready"
+            )
+        parsed: dict[str, Any] = json.loads(line)
+        return parsed
+
+    def close(self) -> None:
+        """Ends it; raises MeasurementError when it had to be killed or ended badly."""
+        try:
+            self._process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+            raise MeasurementError(f"{' '.join(self.command[1:])} did not end when asked to") from None
+        if self._process.returncode != 0:
+            raise MeasurementError(f"{' '.join(self.command[1:])} ended with {self._process.returncode}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._process.kill()
+            self._process.communicate()
+
+
+def server_command(kind: str, loop: str) -> list[str]:
+    if loop == RAW:
+        return [loadgen(), "raw-server"]
+    return [sys.executable, "-m", "benchmarks.servers", kind, "--loop", loop]
+
+
+class Server(Child):
+    """A server of benchmarks.servers (or the raw one) on the server's core."""
+
+    def __init__(self, kind: str, loop: str, *, under: Sequence[str] = (), ready_within_s: float = 60) -> None:
+        super().__init__([*under, *server_command(kind, loop)], cores()[0], ready_within_s)
+        self.port: int = self.ready["port"]
+
+
+def load_command(mode: str, port: int, options: dict[str, object]) -> list[str]:
+    command = [loadgen(), mode, "--address", f"127.0.0.1:{port}"]
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            command.append(flag)
+        elif value is not None and value is not False:
+            command += [flag, str(value)]
+    return command
+
+
+def parse_report(output: str, mode: str) -> dict[str, Any]:
+    """What a load said, unless it found anything wrong.
+
+    Raises MeasurementError.
+    """
+    try:
+        report: dict[str, Any] = json.loads(output)
+    except ValueError:
+        raise MeasurementError(f"the {mode} load ended without a report") from None
+    if report["errors"]:
+        raise MeasurementError(f"the {mode} load saw {report['errors']} errors, the first: {report['first_error']}")
+    return report
+
+
+def run_load(mode: str, port: int, **options: object) -> dict[str, Any]:
+    """Runs one load on the load's core and returns its report.
+
+    Raises MeasurementError when a reply was wrong or missing.
+    """
+    command = load_command(mode, port, options)
+    with on_core(cores()[1]):
+        load = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return parse_report(load.communicate()[0], mode)
+
+
+class IdleConnections(Child):
+    """Connections that are held until this is closed."""
+
+    def __init__(self, port: int, connections: int, touch_size: int = 0) -> None:
+        options: dict[str, object] = {"connections": connections, "touch_size": touch_size}
+        super().__init__(load_command("idle", port, options), cores()[1])

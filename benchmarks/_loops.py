@@ -1,0 +1,72 @@
+"""Event loops by name, and which of them this interpreter has."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.metadata
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+
+from benchmarks._machine import ROOT
+
+LOOPS = ("grapeshot", "uvloop", "asyncio")
+# Not an event loop: the epoll server of the load generator's crate. It takes part where it can serve (plain echo).
+RAW = "raw"
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+
+def loop_factory(name: str) -> LoopFactory:
+    """What makes a loop of this name; `module:attribute` names any other one.
+
+    Raises ImportError when it is not installed.
+    """
+    if name == "asyncio":
+        return asyncio.SelectorEventLoop
+    module_name, _, attribute = name.partition(":")
+    factory: LoopFactory = getattr(importlib.import_module(module_name), attribute or "new_event_loop")
+    return factory
+
+
+def why_missing(name: str) -> str | None:
+    """Why no loop of this name can be made here, or None when one can.
+
+    Tried in a process of its own, since a broken extension may take the process with it.
+    """
+    if name == RAW:
+        return None if sys.platform == "linux" else "the raw server is made for epoll"
+    code = "import sys; from benchmarks._loops import loop_factory; loop_factory(sys.argv[1])().close()"
+    outcome = subprocess.run(
+        [sys.executable, "-c", code, name], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    if outcome.returncode == 0:
+        return None
+    lines = outcome.stderr.strip().splitlines()
+    return lines[-1] if lines else f"exit status {outcome.returncode}"
+
+
+def available(names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
+    """The names that can be used, and the reasons for the others, which are also said loudly."""
+    usable: list[str] = []
+    missing: dict[str, str] = {}
+    for name in names:
+        reason = why_missing(name)
+        if reason is None:
+            usable.append(name)
+        else:
+            missing[name] = reason
+            print(f"!!! {name} IS LEFT OUT: {reason}", file=sys.stderr, flush=True)
+    return usable, missing
+
+
+def versions() -> dict[str, str]:
+    """The versions of what is compared and of what it is compared with."""
+    found = {}
+    for package in ("grapeshot", "uvloop", "aiohttp", "uvicorn", "httptools", "starlette"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,93 @@
+"""The machine under the measurement: what it is, its cores, and what /proc says about a process."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@functools.cache
+def cores() -> tuple[int | None, int | None]:
+    """One core for the server and another one for the load; None where there are no two, or no way to choose."""
+    if not hasattr(os, "sched_getaffinity"):
+        return None, None
+    usable = sorted(os.sched_getaffinity(0))
+    return (usable[-1], usable[0]) if len(usable) > 1 else (None, None)
+
+
+@contextlib.contextmanager
+def on_core(core: int | None) -> Iterator[None]:
+    """What is started in this block stays on this core."""
+    if core is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def raise_descriptor_limit() -> int:
+    """Raises the soft limit of open descriptors as far as allowed, and returns it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 1_000_000 if hard == resource.RLIM_INFINITY else hard
+    # macOS refuses more than OPEN_MAX although it says that there is no limit.
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def resident_kib(pid: int) -> float:
+    """The resident memory of a process. Linux only, as all of /proc here."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 1024
+
+
+def open_descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def _processor() -> str:
+    if sys.platform == "linux":
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _revision() -> str | None:
+    git = shutil.which("git")
+    if git is None:
+        return None
+    command = [git, "describe", "--always", "--dirty", "--abbrev=12"]
+    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return outcome.stdout.strip() or None
+
+
+def describe() -> dict[str, object]:
+    """What a reader needs in order to judge the numbers."""
+    return {
+        "processor": _processor(),
+        "architecture": platform.machine(),
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.release()}",
+        "libc": " ".join(platform.libc_ver()).strip(),
+        "python": platform.python_version(),
+        "python_compiler": platform.python_compiler(),
+        "free_threaded": bool(sysconfig.get_config_var("Py_GIL_DISABLED")),
+        "load_average": [round(value, 2) for value in os.getloadavg()],
+        "revision": _revision(),
+    }

@@ -1,0 +1,135 @@
+"""Instructions per echo and per call_soon, by valgrind: `python -m benchmarks.callgrind`.
+
+Every case runs twice, short and long; the difference over the difference of the counts is what one operation takes, and
+the start and the end of the process cancel out. Only user space is counted (the kernel's part of an echo is not). The
+numbers do not depend on how busy the machine is, but they do on the versions of everything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import micro
+from benchmarks._load import MeasurementError, Server, run_load
+from benchmarks._loops import LOOPS, RAW, available, versions
+from benchmarks._machine import ROOT, describe
+
+# An echo is one turn of the loop here: one connection, one message under way.
+ECHO_SIZE = 1024
+READY_WITHIN_S = 300.0
+
+
+def valgrind(out: Path) -> list[str]:
+    return ["valgrind", "--tool=callgrind", "--quiet", f"--callgrind-out-file={out}"]
+
+
+def instructions(out: Path) -> int:
+    """The total of a callgrind file (the last one: a fork writes its own)."""
+    for line in out.read_text(errors="replace").splitlines():
+        if line.startswith(("summary:", "totals:")):
+            return int(line.split()[1])
+    raise MeasurementError("callgrind wrote no total")
+
+
+def echo_instructions(loop: str, count: int, out: Path) -> tuple[int, int]:
+    """Total instructions of a server that answers `count` messages, and the count."""
+    with Server("echo", loop, under=valgrind(out), ready_within_s=READY_WITHIN_S) as server:
+        run_load("echo", server.port, connections=1, size=ECHO_SIZE, requests=count, stall=READY_WITHIN_S)
+    return instructions(out), count
+
+
+def call_instructions(kind: str, loop: str, rounds: int, out: Path) -> tuple[int, int]:
+    """Total instructions of a process that does so many rounds of calls, and the number of calls."""
+    command = [*valgrind(out), sys.executable, "-m", "benchmarks.micro", kind, "--loop", loop, "--rounds", str(rounds)]
+    outcome = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    if outcome.returncode:
+        raise MeasurementError(f"{kind} on {loop} under valgrind ended with {outcome.returncode}")
+    return instructions(out), json.loads(outcome.stdout)["operations"]
+
+
+@dataclass(frozen=True)
+class Count:
+    title: str
+    run: Callable[[str, int, Path], tuple[int, int]]
+    short: int
+    long: int
+    with_raw: bool = False
+
+
+def _calls(kind: str, title: str) -> Count:
+    if kind not in micro.KINDS:
+        raise ValueError(kind)
+    return Count(title, lambda loop, rounds, out: call_instructions(kind, loop, rounds, out), 2, 8)
+
+
+COUNTS = {
+    "echo": Count(f"Protocol echo of {ECHO_SIZE} B", echo_instructions, 500, 2500, with_raw=True),
+    "call-soon-bulk": _calls("call_soon_bulk", "call_soon, bulk"),
+    "call-soon-args": _calls("call_soon_args", "call_soon, two arguments"),
+    "call-soon-chain": _calls("call_soon_chain", "call_soon, chain"),
+    "call-later-cancel": _calls("call_later_cancel", "call_later + cancel"),
+}
+
+
+def per_operation(count: Count, loop: str, folder: Path) -> float:
+    short, few = count.run(loop, count.short, folder / "short")
+    long, many = count.run(loop, count.long, folder / "long")
+    return (long - short) / (many - few)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--loops", nargs="+", default=[*LOOPS, RAW], help="default: %(default)s")
+    parser.add_argument("--cases", nargs="+", choices=COUNTS, default=list(COUNTS), help="default: all")
+    parser.add_argument("--json", type=Path, help="where to write")
+    args = parser.parse_args(arguments)
+    if shutil.which("valgrind") is None:
+        print("valgrind is not installed", file=sys.stderr)
+        return 1
+    os.environ["PYTHONHASHSEED"] = "0"
+    loops, missing = available(args.loops)
+    counted: dict[str, dict[str, float]] = {}
+    failures: dict[str, str] = {}
+    for name in args.cases:
+        count = COUNTS[name]
+        counted[name] = {}
+        for loop in loops:
+            if loop == RAW and not count.with_raw:
+                continue
+            with tempfile.TemporaryDirectory() as folder:
+                try:
+                    counted[name][loop] = round(per_operation(count, loop, Path(folder)), 1)
+                except MeasurementError as error:
+                    failures[f"{name} on {loop}"] = str(error)
+                    print(f"!!! {name} FAILED ON {loop}: {error}", file=sys.stderr, flush=True)
+                    continue
+            print(
+                f"{count.title:<28} {loop:<10} {counted[name][loop]:>12,.0f} instructions", file=sys.stderr, flush=True
+            )
+    result = {
+        "machine": describe(),
+        "versions": versions(),
+        "missing": missing,
+        "failures": failures,
+        "instructions_per_operation": counted,
+    }
+    text = json.dumps(result, indent=1) + "\n"
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(text)
+    else:
+        print(text, end="")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,233 @@
+"""The cases that are compared, with the bounds that they must keep.
+
+A sample is what one run of one loop gave: a dict of numbers, of which `Case.metric` names the one that counts.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks import memory, micro, servers, startup
+from benchmarks._load import MeasurementError, Server, run_load
+from benchmarks._loops import RAW
+from benchmarks._machine import ROOT, cores, on_core
+
+Sample = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long one run takes."""
+
+    seconds: float = 1.0
+    warm_up_s: float = 0.4
+    micro_s: float = 0.4
+    idle_connections: int = 8000
+    startup_pairs: int = 5
+    spin: bool = False
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The most that grapeshot may need: as a ratio to a peer, or (without one) in the case's own unit."""
+
+    at_most: float
+    peer: str | None = "uvloop"
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    group: str
+    title: str
+    metric: str
+    unit: str
+    bounds: tuple[Bound, ...]
+    measure: Callable[[str, Settings], Sample]
+    # Whether the raw server takes part.
+    with_raw: bool = False
+
+
+def load_sample(kind: str, mode: str, loop: str, settings: Settings, options: dict[str, object]) -> Sample:
+    """One fresh server under one load: CPU per request is the main number, throughput and latency stand beside it."""
+    with Server(kind, loop) as server:
+        report = run_load(
+            mode,
+            server.port,
+            duration=settings.seconds,
+            warmup=settings.warm_up_s,
+            cpu_of=server.pid,
+            spin=settings.spin,
+            **options,
+        )
+    if not report["requests"]:
+        raise MeasurementError("not a single reply came in the measured time")
+    sample = {
+        "rps": report["rps"],
+        "p50_us": report["latency_us"]["p50"],
+        "p90_us": report["latency_us"]["p90"],
+        "p99_us": report["latency_us"]["p99"],
+        "max_us": report["latency_us"]["max"],
+        "requests": report["requests"],
+        "seconds": report["seconds"],
+    }
+    if report["load_cpu_s"] is not None:
+        sample["load_busy"] = report["load_cpu_s"] / report["seconds"]
+    if report["server_cpu_s"] is not None:
+        sample["server_busy"] = report["server_cpu_s"] / report["seconds"]
+        sample["cpu_us"] = report["server_cpu_s"] / report["requests"] * 1e6
+    return sample
+
+
+def micro_sample(kind: str, loop: str, settings: Settings) -> Sample:
+    """One fresh process that measures itself."""
+    command = [sys.executable, "-m", "benchmarks.micro", kind, "--loop", loop, "--seconds", str(settings.micro_s)]
+    with on_core(cores()[0]):
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    output = process.communicate()[0]
+    if process.returncode:
+        raise MeasurementError(f"{kind} on {loop} ended with {process.returncode}")
+    sample: Sample = json.loads(output)
+    return sample
+
+
+def _load(
+    name: str,
+    title: str,
+    bounds: tuple[Bound, ...],
+    *,
+    kind: str,
+    mode: str,
+    group: str = "Network",
+    with_raw: bool = False,
+    **options: object,
+) -> Case:
+    def measure(loop: str, settings: Settings) -> Sample:
+        return load_sample(kind, mode, loop, settings, options)
+
+    return Case(name, group, title, "cpu_us", "us CPU/request", bounds, measure, with_raw)
+
+
+def _echo(
+    size: int, connections: int, *, kind: str = "echo", depth: int = 1, at_most: float, raw: float | None = None
+) -> Case:
+    size_text = f"{size // 1024} KiB" if size >= 1024 else f"{size} B"
+    name = f"{kind}-{size_text.replace(' ', '').replace('B', '').lower()}-{connections}"
+    title = f"{'BufferedProtocol' if kind == 'buffered' else 'Protocol'} echo {size_text}, {connections} connections"
+    if depth > 1:
+        name, title = f"{name}-p{depth}", f"{title}, pipelined {depth} deep"
+    bounds = (Bound(at_most),) if raw is None else (Bound(at_most), Bound(raw, RAW))
+    return _load(
+        name,
+        title,
+        bounds,
+        kind=kind,
+        mode="echo",
+        with_raw=kind == "echo",
+        size=size,
+        connections=connections,
+        depth=depth,
+    )
+
+
+def _micro(name: str, title: str, at_most: float) -> Case:
+    def measure(loop: str, settings: Settings) -> Sample:
+        return micro_sample(name, loop, settings)
+
+    if name not in micro.KINDS:
+        raise ValueError(name)
+    bounds = (Bound(at_most),)
+    return Case(name.replace("_", "-"), "Calls", title, "cpu_ns", "ns CPU/operation", bounds, measure)
+
+
+def _memory(name: str, title: str, bounds: tuple[Bound, ...], touch_size: int) -> Case:
+    def measure(loop: str, settings: Settings) -> Sample:
+        return memory.measure(loop, settings.idle_connections, touch_size)
+
+    return Case(name, "Memory", title, "kib", "KiB/connection", bounds, measure)
+
+
+def _startup() -> Case:
+    def measure(loop: str, settings: Settings) -> Sample:
+        return startup.measure(loop, settings.startup_pairs)
+
+    title = "import, new loop, one turn, close (beyond `import asyncio`)"
+    return Case("startup", "Start", title, "beyond_ms", "ms CPU", (Bound(0.5),), measure)
+
+
+KIB = 1024
+
+CASES: tuple[Case, ...] = (
+    _echo(128, 10, at_most=0.88),
+    _echo(128, 100, at_most=0.88),
+    _echo(1 * KIB, 10, at_most=0.88, raw=1.15),
+    _echo(1 * KIB, 100, at_most=0.88, raw=1.15),
+    _echo(1 * KIB, 1000, at_most=0.88, raw=1.15),
+    _echo(10 * KIB, 10, at_most=0.88),
+    _echo(10 * KIB, 100, at_most=0.88),
+    _echo(10 * KIB, 1000, at_most=0.88),
+    _echo(1 * KIB, 10, depth=16, at_most=0.88),
+    _echo(1 * KIB, 100, depth=16, at_most=0.88),
+    _echo(100 * KIB, 10, at_most=0.92),
+    _echo(100 * KIB, 100, at_most=0.92),
+    _echo(1 * KIB, 100, kind="buffered", at_most=0.80),
+    _echo(100 * KIB, 10, kind="buffered", at_most=0.95),
+    _load(
+        "split-4",
+        f"a reply of {servers.SPLIT_REPLY_LEN} B in 4 writes, 100 connections",
+        (Bound(0.46),),
+        kind="split",
+        mode="reply",
+        size=servers.SPLIT_REQUEST_LEN,
+        reply_size=servers.SPLIT_REPLY_LEN,
+        connections=100,
+    ),
+    _load(
+        "connect-close",
+        "connect, one message of 64 B, close, 50 at a time",
+        (Bound(0.85),),
+        kind="echo",
+        mode="churn",
+        with_raw=True,
+        size=64,
+        connections=50,
+    ),
+    _load(
+        "aiohttp",
+        "aiohttp hello, 50 connections",
+        (Bound(0.85),),
+        kind="aiohttp",
+        mode="http",
+        group="HTTP",
+        connections=50,
+        expect_length=13,
+    ),
+    _load(
+        "uvicorn",
+        "uvicorn + httptools hello, 50 connections",
+        (Bound(0.85),),
+        kind="uvicorn",
+        mode="http",
+        group="HTTP",
+        connections=50,
+        expect_length=13,
+    ),
+    _micro("call_soon_bulk", "call_soon, bulk", 0.45),
+    _micro("call_soon_args", "call_soon, two arguments", 0.52),
+    _micro("call_soon_chain", "call_soon, chain", 0.42),
+    _micro("call_later_cancel", "call_later + cancel", 0.20),
+    _micro("call_later_zero", "call_later(0)", 0.55),
+    _micro("due_timers", "due timers", 0.35),
+    _micro("sleep_zero", "sleep(0), one task", 0.60),
+    _micro("future_wake_up", "future wake-up", 0.58),
+    _micro("create_task", "create_task", 0.88),
+    _micro("threadsafe_1", "call_soon_threadsafe from 1 thread", 0.50),
+    _micro("threadsafe_4", "call_soon_threadsafe from 4 threads", 0.50),
+    _memory("idle", "an idle connection", (Bound(0.6, None),), 0),
+    _memory("idle-used", "an idle connection after one message of 1 KiB", (), 1024),
+    _startup(),
+)

@@ -1,0 +1,208 @@
+//! The closed loop over long-lived connections: as many requests as there are places (`connections` times `depth`) are
+//! under way at any time, and each reply issues the next request.
+//!
+//! One thread owns everything. What is sent and what counts as a reply is the [`Exchange`]'s business.
+
+use std::collections::VecDeque;
+use std::io::{self, Read as _, Write as _};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use mio::net::TcpStream;
+use mio::{Events, Interest, Poll, Token};
+
+use crate::Window;
+use crate::report::{Meter, Phase, Report};
+use crate::sockets;
+
+/// One kind of request and reply. Requests have one length, so that a position in the stream is a number.
+pub(crate) trait Exchange {
+    /// What is kept per connection between two reads.
+    type State: Default;
+
+    fn request_len(&self) -> usize;
+
+    /// The bytes of the requests `first .. first + count` of a connection; `count` is at most the depth.
+    fn requests(&mut self, connection: usize, first: u64, count: usize) -> &[u8];
+
+    /// Takes in what arrived and returns how many replies became complete.
+    ///
+    /// # Errors
+    /// The reason why the reply is wrong.
+    fn replies(&mut self, state: &mut Self::State, connection: usize, input: &[u8]) -> Result<u64, String>;
+}
+
+struct Connection<S> {
+    stream: TcpStream,
+    state: S,
+    /// Requests handed to the kernel completely; `offset` bytes of the next one are sent too.
+    sent: u64,
+    offset: usize,
+    issued: u64,
+    started_ns: VecDeque<u64>,
+}
+
+impl<S> Connection<S> {
+    /// Issues up to `wanted` requests and sends what the socket takes.
+    fn issue<E: Exchange<State = S>>(
+        &mut self,
+        index: usize,
+        wanted: u64,
+        now_ns: u64,
+        meter: &mut Meter,
+        exchange: &mut E,
+    ) -> io::Result<()> {
+        let granted = meter.grant(wanted);
+        self.issued += granted;
+        for _ in 0..granted {
+            self.started_ns.push_back(now_ns);
+        }
+        self.flush(index, exchange)
+    }
+
+    fn flush<E: Exchange<State = S>>(&mut self, index: usize, exchange: &mut E) -> io::Result<()> {
+        let length = exchange.request_len();
+        while self.sent < self.issued {
+            let count = usize::try_from(self.issued - self.sent).unwrap_or(usize::MAX);
+            let bytes = exchange.requests(index, self.sent, count);
+            match self.stream.write(&bytes[self.offset..]) {
+                Ok(written) => {
+                    let position = self.offset + written;
+                    self.sent += (position / length) as u64;
+                    self.offset = position % length;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads until a short read (which means that the socket is empty) and goes on with the next requests.
+    fn receive<E: Exchange<State = S>>(
+        &mut self,
+        index: usize,
+        buffer: &mut [u8],
+        meter: &mut Meter,
+        exchange: &mut E,
+    ) -> Result<(), String> {
+        loop {
+            let count = match self.stream.read(buffer) {
+                Ok(0) => {
+                    return Err(format!(
+                        "the server closed a connection, {} replies missing",
+                        self.started_ns.len()
+                    ));
+                }
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(format!("recv: {error}")),
+            };
+            let complete = exchange.replies(&mut self.state, index, &buffer[..count])?;
+            if complete > 0 {
+                let now_ns = meter.now_ns();
+                for _ in 0..complete {
+                    let started_ns = self.started_ns.pop_front().ok_or("more replies than requests")?;
+                    meter.record(started_ns, now_ns);
+                }
+                self.issue(index, complete, now_ns, meter, exchange)
+                    .map_err(|error| format!("send: {error}"))?;
+            }
+            if count < buffer.len() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Runs the load and reports the measured window.
+///
+/// # Errors
+/// When the connections cannot be made or the poller fails; a wrong reply is counted in the report instead.
+pub(crate) fn run<E: Exchange>(
+    mode: &'static str,
+    window: &Window,
+    depth: u32,
+    mut exchange: E,
+) -> anyhow::Result<Report> {
+    let mut poll = Poll::new()?;
+    let mut connections: Vec<Option<Connection<E::State>>> = Vec::with_capacity(window.connections);
+    for index in 0..window.connections {
+        let stream = sockets::connect(window.address, index as u64)
+            .with_context(|| format!("connection {index} to {}", window.address))?;
+        let mut stream = TcpStream::from_std(stream);
+        // Both interests once and for all: the poller is edge-triggered, so an idle writable side costs nothing.
+        poll.registry()
+            .register(&mut stream, Token(index), Interest::READABLE | Interest::WRITABLE)?;
+        connections.push(Some(Connection {
+            stream,
+            state: E::State::default(),
+            sent: 0,
+            offset: 0,
+            issued: 0,
+            started_ns: VecDeque::with_capacity(depth as usize),
+        }));
+    }
+
+    let mut meter = Meter::start(window)?;
+    for (index, slot) in connections.iter_mut().enumerate() {
+        let now_ns = meter.now_ns();
+        let Some(connection) = slot else { continue };
+        if let Err(error) = connection.issue(index, u64::from(depth), now_ns, &mut meter, &mut exchange) {
+            meter.fail(&format!("send: {error}"));
+            *slot = None;
+        }
+    }
+
+    let mut events = Events::with_capacity(1024);
+    let mut buffer = vec![0_u8; 256 * 1024];
+    loop {
+        let (phase, left_ns) = meter.advance();
+        let mut open = connections.iter().flatten();
+        // Looking at all connections is only for the end (of the budget or of the time), not for every turn.
+        if (phase == Phase::Drain || meter.is_spent())
+            && open.all(|connection| connection.started_ns.is_empty())
+        {
+            break;
+        }
+        if meter.has_stalled() {
+            meter.fail(&"no reply arrived any more");
+            break;
+        }
+        let timeout = if window.spin {
+            Duration::ZERO
+        } else {
+            Duration::from_nanos(left_ns.min(100_000_000))
+        };
+        match poll.poll(&mut events, Some(timeout)) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error.into()),
+        }
+        for event in &events {
+            let index = event.token().0;
+            let Some(connection) = &mut connections[index] else {
+                continue;
+            };
+            let mut outcome = Ok(());
+            if event.is_readable() {
+                outcome = connection.receive(index, &mut buffer, &mut meter, &mut exchange);
+            }
+            if outcome.is_ok() && event.is_writable() && connection.sent < connection.issued {
+                outcome = connection
+                    .flush(index, &mut exchange)
+                    .map_err(|error| format!("send: {error}"));
+            }
+            if let Err(error) = outcome {
+                meter.fail(&error);
+                connections[index] = None;
+            }
+        }
+        if connections.iter().all(Option::is_none) {
+            break;
+        }
+    }
+    Ok(meter.report(mode, window.connections))
+}

@@ -1,0 +1,157 @@
+//! HTTP/1.1 keep-alive GET requests. A reply needs a Content-Length; a chunked one is refused, since the servers
+//! compared here do not send any.
+
+use std::net::SocketAddr;
+
+use crate::engine::Exchange;
+
+pub(crate) struct Http {
+    requests: Vec<u8>,
+    request_len: usize,
+    expect_status: u16,
+    expect_length: Option<usize>,
+}
+
+/// What is left of a reply between two reads.
+#[derive(Default)]
+pub(crate) struct Partial {
+    head: Vec<u8>,
+    body_left: usize,
+}
+
+impl Http {
+    pub(crate) fn new(
+        address: SocketAddr,
+        path: &str,
+        depth: u32,
+        expect_status: u16,
+        expect_length: Option<usize>,
+    ) -> Self {
+        let request =
+            format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nUser-Agent: loadgen\r\nAccept: */*\r\n\r\n");
+        Self {
+            requests: request.repeat(depth as usize).into(),
+            request_len: request.len(),
+            expect_status,
+            expect_length,
+        }
+    }
+
+    /// Parses a head: its length and that of the body, or `None` while it is incomplete.
+    fn parse_head(&self, bytes: &[u8]) -> Result<Option<(usize, usize)>, String> {
+        let mut headers = [httparse::EMPTY_HEADER; 32];
+        let mut response = httparse::Response::new(&mut headers);
+        let httparse::Status::Complete(head_len) =
+            response.parse(bytes).map_err(|error| format!("reply: {error}"))?
+        else {
+            return Ok(None);
+        };
+        let status = response.code.unwrap_or_default();
+        if status != self.expect_status {
+            return Err(format!("status {status}, expected {}", self.expect_status));
+        }
+        let mut length = None;
+        for header in response.headers {
+            if header.name.eq_ignore_ascii_case("content-length") {
+                length = std::str::from_utf8(header.value)
+                    .ok()
+                    .and_then(|text| text.trim().parse::<usize>().ok());
+            } else if header.name.eq_ignore_ascii_case("connection")
+                && header.value.eq_ignore_ascii_case(b"close")
+            {
+                return Err("the server does not keep the connection alive".into());
+            }
+        }
+        let length = length.ok_or("a reply without a Content-Length")?;
+        match self.expect_length {
+            Some(expected) if expected != length => {
+                Err(format!("a body of {length} bytes, expected {expected}"))
+            }
+            _ => Ok(Some((head_len, length))),
+        }
+    }
+}
+
+impl Exchange for Http {
+    type State = Partial;
+
+    fn request_len(&self) -> usize {
+        self.request_len
+    }
+
+    fn requests(&mut self, _connection: usize, _first: u64, count: usize) -> &[u8] {
+        &self.requests[..(count * self.request_len).min(self.requests.len())]
+    }
+
+    fn replies(&mut self, state: &mut Partial, _connection: usize, mut input: &[u8]) -> Result<u64, String> {
+        let mut complete = 0;
+        while !input.is_empty() {
+            if state.body_left > 0 {
+                let taken = state.body_left.min(input.len());
+                state.body_left -= taken;
+                input = &input[taken..];
+                complete += u64::from(state.body_left == 0);
+                continue;
+            }
+            let kept_len = state.head.len();
+            let parsed = if kept_len == 0 {
+                self.parse_head(input)?
+            } else {
+                state.head.extend_from_slice(input);
+                self.parse_head(&state.head)?
+            };
+            let Some((head_len, body_len)) = parsed else {
+                if kept_len == 0 {
+                    state.head.extend_from_slice(input);
+                }
+                break;
+            };
+            state.head.clear();
+            input = &input[head_len - kept_len..];
+            state.body_left = body_len;
+            complete += u64::from(body_len == 0);
+        }
+        Ok(complete)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn http() -> Http {
+        Http::new(SocketAddr::from(([127, 0, 0, 1], 80)), "/", 2, 200, Some(5))
+    }
+
+    #[test]
+    fn replies_are_found_in_any_pieces() {
+        let stream = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello".repeat(3);
+        for piece in 1..stream.len() {
+            let mut state = Partial::default();
+            let mut http = http();
+            let complete: u64 = stream
+                .chunks(piece)
+                .map(|part| http.replies(&mut state, 0, part).expect("a good reply"))
+                .sum();
+            assert_eq!(complete, 3, "pieces of {piece}");
+        }
+    }
+
+    #[test]
+    fn wrong_replies_are_refused() {
+        for reply in [
+            "HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\n",
+            "nonsense\r\n\r\n",
+        ] {
+            assert!(
+                http()
+                    .replies(&mut Partial::default(), 0, reply.as_bytes())
+                    .is_err(),
+                "{reply:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! `loadgen`: a closed-loop load from one thread, and the raw epoll echo server.
+//!
+//! Every load writes one JSON object to stdout (see [`report`]) and exits with 1 when anything was wrong with the
+//! replies. `raw-server` prints `{"port": N}` like the Python servers do and ends when its stdin is closed.
+
+mod churn;
+mod cpu_clock;
+mod echo;
+mod engine;
+mod http;
+mod idle;
+#[cfg(target_os = "linux")]
+mod raw_server;
+mod report;
+mod sockets;
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(version, about)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Messages on long-lived connections; every one must come back as it was sent
+    Echo(EchoArgs),
+    /// Messages on long-lived connections; each is answered by a fixed reply of --reply-size bytes
+    Reply(ReplyArgs),
+    /// HTTP/1.1 keep-alive requests; status and body length are checked
+    Http(HttpArgs),
+    /// Connect, exchange messages, close; again and again
+    Churn(ChurnArgs),
+    /// Hold idle connections until stdin is closed
+    Idle(IdleArgs),
+    /// A level-triggered epoll echo server without Python: the physical limit
+    #[cfg(target_os = "linux")]
+    RawServer(RawServerArgs),
+}
+
+/// What every measured load shares.
+#[derive(Args, Clone)]
+pub(crate) struct Window {
+    /// Where the server listens
+    #[arg(long)]
+    address: SocketAddr,
+    /// Connections open at a time
+    #[arg(long, default_value_t = 10)]
+    connections: usize,
+    /// Length of the measured window in seconds
+    #[arg(long = "duration", default_value = "1.0", value_parser = parse_seconds, conflicts_with = "requests")]
+    duration: Duration,
+    /// Measure exactly this many requests instead of a time
+    #[arg(long)]
+    requests: Option<u64>,
+    /// Seconds of load before the measured window (not with --requests)
+    #[arg(long = "warmup", default_value = "0.0", value_parser = parse_seconds)]
+    warm_up: Duration,
+    /// Also report the CPU time that this process spent in the measured window (Linux)
+    #[arg(long)]
+    cpu_of: Option<u32>,
+    /// Poll without sleeping, so that the server never pays for waking the load's core
+    #[arg(long)]
+    spin: bool,
+    /// Give up when no reply arrives for this many seconds
+    #[arg(long = "stall", default_value = "30", value_parser = parse_seconds)]
+    stall: Duration,
+}
+
+#[derive(Args)]
+struct EchoArgs {
+    #[command(flatten)]
+    window: Window,
+    /// Bytes per message
+    #[arg(long, default_value_t = 1024, value_parser = parse_size)]
+    size: usize,
+    /// Messages under way per connection
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    depth: u32,
+    /// Compare the content of every n-th reply (1: of all)
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..))]
+    verify_every: u64,
+}
+
+#[derive(Args)]
+struct ReplyArgs {
+    #[command(flatten)]
+    echo: EchoArgs,
+    /// Bytes per reply
+    #[arg(long, value_parser = parse_size)]
+    reply_size: usize,
+}
+
+#[derive(Args)]
+struct HttpArgs {
+    #[command(flatten)]
+    window: Window,
+    #[arg(long, default_value = "/")]
+    path: String,
+    #[arg(long, default_value_t = 200)]
+    expect_status: u16,
+    /// Length that every body must have
+    #[arg(long)]
+    expect_length: Option<usize>,
+    /// Requests under way per connection
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    depth: u32,
+}
+
+#[derive(Args)]
+struct ChurnArgs {
+    #[command(flatten)]
+    window: Window,
+    /// Bytes per message
+    #[arg(long, default_value_t = 64, value_parser = parse_size)]
+    size: usize,
+    /// Messages per connection before it is closed
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    messages: u32,
+    /// End every n-th connection by a reset instead of a close (0: none)
+    #[arg(long, default_value_t = 0)]
+    reset_every: u64,
+    /// Leave every n-th connection without reading its last reply (0: none)
+    #[arg(long, default_value_t = 0)]
+    leave_every: u64,
+}
+
+#[derive(Args)]
+struct IdleArgs {
+    #[arg(long)]
+    address: SocketAddr,
+    #[arg(long, default_value_t = 8000)]
+    connections: usize,
+    /// Exchange one message of this many bytes on each connection first (0: none)
+    #[arg(long, default_value_t = 0)]
+    touch_size: usize,
+}
+
+#[cfg(target_os = "linux")]
+#[derive(Args)]
+struct RawServerArgs {
+    #[arg(long, default_value = "127.0.0.1:0")]
+    address: SocketAddr,
+}
+
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text
+        .parse()
+        .map_err(|_| format!("{text:?} is not a number of seconds"))?;
+    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+}
+
+fn parse_size(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(size @ 1..=0x1000_0000) => Ok(size),
+        _ => Err(format!("{text:?} is not a size between 1 and {}", 0x1000_0000)),
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    sockets::raise_descriptor_limit();
+    let outcome = match command {
+        Command::Echo(args) => {
+            let exchange = echo::Echo::new(args.size, args.depth, args.verify_every, None);
+            engine::run("echo", &args.window, args.depth, exchange)?
+        }
+        Command::Reply(ReplyArgs {
+            echo: args,
+            reply_size,
+        }) => {
+            let exchange = echo::Echo::new(args.size, args.depth, args.verify_every, Some(reply_size));
+            engine::run("reply", &args.window, args.depth, exchange)?
+        }
+        Command::Http(args) => {
+            let exchange = http::Http::new(
+                args.window.address,
+                &args.path,
+                args.depth,
+                args.expect_status,
+                args.expect_length,
+            );
+            engine::run("http", &args.window, args.depth, exchange)?
+        }
+        Command::Churn(args) => {
+            let shape = churn::Shape {
+                size: args.size,
+                messages: args.messages,
+                reset_every: args.reset_every,
+                leave_every: args.leave_every,
+            };
+            churn::run(&args.window, &shape)?
+        }
+        Command::Idle(args) => {
+            idle::run(args.address, args.connections, args.touch_size)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        #[cfg(target_os = "linux")]
+        Command::RawServer(args) => {
+            raw_server::run(args.address)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
+    let mut stdout = std::io::stdout().lock();
+    serde_json::to_writer(&mut stdout, &outcome)?;
+    stdout.write_all(b"\n")?;
+    Ok(if outcome.errors == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn main() -> anyhow::Result<ExitCode> {
+    run(Cli::parse().command)
+}

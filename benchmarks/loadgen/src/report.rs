@@ -1,0 +1,216 @@
+//! What a load reports: counts, rates, latency percentiles and CPU seconds of the measured window.
+
+use std::time::Instant;
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use crate::Window;
+use crate::cpu_clock;
+
+#[derive(Serialize)]
+pub(crate) struct Latency {
+    p50: f64,
+    p90: f64,
+    p99: f64,
+    max: f64,
+}
+
+#[derive(Serialize)]
+pub(crate) struct Report {
+    mode: &'static str,
+    connections: usize,
+    requests: u64,
+    seconds: f64,
+    rps: f64,
+    latency_us: Latency,
+    pub(crate) errors: u64,
+    first_error: Option<String>,
+    /// CPU seconds of the process named by --cpu-of; null where this cannot be read.
+    server_cpu_s: Option<f64>,
+    /// CPU seconds of the load itself: when this nears `seconds`, the load is what limits.
+    load_cpu_s: Option<f64>,
+}
+
+/// Where a run stands: replies count only while measuring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Phase {
+    WarmUp,
+    Measure,
+    Drain,
+}
+
+/// The phases of one run and everything that is counted in them.
+pub(crate) struct Meter {
+    start: Instant,
+    warm_up_end_ns: u64,
+    measure_end_ns: Option<u64>,
+    /// Requests that may still be issued; `None`: as many as fit into the time.
+    budget: Option<u64>,
+    phase: Phase,
+    cpu_of: Option<u32>,
+    measure_start_ns: u64,
+    cpu_start: (Option<f64>, Option<f64>),
+    closed: Option<(u64, Option<f64>, Option<f64>)>,
+    latency_ns: Histogram<u64>,
+    requests: u64,
+    errors: u64,
+    first_error: Option<String>,
+    last_reply_ns: u64,
+    stall_ns: u64,
+}
+
+/// A duration in ns; u64 holds 584 years.
+#[allow(clippy::cast_possible_truncation)]
+fn as_ns(duration: std::time::Duration) -> u64 {
+    duration.as_nanos() as u64
+}
+
+impl Meter {
+    /// Starts the clock.
+    ///
+    /// # Errors
+    /// When the histogram cannot be made.
+    pub(crate) fn start(window: &Window) -> anyhow::Result<Self> {
+        let warm_up_end_ns = if window.requests.is_some() {
+            0
+        } else {
+            as_ns(window.warm_up)
+        };
+        let mut meter = Self {
+            start: Instant::now(),
+            warm_up_end_ns,
+            measure_end_ns: window
+                .requests
+                .is_none()
+                .then(|| warm_up_end_ns + as_ns(window.duration)),
+            budget: window.requests,
+            phase: Phase::WarmUp,
+            cpu_of: window.cpu_of,
+            measure_start_ns: 0,
+            cpu_start: (None, None),
+            closed: None,
+            latency_ns: Histogram::new_with_bounds(1, 600_000_000_000, 3)?,
+            requests: 0,
+            errors: 0,
+            first_error: None,
+            last_reply_ns: 0,
+            stall_ns: as_ns(window.stall),
+        };
+        meter.advance();
+        Ok(meter)
+    }
+
+    pub(crate) fn now_ns(&self) -> u64 {
+        as_ns(self.start.elapsed())
+    }
+
+    /// Moves to the next phase when its time has come, and returns the phase and how long it lasts at most, in ns.
+    pub(crate) fn advance(&mut self) -> (Phase, u64) {
+        let now_ns = self.now_ns();
+        if self.phase == Phase::WarmUp && now_ns >= self.warm_up_end_ns {
+            self.phase = Phase::Measure;
+            self.measure_start_ns = now_ns;
+            self.cpu_start = (self.cpu_of.and_then(cpu_clock::process_s), cpu_clock::own_s());
+        }
+        if self.phase == Phase::Measure && self.measure_end_ns.is_some_and(|end_ns| now_ns >= end_ns) {
+            self.finish();
+        }
+        let left_ns = match self.phase {
+            Phase::WarmUp => self.warm_up_end_ns.saturating_sub(now_ns),
+            Phase::Measure => self
+                .measure_end_ns
+                .map_or(u64::MAX, |end_ns| end_ns.saturating_sub(now_ns)),
+            Phase::Drain => u64::MAX,
+        };
+        (self.phase, left_ns)
+    }
+
+    /// Ends the measured window now.
+    pub(crate) fn finish(&mut self) {
+        if self.phase != Phase::Drain {
+            self.phase = Phase::Drain;
+            self.closed = Some((
+                self.now_ns(),
+                self.cpu_of.and_then(cpu_clock::process_s),
+                cpu_clock::own_s(),
+            ));
+        }
+    }
+
+    /// How many of `wanted` requests may be issued now.
+    pub(crate) fn grant(&mut self, wanted: u64) -> u64 {
+        if self.phase == Phase::Drain {
+            return 0;
+        }
+        match &mut self.budget {
+            None => wanted,
+            Some(left) => {
+                let granted = wanted.min(*left);
+                *left -= granted;
+                granted
+            }
+        }
+    }
+
+    pub(crate) fn record(&mut self, started_ns: u64, now_ns: u64) {
+        self.last_reply_ns = now_ns;
+        if self.phase == Phase::Measure {
+            self.requests += 1;
+            self.latency_ns
+                .saturating_record(now_ns.saturating_sub(started_ns).max(1));
+        }
+    }
+
+    pub(crate) fn fail(&mut self, error: &impl ToString) {
+        self.errors += 1;
+        self.first_error.get_or_insert_with(|| error.to_string());
+    }
+
+    /// Has every request of a fixed number been issued?
+    pub(crate) fn is_spent(&self) -> bool {
+        self.budget == Some(0)
+    }
+
+    /// A load that fails all the time is not worth going on with.
+    pub(crate) fn has_too_many_errors(&self) -> bool {
+        self.errors >= 1000
+    }
+
+    pub(crate) fn has_stalled(&self) -> bool {
+        self.now_ns().saturating_sub(self.last_reply_ns) > self.stall_ns
+    }
+
+    #[allow(clippy::cast_precision_loss)] // counts and ns stay far below 2^53
+    pub(crate) fn report(mut self, mode: &'static str, connections: usize) -> Report {
+        self.finish();
+        let (end_ns, server_cpu_end, own_cpu_end) = self.closed.unwrap_or_default();
+        let seconds = end_ns.saturating_sub(self.measure_start_ns) as f64 / 1e9;
+        let percentile_us = |q: f64| self.latency_ns.value_at_quantile(q) as f64 / 1e3;
+        Report {
+            mode,
+            connections,
+            requests: self.requests,
+            seconds,
+            rps: if seconds > 0.0 {
+                self.requests as f64 / seconds
+            } else {
+                0.0
+            },
+            latency_us: Latency {
+                p50: percentile_us(0.50),
+                p90: percentile_us(0.90),
+                p99: percentile_us(0.99),
+                max: self.latency_ns.max() as f64 / 1e3,
+            },
+            errors: self.errors,
+            first_error: self.first_error,
+            server_cpu_s: difference(self.cpu_start.0, server_cpu_end),
+            load_cpu_s: difference(self.cpu_start.1, own_cpu_end),
+        }
+    }
+}
+
+fn difference(start: Option<f64>, end: Option<f64>) -> Option<f64> {
+    Some(end? - start?)
+}

@@ -1,0 +1,63 @@
+"""Resident memory per idle connection of a Protocol echo server (Linux)."""
+
+from __future__ import annotations
+
+import time
+
+from benchmarks._load import IdleConnections, MeasurementError, Server
+from benchmarks._machine import open_descriptors, raise_descriptor_limit, resident_kib
+
+WARM_UP_CONNECTIONS = 20
+# Held first, so that what the heap had free before does not make the others look cheaper.
+FILLING_CONNECTIONS = 2000
+SPARE_DESCRIPTORS = 100
+
+
+def _wait_for_descriptors(pid: int, at_least: int, at_most: int) -> None:
+    deadline = time.monotonic() + 60
+    while not at_least <= (count := open_descriptors(pid)) <= at_most:
+        if time.monotonic() > deadline:
+            raise MeasurementError(f"the server has {count} descriptors, not {at_least} to {at_most}")
+        time.sleep(0.02)
+
+
+def _settled_kib(pid: int) -> float:
+    """RSS as soon as two looks agree."""
+    deadline = time.monotonic() + 10
+    before = -1.0
+    while (now := resident_kib(pid)) != before and time.monotonic() < deadline:
+        before = now
+        time.sleep(0.1)
+    return now
+
+
+def measure(loop: str, connections: int, touch_size: int = 0) -> dict[str, float]:
+    """KiB per connection, after a few have been served and closed.
+
+    "kib" is what so many more need when some thousands are there already; "from_none_kib" is the plain difference to
+    no connection, which is smaller by what the heap had free.
+
+    Raises MeasurementError when the machine does not allow so many descriptors.
+    """
+    limit = raise_descriptor_limit()
+    if limit < FILLING_CONNECTIONS + connections + SPARE_DESCRIPTORS:
+        raise MeasurementError(f"{connections} connections need more descriptors than the limit of {limit} allows")
+    with Server("echo", loop) as server:
+        base = open_descriptors(server.pid)
+        with IdleConnections(server.port, WARM_UP_CONNECTIONS, touch_size=1024):
+            _wait_for_descriptors(server.pid, base + WARM_UP_CONNECTIONS, base + WARM_UP_CONNECTIONS)
+        _wait_for_descriptors(server.pid, 0, base)
+        before_kib = _settled_kib(server.pid)
+        with IdleConnections(server.port, FILLING_CONNECTIONS, touch_size=touch_size):
+            held = base + FILLING_CONNECTIONS
+            _wait_for_descriptors(server.pid, held, held)
+            filled_kib = _settled_kib(server.pid)
+            with IdleConnections(server.port, connections, touch_size=touch_size):
+                _wait_for_descriptors(server.pid, held + connections, held + connections)
+                full_kib = _settled_kib(server.pid)
+        return {
+            "kib": (full_kib - filled_kib) / connections,
+            "from_none_kib": (full_kib - before_kib) / (FILLING_CONNECTIONS + connections),
+            "server_rss_mib": full_kib / 1024,
+            "connections": connections,
+        }

@@ -1,0 +1,246 @@
+"""What the loop's own calls cost, in this process: `python -m benchmarks.micro <kind> --loop <loop>`.
+
+Each kind does rounds of a fixed number of operations. Without `--rounds` they go on until enough CPU time has been
+spent, after a warm-up, and the median round counts. Prints `{"cpu_ns": per operation, "wall_ns": ..., "rounds": ...}`.
+With `--rounds N` exactly N rounds are run, without a warm-up (for counting instructions).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import statistics
+import threading
+import time
+from collections.abc import Callable
+
+from benchmarks._loops import loop_factory
+
+Loop = asyncio.AbstractEventLoop
+# A round of one kind: runs, and returns how many operations it did.
+Round = Callable[[Loop], int]
+
+BATCH = 10_000
+
+
+def _nothing() -> None:
+    pass
+
+
+def _nothing_with_two(first: object, second: object) -> None:
+    pass
+
+
+def call_soon_bulk(loop: Loop) -> int:
+    """Many callbacks at once, run in the next turn."""
+    for _ in range(BATCH):
+        loop.call_soon(_nothing)
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    return BATCH
+
+
+def call_soon_args(loop: Loop) -> int:
+    """The same with two arguments."""
+    first, second = object(), object()
+    for _ in range(BATCH):
+        loop.call_soon(_nothing_with_two, first, second)
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    return BATCH
+
+
+def call_soon_chain(loop: Loop) -> int:
+    """Each callback schedules the next one: one turn per operation."""
+    left = BATCH
+
+    def step() -> None:
+        nonlocal left
+        left -= 1
+        if left:
+            loop.call_soon(step)
+        else:
+            loop.stop()
+
+    loop.call_soon(step)
+    loop.run_forever()
+    return BATCH
+
+
+def call_later_cancel(loop: Loop) -> int:
+    """A timeout that never comes: scheduled and cancelled, a hundred per turn."""
+    left = BATCH // 100
+
+    def step() -> None:
+        nonlocal left
+        for _ in range(100):
+            loop.call_later(60.0, _nothing).cancel()
+        left -= 1
+        if left:
+            loop.call_soon(step)
+        else:
+            loop.stop()
+
+    loop.call_soon(step)
+    loop.run_forever()
+    return BATCH
+
+
+def call_later_zero(loop: Loop) -> int:
+    """call_later(0), many at once."""
+    for _ in range(BATCH):
+        loop.call_later(0, _nothing)
+    loop.call_later(0, loop.stop)
+    loop.run_forever()
+    return BATCH
+
+
+def due_timers(loop: Loop) -> int:
+    """Timers with different deadlines, given in no order; all have come when the loop looks at them."""
+    count = 5_000
+    left = count
+
+    def fire() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            loop.stop()
+
+    now = loop.time()
+    for i in range(count):
+        loop.call_at(now + (i * 7919 % count) * 1e-6, fire)
+    time.sleep(0.01)
+    loop.run_forever()
+    return count
+
+
+def sleep_zero(loop: Loop) -> int:
+    """One task that gives way again and again."""
+
+    async def run() -> None:
+        for _ in range(BATCH):
+            await asyncio.sleep(0)
+
+    loop.run_until_complete(run())
+    return BATCH
+
+
+def future_wake_up(loop: Loop) -> int:
+    """A task waits for a future that a callback completes."""
+
+    async def run() -> None:
+        for _ in range(BATCH):
+            future = loop.create_future()
+            loop.call_soon(future.set_result, None)
+            await future
+
+    loop.run_until_complete(run())
+    return BATCH
+
+
+def create_task(loop: Loop) -> int:
+    """A hundred tasks made and awaited, again and again."""
+
+    async def nothing() -> None:
+        pass
+
+    async def run() -> None:
+        for _ in range(BATCH // 100):
+            for task in [loop.create_task(nothing()) for _ in range(100)]:
+                await task
+
+    loop.run_until_complete(run())
+    return BATCH
+
+
+def _threadsafe(loop: Loop, threads: int) -> int:
+    count = 4 * BATCH
+    left = count
+
+    def arrive() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            loop.stop()
+
+    def send() -> None:
+        for _ in range(count // threads):
+            loop.call_soon_threadsafe(arrive)
+
+    senders = [threading.Thread(target=send) for _ in range(threads)]
+    for sender in senders:
+        loop.call_soon(sender.start)
+    loop.run_forever()
+    for sender in senders:
+        sender.join()
+    return count
+
+
+def threadsafe_1(loop: Loop) -> int:
+    """call_soon_threadsafe from one other thread."""
+    return _threadsafe(loop, 1)
+
+
+def threadsafe_4(loop: Loop) -> int:
+    """call_soon_threadsafe from four other threads."""
+    return _threadsafe(loop, 4)
+
+
+KINDS: dict[str, Round] = {
+    kind.__name__: kind
+    for kind in (
+        call_soon_bulk,
+        call_soon_args,
+        call_soon_chain,
+        call_later_cancel,
+        call_later_zero,
+        due_timers,
+        sleep_zero,
+        future_wake_up,
+        create_task,
+        threadsafe_1,
+        threadsafe_4,
+    )
+}
+
+
+def measure(kind: Round, loop: Loop, cpu_s: float) -> dict[str, float]:
+    """Rounds until `cpu_s` are spent, after a quarter of it as a warm-up."""
+    warm_up_until = time.process_time() + cpu_s / 4
+    while time.process_time() < warm_up_until:
+        kind(loop)
+    cpu_ns: list[float] = []
+    wall_ns: list[float] = []
+    until = time.process_time() + cpu_s
+    gc.collect()
+    while time.process_time() < until or len(cpu_ns) < 3:
+        wall_start, cpu_start = time.perf_counter_ns(), time.process_time_ns()
+        count = kind(loop)
+        cpu_ns.append((time.process_time_ns() - cpu_start) / count)
+        wall_ns.append((time.perf_counter_ns() - wall_start) / count)
+    return {"cpu_ns": statistics.median(cpu_ns), "wall_ns": statistics.median(wall_ns), "rounds": len(cpu_ns)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("--loop", required=True, help="grapeshot, uvloop, asyncio or module:factory")
+    parser.add_argument("--seconds", type=float, default=0.4, help="CPU seconds to measure (0.4)")
+    parser.add_argument("--rounds", type=int, help="exactly so many rounds, and no warm-up")
+    args = parser.parse_args()
+    kind: Round = KINDS[args.kind]
+    loop = loop_factory(args.loop)()
+    try:
+        if args.rounds is None:
+            outcome = measure(kind, loop, args.seconds)
+        else:
+            outcome = {"rounds": args.rounds, "operations": sum(kind(loop) for _ in range(args.rounds))}
+    finally:
+        loop.close()
+    print(json.dumps(outcome))
+
+
+if __name__ == "__main__":
+    main()

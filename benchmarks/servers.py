@@ -1,0 +1,198 @@
+"""The servers that are put under load: `python -m benchmarks.servers <kind> --loop <loop>`.
+
+Prints `{"port": N}` when it listens on 127.0.0.1 and ends when stdin is closed. The runner reads CPU time, memory and
+descriptors from outside, so nothing is measured in here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+from benchmarks._loops import loop_factory
+from benchmarks._machine import raise_descriptor_limit
+
+BACKLOG = 4096
+# The reply in 4 writes: what a small HTTP-like server does (status line, headers, body, end).
+SPLIT_REQUEST_LEN = 64
+SPLIT_REPLY_PARTS = (32, 160, 768, 64)
+SPLIT_REPLY_LEN = sum(SPLIT_REPLY_PARTS)
+
+
+def pattern(length: int) -> bytes:
+    """The fixed reply, as the load generator expects it."""
+    return bytes((i * 31 + i // 251 + 7) & 0xFF for i in range(length))
+
+
+class EchoProtocol(asyncio.Protocol):
+    """Every piece goes back as it came."""
+
+    __slots__ = ("transport",)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.write(data)
+
+
+class BufferedEchoProtocol(asyncio.BufferedProtocol):
+    """The same with a buffer of its own; what is written is a copy, since the buffer is filled again."""
+
+    __slots__ = ("buffer", "transport")
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.buffer = memoryview(bytearray(256 * 1024))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.transport.write(bytes(self.buffer[:nbytes]))
+
+
+class SplitReplyProtocol(asyncio.Protocol):
+    """A fixed reply in 4 writes to each request of a fixed length."""
+
+    __slots__ = ("pending", "transport")
+
+    parts: tuple[bytes, ...] = ()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.pending = 0
+
+    def data_received(self, data: bytes) -> None:
+        requests, self.pending = divmod(self.pending + len(data), SPLIT_REQUEST_LEN)
+        for _ in range(requests):
+            for part in self.parts:
+                self.transport.write(part)
+
+
+def listen() -> socket.socket:
+    # The protocol is named because asyncio sets TCP_NODELAY only where it is: without that, a reply in several writes
+    # waits 40 ms for the client's delayed ACK.
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", 0))
+    sock.listen(BACKLOG)
+    sock.setblocking(False)
+    return sock
+
+
+def announce(sock: socket.socket) -> None:
+    print(json.dumps({"port": sock.getsockname()[1]}), flush=True)
+
+
+async def serve_protocol(factory: Callable[[], asyncio.BaseProtocol], stop: asyncio.Future[None]) -> None:
+    sock = listen()
+    server = await asyncio.get_running_loop().create_server(factory, sock=sock, backlog=BACKLOG)
+    announce(sock)
+    await stop
+    # No wait_closed: from 3.12 on it waits for clients, which may well be there.
+    server.close()
+
+
+async def serve_echo(stop: asyncio.Future[None]) -> None:
+    await serve_protocol(EchoProtocol, stop)
+
+
+async def serve_buffered(stop: asyncio.Future[None]) -> None:
+    await serve_protocol(BufferedEchoProtocol, stop)
+
+
+async def serve_split(stop: asyncio.Future[None]) -> None:
+    whole, at, parts = pattern(SPLIT_REPLY_LEN), 0, []
+    for length in SPLIT_REPLY_PARTS:
+        parts.append(whole[at : at + length])
+        at += length
+    SplitReplyProtocol.parts = tuple(parts)
+    await serve_protocol(SplitReplyProtocol, stop)
+
+
+async def serve_aiohttp(stop: asyncio.Future[None]) -> None:
+    """An aiohttp application: `/` says hello, `/users/{user_id}` answers with JSON."""
+    from aiohttp import web
+
+    async def hello(request: web.Request) -> web.Response:
+        return web.Response(text="Hello, world!")
+
+    async def user(request: web.Request) -> web.Response:
+        user_id = int(request.match_info["user_id"])
+        return web.json_response({"id": user_id, "name": f"user {user_id}", "tags": ["reader", "writer"]})
+
+    app = web.Application()
+    app.add_routes([web.get("/", hello), web.get("/users/{user_id}", user)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    sock = listen()
+    await web.SockSite(runner, sock, backlog=BACKLOG).start()
+    announce(sock)
+    await stop
+    await runner.cleanup()
+
+
+async def serve_uvicorn(stop: asyncio.Future[None]) -> None:
+    """A bare ASGI application under uvicorn with httptools, which must really be in use."""
+    import uvicorn
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    headers = [(b"content-type", b"text/plain"), (b"content-length", b"13")]
+
+    async def hello(scope: object, receive: object, send: Callable[[dict[str, object]], Awaitable[None]]) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"Hello, world!"})
+
+    config = uvicorn.Config(hello, http="httptools", lifespan="off", access_log=False, log_level="warning")
+    config.load()
+    if config.http_protocol_class is not HttpToolsProtocol:
+        raise SystemExit(f"uvicorn uses {config.http_protocol_class}, not httptools")
+    server = uvicorn.Server(config)
+    sock = listen()
+    serving = asyncio.ensure_future(server.serve(sockets=[sock]))
+    announce(sock)
+    await asyncio.wait((serving, stop), return_when=asyncio.FIRST_COMPLETED)
+    server.should_exit = True
+    await serving
+
+
+KINDS: dict[str, Callable[[asyncio.Future[None]], Awaitable[None]]] = {
+    "echo": serve_echo,
+    "buffered": serve_buffered,
+    "split": serve_split,
+    "aiohttp": serve_aiohttp,
+    "uvicorn": serve_uvicorn,
+}
+
+
+async def serve(kind: str) -> None:
+    loop = asyncio.get_running_loop()
+    stop: asyncio.Future[None] = loop.create_future()
+
+    def stdin_is_readable() -> None:
+        if not os.read(0, 4096):
+            loop.remove_reader(0)
+            stop.set_result(None)
+
+    loop.add_reader(0, stdin_is_readable)
+    await KINDS[kind](stop)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("--loop", required=True, help="grapeshot, uvloop, asyncio or module:factory")
+    args = parser.parse_args()
+    raise_descriptor_limit()
+    with asyncio.Runner(loop_factory=loop_factory(args.loop)) as runner:
+        runner.run(serve(args.kind))
+
+
+if __name__ == "__main__":
+    main()

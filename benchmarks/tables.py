@@ -1,0 +1,189 @@
+"""The table of a comparison in Markdown, from its JSON alone: `python -m benchmarks.tables results.json`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+OURS = "grapeshot"
+PEER = "uvloop"
+Outcome = dict[str, Any]
+
+
+def values(outcome: Outcome, loop: str, metric: str) -> list[float]:
+    """One number per run, or none when the loop or the metric is not there."""
+    return [sample[metric] for sample in outcome["samples"].get(loop, []) if sample.get(metric) is not None]
+
+
+def ratios(outcome: Outcome, loop: str, peer: str) -> list[float]:
+    """Run by run, since the runs of one number lie next to each other in time."""
+    pairs = zip(values(outcome, loop, outcome["metric"]), values(outcome, peer, outcome["metric"]), strict=False)
+    return [own / other for own, other in pairs if other > 0]
+
+
+def number(value: float) -> str:
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 100 else f"{value:.2f}"
+
+
+def with_spread(taken: Sequence[float]) -> str:
+    """The median, and half of the range as a part of it."""
+    if not taken:
+        return "-"
+    median = statistics.median(taken)
+    spread = (max(taken) - min(taken)) / 2 / abs(median) if median else 0.0
+    return f"{number(median)} ±{spread:.0%}"
+
+
+def ratio_text(taken: Sequence[float]) -> str:
+    if not taken:
+        return "-"
+    return f"**{statistics.median(taken):.2f}** ({min(taken):.2f}-{max(taken):.2f})"
+
+
+def judge(outcome: Outcome, bound: dict[str, Any]) -> tuple[str, bool | None]:
+    """What a bound demands, and whether it holds; None: grapeshot or the peer is missing."""
+    at_most, peer = bound["at_most"], bound["peer"]
+    if peer is None:
+        taken, text = values(outcome, OURS, outcome["metric"]), f"{at_most:g} {outcome['unit']}"
+    else:
+        taken, text = ratios(outcome, OURS, peer), f"{at_most:.2f}" + (f" of {peer}" if peer != PEER else "")
+    return text, statistics.median(taken) <= at_most if taken else None
+
+
+def verdict(outcome: Outcome, bound: dict[str, Any]) -> str:
+    _, holds = judge(outcome, bound)
+    if holds is None:
+        return "not measured"
+    if holds:
+        return "yes"
+    peer = bound["peer"]
+    taken = ratios(outcome, OURS, peer) if peer else values(outcome, OURS, outcome["metric"])
+    return f"**no** ({statistics.median(taken) / bound['at_most'] - 1:+.0%})"
+
+
+def one_line(outcome: Outcome) -> str:
+    """A case in short, for whoever watches the runs."""
+    metric = outcome["metric"]
+    parts = [f"{loop} {with_spread(values(outcome, loop, metric))}" for loop in outcome["samples"]]
+    if taken := ratios(outcome, OURS, PEER):
+        parts.append(f"ratio {statistics.median(taken):.2f}")
+    parts += [f"bound {judge(outcome, bound)[0]}: {verdict(outcome, bound)}" for bound in outcome["bounds"]]
+    return ", ".join(parts)
+
+
+def rows(header: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
+    numeric = ["---" if index == 0 else "---:" for index in range(len(header))]
+    return ["| " + " | ".join(cells) + " |" for cells in (header, numeric, *body)]
+
+
+def main_table(outcomes: Sequence[Outcome], loops: Sequence[str]) -> list[str]:
+    header = [f"{outcomes[0]['group']}", *loops, f"{OURS} / {PEER}", "bound", "holds"]
+    body = []
+    for outcome in outcomes:
+        judged = [(judge(outcome, bound)[0], verdict(outcome, bound)) for bound in outcome["bounds"]]
+        body.append(
+            [
+                f"{outcome['title']}, {outcome['unit']}",
+                *(
+                    "failed" if loop in outcome["failures"] else with_spread(values(outcome, loop, outcome["metric"]))
+                    for loop in loops
+                ),
+                ratio_text(ratios(outcome, OURS, PEER)),
+                "<br>".join(text for text, _ in judged) or "-",
+                "<br>".join(text for _, text in judged) or "-",
+            ]
+        )
+    return rows(header, body)
+
+
+def load_table(outcomes: Sequence[Outcome], loops: Sequence[str]) -> list[str]:
+    """Throughput and latency, which stand beside CPU."""
+    header = ["Requests/s; latency p50 / p99 in us", *loops]
+    body = []
+    for outcome in outcomes:
+        cells = [outcome["title"]]
+        for loop in loops:
+            rps, p50, p99 = (values(outcome, loop, metric) for metric in ("rps", "p50_us", "p99_us"))
+            if not rps:
+                cells.append("-")
+                continue
+            cells.append(
+                f"{number(statistics.median(rps))}; {number(statistics.median(p50))} / {number(statistics.median(p99))}"
+            )
+        body.append(cells)
+    return rows(header, body)
+
+
+def start_table(outcomes: Sequence[Outcome], loops: Sequence[str]) -> list[str]:
+    header = ["Start, whole process in ms CPU", *loops]
+    return rows(header, [["", *(with_spread(values(outcomes[0], loop, "whole_ms")) for loop in loops)]])
+
+
+def summary(result: dict[str, Any]) -> str:
+    judged = [judge(outcome, bound)[1] for outcome in result["cases"] for bound in outcome["bounds"]]
+    measured = [holds for holds in judged if holds is not None]
+    text = f"{sum(measured)} of {len(measured)} bounds hold"
+    return text + (f"; {len(judged) - len(measured)} were not measured." if len(judged) > len(measured) else ".")
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The whole page."""
+    machine, settings = result["machine"], result["settings"]
+    packages = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    python = f"CPython {machine['python']}{' free-threaded' if machine['free_threaded'] else ''}"
+    where = (
+        f"Taken {result['taken']}: {machine['processor']}, {machine['cores']} cores, {machine['system']}; "
+        f"{python} ({machine['python_compiler']}); {packages}; revision {machine['revision'] or 'unknown'}."
+    )
+    how = (
+        f"{settings['runs']} alternated runs, a fresh process each; loads of {settings['seconds']:g} s after "
+        f"{settings['warm_up_s']:g} s of warm-up{', spinning' if settings['spin'] else ''}; server on core "
+        f"{settings['server_core']}, load on core {settings['load_core']}. Each number is the median with half of the "
+        "range; ratios are taken run by run and stand with their range; below 1 grapeshot needs less. The raw server is "
+        "epoll without Python."
+    )
+    lines = ["# Comparison", "", where, "", how, "", summary(result)]
+    lines += [f"\n**{name} was left out**: {reason}" for name, reason in result["missing"].items()]
+    groups = list(dict.fromkeys(outcome["group"] for outcome in result["cases"]))
+    for group in groups:
+        outcomes = [outcome for outcome in result["cases"] if outcome["group"] == group]
+        loops = [
+            loop
+            for loop in result["loops"]
+            if any(loop in outcome["samples"] or loop in outcome["failures"] for outcome in outcomes)
+        ]
+        lines += ["", *main_table(outcomes, loops)]
+        if any(values(outcome, loop, "rps") for outcome in outcomes for loop in loops):
+            lines += ["", *load_table(outcomes, loops)]
+        if any(values(outcome, loop, "whole_ms") for outcome in outcomes for loop in loops):
+            lines += ["", *start_table(outcomes, loops)]
+    failures = [
+        f"- {outcome['title']} on {loop}: {reason}"
+        for outcome in result["cases"]
+        for loop, reason in outcome["failures"].items()
+    ]
+    if failures:
+        lines += ["", "Failures:", "", *failures]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("json", type=Path, help="what benchmarks.compare wrote")
+    parser.add_argument("--write", type=Path, help="a file instead of stdout")
+    args = parser.parse_args()
+    page = markdown(json.loads(args.json.read_text())) + "\n"
+    if args.write:
+        args.write.write_text(page)
+    else:
+        print(page, end="")
+
+
+if __name__ == "__main__":
+    main()

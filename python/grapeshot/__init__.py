@@ -1,0 +1,49 @@
+"""grapeshot: an asyncio event loop with a native core.
+
+Four ways in, from the shortest to the most explicit::
+
+    grapeshot.install()                                        # asyncio.run() uses grapeshot from here on
+    grapeshot.run(main())                                      # one program, nothing installed
+    asyncio.run(main(), loop_factory=grapeshot.new_event_loop) # the same, spelled with asyncio
+    loop = grapeshot.new_event_loop()                          # a loop to drive by hand
+
+Importing the package changes nothing in asyncio; only :func:`install` does, and :func:`uninstall` takes it back.
+
+What is rarely needed is found on first use: ``__version__``, which reads the installed metadata, and
+``EventLoopPolicy``, which exists only on Python versions that still have event loop policies and comes without
+asyncio's deprecation warning.
+"""
+
+from ._loop import Loop, new_event_loop
+from ._run import install, run, uninstall
+
+TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+if TYPE_CHECKING:
+    from ._policy import EventLoopPolicy as EventLoopPolicy
+
+    __version__: str
+
+__all__ = ["Loop", "install", "new_event_loop", "run", "uninstall"]
+
+_LAZY_NAMES = ("EventLoopPolicy", "__version__")
+
+if not TYPE_CHECKING:  # a type checker sees the two names above, and so still reports any other
+
+    def __getattr__(name):
+        if name == "__version__":
+            from importlib.metadata import version
+
+            value = version("grapeshot")
+        elif name == "EventLoopPolicy":
+            try:
+                from . import _policy
+            except ImportError as exc:
+                raise AttributeError(f"module {__name__!r} has no attribute {name!r}: {exc}") from None
+            value = _policy.EventLoopPolicy
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = value
+        return value
+
+    def __dir__():
+        return sorted({*globals(), *_LAZY_NAMES})

@@ -1,0 +1,42 @@
+"""What a loop holds beside the native core: the state that the topic modules share.
+
+The topic modules are functions over this class, and :mod:`grapeshot._loop` assembles them into :class:`grapeshot.Loop`.
+Everything here belongs to the thread that runs the loop. What does not exist yet is None on the class, so that making a
+loop costs as little as possible: no executor, no socket pair, no weak set until something needs one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import socket
+import weakref
+from collections.abc import AsyncGenerator, Callable
+
+from . import _core
+
+TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+if TYPE_CHECKING:
+    from typing import Any
+
+    ExceptionHandler = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object]
+    SignalHandler = tuple[Callable[..., object], tuple[Any, ...], contextvars.Context]
+
+
+class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
+    """The native loop with asyncio's abstract class and the Python-side state; see :class:`grapeshot.Loop`."""
+
+    # executor
+    _default_executor: concurrent.futures.Executor | None = None
+    _executor_shutdown_called: bool = False
+    # errors
+    _exception_handler: ExceptionHandler | None = None
+    # asynchronous generators
+    _asyncgens: weakref.WeakSet[AsyncGenerator[Any, Any]] | None = None
+    _asyncgens_shutdown_called: bool = False
+    # debug mode: the depth to put back, None while coroutine origins are not tracked
+    _coroutine_origin_depth: int | None = None
+    # signals: handlers by number, and the (read, write) ends that the interpreter's C handler writes through
+    _signal_handlers: dict[int, SignalHandler] | None = None
+    _signal_sockets: tuple[socket.socket, socket.socket] | None = None

@@ -1,0 +1,54 @@
+"""Argument checks that more than one topic needs, with asyncio's exact errors. Pure functions; no loop state."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import socket
+
+TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+if TYPE_CHECKING:
+    from typing import Any
+
+try:
+    import ssl
+except ImportError:  # a Python built without OpenSSL
+    _SSL_SOCKETS: tuple[type, ...] = ()
+else:
+    _SSL_SOCKETS = (ssl.SSLSocket,)
+
+TLS_IS_LATER = "grapeshot does not do TLS yet: pass ssl=None, or use asyncio's own event loop for this connection"
+
+
+def is_coroutine_like(callback: object) -> bool:
+    """Whether ``callback`` is a coroutine or a coroutine function, neither of which a loop can call."""
+    return asyncio.iscoroutine(callback) or inspect.iscoroutinefunction(callback)
+
+
+def check_callback(callback: object, method: str) -> None:
+    """Raise TypeError unless ``callback`` is a plain callable; ``method`` names the caller in the message."""
+    if is_coroutine_like(callback):
+        raise TypeError(f"coroutines cannot be used with {method}()")
+    if not callable(callback):
+        raise TypeError(f"a callable object was expected by {method}(), got {callback!r}")
+
+
+def check_plain_socket(sock: object) -> None:
+    """Raise TypeError if ``sock`` is an ``ssl.SSLSocket``, whose reads and writes an event loop cannot drive."""
+    if isinstance(sock, _SSL_SOCKETS):
+        raise TypeError("Socket cannot be of type SSLSocket")
+
+
+def check_stream_socket(sock: socket.socket) -> None:
+    """Raise ValueError unless ``sock`` is of type ``SOCK_STREAM`` (any family; a Unix socket passes, as in asyncio)."""
+    if sock.type != socket.SOCK_STREAM:
+        raise ValueError(f"A Stream Socket was expected, got {sock!r}")
+
+
+def check_tls_only_options(uses_tls: bool, **options: Any) -> None:
+    """Raise ValueError for the first of ``options`` that is given although the connection does not use TLS."""
+    if uses_tls:
+        return
+    for name, value in options.items():
+        if value is not None:
+            raise ValueError(f"{name} is only meaningful with ssl")

@@ -1,0 +1,351 @@
+"""Outgoing and handed-in TCP connections: resolve, try the addresses, hand the socket to a native transport.
+
+Runs once per connection, in the loop's thread. The order of the checks and the texts of the errors are those of asyncio
+in the running Python version; ``all_errors`` (3.12+) works on every version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import itertools
+import socket
+import sys
+from asyncio.log import logger
+from collections.abc import Callable, Coroutine, Iterable
+
+from . import _dns
+from ._base import BaseLoop
+from ._checks import TLS_IS_LATER, check_plain_socket, check_stream_socket, check_tls_only_options
+
+TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+if TYPE_CHECKING:
+    from typing import Any, TypeVar
+
+    _P = TypeVar("_P", bound=asyncio.BaseProtocol)
+
+
+async def create_connection(
+    loop: BaseLoop,
+    protocol_factory: Callable[[], _P],
+    host: str | None = None,
+    port: int | str | None = None,
+    *,
+    ssl: Any = None,
+    family: int = 0,
+    proto: int = 0,
+    flags: int = 0,
+    sock: socket.socket | None = None,
+    local_addr: tuple[str, int] | None = None,
+    server_hostname: str | None = None,
+    ssl_handshake_timeout: float | None = None,
+    ssl_shutdown_timeout: float | None = None,
+    happy_eyeballs_delay: float | None = None,
+    interleave: int | None = None,
+    all_errors: bool = False,
+) -> tuple[asyncio.Transport, _P]:
+    """Connect to ``host`` and ``port``, or take the connected ``sock``; return ``(transport, protocol)``.
+
+    ``happy_eyeballs_delay`` (seconds) starts the next address when the one before has neither connected nor failed by
+    then, and keeps the first that connects (RFC 8305); without it the addresses are tried one after another.
+    ``interleave`` is the number of addresses of the first family before the families take turns (1 with happy
+    eyeballs). With ``all_errors`` a failure is an ExceptionGroup of every attempt's error, otherwise one OSError.
+
+    Raises:
+        OSError: no address could be connected, or the name does not resolve (:class:`socket.gaierror`).
+        ExceptionGroup: the same, with ``all_errors``.
+        ValueError: arguments that contradict each other, or ``sock`` is not a stream socket.
+        TypeError: ``sock`` is an ``ssl.SSLSocket``.
+        NotImplementedError: ``ssl`` is given.
+
+    Source: :meth:`asyncio.loop.create_connection`.
+    """
+    if server_hostname is not None and not ssl:
+        raise ValueError("server_hostname is only meaningful with ssl")
+    if server_hostname is None and ssl and not host:
+        raise ValueError("You must set server_hostname when using ssl without a host")
+    check_tls_only_options(
+        bool(ssl), ssl_handshake_timeout=ssl_handshake_timeout, ssl_shutdown_timeout=ssl_shutdown_timeout
+    )
+    if sock is not None:
+        check_plain_socket(sock)
+    if ssl:
+        raise NotImplementedError(TLS_IS_LATER)
+    if happy_eyeballs_delay is not None and interleave is None:
+        interleave = 1
+    if host is not None or port is not None:
+        if sock is not None:
+            raise ValueError("host/port and sock can not be specified at the same time")
+        options = {"family": family, "proto": proto, "flags": flags}
+        infos = await _resolve_or_fail(loop, (host, port), options)
+        local_infos = None if local_addr is None else await _resolve_or_fail(loop, local_addr, options)
+        if interleave:
+            infos = _interleaved(infos, interleave)
+        sock = await _connect_first(loop, infos, local_infos, happy_eyeballs_delay, all_errors)
+    elif sock is None:
+        raise ValueError("host and port was not specified and no sock specified")
+    else:
+        check_stream_socket(sock)
+    transport, protocol = await open_transport(loop, sock, protocol_factory)
+    if loop.get_debug():
+        sock = transport.get_extra_info("socket")
+        logger.debug("%r connected to %s:%r: (%r, %r)", sock, host, port, transport, protocol)
+    return transport, protocol
+
+
+async def connect_accepted_socket(
+    loop: BaseLoop,
+    protocol_factory: Callable[[], _P],
+    sock: socket.socket,
+    *,
+    ssl: Any = None,
+    ssl_handshake_timeout: float | None = None,
+    ssl_shutdown_timeout: float | None = None,
+) -> tuple[asyncio.Transport, _P]:
+    """Take over a connection that was accepted elsewhere; return ``(transport, protocol)``, which own ``sock``.
+
+    Raises:
+        ValueError: ``sock`` is not a stream socket, or a TLS option without ``ssl``.
+        TypeError: ``sock`` is an ``ssl.SSLSocket``.
+        NotImplementedError: ``ssl`` is given.
+
+    Source: :meth:`asyncio.loop.connect_accepted_socket`.
+    """
+    check_stream_socket(sock)
+    check_tls_only_options(
+        bool(ssl), ssl_handshake_timeout=ssl_handshake_timeout, ssl_shutdown_timeout=ssl_shutdown_timeout
+    )
+    check_plain_socket(sock)
+    if ssl:
+        raise NotImplementedError(TLS_IS_LATER)
+    transport, protocol = await open_transport(loop, sock, protocol_factory)
+    if loop.get_debug():
+        logger.debug("%r handled: (%r, %r)", transport.get_extra_info("socket"), transport, protocol)
+    return transport, protocol
+
+
+async def open_transport(
+    loop: BaseLoop, sock: socket.socket, protocol_factory: Callable[[], _P]
+) -> tuple[asyncio.Transport, _P]:
+    """Make the protocol and a native transport over ``sock``; return when ``connection_made`` has run.
+
+    A factory that raises, and a cancellation while waiting, cost this connection: its socket is closed.
+    """
+    try:
+        sock.setblocking(False)
+        protocol = protocol_factory()
+        waiter = loop.create_future()
+        transport = loop._stream(sock, protocol, waiter)
+    except BaseException:
+        sock.close()
+        raise
+    try:
+        await waiter
+    except BaseException:
+        transport.close()
+        raise
+    return transport, protocol
+
+
+async def _resolve_or_fail(loop: BaseLoop, address: Any, options: dict[str, int]) -> list[_dns.AddrInfo]:
+    infos = await _dns.resolve(loop, address, type_=socket.SOCK_STREAM, **options)
+    if not infos:
+        raise OSError("getaddrinfo() returned empty list")
+    return infos
+
+
+def _interleaved(infos: Iterable[_dns.AddrInfo], first_family_count: int) -> list[_dns.AddrInfo]:
+    """Reorder so that the families alternate, after ``first_family_count`` addresses of the family that comes first."""
+    by_family: dict[int, collections.deque[_dns.AddrInfo]] = {}
+    for info in infos:
+        by_family.setdefault(info[0], collections.deque()).append(info)
+    families = list(by_family.values())
+    ordered = []
+    if first_family_count > 1:
+        first = families[0]
+        ordered = [first.popleft() for _ in range(min(first_family_count - 1, len(first)))]
+    for taken in itertools.zip_longest(*families):
+        ordered += [info for info in taken if info is not None]
+    return ordered
+
+
+async def _connect_first(
+    loop: BaseLoop,
+    infos: list[_dns.AddrInfo],
+    local_infos: list[_dns.AddrInfo] | None,
+    delay_s: float | None,
+    all_errors: bool,
+) -> socket.socket:
+    """Return a socket connected to one of ``infos``, or raise what asyncio raises when none can be."""
+    errors: list[list[OSError]] = []
+
+    def attempt(info: _dns.AddrInfo) -> Coroutine[Any, Any, socket.socket]:
+        own_errors: list[OSError] = []
+        errors.append(own_errors)  # in the order of the attempts' start, whatever order they fail in
+        return _connect_one(loop, info, local_infos, own_errors)
+
+    try:
+        if delay_s is None:
+            sock = await _one_by_one(attempt, infos)
+        else:
+            sock = await _staggered(loop, attempt, infos, delay_s)
+        if sock is not None:
+            return sock
+        raise _summary([exc for own_errors in errors for exc in own_errors], all_errors)
+    finally:
+        # The exceptions' tracebacks hold this frame, and this frame the exceptions.
+        errors.clear()
+
+
+def _summary(errors: list[OSError], all_errors: bool) -> BaseException:
+    """Return the exception that tells the caller about every failed attempt."""
+    if not errors:
+        return TimeoutError("create_connection failed")
+    if all_errors:
+        return ExceptionGroup("create_connection failed", errors)
+    if len({str(exc) for exc in errors}) == 1:
+        return errors[0]
+    return OSError("Multiple exceptions: {}".format(", ".join(str(exc) for exc in errors)))
+
+
+async def _one_by_one(
+    attempt: Callable[[_dns.AddrInfo], Coroutine[Any, Any, socket.socket]], infos: list[_dns.AddrInfo]
+) -> socket.socket | None:
+    for info in infos:
+        try:
+            return await attempt(info)
+        except OSError:
+            continue  # recorded by the attempt
+    return None
+
+
+async def _staggered(
+    loop: BaseLoop,
+    attempt: Callable[[_dns.AddrInfo], Coroutine[Any, Any, socket.socket]],
+    infos: list[_dns.AddrInfo],
+    delay_s: float,
+) -> socket.socket | None:
+    """Race the attempts: each starts when the one before has failed or ``delay_s`` seconds after that one started.
+
+        attempt 1  |--------------- still trying ----------x  cancelled, socket closed
+        attempt 2         |--- refused
+        attempt 3             |------------ connected         the winner
+                   0      delay
+
+    An error other than OSError ends the race. Every attempt is over when this returns or raises, and every socket but
+    the winner's is closed.
+    """
+    running: set[asyncio.Task[socket.socket]] = set()
+    waiting = collections.deque(infos)
+    winner: socket.socket | None = None
+    try:
+        while winner is None and (waiting or running):
+            newest = None
+            if waiting:
+                newest = loop.create_task(attempt(waiting.popleft()))
+                running.add(newest)
+            next_start_s = loop.time() + delay_s
+            while winner is None and running:
+                timeout_s = max(0.0, next_start_s - loop.time()) if waiting else None
+                done, running = await asyncio.wait(running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                winner = _first_socket(done)
+                if not done or newest in done:
+                    break
+    finally:
+        try:
+            await _stop_attempts(running)
+        except BaseException:
+            if winner is not None:
+                winner.close()
+            raise
+    return winner
+
+
+def _first_socket(done: Iterable[asyncio.Task[socket.socket]]) -> socket.socket | None:
+    """Return the socket of one finished attempt and close those of others; raise an error that is not an OSError."""
+    winner: socket.socket | None = None
+    unexpected: BaseException | None = None
+    for task in done:
+        try:
+            sock = task.result()
+        except OSError:
+            continue  # recorded by the attempt
+        except BaseException as exc:
+            unexpected = exc
+            continue
+        if winner is None:
+            winner = sock
+        else:
+            sock.close()
+    try:
+        if unexpected is not None and winner is None:
+            raise unexpected
+        return winner
+    finally:
+        unexpected = None  # its traceback holds this frame
+
+
+async def _stop_attempts(running: set[asyncio.Task[socket.socket]]) -> None:
+    """Cancel attempts and wait for their end; one that connected all the same loses its socket."""
+    if not running:
+        return
+    for task in running:
+        task.cancel()
+    for result in await asyncio.gather(*running, return_exceptions=True):
+        if isinstance(result, socket.socket):
+            result.close()
+
+
+async def _connect_one(
+    loop: BaseLoop, info: _dns.AddrInfo, local_infos: list[_dns.AddrInfo] | None, errors: list[OSError]
+) -> socket.socket:
+    """Create, bind and connect one socket; an OSError is added to ``errors`` and raised, the socket then closed."""
+    family, type_, proto, _, address = info
+    sock: socket.socket | None = None
+    try:
+        sock = socket.socket(family=family, type=type_, proto=proto)
+        sock.setblocking(False)
+        if local_infos is not None:
+            _bind_local(sock, family, local_infos, errors)
+        await loop.sock_connect(sock, address)
+        return sock
+    except BaseException as exc:
+        if isinstance(exc, OSError):
+            errors.append(exc)
+        if sock is not None:
+            try:
+                sock.close()
+            except OSError:
+                pass  # closing a socket that never connected loses nothing, and would hide the error that matters
+        raise
+    finally:
+        del errors  # holds the exception whose traceback holds this frame
+
+
+def _bind_local(sock: socket.socket, family: int, local_infos: list[_dns.AddrInfo], errors: list[OSError]) -> None:
+    """Bind to the first local address of the right family that can be bound; raise the last error if none can."""
+    failed = None
+    for local_family, _, _, _, local_address in local_infos:
+        if local_family != family:
+            continue
+        try:
+            sock.bind(local_address)
+            return
+        except OSError as exc:
+            reason = error_text(exc)
+            failed = OSError(exc.errno, f"error while attempting to bind on address {local_address!r}: {reason}")
+            errors.append(failed)
+    try:
+        if failed is not None:
+            raise errors.pop()  # the attempt records what it raises
+        raise OSError(f"no matching local address with {family=} found")
+    finally:
+        del errors, failed
+
+
+def error_text(exc: OSError) -> str:
+    """Return the lower-case reason that this Python's asyncio puts into its bind errors."""
+    if sys.version_info >= (3, 13):
+        return str(exc).lower()
+    else:
+        return (exc.strerror or str(exc)).lower()

@@ -1,0 +1,323 @@
+"""The native core: turns, handles, descriptors and stream transports. Programs use it through :class:`grapeshot.Loop`.
+
+Everything belongs to the thread that runs the loop, except ``call_soon_threadsafe``, ``time``, ``is_running``,
+``is_closed`` and ``Handle.cancel`` of a handle made by ``call_soon_threadsafe``. Times are seconds of
+``time.monotonic()``.
+"""
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from contextvars import Context
+from socket import socket
+from traceback import StackSummary
+from typing import Any, Protocol, TypeVar, TypeVarTuple, final
+
+from _typeshed import FileDescriptorLike, ReadableBuffer
+
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
+
+class _ConnectionOwner(Protocol):
+    """What ``Loop._listen`` calls for the connections that it accepts."""
+
+    def _attach(self, transport: StreamTransport) -> None: ...
+    def _detach(self, transport: StreamTransport) -> None: ...
+
+class Handle(asyncio.Handle):
+    """A callback to run once. A native type; ``isinstance(handle, asyncio.Handle)`` holds through ``__class__``."""
+
+    def cancel(self) -> None:
+        """Keep the callback from running, if it has not run yet, and let go of it and its arguments. Idempotent."""
+
+    def cancelled(self) -> bool:
+        """Whether :meth:`cancel` was called."""
+
+    def get_context(self) -> Context:
+        """Return the context that the callback runs in. On every Python version (asyncio: 3.12+)."""
+
+    def _run(self) -> None: ...
+
+    # Read-only here, attributes of asyncio.Handle there. The callback and its arguments are None once cancelled.
+    @property
+    def _callback(self) -> Callable[..., object] | None: ...
+    @property
+    def _args(self) -> tuple[Any, ...] | None: ...  # type: ignore[override]
+    @property
+    def _context(self) -> Context | None: ...
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop: ...
+    @property
+    def _cancelled(self) -> bool: ...  # type: ignore[override]
+    @property
+    def _source_traceback(self) -> StackSummary | None: ...
+
+class TimerHandle(Handle, asyncio.TimerHandle):
+    """A callback to run once at a time. Ordered by that time; ``isinstance(handle, asyncio.TimerHandle)`` holds."""
+
+    def when(self) -> float:
+        """Return the time of the callback, in seconds of the loop's clock."""
+
+    def __hash__(self) -> int: ...
+    def __lt__(self, other: asyncio.TimerHandle) -> bool: ...
+    def __le__(self, other: asyncio.TimerHandle) -> bool: ...
+    def __gt__(self, other: asyncio.TimerHandle) -> bool: ...
+    def __ge__(self, other: asyncio.TimerHandle) -> bool: ...
+    def __eq__(self, other: object) -> bool: ...
+    @property
+    def _when(self) -> float: ...
+    @property
+    def _scheduled(self) -> bool: ...
+
+class Loop:
+    """The native part of an event loop. Abstract in practice: :class:`grapeshot.Loop` adds the rest.
+
+    It calls back into Python only through public methods: ``call_exception_handler(context)`` on itself, the methods of
+    futures, protocols and task factories, and ``_attach``/``_detach`` on a server.
+    """
+
+    slow_callback_duration: float
+    """In debug mode a callback that takes this many seconds or more is logged (default 0.1)."""
+
+    def __new__(cls) -> Loop: ...
+
+    # --- scheduling
+
+    def call_soon(self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None) -> Handle:
+        """Run ``callback(*args)`` in the next turn, in ``context`` (None: a copy of the current one).
+
+        Raises:
+            RuntimeError: the loop is closed, or in debug mode this is not the loop's thread.
+            TypeError: in debug mode, ``callback`` is not a plain callable.
+        """
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[*_Ts], object],
+        *args: *_Ts,
+        context: Context | None = None,
+    ) -> TimerHandle:
+        """Run ``callback(*args)`` once ``delay`` seconds from now, never earlier; a delay in the past keeps its order.
+
+        Raises:
+            TypeError: ``delay`` is None or not a number.
+            RuntimeError: as :meth:`call_soon`.
+        """
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*_Ts], object],
+        *args: *_Ts,
+        context: Context | None = None,
+    ) -> TimerHandle:
+        """Run ``callback(*args)`` once at ``when``, in seconds of :meth:`time`. Raises: as :meth:`call_later`."""
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> Handle:
+        """Like :meth:`call_soon`, from any thread and from signal handlers; wakes the loop if it sleeps."""
+
+    def time(self) -> float:
+        """Return the loop's clock in seconds: ``time.monotonic()``."""
+
+    # --- futures and tasks
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """Return a new :class:`asyncio.Future` of this loop."""
+
+    if sys.version_info >= (3, 13):
+        def create_task(
+            self,
+            coro: Generator[Any, None, _T] | Coroutine[Any, Any, _T],
+            *,
+            name: str | None = None,
+            context: Context | None = None,
+            eager_start: bool | None = None,
+        ) -> asyncio.Task[_T]:
+            """Return a task that runs ``coro``: an :class:`asyncio.Task`, or what the task factory makes.
+
+            Raises:
+                RuntimeError: the loop is closed.
+                TypeError: ``coro`` is not a coroutine.
+            """
+    else:
+        def create_task(
+            self,
+            coro: Generator[Any, None, _T] | Coroutine[Any, Any, _T],
+            *,
+            name: str | None = None,
+            context: Context | None = None,
+        ) -> asyncio.Task[_T]:
+            """Return a task that runs ``coro``: an :class:`asyncio.Task`, or what the task factory makes.
+
+            Raises:
+                RuntimeError: the loop is closed.
+                TypeError: ``coro`` is not a coroutine.
+            """
+
+    def set_task_factory(self, factory: Callable[..., Any] | None) -> None:
+        """Make tasks with ``factory(loop, coro, **kwargs)``; None: with :class:`asyncio.Task`.
+
+        Raises:
+            TypeError: ``factory`` is neither callable nor None.
+        """
+
+    def get_task_factory(self) -> Callable[..., Any] | None:
+        """Return the task factory, None if the default is in use."""
+
+    # --- state
+
+    def is_running(self) -> bool:
+        """Whether the loop runs in some thread."""
+
+    def is_closed(self) -> bool:
+        """Whether the loop was closed."""
+
+    def stop(self) -> None:
+        """Leave the run at the end of the current turn; what is scheduled already for that turn still runs."""
+
+    def get_debug(self) -> bool:
+        """Whether the debug mode is on."""
+
+    def set_debug(self, enabled: bool) -> None:
+        """Set the native flag of the debug mode."""
+
+    # --- descriptors: an int, or an object with fileno()
+
+    def add_reader(self, fd: FileDescriptorLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
+        """Call ``callback(*args)`` whenever ``fd`` can be read; replaces the reader before, which is cancelled.
+
+        Raises:
+            RuntimeError: the loop is closed, or a transport of this loop uses the descriptor.
+            ValueError: not a descriptor.
+            OSError: the system's poller refuses it (EPERM for a regular file).
+        """
+
+    def remove_reader(self, fd: FileDescriptorLike) -> bool:
+        """Stop watching ``fd`` for reading; return whether it was watched. Raises: as :meth:`add_reader`."""
+
+    def add_writer(self, fd: FileDescriptorLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
+        """Call ``callback(*args)`` whenever ``fd`` can be written. Otherwise as :meth:`add_reader`."""
+
+    def remove_writer(self, fd: FileDescriptorLike) -> bool:
+        """Stop watching ``fd`` for writing; return whether it was watched. Raises: as :meth:`add_reader`."""
+
+    # The same without the check for a transport, and with the handle.
+    def _add_reader(self, fd: FileDescriptorLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> Handle: ...
+    def _remove_reader(self, fd: FileDescriptorLike) -> bool: ...
+    def _add_writer(self, fd: FileDescriptorLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> Handle: ...
+    def _remove_writer(self, fd: FileDescriptorLike) -> bool: ...
+    def _ensure_fd_no_transport(self, fd: FileDescriptorLike) -> None:
+        """Raise RuntimeError if an open transport of this loop uses ``fd``, ValueError if it is not a descriptor."""
+
+    # --- for the Python half of the loop
+
+    @property
+    def _thread_id(self) -> int | None:
+        """The identifier of the thread that runs the loop, None while it does not run."""
+
+    def _check_closed(self) -> None:
+        """Raise RuntimeError if the loop is closed."""
+
+    def _check_running(self) -> None:
+        """Raise RuntimeError if this loop runs, or another one in this thread."""
+
+    def _run(self) -> None:
+        """Run turns until :meth:`stop`; KeyboardInterrupt and SystemExit of a callback leave it."""
+
+    def _close(self) -> None:
+        """Drop what is scheduled and watched and close the poller and the waker. Idempotent.
+
+        Raises:
+            RuntimeError: the loop is running.
+        """
+
+    def _stream(
+        self,
+        sock: socket,
+        protocol: asyncio.BaseProtocol,
+        waiter: asyncio.Future[None] | None = None,
+        server: _ConnectionOwner | None = None,
+    ) -> StreamTransport:
+        """Take over the connected, non-blocking ``sock``; ``connection_made``, then ``waiter``, come from the loop."""
+
+    def _listen(
+        self,
+        sock: socket,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        server: _ConnectionOwner,
+        backlog: int,
+    ) -> None:
+        """Accept on the listening ``sock``, at most ``backlog`` connections a turn, each with its own protocol."""
+
+    def _unlisten(self, sock: socket) -> None:
+        """Stop accepting on ``sock``, without closing it; does nothing if it was not listening here."""
+
+    def _server_transports(self, server: _ConnectionOwner) -> list[StreamTransport]:
+        """Return the open transports of the connections accepted for ``server``."""
+
+@final
+class StreamTransport(asyncio.Transport):
+    """A connection over a stream socket. Made by the loop only; it owns the socket and closes it.
+
+    A write outside of the protocol's callbacks is sent at once; writes inside a callback go out together after it.
+    """
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Return ``socket`` (an asyncio ``TransportSocket``), ``sockname`` or ``peername``; else ``default``."""
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Switch to ``protocol`` at once: bytes not yet delivered go to it."""
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        """Return the protocol in use."""
+
+    def is_closing(self) -> bool:
+        """Whether the transport is closed or about to be."""
+
+    def is_reading(self) -> bool:
+        """Whether received data is delivered."""
+
+    def pause_reading(self) -> None:
+        """Deliver no data until :meth:`resume_reading`. Idempotent."""
+
+    def resume_reading(self) -> None:
+        """Deliver data again. Idempotent."""
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Call ``pause_writing`` above ``high`` waiting bytes, ``resume_writing`` at ``low`` (64 KiB; a quarter of it).
+
+        Raises:
+            ValueError: not ``high >= low >= 0``.
+        """
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        """Return ``(low, high)`` in bytes."""
+
+    def get_write_buffer_size(self) -> int:
+        """Return the number of bytes that wait to be sent."""
+
+    def write(self, data: ReadableBuffer) -> None:
+        """Send ``data`` after everything written before; what the system does not take now is copied.
+
+        Raises:
+            TypeError: ``data`` is not bytes-like.
+            RuntimeError: after :meth:`write_eof`.
+        """
+
+    def writelines(self, list_of_data: Iterable[ReadableBuffer]) -> None:
+        """Send several buffers as one. Raises: as :meth:`write`."""
+
+    def write_eof(self) -> None:
+        """End the sending side after what was written; reading goes on. Idempotent."""
+
+    def can_write_eof(self) -> bool:
+        """Return True."""
+
+    def close(self) -> None:
+        """Stop reading, send what was written, then close and call ``connection_lost(None)``. Idempotent."""
+
+    def abort(self) -> None:
+        """Close at once; what was not sent is lost. ``connection_lost(None)`` follows from the loop. Idempotent."""

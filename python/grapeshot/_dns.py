@@ -1,0 +1,173 @@
+"""Name resolution: the system resolver in the executor, except for what needs no resolver.
+
+An address literal with a numeric port asks no server and reads no file, so the C library's ``getaddrinfo`` answers it
+in about two microseconds; sending that to a thread would cost fifty. Whether an argument is such a literal is decided
+by ``inet_pton``, and the answer still comes from the C library, so that scope ids, flags and the order of several
+socket types are exactly those of :func:`socket.getaddrinfo`.
+"""
+
+from __future__ import annotations
+
+import socket
+from asyncio.log import logger
+
+from ._base import BaseLoop
+
+TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+if TYPE_CHECKING:
+    from typing import Any
+
+    AddrInfo = tuple[Any, Any, int, str, Any]
+
+_STREAM_PROTOCOLS = frozenset((0, socket.IPPROTO_TCP, socket.IPPROTO_UDP))
+_NUMERIC_NAMES = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
+
+
+async def getaddrinfo(
+    loop: BaseLoop,
+    host: bytes | str | None,
+    port: bytes | str | int | None,
+    *,
+    family: int = 0,
+    type: int = 0,  # noqa: A002
+    proto: int = 0,
+    flags: int = 0,
+) -> list[Any]:
+    """Return what :func:`socket.getaddrinfo` returns, without blocking the loop.
+
+    Literals (``"127.0.0.1"``, ``"::1"``, ``"fe80::1%eth0"``) and ``host=None`` with a numeric or absent port are
+    answered in the calling turn; every other name goes to the default executor. An empty host is a name like any
+    other, that is: an error from the resolver.
+
+    Raises:
+        socket.gaierror: the name does not resolve.
+        RuntimeError: the default executor was shut down, or the loop is closed.
+    """
+    args = (host, port, family, type, proto, flags)
+    if _needs_no_resolver(host, port, family):
+        return _lookup_logged(loop, *args) if loop.get_debug() else _lookup(*args)
+    if loop.get_debug():
+        return await loop.run_in_executor(None, _lookup_logged, loop, *args)
+    # The function is read from the socket module at each call: programs and tests replace it.
+    return await loop.run_in_executor(None, socket.getaddrinfo, *args)
+
+
+async def getnameinfo(loop: BaseLoop, sockaddr: Any, flags: int = 0) -> tuple[str, str]:
+    """Return ``(host, service)`` for a socket address, as :func:`socket.getnameinfo`, without blocking the loop.
+
+    With both ``NI_NUMERICHOST`` and ``NI_NUMERICSERV`` nothing has to be looked up, and the answer comes at once.
+
+    Raises:
+        socket.gaierror: the address has no name, or ``sockaddr`` is not an address.
+    """
+    is_numeric = flags & _NUMERIC_NAMES == _NUMERIC_NAMES and isinstance(sockaddr, tuple) and len(sockaddr) >= 2
+    if is_numeric and _is_literal(sockaddr[0], socket.AF_UNSPEC):
+        return socket.getnameinfo(sockaddr, flags)
+    return await loop.run_in_executor(None, socket.getnameinfo, sockaddr, flags)
+
+
+async def resolve(
+    loop: BaseLoop,
+    address: Any,
+    *,
+    family: int = 0,
+    type_: int = socket.SOCK_STREAM,
+    proto: int = 0,
+    flags: int = 0,
+) -> list[AddrInfo]:
+    """Return the address infos for ``(host, port[, flowinfo, scope_id])``; a literal never leaves this function.
+
+    The part of an IPv6 address behind the port is kept, which ``getaddrinfo`` could not do.
+
+    Raises:
+        socket.gaierror: the name does not resolve.
+    """
+    host, port = address[:2]
+    info = _literal_info(host, port, family, type_, proto, *address[2:])
+    if info is not None:
+        return [info]
+    return await loop.getaddrinfo(host, port, family=family, type=type_, proto=proto, flags=flags)
+
+
+def _literal_info(
+    host: Any, port: Any, family: int, type_: int, proto: int, flowinfo: int = 0, scope_id: int = 0
+) -> AddrInfo | None:
+    """Return the one address info of a literal without a zone, None if the resolver has to be asked."""
+    if host is None or proto not in _STREAM_PROTOCOLS:
+        return None
+    if type_ == socket.SOCK_STREAM:
+        proto = socket.IPPROTO_TCP
+    elif type_ == socket.SOCK_DGRAM:
+        proto = socket.IPPROTO_UDP
+    else:
+        return None
+    if port is None or port == "" or port == b"":
+        number = 0
+    else:
+        try:
+            number = int(port)
+        except (TypeError, ValueError):
+            return None  # a service name: the resolver knows it
+    if isinstance(host, (bytes, bytearray)):
+        host = host.decode("ascii", "replace")
+    if "%" in host:
+        return None  # the zone has to be turned into a scope id
+    literal_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if not _is_literal(host, family):
+        return None
+    if literal_family == socket.AF_INET6:
+        return literal_family, type_, proto, "", (host, number, flowinfo, scope_id)
+    return literal_family, type_, proto, "", (host, number)
+
+
+def _needs_no_resolver(host: Any, port: Any, family: int) -> bool:
+    """Whether the C library answers from the arguments alone: no server, no hosts file, no services file."""
+    if isinstance(port, (bytes, str)):
+        if port and not (port.isdigit() and port.isascii()):
+            return False
+    elif port is not None and not isinstance(port, int):
+        return False
+    return host is None or _is_literal(host, family)
+
+
+def _is_literal(host: Any, family: int) -> bool:
+    """Whether ``host`` is an IPv4 or IPv6 literal (with or without a zone) of the family asked for (0: either)."""
+    if isinstance(host, (bytes, bytearray)):
+        host = host.decode("ascii", "replace")
+    elif not isinstance(host, str):
+        return False
+    literal_family = socket.AF_INET
+    if ":" in host:
+        literal_family = socket.AF_INET6
+        host = host.partition("%")[0]
+    if family not in (socket.AF_UNSPEC, literal_family):
+        return False
+    try:
+        socket.inet_pton(literal_family, host)
+    except (OSError, ValueError):  # ValueError: a null character or a lone surrogate
+        return False
+    return True
+
+
+def _lookup(host: Any, port: Any, family: int, type_: int, proto: int, flags: int) -> list[Any]:
+    return socket.getaddrinfo(host, port, family, type_, proto, flags)
+
+
+def _lookup_logged(
+    loop: BaseLoop, host: Any, port: Any, family: int, type_: int, proto: int, flags: int
+) -> list[AddrInfo]:
+    """The lookup of the debug mode: logs the question, the answer and the time that it took, slow ones as INFO."""
+    parts = [f"{host}:{port!r}"]
+    given = {"family": family, "type": type_, "proto": proto, "flags": flags}
+    parts += [f"{name}={value!r}" for name, value in given.items() if value]
+    question = ", ".join(parts)
+    logger.debug("Get address info %s", question)
+    start_s = loop.time()
+    answer = _lookup(host, port, family, type_, proto, flags)
+    took_s = loop.time() - start_s
+    report = f"Getting address info {question} took {took_s * 1e3:.3f}ms: {answer!r}"
+    if took_s >= loop.slow_callback_duration:
+        logger.info(report)
+    else:
+        logger.debug(report)
+    return answer

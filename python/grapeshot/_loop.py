@@ -1,0 +1,92 @@
+"""The Loop class: the native core, asyncio's abstract class, and the topic modules put together.
+
+The topic modules are plain functions whose first parameter is the loop; assigned here they are its methods. What an
+asyncio loop has and this one does not yet (TLS, datagrams, Unix sockets, pipes, subprocesses) is left to
+:class:`asyncio.AbstractEventLoop`, whose methods raise NotImplementedError.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+
+from . import _connect, _dns, _lifecycle, _serve, _signals, _sock
+from ._base import BaseLoop
+
+TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def _is_debug_mode() -> bool:
+    """Whether a new loop starts in debug mode: ``-X dev``, or PYTHONASYNCIODEBUG in the environment (unless -E)."""
+    if sys.flags.dev_mode:
+        return True
+    return not sys.flags.ignore_environment and bool(os.environ.get("PYTHONASYNCIODEBUG"))
+
+
+class Loop(BaseLoop):
+    """An asyncio event loop with a native core. Made by :func:`grapeshot.new_event_loop`.
+
+    It belongs to the thread that runs it; from other threads only :meth:`call_soon_threadsafe` (and what is built on
+    it, such as :func:`asyncio.run_coroutine_threadsafe`) may be used. Times are in seconds of ``time.monotonic()``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        if _is_debug_mode():
+            self.set_debug(True)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} running={self.is_running()} closed={self.is_closed()} debug={self.get_debug()}>"
+
+    def __del__(self, _warn: Any = warnings.warn) -> None:
+        if self.is_closed():
+            return
+        _warn(f"unclosed event loop {self!r}", ResourceWarning, source=self)
+        if not self.is_running():
+            self.close()
+
+    # running, closing, executor, asynchronous generators, errors
+    run_forever = _lifecycle.run_forever
+    run_until_complete = _lifecycle.run_until_complete
+    close = _lifecycle.close
+    set_debug = _lifecycle.set_debug
+    shutdown_asyncgens = _lifecycle.shutdown_asyncgens
+    run_in_executor = _lifecycle.run_in_executor
+    set_default_executor = _lifecycle.set_default_executor
+    shutdown_default_executor = _lifecycle.shutdown_default_executor
+    get_exception_handler = _lifecycle.get_exception_handler
+    set_exception_handler = _lifecycle.set_exception_handler
+    default_exception_handler = _lifecycle.default_exception_handler
+    call_exception_handler = _lifecycle.call_exception_handler
+
+    # names and signals
+    getaddrinfo = _dns.getaddrinfo
+    getnameinfo = _dns.getnameinfo
+    add_signal_handler = _signals.add_signal_handler
+    remove_signal_handler = _signals.remove_signal_handler
+
+    # TCP
+    create_connection = _connect.create_connection
+    connect_accepted_socket = _connect.connect_accepted_socket
+    create_server = _serve.create_server
+
+    # plain sockets
+    sock_recv = _sock.sock_recv
+    sock_recv_into = _sock.sock_recv_into
+    sock_sendall = _sock.sock_sendall
+    sock_connect = _sock.sock_connect
+    sock_accept = _sock.sock_accept
+
+
+def new_event_loop() -> Loop:
+    """Return a new, open grapeshot event loop that is not set as anyone's current loop.
+
+    Close it with :meth:`Loop.close`; a loop left open warns with :class:`ResourceWarning` when it is collected.
+
+    Raises:
+        OSError: the system has no descriptor left for the poller (``EMFILE``, ``ENFILE``).
+    """
+    return Loop()  # type: ignore[abstract]  # what is still missing raises NotImplementedError, as in the abstract class

@@ -1,0 +1,108 @@
+"""The entry points: run a program on a new loop, or install the loop for the whole process.
+
+Owned by no thread. This module knows the loop only by the function that makes one, and imports the policy only when
+:func:`install` is called, because the policy's base class is deprecated in newer Pythons and gone in the newest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from ._loop import new_event_loop
+
+TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+if TYPE_CHECKING:
+    from typing import Any, TypeVar
+
+    _T = TypeVar("_T")
+
+# What install() replaced: ("policy", the policy before) or ("factory", asyncio's new_event_loop); None: not installed.
+_replaced: tuple[str, Any] | None = None
+
+
+def run(main: Awaitable[_T], *, debug: bool | None = None) -> _T:
+    """Run ``main`` to its end on a new grapeshot loop and return its result, as :func:`asyncio.run` does.
+
+    The loop's async generators and default executor are shut down and the loop is closed, whatever ``main`` did. Ctrl-C
+    cancels the main task first and raises :class:`KeyboardInterrupt` after it has cleaned up. With ``debug`` given, the
+    loop's debug mode is set to it.
+
+    Raises:
+        RuntimeError: another event loop is running in this thread.
+        TypeError, ValueError: ``main`` is not something this Python's :class:`asyncio.Runner` runs (the type of the
+            error and what is accepted beside coroutines differ between Python versions).
+
+    Source: :class:`asyncio.Runner` (Python 3.11+) with :func:`new_event_loop` as its loop factory.
+    """
+    if asyncio._get_running_loop() is not None:
+        raise RuntimeError("asyncio.run() cannot be called from a running event loop")
+    with asyncio.Runner(debug=debug, loop_factory=new_event_loop) as runner:
+        # The runner of a newer Python accepts any awaitable, that of an older one refuses it with its own error.
+        return runner.run(main)  # type: ignore[arg-type, unused-ignore]
+
+
+def install() -> None:
+    """Make grapeshot the loop of :func:`asyncio.run`, :class:`asyncio.Runner` and :func:`asyncio.new_event_loop`.
+
+    Where Python has event loop policies (up to 3.15) this sets :class:`grapeshot.EventLoopPolicy`, without a
+    deprecation warning. On a Python without policies it replaces the function behind those three entry points,
+    ``asyncio.new_event_loop``, which is what a policy's ``new_event_loop`` was for. A program that names its own
+    ``loop_factory`` is not affected in either case. Installing twice is the same as installing once.
+
+    :func:`uninstall` takes it back. Loops that exist already are not changed.
+    """
+    global _replaced
+    set_policy = _policy_function("set")
+    if set_policy is not None:
+        from ._policy import EventLoopPolicy
+
+        before = _require(_policy_function("get"))()
+        if not isinstance(before, EventLoopPolicy):
+            set_policy(EventLoopPolicy())
+            _replaced = ("policy", before)
+    elif asyncio.events.new_event_loop is not new_event_loop:
+        _replaced = ("factory", asyncio.events.new_event_loop)
+        _set_factory(new_event_loop)
+
+
+def uninstall() -> None:
+    """Undo :func:`install`: put back the policy (or, without policies, the loop factory) that was there before.
+
+    Does nothing if grapeshot is not what is installed now, so that it never removes somebody else's policy.
+    """
+    global _replaced
+    if _replaced is None:
+        return
+    kind, before = _replaced
+    _replaced = None
+    if kind == "factory":
+        if asyncio.events.new_event_loop is new_event_loop:
+            _set_factory(before)
+        return
+    from ._policy import EventLoopPolicy
+
+    if isinstance(_require(_policy_function("get"))(), EventLoopPolicy):
+        _require(_policy_function("set"))(before)
+
+
+def _policy_function(verb: str) -> Callable[..., Any] | None:
+    """Return asyncio's ``{verb}_event_loop_policy``, or None on a Python without policies.
+
+    Python 3.14 and 3.15 warn about the public names, and keep the same functions under private ones for asyncio's own
+    use; those are preferred, so that install() works where warnings are errors.
+    """
+    name = f"{verb}_event_loop_policy"
+    return getattr(asyncio.events, f"_{name}", None) or getattr(asyncio.events, name, None)
+
+
+def _require(function: Callable[..., Any] | None) -> Callable[..., Any]:
+    if function is None:
+        raise RuntimeError("this Python has only part of asyncio's event loop policy functions")
+    return function
+
+
+def _set_factory(factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    # asyncio.Runner reads the name from asyncio.events, programs read it from asyncio.
+    asyncio.events.new_event_loop = factory
+    asyncio.new_event_loop = factory

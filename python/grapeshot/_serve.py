@@ -1,0 +1,346 @@
+"""Listening for TCP connections: create_server and the Server it returns.
+
+Accepting is native (``loop._listen``): a connection makes its protocol and transport without passing through here. A
+Server only owns the listening sockets and counts the open connections; which ones they are the native loop knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections.abc
+import errno
+import itertools
+import os
+import socket
+import sys
+from asyncio import trsock
+from asyncio.log import logger
+from collections.abc import Callable, Iterable, Sequence
+
+from . import _core, _dns
+from ._base import BaseLoop
+from ._checks import TLS_IS_LATER, check_plain_socket, check_stream_socket, check_tls_only_options
+from ._connect import error_text
+
+TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+if TYPE_CHECKING:
+    from typing import Any
+
+ProtocolFactory = Callable[[], asyncio.BaseProtocol]
+
+# Up to Python 3.11 wait_closed() of a closed server did not wait for its connections; see Server.wait_closed().
+_WAITS_FOR_CONNECTIONS = sys.version_info >= (3, 12)
+
+
+class Server(asyncio.Server):
+    """Listening sockets and the connections accepted from them. Made by :meth:`Loop.create_server`.
+
+    ::
+
+        created --start_serving()--> serving --close()--> closed --last connection ends--> wait_closed() returns
+
+    ``isinstance(server, asyncio.Server)`` holds; of that class only the interface is used. As an async context manager
+    it is closed at the end of the block. It belongs to the loop's thread.
+    """
+
+    def __init__(
+        self, loop: BaseLoop, sockets: list[socket.socket], protocol_factory: ProtocolFactory, backlog: int
+    ) -> None:
+        self._loop = loop
+        self._sockets: list[socket.socket] | None = sockets
+        self._protocol_factory = protocol_factory
+        self._backlog = backlog
+        self._open_count = 0
+        self._is_serving = False
+        self._waiters: list[asyncio.Future[None]] | None = []
+        self._serving_forever: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} sockets={self.sockets!r}>"
+
+    @property
+    def sockets(self) -> tuple[trsock.TransportSocket, ...]:  # type: ignore[override]  # as in asyncio itself
+        """The listening sockets, as views that cannot be closed; empty once the server is closed."""
+        return tuple(trsock.TransportSocket(sock) for sock in self._sockets or ())
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the loop that the server runs on."""
+        return self._loop
+
+    def is_serving(self) -> bool:
+        """Whether new connections are accepted."""
+        return self._is_serving
+
+    async def start_serving(self) -> None:
+        """Start accepting connections; does nothing if the server accepts already.
+
+        Raises:
+            OSError: a socket cannot listen, for instance EADDRINUSE.
+            RuntimeError: the server is closed.
+        """
+        self._start_serving()
+        await asyncio.sleep(0)
+
+    async def serve_forever(self) -> None:
+        """Accept connections until the server is closed or this coroutine is cancelled, which closes the server.
+
+        On cancellation the connections are closed as well (as in Python 3.12 and later; on 3.11 they stay) and waited
+        for; then CancelledError goes on.
+
+        Raises:
+            RuntimeError: the server is closed, or serve_forever() is running already.
+        """
+        if self._serving_forever is not None:
+            raise RuntimeError(f"server {self!r} is already being awaited on serve_forever()")
+        if self._sockets is None:
+            raise RuntimeError(f"server {self!r} is closed")
+        self._start_serving()
+        self._serving_forever = self._loop.create_future()
+        try:
+            await self._serving_forever
+        except asyncio.CancelledError:
+            self.close()
+            if _WAITS_FOR_CONNECTIONS:
+                self.close_clients()
+            await self.wait_closed()
+            raise
+        finally:
+            self._serving_forever = None
+
+    def close(self) -> None:
+        """Stop accepting and close the listening sockets. Open connections go on. Idempotent."""
+        sockets = self._sockets
+        if sockets is None:
+            return
+        self._sockets = None
+        self._is_serving = False
+        for sock in sockets:
+            if not self._loop.is_closed():
+                self._loop._unlisten(sock)
+            sock.close()
+        if self._serving_forever is not None and not self._serving_forever.done():
+            self._serving_forever.cancel()
+            self._serving_forever = None
+        self._wakeup()
+
+    def close_clients(self) -> None:
+        """Close every open connection of this server after its written data is sent. On every Python version."""
+        for transport in self._loop._server_transports(self):
+            transport.close()
+
+    def abort_clients(self) -> None:
+        """Close every open connection of this server at once; unsent data is lost. On every Python version."""
+        for transport in self._loop._server_transports(self):
+            transport.abort()
+
+    async def wait_closed(self) -> None:
+        """Return when the server is closed and its last connection has ended, as asyncio's does from Python 3.12 on.
+
+        On Python 3.11 a server that is closed already is not waited for, as in that version's asyncio: programs written
+        for it close a server while idle connections are still open.
+        """
+        if self._waiters is None or (self._sockets is None and not _WAITS_FOR_CONNECTIONS):
+            return
+        waiter = self._loop.create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _start_serving(self) -> None:
+        if self._is_serving:
+            return
+        if self._sockets is None:
+            raise RuntimeError(f"server {self!r} is closed")
+        for sock in self._sockets:
+            sock.listen(self._backlog)
+        for sock in self._sockets:
+            self._loop._listen(sock, self._protocol_factory, self, self._backlog)
+        self._is_serving = True
+
+    def _attach(self, transport: _core.StreamTransport) -> None:
+        """Called by the native loop for each accepted connection."""
+        self._open_count += 1
+
+    def _detach(self, transport: _core.StreamTransport) -> None:
+        """Called by the native loop after the connection's ``connection_lost``."""
+        self._open_count -= 1
+        self._wakeup()
+
+    def _wakeup(self) -> None:
+        if self._sockets is not None or self._open_count > 0 or self._waiters is None:
+            return
+        waiters, self._waiters = self._waiters, None
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+async def create_server(
+    loop: BaseLoop,
+    protocol_factory: ProtocolFactory,
+    host: str | Sequence[str] | None = None,
+    port: int | str | None = None,
+    *,
+    family: int = socket.AF_UNSPEC,
+    flags: int = socket.AI_PASSIVE,
+    sock: socket.socket | None = None,
+    backlog: int = 100,
+    ssl: Any = None,
+    reuse_address: bool | None = None,
+    reuse_port: bool | None = None,
+    keep_alive: bool | None = None,
+    ssl_handshake_timeout: float | None = None,
+    ssl_shutdown_timeout: float | None = None,
+    start_serving: bool = True,
+) -> Server:
+    """Listen on ``host`` and ``port``, or on the bound ``sock``; return the :class:`Server`.
+
+    ``host`` may be several hosts; None and ``""`` mean every interface, with one socket for IPv4 and one for IPv6 (an
+    IPv6 socket never takes IPv4 connections, whatever the system's default). ``port`` 0 picks a free port for each
+    socket. ``backlog`` is the length of the queue of connections not yet accepted. ``keep_alive`` (accepted on every
+    Python version) sets SO_KEEPALIVE, which accepted connections inherit.
+
+    Raises:
+        OSError: an address cannot be bound; errno is the system's (EADDRINUSE, ...) and the text names the address.
+        socket.gaierror: a host does not resolve.
+        ValueError: arguments that contradict each other, or ``sock`` is not a stream socket.
+        TypeError: ``sock`` is an ``ssl.SSLSocket``, or ``ssl`` is a bool.
+        NotImplementedError: ``ssl`` is given.
+
+    Source: :meth:`asyncio.loop.create_server`.
+    """
+    if isinstance(ssl, bool):
+        raise TypeError("ssl argument must be an SSLContext or None")
+    check_tls_only_options(
+        ssl is not None, ssl_handshake_timeout=ssl_handshake_timeout, ssl_shutdown_timeout=ssl_shutdown_timeout
+    )
+    if sock is not None:
+        check_plain_socket(sock)
+    if ssl is not None:
+        raise NotImplementedError(TLS_IS_LATER)
+    is_ours = sock is None
+    if host is not None or port is not None:
+        if sock is not None:
+            raise ValueError("host/port and sock can not be specified at the same time")
+        infos = await _resolve_hosts(loop, host, port, family, flags)
+        if reuse_address is None:
+            reuse_address = os.name == "posix" and sys.platform != "cygwin"
+        sockets = _bind_all(loop, infos, reuse_address, reuse_port, keep_alive)
+    elif sock is None:
+        raise ValueError("Neither host/port nor sock were specified")
+    else:
+        check_stream_socket(sock)
+        sockets = [sock]
+    for sock in sockets:
+        sock.setblocking(False)
+    server = Server(loop, sockets, protocol_factory, backlog)
+    if start_serving:
+        try:
+            await server.start_serving()
+        except BaseException:
+            if is_ours:
+                server.close()
+            raise
+    if loop.get_debug():
+        logger.info("%r is serving", server)
+    return server
+
+
+async def _resolve_hosts(
+    loop: BaseLoop, host: str | Sequence[str] | None, port: int | str | None, family: int, flags: int
+) -> list[_dns.AddrInfo]:
+    """Return the addresses of every host, each once, in the order in which the hosts were given."""
+    hosts: Iterable[Any]
+    if host == "":
+        hosts = [None]
+    elif isinstance(host, str) or not isinstance(host, collections.abc.Iterable):
+        hosts = [host]
+    else:
+        hosts = host
+    lookups = (_resolve_host(loop, name, port, family, flags) for name in hosts)
+    return list(dict.fromkeys(itertools.chain.from_iterable(await asyncio.gather(*lookups))))
+
+
+async def _resolve_host(
+    loop: BaseLoop, host: str | None, port: int | str | None, family: int, flags: int
+) -> list[_dns.AddrInfo]:
+    infos = await _dns.resolve(loop, (host, port), family=family, type_=socket.SOCK_STREAM, flags=flags)
+    if not infos:
+        raise OSError(f"getaddrinfo({host!r}) returned empty list")
+    return infos
+
+
+def _bind_all(
+    loop: BaseLoop,
+    infos: list[_dns.AddrInfo],
+    reuse_address: bool | None,
+    reuse_port: bool | None,
+    keep_alive: bool | None,
+) -> list[socket.socket]:
+    """Return one bound socket per address; on an error all of them are closed."""
+    sockets: list[socket.socket] = []
+    try:
+        for family, type_, proto, _, address in infos:
+            try:
+                sock = socket.socket(family, type_, proto)
+            except OSError:
+                # getaddrinfo knows families that this system has not got.
+                if loop.get_debug():
+                    logger.warning(
+                        "create_server() failed to create socket.socket(%r, %r, %r)",
+                        family,
+                        type_,
+                        proto,
+                        exc_info=True,
+                    )
+                continue
+            sockets.append(sock)
+            _set_options(sock, reuse_address, reuse_port, keep_alive)
+            if not _bind(loop, sock, address):
+                sockets.pop().close()
+        if not sockets and sys.version_info >= (3, 13):
+            raise OSError(f"could not bind on any address out of {[info[4] for info in infos]!r}")
+    except BaseException:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets
+
+
+def _set_options(
+    sock: socket.socket, reuse_address: bool | None, reuse_port: bool | None, keep_alive: bool | None
+) -> None:
+    if reuse_address:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
+    if reuse_port and sock.family in (socket.AF_INET, socket.AF_INET6):
+        # Linux refuses it for other families since 6.12.9.
+        if not hasattr(socket, "SO_REUSEPORT"):
+            raise ValueError("reuse_port not supported by socket module")
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        except OSError:
+            raise ValueError(
+                "reuse_port not supported by socket module, SO_REUSEPORT defined but not implemented."
+            ) from None
+    if keep_alive:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, True)
+    if sock.family == socket.AF_INET6 and hasattr(socket, "IPPROTO_IPV6"):
+        # One socket per family: otherwise the IPv6 socket would take the IPv4 port as well, and the second bind fail.
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, True)
+
+
+def _bind(loop: BaseLoop, sock: socket.socket, address: Any) -> bool:
+    """Bind ``sock``; return False if the address does not exist here (where this Python's asyncio goes on without it).
+
+    Raises:
+        OSError: with the system's errno and asyncio's text, which names the address.
+    """
+    try:
+        sock.bind(address)
+        return True
+    except OSError as exc:
+        text = f"error while attempting to bind on address {address!r}: {error_text(exc)}"
+        if exc.errno == errno.EADDRNOTAVAIL and sys.version_info >= (3, 13):
+            if loop.get_debug():
+                logger.warning(text)
+            return False
+        raise OSError(exc.errno, text) from None

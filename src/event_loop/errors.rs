@@ -1,0 +1,124 @@
+//! The one place where faults change sides: `io::Error` to `OSError`, a Rust panic to `RuntimeError`, a
+//! Python exception in a callback to the loop's exception handler.
+//!
+//! Runs on whichever thread is attached. Knows nothing of transports.
+
+use std::any::Any;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use pyo3::exceptions::{PyKeyboardInterrupt, PyOSError, PyRuntimeError, PySystemExit};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// An `OSError` (or the subclass that CPython picks for the errno), keeping errno and the system's message.
+#[cold]
+pub(crate) fn os_error(error: &io::Error) -> PyErr {
+    match error.raw_os_error() {
+        Some(errno) => {
+            let text = io_message(errno);
+            PyOSError::new_err((errno, text))
+        }
+        None => PyOSError::new_err(error.to_string()),
+    }
+}
+
+/// `strerror(errno)` as Python prints it, without Rust's " (os error N)".
+fn io_message(errno: i32) -> String {
+    let text = io::Error::from_raw_os_error(errno).to_string();
+    match text.rfind(" (os error ") {
+        Some(end) => text[..end].to_owned(),
+        None => text,
+    }
+}
+
+/// True for the two exceptions that leave `run_forever` instead of going to the exception handler.
+#[cold]
+pub(crate) fn leaves_loop(py: Python<'_>, error: &PyErr) -> bool {
+    error.is_instance_of::<PyKeyboardInterrupt>(py) || error.is_instance_of::<PySystemExit>(py)
+}
+
+/// Runs `body` at the C boundary: an error is set as the current Python exception, a panic becomes
+/// `RuntimeError`, and `failure` is returned for both.
+#[inline]
+pub(crate) fn at_boundary<R>(py: Python<'_>, failure: R, body: impl FnOnce() -> PyResult<R>) -> R {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(value)) => value,
+        Ok(Err(error)) => {
+            error.restore(py);
+            failure
+        }
+        Err(payload) => {
+            panic_error(&*payload).restore(py);
+            failure
+        }
+    }
+}
+
+/// The `RuntimeError` that stands for a Rust panic.
+#[cold]
+pub(crate) fn panic_error(payload: &(dyn Any + Send)) -> PyErr {
+    let text = payload
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| payload.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".to_owned());
+    PyRuntimeError::new_err(format!("internal error in grapeshot: {text}"))
+}
+
+/// Hands `error` to `loop.call_exception_handler` with asyncio's context keys `message`, `exception` and
+/// `details`. `KeyboardInterrupt` and `SystemExit` come back as the error instead.
+#[cold]
+pub(crate) fn report(
+    event_loop: &Bound<'_, PyAny>,
+    message: &str,
+    error: PyErr,
+    details: &[(&str, &Bound<'_, PyAny>)],
+) -> PyResult<()> {
+    let py = event_loop.py();
+    if leaves_loop(py, &error) {
+        return Err(error);
+    }
+    let context = PyDict::new(py);
+    context.set_item("message", message)?;
+    context.set_item("exception", error.into_value(py))?;
+    for (key, value) in details {
+        context.set_item(*key, value)?;
+    }
+    handle_report(event_loop, &context)
+}
+
+/// Calls `loop.call_exception_handler(context)`. What that call raises goes to `sys.unraisablehook`, except for the
+/// two exceptions that leave the loop: a broken handler must not stop it.
+#[cold]
+pub(crate) fn handle_report(event_loop: &Bound<'_, PyAny>, context: &Bound<'_, PyDict>) -> PyResult<()> {
+    let py = event_loop.py();
+    match event_loop.call_method1("call_exception_handler", (context,)) {
+        Ok(_) => Ok(()),
+        Err(error) if leaves_loop(py, &error) => Err(error),
+        Err(error) => {
+            error.write_unraisable(py, Some(event_loop));
+            Ok(())
+        }
+    }
+}
+
+/// The Python exception now set, or a `SystemError` where a C call failed without setting one.
+#[cold]
+pub(crate) fn fetch(py: Python<'_>) -> PyErr {
+    PyErr::fetch(py)
+}
+
+/// A new reference from a C call, or the exception that the call set.
+///
+/// # Safety
+/// `object` is null with an exception set, or a new reference that the caller gives up.
+#[inline]
+pub(crate) unsafe fn owned<'py>(py: Python<'py>, object: *mut ffi::PyObject) -> PyResult<Bound<'py, PyAny>> {
+    if object.is_null() {
+        return Err(fetch(py));
+    }
+    // SAFETY: not null, and the caller gives up a reference that it owns.
+    Ok(unsafe { Bound::from_owned_ptr(py, object) })
+}

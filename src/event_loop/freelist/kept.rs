@@ -1,0 +1,67 @@
+//! The freelist of builds with the GIL.
+
+use std::cell::UnsafeCell;
+use std::ptr;
+
+use pyo3::ffi;
+
+const CAPACITY: usize = 512;
+
+struct Stack {
+    objects: [*mut ffi::PyObject; CAPACITY],
+    len: usize,
+}
+
+pub(crate) struct Freelist(UnsafeCell<Stack>);
+
+// SAFETY: every access happens attached to the one interpreter of this build (subinterpreters are refused), so the
+// GIL orders them, and no access calls anything that could release it.
+unsafe impl Sync for Freelist {}
+
+impl Freelist {
+    pub(crate) const fn new() -> Self {
+        Self(UnsafeCell::new(Stack { objects: [ptr::null_mut(); CAPACITY], len: 0 }))
+    }
+
+    /// A tracked object of `kind` with one reference: a kept one as `give` got it, or a zeroed new one. Null with
+    /// MemoryError set if there is no memory.
+    ///
+    /// # Safety
+    /// Attached; all objects of this list have the same size and no pre-header, whatever their `kind`.
+    #[inline]
+    pub(crate) unsafe fn take_or_alloc(&self, kind: *mut ffi::PyTypeObject) -> *mut ffi::PyObject {
+        // SAFETY: the GIL is held (contract), and nothing inside the borrow runs other code.
+        unsafe {
+            let stack = &mut *self.0.get();
+            if stack.len == 0 {
+                return ffi::PyType_GenericAlloc(kind, 0);
+            }
+            stack.len -= 1;
+            let object = *stack.objects.get_unchecked(stack.len);
+            ffi::PyObject_Init(object, kind);
+            ffi::PyObject_GC_Track(object.cast());
+            object
+        }
+    }
+
+    /// Takes back an untracked, unreferenced object whose own fields are all empty.
+    ///
+    /// # Safety
+    /// Attached; called from the tp_dealloc of the object, which does nothing more with it.
+    #[inline]
+    pub(crate) unsafe fn give(&self, object: *mut ffi::PyObject) {
+        // SAFETY: the GIL is held (contract); the type outlives its instances, so dropping the instance's
+        // reference to it last is in order.
+        unsafe {
+            let kind = ffi::Py_TYPE(object);
+            let stack = &mut *self.0.get();
+            if stack.len < CAPACITY {
+                *stack.objects.get_unchecked_mut(stack.len) = object;
+                stack.len += 1;
+            } else {
+                ffi::PyObject_GC_Del(object.cast());
+            }
+            ffi::Py_DECREF(kind.cast());
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! The freelist of free-threaded builds: nothing is kept.
+
+use pyo3::ffi;
+
+pub(crate) struct Freelist;
+
+impl Freelist {
+    pub(crate) const fn new() -> Self {
+        Self
+    }
+
+    /// A zeroed, tracked object with one reference, or null with MemoryError set.
+    ///
+    /// # Safety
+    /// Attached.
+    pub(crate) unsafe fn take_or_alloc(&self, kind: *mut ffi::PyTypeObject) -> *mut ffi::PyObject {
+        // SAFETY: attached (contract).
+        unsafe { ffi::PyType_GenericAlloc(kind, 0) }
+    }
+
+    /// Frees an untracked, unreferenced object.
+    ///
+    /// # Safety
+    /// Attached; called from the tp_dealloc of the object, which does nothing more with it.
+    pub(crate) unsafe fn give(&self, object: *mut ffi::PyObject) {
+        // SAFETY: the caller gives the object up; the instance's reference to its type goes last.
+        unsafe {
+            let kind = ffi::Py_TYPE(object);
+            ffi::PyObject_GC_Del(object.cast());
+            ffi::Py_DECREF(kind.cast());
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! The loop: scheduling, the turn, descriptors, and its Python face `grapeshot._core.Loop`.
+//!
+//! Everything belongs to the thread that runs the loop. This room knows native I/O objects only as `Source`; it must
+//! not know transports, processes, coros or TLS.
+
+pub(crate) mod errors;
+mod freelist;
+mod handle;
+pub(crate) mod names;
+pub(crate) mod native_type;
+pub(crate) mod object_cell;
+pub(crate) mod pyloop;
+pub(crate) mod reactor;
+mod scheduling;
+mod slow;
+pub(crate) mod source;
+mod tasks;
+mod watching;
+
+use pyo3::prelude::*;
+
+/// Adds the loop and handle types to the module.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    names::fill(module.py())?;
+    handle::register(module)?;
+    pyloop::register(module)
+}

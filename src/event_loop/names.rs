@@ -1,0 +1,86 @@
+//! Interned strings and the few asyncio objects that native code needs, fetched once at import and kept for ever.
+//!
+//! Read-only after `fill`, so any attached thread may read it.
+
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyString, PyTuple};
+
+/// A Python object that is never freed.
+#[derive(Clone, Copy)]
+pub(crate) struct Kept(*mut ffi::PyObject);
+
+impl Kept {
+    fn new(object: &Bound<'_, PyAny>) -> Self {
+        Self(object.clone().into_ptr())
+    }
+
+    #[inline]
+    pub(crate) fn as_ptr(self) -> *mut ffi::PyObject {
+        self.0
+    }
+
+    #[inline]
+    pub(crate) fn bind(self, py: Python<'_>) -> Bound<'_, PyAny> {
+        // SAFETY: the reference taken in `new` is never given back, so the object is alive.
+        unsafe { Bound::from_borrowed_ptr(py, self.0) }
+    }
+}
+
+macro_rules! kept {
+    (strings { $($string:ident)* } objects { $($object:ident = $path:literal . $attribute:literal)* }) => {
+        pub(crate) struct Names {
+            $(pub(crate) $string: Kept,)*
+            $(pub(crate) $object: Kept,)*
+            /// `("loop",)`: the keyword names of a vectorcall.
+            pub(crate) kw_loop: Kept,
+        }
+
+        impl Names {
+            fn load(py: Python<'_>) -> PyResult<Self> {
+                Ok(Self {
+                    $($string: Kept::new(PyString::intern(py, stringify!($string)).as_any()),)*
+                    $($object: Kept::new(&py.import($path)?.getattr($attribute)?),)*
+                    kw_loop: Kept::new(PyTuple::new(py, [PyString::intern(py, "loop")])?.as_any()),
+                })
+            }
+        }
+    };
+}
+
+kept! {
+    strings {
+        connection_made connection_lost data_received eof_received get_buffer buffer_updated pause_writing
+        resume_writing set_result done fileno close _attach _detach
+        context
+    }
+    objects {
+        future_type = "asyncio"."Future"
+        task_type = "asyncio"."Task"
+        handle_type = "asyncio"."Handle"
+        timer_handle_type = "asyncio"."TimerHandle"
+        transport_type = "asyncio"."Transport"
+        buffered_protocol_type = "asyncio"."BufferedProtocol"
+    }
+}
+
+static NAMES: AtomicPtr<Names> = AtomicPtr::new(ptr::null_mut());
+
+/// Loads the table; called once by the module's initialization, before any native object exists.
+pub(crate) fn fill(py: Python<'_>) -> PyResult<()> {
+    let table = Box::into_raw(Box::new(Names::load(py)?));
+    NAMES.store(table, Ordering::Release);
+    Ok(())
+}
+
+/// The table.
+#[inline]
+pub(crate) fn names() -> &'static Names {
+    let table = NAMES.load(Ordering::Acquire);
+    debug_assert!(!table.is_null());
+    // SAFETY: `fill` has run before any code of this crate could be reached from Python, and the table is never freed.
+    unsafe { &*table }
+}

@@ -1,0 +1,354 @@
+//! How this crate writes Python types by hand: `PyType_FromSpec` with METH_FASTCALL methods, since `#[pyclass]`
+//! costs too much where a method runs per callback or per packet (`call_soon`: 150 ns against 92).
+//!
+//! The pieces: `This` is the receiver of a method, `Args` its arguments, `method!`/`getter!` build table rows around
+//! safe Rust functions, `NativeType` says what a type's object looks like, `new_type` makes the type object.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::ptr;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyString, PyTuple, PyType};
+
+use super::errors;
+
+/// The receiver of a native method: the object, and the proof that the thread is attached.
+pub(crate) struct This<'py, T> {
+    py: Python<'py>,
+    object: *mut ffi::PyObject,
+    layout: PhantomData<&'py T>,
+}
+
+impl<T> Clone for This<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for This<'_, T> {}
+
+impl<'py, T> This<'py, T> {
+    /// # Safety
+    /// `object` has the layout `T` and stays alive for as long as the result is used.
+    #[inline]
+    pub(crate) unsafe fn new(py: Python<'py>, object: *mut ffi::PyObject) -> Self {
+        Self { py, object, layout: PhantomData }
+    }
+
+    #[inline]
+    pub(crate) fn py(self) -> Python<'py> {
+        self.py
+    }
+
+    #[inline]
+    pub(crate) fn as_ptr(self) -> *mut ffi::PyObject {
+        self.object
+    }
+
+    /// A new reference to the object.
+    #[inline]
+    pub(crate) fn to_bound(self) -> Bound<'py, PyAny> {
+        // SAFETY: the object is alive (contract of `new`); from_borrowed adds a reference.
+        unsafe { Bound::from_borrowed_ptr(self.py, self.object) }
+    }
+}
+
+impl<T> Deref for This<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: layout and life time are the contract of `new`; all fields that change are cells, so shared
+        // references are enough and none is exclusive across a call into Python.
+        unsafe { &*self.object.cast::<T>() }
+    }
+}
+
+/// The arguments of one METH_FASTCALL|METH_KEYWORDS call, borrowed from the caller.
+#[derive(Clone, Copy)]
+pub(crate) struct Args<'a, 'py> {
+    py: Python<'py>,
+    values: &'a [*mut ffi::PyObject],
+    positional: usize,
+    kwnames: *mut ffi::PyObject,
+}
+
+impl<'a, 'py> Args<'a, 'py> {
+    /// # Safety
+    /// The four values are those of one METH_FASTCALL|METH_KEYWORDS call.
+    #[inline]
+    unsafe fn new(
+        py: Python<'py>,
+        args: *const *mut ffi::PyObject,
+        nargs: ffi::Py_ssize_t,
+        kwnames: *mut ffi::PyObject,
+    ) -> Self {
+        let positional = nargs as usize;
+        let keywords = if kwnames.is_null() {
+            0
+        } else {
+            // SAFETY: kwnames is a tuple by the calling convention.
+            unsafe { ffi::PyTuple_GET_SIZE(kwnames) as usize }
+        };
+        let total = positional + keywords;
+        let values = if total == 0 {
+            &[][..]
+        } else {
+            // SAFETY: by the calling convention the array holds the positional values and then the keyword values.
+            unsafe { std::slice::from_raw_parts(args, total) }
+        };
+        Self { py, values, positional, kwnames }
+    }
+
+    /// The positional arguments as borrowed pointers.
+    #[inline]
+    pub(crate) fn positional(&self) -> &'a [*mut ffi::PyObject] {
+        &self.values[..self.positional]
+    }
+
+    /// All values, the keyword ones after the positional ones, as borrowed pointers.
+    pub(crate) fn values(&self) -> &'a [*mut ffi::PyObject] {
+        self.values
+    }
+
+    /// The tuple of keyword names, null if there is none.
+    pub(crate) fn kwnames(&self) -> *mut ffi::PyObject {
+        self.kwnames
+    }
+
+    /// Positional argument `index` as a new reference.
+    #[inline]
+    pub(crate) fn get(&self, index: usize) -> Option<Bound<'py, PyAny>> {
+        let object = *self.positional().get(index)?;
+        // SAFETY: arguments are alive for the length of the call; from_borrowed adds a reference.
+        Some(unsafe { Bound::from_borrowed_ptr(self.py, object) })
+    }
+
+    /// Checks that exactly `count` positional arguments and no keywords came. TypeError otherwise.
+    #[inline]
+    pub(crate) fn exactly(&self, name: &str, count: usize) -> PyResult<()> {
+        if self.positional == count && self.kwnames.is_null() {
+            return Ok(());
+        }
+        Err(self.wrong_count(name, &format!("exactly {count}")))
+    }
+
+    /// Checks that at least `count` positional arguments came. TypeError otherwise.
+    #[inline]
+    pub(crate) fn at_least(&self, name: &str, count: usize) -> PyResult<()> {
+        if self.positional >= count {
+            return Ok(());
+        }
+        Err(self.wrong_count(name, &format!("at least {count}")))
+    }
+
+    #[cold]
+    fn wrong_count(&self, name: &str, expected: &str) -> PyErr {
+        if self.positional < self.values.len() && !self.kwnames.is_null() {
+            return PyTypeError::new_err(format!("{name}() takes {expected} positional argument(s) and no such keyword"));
+        }
+        PyTypeError::new_err(format!("{name}() takes {expected} positional argument(s) but {} were given", self.positional))
+    }
+
+    /// The keyword arguments as (name, borrowed value).
+    pub(crate) fn keywords(&self) -> impl Iterator<Item = (Bound<'py, PyAny>, *mut ffi::PyObject)> + 'a
+    where
+        'py: 'a,
+    {
+        let (py, kwnames) = (self.py, self.kwnames);
+        self.values[self.positional..].iter().enumerate().map(move |(index, value)| {
+            // SAFETY: the tuple has one name for each keyword value, by the calling convention.
+            let name = unsafe { Bound::from_borrowed_ptr(py, ffi::PyTuple_GET_ITEM(kwnames, index as ffi::Py_ssize_t)) };
+            (name, *value)
+        })
+    }
+
+    /// Fills `values` from positional and keyword arguments by the parameter `names`, all of them optional here
+    /// (the caller checks what it requires). TypeError for too many, unknown or doubled ones.
+    pub(crate) fn bind<const N: usize>(&self, function: &str, names: [&str; N]) -> PyResult<[Option<Bound<'py, PyAny>>; N]> {
+        let mut bound: [Option<Bound<'py, PyAny>>; N] = [const { None }; N];
+        if self.positional > N {
+            return Err(self.wrong_count(function, &format!("at most {N}")));
+        }
+        for (index, slot) in bound.iter_mut().enumerate() {
+            *slot = self.get(index);
+        }
+        for (name, value) in self.keywords() {
+            let text = name.cast::<PyString>()?.to_string_lossy().into_owned();
+            let Some(index) = names.iter().position(|known| *known == text) else {
+                return Err(PyTypeError::new_err(format!("{function}() got an unexpected keyword argument '{text}'")));
+            };
+            if bound[index].is_some() {
+                return Err(PyTypeError::new_err(format!("{function}() got multiple values for argument '{text}'")));
+            }
+            // SAFETY: keyword values are alive for the length of the call; from_borrowed adds a reference.
+            bound[index] = Some(unsafe { Bound::from_borrowed_ptr(self.py, value) });
+        }
+        Ok(bound)
+    }
+}
+
+/// The body of a method wrapper: see `method!`.
+///
+/// # Safety
+/// To be called only by CPython through a method table of a type whose objects have the layout `T`.
+#[inline(always)]
+pub(crate) unsafe fn call_method<T>(
+    slf: *mut ffi::PyObject,
+    args: *const *mut ffi::PyObject,
+    nargs: ffi::Py_ssize_t,
+    kwnames: *mut ffi::PyObject,
+    body: for<'a, 'py> fn(This<'py, T>, Args<'a, 'py>) -> PyResult<Bound<'py, PyAny>>,
+) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls methods attached; `slf` has been checked against the type by the method descriptor and
+    // is kept alive by the caller; the arguments follow the METH_FASTCALL|METH_KEYWORDS convention.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            body(This::new(py, slf), Args::new(py, args, nargs, kwnames)).map(Bound::into_ptr)
+        })
+    }
+}
+
+/// The body of a getter wrapper: see `getter!`.
+///
+/// # Safety
+/// As for `call_method`.
+pub(crate) unsafe fn call_getter<T>(
+    slf: *mut ffi::PyObject,
+    body: for<'py> fn(This<'py, T>) -> PyResult<Bound<'py, PyAny>>,
+) -> *mut ffi::PyObject {
+    // SAFETY: as in `call_method`.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || body(This::new(py, slf)).map(Bound::into_ptr))
+    }
+}
+
+/// A row of a method table around `fn(This<T>, Args) -> PyResult<Bound<PyAny>>`.
+macro_rules! method {
+    ($layout:ty, $name:literal, $body:path, $doc:literal) => {{
+        unsafe extern "C" fn raw(
+            slf: *mut pyo3::ffi::PyObject,
+            args: *const *mut pyo3::ffi::PyObject,
+            nargs: pyo3::ffi::Py_ssize_t,
+            kwnames: *mut pyo3::ffi::PyObject,
+        ) -> *mut pyo3::ffi::PyObject {
+            // SAFETY: only CPython calls this, through the method table of the type with this layout.
+            unsafe { $crate::event_loop::native_type::call_method::<$layout>(slf, args, nargs, kwnames, $body) }
+        }
+        pyo3::ffi::PyMethodDef {
+            ml_name: $name.as_ptr(),
+            ml_meth: pyo3::ffi::PyMethodDefPointer { PyCFunctionFastWithKeywords: raw },
+            ml_flags: pyo3::ffi::METH_FASTCALL | pyo3::ffi::METH_KEYWORDS,
+            ml_doc: $doc.as_ptr(),
+        }
+    }};
+}
+pub(crate) use method;
+
+/// A row of a getset table around `fn(This<T>) -> PyResult<Bound<PyAny>>`.
+macro_rules! getter {
+    ($layout:ty, $name:literal, $body:path, $doc:literal) => {{
+        unsafe extern "C" fn raw(slf: *mut pyo3::ffi::PyObject, _: *mut std::ffi::c_void) -> *mut pyo3::ffi::PyObject {
+            // SAFETY: only CPython calls this, through the getset table of the type with this layout.
+            unsafe { $crate::event_loop::native_type::call_getter::<$layout>(slf, $body) }
+        }
+        pyo3::ffi::PyGetSetDef {
+            name: $name.as_ptr(),
+            get: Some(raw),
+            set: None,
+            doc: $doc.as_ptr(),
+            closure: std::ptr::null_mut(),
+        }
+    }};
+}
+pub(crate) use getter;
+
+/// What a hand-written type must say about its objects.
+pub(crate) trait NativeType: Sized {
+    /// Fully qualified, e.g. `grapeshot._core.Handle`.
+    const NAME: &'static CStr;
+    const DOC: &'static CStr;
+    const FLAGS: u64;
+    /// Reports every reference the object holds (the type's own is reported for it).
+    ///
+    /// # Safety
+    /// Called by the collector only; nothing may run Python code in it.
+    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int;
+    /// Drops the references that can be part of a cycle.
+    fn clear(this: This<'_, Self>);
+}
+
+unsafe extern "C" fn traverse<T: NativeType>(slf: *mut ffi::PyObject, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+    // SAFETY: the collector passes a live object of this type, and heap types are visited by their instances.
+    unsafe {
+        let result = visit(ffi::Py_TYPE(slf).cast(), arg);
+        if result != 0 {
+            return result;
+        }
+        (*slf.cast::<T>()).traverse(visit, arg)
+    }
+}
+
+unsafe extern "C" fn clear<T: NativeType>(slf: *mut ffi::PyObject) -> c_int {
+    // SAFETY: the collector runs attached and passes a live object of this type.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, 0, || {
+            T::clear(This::new(py, slf));
+            Ok(0)
+        })
+    }
+}
+
+/// One entry of a type spec.
+pub(crate) fn slot(id: c_int, value: *mut c_void) -> ffi::PyType_Slot {
+    ffi::PyType_Slot { slot: id, pfunc: value }
+}
+
+/// Makes the heap type of `T` with tp_traverse and tp_clear from its `NativeType`, and `slots` beside them.
+///
+/// # Safety
+/// The slots are right for objects of layout `T` (`tp_dealloc` among them); tables they point to live for ever.
+pub(crate) unsafe fn new_type<'py, T: NativeType>(
+    module: &Bound<'py, PyModule>,
+    bases: Option<&Bound<'py, PyTuple>>,
+    slots: &[ffi::PyType_Slot],
+) -> PyResult<Bound<'py, PyType>> {
+    let py = module.py();
+    let mut all = vec![
+        slot(ffi::Py_tp_doc, T::DOC.as_ptr().cast_mut().cast()),
+        slot(ffi::Py_tp_traverse, traverse::<T> as *mut c_void),
+        slot(ffi::Py_tp_clear, clear::<T> as *mut c_void),
+    ];
+    all.extend(slots.iter().map(|entry| slot(entry.slot, entry.pfunc)));
+    all.push(slot(0, ptr::null_mut()));
+    let mut spec = ffi::PyType_Spec {
+        name: T::NAME.as_ptr(),
+        basicsize: size_of::<T>() as c_int,
+        itemsize: 0,
+        flags: (T::FLAGS | u64::from(ffi::Py_TPFLAGS_DEFAULT as u32) | ffi::Py_TPFLAGS_HAVE_GC as u64) as u32,
+        slots: all.as_mut_ptr(),
+    };
+    // SAFETY: the spec and its slots live through the call, which copies them; the caller vouches for their content.
+    unsafe {
+        let made = ffi::PyType_FromModuleAndSpec(
+            module.as_ptr(),
+            &raw mut spec,
+            bases.map_or(ptr::null_mut(), |bases| bases.as_ptr()),
+        );
+        Ok(errors::owned(py, made)?.cast_into_unchecked::<PyType>())
+    }
+}
+
+/// A method or getset table that lives for ever, with its closing zero row.
+pub(crate) fn leak_table<R>(rows: Vec<R>, end: R) -> *mut c_void {
+    let mut rows = rows;
+    rows.push(end);
+    Box::leak(rows.into_boxed_slice()).as_mut_ptr().cast()
+}

@@ -1,0 +1,78 @@
+//! `ObjectCell`: one owned, replaceable reference inside a native object.
+//!
+//! Touched only while attached to the interpreter, by the thread that may touch the object that holds it. All zeroes
+//! is the empty cell, so freshly allocated (zeroed) objects need no further set-up.
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+#[repr(transparent)]
+pub(crate) struct ObjectCell(Cell<*mut ffi::PyObject>);
+
+impl ObjectCell {
+    pub(crate) const fn empty() -> Self {
+        Self(Cell::new(ptr::null_mut()))
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        !self.0.get().is_null()
+    }
+
+    /// The borrowed pointer, null when empty. It stays valid only until something else can run.
+    pub(crate) fn as_ptr(&self) -> *mut ffi::PyObject {
+        self.0.get()
+    }
+
+    /// A new reference to what the cell holds.
+    #[inline]
+    pub(crate) fn get<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+        // SAFETY: the cell holds null or a reference of its own; from_borrowed adds one for the result.
+        unsafe { Bound::from_borrowed_ptr_or_opt(py, self.0.get()) }
+    }
+
+    /// Replaces the content. The old one is dropped after the store, so code that its destructor runs sees the new.
+    pub(crate) fn set(&self, value: Bound<'_, PyAny>) {
+        let py = value.py();
+        let old = self.0.replace(value.into_ptr());
+        // SAFETY: the cell owned `old`, which it no longer holds.
+        drop(unsafe { Bound::from_owned_ptr_or_opt(py, old) });
+    }
+
+    /// Stores a reference into a cell known to be empty.
+    #[inline]
+    pub(crate) fn put_new(&self, value: *mut ffi::PyObject) {
+        debug_assert!(self.0.get().is_null());
+        self.0.set(value);
+    }
+
+    /// Takes the owned reference out as a pointer, null when empty.
+    #[inline]
+    pub(crate) fn take_ptr(&self) -> *mut ffi::PyObject {
+        self.0.replace(ptr::null_mut())
+    }
+
+    /// Takes the content out, leaving the cell empty.
+    #[inline]
+    pub(crate) fn take<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+        let old = self.0.replace(ptr::null_mut());
+        // SAFETY: the cell owned `old`, and ownership moves to the result.
+        unsafe { Bound::from_owned_ptr_or_opt(py, old) }
+    }
+
+    /// For `tp_traverse`: reports the reference to the collector.
+    ///
+    /// # Safety
+    /// `visit` and `arg` are those that the collector passed to `tp_traverse`.
+    pub(crate) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        let object = self.0.get();
+        if object.is_null() {
+            return 0;
+        }
+        // SAFETY: the caller passes the collector's own function and argument; the object is alive while held here.
+        unsafe { visit(object, arg) }
+    }
+}

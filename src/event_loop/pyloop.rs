@@ -1,0 +1,300 @@
+//! `grapeshot._core.Loop`: the native base of `grapeshot.Loop`, its state and life cycle.
+//!
+//! What runs per callback lives in the native methods here and in `scheduling`, `watching` and `tasks`; what runs
+//! per loop or per connection is Python, in the package. The object belongs to the thread that runs it; other
+//! threads may only call `call_soon_threadsafe` and read-only methods.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::ManuallyDrop;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyFloat, PyNone, PyType};
+
+use super::errors;
+use super::native_type::{Args, NativeType, This, getter, leak_table, method, new_type, slot};
+use super::object_cell::ObjectCell;
+use super::reactor::{Reactor, current_thread};
+use super::{scheduling, tasks, watching};
+
+/// The object: a Python header, the reactor, and what only Python asks for.
+#[repr(C)]
+pub(crate) struct LoopObject {
+    base: ffi::PyObject,
+    reactor: ManuallyDrop<Reactor>,
+    pub(super) task_factory: ObjectCell,
+    /// Keyword names that `create_task` saw last, and the same with "loop" before them.
+    pub(super) task_kwnames: (ObjectCell, ObjectCell),
+    is_reactor_live: Cell<bool>,
+}
+
+static LOOP_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
+
+impl LoopObject {
+    #[inline]
+    pub(crate) fn reactor(&self) -> &Reactor {
+        &self.reactor
+    }
+
+    /// The native part of a loop object.
+    #[inline]
+    pub(crate) fn of<'a>(event_loop: &'a Bound<'_, PyAny>) -> &'a Self {
+        debug_assert!(Self::is_loop(event_loop));
+        // SAFETY: only called with objects that native code got as its own loop (checked above in debug builds).
+        unsafe { &*event_loop.as_ptr().cast::<Self>() }
+    }
+
+    /// True for an instance of `grapeshot._core.Loop` or a subclass.
+    pub(crate) fn is_loop(object: &Bound<'_, PyAny>) -> bool {
+        // SAFETY: attached; LOOP_TYPE is set before any instance exists.
+        unsafe { ffi::PyObject_TypeCheck(object.as_ptr(), LOOP_TYPE.load(Ordering::Relaxed)) != 0 }
+    }
+
+    pub(crate) fn to_bound<'py>(&self, py: Python<'py>) -> Bound<'py, PyAny> {
+        // SAFETY: a LoopObject is always the body of a live Python object; from_borrowed adds a reference.
+        unsafe { Bound::from_borrowed_ptr(py, self.as_ptr()) }
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut ffi::PyObject {
+        ptr::from_ref(self).cast_mut().cast()
+    }
+
+    /// RuntimeError in debug mode if a method that is not thread-safe comes from a thread that does not run the loop.
+    #[cold]
+    pub(super) fn check_thread(&self) -> PyResult<()> {
+        let owner = self.reactor.owner();
+        if owner != 0 && owner != current_thread() {
+            return Err(PyRuntimeError::new_err(
+                "Non-thread-safe operation invoked on an event loop other than the current one",
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl NativeType for LoopObject {
+    const NAME: &'static CStr = c"grapeshot._core.Loop";
+    const DOC: &'static CStr = c"The native part of grapeshot.Loop: poller, timers, ready queue, scheduling.";
+    const FLAGS: u64 = ffi::Py_TPFLAGS_BASETYPE as u64;
+
+    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        for cell in [&self.task_factory, &self.task_kwnames.0, &self.task_kwnames.1] {
+            // SAFETY: visit and arg are the collector's.
+            let result = unsafe { cell.traverse(visit, arg) };
+            if result != 0 {
+                return result;
+            }
+        }
+        if !self.is_reactor_live.get() {
+            return 0;
+        }
+        // SAFETY: as above; the reactor was written by tp_new.
+        unsafe { self.reactor.traverse(visit, arg) }
+    }
+
+    fn clear(this: This<'_, Self>) {
+        let py = this.py();
+        drop(this.task_factory.take(py));
+        if this.is_reactor_live.get() {
+            this.reactor.drop_work(py);
+        }
+    }
+}
+
+unsafe extern "C" fn new_loop(
+    kind: *mut ffi::PyTypeObject,
+    _args: *mut ffi::PyObject,
+    _kwargs: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls tp_new attached with this type or a subclass, whose instances start with our layout; the
+    // allocation is zeroed, and the reactor is written into it before anyone else sees the object.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            let reactor = Reactor::new().map_err(|error| errors::os_error(&error))?;
+            let object = ffi::PyType_GenericAlloc(kind, 0);
+            if object.is_null() {
+                return Err(errors::fetch(py));
+            }
+            let body = object.cast::<LoopObject>();
+            ptr::write(&raw mut (*body).reactor, ManuallyDrop::new(reactor));
+            (*body).is_reactor_live.set(true);
+            Ok(object)
+        })
+    }
+}
+
+unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
+    // SAFETY: CPython calls this attached, once, with an unreferenced loop; the fields are dropped in place and the
+    // memory goes back through the type's own tp_free.
+    unsafe {
+        let py = Python::assume_attached();
+        ffi::PyObject_GC_UnTrack(slf.cast());
+        let body = slf.cast::<LoopObject>();
+        if (*body).is_reactor_live.get() {
+            (*body).reactor.close(py);
+            ManuallyDrop::drop(&mut (*body).reactor);
+        }
+        for cell in [&(*body).task_factory, &(*body).task_kwnames.0, &(*body).task_kwnames.1] {
+            drop(cell.take(py));
+        }
+        let kind = ffi::Py_TYPE(slf);
+        if let Some(free) = (*kind).tp_free {
+            free(slf.cast());
+        }
+        ffi::Py_DECREF(kind.cast());
+    }
+}
+
+type Object<'py> = PyResult<Bound<'py, PyAny>>;
+
+pub(super) fn none(py: Python<'_>) -> Bound<'_, PyAny> {
+    PyNone::get(py).to_owned().into_any()
+}
+
+fn bool_object(py: Python<'_>, value: bool) -> Bound<'_, PyAny> {
+    PyBool::new(py, value).to_owned().into_any()
+}
+
+fn is_running<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("is_running", 0)?;
+    Ok(bool_object(this.py(), this.reactor.owner() != 0))
+}
+
+fn is_closed<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("is_closed", 0)?;
+    Ok(bool_object(this.py(), this.reactor.is_closed()))
+}
+
+fn stop<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("stop", 0)?;
+    this.reactor.stop();
+    Ok(none(this.py()))
+}
+
+fn get_debug<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("get_debug", 0)?;
+    Ok(bool_object(this.py(), this.reactor.is_debug()))
+}
+
+fn set_debug<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    let [enabled] = args.bind("set_debug", ["enabled"])?;
+    this.reactor.set_debug(enabled.is_some_and(|value| value.is_truthy().unwrap_or(false)));
+    Ok(none(this.py()))
+}
+
+fn check_closed<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_check_closed", 0)?;
+    this.reactor.check_closed()?;
+    Ok(none(this.py()))
+}
+
+fn check_running<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_check_running", 0)?;
+    let py = this.py();
+    if this.reactor.owner() != 0 {
+        return Err(PyRuntimeError::new_err("This event loop is already running"));
+    }
+    let running = py.import("asyncio.events")?.call_method0("_get_running_loop")?;
+    if !running.is_none() {
+        return Err(PyRuntimeError::new_err("Cannot run the event loop while another loop is running"));
+    }
+    Ok(none(py))
+}
+
+fn run<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_run", 0)?;
+    this.reactor.check_closed()?;
+    if this.reactor.owner() != 0 {
+        return Err(PyRuntimeError::new_err("This event loop is already running"));
+    }
+    this.reactor.run(this.py(), &this)?;
+    Ok(none(this.py()))
+}
+
+fn close<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_close", 0)?;
+    if this.reactor.owner() != 0 {
+        return Err(PyRuntimeError::new_err("Cannot close a running event loop"));
+    }
+    this.reactor.close(this.py());
+    Ok(none(this.py()))
+}
+
+fn thread_id(this: This<'_, LoopObject>) -> Object<'_> {
+    match this.reactor.owner() {
+        0 => Ok(none(this.py())),
+        owner => Ok(owner.into_pyobject(this.py())?.into_any()),
+    }
+}
+
+fn slow_callback_duration(this: This<'_, LoopObject>) -> Object<'_> {
+    Ok(PyFloat::new(this.py(), this.reactor.slow_callback_s.get()).into_any())
+}
+
+unsafe extern "C" fn set_slow_callback_duration(
+    slf: *mut ffi::PyObject,
+    value: *mut ffi::PyObject,
+    _: *mut c_void,
+) -> c_int {
+    // SAFETY: CPython calls setters attached with an object of the type; value is null on deletion.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, -1, || {
+            let Some(value) = Bound::from_borrowed_ptr_or_opt(py, value) else {
+                return Err(pyo3::exceptions::PyAttributeError::new_err("cannot delete slow_callback_duration"));
+            };
+            This::<LoopObject>::new(py, slf).reactor.slow_callback_s.set(value.extract()?);
+            Ok(0)
+        })
+    }
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let mut methods = vec![
+        method!(LoopObject, c"is_running", is_running, c"True while a thread runs the loop."),
+        method!(LoopObject, c"is_closed", is_closed, c"True once the loop was closed."),
+        method!(LoopObject, c"stop", stop, c"Let the current turn end and leave run_forever()."),
+        method!(LoopObject, c"get_debug", get_debug, c"True in debug mode."),
+        method!(LoopObject, c"set_debug", set_debug, c"Turn debug mode on or off."),
+        method!(LoopObject, c"_check_closed", check_closed, c"RuntimeError if the loop is closed."),
+        method!(LoopObject, c"_check_running", check_running, c"RuntimeError if this or another loop runs here."),
+        method!(LoopObject, c"_run", run, c"Run turns until stop()."),
+        method!(LoopObject, c"_close", close, c"Drop all work and close the poller."),
+    ];
+    methods.extend(scheduling::methods());
+    methods.extend(watching::methods());
+    methods.extend(tasks::methods());
+    let getters = vec![
+        getter!(LoopObject, c"_thread_id", thread_id, c"The running thread's identifier, or None."),
+        ffi::PyGetSetDef {
+            set: Some(set_slow_callback_duration),
+            ..getter!(
+                LoopObject,
+                c"slow_callback_duration",
+                slow_callback_duration,
+                c"Seconds after which debug mode logs a callback as slow."
+            )
+        },
+    ];
+    // SAFETY: the functions are those of this layout, the tables are leaked.
+    let kind: Bound<'_, PyType> = unsafe {
+        new_type::<LoopObject>(
+            module,
+            None,
+            &[
+                slot(ffi::Py_tp_new, new_loop as *mut c_void),
+                slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
+                slot(ffi::Py_tp_methods, leak_table(methods, ffi::PyMethodDef::zeroed())),
+                slot(ffi::Py_tp_getset, leak_table(getters, ffi::PyGetSetDef::default())),
+            ],
+        )?
+    };
+    module.add("Loop", &kind)?;
+    LOOP_TYPE.store(kind.into_ptr().cast(), Ordering::Release);
+    Ok(())
+}

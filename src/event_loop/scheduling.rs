@@ -1,0 +1,185 @@
+//! `call_soon`, `call_later`, `call_at`, `call_soon_threadsafe`, `time`: the loop's hottest methods.
+
+use std::ptr;
+
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyFloat;
+
+use super::errors;
+use super::handle::{HandleRef, check_callback};
+use super::names::names;
+use super::native_type::{Args, This, method};
+use super::pyloop::LoopObject;
+use super::reactor::time_s;
+
+type Object<'py> = PyResult<Bound<'py, PyAny>>;
+
+/// The `context` keyword as a borrowed pointer, null if it is absent or None. TypeError for any other keyword.
+#[inline]
+fn context_keyword(args: &Args<'_, '_>, function: &str) -> PyResult<*mut ffi::PyObject> {
+    if args.kwnames().is_null() {
+        return Ok(ptr::null_mut());
+    }
+    let mut context = ptr::null_mut();
+    for (name, value) in args.keywords() {
+        if name.as_ptr() != names().context.as_ptr() && !name.eq("context")? {
+            return Err(PyTypeError::new_err(format!("{function}() got an unexpected keyword argument '{name}'")));
+        }
+        context = value;
+    }
+    // SAFETY: None is immortal or at least alive; only its address is compared.
+    if context == unsafe { ffi::Py_None() } {
+        return Ok(ptr::null_mut());
+    }
+    // SAFETY: a keyword value is alive for the length of the call.
+    if !context.is_null() && unsafe { ffi::PyContext_CheckExact(context) } == 0 {
+        return Err(PyTypeError::new_err("context must be a contextvars.Context or None"));
+    }
+    Ok(context)
+}
+
+#[cold]
+fn check_debug(this: &LoopObject, args: &Args<'_, '_>, index: usize, method: &str) -> PyResult<()> {
+    if method != "call_soon_threadsafe" {
+        this.check_thread()?;
+    }
+    match args.get(index) {
+        Some(callback) => check_callback(&callback, method),
+        None => Ok(()),
+    }
+}
+
+/// Debug mode remembers where the handle was made: the stack of the caller, as asyncio keeps it.
+#[cold]
+fn remember_source(py: Python<'_>, handle: HandleRef) -> PyResult<()> {
+    match py.import("asyncio.format_helpers").and_then(|helpers| helpers.call_method0("extract_stack")) {
+        Ok(stack) => {
+            handle.set_source_traceback(py, stack);
+            Ok(())
+        }
+        Err(error) => {
+            handle.release(py);
+            Err(error)
+        }
+    }
+}
+
+fn call_soon<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    let py = this.py();
+    args.at_least("call_soon", 1)?;
+    let reactor = this.reactor();
+    reactor.check_closed()?;
+    let context = context_keyword(&args, "call_soon")?;
+    if reactor.is_debug() {
+        check_debug(&this, &args, 0, "call_soon")?;
+    }
+    let values = args.positional();
+    let handle = HandleRef::create(py, this.as_ptr().cast(), values[0], &values[1..], context, None)?;
+    if reactor.is_debug() {
+        remember_source(py, handle)?;
+    }
+    reactor.push_handle(handle.new_ref());
+    Ok(handle.into_bound(py))
+}
+
+fn call_soon_threadsafe<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    let py = this.py();
+    args.at_least("call_soon_threadsafe", 1)?;
+    let reactor = this.reactor();
+    reactor.check_closed()?;
+    let context = context_keyword(&args, "call_soon_threadsafe")?;
+    if reactor.is_debug() {
+        check_debug(&this, &args, 0, "call_soon_threadsafe")?;
+    }
+    let values = args.positional();
+    let handle = HandleRef::create(py, this.as_ptr().cast(), values[0], &values[1..], context, None)?;
+    if reactor.is_debug() {
+        remember_source(py, handle)?;
+    }
+    reactor.push_threadsafe(handle.new_ref());
+    Ok(handle.into_bound(py))
+}
+
+/// The first argument as seconds.
+#[inline]
+fn seconds(py: Python<'_>, value: *mut ffi::PyObject, none_message: &'static str) -> PyResult<f64> {
+    // SAFETY: an argument, alive for the length of the call; attached.
+    let number = unsafe {
+        if value == ffi::Py_None() {
+            return Err(PyTypeError::new_err(none_message));
+        }
+        ffi::PyFloat_AsDouble(value)
+    };
+    // PyFloat_AsDouble's error value; a real -1.0 leaves no exception.
+    if number == -1.0
+        && let Some(error) = PyErr::take(py)
+    {
+        return Err(error);
+    }
+    if number.is_nan() {
+        return Err(PyValueError::new_err("a delay or deadline cannot be NaN"));
+    }
+    Ok(number)
+}
+
+fn schedule_timer<'py>(
+    this: This<'py, LoopObject>,
+    args: &Args<'_, 'py>,
+    when_s: f64,
+    method: &str,
+) -> Object<'py> {
+    let py = this.py();
+    let reactor = this.reactor();
+    let context = context_keyword(args, method)?;
+    if reactor.is_debug() {
+        check_debug(&this, args, 1, method)?;
+    }
+    let values = args.positional();
+    let handle = HandleRef::create(py, this.as_ptr().cast(), values[1], &values[2..], context, Some(when_s))?;
+    if reactor.is_debug() {
+        remember_source(py, handle)?;
+    }
+    reactor.push_timer(py, handle.new_ref());
+    Ok(handle.into_bound(py))
+}
+
+fn call_later<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    args.at_least("call_later", 2)?;
+    let delay_s = seconds(this.py(), args.positional()[0], "delay must not be None")?;
+    this.reactor().check_closed()?;
+    schedule_timer(this, &args, time_s() + delay_s, "call_later")
+}
+
+fn call_at<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    args.at_least("call_at", 2)?;
+    let when_s = seconds(this.py(), args.positional()[0], "when cannot be None")?;
+    this.reactor().check_closed()?;
+    schedule_timer(this, &args, when_s, "call_at")
+}
+
+fn time<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("time", 0)?;
+    Ok(PyFloat::new(this.py(), time_s()).into_any())
+}
+
+pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
+    vec![
+        method!(LoopObject, c"call_soon", call_soon, c"Run callback(*args) in the next turn; returns a Handle."),
+        method!(
+            LoopObject,
+            c"call_soon_threadsafe",
+            call_soon_threadsafe,
+            c"call_soon() from any thread; wakes the loop."
+        ),
+        method!(LoopObject, c"call_later", call_later, c"Run callback(*args) after delay seconds; a TimerHandle."),
+        method!(LoopObject, c"call_at", call_at, c"Run callback(*args) at loop.time() == when; a TimerHandle."),
+        method!(LoopObject, c"time", time, c"Seconds of the monotonic clock (that of time.monotonic())."),
+    ]
+}
+
+/// An exception for a failed system call of a method on `fd`.
+pub(super) fn os_result<T>(result: std::io::Result<T>) -> PyResult<T> {
+    result.map_err(|error| errors::os_error(&error))
+}

@@ -1,0 +1,52 @@
+//! Debug mode's slow-callback log: the same sentence as asyncio's, on the same logger.
+//!
+//! Runs on the loop's thread, and only in debug mode.
+
+use pyo3::prelude::*;
+
+use super::handle::HandleRef;
+use super::pyloop::LoopObject;
+use crate::sys::clock;
+
+/// Runs `handle` and logs it if it took at least `limit_s` seconds.
+#[cold]
+pub(crate) fn run_handle(py: Python<'_>, event_loop: &LoopObject, handle: HandleRef, limit_s: f64) -> PyResult<()> {
+    let started_ns = clock::now_ns();
+    let result = handle.run_and_keep(py);
+    let took_s = elapsed_s(started_ns);
+    if took_s >= limit_s {
+        let own = handle.this(py).to_bound();
+        let logged = py
+            .import("asyncio.base_events")
+            .and_then(|events| events.call_method1("_format_handle", (&own,)))
+            .and_then(|text| warn(py, &text, took_s));
+        if let Err(error) = logged {
+            error.write_unraisable(py, Some(&event_loop.to_bound(py)));
+        }
+    }
+    handle.forget_call(py);
+    result
+}
+
+/// Logs a transport whose event took at least `limit_s` seconds since `started_ns`.
+#[cold]
+pub(crate) fn check_source(source: &Bound<'_, PyAny>, started_ns: u64, limit_s: f64) {
+    let took_s = elapsed_s(started_ns);
+    if took_s < limit_s {
+        return;
+    }
+    let py = source.py();
+    if let Err(error) = source.repr().and_then(|text| warn(py, text.as_any(), took_s)) {
+        error.write_unraisable(py, Some(source));
+    }
+}
+
+fn elapsed_s(started_ns: u64) -> f64 {
+    clock::now_ns().saturating_sub(started_ns) as f64 / 1e9
+}
+
+fn warn(py: Python<'_>, what: &Bound<'_, PyAny>, took_s: f64) -> PyResult<()> {
+    let logger = py.import("asyncio.log")?.getattr("logger")?;
+    logger.call_method1("warning", ("Executing %s took %.3f seconds", what, took_s))?;
+    Ok(())
+}

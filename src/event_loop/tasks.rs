@@ -1,0 +1,164 @@
+//! `create_future`, `create_task` and the task factory: stock `asyncio.Future` and `asyncio.Task`.
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString, PyTuple};
+
+use super::errors;
+use super::names::names;
+use super::native_type::{Args, This, method};
+use super::pyloop::{LoopObject, none};
+
+type Object<'py> = PyResult<Bound<'py, PyAny>>;
+
+/// The coroutine and the keyword values (name, context, eager_start) that fit into the array of the fast call.
+const MAX_TASK_VALUES: usize = 6;
+
+fn create_future<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("create_future", 0)?;
+    let py = this.py();
+    let call = [std::ptr::null_mut(), this.as_ptr()];
+    // SAFETY: Future(loop=self): one keyword value, its name in the kept tuple; call[0] is the free place that the
+    // offset flag allows.
+    unsafe {
+        errors::owned(
+            py,
+            ffi::PyObject_Vectorcall(
+                names().future_type.as_ptr(),
+                call[1..].as_ptr(),
+                ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
+                names().kw_loop.as_ptr(),
+            ),
+        )
+    }
+}
+
+/// The keyword names of a Task call: "loop" and then those of this call. Call sites pass constant tuples, so the
+/// last one is remembered by identity.
+fn task_kwnames<'py>(this: This<'py, LoopObject>, kwnames: *mut ffi::PyObject) -> Object<'py> {
+    let py = this.py();
+    if kwnames.is_null() {
+        return Ok(names().kw_loop.bind(py));
+    }
+    if this.task_kwnames.0.as_ptr() == kwnames
+        && let Some(known) = this.task_kwnames.1.get(py)
+    {
+        return Ok(known);
+    }
+    // SAFETY: by the calling convention kwnames is a live tuple of strings.
+    let given = unsafe { Bound::from_borrowed_ptr(py, kwnames) }.cast_into::<PyTuple>()?;
+    let mut all = vec![PyString::intern(py, "loop").into_any()];
+    all.extend(given.iter());
+    let all = PyTuple::new(py, all)?.into_any();
+    this.task_kwnames.0.set(given.into_any());
+    this.task_kwnames.1.set(all.clone());
+    Ok(all)
+}
+
+fn create_task<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    let py = this.py();
+    this.reactor().check_closed()?;
+    if args.positional().len() > 1 {
+        args.exactly("create_task", 1)?;
+    }
+    let factory = this.task_factory.get(py);
+    if factory.is_some() || args.positional().is_empty() {
+        return create_task_slowly(this, args, factory);
+    }
+    let values = args.values();
+    if values.len() > MAX_TASK_VALUES {
+        return create_task_slowly(this, args, None);
+    }
+    let kwnames = task_kwnames(this, args.kwnames())?;
+    let mut call = [std::ptr::null_mut(); MAX_TASK_VALUES + 2];
+    call[1] = values[0];
+    call[2] = this.as_ptr();
+    call[3..2 + values.len()].copy_from_slice(&values[1..]);
+    // SAFETY: Task(coro, loop=self, **kwargs): one positional value, then the keyword values in the order of their
+    // names; call[0] is the free place that the offset flag allows.
+    unsafe {
+        errors::owned(
+            py,
+            ffi::PyObject_Vectorcall(
+                names().task_type.as_ptr(),
+                call[1..].as_ptr(),
+                1 | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
+                kwnames.as_ptr(),
+            ),
+        )
+    }
+}
+
+/// With a task factory: `factory(loop, coro, **kwargs)`, and asyncio's treatment of `name` and `context` before 3.13.
+#[cold]
+fn create_task_slowly<'py>(
+    this: This<'py, LoopObject>,
+    args: Args<'_, 'py>,
+    factory: Option<Bound<'py, PyAny>>,
+) -> Object<'py> {
+    let py = this.py();
+    let kwargs = PyDict::new(py);
+    for (name, value) in args.keywords() {
+        // SAFETY: keyword values are alive for the length of the call.
+        kwargs.set_item(name, unsafe { Bound::from_borrowed_ptr(py, value) })?;
+    }
+    let coro = match args.get(0) {
+        Some(coro) => coro,
+        None => match kwargs.get_item("coro")? {
+            Some(coro) => {
+                kwargs.del_item("coro")?;
+                coro
+            }
+            None => {
+                return Err(PyTypeError::new_err("create_task() missing 1 required positional argument: 'coro'"));
+            }
+        },
+    };
+    let Some(factory) = factory else {
+        kwargs.set_item("loop", this.to_bound())?;
+        return names().task_type.bind(py).call((coro,), Some(&kwargs));
+    };
+    if py.version_info() >= (3, 14) || (py.version_info() >= (3, 13) && py.version_info().patch >= 3) {
+        return factory.call((this.to_bound(), coro), Some(&kwargs));
+    }
+    // Earlier versions pass only a context that is not None, and set the name themselves.
+    let name = kwargs.get_item("name")?.filter(|name| !name.is_none());
+    let passed = PyDict::new(py);
+    if let Some(context) = kwargs.get_item("context")?.filter(|context| !context.is_none()) {
+        passed.set_item("context", context)?;
+    }
+    let task = factory.call((this.to_bound(), coro), Some(&passed))?;
+    if let Some(name) = name
+        && let Ok(set_name) = task.getattr("set_name")
+    {
+        set_name.call1((name,))?;
+    }
+    Ok(task)
+}
+
+fn set_task_factory<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    let [factory] = args.bind("set_task_factory", ["factory"])?;
+    let py = this.py();
+    match factory {
+        None => return Err(PyTypeError::new_err("set_task_factory() missing 1 required positional argument: 'factory'")),
+        Some(factory) if factory.is_none() => drop(this.task_factory.take(py)),
+        Some(factory) if factory.is_callable() => this.task_factory.set(factory),
+        Some(_) => return Err(PyTypeError::new_err("task factory must be a callable or None")),
+    }
+    Ok(none(py))
+}
+
+fn get_task_factory<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("get_task_factory", 0)?;
+    Ok(this.task_factory.get(this.py()).unwrap_or_else(|| none(this.py())))
+}
+
+pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
+    vec![
+        method!(LoopObject, c"create_future", create_future, c"A new asyncio.Future on this loop."),
+        method!(LoopObject, c"create_task", create_task, c"Run a coroutine as an asyncio.Task on this loop."),
+        method!(LoopObject, c"set_task_factory", set_task_factory, c"factory(loop, coro, **kwargs), or None."),
+        method!(LoopObject, c"get_task_factory", get_task_factory, c"The task factory, or None."),
+    ]
+}

@@ -1,0 +1,17 @@
+//! grapeshot's native core. This file registers the rooms and nothing else; `docs/architecture.md` draws them.
+
+pub mod queue;
+pub mod sys;
+
+#[cfg(feature = "python")]
+mod event_loop;
+#[cfg(feature = "python")]
+mod transports;
+
+/// The extension module `grapeshot._core`.
+#[cfg(feature = "python")]
+#[pyo3::pymodule(gil_used = true)]
+fn _core(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+    event_loop::register(module)?;
+    transports::register(module)
+}

@@ -1,0 +1,18 @@
+//! The containers a loop turns around, without Python and without system calls.
+//!
+//! | module | what it holds | shape |
+//! |---|---|---|
+//! | [`ready`] | callbacks to run next | FIFO ring |
+//! | [`timers`] | callbacks with a deadline | heap ordered by (deadline, sequence number) |
+//! | [`inbox`] | what other threads hand over | lock-free queue and a sleep flag |
+//! | [`outbuf`] | chunks waiting to be written | inline slot, then a deque |
+//! | [`slots`] | who is registered for an fd | table by fd, with generations |
+//!
+//! Owner: the thread of the loop, except [`inbox::Inbox::push`]. Elements are opaque: what is `Copy` here
+//! is usually a pointer whose references the rooms above count.
+
+pub mod inbox;
+pub mod outbuf;
+pub mod ready;
+pub mod slots;
+pub mod timers;

@@ -1,0 +1,333 @@
+//! The chunks of a stream that wait to be written.
+//!
+//! Purpose: what a transport could not send at once, or corks, kept as the chunks it was given (nothing is
+//! copied) and offered to `writev`. One chunk lies inline, so that the usual single write allocates
+//! nothing, and a connection that owes nothing costs three words and an empty slot.
+//!
+//! ```text
+//!   front [ sent | to be sent ]   then   rest [ chunk ] [ chunk ] ...
+//!         '-----' sent_bytes             boxed, allocated for the second chunk
+//! ```
+//!
+//! Owner: the loop's thread. It must not know what a chunk is beyond its bytes. It drops no chunk while
+//! it is borrowed: chunks that are written go to the caller, who may release them where releasing can
+//! run foreign code.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+
+/// A deque of up to this capacity is kept for the next time.
+const KEPT_CAPACITY: usize = 8;
+
+/// Chunks of bytes in the order in which they are to be written.
+pub struct OutBuf<C: AsRef<[u8]>> {
+    /// The oldest chunk; if there is none, there is nothing in `rest` either.
+    front: Option<C>,
+    #[expect(
+        clippy::box_collection,
+        reason = "keeps idle connections small: one word instead of four"
+    )]
+    rest: Option<Box<VecDeque<C>>>,
+    /// How many bytes of `front` are written already.
+    sent_bytes: usize,
+    /// How many bytes are still to be written, in all chunks.
+    len_bytes: usize,
+}
+
+impl<C: AsRef<[u8]>> OutBuf<C> {
+    /// Nothing to write. Allocates nothing.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            front: None,
+            rest: None,
+            sent_bytes: 0,
+            len_bytes: 0,
+        }
+    }
+
+    /// How many bytes are still to be written.
+    #[inline]
+    #[must_use]
+    pub fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    /// Whether there is no chunk. A chunk of no bytes counts; the next [`Self::advance`] takes it out.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.front.is_none()
+    }
+
+    /// How many chunks there are.
+    #[inline]
+    #[must_use]
+    pub fn chunks(&self) -> usize {
+        usize::from(self.front.is_some()) + self.rest.as_ref().map_or(0, |rest| rest.len())
+    }
+
+    /// Appends a chunk.
+    #[inline]
+    pub fn push(&mut self, chunk: C) {
+        self.len_bytes += chunk.as_ref().len();
+        if self.front.is_none() {
+            self.front = Some(chunk);
+        } else {
+            self.rest.get_or_insert_default().push_back(chunk);
+        }
+    }
+
+    /// Writes to `out` what is to be written, from the front on, one slice per chunk as far as `out`
+    /// reaches, and returns how many slices it wrote. Chunks of no bytes are left out.
+    ///
+    /// The first that many elements of `out` are initialised then; [`Self::slices`] hands them out.
+    #[inline]
+    pub fn fill_slices<'a>(&'a self, out: &mut [MaybeUninit<IoSlice<'a>>]) -> usize {
+        self.slices(out).len()
+    }
+
+    /// What is to be written, from the front on, one slice per chunk as far as the room in `out` reaches.
+    /// Chunks of no bytes are left out.
+    #[inline]
+    pub fn slices<'a, 'b>(&'a self, out: &'b mut [MaybeUninit<IoSlice<'a>>]) -> &'b [IoSlice<'a>] {
+        let unsent = self
+            .front
+            .as_ref()
+            .map(|front| &front.as_ref()[self.sent_bytes..]);
+        let later = self.rest.iter().flat_map(|rest| rest.iter()).map(C::as_ref);
+        let mut filled = 0;
+        for (slot, bytes) in out
+            .iter_mut()
+            .zip(unsent.into_iter().chain(later).filter(|bytes| !bytes.is_empty()))
+        {
+            slot.write(IoSlice::new(bytes));
+            filled += 1;
+        }
+        // SAFETY: the loop has initialised the first `filled` elements of `out`, whose lifetime the
+        // result takes over.
+        unsafe { std::slice::from_raw_parts(out.as_ptr().cast(), filled) }
+    }
+
+    /// Notes that `n_bytes` from the front on are written. Chunks written to their end are handed to
+    /// `dropped`, which must only keep them: this buffer is borrowed while it runs.
+    ///
+    /// At most [`Self::len_bytes`] bytes can be written.
+    #[inline]
+    pub fn advance(&mut self, n_bytes: usize, dropped: &mut impl FnMut(C)) {
+        debug_assert!(n_bytes <= self.len_bytes, "more was written than there is");
+        let mut n_bytes = n_bytes.min(self.len_bytes);
+        self.len_bytes -= n_bytes;
+        while let Some(front) = &self.front {
+            let unsent_bytes = front.as_ref().len() - self.sent_bytes;
+            if n_bytes < unsent_bytes {
+                self.sent_bytes += n_bytes;
+                return;
+            }
+            n_bytes -= unsent_bytes;
+            if let Some(chunk) = self.take_front() {
+                dropped(chunk);
+            }
+        }
+    }
+
+    /// Takes out the oldest chunk, written in part or not; how a closing transport gives up what it owes.
+    #[inline]
+    pub fn pop(&mut self) -> Option<C> {
+        let unsent_bytes = self.front.as_ref()?.as_ref().len() - self.sent_bytes;
+        self.len_bytes -= unsent_bytes;
+        self.take_front()
+    }
+
+    /// The chunks, whole, from the oldest to the newest.
+    pub fn iter(&self) -> impl Iterator<Item = &C> + '_ {
+        self.front
+            .iter()
+            .chain(self.rest.iter().flat_map(|rest| rest.iter()))
+    }
+
+    /// Takes out the front chunk and moves the next one into its place.
+    #[inline]
+    fn take_front(&mut self) -> Option<C> {
+        self.sent_bytes = 0;
+        let next = match &mut self.rest {
+            None => None,
+            Some(rest) => {
+                let next = rest.pop_front();
+                if rest.is_empty() && rest.capacity() > KEPT_CAPACITY {
+                    self.rest = None;
+                }
+                next
+            }
+        };
+        std::mem::replace(&mut self.front, next)
+    }
+}
+
+impl<C: AsRef<[u8]>> Default for OutBuf<C> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSlice;
+    use std::mem::{MaybeUninit, size_of};
+
+    use proptest::prelude::*;
+
+    use super::{KEPT_CAPACITY, OutBuf};
+
+    fn nothing_dropped(chunk: Vec<u8>) {
+        panic!("dropped {chunk:?}");
+    }
+
+    /// What a `writev` with room for `slots` slices would be given.
+    fn offered(buffer: &OutBuf<Vec<u8>>, slots: usize) -> Vec<Vec<u8>> {
+        let mut out = vec![MaybeUninit::<IoSlice<'_>>::uninit(); slots];
+        buffer
+            .slices(&mut out)
+            .iter()
+            .map(|slice| slice.to_vec())
+            .collect()
+    }
+
+    #[test]
+    fn is_small() {
+        // With a chunk of three words that leaves room for the empty slot, as a Python object and a range.
+        assert!(size_of::<OutBuf<Box<[u8]>>>() <= 48);
+        assert!(size_of::<OutBuf<Vec<u8>>>() <= 48);
+    }
+
+    #[test]
+    fn a_single_chunk_stays_inline() {
+        let mut buffer = OutBuf::new();
+        assert!(buffer.is_empty());
+        buffer.push(b"hello".to_vec());
+        assert!(buffer.rest.is_none());
+        assert_eq!(
+            (buffer.len_bytes(), buffer.chunks(), buffer.is_empty()),
+            (5, 1, false)
+        );
+        buffer.advance(2, &mut nothing_dropped);
+        assert_eq!(offered(&buffer, 4), [b"llo"]);
+        let mut dropped = Vec::new();
+        buffer.advance(3, &mut |chunk| dropped.push(chunk));
+        assert_eq!(dropped, [b"hello"]);
+        assert_eq!(
+            (buffer.len_bytes(), buffer.chunks(), buffer.is_empty()),
+            (0, 0, true)
+        );
+    }
+
+    #[test]
+    fn counts_the_slices_it_fills() {
+        let mut buffer = OutBuf::new();
+        for chunk in ["a", "", "bc", "d"] {
+            buffer.push(chunk.as_bytes().to_vec());
+        }
+        let mut out = [MaybeUninit::uninit(); 8];
+        assert_eq!(buffer.fill_slices(&mut out), 3);
+        assert_eq!(buffer.fill_slices(&mut out[..2]), 2);
+        assert_eq!(buffer.fill_slices(&mut []), 0);
+        assert_eq!(offered(&buffer, 2), [b"a".to_vec(), b"bc".to_vec()]);
+    }
+
+    #[test]
+    fn empty_chunks_leave_with_the_next_advance() {
+        let mut buffer = OutBuf::new();
+        buffer.push(Vec::new());
+        buffer.push(Vec::new());
+        assert_eq!(
+            (buffer.chunks(), buffer.len_bytes(), buffer.is_empty()),
+            (2, 0, false)
+        );
+        let mut dropped = 0;
+        buffer.advance(0, &mut |_| dropped += 1);
+        assert_eq!((dropped, buffer.is_empty()), (2, true));
+    }
+
+    #[test]
+    fn pop_gives_up_a_chunk_that_was_written_in_part() {
+        let mut buffer = OutBuf::new();
+        buffer.push(b"abc".to_vec());
+        buffer.push(b"de".to_vec());
+        buffer.advance(1, &mut nothing_dropped);
+        assert_eq!((buffer.pop(), buffer.len_bytes()), (Some(b"abc".to_vec()), 2));
+        assert_eq!(offered(&buffer, 4), [b"de"]);
+        assert_eq!((buffer.pop(), buffer.len_bytes()), (Some(b"de".to_vec()), 0));
+        assert_eq!(buffer.pop(), None);
+    }
+
+    #[test]
+    fn keeps_a_small_deque_and_gives_a_large_one_back() {
+        let mut buffer = OutBuf::new();
+        for (count, is_kept) in [(4, true), (KEPT_CAPACITY * 4, false)] {
+            for _ in 0..count {
+                buffer.push(vec![1]);
+            }
+            let mut dropped = 0;
+            buffer.advance(count, &mut |_| dropped += 1);
+            assert_eq!((dropped, buffer.rest.is_some()), (count, is_kept));
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Push(Vec<u8>),
+        /// How much of what is there, in percent.
+        Advance(usize),
+        Pop,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            4 => prop::collection::vec(any::<u8>(), 0..12).prop_map(Step::Push),
+            3 => (0_usize..=100).prop_map(Step::Advance),
+            1 => Just(Step::Pop),
+        ]
+    }
+
+    proptest! {
+        /// Bytes against one flat vector, chunks against what went in: every chunk comes out once, in order.
+        #[test]
+        fn behaves_like_flat_bytes(steps in prop::collection::vec(step(), 0..80), slots in 0_usize..6) {
+            let mut buffer = OutBuf::new();
+            let mut flat: Vec<u8> = Vec::new();
+            let mut pushed: Vec<Vec<u8>> = Vec::new();
+            let mut left: Vec<Vec<u8>> = Vec::new();
+            for step in steps {
+                match step {
+                    Step::Push(chunk) => {
+                        flat.extend_from_slice(&chunk);
+                        pushed.push(chunk.clone());
+                        buffer.push(chunk);
+                    }
+                    Step::Advance(percent) => {
+                        let n_bytes = flat.len() * percent / 100;
+                        buffer.advance(n_bytes, &mut |chunk| left.push(chunk));
+                        flat.drain(..n_bytes);
+                    }
+                    Step::Pop => {
+                        let sent_bytes = buffer.sent_bytes;
+                        if let Some(chunk) = buffer.pop() {
+                            flat.drain(..chunk.len() - sent_bytes);
+                            left.push(chunk);
+                        }
+                    }
+                }
+                prop_assert_eq!(buffer.len_bytes(), flat.len());
+                prop_assert_eq!(buffer.chunks(), pushed.len() - left.len());
+                prop_assert_eq!(buffer.is_empty(), pushed.len() == left.len());
+                prop_assert!(buffer.iter().eq(&pushed[left.len()..]));
+                let all = offered(&buffer, buffer.chunks());
+                prop_assert_eq!(&all.concat(), &flat);
+                prop_assert!(all.iter().all(|bytes| !bytes.is_empty()));
+                prop_assert_eq!(offered(&buffer, slots), &all[..slots.min(all.len())]);
+            }
+            prop_assert_eq!(&left[..], &pushed[..left.len()]);
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! The queue of callbacks that are ready to run: first in, first out.
+//!
+//! Purpose: a ring whose push and pop are a handful of instructions. Its capacity is a power of two, and
+//! its two positions count on for ever and wrap around, so that neither needs a comparison:
+//!
+//! ```text
+//!   position   head            tail                  head == tail               empty
+//!               v               v                    tail - head                length
+//!    . . . . .  a  b  c  d  e   .  .  .  .           tail - head == capacity    full
+//!    index = position & (capacity - 1)
+//! ```
+//!
+//! Owner: the loop's thread. It must not know what an element stands for; elements left behind when the
+//! queue is dropped are the owner's to release (pop them first).
+
+use std::mem::MaybeUninit;
+
+/// The capacity of the first allocation.
+const FIRST_CAPACITY: usize = 64;
+/// A ring up to this capacity is never shrunk.
+const KEPT_CAPACITY: usize = 4096;
+/// After so many drains in a row that used less than a quarter of it, a larger ring shrinks. One quiet
+/// turn is not enough: a program that schedules in bursts would pay for growing again and again.
+const QUIET_DRAINS: u32 = 64;
+
+/// A growing ring of `Copy` elements.
+pub struct ReadyQueue<T: Copy> {
+    /// Empty, or a power of two long. Initialised exactly from `head` up to `tail`.
+    ring: Box<[MaybeUninit<T>]>,
+    /// The position of the oldest element.
+    head: usize,
+    /// The position behind the newest element.
+    tail: usize,
+    /// Where `tail` was when the ring was last seen empty by [`Self::note_drained`].
+    drained_at: usize,
+    /// How many drains in a row have used less than a quarter of the ring.
+    quiet_drains: u32,
+}
+
+impl<T: Copy> ReadyQueue<T> {
+    /// An empty queue; allocates at the first push.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            ring: Box::new([]),
+            head: 0,
+            tail: 0,
+            drained_at: 0,
+            quiet_drains: 0,
+        }
+    }
+
+    /// How many elements are queued.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.tail.wrapping_sub(self.head)
+    }
+
+    /// Whether none is queued.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.head == self.tail
+    }
+
+    /// Appends an element.
+    #[inline]
+    pub fn push_back(&mut self, item: T) {
+        if self.len() == self.ring.len() {
+            self.grow();
+        }
+        let index = self.index(self.tail);
+        // SAFETY: `index` masks by the length of the ring, which is not empty after the check above.
+        unsafe { self.ring.get_unchecked_mut(index) }.write(item);
+        self.tail = self.tail.wrapping_add(1);
+    }
+
+    /// Takes out the oldest element.
+    #[inline]
+    pub fn pop_front(&mut self) -> Option<T> {
+        if self.is_empty() {
+            return None;
+        }
+        let index = self.index(self.head);
+        // SAFETY: the ring is not empty, so `index` (masked by its length) is inside it; and the element
+        // at `head`, being before `tail`, was written by `push_back`.
+        let item = unsafe { self.ring.get_unchecked(index).assume_init_read() };
+        self.head = self.head.wrapping_add(1);
+        if self.ring.len() > KEPT_CAPACITY && self.is_empty() {
+            self.note_drained();
+        }
+        Some(item)
+    }
+
+    /// The elements from the oldest to the newest.
+    pub fn iter(&self) -> impl Iterator<Item = T> + '_ {
+        (0..self.len()).map(|offset| {
+            let index = self.index(self.head.wrapping_add(offset));
+            // SAFETY: positions from `head` up to `tail` are initialised.
+            unsafe { self.ring[index].assume_init() }
+        })
+    }
+
+    /// How many elements fit without growing.
+    #[inline]
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.ring.len()
+    }
+
+    /// Where a position lies in the ring. Meaningless while nothing is allocated.
+    #[inline]
+    fn index(&self, position: usize) -> usize {
+        position & self.ring.len().wrapping_sub(1)
+    }
+
+    #[cold]
+    fn grow(&mut self) {
+        self.resize((self.ring.len() * 2).max(FIRST_CAPACITY));
+    }
+
+    /// Called when a large ring ran empty: gives memory back once a burst is over for good.
+    #[cold]
+    fn note_drained(&mut self) {
+        // What was pushed since the last drain bounds from above what was queued at any one time.
+        let used = self.tail.wrapping_sub(self.drained_at);
+        self.drained_at = self.tail;
+        if used >= self.ring.len() / 4 {
+            self.quiet_drains = 0;
+            return;
+        }
+        self.quiet_drains += 1;
+        if self.quiet_drains >= QUIET_DRAINS {
+            self.quiet_drains = 0;
+            self.resize((self.ring.len() / 4).max(KEPT_CAPACITY));
+        }
+    }
+
+    /// Moves the elements to the front of a ring of `capacity`, a power of two that holds them.
+    fn resize(&mut self, capacity: usize) {
+        let mut ring = Box::new_uninit_slice(capacity);
+        let len = self.len();
+        for (slot, item) in ring.iter_mut().zip(self.iter()) {
+            slot.write(item);
+        }
+        self.ring = ring;
+        self.head = 0;
+        self.tail = len;
+        self.drained_at = 0;
+    }
+}
+
+impl<T: Copy> Default for ReadyQueue<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::{FIRST_CAPACITY, KEPT_CAPACITY, QUIET_DRAINS, ReadyQueue};
+
+    fn fill_and_drain(queue: &mut ReadyQueue<usize>, count: usize) {
+        for item in 0..count {
+            queue.push_back(item);
+        }
+        for item in 0..count {
+            assert_eq!(queue.pop_front(), Some(item));
+        }
+        assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn allocates_at_the_first_push() {
+        let mut queue = ReadyQueue::new();
+        assert_eq!((queue.len(), queue.capacity(), queue.pop_front()), (0, 0, None));
+        queue.push_back(1);
+        assert_eq!((queue.len(), queue.capacity()), (1, FIRST_CAPACITY));
+    }
+
+    #[test]
+    fn keeps_order_while_growing_with_a_wrapped_ring() {
+        let mut queue = ReadyQueue::new();
+        // Moves both positions into the middle, so that the elements wrap around before the ring grows.
+        fill_and_drain(&mut queue, FIRST_CAPACITY / 2);
+        for item in 0..FIRST_CAPACITY * 3 {
+            queue.push_back(item);
+        }
+        assert_eq!(queue.capacity(), FIRST_CAPACITY * 4);
+        assert!(queue.iter().eq(0..FIRST_CAPACITY * 3));
+        assert!(std::iter::from_fn(|| queue.pop_front()).eq(0..FIRST_CAPACITY * 3));
+    }
+
+    #[test]
+    fn positions_may_wrap_around_the_integer() {
+        let mut queue = ReadyQueue::new();
+        fill_and_drain(&mut queue, 1);
+        (queue.head, queue.tail) = (usize::MAX - 2, usize::MAX - 2);
+        fill_and_drain(&mut queue, FIRST_CAPACITY * 2);
+    }
+
+    #[test]
+    fn shrinks_once_a_burst_is_over_for_good() {
+        let mut queue = ReadyQueue::new();
+        fill_and_drain(&mut queue, KEPT_CAPACITY * 8);
+        let burst = queue.capacity();
+        assert_eq!(burst, KEPT_CAPACITY * 8);
+        for _ in 1..QUIET_DRAINS {
+            fill_and_drain(&mut queue, 1);
+        }
+        assert_eq!(queue.capacity(), burst);
+        fill_and_drain(&mut queue, 1);
+        assert_eq!(queue.capacity(), burst / 4);
+        for _ in 0..QUIET_DRAINS * 4 {
+            fill_and_drain(&mut queue, 1);
+        }
+        assert_eq!(queue.capacity(), KEPT_CAPACITY);
+        fill_and_drain(&mut queue, KEPT_CAPACITY * 2);
+    }
+
+    #[test]
+    fn keeps_its_memory_under_repeated_bursts() {
+        let mut queue = ReadyQueue::new();
+        for _ in 0..8 {
+            fill_and_drain(&mut queue, KEPT_CAPACITY * 2);
+            for _ in 0..QUIET_DRAINS / 2 {
+                fill_and_drain(&mut queue, 1);
+            }
+            assert_eq!(queue.capacity(), KEPT_CAPACITY * 2);
+        }
+    }
+
+    proptest! {
+        /// Runs of pushes and pops against a `VecDeque`.
+        #[test]
+        fn behaves_like_a_deque(runs in prop::collection::vec((0_usize..300, 0_usize..300), 0..40)) {
+            let mut queue = ReadyQueue::new();
+            let mut model = VecDeque::new();
+            let mut next = 0_u32;
+            for (pushes, pops) in runs {
+                for _ in 0..pushes {
+                    queue.push_back(next);
+                    model.push_back(next);
+                    next += 1;
+                }
+                prop_assert!(queue.iter().eq(model.iter().copied()));
+                for _ in 0..pops {
+                    prop_assert_eq!(queue.pop_front(), model.pop_front());
+                }
+                prop_assert_eq!(queue.len(), model.len());
+                prop_assert_eq!(queue.is_empty(), model.is_empty());
+            }
+        }
+    }
+}

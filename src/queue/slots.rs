@@ -1,0 +1,347 @@
+//! Who is registered for an fd: a table by fd number, with a generation per registration.
+//!
+//! Purpose: from the token of an event to the registration it was meant for, in one indexed load, and to
+//! nothing if the fd has been closed and reused meanwhile. The kernel hands out the lowest free number,
+//! so the table stays as short as there are fds; a number far beyond (which nobody has open, but anybody
+//! may pass in) goes to a sparse map instead of allocating gigabytes.
+//!
+//! ```text
+//!   token   63 ........ 32 31 ......... 0       generation: of all insertions into this table,
+//!           generation     fd                   from 1 on; 0 is never given out
+//! ```
+//!
+//! Since an fd is never negative, a token never has bit 31 set: `Token(u64::MAX)` and the like, and all
+//! tokens of generation 0, are free for fds that are not in the table.
+//!
+//! Owner: the loop's thread. It must not know what a registration stands for; those left behind when the
+//! table is dropped are the owner's to release.
+
+use std::collections::BTreeMap;
+use std::os::fd::RawFd;
+
+use crate::sys::poller::Token;
+
+/// From this fd on registrations lie in the sparse map. No more can be open where the limit is the usual
+/// maximum (`fs.nr_open`), and a wrong number below it costs some tens of megabytes at worst.
+const DENSE_LIMIT: usize = 1 << 20;
+/// The dense table starts with room for so many fds.
+const FIRST_LEN: usize = 64;
+
+#[derive(Clone, Copy)]
+struct Slot<T> {
+    generation: u32,
+    value: T,
+}
+
+/// A table of `Copy` registrations by fd.
+pub struct Slots<T: Copy> {
+    dense: Vec<Option<Slot<T>>>,
+    sparse: BTreeMap<usize, Slot<T>>,
+    len: usize,
+    /// The generation given out last. One counter for all fds: a token can only be mistaken for another
+    /// after 2^32 registrations, while an event waits for the length of one turn.
+    generation: u32,
+}
+
+impl<T: Copy> Slots<T> {
+    /// An empty table; allocates at the first insertion.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            dense: Vec::new(),
+            sparse: BTreeMap::new(),
+            len: 0,
+            generation: 0,
+        }
+    }
+
+    /// How many fds are registered.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether none is.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Registers `value` for `fd` under a new token. An earlier registration is forgotten, with its token:
+    /// take it out by [`Self::remove`] first if it has to be released.
+    ///
+    /// # Panics
+    /// If `fd` is negative.
+    pub fn insert(&mut self, fd: RawFd, value: T) -> Token {
+        assert!(fd >= 0, "a negative fd cannot be registered");
+        let index = fd.unsigned_abs() as usize;
+        self.generation = self.generation.checked_add(1).unwrap_or(1);
+        let slot = Slot {
+            generation: self.generation,
+            value,
+        };
+        let earlier = if index < DENSE_LIMIT {
+            if index >= self.dense.len() {
+                let len = (index + 1).next_power_of_two().max(FIRST_LEN);
+                self.dense.resize(len, None);
+            }
+            self.dense[index].replace(slot)
+        } else {
+            self.sparse.insert(index, slot)
+        };
+        self.len += usize::from(earlier.is_none());
+        token(index, self.generation)
+    }
+
+    /// The registration that was given this token, or `None` if it is over.
+    #[inline]
+    #[must_use]
+    pub fn get(&self, token: Token) -> Option<T> {
+        let (index, generation) = parts(token);
+        let slot = self.slot(index)?;
+        (slot.generation == generation).then_some(slot.value)
+    }
+
+    /// The registration of `fd`.
+    #[inline]
+    #[must_use]
+    pub fn get_fd(&self, fd: RawFd) -> Option<T> {
+        self.slot(usize::try_from(fd).ok()?).map(|slot| slot.value)
+    }
+
+    /// The token of the registration of `fd`.
+    #[inline]
+    #[must_use]
+    pub fn token_of(&self, fd: RawFd) -> Option<Token> {
+        let index = usize::try_from(fd).ok()?;
+        self.slot(index).map(|slot| token(index, slot.generation))
+    }
+
+    /// Ends the registration of `fd` and returns it. Its token leads nowhere from now on, whatever is
+    /// registered for `fd` later.
+    #[inline]
+    pub fn remove(&mut self, fd: RawFd) -> Option<T> {
+        let index = usize::try_from(fd).ok()?;
+        let slot = if index < DENSE_LIMIT {
+            self.dense.get_mut(index)?.take()?
+        } else {
+            self.sparse.remove(&index)?
+        };
+        self.len -= 1;
+        Some(slot.value)
+    }
+
+    /// Puts `value` in the place of the registration of `fd`, which it returns; the token stays valid. If
+    /// nothing is registered, nothing happens.
+    #[inline]
+    pub fn replace(&mut self, fd: RawFd, value: T) -> Option<T> {
+        let index = usize::try_from(fd).ok()?;
+        let slot = if index < DENSE_LIMIT {
+            self.dense.get_mut(index)?.as_mut()?
+        } else {
+            self.sparse.get_mut(&index)?
+        };
+        Some(std::mem::replace(&mut slot.value, value))
+    }
+
+    /// The registrations, in the order of their fds.
+    pub fn iter(&self) -> impl Iterator<Item = (RawFd, T)> + '_ {
+        let dense = self.dense.iter().enumerate();
+        dense
+            .filter_map(|(index, slot)| slot.as_ref().map(|slot| (index, slot)))
+            .chain(self.sparse.iter().map(|(&index, slot)| (index, slot)))
+            .map(|(index, slot)| (fd_of(index), slot.value))
+    }
+
+    #[inline]
+    fn slot(&self, index: usize) -> Option<&Slot<T>> {
+        match self.dense.get(index) {
+            Some(slot) => slot.as_ref(),
+            None => self.sparse_slot(index),
+        }
+    }
+
+    #[cold]
+    fn sparse_slot(&self, index: usize) -> Option<&Slot<T>> {
+        self.sparse.get(&index)
+    }
+}
+
+impl<T: Copy> Default for Slots<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[inline]
+fn token(index: usize, generation: u32) -> Token {
+    Token(u64::from(generation) << 32 | index as u64)
+}
+
+/// Index and generation of a token; the index is no fd's if the token is none of ours.
+#[inline]
+fn parts(token: Token) -> (usize, u32) {
+    (token.0 as u32 as usize, (token.0 >> 32) as u32)
+}
+
+/// Every index was an fd.
+#[inline]
+fn fd_of(index: usize) -> RawFd {
+    index as RawFd
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::{DENSE_LIMIT, FIRST_LEN, Slots};
+    use crate::sys::poller::Token;
+
+    #[test]
+    fn a_token_leads_to_its_own_registration_only() {
+        let mut slots = Slots::new();
+        let first = slots.insert(5, 'a');
+        assert_eq!(first.0 & 0xffff_ffff, 5);
+        assert_eq!(
+            (slots.get(first), slots.get_fd(5), slots.token_of(5)),
+            (Some('a'), Some('a'), Some(first))
+        );
+        assert_eq!(slots.remove(5), Some('a'));
+        assert_eq!(
+            (slots.get(first), slots.get_fd(5), slots.token_of(5)),
+            (None, None, None)
+        );
+        let second = slots.insert(5, 'b');
+        assert_ne!(first, second);
+        assert_eq!((slots.get(first), slots.get(second)), (None, Some('b')));
+        // Inserting over a registration ends it too.
+        let third = slots.insert(5, 'c');
+        assert_eq!(
+            (slots.get(second), slots.get(third), slots.len()),
+            (None, Some('c'), 1)
+        );
+    }
+
+    #[test]
+    fn replace_keeps_the_token() {
+        let mut slots = Slots::new();
+        assert_eq!((slots.replace(3, 'x'), slots.len()), (None, 0));
+        let token = slots.insert(3, 'a');
+        assert_eq!((slots.replace(3, 'b'), slots.get(token)), (Some('a'), Some('b')));
+    }
+
+    #[test]
+    fn tokens_of_others_lead_nowhere() {
+        let mut slots = Slots::new();
+        assert_eq!((slots.get(Token(0)), slots.get(Token(u64::MAX))), (None, None));
+        for fd in 0..10 {
+            slots.insert(fd, fd);
+        }
+        assert_eq!((slots.get(Token(0)), slots.get(Token(u64::MAX))), (None, None));
+        assert_eq!(
+            (
+                slots.get_fd(-1),
+                slots.token_of(-1),
+                slots.remove(-1),
+                slots.replace(-1, 0)
+            ),
+            (None, None, None, None)
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "negative")]
+    fn a_negative_fd_is_refused() {
+        Slots::new().insert(-1, ());
+    }
+
+    #[test]
+    fn a_number_far_out_allocates_no_table() {
+        let mut slots = Slots::new();
+        let near = slots.insert(1, 'n');
+        let far = slots.insert(i32::MAX, 'f');
+        assert_eq!(slots.dense.len(), FIRST_LEN);
+        assert_eq!(
+            (slots.get(near), slots.get(far), slots.get_fd(i32::MAX)),
+            (Some('n'), Some('f'), Some('f'))
+        );
+        assert_eq!(
+            (slots.replace(i32::MAX, 'g'), slots.token_of(i32::MAX)),
+            (Some('f'), Some(far))
+        );
+        assert!(slots.iter().eq([(1, 'n'), (i32::MAX, 'g')]));
+        assert_eq!(
+            (slots.remove(i32::MAX), slots.get(far), slots.len()),
+            (Some('g'), None, 1)
+        );
+    }
+
+    #[test]
+    fn generations_skip_zero_when_they_wrap() {
+        let mut slots = Slots::new();
+        slots.generation = u32::MAX - 1;
+        assert_eq!(slots.insert(0, 'a'), Token(0xffff_ffff_0000_0000));
+        assert_eq!(slots.insert(0, 'b'), Token(0x1_0000_0000));
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Insert(i32),
+        Remove(i32),
+        Replace(i32),
+    }
+
+    fn fd() -> impl Strategy<Value = i32> {
+        let limit = i32::try_from(DENSE_LIMIT).unwrap();
+        prop_oneof![8 => 0..12, 1 => 60..70, 1 => limit..limit + 3]
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            3 => fd().prop_map(Step::Insert),
+            2 => fd().prop_map(Step::Remove),
+            1 => fd().prop_map(Step::Replace),
+        ]
+    }
+
+    proptest! {
+        /// Against an ordered map, and no token of an ended registration ever leads anywhere again.
+        #[test]
+        fn behaves_like_a_map_with_generations(steps in prop::collection::vec(step(), 0..120)) {
+            let mut slots = Slots::new();
+            let mut model: BTreeMap<i32, (Token, usize)> = BTreeMap::new();
+            let mut ended = Vec::new();
+            for (value, step) in steps.into_iter().enumerate() {
+                match step {
+                    Step::Insert(fd) => {
+                        let token = slots.insert(fd, value);
+                        prop_assert!(!ended.contains(&token));
+                        ended.extend(model.insert(fd, (token, value)).map(|(token, _)| token));
+                    }
+                    Step::Remove(fd) => {
+                        let expected = model.remove(&fd);
+                        prop_assert_eq!(slots.remove(fd), expected.map(|(_, value)| value));
+                        ended.extend(expected.map(|(token, _)| token));
+                    }
+                    Step::Replace(fd) => {
+                        let expected = model.get_mut(&fd).map(|(_, old)| std::mem::replace(old, value));
+                        prop_assert_eq!(slots.replace(fd, value), expected);
+                    }
+                }
+                prop_assert_eq!(slots.len(), model.len());
+                prop_assert_eq!(slots.is_empty(), model.is_empty());
+                for (&fd, &(token, value)) in &model {
+                    prop_assert_eq!(slots.get(token), Some(value));
+                    prop_assert_eq!(slots.get_fd(fd), Some(value));
+                    prop_assert_eq!(slots.token_of(fd), Some(token));
+                }
+                prop_assert!(ended.iter().all(|&token| slots.get(token).is_none()));
+                prop_assert!(slots.iter().eq(model.iter().map(|(&fd, &(_, value))| (fd, value))));
+            }
+        }
+    }
+}

@@ -1,0 +1,386 @@
+//! The timers: a heap ordered by deadline, then by the order in which they were added.
+//!
+//! Purpose: the next deadline at once, adding and taking out in O(log n). Equal deadlines come out in
+//! insertion order, because every timer gets the next sequence number. Cancelled timers are left in the
+//! heap by the owner and removed lazily: one by one as they surface, all at once by
+//! [`TimerHeap::retain`], or, for the commonest case of a timer cancelled right after it was added, from
+//! the end of the array by [`TimerHeap::remove_last_if`].
+//!
+//! ```text
+//!   array   0 | 1 2 3 4 | 5 6 7 8 | 9 ...        parent of i      (i - 1) / 4
+//!           ^   children of 0                    children of i    4 i + 1 ... 4 i + 4
+//!           the earliest                         nobody is earlier than its parent
+//! ```
+//!
+//! Owner: the loop's thread. It must not know what an element stands for, nor what time it is; elements
+//! left behind when the heap is dropped are the owner's to release.
+
+/// Children per node: half the depth of a binary heap for the same number of cache lines.
+const ARITY: usize = 4;
+/// Allocations for up to so many timers are kept.
+const KEPT_CAPACITY: usize = 1024;
+
+#[derive(Clone, Copy)]
+struct Entry<T> {
+    when_ns: u64,
+    seq: u64,
+    item: T,
+}
+
+impl<T> Entry<T> {
+    #[inline]
+    fn is_before(&self, other: &Self) -> bool {
+        (self.when_ns, self.seq) < (other.when_ns, other.seq)
+    }
+}
+
+/// A heap of `Copy` elements with a deadline each.
+pub struct TimerHeap<T: Copy> {
+    /// Each entry is after its parent, see the module's head.
+    entries: Vec<Entry<T>>,
+    next_seq: u64,
+}
+
+impl<T: Copy> TimerHeap<T> {
+    /// An empty heap; allocates at the first push.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            entries: Vec::new(),
+            next_seq: 0,
+        }
+    }
+
+    /// How many timers the heap holds, cancelled ones included.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether it holds none.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Adds a timer and returns its sequence number, which only ever grows.
+    #[inline]
+    pub fn push(&mut self, when_ns: u64, item: T) -> u64 {
+        let seq = self.next_seq;
+        self.next_seq += 1;
+        self.entries.push(Entry { when_ns, seq, item });
+        self.sift_up(self.entries.len() - 1);
+        seq
+    }
+
+    /// The earliest deadline.
+    #[inline]
+    #[must_use]
+    pub fn peek_when(&self) -> Option<u64> {
+        self.entries.first().map(|entry| entry.when_ns)
+    }
+
+    /// The earliest timer: deadline and element.
+    #[inline]
+    #[must_use]
+    pub fn peek(&self) -> Option<(u64, T)> {
+        self.entries.first().map(|entry| (entry.when_ns, entry.item))
+    }
+
+    /// Takes out the earliest timer.
+    #[inline]
+    pub fn pop(&mut self) -> Option<T> {
+        let last = self.entries.pop()?;
+        let item = match self.entries.first() {
+            None => last.item,
+            Some(first) => {
+                let item = first.item;
+                self.sift_down(0, last);
+                item
+            }
+        };
+        self.shrink_if_sparse();
+        Some(item)
+    }
+
+    /// Takes out the earliest timer if its deadline is `now_ns` or before.
+    #[inline]
+    pub fn pop_due(&mut self, now_ns: u64) -> Option<T> {
+        match self.peek_when() {
+            Some(when_ns) if when_ns <= now_ns => self.pop(),
+            _ => None,
+        }
+    }
+
+    /// Takes out the last element of the array if it is the one meant, in O(1). A timer that was just
+    /// added lies there unless it is earlier than one added before.
+    #[inline]
+    pub fn remove_last_if(&mut self, is_meant: impl FnOnce(T) -> bool) -> Option<T> {
+        // The last has no children, so the others stay a heap.
+        let last = self.entries.pop_if(|entry| is_meant(entry.item))?;
+        self.shrink_if_sparse();
+        Some(last.item)
+    }
+
+    /// Keeps the timers for which `is_kept` says so and appends the others to `dropped`, in O(n). Gives
+    /// memory back if less than a quarter of it is used afterwards.
+    pub fn retain(&mut self, mut is_kept: impl FnMut(T) -> bool, dropped: &mut Vec<T>) {
+        self.entries.retain(|entry| {
+            let keep = is_kept(entry.item);
+            if !keep {
+                dropped.push(entry.item);
+            }
+            keep
+        });
+        // Bottom up, from the last node that has a child.
+        for index in (0..self.entries.len().div_ceil(ARITY)).rev() {
+            let entry = self.entries[index];
+            self.sift_down(index, entry);
+        }
+        if self.entries.len() < self.entries.capacity() / 4 {
+            self.entries.shrink_to(self.entries.len() * 2);
+        }
+    }
+
+    /// The elements, in no particular order.
+    pub fn iter(&self) -> impl Iterator<Item = T> + '_ {
+        self.entries.iter().map(|entry| entry.item)
+    }
+
+    /// How many timers fit without growing.
+    #[inline]
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.entries.capacity()
+    }
+
+    /// Moves the entry at `index` towards the root until its parent is before it.
+    #[inline]
+    fn sift_up(&mut self, mut index: usize) {
+        let entry = self.entries[index];
+        while index > 0 {
+            let parent = (index - 1) / ARITY;
+            if !entry.is_before(&self.entries[parent]) {
+                break;
+            }
+            self.entries[index] = self.entries[parent];
+            index = parent;
+        }
+        self.entries[index] = entry;
+    }
+
+    /// Puts `entry` at `index` or, as long as a child is before it, below: the earliest child moves up.
+    /// What was at `index` is overwritten.
+    #[inline]
+    fn sift_down(&mut self, mut index: usize, entry: Entry<T>) {
+        let entries = self.entries.as_mut_slice();
+        loop {
+            let first = index * ARITY + 1;
+            if first >= entries.len() {
+                break;
+            }
+            let mut earliest = first;
+            for child in first + 1..entries.len().min(first + ARITY) {
+                if entries[child].is_before(&entries[earliest]) {
+                    earliest = child;
+                }
+            }
+            if !entries[earliest].is_before(&entry) {
+                break;
+            }
+            entries[index] = entries[earliest];
+            index = earliest;
+        }
+        entries[index] = entry;
+    }
+
+    /// Gives half the memory back when a quarter is used: a burst of timers that fired is paid for by its
+    /// own pops.
+    #[inline]
+    fn shrink_if_sparse(&mut self) {
+        let capacity = self.entries.capacity();
+        if capacity > KEPT_CAPACITY && self.entries.len() < capacity / 4 {
+            self.shrink();
+        }
+    }
+
+    #[cold]
+    fn shrink(&mut self) {
+        self.entries.shrink_to(self.entries.capacity() / 2);
+    }
+}
+
+impl<T: Copy> Default for TimerHeap<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::{ARITY, KEPT_CAPACITY, TimerHeap};
+
+    /// Nobody is earlier than its parent.
+    fn is_heap<T: Copy>(heap: &TimerHeap<T>) -> bool {
+        (1..heap.entries.len())
+            .all(|index| !heap.entries[index].is_before(&heap.entries[(index - 1) / ARITY]))
+    }
+
+    #[test]
+    fn equal_deadlines_come_out_in_insertion_order() {
+        let mut heap = TimerHeap::new();
+        for item in 0..100 {
+            heap.push(7, item);
+        }
+        assert!(std::iter::from_fn(|| heap.pop()).eq(0..100));
+    }
+
+    #[test]
+    fn only_due_timers_come_out() {
+        let mut heap = TimerHeap::new();
+        assert_eq!(
+            (heap.peek(), heap.peek_when(), heap.pop_due(u64::MAX)),
+            (None, None, None)
+        );
+        heap.push(20, 'b');
+        heap.push(10, 'a');
+        assert_eq!((heap.peek(), heap.peek_when()), (Some((10, 'a')), Some(10)));
+        assert_eq!(heap.pop_due(9), None);
+        assert_eq!(heap.pop_due(10), Some('a'));
+        assert_eq!(heap.pop_due(10), None);
+        assert_eq!(heap.pop_due(u64::MAX), Some('b'));
+        assert!(heap.is_empty());
+    }
+
+    #[test]
+    fn a_timer_just_added_is_last_unless_it_is_earlier() {
+        let mut heap = TimerHeap::new();
+        for item in 0..50 {
+            heap.push(100 + item, item);
+        }
+        heap.push(1_000, 77);
+        assert_eq!(heap.remove_last_if(|item| item == 76), None);
+        assert_eq!(heap.remove_last_if(|item| item == 77), Some(77));
+        heap.push(1, 78);
+        assert_eq!(heap.remove_last_if(|item| item == 78), None);
+        assert_eq!(heap.len(), 51);
+        assert_eq!(heap.pop(), Some(78));
+        assert!(std::iter::from_fn(|| heap.pop()).eq(0..50));
+        assert_eq!(heap.remove_last_if(|_| true), None);
+    }
+
+    #[test]
+    fn gives_memory_back_after_a_mass_cancellation() {
+        let mut heap = TimerHeap::new();
+        for item in 0..100_000_u64 {
+            heap.push(item, item);
+        }
+        let mut dropped = Vec::new();
+        heap.retain(|item| item % 1_000 == 0, &mut dropped);
+        assert_eq!((heap.len(), dropped.len()), (100, 99_900));
+        assert!(heap.capacity() <= 200, "{}", heap.capacity());
+        assert!(std::iter::from_fn(|| heap.pop()).eq((0..100_000).step_by(1_000)));
+    }
+
+    #[test]
+    fn gives_memory_back_after_a_burst_fired() {
+        let mut heap = TimerHeap::new();
+        for item in 0..100_000_u64 {
+            heap.push(item, item);
+        }
+        while heap.pop().is_some() {}
+        assert!(heap.capacity() <= KEPT_CAPACITY * 2, "{}", heap.capacity());
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Push(u64),
+        Pop,
+        PopDue(u64),
+        RemoveLast(u32),
+        Retain(u32),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        // Few different deadlines, so that many are equal.
+        prop_oneof![
+            6 => (0_u64..20).prop_map(Step::Push),
+            1 => prop_oneof![Just(0), Just(u64::MAX)].prop_map(Step::Push),
+            2 => Just(Step::Pop),
+            2 => (0_u64..20).prop_map(Step::PopDue),
+            1 => (0_u32..3).prop_map(Step::RemoveLast),
+            1 => (2_u32..5).prop_map(Step::Retain),
+        ]
+    }
+
+    proptest! {
+        /// Every operation against a `BTreeMap` ordered by (deadline, sequence number).
+        #[test]
+        fn behaves_like_an_ordered_map(steps in prop::collection::vec(step(), 0..300)) {
+            let mut heap = TimerHeap::new();
+            let mut model = BTreeMap::new();
+            let mut next = 0_u32;
+            let mut last_seq = None;
+            for step in steps {
+                match step {
+                    Step::Push(when_ns) => {
+                        let seq = heap.push(when_ns, next);
+                        prop_assert!(last_seq < Some(seq));
+                        last_seq = Some(seq);
+                        model.insert((when_ns, seq), next);
+                        next += 1;
+                    }
+                    Step::Pop => {
+                        prop_assert_eq!(heap.pop(), model.pop_first().map(|(_, item)| item));
+                    }
+                    Step::PopDue(now_ns) => {
+                        let is_due = model.keys().next().is_some_and(|&(when_ns, _)| when_ns <= now_ns);
+                        let expected = if is_due { model.pop_first() } else { None };
+                        prop_assert_eq!(heap.pop_due(now_ns), expected.map(|(_, item)| item));
+                    }
+                    Step::RemoveLast(remainder) => {
+                        let removed = heap.remove_last_if(|item| item % 3 == remainder);
+                        if let Some(removed) = removed {
+                            prop_assert_eq!(removed % 3, remainder);
+                            let before = model.len();
+                            model.retain(|_, item| *item != removed);
+                            prop_assert_eq!(model.len(), before - 1);
+                        }
+                    }
+                    Step::Retain(modulus) => {
+                        let mut dropped = Vec::new();
+                        heap.retain(|item| item % modulus != 0, &mut dropped);
+                        let mut expected = Vec::new();
+                        model.retain(|_, item| {
+                            let keep = *item % modulus != 0;
+                            if !keep {
+                                expected.push(*item);
+                            }
+                            keep
+                        });
+                        dropped.sort_unstable();
+                        expected.sort_unstable();
+                        prop_assert_eq!(dropped, expected);
+                    }
+                }
+                prop_assert!(is_heap(&heap));
+                prop_assert_eq!(heap.len(), model.len());
+                let earliest = model.iter().next().map(|(&(when_ns, _), &item)| (when_ns, item));
+                prop_assert_eq!(heap.peek(), earliest);
+                prop_assert_eq!(heap.peek_when(), earliest.map(|(when_ns, _)| when_ns));
+            }
+            let mut left: Vec<_> = heap.iter().collect();
+            left.sort_unstable();
+            let mut expected: Vec<_> = model.values().copied().collect();
+            expected.sort_unstable();
+            prop_assert_eq!(left, expected);
+            prop_assert!(std::iter::from_fn(|| heap.pop()).eq(model.into_values()));
+        }
+    }
+}

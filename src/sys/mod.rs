@@ -1,0 +1,33 @@
+//! The operating system, as the rooms above want to see it: nonblocking, `io::Result`, no Python.
+//!
+//! Everything that differs between systems is decided below this module: the types above the line have
+//! the same names and the same meaning everywhere, and one `mod.rs` per topic picks the file that
+//! provides them.
+//!
+//! What a system must provide
+//!
+//! | module | contract | Linux, Android | macOS, BSD |
+//! |---|---|---|---|
+//! | [`clock`] | nanoseconds of the clock behind Python's `time.monotonic()` | `CLOCK_MONOTONIC` | `CLOCK_UPTIME_RAW` (Apple), `CLOCK_MONOTONIC` |
+//! | [`poller`] | level-triggered readiness of many fds, one `u64` token each, waits in nanoseconds | epoll | kqueue |
+//! | [`socket`] | nonblocking stream socket calls that never raise `SIGPIPE` | `MSG_NOSIGNAL`, `accept4` | `SO_NOSIGPIPE` (Apple), `MSG_NOSIGNAL` |
+//! | [`waker`] | wake a blocked poller from any thread or signal handler | eventfd | pipe |
+//!
+//! Owner: a [`poller::Poller`] and its events belong to the thread of their loop; [`waker::Waker::wake`]
+//! is the one call made from other threads. Nothing here may know about callbacks, transports or Python.
+
+#[cfg(not(any(
+    target_os = "linux",
+    target_os = "android",
+    target_vendor = "apple",
+    target_os = "freebsd",
+    target_os = "dragonfly",
+    target_os = "netbsd",
+    target_os = "openbsd",
+)))]
+compile_error!("grapeshot needs epoll or kqueue: Linux, Android, macOS or a BSD");
+
+pub mod clock;
+pub mod poller;
+pub mod socket;
+pub mod waker;

@@ -1,0 +1,391 @@
+//! The poller over Linux epoll, with waits in nanoseconds where the kernel has `epoll_pwait2` (5.11).
+//!
+//! Purpose: the contract of [`super`]. Where `epoll_pwait2` is missing (`ENOSYS`) or forbidden by a
+//! sandbox that does not know it (`EPERM`), the poller notices at its first timed wait and from then on
+//! rounds timeouts *up* to milliseconds for `epoll_wait`: a timer may fire late there, never early.
+//!
+//! Owner: the loop's thread. It must not know what a token stands for.
+//!
+//! Source: `epoll(7)`, `epoll_ctl(2)`, `epoll_wait(2)`.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::{Event, Interest, Readiness, Token};
+
+const NS_PER_MS: u64 = 1_000_000;
+const NS_PER_S: u64 = 1_000_000_000;
+
+// libc types the flags as `c_int` and the field that holds them as `u32`.
+const IN: u32 = libc::EPOLLIN.cast_unsigned();
+const OUT: u32 = libc::EPOLLOUT.cast_unsigned();
+const GONE: u32 = (libc::EPOLLHUP | libc::EPOLLERR).cast_unsigned();
+
+/// The timeout of `epoll_pwait2`: the kernel's own 64-bit layout, on 32-bit machines too, where
+/// `libc::timespec` may be the old one.
+#[repr(C)]
+struct KernelTimespec {
+    seconds: i64,
+    nanoseconds: i64,
+}
+
+/// The events of the last wait. Allocated once.
+pub struct Events {
+    list: Box<[libc::epoll_event]>,
+    len: usize,
+}
+
+impl Events {
+    /// Room for `capacity` events of one wait (at least one); what does not fit comes with the next wait.
+    #[must_use]
+    pub fn with_capacity(capacity: usize) -> Self {
+        // The kernel counts in an int, and refuses more than INT_MAX / size_of::<epoll_event>().
+        let capacity = capacity.clamp(1, 1 << 20);
+        Self {
+            list: vec![libc::epoll_event { events: 0, u64: 0 }; capacity].into_boxed_slice(),
+            len: 0,
+        }
+    }
+
+    /// How many events the last wait brought.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the last wait brought none.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Event number `index` of the last wait.
+    ///
+    /// # Panics
+    /// If `index` is not below [`Self::len`].
+    #[inline]
+    #[must_use]
+    pub fn get(&self, index: usize) -> Event {
+        let raw = self.list[..self.len][index];
+        Event {
+            token: Token(raw.u64),
+            readiness: readiness_of(raw.events),
+        }
+    }
+}
+
+#[inline]
+fn readiness_of(flags: u32) -> Readiness {
+    let mut readiness = Readiness::NONE;
+    if flags & (IN | GONE) != 0 {
+        readiness = readiness.with(Readiness::READ);
+    }
+    if flags & (OUT | GONE) != 0 {
+        readiness = readiness.with(Readiness::WRITE);
+    }
+    if flags & GONE != 0 {
+        readiness = readiness.with(Readiness::HANGUP);
+    }
+    readiness
+}
+
+/// One epoll instance, closed on drop.
+pub struct Poller {
+    epoll: OwnedFd,
+    /// Whether `epoll_pwait2` has not been refused yet. Atomic only so that the poller stays `Sync`.
+    has_pwait2: AtomicBool,
+}
+
+impl Poller {
+    /// A poller that watches nothing yet, close-on-exec.
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENFILE` or `ENOMEM` from `epoll_create1(2)`.
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: the call takes no pointers.
+        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self {
+            // SAFETY: `fd` was just opened, and nothing else knows it.
+            epoll: unsafe { OwnedFd::from_raw_fd(fd) },
+            has_pwait2: AtomicBool::new(true),
+        })
+    }
+
+    /// A poller that behaves as on a kernel without `epoll_pwait2`.
+    ///
+    /// # Errors
+    /// As for [`Self::new`].
+    #[cfg(test)]
+    pub(super) fn with_millisecond_waits() -> io::Result<Self> {
+        let poller = Self::new()?;
+        poller.has_pwait2.store(false, Ordering::Relaxed);
+        Ok(poller)
+    }
+
+    /// The epoll descriptor itself, which is readable while an event waits.
+    #[inline]
+    #[must_use]
+    pub fn as_raw_fd(&self) -> RawFd {
+        self.epoll.as_raw_fd()
+    }
+
+    /// Watches `fd` for `interest`; on an fd already watched, what [`Self::modify`] does.
+    ///
+    /// # Errors
+    /// `EPERM` for a regular file or a directory, `EBADF` for a closed fd, `ENOSPC` or `ENOMEM`.
+    #[inline]
+    pub fn add(&self, fd: RawFd, token: Token, interest: Interest) -> io::Result<()> {
+        self.set(fd, token, interest, libc::EPOLL_CTL_ADD)
+    }
+
+    /// Changes token and interest of `fd`; on an fd not watched, what [`Self::add`] does.
+    ///
+    /// # Errors
+    /// As for [`Self::add`].
+    #[inline]
+    pub fn modify(&self, fd: RawFd, token: Token, interest: Interest) -> io::Result<()> {
+        self.set(fd, token, interest, libc::EPOLL_CTL_MOD)
+    }
+
+    /// Stops watching `fd`. Succeeds if it was not watched, or is closed.
+    ///
+    /// # Errors
+    /// Any other errno of `epoll_ctl(2)`, none of which an fd that was watched can cause.
+    #[inline]
+    pub fn remove(&self, fd: RawFd) -> io::Result<()> {
+        match self.control(libc::EPOLL_CTL_DEL, fd, 0, Token(0)) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EBADF)) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Waits until an fd is ready or `timeout_ns` is over (`None`: no limit; `Some(0)`: only look), and
+    /// returns the number of events now in `events`; 0 means that the time is over.
+    ///
+    /// # Errors
+    /// `ErrorKind::Interrupted` when a signal arrived; `events` is empty then.
+    #[inline]
+    pub fn wait(&self, events: &mut Events, timeout_ns: Option<u64>) -> io::Result<usize> {
+        events.len = 0;
+        let count = match timeout_ns {
+            None => self.wait_ms(events, -1),
+            Some(0) => self.wait_ms(events, 0),
+            Some(timeout_ns) => self.wait_ns(events, timeout_ns),
+        };
+        // -1 is the only value that does not fit.
+        let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
+        events.len = count;
+        Ok(count)
+    }
+
+    /// `epoll_wait`, as the kernel returns it.
+    #[inline]
+    fn wait_ms(&self, events: &mut Events, timeout_ms: i32) -> libc::c_long {
+        // SAFETY: the list is live, exclusively borrowed and as long as said; the kernel fills it with
+        // plain data from the front.
+        let count = unsafe {
+            libc::epoll_wait(
+                self.epoll.as_raw_fd(),
+                events.list.as_mut_ptr(),
+                capacity_of(events),
+                timeout_ms,
+            )
+        };
+        libc::c_long::from(count)
+    }
+
+    /// `epoll_pwait2`, or `epoll_wait` in milliseconds rounded up where the kernel refuses it.
+    fn wait_ns(&self, events: &mut Events, timeout_ns: u64) -> libc::c_long {
+        if self.has_pwait2.load(Ordering::Relaxed) {
+            let timeout = KernelTimespec {
+                // Both fit: u64::MAX nanoseconds are 584 years.
+                seconds: (timeout_ns / NS_PER_S).cast_signed(),
+                nanoseconds: (timeout_ns % NS_PER_S).cast_signed(),
+            };
+            // SAFETY: as in `wait_ms`; the timeout lives across the call, and the null signal mask leaves
+            // the mask alone, so that its size is not looked at. glibc wraps this call only from 2.35 on,
+            // hence by number.
+            let count = unsafe {
+                libc::syscall(
+                    libc::SYS_epoll_pwait2,
+                    self.epoll.as_raw_fd(),
+                    events.list.as_mut_ptr(),
+                    capacity_of(events),
+                    &raw const timeout,
+                    ptr::null::<libc::sigset_t>(),
+                    0_usize,
+                )
+            };
+            if count >= 0 || !is_missing(nix::errno::Errno::last_raw()) {
+                return count;
+            }
+            self.has_pwait2.store(false, Ordering::Relaxed);
+        }
+        self.wait_ms(events, ms_rounded_up(timeout_ns))
+    }
+
+    #[inline]
+    fn set(&self, fd: RawFd, token: Token, interest: Interest, operation: i32) -> io::Result<()> {
+        if interest.is_empty() {
+            return self.remove(fd);
+        }
+        let mut flags = 0;
+        if interest.has_read() {
+            flags |= IN;
+        }
+        if interest.has_write() {
+            flags |= OUT;
+        }
+        let Err(error) = self.control(operation, fd, flags, token) else {
+            return Ok(());
+        };
+        // Somebody registered the fd before us, or closed it and opened another under its number: the
+        // caller says what is to be true now, whatever was.
+        match (operation, error.raw_os_error()) {
+            (libc::EPOLL_CTL_ADD, Some(libc::EEXIST)) => self.control(libc::EPOLL_CTL_MOD, fd, flags, token),
+            (libc::EPOLL_CTL_MOD, Some(libc::ENOENT)) => self.control(libc::EPOLL_CTL_ADD, fd, flags, token),
+            _ => Err(error),
+        }
+    }
+
+    #[inline]
+    fn control(&self, operation: i32, fd: RawFd, flags: u32, token: Token) -> io::Result<()> {
+        let mut event = libc::epoll_event {
+            events: flags,
+            u64: token.0,
+        };
+        // SAFETY: `event` lives across the call, which only reads it; a bad fd gives an error.
+        let result = unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), operation, fd, &raw mut event) };
+        if result == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+}
+
+/// [`Events::with_capacity`] keeps it within an int.
+#[inline]
+fn capacity_of(events: &Events) -> i32 {
+    events.list.len() as i32
+}
+
+/// Whether this errno of `epoll_pwait2` says that there is no such call here. `EPERM` is what older
+/// seccomp profiles answer to a number they do not know; the call itself never gives it.
+fn is_missing(errno: i32) -> bool {
+    matches!(errno, libc::ENOSYS | libc::EPERM)
+}
+
+/// Milliseconds for `epoll_wait`, never fewer than asked for, except that 24 days are the longest sleep.
+fn ms_rounded_up(timeout_ns: u64) -> i32 {
+    i32::try_from(timeout_ns.div_ceil(NS_PER_MS)).unwrap_or(i32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+    use std::sync::atomic::Ordering;
+
+    use proptest::prelude::*;
+
+    use super::{Events, Interest, NS_PER_MS, Poller, Token, is_missing, ms_rounded_up};
+    use crate::sys::clock::now_ns;
+
+    #[test]
+    fn a_regular_file_is_refused() {
+        let file = File::open(std::env::current_exe().unwrap()).unwrap();
+        let poller = Poller::new().unwrap();
+        let error = poller
+            .add(file.as_raw_fd(), Token(1), Interest::READ)
+            .unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EPERM));
+    }
+
+    /// Makes the kernel answer `errno` to `epoll_pwait2` in the calling thread, until it ends.
+    fn refuse_pwait2(errno: i32) {
+        // Bits of <linux/filter.h>: load a word of the seccomp data, compare it, return.
+        const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+        const JUMP_IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+        const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+        let statement = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+        let mut filter = [
+            statement(LOAD, 0, 0, 0), // the number of the call lies at offset 0
+            statement(JUMP_IF_EQUAL, 0, 1, libc::SYS_epoll_pwait2 as u32),
+            statement(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32),
+            statement(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
+        ];
+        let program = libc::sock_fprog {
+            len: filter.len() as u16,
+            filter: filter.as_mut_ptr(),
+        };
+        // SAFETY: both calls concern this thread only; the program lives across the call, which copies it.
+        unsafe {
+            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+            assert_eq!(
+                libc::prctl(
+                    libc::PR_SET_SECCOMP,
+                    libc::SECCOMP_MODE_FILTER,
+                    &raw const program
+                ),
+                0,
+                "{}",
+                std::io::Error::last_os_error()
+            );
+        }
+    }
+
+    #[test]
+    fn falls_back_where_the_kernel_refuses_and_remembers_it() {
+        for errno in [libc::ENOSYS, libc::EPERM] {
+            std::thread::spawn(move || {
+                refuse_pwait2(errno);
+                let poller = Poller::new().unwrap();
+                let mut events = Events::with_capacity(1);
+                assert_eq!(poller.wait(&mut events, Some(0)).unwrap(), 0);
+                assert!(poller.has_pwait2.load(Ordering::Relaxed), "not asked yet");
+                for _ in 0..2 {
+                    let start_ns = now_ns();
+                    assert_eq!(poller.wait(&mut events, Some(1_200_000)).unwrap(), 0);
+                    assert!(now_ns() - start_ns >= 1_200_000);
+                    assert!(!poller.has_pwait2.load(Ordering::Relaxed));
+                }
+            })
+            .join()
+            .unwrap();
+        }
+    }
+
+    #[test]
+    fn keeps_to_nanoseconds_where_the_kernel_can() {
+        let poller = Poller::new().unwrap();
+        // SAFETY: with no pointers that the kernel would follow, the call can only fail: EFAULT or EINVAL
+        // where it exists.
+        let result = unsafe { libc::syscall(libc::SYS_epoll_pwait2, -1, 0, 0, 0, 0, 0) };
+        assert_eq!(result, -1);
+        let exists = !is_missing(nix::errno::Errno::last_raw());
+        poller.wait(&mut Events::with_capacity(1), Some(1)).unwrap();
+        assert_eq!(poller.has_pwait2.load(Ordering::Relaxed), exists);
+    }
+
+    proptest! {
+        #[test]
+        fn milliseconds_are_rounded_up(timeout_ns in 1_u64..u64::from(i32::MAX as u32) * NS_PER_MS) {
+            let ms = u64::from(ms_rounded_up(timeout_ns).unsigned_abs());
+            prop_assert!(ms * NS_PER_MS >= timeout_ns);
+            prop_assert!((ms - 1) * NS_PER_MS < timeout_ns);
+        }
+
+        #[test]
+        fn a_long_timeout_is_cut_to_the_longest(timeout_ns in (i32::MAX as u64 * NS_PER_MS)..) {
+            prop_assert_eq!(ms_rounded_up(timeout_ns), i32::MAX);
+        }
+    }
+}

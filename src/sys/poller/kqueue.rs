@@ -1,0 +1,281 @@
+//! The poller over kqueue: macOS and the BSDs.
+//!
+//! Purpose: the contract of [`super`]. kqueue watches the two directions of an fd as two filters, so an
+//! interest is *set* by adding the wanted filters and deleting the others in one call, and one fd can
+//! come back in two events of one wait. Nothing is remembered here about what is registered.
+//!
+//! `EV_EOF` on the read filter says only that the peer will send no more, which a read finds out by
+//! itself; on the write filter, or with an error attached, the connection is gone and is reported as a
+//! hangup.
+//!
+//! Owner: the loop's thread. It must not know what a token stands for.
+//!
+//! Source: `kqueue(2)` of macOS, FreeBSD, NetBSD, OpenBSD.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+
+use super::{Event, Interest, Readiness, Token};
+
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("a token travels in kevent.udata, which must hold 64 bits");
+
+const NS_PER_S: u64 = 1_000_000_000;
+
+/// The longest single sleep: some kernels refuse a timeout above 10^8 seconds.
+const MAX_WAIT_NS: u64 = 10_000_000 * NS_PER_S;
+
+// The fields of `kevent` have other widths on NetBSD.
+#[cfg(target_os = "netbsd")]
+type Filter = u32;
+#[cfg(target_os = "netbsd")]
+type Flags = u32;
+#[cfg(target_os = "netbsd")]
+type Count = libc::size_t;
+#[cfg(not(target_os = "netbsd"))]
+type Filter = i16;
+#[cfg(not(target_os = "netbsd"))]
+type Flags = u16;
+#[cfg(not(target_os = "netbsd"))]
+type Count = libc::c_int;
+
+/// The events of the last wait. Allocated once.
+pub struct Events {
+    list: Box<[MaybeUninit<libc::kevent>]>,
+    /// How many entries from the front the last wait filled.
+    len: usize,
+}
+
+// SAFETY: the pointers in `udata` are numbers (tokens) that nobody follows.
+unsafe impl Send for Events {}
+// SAFETY: as above; and a shared `Events` is only read.
+unsafe impl Sync for Events {}
+
+impl Events {
+    /// Room for `capacity` events of one wait (at least one); what does not fit comes with the next wait.
+    #[must_use]
+    pub fn with_capacity(capacity: usize) -> Self {
+        Self {
+            list: Box::new_uninit_slice(capacity.clamp(1, 1 << 20)),
+            len: 0,
+        }
+    }
+
+    /// How many events the last wait brought.
+    #[inline]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the last wait brought none.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Event number `index` of the last wait.
+    ///
+    /// # Panics
+    /// If `index` is not below [`Self::len`].
+    #[inline]
+    #[must_use]
+    pub fn get(&self, index: usize) -> Event {
+        // SAFETY: the last wait filled the first `len` entries, and the slice ends there.
+        let raw = unsafe { self.list[..self.len][index].assume_init_ref() };
+        Event {
+            token: Token(raw.udata.addr() as u64),
+            readiness: readiness_of(raw.filter as Filter, raw.flags as Flags, raw.fflags),
+        }
+    }
+}
+
+#[inline]
+fn readiness_of(filter: Filter, flags: Flags, fflags: u32) -> Readiness {
+    let is_eof = flags & libc::EV_EOF as Flags != 0;
+    let is_writing = filter == libc::EVFILT_WRITE as Filter;
+    // In `fflags` an EOF carries the socket's error, if it has one.
+    if flags & libc::EV_ERROR as Flags != 0 || (is_eof && (is_writing || fflags != 0)) {
+        return Readiness::READ.with(Readiness::WRITE).with(Readiness::HANGUP);
+    }
+    if is_writing {
+        Readiness::WRITE
+    } else {
+        Readiness::READ
+    }
+}
+
+/// One kqueue, closed on drop.
+pub struct Poller {
+    queue: OwnedFd,
+}
+
+impl Poller {
+    /// A poller that watches nothing yet, close-on-exec.
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENFILE` or `ENOMEM` from `kqueue(2)`.
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: the call takes no arguments.
+        let fd = unsafe { libc::kqueue() };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: `fd` was just opened, and nothing else knows it.
+        let queue = unsafe { OwnedFd::from_raw_fd(fd) };
+        fcntl(&queue, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
+        Ok(Self { queue })
+    }
+
+    /// The queue's descriptor itself, which is readable while an event waits.
+    #[inline]
+    #[must_use]
+    pub fn as_raw_fd(&self) -> RawFd {
+        self.queue.as_raw_fd()
+    }
+
+    /// Watches `fd` for `interest`; on an fd already watched, what [`Self::modify`] does.
+    ///
+    /// # Errors
+    /// `EBADF` for a closed fd, `EINVAL` or `ENOTSUP` for one that cannot be watched, `ENOMEM`. Then
+    /// neither direction is watched.
+    #[inline]
+    pub fn add(&self, fd: RawFd, token: Token, interest: Interest) -> io::Result<()> {
+        self.set(fd, token, interest)
+    }
+
+    /// Changes token and interest of `fd`; on an fd not watched, what [`Self::add`] does.
+    ///
+    /// # Errors
+    /// As for [`Self::add`].
+    #[inline]
+    pub fn modify(&self, fd: RawFd, token: Token, interest: Interest) -> io::Result<()> {
+        self.set(fd, token, interest)
+    }
+
+    /// Stops watching `fd`. Succeeds if it was not watched, or is closed.
+    ///
+    /// # Errors
+    /// Any other errno of `kevent(2)`, none of which an fd that was watched can cause.
+    #[inline]
+    pub fn remove(&self, fd: RawFd) -> io::Result<()> {
+        self.set(fd, Token(0), Interest::NONE)
+    }
+
+    /// Waits until an fd is ready or `timeout_ns` is over (`None`: no limit; `Some(0)`: only look), and
+    /// returns the number of events now in `events`; 0 means that the time is over.
+    ///
+    /// # Errors
+    /// `ErrorKind::Interrupted` when a signal arrived; `events` is empty then.
+    #[inline]
+    pub fn wait(&self, events: &mut Events, timeout_ns: Option<u64>) -> io::Result<usize> {
+        events.len = 0;
+        let timeout = timeout_ns.map(|timeout_ns| {
+            let timeout_ns = timeout_ns.min(MAX_WAIT_NS);
+            libc::timespec {
+                tv_sec: (timeout_ns / NS_PER_S).cast_signed(),
+                tv_nsec: (timeout_ns % NS_PER_S).cast_signed(),
+            }
+        });
+        // SAFETY: no changes are given; the list is live, exclusively borrowed and as long as said; the
+        // timeout, if any, lives across the call.
+        let count = unsafe {
+            libc::kevent(
+                self.queue.as_raw_fd(),
+                ptr::null(),
+                0,
+                events.list.as_mut_ptr().cast::<libc::kevent>(),
+                events.list.len() as Count,
+                timeout.as_ref().map_or(ptr::null(), ptr::from_ref),
+            )
+        };
+        // -1 is the only value that does not fit.
+        let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
+        events.len = count;
+        Ok(count)
+    }
+
+    /// Makes `interest` what `fd` is watched for: one filter each is added or deleted.
+    fn set(&self, fd: RawFd, token: Token, interest: Interest) -> io::Result<()> {
+        // The error that the caller is to see, if any; the receipts come in the order of the changes.
+        let [read, write] = self.exchange([
+            change(fd, libc::EVFILT_READ as Filter, token, interest.has_read()),
+            change(fd, libc::EVFILT_WRITE as Filter, token, interest.has_write()),
+        ])?;
+        let refused = [(read, interest.has_read()), (write, interest.has_write())]
+            .into_iter()
+            .find_map(|(errno, is_wanted)| refusal(errno, is_wanted));
+        match refused {
+            None => Ok(()),
+            Some(error) => {
+                // Half a registration would report events for a token that the caller gives up.
+                if !interest.is_empty() {
+                    self.set(fd, token, Interest::NONE)?;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Applies two changes and returns their errno (0: done).
+    fn exchange(&self, mut changes: [libc::kevent; 2]) -> io::Result<[i32; 2]> {
+        // SAFETY: both lists are the same two live entries, which the kernel allows (it reads all changes
+        // before it writes receipts over them); no timeout is needed, because EV_RECEIPT answers at once.
+        let count = unsafe {
+            libc::kevent(
+                self.queue.as_raw_fd(),
+                changes.as_ptr(),
+                changes.len() as Count,
+                changes.as_mut_ptr(),
+                changes.len() as Count,
+                ptr::null(),
+            )
+        };
+        if count < 0 {
+            let error = io::Error::last_os_error();
+            // A signal may only interrupt the call after all changes have been applied (FreeBSD's manual).
+            return if error.kind() == io::ErrorKind::Interrupted {
+                Ok([0; 2])
+            } else {
+                Err(error)
+            };
+        }
+        Ok(changes.map(|receipt| {
+            if receipt.flags as Flags & libc::EV_ERROR as Flags == 0 {
+                0
+            } else {
+                i32::try_from(receipt.data).unwrap_or(libc::EINVAL)
+            }
+        }))
+    }
+}
+
+/// One change: add the filter under `token`, or delete it.
+#[inline]
+fn change(fd: RawFd, filter: Filter, token: Token, is_wanted: bool) -> libc::kevent {
+    let action = if is_wanted { libc::EV_ADD } else { libc::EV_DELETE };
+    // SAFETY: `kevent` is plain data, for which all zeroes is a value (some systems have further fields).
+    let mut change: libc::kevent = unsafe { MaybeUninit::zeroed().assume_init() };
+    change.ident = fd as libc::uintptr_t;
+    change.filter = filter;
+    change.flags = action as Flags | libc::EV_RECEIPT as Flags;
+    change.udata = ptr::without_provenance_mut(token.0 as usize);
+    change
+}
+
+/// The error behind the receipt of one change, if it is one.
+fn refusal(errno: i32, is_wanted: bool) -> Option<io::Error> {
+    match (errno, is_wanted) {
+        (0, _)
+        // Deleting what is not there, or what closing the fd has already deleted.
+        | (libc::ENOENT | libc::EBADF, false)
+        // macOS says EPIPE for a pipe whose other end is gone, and watches it all the same.
+        | (libc::EPIPE, true) => None,
+        _ => Some(io::Error::from_raw_os_error(errno)),
+    }
+}

@@ -1,0 +1,350 @@
+//! The contract of the poller, run against every way of waiting that this system has.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use super::{Event, Events, Interest, Poller, Readiness, Token};
+use crate::sys::clock::now_ns;
+
+/// Far beyond any wait on a loaded machine, so that a lost event fails the test instead of hanging it.
+const CAP_NS: Option<u64> = Some(60_000_000_000);
+
+/// The pollers to test; each test runs with all of them.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn pollers() -> [(&'static str, Poller); 2] {
+    [
+        ("epoll_pwait2", Poller::new().unwrap()),
+        ("epoll_wait", Poller::with_millisecond_waits().unwrap()),
+    ]
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn pollers() -> [(&'static str, Poller); 1] {
+    [("kqueue", Poller::new().unwrap())]
+}
+
+fn pair() -> (UnixStream, UnixStream) {
+    let (left, right) = UnixStream::pair().unwrap();
+    left.set_nonblocking(true).unwrap();
+    right.set_nonblocking(true).unwrap();
+    (left, right)
+}
+
+/// What is ready now.
+fn look(poller: &Poller) -> Vec<Event> {
+    wait(poller, Some(0))
+}
+
+fn wait(poller: &Poller, timeout_ns: Option<u64>) -> Vec<Event> {
+    let mut events = Events::with_capacity(16);
+    let count = poller.wait(&mut events, timeout_ns).unwrap();
+    assert_eq!((count, count == 0), (events.len(), events.is_empty()));
+    (0..count).map(|index| events.get(index)).collect()
+}
+
+fn event(token: u64, readiness: Readiness) -> Event {
+    Event {
+        token: Token(token),
+        readiness,
+    }
+}
+
+#[test]
+fn interests_combine() {
+    let both = Interest::READ.with(Interest::WRITE);
+    assert_eq!(both, Interest::BOTH);
+    assert_eq!(
+        (both.has_read(), both.has_write(), both.is_empty()),
+        (true, true, false)
+    );
+    assert_eq!(both.without(Interest::READ), Interest::WRITE);
+    assert_eq!(both.without(both), Interest::NONE);
+    assert_eq!(Interest::NONE.without(Interest::READ), Interest::NONE);
+    assert!(Interest::NONE.is_empty());
+    assert_eq!(
+        (Interest::READ.has_write(), Interest::WRITE.has_read()),
+        (false, false)
+    );
+}
+
+#[test]
+fn readiness_says_what_it_holds() {
+    for readable in [Readiness::NONE, Readiness::READ] {
+        for writable in [Readiness::NONE, Readiness::WRITE] {
+            for hangup in [Readiness::NONE, Readiness::HANGUP] {
+                let all = readable.with(writable).with(hangup);
+                assert_eq!(all.is_readable(), readable == Readiness::READ);
+                assert_eq!(all.is_writable(), writable == Readiness::WRITE);
+                assert_eq!(all.is_hangup(), hangup == Readiness::HANGUP);
+            }
+        }
+    }
+}
+
+#[test]
+fn reports_reading_until_it_is_read() {
+    for (name, poller) in pollers() {
+        let (mut left, mut right) = pair();
+        poller
+            .add(left.as_raw_fd(), Token(u64::MAX - 7), Interest::READ)
+            .unwrap();
+        assert_eq!(look(&poller), [], "{name}");
+        right.write_all(b"xy").unwrap();
+        let expected = [event(u64::MAX - 7, Readiness::READ)];
+        assert_eq!(wait(&poller, CAP_NS), expected, "{name}");
+        assert_eq!(wait(&poller, None), expected, "{name}");
+        assert_eq!(left.read(&mut [0; 1]).unwrap(), 1);
+        assert_eq!(
+            look(&poller),
+            expected,
+            "{name}: level-triggered, one byte is left"
+        );
+        assert_eq!(left.read(&mut [0; 1]).unwrap(), 1);
+        assert_eq!(look(&poller), [], "{name}");
+    }
+}
+
+#[test]
+fn reports_writing_while_there_is_room() {
+    for (name, poller) in pollers() {
+        let (mut left, _right) = pair();
+        poller.add(left.as_raw_fd(), Token(1), Interest::WRITE).unwrap();
+        assert_eq!(look(&poller), [event(1, Readiness::WRITE)], "{name}");
+        while left.write(&[0; 65536]).is_ok() {}
+        assert_eq!(look(&poller), [], "{name}");
+    }
+}
+
+#[test]
+fn both_directions_come_together_or_in_two_events() {
+    for (name, poller) in pollers() {
+        let (left, mut right) = pair();
+        right.write_all(b"x").unwrap();
+        poller.add(left.as_raw_fd(), Token(1), Interest::BOTH).unwrap();
+        let events = look(&poller);
+        assert!(events.iter().all(|event| event.token == Token(1)), "{name}");
+        let all = events
+            .iter()
+            .fold(Readiness::NONE, |all, event| all.with(event.readiness));
+        assert_eq!(all, Readiness::READ.with(Readiness::WRITE), "{name}");
+    }
+}
+
+#[test]
+fn modify_replaces_token_and_interest() {
+    for (name, poller) in pollers() {
+        let (left, mut right) = pair();
+        let fd = left.as_raw_fd();
+        right.write_all(b"x").unwrap();
+        poller.add(fd, Token(1), Interest::READ).unwrap();
+        poller.modify(fd, Token(2), Interest::WRITE).unwrap();
+        assert_eq!(look(&poller), [event(2, Readiness::WRITE)], "{name}");
+        poller.modify(fd, Token(3), Interest::READ).unwrap();
+        assert_eq!(look(&poller), [event(3, Readiness::READ)], "{name}");
+    }
+}
+
+#[test]
+fn add_and_modify_stand_in_for_each_other() {
+    for (name, poller) in pollers() {
+        let (left, mut right) = pair();
+        let fd = left.as_raw_fd();
+        right.write_all(b"x").unwrap();
+        poller.modify(fd, Token(1), Interest::READ).unwrap();
+        assert_eq!(look(&poller), [event(1, Readiness::READ)], "{name}");
+        poller.add(fd, Token(2), Interest::WRITE).unwrap();
+        assert_eq!(look(&poller), [event(2, Readiness::WRITE)], "{name}");
+    }
+}
+
+#[test]
+fn remove_is_final_and_forgiving() {
+    for (name, poller) in pollers() {
+        let (left, mut right) = pair();
+        let fd = left.as_raw_fd();
+        right.write_all(b"x").unwrap();
+        poller.remove(fd).unwrap();
+        poller.add(fd, Token(1), Interest::BOTH).unwrap();
+        poller.remove(fd).unwrap();
+        assert_eq!(look(&poller), [], "{name}");
+        poller.remove(fd).unwrap();
+        poller.remove(-1).unwrap();
+    }
+}
+
+#[test]
+fn no_interest_means_not_watched() {
+    for (name, poller) in pollers() {
+        let (left, right) = pair();
+        let fd = left.as_raw_fd();
+        drop(right);
+        poller.add(fd, Token(1), Interest::NONE).unwrap();
+        assert_eq!(look(&poller), [], "{name}");
+        poller.modify(fd, Token(1), Interest::READ).unwrap();
+        assert_eq!(look(&poller).len(), 1, "{name}");
+        poller.modify(fd, Token(1), Interest::NONE).unwrap();
+        assert_eq!(look(&poller), [], "{name}: a hangup must not be reported");
+        poller.modify(fd, Token(2), Interest::READ).unwrap();
+        assert_eq!(look(&poller).len(), 1, "{name}");
+    }
+}
+
+#[test]
+fn a_peer_that_is_gone_makes_everything_ready() {
+    for (name, poller) in pollers() {
+        let (left, right) = pair();
+        poller.add(left.as_raw_fd(), Token(1), Interest::WRITE).unwrap();
+        drop(right);
+        let everything = Readiness::READ.with(Readiness::WRITE).with(Readiness::HANGUP);
+        assert_eq!(look(&poller), [event(1, everything)], "{name}");
+    }
+}
+
+#[test]
+fn a_half_closed_peer_is_only_readable() {
+    for (name, poller) in pollers() {
+        let (left, right) = pair();
+        poller.add(left.as_raw_fd(), Token(1), Interest::READ).unwrap();
+        right.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(look(&poller), [event(1, Readiness::READ)], "{name}");
+    }
+}
+
+#[test]
+fn a_closed_fd_is_refused() {
+    for (name, poller) in pollers() {
+        let error = poller.add(-1, Token(1), Interest::READ).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EBADF), "{name}");
+        let error = poller.modify(-1, Token(1), Interest::READ).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EBADF), "{name}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_comes_next_time() {
+    for (name, poller) in pollers() {
+        let mut pairs: Vec<_> = (0..5).map(|_| pair()).collect();
+        for (index, (left, right)) in pairs.iter_mut().enumerate() {
+            right.write_all(b"x").unwrap();
+            poller
+                .add(left.as_raw_fd(), Token(index as u64), Interest::READ)
+                .unwrap();
+        }
+        let mut seen = [false; 5];
+        // No room at all means room for one.
+        let mut events = Events::with_capacity(0);
+        for _ in 0..5 {
+            assert_eq!(poller.wait(&mut events, CAP_NS).unwrap(), 1, "{name}");
+            let index = usize::try_from(events.get(0).token.0).unwrap();
+            assert!(
+                !std::mem::replace(&mut seen[index], true),
+                "{name}: {index} was read already"
+            );
+            assert_eq!(pairs[index].0.read(&mut [0; 8]).unwrap(), 1);
+        }
+        assert_eq!(poller.wait(&mut events, Some(0)).unwrap(), 0, "{name}");
+    }
+}
+
+#[test]
+#[should_panic(expected = "out of bounds")]
+fn events_of_an_earlier_wait_are_gone() {
+    let poller = Poller::new().unwrap();
+    let (left, mut right) = pair();
+    right.write_all(b"x").unwrap();
+    poller.add(left.as_raw_fd(), Token(1), Interest::READ).unwrap();
+    let mut events = Events::with_capacity(4);
+    assert_eq!(poller.wait(&mut events, CAP_NS).unwrap(), 1);
+    poller.remove(left.as_raw_fd()).unwrap();
+    assert_eq!(poller.wait(&mut events, Some(0)).unwrap(), 0);
+    let _ = events.get(0);
+}
+
+/// A lower bound only: that a wait is not too long depends on the machine.
+#[test]
+fn a_wait_is_never_too_short() {
+    for (name, poller) in pollers() {
+        for timeout_ns in [1, 999, 250_000, 999_999, 1_000_001, 3_141_592] {
+            let start_ns = now_ns();
+            assert_eq!(wait(&poller, Some(timeout_ns)), [], "{name}");
+            let waited_ns = now_ns() - start_ns;
+            assert!(waited_ns >= timeout_ns, "{name}: {waited_ns} < {timeout_ns}");
+        }
+    }
+}
+
+#[test]
+fn a_timeout_of_centuries_is_accepted() {
+    for (name, poller) in pollers() {
+        let (left, mut right) = pair();
+        right.write_all(b"x").unwrap();
+        poller.add(left.as_raw_fd(), Token(1), Interest::READ).unwrap();
+        assert_eq!(wait(&poller, Some(u64::MAX)).len(), 1, "{name}");
+    }
+}
+
+#[test]
+fn an_event_ends_a_wait_that_has_begun() {
+    for (name, poller) in pollers() {
+        let (left, mut right) = pair();
+        poller.add(left.as_raw_fd(), Token(1), Interest::READ).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                right.write_all(b"x").unwrap();
+                // Keeps the stream open until the other side has seen the byte.
+                right.set_nonblocking(false).unwrap();
+                assert_eq!(right.read(&mut [0; 1]).unwrap(), 1);
+            });
+            assert_eq!(wait(&poller, CAP_NS), [event(1, Readiness::READ)], "{name}");
+            (&left).write_all(b"y").unwrap();
+        });
+    }
+}
+
+extern "C" fn ignore(_signal: libc::c_int) {}
+
+#[test]
+fn a_signal_interrupts_a_wait() {
+    // SAFETY: the action is plain data with a handler that does nothing; nobody else in these tests uses
+    // SIGURG, which is ignored by default.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = ignore as extern "C" fn(libc::c_int) as libc::sighandler_t;
+        assert_eq!(
+            libc::sigaction(libc::SIGURG, &raw const action, std::ptr::null_mut()),
+            0
+        );
+    }
+    for (name, poller) in pollers() {
+        // SAFETY: no arguments.
+        let waiting = unsafe { libc::pthread_self() };
+        let is_over = AtomicBool::new(false);
+        let result = thread::scope(|scope| {
+            scope.spawn(|| {
+                // Again and again, because the first may come before the wait has begun.
+                while !is_over.load(Ordering::Acquire) {
+                    // SAFETY: the thread waits for this scope to end, so it exists.
+                    unsafe { libc::pthread_kill(waiting, libc::SIGURG) };
+                    thread::park_timeout(Duration::from_millis(1));
+                }
+            });
+            let result = poller.wait(&mut Events::with_capacity(1), CAP_NS);
+            is_over.store(true, Ordering::Release);
+            result
+        });
+        assert_eq!(result.unwrap_err().kind(), ErrorKind::Interrupted, "{name}");
+    }
+}
+
+#[test]
+fn is_closed_on_exec() {
+    for (name, poller) in pollers() {
+        // SAFETY: the call takes no pointers.
+        let flags = unsafe { libc::fcntl(poller.as_raw_fd(), libc::F_GETFD) };
+        assert_eq!(flags, libc::FD_CLOEXEC, "{name}");
+    }
+}

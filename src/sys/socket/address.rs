@@ -1,0 +1,292 @@
+//! Socket addresses as the kernel gives them, kept small.
+//!
+//! Purpose: every open connection keeps two addresses for `get_extra_info`, so they are not kept as 128
+//! bytes of `sockaddr_storage`: up to 28 bytes (IPv4 and IPv6) lie inline, longer ones (Unix paths) in a
+//! box of their exact length.
+//!
+//! Owner: any thread; a value. It must not know how Python spells an address.
+//!
+//! Source: `ip(7)`, `ipv6(7)`, `unix(7)`.
+
+use std::fmt;
+use std::mem::{offset_of, size_of};
+
+use libc::{sa_family_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, sockaddr_un, socklen_t};
+
+/// What lies inline: the size of `sockaddr_in6`, the longer of the two internet addresses.
+const INLINE_LEN: usize = size_of::<sockaddr_in6>();
+
+/// Room for any address. Plain bytes, so that they can be read whatever the kernel wrote.
+#[repr(C, align(8))]
+pub(super) struct Storage([u8; size_of::<sockaddr_storage>()]);
+
+impl Storage {
+    /// The length to tell the kernel.
+    pub(super) const LEN: socklen_t = size_of::<sockaddr_storage>() as socklen_t;
+
+    pub(super) const fn new() -> Self {
+        Self([0; size_of::<sockaddr_storage>()])
+    }
+
+    /// For the kernel to write [`Self::LEN`] bytes to.
+    pub(super) fn as_mut_ptr(&mut self) -> *mut sockaddr {
+        self.0.as_mut_ptr().cast()
+    }
+
+    /// The address of `len` bytes that the kernel wrote. A longer one was cut off.
+    pub(super) fn into_address(self, len: socklen_t) -> Address {
+        let len = usize::try_from(len).unwrap_or(usize::MAX).min(self.0.len());
+        Address::new(&self.0[..len])
+    }
+}
+
+/// The address of a socket of any family.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Address {
+    repr: Repr,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+enum Repr {
+    /// What follows `len` is zero.
+    Inline {
+        len: u8,
+        bytes: [u8; INLINE_LEN],
+    },
+    Boxed(Box<[u8]>),
+}
+
+/// What an [`Address`] says, in host byte order.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AddressView<'a> {
+    /// An IPv4 address.
+    V4 {
+        /// From the most significant byte on.
+        ip: [u8; 4],
+        /// The TCP or UDP port.
+        port: u16,
+    },
+    /// An IPv6 address.
+    V6 {
+        /// From the most significant byte on.
+        ip: [u8; 16],
+        /// The TCP or UDP port.
+        port: u16,
+        /// Traffic class and flow label.
+        flowinfo: u32,
+        /// The interface of a link-local address, else 0.
+        scope_id: u32,
+    },
+    /// The bytes of a path without the closing NUL, or of a name in Linux' abstract namespace: those begin
+    /// with a NUL, and further ones belong to the name.
+    Unix(&'a [u8]),
+    /// A Unix socket that has not been bound, or no address at all.
+    Unnamed,
+    /// Another family, see [`Address::family`].
+    Other,
+}
+
+impl Address {
+    /// `bytes`: a `sockaddr` of that length.
+    fn new(bytes: &[u8]) -> Self {
+        let repr = match u8::try_from(bytes.len()) {
+            Ok(len) if bytes.len() <= INLINE_LEN => {
+                let mut inline = [0; INLINE_LEN];
+                inline[..bytes.len()].copy_from_slice(bytes);
+                Repr::Inline { len, bytes: inline }
+            }
+            _ => Repr::Boxed(bytes.into()),
+        };
+        Self { repr }
+    }
+
+    #[inline]
+    fn bytes(&self) -> &[u8] {
+        match &self.repr {
+            Repr::Inline { len, bytes } => &bytes[..usize::from(*len)],
+            Repr::Boxed(bytes) => bytes,
+        }
+    }
+
+    /// `N` bytes from `offset` on, or `None` if the address ends before.
+    fn part<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+        self.bytes().get(offset..)?.first_chunk().copied()
+    }
+
+    /// The address family (`AF_INET` ...), `AF_UNSPEC` if there is no address.
+    #[must_use]
+    pub fn family(&self) -> i32 {
+        const FAMILY_LEN: usize = size_of::<sa_family_t>();
+        self.part::<FAMILY_LEN>(offset_of!(sockaddr, sa_family))
+            .map_or(libc::AF_UNSPEC, |bytes| {
+                i32::from(sa_family_t::from_ne_bytes(bytes))
+            })
+    }
+
+    /// The address taken apart.
+    #[must_use]
+    pub fn view(&self) -> AddressView<'_> {
+        match self.family() {
+            libc::AF_INET => self.view_v4().unwrap_or(AddressView::Other),
+            libc::AF_INET6 => self.view_v6().unwrap_or(AddressView::Other),
+            libc::AF_UNIX => self.view_unix(),
+            libc::AF_UNSPEC => AddressView::Unnamed,
+            _ => AddressView::Other,
+        }
+    }
+
+    fn view_v4(&self) -> Option<AddressView<'_>> {
+        Some(AddressView::V4 {
+            ip: self.part(offset_of!(sockaddr_in, sin_addr))?,
+            port: u16::from_be_bytes(self.part(offset_of!(sockaddr_in, sin_port))?),
+        })
+    }
+
+    fn view_v6(&self) -> Option<AddressView<'_>> {
+        Some(AddressView::V6 {
+            ip: self.part(offset_of!(sockaddr_in6, sin6_addr))?,
+            port: u16::from_be_bytes(self.part(offset_of!(sockaddr_in6, sin6_port))?),
+            flowinfo: u32::from_be_bytes(self.part(offset_of!(sockaddr_in6, sin6_flowinfo))?),
+            // The one field that the kernel keeps in host order.
+            scope_id: u32::from_ne_bytes(self.part(offset_of!(sockaddr_in6, sin6_scope_id))?),
+        })
+    }
+
+    fn view_unix(&self) -> AddressView<'_> {
+        let path = self
+            .bytes()
+            .get(offset_of!(sockaddr_un, sun_path)..)
+            .unwrap_or_default();
+        let is_abstract = cfg!(any(target_os = "linux", target_os = "android")) && path.first() == Some(&0);
+        let end = if is_abstract {
+            path.len()
+        } else {
+            path.iter().position(|&byte| byte == 0).unwrap_or(path.len())
+        };
+        if end == 0 {
+            AddressView::Unnamed
+        } else {
+            AddressView::Unix(&path[..end])
+        }
+    }
+}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.view() {
+            AddressView::Other => write!(formatter, "Other(family {})", self.family()),
+            view => view.fmt(formatter),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::{offset_of, size_of};
+
+    use libc::{sockaddr_in, sockaddr_in6};
+    use proptest::prelude::*;
+
+    use super::{Address, AddressView, INLINE_LEN, Repr, Storage};
+
+    /// A `sockaddr` of this family that is otherwise zero, then `parts` at their offsets.
+    fn address(family: i32, len: usize, parts: &[(usize, &[u8])]) -> Address {
+        let mut bytes = vec![0; len];
+        let family = libc::sa_family_t::try_from(family).unwrap().to_ne_bytes();
+        let start = offset_of!(libc::sockaddr, sa_family);
+        bytes[start..start + family.len()].copy_from_slice(&family);
+        for (offset, part) in parts {
+            bytes[*offset..offset + part.len()].copy_from_slice(part);
+        }
+        Address::new(&bytes)
+    }
+
+    #[test]
+    fn is_small() {
+        assert!(size_of::<Address>() <= 32, "{}", size_of::<Address>());
+    }
+
+    #[test]
+    fn internet_addresses_are_read_from_network_order() {
+        let v4 = address(
+            libc::AF_INET,
+            size_of::<sockaddr_in>(),
+            &[
+                (offset_of!(sockaddr_in, sin_port), &[0x1f, 0x90]),
+                (offset_of!(sockaddr_in, sin_addr), &[192, 0, 2, 1]),
+            ],
+        );
+        let expected = AddressView::V4 {
+            ip: [192, 0, 2, 1],
+            port: 8080,
+        };
+        assert_eq!((v4.view(), v4.family()), (expected, libc::AF_INET));
+
+        let ip = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+        let v6 = address(
+            libc::AF_INET6,
+            size_of::<sockaddr_in6>(),
+            &[
+                (offset_of!(sockaddr_in6, sin6_port), &[0x1f, 0x90]),
+                (offset_of!(sockaddr_in6, sin6_flowinfo), &[0, 1, 2, 3]),
+                (offset_of!(sockaddr_in6, sin6_addr), &ip),
+                (offset_of!(sockaddr_in6, sin6_scope_id), &7_u32.to_ne_bytes()),
+            ],
+        );
+        let expected = AddressView::V6 {
+            ip,
+            port: 8080,
+            flowinfo: 0x0001_0203,
+            scope_id: 7,
+        };
+        assert_eq!((v6.view(), v6.family()), (expected, libc::AF_INET6));
+        assert!(matches!(v6.repr, Repr::Inline { .. }));
+    }
+
+    #[test]
+    fn a_path_ends_at_its_nul_or_with_the_address() {
+        let start = offset_of!(libc::sockaddr_un, sun_path);
+        let closed = address(libc::AF_UNIX, start + 6, &[(start, b"/a/b\0x")]);
+        assert_eq!(closed.view(), AddressView::Unix(b"/a/b"));
+        let long = [b'p'; 108];
+        let open = address(libc::AF_UNIX, start + long.len(), &[(start, &long)]);
+        assert_eq!(open.view(), AddressView::Unix(&long));
+        assert!(matches!(&open.repr, Repr::Boxed(bytes) if bytes.len() == start + long.len()));
+        assert_eq!(open.clone(), open);
+        assert_eq!(address(libc::AF_UNIX, start, &[]).view(), AddressView::Unnamed);
+    }
+
+    #[test]
+    fn what_is_cut_off_or_unknown_is_not_made_up() {
+        let short = size_of::<sockaddr_in>() / 4;
+        assert_eq!(address(libc::AF_INET, short, &[]).view(), AddressView::Other);
+        assert_eq!(address(libc::AF_INET6, short, &[]).view(), AddressView::Other);
+        assert_eq!(Address::new(&[]).view(), AddressView::Unnamed);
+        let other = address(200, 40, &[]);
+        assert_eq!((other.view(), other.family()), (AddressView::Other, 200));
+        assert_eq!(format!("{other:?}"), "Other(family 200)");
+        assert_eq!(Storage::new().into_address(0).family(), libc::AF_UNSPEC);
+    }
+
+    proptest! {
+        /// Whatever the kernel may write, and however long it says that is.
+        #[test]
+        fn any_bytes_can_be_looked_at(bytes in prop::collection::vec(any::<u8>(), 0..=128), len in any::<u32>()) {
+            let given = Address::new(&bytes);
+            prop_assert_eq!(given.bytes(), &bytes[..]);
+            prop_assert_eq!(matches!(given.repr, Repr::Inline { .. }), bytes.len() <= INLINE_LEN);
+            if let AddressView::Unix(path) = given.view() {
+                prop_assert!(bytes.windows(path.len()).any(|window| window == path));
+            }
+            let shown = format!("{given:?}");
+            prop_assert!(!shown.is_empty());
+
+            let mut storage = Storage::new();
+            let room = bytes.len().min(storage.0.len());
+            storage.0[..room].copy_from_slice(&bytes[..room]);
+            let capacity = storage.0.len();
+            let kept = storage.into_address(len);
+            prop_assert_eq!(kept.bytes().len(), capacity.min(len as usize));
+        }
+    }
+}

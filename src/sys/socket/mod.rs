@@ -1,0 +1,252 @@
+//! Nonblocking stream sockets: the system calls of the hot path, and those around them.
+//!
+//! Purpose: `recv`, `send`, `sendmsg`, `accept` and a few more, over raw fds that somebody else owns.
+//! `EINTR` is retried everywhere, `EAGAIN` comes back as `ErrorKind::WouldBlock`, and no call ever raises
+//! `SIGPIPE`.
+//!
+//! Owner: any thread; the calls keep no state. It must not know about transports or the poller.
+//!
+//! Source: `recv(2)`, `send(2)`, `sendmsg(2)`, `accept(2)`, `getsockname(2)`, `socket(7)`, `tcp(7)`.
+
+mod address;
+#[cfg(test)]
+mod tests;
+
+use std::ffi::c_int;
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+
+pub use address::{Address, AddressView};
+
+use address::Storage;
+
+/// How many slices one [`send_vectored`] uses at most: `IOV_MAX` of Linux, macOS and the BSDs.
+pub const MAX_SLICES: usize = 1024;
+
+/// Apple systems silence `SIGPIPE` per socket instead, see [`suppress_sigpipe`].
+#[cfg(target_vendor = "apple")]
+const SEND_FLAGS: c_int = 0;
+#[cfg(not(target_vendor = "apple"))]
+const SEND_FLAGS: c_int = libc::MSG_NOSIGNAL;
+
+/// Calls until the answer is not `EINTR`. The call returns -1 for an error in `errno`, else a count.
+#[inline]
+fn retried(mut call: impl FnMut() -> isize) -> io::Result<usize> {
+    loop {
+        // -1 is the only value that does not fit.
+        if let Ok(count) = usize::try_from(call()) {
+            return Ok(count);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+/// [`retried`] for calls that return an int.
+#[inline]
+fn retried_int(mut call: impl FnMut() -> c_int) -> io::Result<usize> {
+    retried(|| call() as isize)
+}
+
+/// Reads up to `len` bytes to `buf` and returns how many came; 0 is the end of the stream (or `len` 0).
+/// What was there beyond stays unwritten.
+///
+/// # Errors
+/// `WouldBlock` if nothing is there, or the socket's error (`ConnectionReset` ...).
+///
+/// # Safety
+/// `buf` must be valid for writes of `len` bytes, and nobody else may access them during the call.
+#[inline]
+pub unsafe fn recv(fd: RawFd, buf: *mut u8, len: usize) -> io::Result<usize> {
+    retried(|| {
+        // SAFETY: the caller vouches for the buffer; the kernel writes at most `len` bytes to it.
+        unsafe { libc::recv(fd, buf.cast(), len, 0) }
+    })
+}
+
+/// Sends the front of `data` and returns how many bytes were taken.
+///
+/// # Errors
+/// `WouldBlock` if there is no room, `BrokenPipe`, or the socket's error.
+#[inline]
+pub fn send(fd: RawFd, data: &[u8]) -> io::Result<usize> {
+    retried(|| {
+        // SAFETY: the slice is live and as long as said; the kernel only reads it.
+        unsafe { libc::send(fd, data.as_ptr().cast(), data.len(), SEND_FLAGS) }
+    })
+}
+
+/// Sends the front of what `slices` hold together, of which at most the first [`MAX_SLICES`] are used,
+/// and returns how many bytes were taken.
+///
+/// # Errors
+/// `WouldBlock` if there is no room, `BrokenPipe`, or the socket's error.
+#[inline]
+pub fn send_vectored(fd: RawFd, slices: &[io::IoSlice<'_>]) -> io::Result<usize> {
+    // SAFETY: `msghdr` is plain data, for which all zeroes is a value: no address, no control data (it
+    // has private padding on some systems, so it cannot be written out field by field).
+    let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+    // sendmsg does not write through the slices; IoSlice is guaranteed to have the layout of iovec.
+    message.msg_iov = slices.as_ptr().cast_mut().cast();
+    // The field is an int on some systems and a size on others.
+    message.msg_iovlen = slices.len().min(MAX_SLICES) as _;
+    retried(|| {
+        // SAFETY: the header and the slices it points to live across the call, which only reads them.
+        unsafe { libc::sendmsg(fd, &raw const message, SEND_FLAGS) }
+    })
+}
+
+/// Takes one connection off the queue of a listening socket: its descriptor, nonblocking and
+/// close-on-exec, and the peer's address.
+///
+/// # Errors
+/// `WouldBlock` if the queue is empty; `EMFILE`, `ENFILE`, `ENOBUFS`, `ENOMEM` if there is no room (the
+/// connection stays in the queue, and the socket readable); `ConnectionAborted` if the peer gave up
+/// before; on Linux also the network errors that `accept(2)` lists, which concern the one connection.
+pub fn accept(fd: RawFd) -> io::Result<(OwnedFd, Address)> {
+    let mut storage = Storage::new();
+    let mut len = Storage::LEN;
+    let accepted = retried_int(|| {
+        len = Storage::LEN;
+        // SAFETY: `storage` is live, aligned for any address and as long as `len` says; the call writes
+        // no more than that, and the true length to `len`.
+        unsafe { accept_call(fd, storage.as_mut_ptr(), &raw mut len) }
+    })?;
+    // SAFETY: the descriptor (which the call returned as an int) was just opened, and nothing else knows it.
+    let accepted = unsafe { OwnedFd::from_raw_fd(accepted as RawFd) };
+    #[cfg(target_vendor = "apple")]
+    prepare(&accepted)?;
+    Ok((accepted, storage.into_address(len)))
+}
+
+/// # Safety
+/// As for `accept(2)`: `address` valid for writes of `*len` bytes.
+#[cfg(not(target_vendor = "apple"))]
+#[inline]
+unsafe fn accept_call(fd: RawFd, address: *mut libc::sockaddr, len: *mut libc::socklen_t) -> c_int {
+    let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: passed on to the caller.
+    unsafe { libc::accept4(fd, address, len, flags) }
+}
+
+/// # Safety
+/// As for `accept(2)`: `address` valid for writes of `*len` bytes.
+#[cfg(target_vendor = "apple")]
+#[inline]
+unsafe fn accept_call(fd: RawFd, address: *mut libc::sockaddr, len: *mut libc::socklen_t) -> c_int {
+    // SAFETY: passed on to the caller.
+    unsafe { libc::accept(fd, address, len) }
+}
+
+/// What `accept4` and `MSG_NOSIGNAL` do elsewhere.
+#[cfg(target_vendor = "apple")]
+fn prepare(accepted: &OwnedFd) -> io::Result<()> {
+    use std::os::fd::AsRawFd;
+
+    use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
+
+    fcntl(accepted, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
+    fcntl(accepted, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+    suppress_sigpipe(accepted.as_raw_fd())
+}
+
+/// Makes sure that sending on this socket cannot raise `SIGPIPE`. To be called once for a socket that
+/// did not come from [`accept`], before the first send; does nothing where the sends say so themselves.
+///
+/// # Errors
+/// Any errno of `setsockopt(2)` (Apple systems only).
+#[inline]
+pub fn suppress_sigpipe(fd: RawFd) -> io::Result<()> {
+    #[cfg(target_vendor = "apple")]
+    {
+        set_flag(fd, libc::SOL_SOCKET, libc::SO_NOSIGPIPE)
+    }
+    #[cfg(not(target_vendor = "apple"))]
+    {
+        let _ = fd;
+        Ok(())
+    }
+}
+
+/// The address that the socket is bound to (`getsockname`).
+///
+/// # Errors
+/// `EBADF`, `ENOTSOCK`, or `EINVAL` for a socket that was shut down (BSD).
+pub fn local_address(fd: RawFd) -> io::Result<Address> {
+    address_from(fd, libc::getsockname)
+}
+
+/// The address that the socket is connected to (`getpeername`).
+///
+/// # Errors
+/// `NotConnected`, `EBADF`, `ENOTSOCK`, or `EINVAL` for a socket that was shut down (BSD).
+pub fn peer_address(fd: RawFd) -> io::Result<Address> {
+    address_from(fd, libc::getpeername)
+}
+
+type AddressCall = unsafe extern "C" fn(c_int, *mut libc::sockaddr, *mut libc::socklen_t) -> c_int;
+
+fn address_from(fd: RawFd, call: AddressCall) -> io::Result<Address> {
+    let mut storage = Storage::new();
+    let mut len = Storage::LEN;
+    retried_int(|| {
+        len = Storage::LEN;
+        // SAFETY: `storage` is live, aligned for any address and as long as `len` says; both calls write
+        // no more than that, and the true length to `len`.
+        unsafe { call(fd, storage.as_mut_ptr(), &raw mut len) }
+    })?;
+    Ok(storage.into_address(len))
+}
+
+/// Ends the writing half: the peer reads to the end of the stream, and can still send.
+///
+/// # Errors
+/// `NotConnected` if the connection is gone, `EBADF`, `ENOTSOCK`.
+pub fn shutdown_write(fd: RawFd) -> io::Result<()> {
+    // SAFETY: the call takes no pointers.
+    retried_int(|| unsafe { libc::shutdown(fd, libc::SHUT_WR) }).map(drop)
+}
+
+/// Sends small segments at once (`TCP_NODELAY`).
+///
+/// # Errors
+/// `EOPNOTSUPP` or `ENOPROTOOPT` for a socket that is not TCP, `EINVAL` for one that was shut down
+/// (macOS), `EBADF`, `ENOTSOCK`.
+pub fn set_nodelay(fd: RawFd) -> io::Result<()> {
+    set_flag(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY)
+}
+
+fn set_flag(fd: RawFd, level: c_int, option: c_int) -> io::Result<()> {
+    let value: c_int = 1;
+    // SAFETY: `value` lives across the call, which reads the int that it is told about.
+    retried_int(|| unsafe { libc::setsockopt(fd, level, option, (&raw const value).cast(), INT_LEN) })
+        .map(drop)
+}
+
+/// The error that the socket has kept (`SO_ERROR`), which this call resets; how a nonblocking connect
+/// ended. `None` if there is none.
+///
+/// # Errors
+/// `EBADF`, `ENOTSOCK`: the question failed, not the connection.
+pub fn take_error(fd: RawFd) -> io::Result<Option<io::Error>> {
+    let mut errno: c_int = 0;
+    let mut len = INT_LEN;
+    retried_int(|| {
+        // SAFETY: `errno` and `len` live across the call, which writes one int to each.
+        unsafe {
+            libc::getsockopt(
+                fd,
+                libc::SOL_SOCKET,
+                libc::SO_ERROR,
+                (&raw mut errno).cast(),
+                &raw mut len,
+            )
+        }
+    })?;
+    Ok((errno != 0).then(|| io::Error::from_raw_os_error(errno)))
+}
+
+const INT_LEN: libc::socklen_t = size_of::<c_int>() as libc::socklen_t;

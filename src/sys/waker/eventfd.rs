@@ -1,0 +1,108 @@
+//! The waker over a Linux eventfd: one descriptor, one counter.
+//!
+//! Purpose: the contract of [`super`].
+//!
+//! Owner: the loop's thread; `wake` runs anywhere, in signal handlers too. It must not know why anyone
+//! is woken.
+//!
+//! Source: `eventfd(2)`.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use nix::errno::Errno;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::Pending;
+
+/// A descriptor that [`Self::wake`] makes readable and [`Self::drain`] makes quiet again.
+pub struct Waker {
+    event: OwnedFd,
+    pending: Pending,
+}
+
+impl Waker {
+    /// A waker with nothing pending, nonblocking and close-on-exec.
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENFILE` or `ENOMEM` from `eventfd(2)`.
+    pub fn new() -> io::Result<Self> {
+        let event = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
+        Ok(Self {
+            event: event.into(),
+            pending: Pending::new(),
+        })
+    }
+
+    /// The descriptor to watch for reading. Stays owned by the waker.
+    #[inline]
+    #[must_use]
+    pub fn fd(&self) -> RawFd {
+        self.event.as_raw_fd()
+    }
+
+    /// Makes the descriptor readable, once until the next [`Self::drain`].
+    ///
+    /// Callable from any thread and from signal handlers: it takes no lock, allocates nothing, never
+    /// blocks and leaves `errno` as it was.
+    #[inline]
+    pub fn wake(&self) {
+        if self.pending.set() {
+            self.write();
+        }
+    }
+
+    fn write(&self) {
+        let errno = Errno::last_raw();
+        let one = 1_u64.to_ne_bytes();
+        // The only failure that a descriptor of our own allows is EAGAIN, for a counter at its maximum:
+        // then it is readable already.
+        let _ = nix::unistd::write(&self.event, &one);
+        Errno::set_raw(errno);
+    }
+
+    /// Makes the descriptor quiet. Call it from the loop's thread, and look only afterwards for the work
+    /// that the wakes announced.
+    #[inline]
+    pub fn drain(&self) {
+        let mut count = [0_u8; 8];
+        // One read resets the counter. EAGAIN says that nobody had written.
+        let _ = nix::unistd::read(&self.event, &mut count);
+        self.pending.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::errno::Errno;
+    use nix::unistd::{read, write};
+
+    use super::Waker;
+
+    #[test]
+    fn writes_once_until_it_is_drained() {
+        let waker = Waker::new().unwrap();
+        let mut count = [0; 8];
+        for _ in 0..2 {
+            for _ in 0..5 {
+                waker.wake();
+            }
+            assert_eq!(read(&waker.event, &mut count), Ok(8));
+            assert_eq!(u64::from_ne_bytes(count), 1);
+            waker.drain();
+        }
+    }
+
+    #[test]
+    fn a_full_counter_neither_blocks_nor_touches_errno() {
+        let waker = Waker::new().unwrap();
+        assert_eq!(write(&waker.event, &(u64::MAX - 1).to_ne_bytes()), Ok(8));
+        Errno::set_raw(4321);
+        waker.wake();
+        assert_eq!(Errno::last_raw(), 4321);
+        waker.drain();
+        assert_eq!(read(&waker.event, &mut [0; 8]), Err(Errno::EAGAIN));
+        waker.wake();
+        assert_eq!(read(&waker.event, &mut [0; 8]), Ok(8));
+    }
+}

@@ -1,0 +1,217 @@
+//! Waking a loop that sleeps in its poller.
+//!
+//! Purpose: an fd that the poller watches for reading, and that any thread or signal handler can make
+//! readable. Wakes are coalesced: while one is pending, further ones cost one atomic exchange and no
+//! system call.
+//!
+//! Owner: created and drained by the loop's thread; [`Waker::wake`] runs anywhere. It must not know why
+//! anyone is woken.
+//!
+//! What the file of an operating system must provide: `Waker`, close-on-exec and `Sync`, with `new()`,
+//! `fd()`, `wake()` and `drain()` as described there, on top of [`Pending`].
+//!
+//! ```text
+//!   any thread                                loop's thread
+//!   publish the work                          wait ... fd readable
+//!   wake:  pending.swap(true)  ----+          drain:  read the fd until empty
+//!          was false: write the fd |                  pending.swap(false)
+//!                                  +------->  look at the work   <- must come after drain
+//! ```
+//!
+//! The order inside `drain` matters. A wake between its two steps writes nothing, but the exchange that
+//! clears the flag then also sees all that was published before that wake, and the look that follows
+//! finds it. The other way round, the read could swallow the byte of a newer wake whose flag stays set,
+//! and no later wake would ever write again.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+mod eventfd;
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub use eventfd::Waker;
+
+// The tests run the pipe on every system.
+#[cfg(any(test, not(any(target_os = "linux", target_os = "android"))))]
+mod pipe;
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub use pipe::Waker;
+
+/// Whether a wake has been written and not been drained yet.
+struct Pending(AtomicBool);
+
+impl Pending {
+    const fn new() -> Self {
+        Self(AtomicBool::new(false))
+    }
+
+    /// Notes a wake; true if the caller has to write it.
+    #[inline]
+    fn set(&self) -> bool {
+        !self.0.swap(true, Ordering::AcqRel)
+    }
+
+    /// Notes that the fd has been emptied. Everything published before a wake noted so far is visible to
+    /// the caller afterwards.
+    #[inline]
+    fn clear(&self) {
+        self.0.swap(false, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::RawFd;
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+
+    use super::{Waker, pipe};
+    use crate::sys::poller::{Events, Interest, Poller, Token};
+
+    /// Far beyond any wait on a loaded machine, so that a lost wake fails the test instead of hanging it.
+    const CAP_NS: Option<u64> = Some(60_000_000_000);
+
+    /// The contract, so that one test runs with every implementation.
+    trait Contract: Sync {
+        fn fd(&self) -> RawFd;
+        fn wake(&self);
+        fn drain(&self);
+    }
+
+    impl Contract for Waker {
+        fn fd(&self) -> RawFd {
+            self.fd()
+        }
+        fn wake(&self) {
+            self.wake();
+        }
+        fn drain(&self) {
+            self.drain();
+        }
+    }
+
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    impl Contract for pipe::Waker {
+        fn fd(&self) -> RawFd {
+            self.fd()
+        }
+        fn wake(&self) {
+            self.wake();
+        }
+        fn drain(&self) {
+            self.drain();
+        }
+    }
+
+    fn wakers() -> [(&'static str, Box<dyn Contract>); 2] {
+        [
+            ("native", Box::new(Waker::new().unwrap())),
+            ("pipe", Box::new(pipe::Waker::new().unwrap())),
+        ]
+    }
+
+    fn watch(waker: &dyn Contract) -> Poller {
+        let poller = Poller::new().unwrap();
+        poller.add(waker.fd(), Token(1), Interest::READ).unwrap();
+        poller
+    }
+
+    fn is_ready(poller: &Poller) -> bool {
+        poller.wait(&mut Events::with_capacity(1), Some(0)).unwrap() == 1
+    }
+
+    #[test]
+    fn is_readable_from_wake_to_drain() {
+        for (name, waker) in wakers() {
+            let poller = watch(waker.as_ref());
+            assert!(!is_ready(&poller), "{name}");
+            waker.drain();
+            for _ in 0..3 {
+                waker.wake();
+                waker.wake();
+                assert!(is_ready(&poller), "{name}");
+                assert!(is_ready(&poller), "{name}");
+                waker.drain();
+                assert!(!is_ready(&poller), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn is_nonblocking_and_closed_on_exec() {
+        for (name, waker) in wakers() {
+            // SAFETY: the calls take no pointers.
+            let (fd_flags, status) = unsafe {
+                (
+                    libc::fcntl(waker.fd(), libc::F_GETFD),
+                    libc::fcntl(waker.fd(), libc::F_GETFL),
+                )
+            };
+            assert_eq!(fd_flags, libc::FD_CLOEXEC, "{name}");
+            assert_eq!(status & libc::O_NONBLOCK, libc::O_NONBLOCK, "{name}");
+        }
+    }
+
+    #[test]
+    fn no_wake_is_lost_between_threads() {
+        const THREADS: usize = 3;
+        const EACH: usize = 10_000;
+        for (name, waker) in wakers() {
+            let poller = watch(waker.as_ref());
+            let published = AtomicUsize::new(0);
+            thread::scope(|scope| {
+                for _ in 0..THREADS {
+                    scope.spawn(|| {
+                        for _ in 0..EACH {
+                            published.fetch_add(1, Ordering::Relaxed);
+                            waker.wake();
+                        }
+                    });
+                }
+                let mut events = Events::with_capacity(1);
+                while published.load(Ordering::Relaxed) < THREADS * EACH {
+                    assert_eq!(
+                        poller.wait(&mut events, CAP_NS).unwrap(),
+                        1,
+                        "{name}: a wake was lost"
+                    );
+                    waker.drain();
+                }
+            });
+            waker.drain();
+            assert!(!is_ready(&poller), "{name}");
+        }
+    }
+
+    static IN_HANDLER: OnceLock<[Box<dyn Contract + Send>; 2]> = OnceLock::new();
+
+    extern "C" fn wake_all(_signal: libc::c_int) {
+        for waker in IN_HANDLER.get().into_iter().flatten() {
+            waker.wake();
+        }
+    }
+
+    #[test]
+    fn wakes_from_a_signal_handler() {
+        let wakers = IN_HANDLER.get_or_init(|| {
+            [
+                Box::new(Waker::new().unwrap()),
+                Box::new(pipe::Waker::new().unwrap()),
+            ]
+        });
+        // SAFETY: the action is plain data, and its handler does only what a handler may; no other test
+        // uses SIGUSR2.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = wake_all as extern "C" fn(libc::c_int) as libc::sighandler_t;
+            assert_eq!(
+                libc::sigaction(libc::SIGUSR2, &raw const action, std::ptr::null_mut()),
+                0
+            );
+            assert_eq!(libc::raise(libc::SIGUSR2), 0);
+        }
+        for waker in wakers {
+            assert!(is_ready(&watch(waker.as_ref())));
+        }
+    }
+}

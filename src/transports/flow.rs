@@ -1,0 +1,53 @@
+//! Write-side flow control: the watermarks of `asyncio.Transport.set_write_buffer_limits`.
+
+use std::cell::Cell;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+const DEFAULT_HIGH: usize = 64 * 1024;
+
+/// High and low watermark in bytes, and whether the protocol has been told to pause.
+pub(crate) struct Watermarks {
+    high: Cell<usize>,
+    low: Cell<usize>,
+    is_paused: Cell<bool>,
+}
+
+impl Watermarks {
+    pub(crate) fn new() -> Self {
+        Self { high: Cell::new(DEFAULT_HIGH), low: Cell::new(DEFAULT_HIGH / 4), is_paused: Cell::new(false) }
+    }
+
+    pub(crate) fn limits(&self) -> (usize, usize) {
+        (self.low.get(), self.high.get())
+    }
+
+    /// Sets the watermarks with asyncio's defaults for absent ones. ValueError unless high >= low >= 0.
+    pub(crate) fn set(&self, high: Option<i64>, low: Option<i64>) -> PyResult<()> {
+        let high = match (high, low) {
+            (Some(high), _) => high,
+            (None, None) => DEFAULT_HIGH as i64,
+            (None, Some(low)) => low.saturating_mul(4),
+        };
+        let low = low.unwrap_or(high.div_euclid(4));
+        if high < low || low < 0 {
+            return Err(PyValueError::new_err(format!("high ({high}) must be >= low ({low}) must be >= 0")));
+        }
+        self.high.set(high as usize);
+        self.low.set(low as usize);
+        Ok(())
+    }
+
+    /// True if a buffer of `len_bytes` calls for `pause_writing` now; the caller must then call it.
+    #[inline]
+    pub(crate) fn must_pause(&self, len_bytes: usize) -> bool {
+        len_bytes > self.high.get() && !self.is_paused.replace(true)
+    }
+
+    /// True if a buffer of `len_bytes` calls for `resume_writing` now; the caller must then call it.
+    #[inline]
+    pub(crate) fn must_resume(&self, len_bytes: usize) -> bool {
+        self.is_paused.get() && len_bytes <= self.low.get() && self.is_paused.replace(false)
+    }
+}

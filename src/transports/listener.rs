@@ -1,0 +1,243 @@
+//! Listening sockets: connections are accepted in batches, straight from the poller's event.
+//!
+//! Belongs to the loop's thread. The listening socket stays the server's (Python); this holds a reference while it
+//! is being listened on.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_int, c_void};
+use std::io;
+use std::os::fd::RawFd;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyNone;
+
+use super::{socket_object, stream};
+use crate::event_loop::errors;
+use crate::event_loop::native_type::{Args, NativeType, This, method, new_type, slot};
+use crate::event_loop::object_cell::ObjectCell;
+use crate::event_loop::pyloop::LoopObject;
+use crate::event_loop::reactor::Slot;
+use crate::event_loop::source::{Source, SourceRef};
+use crate::sys::poller::{Interest, Readiness};
+use crate::sys::socket;
+
+/// Seconds until accepting is tried again when the process or the system is out of descriptors or memory.
+const RETRY_DELAY_S: f64 = 1.0;
+
+#[repr(C)]
+pub(super) struct ListenerObject {
+    base: ffi::PyObject,
+    event_loop: ObjectCell,
+    socket: ObjectCell,
+    factory: ObjectCell,
+    server: ObjectCell,
+    fd: Cell<RawFd>,
+    /// Connections accepted per event at most.
+    batch: Cell<u32>,
+}
+
+static LISTENER_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
+
+impl Source for ListenerObject {
+    fn on_ready(this: This<'_, Self>, _: Readiness) -> PyResult<()> {
+        let py = this.py();
+        let (Some(event_loop), Some(factory), Some(server)) =
+            (this.event_loop.get(py), this.factory.get(py), this.server.get(py))
+        else {
+            return Ok(());
+        };
+        for _ in 0..this.batch.get() {
+            match socket::accept(this.fd.get()) {
+                Ok((fd, peer)) => stream::accept(&event_loop, fd, peer, &factory, &server)?,
+                Err(error) if is_transient(&error) => return Ok(()),
+                Err(error) => return on_accept_error(this, &event_loop, &error),
+            }
+            if !this.is_listening(&event_loop) {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// No connection, or one that went away before it was accepted.
+fn is_transient(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
+    )
+}
+
+fn is_out_of_resources(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
+    )
+}
+
+/// Out of descriptors or memory: report, and stop polling the socket for a second, or it would be ready for ever.
+/// Anything else is reported and the socket is given up, as asyncio does by letting the exception out.
+#[cold]
+fn on_accept_error(this: This<'_, ListenerObject>, event_loop: &Bound<'_, PyAny>, error: &io::Error) -> PyResult<()> {
+    let py = this.py();
+    let own = this.to_bound();
+    let Some(socket) = this.socket.get(py) else { return Ok(()) };
+    let guarded = socket_object::guarded(&socket)?;
+    stop(LoopObject::of(event_loop), py, this.fd.get());
+    if !is_out_of_resources(error) {
+        return errors::report(event_loop, "socket.accept() failed", errors::os_error(error), &[("socket", &guarded)]);
+    }
+    let message = "socket.accept() out of system resource";
+    errors::report(event_loop, message, errors::os_error(error), &[("socket", &guarded)])?;
+    event_loop.call_method1("call_later", (RETRY_DELAY_S, own.getattr("_resume")?))?;
+    Ok(())
+}
+
+impl ListenerObject {
+    /// False once the socket was unlistened, for instance by the protocol factory.
+    fn is_listening(&self, event_loop: &Bound<'_, PyAny>) -> bool {
+        let own = ptr::from_ref(self).cast_mut().cast();
+        matches!(LoopObject::of(event_loop).reactor().slot(self.fd.get()),
+            Some(Slot::Source(source)) if source.as_ptr() == own)
+    }
+}
+
+impl NativeType for ListenerObject {
+    const NAME: &'static CStr = c"grapeshot._core._Listener";
+    const DOC: &'static CStr = c"A listening socket registered with the loop.";
+    const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION as u64;
+
+    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        for cell in [&self.event_loop, &self.socket, &self.factory, &self.server] {
+            // SAFETY: visit and arg are the collector's.
+            let result = unsafe { cell.traverse(visit, arg) };
+            if result != 0 {
+                return result;
+            }
+        }
+        0
+    }
+
+    fn clear(this: This<'_, Self>) {
+        for cell in [&this.event_loop, &this.socket, &this.factory, &this.server] {
+            drop(cell.take(this.py()));
+        }
+    }
+}
+
+unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
+    // SAFETY: CPython calls this attached with an unreferenced listener; its cells are emptied and the memory goes
+    // back to the allocator.
+    unsafe {
+        ffi::PyObject_GC_UnTrack(slf.cast());
+        ListenerObject::clear(This::new(Python::assume_attached(), slf));
+        let kind = ffi::Py_TYPE(slf);
+        ffi::PyObject_GC_Del(slf.cast());
+        ffi::Py_DECREF(kind.cast());
+    }
+}
+
+fn descriptor(socket: &Bound<'_, PyAny>) -> PyResult<RawFd> {
+    socket.call_method0("fileno")?.extract()
+}
+
+fn start(this: This<'_, ListenerObject>, reactor_owner: &LoopObject) -> PyResult<()> {
+    let source = SourceRef::new::<ListenerObject>(this);
+    let registered =
+        reactor_owner.reactor().register(this.py(), this.fd.get(), Slot::Source(source), Interest::READ);
+    if let Err(error) = registered {
+        source.release(this.py());
+        return Err(errors::os_error(&error));
+    }
+    Ok(())
+}
+
+/// Ends listening on `fd`; does nothing if no listener is registered there.
+fn stop(event_loop: &LoopObject, py: Python<'_>, fd: RawFd) {
+    let Some(Slot::Source(source)) = event_loop.reactor().slot(fd) else { return };
+    // SAFETY: the fd table holds a reference to the source.
+    if unsafe { ffi::Py_TYPE(source.as_ptr()) } != LISTENER_TYPE.load(Ordering::Relaxed) {
+        return;
+    }
+    if let Some(Slot::Source(source)) = event_loop.reactor().unregister(fd, Interest::READ) {
+        source.release(py);
+    }
+}
+
+/// `loop._listen(sock, protocol_factory, server, backlog)`.
+fn listen<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+    let py = this.py();
+    this.reactor().check_closed()?;
+    let [socket, factory, server, backlog] = args.bind("_listen", ["sock", "protocol_factory", "server", "backlog"])?;
+    let (Some(socket), Some(factory), Some(server), Some(backlog)) = (socket, factory, server, backlog) else {
+        return Err(PyTypeError::new_err("_listen() takes a socket, a protocol factory, a server and a backlog"));
+    };
+    let fd = descriptor(&socket)?;
+    let batch = backlog.extract::<i64>()?.clamp(1, 1024) as u32;
+    // Connections inherit it, which saves a system call for each. Refused for what is not TCP.
+    let _ = socket::set_nodelay(fd);
+    // SAFETY: the type is made by `register` for this layout; the allocation comes zeroed, which is a valid state.
+    let listener = unsafe {
+        let made = ffi::PyType_GenericAlloc(LISTENER_TYPE.load(Ordering::Relaxed), 0);
+        errors::owned(py, made)?
+    };
+    // SAFETY: made just above with this layout, kept alive by `listener`.
+    let body: This<'_, ListenerObject> = unsafe { This::new(py, listener.as_ptr()) };
+    body.event_loop.set(this.to_bound());
+    body.socket.set(socket);
+    body.factory.set(factory);
+    body.server.set(server);
+    body.fd.set(fd);
+    body.batch.set(batch);
+    start(body, &this)?;
+    Ok(PyNone::get(py).to_owned().into_any())
+}
+
+/// `loop._unlisten(sock)`.
+fn unlisten<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+    args.exactly("_unlisten", 1)?;
+    if let Some(socket) = args.get(0) {
+        stop(&this, this.py(), descriptor(&socket)?);
+    }
+    Ok(PyNone::get(this.py()).to_owned().into_any())
+}
+
+/// After a pause: listen again, unless the server was closed or the loop has ended meanwhile.
+fn resume<'py>(this: This<'py, ListenerObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+    args.exactly("_resume", 0)?;
+    let py = this.py();
+    if let (Some(event_loop), Some(socket), Some(server)) =
+        (this.event_loop.get(py), this.socket.get(py), this.server.get(py))
+        && descriptor(&socket)? == this.fd.get()
+        && server.call_method0("is_serving")?.is_truthy()?
+        && !this.is_listening(&event_loop)
+    {
+        start(this, LoopObject::of(&event_loop))?;
+    }
+    Ok(PyNone::get(py).to_owned().into_any())
+}
+
+pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let methods = crate::event_loop::native_type::leak_table(
+        vec![method!(ListenerObject, c"_resume", resume, c"Listen again after a pause.")],
+        ffi::PyMethodDef::zeroed(),
+    );
+    // SAFETY: the functions are those of this layout, the tables are leaked.
+    let kind = unsafe {
+        new_type::<ListenerObject>(
+            module,
+            None,
+            &[slot(ffi::Py_tp_dealloc, dealloc as *mut c_void), slot(ffi::Py_tp_methods, methods)],
+        )?
+    };
+    LISTENER_TYPE.store(kind.into_ptr().cast(), Ordering::Release);
+    let event_loop = module.getattr("Loop")?;
+    let mut rows = stream::loop_methods();
+    rows.push(method!(LoopObject, c"_listen", listen, c"Accept connections on a listening socket."));
+    rows.push(method!(LoopObject, c"_unlisten", unlisten, c"Stop accepting on a socket."));
+    stream::extend_type(&event_loop, rows)
+}

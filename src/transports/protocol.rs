@@ -1,0 +1,207 @@
+//! The protocol of a transport, with the methods that run per packet bound once.
+//!
+//! Belongs to the loop's thread. Every call enters the transport's context; what the protocol raises comes back as
+//! the error.
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyAnyMethods, PyNone, PyString};
+
+use crate::event_loop::errors;
+use crate::event_loop::names::{Kept, names};
+use crate::event_loop::object_cell::ObjectCell;
+
+/// A protocol, its cached bound methods, and the context its callbacks run in.
+pub(crate) struct ProtocolCalls {
+    protocol: ObjectCell,
+    /// `data_received`, or `get_buffer` of a BufferedProtocol.
+    receive: ObjectCell,
+    /// `buffer_updated` of a BufferedProtocol.
+    updated: ObjectCell,
+    context: ObjectCell,
+    is_buffered: Cell<bool>,
+}
+
+impl ProtocolCalls {
+    /// Binds `protocol` with a copy of the current context.
+    pub(crate) fn new(protocol: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let py = protocol.py();
+        let calls = Self {
+            protocol: ObjectCell::empty(),
+            receive: ObjectCell::empty(),
+            updated: ObjectCell::empty(),
+            context: ObjectCell::empty(),
+            is_buffered: Cell::new(false),
+        };
+        // SAFETY: attached; the call returns a new reference or null with an exception set.
+        let context = unsafe { errors::owned(py, ffi::PyContext_CopyCurrent())? };
+        calls.context.set(context);
+        if let Err(error) = calls.bind(protocol) {
+            calls.drop_all(py);
+            return Err(error);
+        }
+        Ok(calls)
+    }
+
+    /// Changes the protocol; takes effect with the next event.
+    pub(crate) fn bind(&self, protocol: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = protocol.py();
+        let is_buffered = protocol.is_instance(&names().buffered_protocol_type.bind(py))?;
+        let method = |name: Kept| -> PyResult<Bound<'_, PyAny>> {
+            let name = name.bind(py).cast_into::<PyString>()?;
+            match protocol.getattr_opt(&name)? {
+                Some(method) => Ok(method),
+                // A protocol without the method fails when data arrives, not here: as in asyncio.
+                None => Ok(PyNone::get(py).to_owned().into_any()),
+            }
+        };
+        let (receive, updated) = if is_buffered {
+            (method(names().get_buffer)?, Some(method(names().buffer_updated)?))
+        } else {
+            (method(names().data_received)?, None)
+        };
+        self.is_buffered.set(is_buffered);
+        self.receive.set(receive);
+        match updated {
+            Some(updated) => self.updated.set(updated),
+            None => drop(self.updated.take(py)),
+        }
+        self.protocol.set(protocol.clone());
+        Ok(())
+    }
+
+    pub(crate) fn get<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+        self.protocol.get(py)
+    }
+
+    #[inline]
+    pub(crate) fn is_buffered(&self) -> bool {
+        self.is_buffered.get()
+    }
+
+    /// `data_received(data)`.
+    #[inline]
+    pub(crate) fn data_received(&self, py: Python<'_>, data: Bound<'_, PyAny>) -> PyResult<()> {
+        self.call_cached(py, &self.receive, data.as_ptr()).map(drop)
+    }
+
+    /// `get_buffer(sizehint)`.
+    #[inline]
+    pub(crate) fn get_buffer<'py>(&self, py: Python<'py>, size_hint: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        self.call_cached(py, &self.receive, size_hint.as_ptr())
+    }
+
+    /// `buffer_updated(len_bytes)`.
+    #[inline]
+    pub(crate) fn buffer_updated(&self, py: Python<'_>, len_bytes: usize) -> PyResult<()> {
+        let count = len_bytes.into_pyobject(py)?;
+        self.call_cached(py, &self.updated, count.as_ptr()).map(drop)
+    }
+
+    #[inline]
+    fn call_cached<'py>(
+        &self,
+        py: Python<'py>,
+        method: &ObjectCell,
+        arg: *mut ffi::PyObject,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (Some(method), Some(context)) = (method.get(py), self.context.get(py)) else {
+            return Err(pyo3::exceptions::PyRuntimeError::new_err("the transport has no protocol"));
+        };
+        let call = [ptr::null_mut(), arg];
+        // SAFETY: the caller keeps `arg`, `method` and `context` are references of our own; call[0] is the free
+        // place that the offset flag allows; the context is left on every way out.
+        unsafe {
+            if ffi::PyContext_Enter(context.as_ptr()) != 0 {
+                return Err(errors::fetch(py));
+            }
+            let result = ffi::PyObject_Vectorcall(
+                method.as_ptr(),
+                call[1..].as_ptr(),
+                1 | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
+                ptr::null_mut(),
+            );
+            leave_context(py, &context, result)
+        }
+    }
+
+    /// Calls `protocol.<name>(*args)` in the context: for what runs once per connection or on flow control.
+    pub(crate) fn call<'py>(
+        &self,
+        py: Python<'py>,
+        name: Kept,
+        args: &[&Bound<'py, PyAny>],
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (Some(protocol), Some(context)) = (self.protocol.get(py), self.context.get(py)) else {
+            return Err(pyo3::exceptions::PyRuntimeError::new_err("the transport has no protocol"));
+        };
+        let mut call = [ptr::null_mut(); 4];
+        call[1] = protocol.as_ptr();
+        for (place, arg) in call[2..].iter_mut().zip(args) {
+            *place = arg.as_ptr();
+        }
+        // SAFETY: every value is kept by a reference of ours or the caller's; call[0] is the free place that the
+        // offset flag allows; the context is left on every way out.
+        unsafe {
+            if ffi::PyContext_Enter(context.as_ptr()) != 0 {
+                return Err(errors::fetch(py));
+            }
+            let result = ffi::PyObject_VectorcallMethod(
+                name.as_ptr(),
+                call[1..].as_ptr(),
+                (1 + args.len()) | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
+                ptr::null_mut(),
+            );
+            leave_context(py, &context, result)
+        }
+    }
+
+    /// Drops everything; the transport makes no call after it.
+    pub(crate) fn drop_all(&self, py: Python<'_>) {
+        for cell in [&self.protocol, &self.receive, &self.updated, &self.context] {
+            drop(cell.take(py));
+        }
+    }
+
+    /// # Safety
+    /// Called by the collector with its own `visit` and `arg`.
+    pub(crate) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        for cell in [&self.protocol, &self.receive, &self.updated, &self.context] {
+            // SAFETY: passed on from the collector.
+            let result = unsafe { cell.traverse(visit, arg) };
+            if result != 0 {
+                return result;
+            }
+        }
+        0
+    }
+}
+
+/// Leaves the context and turns the raw result of the call inside it into a Result.
+///
+/// # Safety
+/// The context was entered on this thread; `result` is a new reference, or null with an exception set.
+#[inline]
+unsafe fn leave_context<'py>(
+    py: Python<'py>,
+    context: &Bound<'py, PyAny>,
+    result: *mut ffi::PyObject,
+) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: the contract above.
+    unsafe {
+        if result.is_null() {
+            let error = errors::fetch(py);
+            ffi::PyContext_Exit(context.as_ptr());
+            return Err(error);
+        }
+        let result = Bound::from_owned_ptr(py, result);
+        if ffi::PyContext_Exit(context.as_ptr()) != 0 {
+            return Err(errors::fetch(py));
+        }
+        Ok(result)
+    }
+}

@@ -1,0 +1,291 @@
+//! A connection from `connection_made` to `connection_lost`, and everything that ends it.
+//!
+//! ```text
+//!   accept/open --> connection_made --> registered --close()--> [buffer drains] --finish--> connection_lost --> closed
+//!                                            '------- abort(), fault ------------------^
+//! ```
+//! `connection_lost` is always queued, never called inside the call that ends the connection, and comes once. The
+//! descriptor leaves the poller before it is queued and is closed after it has run.
+
+use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
+
+use pyo3::exceptions::PyOSError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString};
+
+use super::{Stream, StreamBody, StreamObject, flag, new_stream, writing};
+use crate::event_loop::errors;
+use crate::event_loop::names::names;
+use crate::event_loop::native_type::This;
+use crate::event_loop::reactor::Slot;
+use crate::event_loop::source::SourceRef;
+use crate::sys::poller::Interest;
+use crate::sys::socket::{self, Address};
+
+/// Sets up an accepted connection: protocol, transport, `connection_made`. Err is only for what must leave the
+/// loop; every other fault costs this connection and is reported.
+pub(in crate::transports) fn accept(
+    event_loop: &Bound<'_, PyAny>,
+    fd: OwnedFd,
+    peer: Address,
+    factory: &Bound<'_, PyAny>,
+    server: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let made = factory.call0().and_then(|protocol| {
+        let fd = fd.into_raw_fd();
+        let made = new_stream(event_loop, fd, None, &protocol, Some(peer));
+        if made.is_err() {
+            close_raw(fd);
+        }
+        made
+    });
+    let transport = match made {
+        Ok(transport) => transport,
+        Err(error) => {
+            let message = "Error on transport creation for incoming connection";
+            return errors::report(event_loop, message, error, &[]);
+        }
+    };
+    let this = stream_of(&transport);
+    this.server.set(server.clone());
+    if let Err(error) = server.call_method1(names()._attach.bind(server.py()).cast_into::<PyString>()?, (&transport,)) {
+        return fatal_error(this, error, "Error on transport creation for incoming connection");
+    }
+    start(this)
+}
+
+/// Makes the transport of a connected socket object and queues its start: `connection_made`, then `waiter`.
+pub(super) fn open<'py>(
+    event_loop: &Bound<'py, PyAny>,
+    socket: &Bound<'py, PyAny>,
+    protocol: &Bound<'py, PyAny>,
+    waiter: Option<Bound<'py, PyAny>>,
+    server: Option<Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let fd: RawFd = socket.call_method0("fileno")?.extract()?;
+    if fd < 0 {
+        return Err(errors::os_error(&std::io::Error::from_raw_os_error(libc::EBADF)));
+    }
+    // Refused for what is not TCP, where small segments have no timer to wait for.
+    let _ = socket::set_nodelay(fd);
+    let peer = socket::peer_address(fd).ok();
+    let transport = new_stream(event_loop, fd, Some(socket.clone()), protocol, peer)?;
+    let this = stream_of(&transport);
+    if let Some(waiter) = waiter {
+        this.waiter.set(waiter);
+    }
+    if let Some(server) = server {
+        server.call_method1(names()._attach.bind(server.py()).cast_into::<PyString>()?, (&transport,))?;
+        this.server.set(server);
+    }
+    this.reactor().defer(transport.clone(), start_queued);
+    Ok(transport)
+}
+
+/// The native side of a transport object.
+pub(super) fn stream_of<'py>(transport: &Bound<'py, PyAny>) -> Stream<'py> {
+    // SAFETY: called only with objects that `new_stream` has made; the caller's Bound keeps it alive meanwhile.
+    unsafe { This::new(transport.py(), transport.as_ptr()) }
+}
+
+unsafe fn start_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: queued by `open` with a transport, whose reference the queue holds.
+    let this: Stream<'_> = unsafe { This::new(py, object) };
+    start(this)?;
+    if let Some(waiter) = this.waiter.take(py)
+        && !waiter.call_method0(names().done.bind(py).cast_into::<PyString>()?)?.is_truthy()?
+    {
+        waiter.call_method1(names().set_result.bind(py).cast_into::<PyString>()?, (py.None(),))?;
+    }
+    Ok(())
+}
+
+/// `connection_made`, then the wait for data begins.
+fn start(this: Stream<'_>) -> PyResult<()> {
+    let py = this.py();
+    if this.lost_writes.get() != 0 {
+        // Aborted before it began: connection_lost is queued, and without connection_made it is not called.
+        return Ok(());
+    }
+    this.raise_flag(flag::MADE);
+    let own = this.to_bound();
+    let result = writing::corked(this, || this.calls.call(py, names().connection_made, &[&own]))?;
+    if let Err(error) = result {
+        return fatal_error(this, error, "Fatal error: protocol.connection_made() call failed.");
+    }
+    register(this)
+}
+
+/// Enters the transport into the loop's fd table, unless it is closed already.
+fn register(this: Stream<'_>) -> PyResult<()> {
+    if this.lost_writes.get() != 0 || this.has(flag::REGISTERED) {
+        return Ok(());
+    }
+    let interest = this.wanted_interest();
+    let source = SourceRef::new::<StreamObject>(this);
+    match this.reactor().register(this.py(), this.fd.get(), Slot::Source(source), interest) {
+        Ok(token) => {
+            this.token.set(token);
+            this.interest.set(interest);
+            this.raise_flag(flag::REGISTERED);
+            Ok(())
+        }
+        Err(error) => {
+            source.release(this.py());
+            fatal_error(this, errors::os_error(&error), "Fatal error on socket transport")
+        }
+    }
+}
+
+/// Takes the transport out of the poller and the fd table. The caller holds a reference of its own.
+fn unregister(this: Stream<'_>) {
+    if !this.has(flag::REGISTERED) {
+        return;
+    }
+    this.lower_flag(flag::REGISTERED);
+    let fd = this.fd.get();
+    // An entry that is no longer ours belongs to whoever got the descriptor after it was closed behind our back.
+    let is_ours = matches!(this.reactor().slot(fd), Some(Slot::Source(source)) if source.as_ptr() == this.as_ptr());
+    if is_ours && let Some(Slot::Source(source)) = this.reactor().unregister(fd, this.interest.get()) {
+        source.release(this.py());
+    }
+    this.interest.set(Interest::NONE);
+}
+
+/// `close()`: what is buffered still leaves, then the connection ends.
+pub(super) fn close(this: Stream<'_>) -> PyResult<()> {
+    if this.has(flag::CLOSING) {
+        return Ok(());
+    }
+    writing::uncork(this)?;
+    if this.has(flag::CLOSING) {
+        return Ok(());
+    }
+    this.raise_flag(flag::CLOSING);
+    if this.has(flag::BLOCKED) {
+        // A transport that was never registered waits for its buffer too.
+        register(this)?;
+        return this.sync_interest();
+    }
+    finish(this, None)
+}
+
+/// `abort()`: the connection ends now; what is buffered is lost. Corked data is sent first, as it would have been
+/// had every write left at once.
+pub(super) fn abort(this: Stream<'_>) -> PyResult<()> {
+    writing::uncork(this)?;
+    finish(this, None)
+}
+
+/// Ends the connection with `error` after a fault: reported, unless it is an OSError, which is the network's
+/// everyday business (debug mode logs it). Err is only for what must leave the loop.
+#[cold]
+pub(super) fn fatal_error(this: Stream<'_>, error: PyErr, message: &str) -> PyResult<()> {
+    let py = this.py();
+    if errors::leaves_loop(py, &error) {
+        return Err(error);
+    }
+    let exception = error.clone_ref(py).into_value(py).into_bound(py).into_any();
+    if error.is_instance_of::<PyOSError>(py) {
+        if this.reactor().is_debug() {
+            let options = PyDict::new(py);
+            options.set_item("exc_info", &exception)?;
+            let logger = py.import("asyncio.log")?.getattr("logger")?;
+            logger.call_method("debug", ("%r: %s", this.to_bound(), message), Some(&options))?;
+        }
+    } else if let Some(event_loop) = this.event_loop.get(py) {
+        let own = this.to_bound();
+        match this.calls.get(py) {
+            Some(protocol) => {
+                errors::report(&event_loop, message, error, &[("transport", &own), ("protocol", &protocol)])?;
+            }
+            None => errors::report(&event_loop, message, error, &[("transport", &own)])?,
+        }
+    }
+    finish(this, Some(exception))
+}
+
+/// Stops all I/O and queues `connection_lost(exception)`.
+pub(super) fn finish(this: Stream<'_>, exception: Option<Bound<'_, PyAny>>) -> PyResult<()> {
+    if this.lost_writes.get() != 0 {
+        return Ok(());
+    }
+    this.lost_writes.set(1);
+    this.raise_flag(flag::CLOSING);
+    let own = this.to_bound();
+    writing::drop_buffer(this);
+    unregister(this);
+    if let Some(exception) = exception {
+        this.exception.set(exception);
+    }
+    if this.reactor().is_closed() {
+        // Nothing will run any more; at least the descriptor does not leak.
+        close_descriptor(this.py(), &this);
+        return Ok(());
+    }
+    this.reactor().defer(own, lose);
+    Ok(())
+}
+
+/// `connection_lost`, and then the descriptor is closed.
+unsafe fn lose(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: queued by `finish` with a transport, whose reference the queue holds.
+    let this: Stream<'_> = unsafe { This::new(py, object) };
+    let argument = this.exception.take(py).unwrap_or_else(|| py.None().into_bound(py));
+    let result = if this.has(flag::MADE) {
+        this.calls.call(py, names().connection_lost, &[&argument]).map(drop)
+    } else {
+        Ok(())
+    };
+    close_descriptor(py, &this);
+    let protocol = this.calls.get(py);
+    let server = this.server.take(py);
+    this.calls.drop_all(py);
+    if let Err(error) = result
+        && let Some(event_loop) = this.event_loop.get(py)
+    {
+        let own = this.to_bound();
+        let mut details = vec![("transport", &own)];
+        if let Some(protocol) = &protocol {
+            details.push(("protocol", protocol));
+        }
+        errors::report(&event_loop, "Fatal error: protocol.connection_lost() call failed.", error, &details)?;
+    }
+    if let Some(server) = server {
+        let detached = server.call_method1(names()._detach.bind(py).cast_into::<PyString>()?, (this.to_bound(),));
+        if let (Err(error), Some(event_loop)) = (detached, this.event_loop.get(py)) {
+            errors::report(&event_loop, "Error on detaching a connection from its server", error, &[])?;
+        }
+    }
+    Ok(())
+}
+
+/// Closes the descriptor, or the socket object that owns it. Does nothing the second time.
+pub(super) fn close_descriptor(py: Python<'_>, body: &StreamBody) {
+    let fd = body.fd.get();
+    if fd < 0 {
+        return;
+    }
+    if let Ok(address) = socket::local_address(fd) {
+        // A value set before stays: it is the same address.
+        let _ = body.local.set(Box::new(address));
+    }
+    body.fd.set(-1);
+    match body.socket.get(py) {
+        None => close_raw(fd),
+        Some(socket) => {
+            let name = names().close.bind(py);
+            let closed = name.cast_into::<PyString>().map_err(PyErr::from).and_then(|name| socket.call_method0(name));
+            if let Err(error) = closed {
+                error.write_unraisable(py, Some(&socket));
+            }
+        }
+    }
+}
+
+fn close_raw(fd: RawFd) {
+    // SAFETY: the caller owned the descriptor and forgets it. An error says nothing that could be acted on: Linux
+    // has released the descriptor in any case (close(2)).
+    unsafe { libc::close(fd) };
+}

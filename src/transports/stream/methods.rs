@@ -1,0 +1,320 @@
+//! What Python sees of a stream transport: the methods of `asyncio.Transport`.
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyNone, PyString};
+
+use super::{Stream, StreamBody, StreamObject, flag, lifecycle, local_address, make_type, socket_of, writing};
+use crate::event_loop::native_type::{Args, leak_table, method, slot};
+use crate::event_loop::pyloop::LoopObject;
+use crate::event_loop::native_type::This;
+use crate::transports::socket_object;
+
+type Object<'py> = PyResult<Bound<'py, PyAny>>;
+
+fn none(py: Python<'_>) -> Bound<'_, PyAny> {
+    PyNone::get(py).to_owned().into_any()
+}
+
+fn bool_object(py: Python<'_>, value: bool) -> Bound<'_, PyAny> {
+    PyBool::new(py, value).to_owned().into_any()
+}
+
+#[inline]
+fn write<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("write", 1)?;
+    writing::write(this, args.positional()[0])?;
+    Ok(none(this.py()))
+}
+
+fn writelines<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("writelines", 1)?;
+    if let Some(items) = args.get(0) {
+        writing::writelines(this, &items)?;
+    }
+    Ok(none(this.py()))
+}
+
+fn write_eof<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("write_eof", 0)?;
+    if this.has(flag::CLOSING) || this.has(flag::EOF_WRITTEN) {
+        return Ok(none(this.py()));
+    }
+    writing::uncork(this)?;
+    this.raise_flag(flag::EOF_WRITTEN);
+    if !this.has(flag::BLOCKED) && this.lost_writes.get() == 0 {
+        writing::shutdown(this);
+    }
+    Ok(none(this.py()))
+}
+
+fn can_write_eof<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("can_write_eof", 0)?;
+    Ok(bool_object(this.py(), true))
+}
+
+fn close<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("close", 0)?;
+    lifecycle::close(this)?;
+    Ok(none(this.py()))
+}
+
+fn abort<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("abort", 0)?;
+    lifecycle::abort(this)?;
+    Ok(none(this.py()))
+}
+
+fn is_closing<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("is_closing", 0)?;
+    Ok(bool_object(this.py(), this.has(flag::CLOSING)))
+}
+
+fn is_reading<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("is_reading", 0)?;
+    Ok(bool_object(this.py(), !this.has(flag::CLOSING | flag::PAUSED)))
+}
+
+fn pause_reading<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("pause_reading", 0)?;
+    if !this.has(flag::CLOSING) {
+        // The poller is told only if data comes meanwhile: most pauses are over before.
+        this.raise_flag(flag::PAUSED);
+    }
+    Ok(none(this.py()))
+}
+
+fn resume_reading<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("resume_reading", 0)?;
+    if !this.has(flag::CLOSING) && this.has(flag::PAUSED) {
+        this.lower_flag(flag::PAUSED);
+        this.sync_interest()?;
+    }
+    Ok(none(this.py()))
+}
+
+fn get_write_buffer_size<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("get_write_buffer_size", 0)?;
+    // Corked data is not waiting for the peer; whoever asks wants to know what is.
+    writing::uncork(this)?;
+    let len_bytes = this.outbuf.borrow().len_bytes();
+    Ok(len_bytes.into_pyobject(this.py())?.into_any())
+}
+
+fn get_write_buffer_limits<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("get_write_buffer_limits", 0)?;
+    Ok(this.watermarks.limits().into_pyobject(this.py())?.into_any())
+}
+
+fn set_write_buffer_limits<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let [high, low] = args.bind("set_write_buffer_limits", ["high", "low"])?;
+    let number = |value: Option<Bound<'py, PyAny>>| match value {
+        Some(value) if !value.is_none() => value.extract::<i64>().map(Some),
+        _ => Ok(None),
+    };
+    this.watermarks.set(number(high)?, number(low)?)?;
+    if this.has(flag::BLOCKED) {
+        writing::maybe_pause(this)?;
+    }
+    Ok(none(this.py()))
+}
+
+fn get_protocol<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("get_protocol", 0)?;
+    Ok(this.calls.get(this.py()).unwrap_or_else(|| none(this.py())))
+}
+
+fn set_protocol<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("set_protocol", 1)?;
+    if let Some(protocol) = args.get(0) {
+        this.calls.bind(&protocol)?;
+    }
+    Ok(none(this.py()))
+}
+
+fn get_extra_info<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let py = this.py();
+    let [name, default] = args.bind("get_extra_info", ["name", "default"])?;
+    let Some(name) = name else {
+        return Err(PyTypeError::new_err("get_extra_info() missing 1 required positional argument: 'name'"));
+    };
+    let default = default.unwrap_or_else(|| none(py));
+    let extra = extra_dict(this)?;
+    if let Some(known) = extra.get_item(&name)? {
+        return Ok(known);
+    }
+    let Ok(key) = name.cast::<PyString>() else { return Ok(default) };
+    let value = match &*key.to_string_lossy() {
+        "socket" => socket_of(this)?.map(|socket| socket_object::guarded(&socket)).transpose()?,
+        "sockname" => {
+            local_address(&this).map(|address| socket_object::address_object(py, &address)).transpose()?
+        }
+        "peername" => this.peer.as_ref().map(|address| socket_object::address_object(py, address)).transpose()?,
+        _ => None,
+    };
+    match value {
+        Some(value) => {
+            extra.set_item(name, &value)?;
+            Ok(value)
+        }
+        None => Ok(default),
+    }
+}
+
+/// The dict in the slot `_extra`, made if it is not there.
+fn extra_dict(this: Stream<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let py = this.py();
+    match this.extra.get(py) {
+        Some(extra) => Ok(extra.cast_into::<PyDict>()?),
+        None => {
+            let extra = PyDict::new(py);
+            this.extra.set(extra.clone().into_any());
+            Ok(extra)
+        }
+    }
+}
+
+/// `<StreamTransport fd=7 read=polling write=<idle, bufsize=0>>`, the words of asyncio's own transports.
+pub(super) fn describe(this: Stream<'_>) -> String {
+    let mut text = String::from("<StreamTransport");
+    if this.fd.get() < 0 {
+        text.push_str(" closed");
+    } else {
+        if this.has(flag::CLOSING) {
+            text.push_str(" closing");
+        }
+        text.push_str(&format!(" fd={}", this.fd.get()));
+        let read = if this.interest.get().has_read() && !this.has(flag::PAUSED) { "polling" } else { "idle" };
+        let write = if this.has(flag::BLOCKED) { "polling" } else { "idle" };
+        let len_bytes = this.outbuf.try_borrow().map_or(0, |outbuf| outbuf.len_bytes());
+        text.push_str(&format!(" read={read} write=<{write}, bufsize={len_bytes}>"));
+    }
+    text.push('>');
+    text
+}
+
+unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls tp_repr attached with an object of this type.
+    unsafe {
+        let py = Python::assume_attached();
+        crate::event_loop::errors::at_boundary(py, std::ptr::null_mut(), || {
+            Ok(describe(Stream::new(py, slf)).into_pyobject(py)?.into_ptr())
+        })
+    }
+}
+
+// ---- on the loop ---------------------------------------------------------------------------------------------
+
+/// `loop._stream(sock, protocol, waiter=None, server=None)`: the transport of a connected, nonblocking socket.
+fn open_stream<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    this.reactor().check_closed()?;
+    let [socket, protocol, waiter, server] = args.bind("_stream", ["sock", "protocol", "waiter", "server"])?;
+    let (Some(socket), Some(protocol)) = (socket, protocol) else {
+        return Err(PyTypeError::new_err("_stream() takes a socket and a protocol"));
+    };
+    let given = |value: Option<Bound<'py, PyAny>>| value.filter(|value| !value.is_none());
+    lifecycle::open(&this.to_bound(), &socket, &protocol, given(waiter), given(server))
+}
+
+/// `loop._server_transports(server)`: the open transports that `server` has accepted.
+fn server_transports<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_server_transports", 1)?;
+    let py = this.py();
+    let Some(server) = args.get(0) else { return Ok(none(py)) };
+    let stream_type = super::STREAM_TYPE.load(std::sync::atomic::Ordering::Relaxed);
+    let mut transports = this.reactor().sources(py);
+    transports.retain(|source| {
+        // SAFETY: the source is alive; only its type is read.
+        let kind = unsafe { ffi::Py_TYPE(source.as_ptr()) };
+        kind == stream_type && lifecycle::stream_of(source).server.as_ptr() == server.as_ptr()
+    });
+    Ok(pyo3::types::PyList::new(py, transports)?.into_any())
+}
+
+/// Methods that this room adds to the loop's type.
+pub(in crate::transports) fn loop_methods() -> Vec<ffi::PyMethodDef> {
+    vec![
+        method!(LoopObject, c"_stream", open_stream, c"The transport of a connected stream socket."),
+        method!(LoopObject, c"_server_transports", server_transports, c"The open transports of a server."),
+    ]
+}
+
+pub(in crate::transports) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let methods = leak_table(
+        vec![
+            method!(StreamObject, c"write", write, c"Send bytes-like data; queued if the kernel takes no more."),
+            method!(StreamObject, c"writelines", writelines, c"Send several bytes-like objects in one call."),
+            method!(StreamObject, c"write_eof", write_eof, c"End our side once the buffer is empty."),
+            method!(StreamObject, c"can_write_eof", can_write_eof, c"True."),
+            method!(StreamObject, c"close", close, c"Send what is buffered, then end the connection."),
+            method!(StreamObject, c"abort", abort, c"End the connection now."),
+            method!(StreamObject, c"is_closing", is_closing, c"True once the connection is ending."),
+            method!(StreamObject, c"is_reading", is_reading, c"True while data is received."),
+            method!(StreamObject, c"pause_reading", pause_reading, c"Receive nothing until resume_reading()."),
+            method!(StreamObject, c"resume_reading", resume_reading, c"Receive again."),
+            method!(
+                StreamObject,
+                c"get_write_buffer_size",
+                get_write_buffer_size,
+                c"Bytes that the kernel has not taken yet."
+            ),
+            method!(
+                StreamObject,
+                c"get_write_buffer_limits",
+                get_write_buffer_limits,
+                c"The (low, high) watermarks in bytes."
+            ),
+            method!(
+                StreamObject,
+                c"set_write_buffer_limits",
+                set_write_buffer_limits,
+                c"Set the watermarks in bytes; ValueError unless high >= low >= 0."
+            ),
+            method!(StreamObject, c"get_protocol", get_protocol, c"The protocol, None once the connection is lost."),
+            method!(StreamObject, c"set_protocol", set_protocol, c"Use another protocol from the next event on."),
+            method!(
+                StreamObject,
+                c"get_extra_info",
+                get_extra_info,
+                c"socket, sockname, peername; default for anything else."
+            ),
+        ],
+        ffi::PyMethodDef::zeroed(),
+    );
+    let members = leak_table(
+        vec![ffi::PyMemberDef {
+            name: c"__weaklistoffset__".as_ptr(),
+            type_code: ffi::Py_T_PYSSIZET,
+            offset: (std::mem::offset_of!(StreamObject, body) + std::mem::offset_of!(StreamBody, weakrefs))
+                as ffi::Py_ssize_t,
+            flags: ffi::Py_READONLY,
+            doc: std::ptr::null(),
+        }],
+        ffi::PyMemberDef::default(),
+    );
+    make_type(
+        module,
+        &[
+            slot(ffi::Py_tp_repr, repr as *mut std::ffi::c_void),
+            slot(ffi::Py_tp_methods, methods),
+            slot(ffi::Py_tp_members, members),
+        ],
+    )
+}
+
+/// Puts `methods` on a type that lower rooms have made.
+pub(in crate::transports) fn extend_type(kind: &Bound<'_, PyAny>, methods: Vec<ffi::PyMethodDef>) -> PyResult<()> {
+    let py = kind.py();
+    for definition in methods {
+        let definition = Box::leak(Box::new(definition));
+        // SAFETY: the definition is leaked, the type is a heap type whose layout the method was written for.
+        let (name, descriptor) = unsafe {
+            let name = std::ffi::CStr::from_ptr(definition.ml_name);
+            let made = ffi::PyDescr_NewMethod(kind.as_ptr().cast(), definition);
+            (name, crate::event_loop::errors::owned(py, made)?)
+        };
+        kind.setattr(name.to_string_lossy().as_ref(), descriptor)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,163 @@
+"""Puts a loop of our choice where CPython's own asyncio tests look for one.
+
+The tests of `test.test_asyncio` make their loops in four ways: through the policy (`asyncio.new_event_loop`,
+`asyncio.run`, `asyncio.Runner`), by naming a class (`asyncio.SelectorEventLoop`, `asyncio.EventLoop`), through
+`TestCase.new_test_loop` (a loop with simulated time) and by building a bare `BaseEventLoop`. `Substitution.install`
+redirects the first three before a test module is imported; `Substitution.adapt` handles the last one in the module.
+
+Every loop is recorded by its class, so that a run can prove which loop it was about. A loop of asyncio's own that is
+built although a substitute stands in its place is recorded too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import importlib
+import unittest
+from asyncio import base_events, events, selector_events, unix_events
+from collections.abc import Callable
+from typing import Any
+
+NAMED = {
+    "asyncio": "asyncio:SelectorEventLoop",
+    "uvloop": "uvloop:new_event_loop",
+    "grapeshot": "grapeshot:new_event_loop",
+}
+
+
+def class_name(loop: object) -> str:
+    """`module.Class` of a loop, the key under which loops are counted."""
+    return f"{type(loop).__module__}.{type(loop).__qualname__}"
+
+
+def resolve(subject: str) -> Callable[[], asyncio.AbstractEventLoop]:
+    """The factory named by `subject`: a key of NAMED or `module:callable`."""
+    module_name, _, attribute = NAMED.get(subject, subject).partition(":")
+    if not attribute:
+        raise SystemExit(f"unknown subject {subject!r}: use one of {', '.join(NAMED)} or module:callable")
+    factory: Callable[[], asyncio.AbstractEventLoop] = getattr(importlib.import_module(module_name), attribute)
+    return factory
+
+
+class Substitution:
+    """Replaces asyncio's loops by those of one factory and records what was built."""
+
+    def __init__(self, subject: str) -> None:
+        self._factory = resolve(subject)
+        self._making = False
+        self.ours: collections.Counter[str] = collections.Counter()
+        self.foreign: collections.Counter[str] = collections.Counter()
+        self.simulate = False  # set for tests that need the stdlib's loop with simulated time
+
+    def make_loop(self, selector: Any = None) -> asyncio.AbstractEventLoop:
+        """A loop of the subject. A selector that a test passes has no meaning for it and is closed."""
+        if selector is not None:
+            selector.close()
+        self._making = True
+        try:
+            loop = self._factory()
+        finally:
+            self._making = False
+        self.ours[class_name(loop)] += 1
+        return loop
+
+    def install(self) -> None:
+        """Redirect every public way to a new loop. Call it before a test module is imported."""
+        self._watch_asyncios_own()
+        substitution = self
+
+        class Meta(type):
+            """Makes the class callable as a factory, and `isinstance(loop, asyncio.SelectorEventLoop)` true."""
+
+            def __call__(cls, selector: Any = None) -> asyncio.AbstractEventLoop:
+                return substitution.make_loop(selector)
+
+            def __instancecheck__(cls, instance: object) -> bool:
+                return class_name(instance) in substitution.ours
+
+        substitute = Meta("SelectorEventLoop", (), {})
+        for namespace in (asyncio, unix_events):
+            for name in ("SelectorEventLoop", "EventLoop"):
+                if hasattr(namespace, name):
+                    setattr(namespace, name, substitute)
+        policy = getattr(unix_events, "_UnixDefaultEventLoopPolicy", None)
+        if policy is not None:
+            policy._loop_factory = staticmethod(self.make_loop)
+        else:  # no policies any more (3.16): new_event_loop builds the loop itself
+            for namespace in (asyncio, events):
+                setattr(namespace, "new_event_loop", self.make_loop)  # noqa: B010
+        self._replace_test_utilities()
+
+    def adapt(self, module: Any) -> None:
+        """Let the classes of a test module that build a bare `BaseEventLoop` use the subject's loop instead."""
+        for test_class in list(vars(module).values()):
+            if isinstance(test_class, type) and issubclass(test_class, unittest.TestCase):
+                if "setUp" in vars(test_class):
+                    self._adapt_set_up(test_class)
+                if module.__name__.endswith(".test_runners") and "new_loop" in vars(test_class):
+                    self._adapt_runners(test_class)
+
+    def _adapt_set_up(self, test_class: Any) -> None:
+        original = test_class.setUp
+
+        def set_up(test: Any) -> None:
+            original(test)
+            if type(getattr(test, "loop", None)) is base_events.BaseEventLoop and not self.simulate:
+                test.loop.close()
+                test.loop = self.make_loop()
+                test.set_event_loop(test.loop)
+
+        test_class.setUp = set_up
+
+    def _adapt_runners(self, test_class: Any) -> None:
+        def new_loop(_test: Any) -> Any:
+            loop: Any = self.make_loop()
+            loop.shutdown_ag_run = False
+            original = loop.shutdown_asyncgens
+
+            async def shutdown_asyncgens() -> None:
+                loop.shutdown_ag_run = True  # what the tests look at in the end
+                await original()
+
+            loop.shutdown_asyncgens = shutdown_asyncgens
+            return loop
+
+        test_class.new_loop = new_loop
+
+    def _watch_asyncios_own(self) -> None:
+        original = selector_events.BaseSelectorEventLoop.__init__
+
+        def recording(loop: Any, *args: Any, **kwargs: Any) -> None:
+            if not self._making:
+                self.foreign[class_name(loop)] += 1
+            original(loop, *args, **kwargs)
+
+        selector_events.BaseSelectorEventLoop.__init__ = recording  # type: ignore[method-assign]
+
+    def _replace_test_utilities(self) -> None:
+        utils = importlib.import_module("test.test_asyncio.utils")
+        simulated = utils.TestCase.new_test_loop
+
+        def new_test_loop(test: Any, gen: Any = None) -> Any:
+            if gen is not None or self.simulate:
+                return simulated(test, gen)
+            loop = self.make_loop()
+            test.set_event_loop(loop)
+            return loop
+
+        def close_loop(loop: Any) -> None:
+            # The stdlib's version looks at a private attribute of its own loop; this says the same in public terms.
+            if not loop.is_closed():
+                loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
+
+        def close_test_loop(loop: Any) -> None:
+            if isinstance(loop, base_events.BaseEventLoop):
+                original_close(loop)
+            else:
+                close_loop(loop)
+
+        original_close = utils.TestCase.close_loop
+        utils.TestCase.new_test_loop = new_test_loop
+        utils.TestCase.close_loop = staticmethod(close_test_loop)

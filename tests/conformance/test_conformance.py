@@ -1,0 +1,130 @@
+"""CPython's own asyncio tests on our loop, one module after the other, and tests of the harness that runs them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+RUNNER = HERE / "run.py"
+MODULES = tomllib.loads((HERE / "exclusions.toml").read_text())["modules"]
+TIMEOUT_S = 300.0
+NOT_SHIPPED = (
+    f"CONFORMANCE NOT RUN: {sys.executable} was installed without its own tests (test.test_asyncio); "
+    "nothing here shows that this version's asyncio tests pass on grapeshot"
+)
+
+
+def shipped_tests() -> Path | None:
+    spec = importlib.util.find_spec("test")
+    for location in (spec.submodule_search_locations or ()) if spec else ():
+        folder = Path(location) / "test_asyncio"
+        if (folder / "test_events.py").exists():
+            return folder
+    return None
+
+
+@pytest.fixture(scope="session")
+def folder() -> Path:
+    found = shipped_tests()
+    if found is None:
+        pytest.skip(NOT_SHIPPED)
+    return found
+
+
+def run(tmp_path: Path, *arguments: str) -> tuple[list[dict[str, Any]], str]:
+    """The reports of `run.py` and what it printed."""
+    result = tmp_path / "reports.json"
+    done = subprocess.run(
+        [sys.executable, str(RUNNER), "--json", str(result), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert result.exists(), done.stdout
+    reports: list[dict[str, Any]] = json.loads(result.read_text())
+    assert (done.returncode != 0) == any(report["problems"] for report in reports), done.stdout
+    return reports, done.stdout
+
+
+def test_interpreter_ships_its_own_tests(summaries: list[str]) -> None:
+    if shipped_tests() is None:
+        summaries.append(NOT_SHIPPED)
+        pytest.skip(NOT_SHIPPED)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_cpythons_own(module: str, folder: Path, tmp_path: Path, summaries: list[str]) -> None:
+    if not (folder / f"{module}.py").exists():
+        pytest.skip(f"this version of Python has no {module}")
+    [report], output = run(tmp_path, "--subject", "grapeshot", module)
+    summaries.append(output.splitlines()[0])
+    assert not report["problems"], "\n\n".join(report["problems"])
+    assert report["on_subject"] > 0
+
+
+# ---------------------------------------------------------------- the harness itself
+
+
+@pytest.mark.parametrize("module", ["test_server", "test_runners", "test_pep492"])
+def test_harness_passes_with_asyncios_own_loop(module: str, folder: Path, tmp_path: Path) -> None:
+    [report], output = run(tmp_path, "--subject", "asyncio", module)
+    assert not report["problems"], output
+    assert list(report["loops"]) == ["asyncio.unix_events._UnixSelectorEventLoop"]
+    assert report["on_subject"] > 0
+
+
+def exclusions(tmp_path: Path, text: str) -> str:
+    file = tmp_path / "exclusions.toml"
+    file.write_text(f'modules = []\n{text}\nreason = "a test of the harness"\n')
+    return str(file)
+
+
+def test_harness_reports_an_excluded_test_that_passes(folder: Path, tmp_path: Path) -> None:
+    file = exclusions(tmp_path, '[[fail]]\ntests = ["test_context.DecimalContextTest.*"]')
+    [report], _ = run(tmp_path, "--subject", "asyncio", "--exclusions", file, "test_context")
+    assert report["counts"] == {"unexpected pass": 1}
+    assert "PASSES test_context.DecimalContextTest" in report["problems"][0]
+
+
+def test_harness_reports_a_pattern_without_a_test(folder: Path, tmp_path: Path) -> None:
+    file = exclusions(tmp_path, '[[skip]]\ntests = ["test_context.Gone.*"]')
+    [report], _ = run(tmp_path, "--subject", "asyncio", "--exclusions", file, "test_context")
+    assert report["problems"] == ["STALE [[skip]] pattern 'test_context.Gone.*' matches no test of this interpreter"]
+
+
+def test_harness_reports_a_module_that_never_uses_the_loop(folder: Path, tmp_path: Path) -> None:
+    file = exclusions(tmp_path, '[[skip]]\ntests = ["test_context.DecimalContextTest.*"]')
+    [report], _ = run(tmp_path, "--subject", "asyncio", "--exclusions", file, "test_context")
+    assert [problem.split(":")[1].strip() for problem in report["problems"]] == ["not one test built a loop of asyncio"]
+
+
+def test_harness_reports_a_failure_with_its_traceback(folder: Path, tmp_path: Path) -> None:
+    [report], _ = run(tmp_path, "--subject", "builtins:object", "test_context")
+    assert report["counts"] == {"fail": 1}
+    assert report["problems"][0].startswith("FAIL test_context.DecimalContextTest")
+    assert "Traceback" in report["problems"][0]
+
+
+def test_harness_reports_a_crash(folder: Path, tmp_path: Path) -> None:
+    [report], _ = run(tmp_path, "--subject", "os:abort", "test_context")
+    assert report["counts"] == {"crash": 1}
+    assert "ended with code -6" in report["problems"][0]
+
+
+def test_harness_reports_a_loop_of_asyncios_own(folder: Path, tmp_path: Path) -> None:
+    file = exclusions(tmp_path, '[[skip]]\ntests = ["test_base_events.BaseEvent*"]')
+    [report], _ = run(tmp_path, "--subject", "asyncio", "--exclusions", file, "test_base_events")
+    escaped = [problem for problem in report["problems"] if problem.startswith("ESCAPED")]
+    assert escaped
+    assert all("BaseLoopSockSendfileTests" in problem for problem in escaped)

@@ -1,0 +1,262 @@
+"""Fixtures of the behaviour tests: one loop per test, on each kind of loop, and an audit of what the test left behind.
+
+A test that asks for `loop` (or `new_loop`) runs once per kind: asyncio's own loop (which proves the test), uvloop where it
+is installed (known deviations are marked) and grapeshot. Nothing here skips grapeshot: if it cannot be imported, its tests fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import gc
+import inspect
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from support import has_uvloop, loop_factory, wait_until
+
+WATCHDOG_S = 30.0
+
+_stderr_fd = -1
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global _stderr_fd
+    _stderr_fd = os.dup(2)  # the real stderr: capturing has not begun yet
+    for line in (
+        "deviates(when=True, **reasons): the named kinds of loop are known to differ here (strict xfail)",
+        "unfit(**reasons): the named kinds of loop would crash or hang here (skip)",
+        "leaves(**reasons): the named kinds of loop leave resources behind here (no audit)",
+        "watchdog(seconds): replaces the default time after which the test process is ended with a traceback",
+    ):
+        config.addinivalue_line("markers", line)
+
+
+def pytest_unconfigure() -> None:
+    global _stderr_fd
+    if _stderr_fd >= 0:
+        os.close(_stderr_fd)
+        _stderr_fd = -1
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "loop_kind" in metafunc.fixturenames:
+        kinds = ["asyncio", *(["uvloop"] if has_uvloop() else []), "grapeshot"]
+        metafunc.parametrize("loop_kind", kinds)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        kind = _kind(item)
+        if kind is None:
+            continue
+        item.add_marker(pytest.mark.filterwarnings("error"), append=False)
+        for marker in item.iter_markers("deviates"):
+            if kind in marker.kwargs and marker.kwargs.get("when", True):
+                item.add_marker(pytest.mark.xfail(strict=True, reason=marker.kwargs[kind]))
+        for marker in item.iter_markers("unfit"):
+            if kind in marker.kwargs:
+                item.add_marker(pytest.mark.skip(reason=marker.kwargs[kind]))
+
+
+def pytest_collection_finish() -> None:
+    if has_uvloop():
+        loop_factory("uvloop")().close()  # libuv opens a pipe for signals with its first loop and keeps it
+    # What exists now stays: the collections after each test need not look at it again.
+    gc.collect()
+    gc.freeze()
+
+
+def _kind(item: pytest.Item) -> str | None:
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get("loop_kind") if callspec is not None else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """An `async def` test that asks for `loop` runs on it."""
+    function = pyfuncitem.obj
+    loop = pyfuncitem.funcargs.get("loop")
+    if loop is None or not inspect.iscoroutinefunction(function):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    loop.run_until_complete(function(**arguments))
+    return True
+
+
+_failed = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report = yield
+    if call.excinfo is not None:
+        item.stash[_failed] = True
+    return report
+
+
+@pytest.fixture(autouse=True)
+def _watchdog(request: pytest.FixtureRequest) -> Iterator[None]:
+    if _kind(request.node) is None:
+        yield
+        return
+    marker = request.node.get_closest_marker("watchdog")
+    faulthandler.dump_traceback_later(marker.args[0] if marker else WATCHDOG_S, exit=True, file=_stderr_fd)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+# ---------------------------------------------------------------- the audit
+
+
+def _open_fds() -> set[str]:
+    fds = set()
+    for fd in os.listdir("/dev/fd"):
+        try:
+            fds.add(f"{fd} -> {os.readlink(f'/dev/fd/{fd}')}")
+        except OSError:
+            continue  # the descriptor of the listing itself
+    return fds
+
+
+_LOOP_OBJECTS = (asyncio.BaseProtocol, asyncio.BaseTransport, asyncio.Handle, asyncio.Future)
+
+
+def _loop_objects() -> dict[int, object]:
+    """Live protocols, transports, handles and futures: nothing of them should outlive its test."""
+    return {
+        id(thing): thing
+        for thing in gc.get_objects()
+        if issubclass(type(thing), _LOOP_OBJECTS) or type(thing).__name__ in ("Handle", "TimerHandle")
+    }
+
+
+@pytest.fixture
+def _audit(loop_kind: str, request: pytest.FixtureRequest) -> Iterator[None]:
+    unraisable: list[str] = []
+    in_threads: list[str] = []
+
+    def on_unraisable(args: Any) -> None:
+        unraisable.append(f"{args.err_msg or 'ignored in'} {args.object!r}: {args.exc_value!r}")
+
+    hook, thread_hook = sys.unraisablehook, threading.excepthook
+    sys.unraisablehook = on_unraisable
+    threading.excepthook = lambda args: in_threads.append(repr(args.exc_value))
+    gc.collect()
+    unraisable.clear()  # of a failed test before this one: its frames lived on in its report
+    fds, threads, objects = _open_fds(), set(threading.enumerate()), set(_loop_objects())
+    try:
+        yield
+        for _ in range(2):
+            gc.collect()
+    finally:
+        sys.unraisablehook, threading.excepthook = hook, thread_hook
+    item = request.node
+    leaves = any(loop_kind in marker.kwargs for marker in item.iter_markers("leaves"))
+    if item.stash.get(_failed, False) or leaves:
+        return
+    wait_until(lambda: set(threading.enumerate()) <= threads, "the threads of the test to end")
+    left = [repr(thing)[:300] for key, thing in _loop_objects().items() if key not in objects]
+    problems = {
+        "unraisable": unraisable,
+        "raised in threads": in_threads,
+        "open descriptors": sorted(_open_fds() - fds),
+        "live objects": left,
+    }
+    found = {name: what for name, what in problems.items() if what}
+    assert not found, f"left behind by the test: {found}"
+
+
+class Contexts(list[dict[str, Any]]):
+    """What the loop reported to its exception handler."""
+
+    expected = False
+
+    @property
+    def messages(self) -> list[str]:
+        return [context["message"] for context in self]
+
+    @property
+    def exceptions(self) -> list[BaseException]:
+        return [context["exception"] for context in self if "exception" in context]
+
+
+@pytest.fixture
+def _contexts(_audit: None) -> Iterator[Contexts]:
+    contexts = Contexts()
+    yield contexts
+    contexts.clear()
+
+
+@pytest.fixture
+def reported(_contexts: Contexts) -> Contexts:
+    """The contexts that reached the loop's exception handler; without this fixture any of them fails the test."""
+    _contexts.expected = True
+    return _contexts
+
+
+def _finish(loop: asyncio.AbstractEventLoop) -> None:
+    if loop.is_closed():
+        return
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+
+    async def settle() -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        await loop.shutdown_asyncgens()
+        await loop.shutdown_default_executor()
+
+    settling = settle()
+    try:
+        loop.run_until_complete(settling)
+    finally:
+        settling.close()
+        loop.close()
+
+
+@pytest.fixture
+def new_loop(loop_kind: str, _audit: None) -> Iterator[Callable[[], asyncio.AbstractEventLoop]]:
+    """Makes loops as the library gives them; those still open at the end are closed."""
+    factory = loop_factory(loop_kind)
+    made: list[asyncio.AbstractEventLoop] = []
+
+    def make() -> asyncio.AbstractEventLoop:
+        loop = factory()
+        made.append(loop)
+        return loop
+
+    yield make
+    while made:
+        _finish(made.pop())
+
+
+@pytest.fixture
+def loop(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], _contexts: Contexts, request: pytest.FixtureRequest
+) -> Iterator[asyncio.AbstractEventLoop]:
+    """A loop whose exception handler records; see `reported`."""
+    loop = new_loop()
+
+    def record(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        _contexts.append(context)
+
+    loop.set_exception_handler(record)
+    yield loop
+    _finish(loop)
+    unexpected = [] if _contexts.expected or request.node.stash.get(_failed, False) else list(_contexts)
+    _contexts.clear()
+    assert not unexpected, f"reported to the exception handler: {unexpected}"
+
+
+@pytest.fixture
+def quiet() -> Iterator[list[warnings.WarningMessage]]:
+    """Records warnings instead of raising them."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield caught

@@ -1,0 +1,201 @@
+"""Debug mode: wrong thread, slow callbacks, wrong callbacks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+
+import pytest
+from support import run_script
+
+
+async def coroutine_function():
+    raise AssertionError("never runs")
+
+
+def in_thread(function):
+    result = []
+
+    def work():
+        try:
+            result.append(function())
+        except Exception as error:  # noqa: BLE001
+            result.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    return result[0]
+
+
+def test_get_and_set(loop):
+    assert loop.get_debug() is False
+    loop.set_debug(True)
+    assert loop.get_debug() is True
+    loop.set_debug(False)
+    assert loop.get_debug() is False
+
+
+def test_the_environment_sets_it(loop_kind):
+    code = "loop = new_event_loop(); print(loop.get_debug()); loop.close()"
+    assert run_script(loop_kind, code).strip() == "False"
+    assert run_script(loop_kind, code, flags=("-X", "dev")).strip() == "True"
+
+
+async def test_wrong_thread(loop):
+    loop.set_debug(True)
+    for call in (
+        lambda: loop.call_soon(print),
+        lambda: loop.call_later(1000, print),
+        lambda: loop.call_at(1e9, print),
+    ):
+        error = in_thread(call)
+        assert isinstance(error, RuntimeError)
+        assert "Non-thread-safe operation invoked on an event loop other than the current one" in str(error)
+
+
+async def test_threadsafe_from_a_thread_is_allowed(loop):
+    loop.set_debug(True)
+    future = loop.create_future()
+    in_thread(lambda: loop.call_soon_threadsafe(future.set_result, 1))
+    assert await future == 1
+
+
+async def test_wrong_thread_without_debug_mode(loop):
+    handle = in_thread(lambda: loop.call_soon(print))
+    assert not isinstance(handle, Exception)
+    handle.cancel()
+
+
+def test_call_soon_before_the_loop_runs(loop):
+    loop.set_debug(True)
+    seen = []
+    loop.call_soon(seen.append, 1)
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    assert seen == [1]
+
+
+def schedulers(loop):
+    return {
+        "call_soon": loop.call_soon,
+        "call_soon_threadsafe": loop.call_soon_threadsafe,
+        "call_later": lambda callback: loop.call_later(1000, callback),
+        "call_at": lambda callback: loop.call_at(1e9, callback),
+    }
+
+
+@pytest.mark.parametrize("name", ["call_soon", "call_soon_threadsafe", "call_later", "call_at"])
+@pytest.mark.deviates(uvloop="it checks only call_soon and call_soon_threadsafe")
+def test_coroutines_are_refused(loop, name):
+    loop.set_debug(True)
+    expected = pytest.raises(TypeError, match=r"coroutines cannot be used with call_(soon|at|later|soon_threadsafe)\(\)")
+    coroutine = coroutine_function()
+    for thing in (coroutine, coroutine_function):
+        with expected:
+            schedulers(loop)[name](thing)
+    coroutine.close()
+
+
+@pytest.mark.parametrize("name", ["call_soon", "call_soon_threadsafe", "call_later", "call_at"])
+@pytest.mark.deviates(uvloop="no check")
+def test_what_cannot_be_called_is_refused(loop, name):
+    loop.set_debug(True)
+    with pytest.raises(TypeError, match=r"a callable object was expected by call_\w+\(\), got 'not callable'"):
+        schedulers(loop)[name]("not callable")
+
+
+@pytest.mark.deviates(uvloop="it refuses only coroutines")
+def test_executor_refuses_coroutines(loop):
+    loop.set_debug(True)
+    for call in (lambda: loop.run_in_executor(None, coroutine_function), lambda: loop.run_in_executor(None, 5)):
+        with pytest.raises(TypeError):
+            call()
+
+
+def test_slow_callbacks_are_logged(loop, caplog):
+    caplog.set_level(logging.WARNING, "asyncio")
+    loop.set_debug(True)
+    loop.slow_callback_duration = 0.01
+    loop.call_soon(time.sleep, 0.02)
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    [record] = caplog.records
+    assert "Executing <Handle" in record.message
+    assert "sleep" in record.message
+    assert "took 0.0" in record.message
+    caplog.clear()
+
+
+def test_slow_tasks_are_logged(loop, caplog):
+    caplog.set_level(logging.WARNING, "asyncio")
+
+    async def work():
+        time.sleep(0.02)
+
+    loop.set_debug(True)
+    loop.slow_callback_duration = 0.01
+    loop.run_until_complete(work())
+    assert any("took 0.0" in record.message and "work" in record.message for record in caplog.records)
+    caplog.clear()
+
+
+def test_slow_callback_duration_default(loop):
+    assert loop.slow_callback_duration == 0.1
+    loop.slow_callback_duration = 2
+    assert loop.slow_callback_duration == 2
+
+
+def test_slow_callbacks_are_not_logged_otherwise(loop, caplog):
+    loop.slow_callback_duration = 0.001
+    loop.call_soon(time.sleep, 0.005)
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    assert not caplog.records
+
+
+def test_origin_tracking_of_coroutines(loop):
+    depth = sys.get_coroutine_origin_tracking_depth()
+
+    async def main():
+        return sys.get_coroutine_origin_tracking_depth()
+
+    loop.set_debug(True)
+    assert loop.run_until_complete(main()) > 0
+    assert sys.get_coroutine_origin_tracking_depth() == depth
+    loop.set_debug(False)
+    assert loop.run_until_complete(main()) == depth
+
+
+def test_set_debug_while_running(loop):
+    depth = sys.get_coroutine_origin_tracking_depth()
+
+    async def main():
+        loop.set_debug(True)
+        await asyncio.sleep(0)
+        during = sys.get_coroutine_origin_tracking_depth()
+        loop.set_debug(False)
+        await asyncio.sleep(0)
+        return during, sys.get_coroutine_origin_tracking_depth()
+
+    during, after = loop.run_until_complete(main())
+    assert during > 0
+    assert after == depth
+
+
+def test_a_task_created_in_debug_mode_knows_where(loop, reported):
+    loop.set_debug(True)
+
+    async def main():
+        future = loop.create_future()
+        future.set_exception(LookupError())
+        return future._source_traceback is not None
+
+    assert loop.run_until_complete(main())
+    import gc
+
+    gc.collect()
+    assert "source_traceback" in reported[0]

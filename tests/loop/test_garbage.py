@@ -1,0 +1,253 @@
+"""Cycles through handles, loops, transports and protocols are collected; references come back to where they were."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import sys
+import weakref
+
+import pytest
+from support import Recorder, connected, loop_factory, run_script, turns, until
+
+
+class Holder:
+    """Something to hang into cycles."""
+
+    def method(self, *_args):
+        raise AssertionError("never runs")
+
+
+def collected(reference):
+    for _ in range(3):
+        gc.collect()
+    return reference() is None
+
+
+@pytest.mark.parametrize("schedule", ["call_soon", "call_later", "call_at", "call_soon_threadsafe"])
+def test_cycle_through_a_handle(loop, schedule):
+    holder = Holder()
+    if schedule in ("call_later", "call_at"):
+        holder.handle = getattr(loop, schedule)(loop.time() + 1000, holder.method, holder)
+    else:
+        holder.handle = getattr(loop, schedule)(holder.method, holder)
+    holder.handle.cancel()
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    reference = weakref.ref(holder)
+    del holder
+    assert collected(reference)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 4, 5, 9])
+def test_references_to_arguments_come_back(loop, count):
+    things = [object() for _ in range(count)]
+    callback = Holder().__repr__
+    before = [sys.getrefcount(thing) for thing in things]
+    before_callback = sys.getrefcount(callback)
+    for _ in range(100):
+        loop.call_soon(callback, *things) if not count else loop.call_soon(print, *things).cancel()
+        loop.call_later(1000, print, *things).cancel()
+        loop.call_soon_threadsafe(id, things)
+    loop.run_until_complete(turns(3))
+    gc.collect()
+    # asyncio leaves a few cancelled timers in its heap, without callback and arguments
+    assert [sys.getrefcount(thing) for thing in things] == before
+    assert sys.getrefcount(callback) == before_callback
+
+
+def test_references_of_callbacks_that_ran(loop):
+    thing, context = Holder(), __import__("contextvars").copy_context()
+    before = sys.getrefcount(thing), sys.getrefcount(context)
+    for _ in range(100):
+        loop.call_soon(id, thing, context=context)
+        loop.call_later(0, id, thing, context=context)
+        loop.call_soon_threadsafe(id, thing, context=context)
+    loop.run_until_complete(asyncio.sleep(0.002))
+    loop.run_until_complete(turns(2))
+    assert (sys.getrefcount(thing), sys.getrefcount(context)) == before
+
+
+def test_references_of_callbacks_that_failed(loop, reported):
+    thing = Holder()
+    before = sys.getrefcount(thing)
+
+    def fails(_thing):
+        raise LookupError
+
+    for _ in range(10):
+        loop.call_soon(fails, thing)
+    loop.run_until_complete(turns(2))
+    assert len(reported) == 10
+    reported.clear()
+    gc.collect()
+    assert sys.getrefcount(thing) == before
+
+
+def test_a_closed_loop_drops_everything(new_loop):
+    loop, holder = new_loop(), Holder()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        loop.call_soon(holder.method)
+        loop.call_later(1000, holder.method, holder)
+        loop.call_soon_threadsafe(holder.method)
+        loop.add_reader(ours, holder.method, holder)
+        loop.add_writer(ours, holder.method, holder)
+        loop.close()
+    reference = weakref.ref(holder)
+    del holder
+    assert collected(reference)
+
+
+def test_a_loop_in_a_cycle_with_its_callbacks(loop_kind, _audit):
+    loop = loop_factory(loop_kind)()
+
+    class Attached(Holder):
+        pass
+
+    holder = Attached()
+    holder.loop = loop
+    holder.handle = loop.call_later(1000, holder.method, loop)
+    loop.set_exception_handler(holder.method)
+    loop.close()
+    reference = weakref.ref(holder)
+    del holder, loop
+    assert collected(reference)
+
+
+@pytest.mark.deviates(uvloop="it keeps the descriptors")
+def test_an_open_loop_is_collected(loop_kind):
+    out = run_script(
+        loop_kind,
+        """
+        import gc, os, weakref
+        class Holder:
+            def method(self): pass
+        def fds():
+            return len(os.listdir("/dev/fd"))
+        new_event_loop().close()
+        before = fds()
+        for _ in range(3):
+            loop, holder = new_event_loop(), Holder()
+            holder.loop = loop
+            loop.call_soon(holder.method)
+            loop.call_later(1000, holder.method)
+            reference = weakref.ref(holder)
+            del loop, holder
+            gc.collect()
+            assert reference() is None
+        print(fds() - before)
+        """,
+        flags=("-W", "ignore"),
+    )
+    assert out.strip() == "0"
+
+
+async def test_protocol_and_transport_after_close(loop):
+    transport, protocol, peer = await connected(loop)
+    with peer:
+        protocol.cycle = (transport, protocol)
+        transport.close()
+        await until(lambda: protocol.is_lost)
+        references = weakref.ref(protocol), weakref.ref(transport)
+        del protocol, transport
+        await turns(3)
+        assert collected(references[0])
+        assert collected(references[1])
+
+
+async def test_connections_leave_nothing(loop):
+    server = await loop.create_server(Recorder, "127.0.0.1", 0)
+    address = server.sockets[0].getsockname()
+
+    async def visit():
+        transport, protocol = await loop.create_connection(Recorder, *address)
+        transport.write(b"hello")
+        transport.close()
+        await until(lambda: protocol.is_lost)
+
+    def alive():
+        return [
+            thing for thing in gc.get_objects() if issubclass(type(thing), (asyncio.BaseTransport, asyncio.BaseProtocol))
+        ]
+
+    for _ in range(50):
+        await visit()
+    gc.collect()
+    await until(lambda: gc.collect() >= 0 and not alive(), "all transports and protocols to go")
+    server.close()
+    await server.wait_closed()
+
+
+async def test_an_aborted_connection_with_data_in_its_buffer(loop):
+    transport, protocol, peer = await connected(loop, small=True)
+    with peer:
+        payload = bytearray(1 << 20)
+        transport.write(payload)
+        assert transport.get_write_buffer_size() > 0
+        transport.abort()
+        await until(lambda: protocol.is_lost)
+        reference = weakref.ref(protocol)
+        del protocol, transport
+        await turns(3)
+        assert collected(reference)
+    payload.append(1)  # nobody holds a view of it any more
+
+
+@pytest.mark.deviates(asyncio="a view of the data is kept", when=sys.version_info >= (3, 12))
+@pytest.mark.deviates(uvloop="a view of the data is kept")
+async def test_a_written_bytearray_can_be_changed(loop):
+    """What is written is copied: the caller may reuse its buffer at once."""
+    transport, protocol, peer = await connected(loop, small=True)
+    with peer:
+        expected = bytearray()
+        scratch = bytearray(1000)
+        for number in range(200):
+            scratch[:] = bytes([number % 251]) * 1000
+            expected += scratch
+            transport.write(scratch)
+            scratch[:] = b"!" * 1000
+        scratch.append(1)
+        assert await peer.read_exactly(len(expected)) == expected
+        transport.close()
+        await until(lambda: protocol.is_lost)
+
+
+async def test_traversal_of_a_live_transport(loop):
+    transport, protocol, peer = await connected(loop)
+    with peer:
+        transport.write(b"x")
+        loop.call_later(1000, protocol.data_received, b"").cancel()
+        for _ in range(3):
+            gc.collect()
+        assert transport.get_protocol() is protocol
+        assert await peer.read_exactly(1) == b"x"
+        assert gc.get_referents(transport) is not None
+        transport.close()
+        await until(lambda: protocol.is_lost)
+
+
+def test_collecting_inside_every_callback(loop):
+    """The collector runs while the loop is in the middle of things."""
+    seen = []
+
+    async def main():
+        transport, protocol, peer = await connected(loop)
+        with peer:
+            for number in range(20):
+                loop.call_soon(lambda: gc.collect(0))
+                loop.call_later(0, lambda n=number: (gc.collect(0), seen.append(n)))
+                transport.write(b"x")
+            await peer.read_exactly(20)
+            await until(lambda: len(seen) == 20)
+            transport.close()
+            await until(lambda: protocol.is_lost)
+
+    threshold = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        loop.run_until_complete(main())
+    finally:
+        gc.set_threshold(*threshold)
+    assert sorted(seen) == list(range(20))

@@ -1,0 +1,190 @@
+"""Handle and TimerHandle: interface, repr, comparison, contexts, life."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import sys
+import weakref
+
+import pytest
+
+
+def named():
+    """A function whose name appears in reprs."""
+
+
+@pytest.mark.deviates(uvloop="its handles are not asyncio's")
+def test_isinstance(loop):
+    soon, later = loop.call_soon(named), loop.call_later(1000, named)
+    assert isinstance(soon, asyncio.Handle)
+    assert not isinstance(soon, asyncio.TimerHandle)
+    assert isinstance(later, asyncio.Handle)
+    assert isinstance(later, asyncio.TimerHandle)
+    assert isinstance(loop.call_soon_threadsafe(named), asyncio.Handle)
+    later.cancel()
+
+
+def test_cancel_and_cancelled(loop):
+    for handle in (loop.call_soon(named), loop.call_later(1000, named), loop.call_at(loop.time() + 1000, named)):
+        assert handle.cancelled() is False
+        assert handle.cancel() is None
+        assert handle.cancelled() is True
+        handle.cancel()
+        assert handle.cancelled() is True
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="new in 3.12")
+@pytest.mark.deviates(uvloop="no get_context")
+def test_get_context(loop):
+    context = contextvars.copy_context()
+    soon, later = loop.call_soon(named, context=context), loop.call_later(1000, named, context=context)
+    assert soon.get_context() is context
+    assert later.get_context() is context
+    assert isinstance(loop.call_soon(named).get_context(), contextvars.Context)
+    later.cancel()
+
+
+def test_cancel_drops_callback_and_arguments(loop):
+    class Thing:
+        def __call__(self):
+            raise AssertionError("ran")
+
+    for schedule in (loop.call_soon, lambda *args: loop.call_later(1000, *args)):
+        callback, argument = Thing(), Thing()
+        references = weakref.ref(callback), weakref.ref(argument)
+        handle = schedule(callback, argument)
+        handle.cancel()
+        del callback, argument
+        gc.collect()
+        assert [reference() for reference in references] == [None, None]
+        assert handle.cancelled()
+
+
+def test_a_handle_that_ran_drops_nothing_it_needs_for_repr(loop):
+    handle = loop.call_soon(named)
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    assert "Handle" in repr(handle)
+    assert handle.cancelled() is False
+
+
+def test_repr(loop):
+    handle = loop.call_soon(named)
+    assert repr(handle).startswith("<Handle ")
+    assert "named" in repr(handle)
+    handle.cancel()
+    assert "cancelled" in repr(handle)
+    assert "named" not in repr(handle)
+
+
+def test_repr_of_a_timer(loop):
+    handle = loop.call_later(1000, named)
+    assert repr(handle).startswith("<TimerHandle ")
+    assert "named" in repr(handle)
+    handle.cancel()
+    assert "cancelled" in repr(handle)
+
+
+@pytest.mark.deviates(uvloop="its repr is shorter")
+def test_repr_is_that_of_asyncio(loop):
+    loop.call_soon(named).cancel()
+    handle = loop.call_soon(named)
+    theirs = asyncio.Handle(named, (), loop)
+    assert repr(handle) == repr(theirs)
+    with_arguments = loop.call_soon(named, 1, "two")
+    assert repr(with_arguments) == repr(asyncio.Handle(named, (1, "two"), loop))
+    timer = loop.call_at(12345678.5, named, 1)
+    reference = asyncio.TimerHandle(12345678.5, named, (1,), loop)
+    reference._scheduled = True
+    assert repr(timer) == repr(reference)
+    with_arguments.cancel()
+    handle.cancel()
+    timer.cancel()
+    reference._scheduled = False
+    reference.cancel()
+    assert repr(timer) == repr(reference)
+
+
+def test_repr_in_debug_mode_names_the_creation(loop):
+    loop.set_debug(True)
+    handle = loop.call_soon(named)
+    assert handle._source_traceback
+    assert "created at" in repr(handle)
+    assert __file__ in repr(handle)
+    handle.cancel()
+    timer = loop.call_later(1000, named)
+    assert "created at" in repr(timer)
+    timer.cancel()
+
+
+@pytest.mark.deviates(uvloop="its TimerHandles cannot be compared")
+def test_timer_handles_compare_by_deadline(loop):
+    early, late = loop.call_at(1e9, named), loop.call_at(2e9, named)
+    assert early < late
+    assert early <= late
+    assert late > early
+    assert late >= early
+    assert early != late
+    assert not early == late
+    assert early == early
+    assert hash(early) == hash(early.when())
+    assert (early == object()) is False
+    with pytest.raises(TypeError):
+        early < object()  # noqa: B015
+    assert sorted([late, early]) == [early, late]
+    early.cancel()
+    late.cancel()
+
+
+def test_equality_of_handles_is_identity(loop):
+    first, second = loop.call_soon(named), loop.call_soon(named)
+    assert first == first
+    assert first != second
+    assert len({first, second}) == 2
+
+
+@pytest.mark.deviates(uvloop="no _run and no private attributes")
+def test_private_names_that_others_use(loop):
+    seen = []
+    handle = loop.call_soon(seen.append, 1)
+    assert handle._callback == seen.append
+    assert handle._args == (1,)
+    assert handle._cancelled is False
+    assert handle._loop is loop
+    handle._run()
+    assert seen == [1]
+    handle.cancel()
+    assert handle._callback is None
+    assert handle._args is None
+    timer = loop.call_later(1000, named)
+    assert timer._when == timer.when()
+    assert timer._scheduled is True
+    timer.cancel()
+
+
+def test_a_handle_outlives_its_loop(new_loop):
+    loop = new_loop()
+    soon, later = loop.call_soon(named), loop.call_later(1000, named)
+    loop.close()
+    for handle in (soon, later):
+        assert "Handle" in repr(handle)
+        handle.cancel()
+        assert handle.cancelled()
+
+
+def test_many_handles_kept_are_distinct(loop):
+    """A freelist must not hand out a handle that somebody still holds."""
+    seen = []
+    kept = [loop.call_soon(seen.append, number) for number in range(1000)]
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    more = [loop.call_soon(seen.append, number) for number in range(1000, 2000)]
+    assert len({id(handle) for handle in kept + more}) == 2000
+    for handle in kept:
+        handle.cancel()
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    assert seen == list(range(2000))
+    assert not any(handle.cancelled() for handle in more)

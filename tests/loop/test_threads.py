@@ -1,0 +1,216 @@
+"""call_soon_threadsafe and what other threads may do."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+from support import until
+
+
+def in_threads(count, function):
+    threads = [threading.Thread(target=function, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def test_wakes_a_loop_that_sleeps(loop):
+    ran = threading.Event()
+
+    def work(_number):
+        loop.call_soon_threadsafe(ran.set)
+        ran.wait(10)
+        loop.call_soon_threadsafe(loop.stop)
+
+    [thread] = in_threads(1, work)
+    loop.run_forever()  # with nothing else to do
+    thread.join()
+    assert ran.is_set()
+
+
+def test_stop_alone_does_not_lose_the_wakeup(loop):
+    for _ in range(200):
+        [thread] = in_threads(1, lambda _: loop.call_soon_threadsafe(loop.stop))
+        loop.run_forever()
+        thread.join()
+
+
+def test_order_within_a_thread_and_nothing_lost(loop):
+    seen = {number: [] for number in range(4)}
+    left = [4]
+
+    def done():
+        left[0] -= 1
+        if not left[0]:
+            loop.stop()
+
+    def work(number):
+        for index in range(2000):
+            loop.call_soon_threadsafe(seen[number].append, index)
+            if index % 50 == 0:
+                time.sleep(0)
+        loop.call_soon_threadsafe(done)
+
+    threads = in_threads(4, work)
+    loop.run_forever()
+    for thread in threads:
+        thread.join()
+    assert all(values == list(range(2000)) for values in seen.values())
+
+
+def test_from_the_own_thread(loop):
+    seen = []
+    loop.call_soon(seen.append, 1)
+    loop.call_soon_threadsafe(seen.append, 2)
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    assert seen == [1, 2]
+
+
+def test_before_the_loop_runs(loop):
+    seen = []
+    [thread] = in_threads(1, lambda _: loop.call_soon_threadsafe(seen.append, 1))
+    thread.join()
+    loop.run_until_complete(asyncio.sleep(0.001))
+    assert seen == [1]
+
+
+def test_a_handle_cancelled_by_another_thread(loop):
+    seen = []
+    handles = []
+
+    def work(_number):
+        for index in range(500):
+            handle = loop.call_soon_threadsafe(seen.append, index)
+            handle.cancel()
+            handles.append(handle)
+        loop.call_soon_threadsafe(loop.stop)
+
+    [thread] = in_threads(1, work)
+    loop.run_forever()
+    thread.join()
+    assert all(handle.cancelled() for handle in handles)
+    assert len(seen) <= 500  # some ran before they were cancelled, but none twice
+    assert len(set(seen)) == len(seen)
+
+
+async def test_a_timer_cancelled_by_another_thread(loop):
+    seen = []
+    timers = [loop.call_later(0.05, seen.append, number) for number in range(100)]
+    thread = threading.Thread(target=lambda: [timer.cancel() for timer in timers])
+    thread.start()
+    thread.join()
+    fired = loop.create_future()
+    loop.call_later(0.06, fired.set_result, None)
+    await fired
+    assert seen == []
+
+
+async def test_a_cancelled_handle_does_not_run(loop):
+    seen = []
+    gate = threading.Event()
+
+    def work():
+        loop.call_soon_threadsafe(seen.append, "kept")
+        loop.call_soon_threadsafe(seen.append, "cancelled").cancel()
+        gate.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert gate.wait(10)  # the loop does not turn meanwhile
+    thread.join()
+    await until(lambda: seen)
+    await asyncio.sleep(0.001)
+    assert seen == ["kept"]
+
+
+def test_run_coroutine_threadsafe(loop):
+    results = []
+
+    async def double(value):
+        await asyncio.sleep(0)
+        return value * 2
+
+    def work(_number):
+        results.extend(asyncio.run_coroutine_threadsafe(double(n), loop).result(10) for n in range(100))
+        loop.call_soon_threadsafe(loop.stop)
+
+    [thread] = in_threads(1, work)
+    loop.run_forever()
+    thread.join()
+    assert results == [n * 2 for n in range(100)]
+
+
+def test_close_while_others_call(new_loop):
+    loop = new_loop()
+    refused = []
+
+    def work(_number):
+        while not refused:
+            try:
+                loop.call_soon_threadsafe(int)
+            except RuntimeError as error:
+                refused.append(str(error))
+
+    threads = in_threads(2, work)
+    loop.run_until_complete(asyncio.sleep(0.005))
+    loop.close()
+    for thread in threads:
+        thread.join()
+    assert set(refused) == {"Event loop is closed"}
+
+
+def test_two_loops_in_two_threads(new_loop):
+    loops = [new_loop(), new_loop()]
+    results = {}
+
+    def work(number):
+        async def main():
+            total = 0
+            for index in range(500):
+                total += await asyncio.sleep(0, index)
+            loops[1 - number].call_soon_threadsafe(int)
+            return total
+
+        results[number] = loops[number].run_until_complete(main())
+
+    threads = in_threads(2, work)
+    for thread in threads:
+        thread.join()
+    assert results == {0: 124750, 1: 124750}
+
+
+def test_a_loop_runs_in_different_threads_one_after_the_other(loop):
+    idents = []
+    for _ in range(3):
+        [thread] = in_threads(1, lambda _: idents.append(loop.run_until_complete(ident())))
+        thread.join()
+    assert len(idents) == 3
+
+
+async def ident():
+    await asyncio.sleep(0)
+    return threading.get_ident()
+
+
+def test_a_second_thread_cannot_run_it(loop):
+    errors = []
+
+    async def main():
+        thread = threading.Thread(target=attempt)
+        thread.start()
+        await until(lambda: errors)
+        thread.join()
+
+    def attempt():
+        try:
+            loop.run_forever()
+        except RuntimeError as error:
+            errors.append(str(error).lower().rstrip("."))
+
+    loop.run_until_complete(main())
+    assert errors == ["this event loop is already running"]

@@ -1,0 +1,276 @@
+"""call_later and call_at: order, punctuality, cancelling, memory."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import time
+import weakref
+
+import pytest
+from support import turns, until
+
+
+def run_until_seen(loop, seen, count):
+    def check():
+        if len(seen) >= count:
+            loop.stop()
+        else:
+            loop.call_later(0.001, check)
+
+    check()
+    loop.run_forever()
+
+
+def test_time_is_the_monotonic_clock(loop):
+    before = time.monotonic()
+    now = loop.time()
+    after = time.monotonic()
+    assert type(now) is float
+    assert before - 0.002 <= now <= after + 0.002
+
+
+@pytest.mark.deviates(uvloop="loop.time() has a resolution of 1 ms")
+def test_time_has_a_fine_resolution(loop):
+    readings = set()
+    until_s = time.monotonic() + 0.0005
+    while time.monotonic() < until_s:
+        readings.add(loop.time())
+    readings.add(loop.time())
+    assert len(readings) > 2
+
+
+def test_deadlines_order_the_callbacks(loop):
+    seen = []
+    delays = [0.02, 0.001, 0.015, 0.0, 0.005, 0.01]
+    for delay in delays:
+        loop.call_later(delay, seen.append, delay)
+    run_until_seen(loop, seen, len(delays))
+    assert seen == sorted(delays)
+
+
+def test_equal_deadlines_of_call_at_all_run(loop):
+    seen = []
+    when = loop.time() + 0.005
+    for number in range(200):
+        loop.call_at(when, seen.append, number)
+    run_until_seen(loop, seen, 200)
+    assert sorted(seen) == list(range(200))
+
+
+@pytest.mark.unfit(asyncio="its heap is not stable for equal deadlines", uvloop="its clock may tick in between")
+def test_equal_deadlines_keep_their_order(loop):
+    seen = []
+    when = loop.time() + 0.005
+    for number in range(200):
+        loop.call_at(when, seen.append, number)
+    run_until_seen(loop, seen, 200)
+    assert seen == list(range(200))
+
+
+@pytest.mark.deviates(uvloop="a negative delay becomes zero")
+def test_negative_delays_keep_their_order(loop):
+    seen = []
+    for delay in (-1, -3, -2, -0.5):
+        loop.call_later(delay, seen.append, delay)
+    run_until_seen(loop, seen, 4)
+    assert seen == [-3, -2, -1, -0.5]
+
+
+@pytest.mark.deviates(uvloop="deadlines in the past run in the order of their adding")
+def test_call_at_in_the_past_orders_by_deadline(loop):
+    seen = []
+    now = loop.time()
+    for ago in (10, 30, 20):
+        loop.call_at(now - ago, seen.append, ago)
+    run_until_seen(loop, seen, 3)
+    assert seen == [30, 20, 10]
+
+
+@pytest.mark.deviates(uvloop="timers run before idle callbacks")
+def test_ready_callbacks_run_before_a_timer_that_becomes_due(loop):
+    seen = []
+    loop.call_later(0, seen.append, "timer")
+    loop.call_soon(seen.append, "ready")
+    run_until_seen(loop, seen, 2)
+    assert seen == ["ready", "timer"]
+
+
+@pytest.mark.deviates(uvloop="timers fire up to 1 ms early")
+async def test_a_timer_is_never_early(loop):
+    rng = random.Random(1)
+    early = []
+    pending = 300
+
+    def fired(index):
+        nonlocal pending
+        pending -= 1
+        late = loop.time() - handles[index].when()
+        if late < 0:
+            early.append(late)
+
+    handles = [loop.call_later(rng.uniform(0, 0.05), fired, index) for index in range(pending)]
+    await until(lambda: pending == 0)
+    handles.clear()
+    assert early == []
+
+
+async def test_short_sleeps_are_never_short(loop):
+    for _ in range(50):
+        start = time.monotonic()
+        await asyncio.sleep(0.0007)
+        if loop.__class__.__module__.startswith("uvloop"):
+            continue  # its clock counts in ms
+        assert time.monotonic() - start >= 0.0007
+
+
+@pytest.mark.deviates(uvloop="#482: a plain Handle")
+def test_call_later_zero_gives_a_timer_handle(loop):
+    handle = loop.call_later(0, print)
+    assert isinstance(handle, asyncio.TimerHandle)
+    assert handle.when() <= loop.time()
+    handle.cancel()
+
+
+@pytest.mark.deviates(uvloop="its handles are not asyncio's")
+def test_when_is_the_deadline(loop):
+    when = loop.time() + 1000
+    handle = loop.call_at(when, print)
+    assert handle.when() == pytest.approx(when, abs=0.002)
+    assert isinstance(handle, asyncio.TimerHandle)
+    before = loop.time()
+    later = loop.call_later(50, print)
+    assert before + 49.99 <= later.when() <= loop.time() + 50.01
+    handle.cancel()
+    later.cancel()
+
+
+@pytest.mark.deviates(uvloop="when() is rounded to ms")
+def test_when_of_call_at_is_exact(loop):
+    when = loop.time() + 1000.123456789
+    handle = loop.call_at(when, print)
+    assert handle.when() == when
+    handle.cancel()
+
+
+def test_cancel_before_it_is_due(loop):
+    seen = []
+    handle = loop.call_later(0.001, seen.append, "cancelled")
+    handle.cancel()
+    assert handle.cancelled()
+    loop.call_later(0.01, seen.append, "kept")
+    run_until_seen(loop, seen, 1)
+    assert seen == ["kept"]
+
+
+def test_a_due_timer_cancels_another_due_timer(loop):
+    seen = []
+    when = loop.time() + 0.002
+    loop.call_at(when, lambda: victim.cancel())
+    victim = loop.call_at(when + 0.00001, seen.append, "victim")
+    time.sleep(0.005)  # both become due in one turn
+    loop.call_later(0.01, seen.append, "end")
+    run_until_seen(loop, seen, 1)
+    assert seen == ["end"]
+
+
+def test_cancel_after_it_ran_does_nothing(loop):
+    seen = []
+    handle = loop.call_later(0, seen.append, 1)
+    run_until_seen(loop, seen, 1)
+    handle.cancel()
+    handle.cancel()
+    assert handle.cancelled()
+
+
+def test_timers_added_by_timers(loop):
+    seen = []
+
+    def step(number):
+        seen.append(number)
+        if number < 20:
+            loop.call_later(0, step, number + 1)
+
+    loop.call_later(0, step, 0)
+    run_until_seen(loop, seen, 21)
+    assert seen == list(range(21))
+
+
+def test_a_far_deadline_does_not_overflow(loop):
+    handles = [loop.call_later(delay, print) for delay in (1e6, 1e9, 86400 * 365 * 200)]
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.run_until_complete(asyncio.sleep(0.001))
+    for handle in handles:
+        handle.cancel()
+
+
+def test_an_infinite_delay_never_fires(loop):
+    seen = []
+    handle = loop.call_later(float("inf"), seen.append, 1)
+    loop.run_until_complete(asyncio.sleep(0.002))
+    assert seen == []
+    handle.cancel()
+
+
+@pytest.mark.parametrize("delay", ["1", object()])
+def test_delay_of_the_wrong_type(loop, delay):
+    with pytest.raises(TypeError):
+        loop.call_later(delay, print)
+
+
+def test_no_deadline(loop):
+    with pytest.raises(TypeError):
+        loop.call_at(None, print)
+    with pytest.raises(TypeError):
+        loop.call_later(None, print)
+
+
+def test_arguments_of_the_wrong_number(loop):
+    with pytest.raises(TypeError):
+        loop.call_later(1)
+    with pytest.raises(TypeError):
+        loop.call_at(1)
+
+
+async def test_a_cancel_storm_frees_the_callbacks(loop):
+    """Cancelled timers are swept out long before their deadlines."""
+
+    class Payload:
+        pass
+
+    payloads = []
+    for _ in range(2000):
+        payload = Payload()
+        payloads.append(weakref.ref(payload))
+        loop.call_later(10_000, id, payload).cancel()
+    del payload
+    await turns(3)
+    gc.collect()
+    assert [reference for reference in payloads if reference() is not None] == []
+
+
+async def test_a_cancel_storm_frees_the_handles(loop):
+    kept = loop.call_later(10_000, print)
+    references = []
+    for _ in range(20):
+        handles = [loop.call_later(10_000 + number % 7, print) for number in range(500)]
+        references.append(len(handles))
+        for handle in handles:
+            handle.cancel()
+        del handle, handles
+        await turns(2)
+    gc.collect()
+    alive = [thing for thing in gc.get_objects() if type(thing).__name__ == "TimerHandle"]
+    assert len(alive) < 600, "cancelled handles pile up"
+    kept.cancel()
+
+
+async def test_wait_for_and_timeout(loop):
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(loop.create_future(), 0.002)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.002):
+            await loop.create_future()
+    assert await asyncio.wait_for(asyncio.sleep(0, "done"), 100) == "done"

@@ -1,0 +1,77 @@
+"""The Markdown of the project: its fenced code blocks, with what a comment before a block asks of it, and its links.
+
+A block may be preceded by a comment `<!-- test: word="value" word=value -->`. The words:
+
+    prints="text"     the block's output contains this text (a Python block)
+    python=3.12       the block needs that Python or a later one
+    save=app.py       the block is a file of that name, which later blocks of the page use; it is not run by itself
+    serves="text"     the command serves HTTP, and `GET /` answers with this text (a bash block; `--port N` is replaced)
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+_WORDS = {"prints", "python", "save", "serves"}
+_FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\s*$")
+_DIRECTIVE = re.compile(r"^\s*<!-- test: (?P<words>.*) -->$")
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    line: int
+    language: str
+    text: str
+    words: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def pages() -> list[Path]:
+    """Every Markdown page that belongs to the project."""
+    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("tests/**/*.md")]
+    return sorted(found)
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    index, words = 0, dict[str, str]()
+    while index < len(lines):
+        if match := _DIRECTIVE.match(lines[index]):
+            words = dict(word.split("=", 1) for word in shlex.split(match["words"]))
+            assert words.keys() <= _WORDS, f"{page}:{index + 1}: unknown words {words.keys() - _WORDS}"
+        elif match := _FENCE.match(lines[index]):
+            start = index + 1
+            end = next((i for i in range(start, len(lines)) if lines[i].strip() == "```"), None)
+            assert end is not None, f"{page}:{start}: a code block without an end"
+            text = "\n".join(line[len(match["indent"]) :] for line in lines[start:end]) + "\n"
+            yield Block(page, start, match["language"], text, words)
+            index, words = end, {}
+        elif lines[index].strip():
+            assert not words, f"{page}:{index + 1}: a test comment is followed by a code block"
+        index += 1
+
+
+def links(page: Path) -> Iterator[tuple[int, str]]:
+    """(line, target) of every link outside code blocks."""
+    in_code = False
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        if line.strip().startswith("```"):
+            in_code = not in_code
+        elif not in_code:
+            yield from ((number, match["target"]) for match in _LINK.finditer(re.sub(r"`[^`]*`", "", line)))
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that a page's headings make, as GitHub spells them."""
+    headings = re.findall(r"^#+ +(.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -1,0 +1,92 @@
+"""The rules of CONTRIBUTING.md that a program can check and no linter does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+
+import pytest
+from project.rust_source import tokenize
+
+ROOT = Path(__file__).resolve().parents[2]
+RUST_DIRS = ("src", "benchmarks/loadgen/src")
+PYTHON_DIRS = ("python", "tests", "benchmarks", "examples")
+VAGUE_NAMES = {"util", "utils", "helper", "helpers", "misc", "common"}
+
+# Where `cfg` may choose between systems, processors and interpreters. Elsewhere only `cfg(test)`.
+CFG_PLACES = re.compile(r"(.*/)?mod\.rs|lib\.rs|sys/.*|coro/(arch|pystate)/.*")
+
+
+def source_files():
+    rust = [path for folder in RUST_DIRS for path in (ROOT / folder).rglob("*.rs")]
+    python = [
+        path for folder in PYTHON_DIRS for path in (ROOT / folder).rglob("*.py*") if path.suffix in {".py", ".pyi"}
+    ]
+    return sorted(path for path in rust + python if "target" not in path.relative_to(ROOT).parts)
+
+
+def misplaced_cfg(inside: PurePosixPath, text: str):
+    """Lines with a `cfg` other than `cfg(test)` in a file that is not the place for it."""
+    if CFG_PLACES.fullmatch(str(inside)):
+        return []
+    tokens = tokenize(text)
+    texts = [token.text for token in tokens]
+    return [
+        token.line
+        for index, token in enumerate(tokens)
+        if (token.text == "cfg" and texts[index + 1] == "!")
+        or texts[index : index + 2] in (["cfg", "("], ["cfg_attr", "("])
+        if texts[index + 1 : index + 3] != ["(", "test"]
+    ]
+
+
+def test_cfg_stays_in_its_places():
+    found = {
+        str(path.relative_to(ROOT)): lines
+        for path in (ROOT / "src").rglob("*.rs")
+        if (lines := misplaced_cfg(PurePosixPath(path.relative_to(ROOT / "src").as_posix()), path.read_text("utf-8")))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("inside", "text", "lines"),
+    [
+        ("event_loop/reactor.rs", '\n#[cfg(target_os = "linux")]\nfn f() {}', [2]),
+        ("event_loop/reactor.rs", "fn f() -> bool { cfg!(unix) }", [1]),
+        ("event_loop/reactor.rs", "#[cfg_attr(unix, inline)] fn f() {}", [1]),
+        ("event_loop/reactor.rs", "#[cfg(test)]\nmod tests { /* #[cfg(unix)] */ }", []),
+        ("event_loop/freelist/mod.rs", "#[cfg(Py_GIL_DISABLED)] mod none;", []),
+        ("sys/poller/epoll.rs", '#[cfg(target_os = "linux")] fn f() {}', []),
+        ("transports/sys.rs", "#[cfg(unix)] fn f() {}", [1]),
+    ],
+)
+def test_a_misplaced_cfg_is_caught(inside, text, lines):
+    assert misplaced_cfg(PurePosixPath(inside), text) == lines
+
+
+def test_files_are_named_for_what_they_hold():
+    files = source_files()
+    assert len(files) > 20
+    assert [str(path.relative_to(ROOT)) for path in files if path.stem in VAGUE_NAMES] == []
+
+
+def test_nothing_is_left_for_later_in_a_comment():
+    later = re.compile(r"\b(T[O]DO|F[I]XME|X[X]X)\b")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in source_files()
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if later.search(line)
+    ]
+    assert found == []
+
+
+def test_every_module_says_what_it_is_for():
+    opens = re.compile(r'(#!.*\n)?(//!|""")')
+    missing = [
+        str(path.relative_to(ROOT))
+        for path in source_files()
+        if (text := path.read_text("utf-8").lstrip()) and not opens.match(text)
+    ]
+    assert missing == []

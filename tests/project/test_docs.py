@@ -1,0 +1,84 @@
+"""The pages are true to the tree: links lead somewhere, the table of methods is the loop's, nobody's machine shows."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import re
+import subprocess
+
+import pytest
+from project import speed_table
+from project.markdown import ROOT, anchors, links, pages
+
+import grapeshot
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for line, target in links(page):
+        if re.match(r"https?://", target):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), f"{page.name}:{line}: {target}"
+        assert linked == ROOT or ROOT in linked.parents, f"{page.name}:{line}: {target} is outside the project"
+        if anchor:
+            assert anchor in anchors(linked), f"{page.name}:{line}: {target}"
+
+
+def project_files():
+    """The files that git has or would take."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    files = [ROOT / name for name in done.stdout.split("\0") if name]
+    return [path for path in files if path.is_file()]
+
+
+MACHINE_PATH = re.compile(r"(?<![\w./*-])/(?:home/\w|Users/\w|(?:root|work|opt)/[\w.])")
+
+
+def test_no_path_of_anybodys_machine():
+    files = project_files()
+    assert ROOT / "README.md" in files
+    found = []
+    for path in files:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        found += [f"{path.relative_to(ROOT)}: {match[0]}" for match in MACHINE_PATH.finditer(text)]
+    assert found == []
+
+
+# ---------------------------------------------------------------- docs/compatibility.md
+
+ROW = re.compile(r"^\| `(?P<method>\w+)` \| (?P<status>yes|not yet|never) \|", re.MULTILINE)
+TABLE = dict(ROW.findall((ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")))
+
+METHODS = sorted(
+    name
+    for name, value in vars(asyncio.AbstractEventLoop).items()
+    if inspect.isfunction(value) and not name.startswith("_")
+)
+
+
+def test_every_method_of_a_loop_has_a_row():
+    assert set(METHODS) <= TABLE.keys()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_what_its_row_says(name):
+    """`yes`: the loop has its own. Anything else: it is asyncio's abstract one, which raises NotImplementedError."""
+    own = getattr(grapeshot.Loop, name) is not vars(asyncio.AbstractEventLoop)[name]
+    assert own == (TABLE[name] == "yes")
+
+
+# ---------------------------------------------------------------- the speed table
+
+
+def test_the_speed_tables_are_the_committed_numbers():
+    """After new numbers: `make tables`."""
+    for path, text in speed_table.expected().items():
+        assert path.exists(), f"{path.name} is not written yet"
+        assert path.read_text(encoding="utf-8") == text, f"{path.name} is not what the JSON says"

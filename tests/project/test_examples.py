@@ -1,0 +1,87 @@
+"""The programs of examples/ run, serve, and stop cleanly when told to: on our loop and on asyncio's."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CAP_S = 20.0
+
+on_both_loops = pytest.mark.parametrize("loop_name", ["asyncio", "grapeshot"])
+
+
+@contextmanager
+def running(example: str, loop_name: str, *, stop: signal.Signals = signal.SIGTERM) -> Iterator[int]:
+    """Starts the example, gives its port; afterwards stops it and checks that it ended well and said so."""
+    command = [sys.executable, "-W", "error", str(ROOT / "examples" / example), "--port", "0", "--loop", loop_name]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        first = process.stdout.readline()
+        match = re.fullmatch(r"listening on 127\.0\.0\.1:(\d+)\n", first)
+        assert match, f"{example} began with {first!r}\n{process.communicate(timeout=CAP_S)[1] if not first else ''}"
+        yield int(match[1])
+        process.send_signal(stop)
+        out, err = process.communicate(timeout=CAP_S)
+        assert (process.returncode, out, err) == (0, "stopped\n", "")
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def exchange(client: socket.socket, data: bytes) -> bytes:
+    """Sends `data`, gives back as many bytes as were sent (fewer if the peer closes)."""
+    client.sendall(data)
+    received = bytearray()
+    while len(received) < len(data) and (piece := client.recv(65536)):
+        received += piece
+    return bytes(received)
+
+
+@on_both_loops
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_echo_server(loop_name, stop):
+    with running("echo_server.py", loop_name, stop=stop) as port:
+        with socket.create_connection(("127.0.0.1", port), CAP_S) as first:
+            with socket.create_connection(("127.0.0.1", port), CAP_S) as second:
+                assert exchange(second, b"second") == b"second"
+                assert exchange(first, b"first") == b"first"
+            large = bytes(range(256)) * 256
+            assert exchange(first, large) == large
+
+
+def test_echo_server_closes_its_clients_when_it_stops():
+    with ExitStack() as afterwards:
+        with running("echo_server.py", "grapeshot") as port:
+            client = afterwards.enter_context(socket.create_connection(("127.0.0.1", port), CAP_S))
+            assert exchange(client, b"hello") == b"hello"
+        assert client.recv(1) == b""
+
+
+@on_both_loops
+def test_aiohttp_hello(loop_name):
+    with running("aiohttp_hello.py", loop_name) as port:
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=CAP_S)
+        try:
+            for name in ("you", "them"):  # over one connection
+                client.request("GET", f"/hello/{name}")
+                assert client.getresponse().read() == f"Hello, {name}!\n".encode()
+            client.request("POST", "/json", json.dumps({"a": [1, 2]}), {"Content-Type": "application/json"})
+            assert json.loads(client.getresponse().read()) == {"received": {"a": [1, 2]}}
+            client.request("GET", "/count/1000")
+            assert client.getresponse().read().split() == [b"%d" % number for number in range(1000)]
+            client.request("GET", "/nowhere")
+            assert client.getresponse().status == 404
+        finally:
+            client.close()

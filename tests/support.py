@@ -1,0 +1,359 @@
+"""What the behaviour tests share: kinds of loop, waiting on conditions, recording protocols, raw peers, scripts."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+CAP_S = 10.0
+HOST = "127.0.0.1"
+
+
+def has_uvloop() -> bool:
+    return importlib.util.find_spec("uvloop") is not None
+
+
+def loop_factory(kind: str) -> Callable[[], asyncio.AbstractEventLoop]:
+    if kind == "asyncio":
+        return asyncio.SelectorEventLoop
+    if kind == "uvloop":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import uvloop
+        return uvloop.new_event_loop
+    import grapeshot
+
+    return grapeshot.new_event_loop
+
+
+_SCRIPT_HEAD = {
+    "asyncio": "from asyncio import SelectorEventLoop as new_event_loop\n",
+    "uvloop": (
+        "import warnings\nwith warnings.catch_warnings():\n"
+        "    warnings.simplefilter('ignore')\n    from uvloop import new_event_loop\n"
+    ),
+    "grapeshot": "from grapeshot import new_event_loop\n",
+}
+
+
+def run_script(kind: str | None, code: str, *, flags: tuple[str, ...] = ("-W", "error")) -> str:
+    """Runs `code` in a fresh interpreter, `new_event_loop` imported; gives its output, fails if it fails."""
+    head = _SCRIPT_HEAD[kind] if kind is not None else ""
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", head + textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+class Script:
+    """A script in a fresh interpreter that we talk to while it runs."""
+
+    def __init__(self, kind: str, code: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-u", "-c", _SCRIPT_HEAD[kind] + textwrap.dedent(code)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Script:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            pipe.close()
+        self.process.wait()
+
+    def line(self) -> str:
+        """The next line of its output."""
+        return self.process.stdout.readline().strip()
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def wait_blocked(self) -> None:
+        """Waits until the process sleeps in a system call (on Linux; elsewhere there is nothing to look at)."""
+        path = f"/proc/{self.process.pid}/stat"
+        if not os.path.exists(path):
+            return
+
+        def is_sleeping() -> bool:
+            with open(path) as file:
+                return file.read().rpartition(")")[2].split()[0] == "S"
+
+        wait_until(is_sleeping, "the process to sleep")
+
+    def finish(self) -> str:
+        """Waits for the end and gives the rest of the output; fails if the script failed."""
+        out, err = self.process.communicate(timeout=30)
+        assert self.process.returncode == 0, f"exit status {self.process.returncode}\n{out}\n{err}"
+        return out
+
+
+def wait_until(condition: Callable[[], Any], what: str = "a condition", cap_s: float = CAP_S) -> None:
+    """Blocks this thread until the condition holds."""
+    give_up = time.monotonic() + cap_s
+    while not condition():
+        assert time.monotonic() < give_up, f"waited {cap_s} s for {what}"
+        time.sleep(0.001)
+
+
+async def until(condition: Callable[[], Any], what: str = "a condition", cap_s: float = CAP_S) -> None:
+    """Lets the loop turn until the condition holds."""
+    give_up = time.monotonic() + cap_s
+    turns = 0
+    while not condition():
+        assert time.monotonic() < give_up, f"waited {cap_s} s for {what}"
+        turns += 1
+        await asyncio.sleep(0 if turns < 20 else 0.001)
+
+
+async def turns(count: int) -> None:
+    """Lets the loop turn, for what must *not* happen."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+# ---------------------------------------------------------------- protocols
+
+
+class Recorder(asyncio.Protocol):
+    """Writes down which callbacks came, in order. Runs of data_received appear once."""
+
+    def __init__(self) -> None:
+        self.transport: Any = None
+        self.events: list[str] = []
+        self.data = bytearray()
+        self.lost_with: list[BaseException | None] = []
+        self.keep_open = False
+
+    def _note(self, event: str) -> None:
+        if event != "data" or not self.events or self.events[-1] != "data":
+            self.events.append(event)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self._note("made")
+
+    def data_received(self, data: bytes) -> None:
+        assert type(data) is bytes
+        self.data += data
+        self._note("data")
+
+    def eof_received(self) -> bool:
+        self._note("eof")
+        return self.keep_open
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._note("lost")
+        self.lost_with.append(exc)
+        self.transport = None
+
+    def pause_writing(self) -> None:
+        self._note("pause")
+
+    def resume_writing(self) -> None:
+        self._note("resume")
+
+    @property
+    def is_lost(self) -> bool:
+        return bool(self.lost_with)
+
+
+class BufferedRecorder(asyncio.BufferedProtocol):
+    """Recorder over a buffer of its own."""
+
+    def __init__(self, size: int = 4096) -> None:
+        self.transport: Any = None
+        self.events: list[str] = []
+        self.data = bytearray()
+        self.lost_with: list[BaseException | None] = []
+        self.buffer = bytearray(size)
+        self.hints: list[int] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self.events.append("made")
+
+    def get_buffer(self, sizehint: int) -> bytearray | memoryview:
+        self.hints.append(sizehint)
+        return self.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data += self.buffer[:nbytes]
+        if self.events[-1] != "data":
+            self.events.append("data")
+
+    def eof_received(self) -> None:
+        self.events.append("eof")
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.events.append("lost")
+        self.lost_with.append(exc)
+        self.transport = None
+
+    @property
+    def is_lost(self) -> bool:
+        return bool(self.lost_with)
+
+
+class Echo(asyncio.Protocol):
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.write(data)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.transport = None
+
+
+# ---------------------------------------------------------------- raw sockets
+
+
+class Peer:
+    """The other end of a connection: a plain nonblocking socket, driven without the loop's help."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        sock.setblocking(False)
+
+    async def send(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[self.sock.send(view) :]
+            except BlockingIOError:
+                await asyncio.sleep(0.0005)
+
+    async def recv(self, limit: int = 65536) -> bytes:
+        give_up = time.monotonic() + CAP_S
+        while True:
+            try:
+                return self.sock.recv(limit)
+            except BlockingIOError:
+                assert time.monotonic() < give_up, "the peer waited for data"
+                await asyncio.sleep(0.0005)
+
+    async def read_exactly(self, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            more = await self.recv(min(1 << 20, count - len(data)))
+            assert more, f"end of stream after {len(data)} of {count} bytes"
+            data += more
+        return bytes(data)
+
+    async def read_to_end(self) -> bytes:
+        data = bytearray()
+        while more := await self.recv(1 << 20):
+            data += more
+        return bytes(data)
+
+    def is_silent(self) -> bool:
+        """Nothing to read and no end of stream."""
+        try:
+            self.sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        return False
+
+    def shutdown(self) -> None:
+        self.sock.shutdown(socket.SHUT_WR)
+
+    def reset(self) -> None:
+        """Closes with a RST."""
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        self.sock.close()
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.sock.close()
+
+
+def listening(family: int = socket.AF_INET, host: str = HOST) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.settimeout(CAP_S)  # for accept(); what it accepts is blocking
+    sock.bind((host, 0))
+    sock.listen(128)
+    return sock
+
+
+def raw_pair(small: bool = False) -> tuple[socket.socket, socket.socket]:
+    """Two connected TCP sockets over the loopback; `small` shrinks the kernel's buffers."""
+    with listening() as listener:
+        client = socket.socket()
+        if small:
+            for sock in (listener, client):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+        client.connect(listener.getsockname())
+        accepted, _ = listener.accept()
+    return client, accepted
+
+
+async def connected(
+    loop: asyncio.AbstractEventLoop, factory: Callable[[], Any] = Recorder, how: str = "accepted", small: bool = False
+) -> tuple[Any, Any, Peer]:
+    """A transport and its protocol, made in one of three ways, and the raw other end."""
+    if how == "accepted":
+        sock, other = raw_pair(small)
+        sock.setblocking(False)
+        transport, protocol = await loop.connect_accepted_socket(factory, sock)
+        return transport, protocol, Peer(other)
+    if how == "client":
+        with listening() as listener:
+            transport, protocol = await loop.create_connection(factory, *listener.getsockname())
+            other, _ = listener.accept()
+        return transport, protocol, Peer(other)
+    made: list[Any] = []
+
+    def remember() -> Any:
+        made.append(factory())
+        return made[-1]
+
+    server = await loop.create_server(remember, HOST, 0)
+    other = socket.create_connection(server.sockets[0].getsockname())
+    await until(lambda: made and made[0].transport is not None, "the server to accept")
+    server.close()
+    return made[0].transport, made[0], Peer(other)
+
+
+WAYS = ("accepted", "client", "server")
+
+
+def address_of(server: Any) -> tuple[Any, ...]:
+    return server.sockets[0].getsockname()
+
+
+def has_ipv6() -> bool:
+    if not socket.has_ipv6:
+        return False
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as sock:
+            sock.bind(("::1", 0))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,438 @@
+"""create_server and the Server object."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import sys
+import weakref
+
+import pytest
+from support import HOST, Echo, Peer, Recorder, address_of, has_ipv6, turns, until
+
+ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
+
+
+class Keeping:
+    """A factory that keeps its protocols."""
+
+    def __init__(self, make=Recorder):
+        self.make = make
+        self.made = []
+
+    def __call__(self):
+        self.made.append(self.make())
+        return self.made[-1]
+
+    async def first(self):
+        await until(lambda: self.made and self.made[0].transport is not None)
+        return self.made[0]
+
+
+async def dial(address):
+    return Peer(socket.create_connection(address[:2]))
+
+
+async def shut(server):
+    server.close()
+    await server.wait_closed()
+
+
+async def test_serves(loop):
+    server = await loop.create_server(Echo, HOST, 0)
+    with await dial(address_of(server)) as peer:
+        await peer.send(b"hello")
+        assert await peer.read_exactly(5) == b"hello"
+    await shut(server)
+
+
+async def test_the_transport_of_an_accepted_connection(loop):
+    factory = Keeping()
+    server = await loop.create_server(factory, HOST, 0)
+    with await dial(address_of(server)) as peer:
+        protocol = await factory.first()
+        transport = protocol.transport
+        assert transport.get_extra_info("peername") == peer.sock.getsockname()
+        assert transport.get_extra_info("sockname") == peer.sock.getpeername()
+        sock = transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+        assert isinstance(transport, asyncio.Transport)
+        transport.close()
+        assert await peer.read_to_end() == b""
+    await until(lambda: protocol.is_lost)
+    await shut(server)
+
+
+async def test_properties(loop):
+    server = await loop.create_server(Recorder, HOST, 0)
+    assert isinstance(server, asyncio.AbstractServer)
+    assert server.is_serving()
+    assert server.get_loop() is loop
+    assert isinstance(server.sockets, tuple)
+    assert len(server.sockets) == 1
+    assert server.sockets[0].family == socket.AF_INET
+    await shut(server)
+    assert not server.is_serving()
+    assert server.sockets == ()
+
+
+@pytest.mark.deviates(uvloop="its own Server and socket types")
+async def test_types(loop):
+    server = await loop.create_server(Recorder, HOST, 0)
+    assert isinstance(server.sockets[0], asyncio.trsock.TransportSocket)
+    assert repr(server).startswith("<Server sockets=")
+    await shut(server)
+
+
+async def test_start_serving_later(loop):
+    server = await loop.create_server(Echo, HOST, 0, start_serving=False)
+    assert not server.is_serving()
+    with socket.socket() as early, pytest.raises(ConnectionRefusedError):
+        early.connect(address_of(server))
+    await server.start_serving()
+    await server.start_serving()
+    assert server.is_serving()
+    with await dial(address_of(server)) as peer:
+        await peer.send(b"x")
+        assert await peer.read_exactly(1) == b"x"
+    await shut(server)
+
+
+async def test_serve_forever(loop):
+    server = await loop.create_server(Echo, HOST, 0, start_serving=False)
+    task = loop.create_task(server.serve_forever())
+    await until(server.is_serving)
+    with pytest.raises(RuntimeError, match="already being awaited"):
+        await server.serve_forever()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not server.is_serving()
+    with pytest.raises(RuntimeError, match="is closed"):
+        await server.serve_forever()
+
+
+async def test_close_ends_serve_forever(loop):
+    server = await loop.create_server(Echo, HOST, 0)
+    task = loop.create_task(server.serve_forever())
+    await turns(3)
+    server.close()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_async_with(loop):
+    async with await loop.create_server(Echo, HOST, 0) as server:
+        assert server.is_serving()
+    assert not server.is_serving()
+
+
+async def test_close_twice_and_wait_closed_again(loop):
+    server = await loop.create_server(Echo, HOST, 0)
+    server.close()
+    server.close()
+    await server.wait_closed()
+    await server.wait_closed()
+
+
+async def test_close_does_not_close_clients(loop):
+    factory = Keeping(Echo)
+    server = await loop.create_server(factory, HOST, 0)
+    with await dial(address_of(server)) as peer:
+        await peer.send(b"a")
+        assert await peer.read_exactly(1) == b"a"
+        address = address_of(server)
+        server.close()
+        await turns(3)
+        await peer.send(b"b")
+        assert await peer.read_exactly(1) == b"b"
+        with socket.socket() as late, pytest.raises(ConnectionRefusedError):
+            late.connect(address)
+    await until(lambda: factory.made[0].transport is None)
+    await server.wait_closed()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="wait_closed really waits from 3.12 on")
+async def test_wait_closed_waits_for_the_connections(loop):
+    factory = Keeping()
+    server = await loop.create_server(factory, HOST, 0)
+    with await dial(address_of(server)):
+        protocol = await factory.first()
+        server.close()
+        waiting = loop.create_task(server.wait_closed())
+        await turns(5)
+        assert not waiting.done()
+        protocol.transport.close()
+        await waiting
+        assert protocol.is_lost
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="wait_closed really waits from 3.12 on")
+@pytest.mark.deviates(uvloop="it returns at once", when=False)
+async def test_wait_closed_of_an_open_server_waits(loop):
+    server = await loop.create_server(Recorder, HOST, 0)
+    waiting = loop.create_task(server.wait_closed())
+    await turns(5)
+    assert not waiting.done()
+    server.close()
+    await waiting
+
+
+@pytest.mark.skipif(sys.version_info < (3, 13), reason="new in 3.13")
+@pytest.mark.deviates(uvloop="#683: not there")
+async def test_close_clients(loop):
+    factory = Keeping(Echo)
+    server = await loop.create_server(factory, HOST, 0)
+    peers = [await dial(address_of(server)) for _ in range(3)]
+    for peer in peers:
+        await peer.send(b"x")
+        await peer.read_exactly(1)
+    for protocol in factory.made:
+        protocol.transport.write(b"last words")
+    server.close()
+    server.close_clients()
+    for peer in peers:
+        assert await peer.read_to_end() == b"last words"
+        peer.close()
+    await server.wait_closed()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 13), reason="new in 3.13")
+@pytest.mark.deviates(uvloop="#683: not there")
+async def test_abort_clients(loop):
+    factory = Keeping()
+    server = await loop.create_server(factory, HOST, 0)
+    with await dial(address_of(server)) as peer:
+        protocol = await factory.first()
+        protocol.transport.write(bytes(64 << 20))
+        assert protocol.transport.get_write_buffer_size() > 0
+        server.close()
+        server.abort_clients()
+        await server.wait_closed()
+        assert protocol.is_lost
+        assert len(await peer.read_to_end()) < 64 << 20
+
+
+async def test_several_hosts(loop):
+    server = await loop.create_server(Echo, [HOST, "127.0.0.2"], 0)
+    names = sorted(sock.getsockname()[0] for sock in server.sockets)
+    assert names == [HOST, "127.0.0.2"]
+    for sock in server.sockets:
+        with await dial(sock.getsockname()) as peer:
+            await peer.send(b"x")
+            assert await peer.read_exactly(1) == b"x"
+    await shut(server)
+
+
+@ipv6
+@pytest.mark.parametrize("host", [None, "", ["0.0.0.0", "::"]])
+async def test_dual_stack(loop, host):
+    server = await loop.create_server(Echo, host, 0)
+    families = {sock.family for sock in server.sockets}
+    assert families == {socket.AF_INET, socket.AF_INET6}
+    for sock in server.sockets:
+        host = "::1" if sock.family == socket.AF_INET6 else HOST
+        with await dial((host, sock.getsockname()[1])) as peer:
+            await peer.send(b"x")
+            assert await peer.read_exactly(1) == b"x"
+    await shut(server)
+
+
+@ipv6
+async def test_family(loop):
+    server = await loop.create_server(Echo, None, 0, family=socket.AF_INET6)
+    assert [sock.family for sock in server.sockets] == [socket.AF_INET6]
+    assert server.sockets[0].getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) == 1
+    await shut(server)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the default is for Linux and others alike, the check is not")
+async def test_reuse_address_is_the_default(loop):
+    server = await loop.create_server(Echo, HOST, 0)
+    assert server.sockets[0].getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR) == 1
+    await shut(server)
+    server = await loop.create_server(Echo, HOST, 0, reuse_address=False)
+    assert server.sockets[0].getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR) == 0
+    await shut(server)
+
+
+async def test_reuse_port(loop):
+    first = await loop.create_server(Echo, HOST, 0, reuse_port=True)
+    assert first.sockets[0].getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT) != 0
+    second = await loop.create_server(Echo, *address_of(first), reuse_port=True)
+    await shut(first)
+    await shut(second)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 13, 1), reason="keep_alive is new in 3.13.1")
+@pytest.mark.deviates(uvloop="no such argument")
+async def test_keep_alive(loop):
+    factory = Keeping()
+    server = await loop.create_server(factory, HOST, 0, keep_alive=True)
+    with await dial(address_of(server)):
+        protocol = await factory.first()
+        sock = protocol.transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) != 0
+        protocol.transport.close()
+        await until(lambda: protocol.is_lost)
+    await shut(server)
+
+
+async def test_backlog(loop):
+    server = await loop.create_server(Echo, HOST, 0, backlog=1)
+    for _ in range(10):
+        with await dial(address_of(server)) as peer:
+            await peer.send(b"x")
+            assert await peer.read_exactly(1) == b"x"
+    await shut(server)
+
+
+async def test_a_given_socket(loop):
+    sock = socket.socket()
+    sock.bind((HOST, 0))
+    server = await loop.create_server(Echo, sock=sock)
+    assert server.sockets[0].getsockname() == sock.getsockname()
+    with await dial(address_of(server)) as peer:
+        await peer.send(b"x")
+        assert await peer.read_exactly(1) == b"x"
+    await shut(server)
+    sock.close()
+
+
+async def test_port_in_use(loop):
+    server = await loop.create_server(Echo, HOST, 0)
+    host, port = address_of(server)
+    with pytest.raises(OSError, match=f"error while attempting to bind on address .*{port}") as caught:
+        await loop.create_server(Echo, host, port)
+    assert caught.value.errno == errno.EADDRINUSE
+    await shut(server)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({}, "Neither host/port nor sock were specified"),
+        ({"host": HOST, "port": 0, "sock": True}, "host/port and sock can not be specified at the same time"),
+        ({"host": HOST, "port": 0, "ssl_handshake_timeout": 1}, "ssl_handshake_timeout is only meaningful with ssl"),
+        ({"host": HOST, "port": 0, "ssl_shutdown_timeout": 1}, "ssl_shutdown_timeout is only meaningful with ssl"),
+    ],
+)
+async def test_arguments_that_do_not_go_together(loop, kwargs, message):
+    with socket.socket() as sock:
+        if "sock" in kwargs:
+            kwargs = {**kwargs, "sock": sock}
+        with pytest.raises(ValueError, match=message):
+            await loop.create_server(Echo, **kwargs)
+
+
+async def test_other_wrong_arguments(loop):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        with pytest.raises(ValueError, match="A Stream Socket was expected"):
+            await loop.create_server(Echo, sock=sock)
+    with pytest.raises(TypeError):
+        await loop.create_server(Echo, HOST, 0, ssl=True)
+    with pytest.raises(OSError):
+        await loop.create_server(Echo, "192.0.2.1", 0)
+
+
+async def test_one_bad_address_closes_the_others(loop):
+    server = await loop.create_server(Echo, HOST, 0)
+    port = address_of(server)[1]
+    with pytest.raises(OSError):
+        await loop.create_server(Echo, ["127.0.0.2", HOST], port)
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.2", port))
+    await shut(server)
+
+
+async def test_many_connections_at_once(loop):
+    factory = Keeping(Echo)
+    server = await loop.create_server(factory, HOST, 0)
+    peers = [await dial(address_of(server)) for _ in range(200)]
+    for number, peer in enumerate(peers):
+        await peer.send(b"%03d" % number)
+    for number, peer in enumerate(peers):
+        assert await peer.read_exactly(3) == b"%03d" % number
+        peer.close()
+    await until(lambda: all(protocol.transport is None for protocol in factory.made))
+    assert len(factory.made) == 200
+    await shut(server)
+
+
+async def test_close_with_connections_in_the_backlog(loop):
+    server = await loop.create_server(Recorder, HOST, 0, start_serving=False)
+    await server.start_serving()
+    peers = [socket.create_connection(address_of(server)) for _ in range(5)]
+    server.close()
+    await turns(3)
+    for peer in peers:
+        peer.close()
+    await turns(5)
+
+
+async def test_close_inside_connection_made(loop):
+    """The batch of accepts ends when a callback closes the server."""
+    made = []
+
+    class Closing(Recorder):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            made.append(self)
+            server.close()
+
+    server = await loop.create_server(Closing, HOST, 0)
+    peers = [socket.create_connection(address_of(server)) for _ in range(5)]
+    await until(lambda: made)
+    await turns(5)
+    for protocol in made:
+        if protocol.transport is not None:
+            protocol.transport.close()
+    for peer in peers:
+        peer.close()
+    await until(lambda: all(protocol.is_lost for protocol in made))
+
+
+async def test_the_server_is_collected(loop):
+    import gc
+
+    class Factory:
+        def __call__(self):
+            return Echo()
+
+    factory = Factory()
+    server = await loop.create_server(factory, HOST, 0)
+    with await dial(address_of(server)) as peer:
+        await peer.send(b"x")
+        await peer.read_exactly(1)
+    await shut(server)
+    await turns(5)
+    reference = weakref.ref(factory)
+    del factory, server
+    gc.collect()
+    assert reference() is None
+
+
+def test_a_loop_closed_with_a_server_and_connections(new_loop, quiet):
+    """Nothing of it may crash; the descriptors are given back."""
+    import gc
+
+    loop = new_loop()
+    factory = Keeping()
+
+    async def main():
+        server = await loop.create_server(factory, HOST, 0)
+        peer = await dial(address_of(server))
+        protocol = await factory.first()
+        protocol.transport.write(b"x" * 100)
+        return server, peer, protocol
+
+    server, peer, protocol = loop.run_until_complete(main())
+    server.close()
+    protocol.transport.abort()
+    loop.run_until_complete(asyncio.sleep(0.001))
+    loop.close()
+    peer.close()
+    del server, protocol
+    factory.made.clear()
+    gc.collect()

@@ -1,0 +1,478 @@
+"""BufferedProtocol, set_protocol, callbacks that turn back into the transport."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from support import WAYS, BufferedRecorder, Recorder, connected, turns, until
+
+
+async def drop(*protocols):
+    for protocol in protocols:
+        if protocol.transport is not None:
+            protocol.transport.abort()
+            await until(lambda p=protocol: p.is_lost)
+
+
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("size", [1, 7, 4096, 1 << 20])
+async def test_buffered_protocol(loop, how, size):
+    data = random.Random(size).randbytes(2000 if size < 100 else 500_000)
+    _, protocol, peer = await connected(loop, lambda: BufferedRecorder(size), how)
+    with peer:
+        await peer.send(data)
+        await until(lambda: len(protocol.data) == len(data))
+        assert protocol.data == data
+        peer.close()
+        await until(lambda: protocol.is_lost)
+        assert protocol.events == ["made", "data", "eof", "lost"]
+        assert all(isinstance(hint, int) for hint in protocol.hints)
+
+
+async def test_buffers_of_several_types(loop):
+    class Changing(BufferedRecorder):
+        turn = 0
+
+        def get_buffer(self, sizehint):
+            self.turn += 1
+            if self.turn % 2:
+                return memoryview(self.buffer)[: self.turn % 13 + 1]
+            return self.buffer
+
+    data = random.Random(5).randbytes(100_000)
+    _, protocol, peer = await connected(loop, Changing)
+    with peer:
+        await peer.send(data)
+        await until(lambda: len(protocol.data) == len(data))
+        assert protocol.data == data
+        await drop(protocol)
+
+
+@pytest.mark.parametrize(
+    ("buffer", "error"), [(b"", RuntimeError), (bytearray(), RuntimeError), (b"readonly", BufferError), (None, TypeError)]
+)
+@pytest.mark.deviates(uvloop="other error types", when=False)
+async def test_wrong_buffers(loop, reported, buffer, error):
+    class Wrong(BufferedRecorder):
+        def get_buffer(self, sizehint):
+            return buffer
+
+    transport, protocol, peer = await connected(loop, Wrong)
+    with peer:
+        await peer.send(b"data")
+        await until(lambda: protocol.is_lost)
+        [context] = reported
+        assert isinstance(context["exception"], (error, TypeError, BufferError))
+        assert "get_buffer" in context["message"] or "buffer" in str(context["exception"]) or context["message"]
+        assert protocol.data == b""
+        assert await peer.read_to_end() == b""
+        assert protocol.lost_with[0] is context["exception"]
+        reported.clear()
+
+
+async def test_the_message_for_an_empty_buffer(loop, reported):
+    class Empty(BufferedRecorder):
+        def get_buffer(self, sizehint):
+            return bytearray()
+
+    _, protocol, peer = await connected(loop, Empty)
+    with peer:
+        await peer.send(b"data")
+        await until(lambda: protocol.is_lost)
+        assert "get_buffer() returned an empty buffer" in str(reported.exceptions[0])
+        reported.clear()
+
+
+async def test_the_buffer_is_free_in_buffer_updated(loop):
+    """Nobody holds a view of it when buffer_updated runs, so the protocol may resize it."""
+
+    class Resizing(BufferedRecorder):
+        def buffer_updated(self, nbytes):
+            super().buffer_updated(nbytes)
+            self.buffer.extend(bytes(10))
+
+    _, protocol, peer = await connected(loop, Resizing)
+    with peer:
+        await peer.send(b"x" * 50_000)
+        await until(lambda: len(protocol.data) == 50_000)
+        await drop(protocol)
+
+
+async def test_get_and_set_protocol(loop):
+    transport, first, peer = await connected(loop)
+    second = Recorder()
+    with peer:
+        assert transport.get_protocol() is first
+        await peer.send(b"one")
+        await until(lambda: first.data == b"one")
+        transport.set_protocol(second)
+        assert transport.get_protocol() is second
+        await peer.send(b"two")
+        await until(lambda: second.data == b"two")
+        transport.close()
+        await until(lambda: second.is_lost)
+        assert first.data == b"one"
+        assert not first.is_lost
+        assert second.events == ["data", "lost"]
+
+
+@pytest.mark.parametrize("order", [(Recorder, BufferedRecorder), (BufferedRecorder, Recorder)])
+async def test_switch_between_kinds(loop, order):
+    transport, first, peer = await connected(loop, order[0])
+    second = order[1]()
+    second.events.append("made")
+    with peer:
+        await peer.send(b"one")
+        await until(lambda: first.data == b"one")
+        transport.set_protocol(second)
+        await peer.send(b"two")
+        await until(lambda: second.data == b"two")
+        transport.set_protocol(first)
+        await peer.send(b"three")
+        await until(lambda: first.data == b"onethree")
+        transport.close()
+        await until(lambda: first.is_lost)
+
+
+@pytest.mark.parametrize("kind", [Recorder, BufferedRecorder])
+async def test_set_protocol_inside_the_callback(loop, kind):
+    class Upgrading(Recorder):
+        def data_received(self, data):
+            super().data_received(data)
+            self.transport.set_protocol(second)
+
+    transport, first, peer = await connected(loop, Upgrading)
+    second = kind()
+    second.events.append("made")
+    with peer:
+        await peer.send(b"upgrade")
+        await until(lambda: first.data)
+        await peer.send(b"upgraded")
+        await until(lambda: second.data == b"upgraded")
+        assert first.data == b"upgrade"
+        transport.close()
+        await until(lambda: second.is_lost)
+
+
+async def test_set_protocol_with_flow_control_under_way(loop):
+    transport, first, peer = await connected(loop, small=True)
+    second = Recorder()
+    with peer:
+        transport.write(bytes(1 << 20))
+        assert first.events == ["made", "pause"]
+        transport.set_protocol(second)
+        await peer.read_exactly(1 << 20)
+        await until(lambda: second.events == ["resume"])
+        transport.close()
+        await until(lambda: second.is_lost)
+
+
+async def test_a_method_replaced_on_the_instance(loop):
+    """What is looked up at set_protocol counts, as in asyncio."""
+
+    class Own(Recorder):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            self.seen = []
+
+    _, protocol, peer = await connected(loop, Own)
+    with peer:
+        await peer.send(b"a")
+        await until(lambda: protocol.data == b"a")
+        protocol.data_received = protocol.seen.append
+        await peer.send(b"b")
+        await until(lambda: protocol.seen == [b"b"])
+        await drop(protocol)
+
+
+async def test_a_duck_typed_protocol(loop):
+    class Duck:
+        def __init__(self):
+            self.data = b""
+            self.lost = False
+
+        def connection_made(self, transport):
+            self.transport = transport
+
+        def data_received(self, data):
+            self.data += data
+
+        def eof_received(self):
+            return False
+
+        def connection_lost(self, exc):
+            self.lost = True
+
+    transport, protocol, peer = await connected(loop, Duck)
+    with peer:
+        await peer.send(b"quack")
+        await until(lambda: protocol.data == b"quack")
+        peer.close()
+        await until(lambda: protocol.lost)
+
+
+# ---------------------------------------------------------------- re-entrancy
+
+
+class Acting(Recorder):
+    """Does something to its transport inside data_received."""
+
+    def __init__(self, act):
+        super().__init__()
+        self.act = act
+
+    def data_received(self, data):
+        super().data_received(data)
+        self.act(self)
+
+
+@pytest.mark.parametrize("name", ["close", "abort"])
+async def test_end_inside_data_received(loop, name):
+    seen = []
+
+    def act(protocol):
+        getattr(protocol.transport, name)()
+        seen.append(protocol.is_lost)
+
+    _, protocol, peer = await connected(loop, lambda: Acting(act))
+    with peer:
+        await peer.send(b"x" * 500_000)
+        await until(lambda: protocol.is_lost)
+        assert seen == [False]
+        assert protocol.events == ["made", "data", "lost"]
+        assert protocol.lost_with == [None]
+
+
+async def test_write_then_close_inside_data_received(loop):
+    def act(protocol):
+        protocol.transport.write(b"re")
+        protocol.transport.write(b"ply")
+        protocol.transport.close()
+        protocol.transport.write(b"not sent")
+
+    _, protocol, peer = await connected(loop, lambda: Acting(act))
+    with peer:
+        await peer.send(b"x")
+        assert (await peer.read_to_end()).startswith(b"reply")
+        await until(lambda: protocol.is_lost)
+
+
+async def test_write_then_abort_inside_data_received(loop):
+    def act(protocol):
+        protocol.transport.write(b"x")
+        protocol.transport.abort()
+
+    _, protocol, peer = await connected(loop, lambda: Acting(act))
+    with peer:
+        await peer.send(b"x")
+        await until(lambda: protocol.is_lost)
+        assert protocol.events == ["made", "data", "lost"]
+
+
+async def test_write_eof_inside_data_received(loop):
+    def act(protocol):
+        protocol.transport.write(b"reply")
+        protocol.transport.write_eof()
+
+    _, protocol, peer = await connected(loop, lambda: Acting(act))
+    with peer:
+        await peer.send(b"x")
+        assert await peer.read_to_end() == b"reply"
+        await drop(protocol)
+
+
+async def test_order_of_writes_in_and_outside_of_callbacks(loop):
+    """Writes keep their order wherever they come from."""
+    expected = bytearray()
+    rng = random.Random(11)
+
+    def put(transport, label):
+        data = label * rng.choice((1, 10, 3000))
+        expected.extend(data)
+        if rng.random() < 0.5:
+            transport.write(data)
+        else:
+            transport.writelines([data[:1], data[1:]])
+
+    def act(protocol):
+        for _ in range(rng.randrange(4)):
+            put(protocol.transport, b"i")
+        loop.call_soon(put, protocol.transport, b"s")
+
+    transport, protocol, peer = await connected(loop, lambda: Acting(act), small=True)
+    received = bytearray()
+    with peer:
+        for _ in range(200):
+            await peer.send(b"x")
+            put(transport, b"o")
+            await asyncio.sleep(0)
+            while not peer.is_silent():
+                received += await peer.recv()
+        await turns(5)
+        while len(received) < len(expected):
+            received += await peer.recv()
+        assert received == expected
+        await drop(protocol)
+
+
+async def test_the_buffer_size_inside_a_callback(loop):
+    """Flow control counts what is written inside data_received, before it is flushed."""
+
+    def act(protocol):
+        transport = protocol.transport
+        transport.write(bytes(2 << 20))
+        transport.write(bytes(2 << 20))
+
+    _, protocol, peer = await connected(loop, lambda: Acting(act), small=True)
+    with peer:
+        await peer.send(b"x")
+        received = len(await peer.read_exactly(4 << 20))
+        assert received == 4 << 20
+        await until(lambda: protocol.events[-1] == "resume")
+        assert [event for event in protocol.events if event != "data"] == ["made", "pause", "resume"]
+        await drop(protocol)
+
+
+async def test_write_to_another_transport_inside_a_callback(loop):
+    """Its data are sent although only the callback of the first one ran."""
+    _, target, target_peer = await connected(loop)
+
+    def act(_protocol):
+        for _ in range(3):
+            target.transport.write(b"abc")
+
+    _, source, source_peer = await connected(loop, lambda: Acting(act))
+    with target_peer, source_peer:
+        await source_peer.send(b"x")
+        assert await target_peer.read_exactly(9) == b"abcabcabc"
+        await drop(target, source)
+
+
+@pytest.mark.parametrize("name", ["close", "abort"])
+async def test_end_of_another_transport_whose_event_is_pending(loop, name):
+    """Both are ready in one turn; the first callback ends the other one, which gets no data any more."""
+    for _ in range(10):
+        protocols = []
+
+        def act(protocol, protocols=protocols):
+            for other in protocols:
+                if other is not protocol and other.transport is not None:
+                    getattr(other.transport, name)()
+
+        peers = []
+        for _ in range(2):
+            _, protocol, peer = await connected(loop, lambda act=act: Acting(act))
+            protocols.append(protocol)
+            peers.append(peer)
+        for peer in peers:
+            peer.sock.send(b"x")
+        await until(lambda protocols=protocols: any(protocol.is_lost for protocol in protocols))
+        await turns(3)
+        assert sorted(len(protocol.data) for protocol in protocols) == [0, 1]
+        await drop(*protocols)
+        for peer in peers:
+            peer.close()
+
+
+async def test_running_python_code_that_reenters_through_the_collector(loop):
+    """A finalizer that closes the transport while it is being written to."""
+    import gc
+
+    transport, protocol, peer = await connected(loop)
+
+    class Closer:
+        def __del__(self):
+            transport.close()
+
+    with peer:
+        cycle = [Closer()]
+        cycle.append(cycle)
+        del cycle
+        transport.write(b"before")
+        gc.collect()
+        assert transport.is_closing()
+        assert await peer.read_to_end() == b"before"
+        await until(lambda: protocol.is_lost)
+
+
+async def test_set_protocol_and_close_inside_one_callback(loop):
+    second = Recorder()
+
+    def act(protocol):
+        protocol.transport.set_protocol(second)
+        protocol.transport.close()
+
+    _, protocol, peer = await connected(loop, lambda: Acting(act))
+    with peer:
+        await peer.send(b"x")
+        await until(lambda: second.is_lost)
+        assert second.events == ["lost"]
+        assert protocol.events == ["made", "data"]
+
+
+async def test_write_inside_connection_made(loop):
+    class Greeting(Recorder):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            transport.write(b"220 ")
+            transport.writelines([b"hel", b"lo"])
+
+    for how in WAYS:
+        _, protocol, peer = await connected(loop, Greeting, how)
+        with peer:
+            assert await peer.read_exactly(9) == b"220 hello"
+            await drop(protocol)
+
+
+@pytest.mark.parametrize("name", ["close", "abort"])
+@pytest.mark.parametrize("how", WAYS)
+async def test_end_inside_connection_made(loop, how, name):
+    class Leaving(Recorder):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            getattr(transport, name)()
+            self.kept = transport
+
+    made = []
+
+    def factory():
+        made.append(Leaving())
+        return made[-1]
+
+    if how == "server":
+        import socket
+
+        server = await loop.create_server(factory, "127.0.0.1", 0)
+        peer = socket.create_connection(server.sockets[0].getsockname())
+        await until(lambda: made and made[0].is_lost)
+        server.close()
+        peer.close()
+    else:
+        _, _, peer = await connected(loop, factory, how)
+        with peer:
+            await until(lambda: made[0].is_lost)
+    assert made[0].events == ["made", "lost"]
+
+
+async def test_write_inside_eof_received_and_connection_lost(loop, caplog):
+    class Polite(Recorder):
+        def eof_received(self):
+            super().eof_received()
+            self.transport.write(b"bye")
+
+        def connection_lost(self, exc):
+            transport = self.transport
+            super().connection_lost(exc)
+            transport.write(b"too late")
+            transport.close()
+            transport.abort()
+
+    _, protocol, peer = await connected(loop, Polite)
+    with peer:
+        peer.shutdown()
+        assert await peer.read_to_end() == b"bye"
+        await until(lambda: protocol.is_lost)
+        await turns(3)
+        assert protocol.events == ["made", "eof", "lost"]
