@@ -69,7 +69,7 @@ lint: $(VENV)/.tools ## rustfmt, clippy, ruff and mypy; changes nothing
 format: $(VENV)/.tools ## rewrite Rust and Python to the project's format
 	$(CARGO) fmt
 	$(CARGO) fmt --manifest-path $(LOADGEN)
-	$(BIN)/ruff check --fix $(LINTED)
+	$(BIN)/ruff check --quiet --fix --exit-zero $(LINTED)
 	$(BIN)/ruff format $(LINTED)
 
 # ---------------------------------------------------------------- measure
@@ -115,5 +115,5 @@ $(VENV)/.tools: pyproject.toml | $(VENV)/pyvenv.cfg
 	@touch $@
 
 $(VENV)/.native: $(VENV)/.tools $(RUST_SOURCES)
-	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --quiet
+	PIP_QUIET=1 VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --quiet
 	@touch $@

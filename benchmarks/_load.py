@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from benchmarks._loops import RAW
-from benchmarks._machine import ROOT, cores, on_core
+from benchmarks._machine import ROOT, child_environment, cores, on_core
 
 CRATE = ROOT / "benchmarks" / "loadgen"
 
@@ -48,7 +48,9 @@ class Child:
     def __init__(self, command: Sequence[str], core: int | None, ready_within_s: float = 60) -> None:
         self.command = command
         with on_core(core):
-            self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, env=child_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
         self.pid = self._process.pid
         try:
             self.ready: dict[str, Any] = self._read_line(ready_within_s)

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,6 +39,20 @@ def on_core(core: int | None) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+@functools.cache
+def _bytecode_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="grapeshot-bytecode-")
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of measured Python processes: bytecode is kept, wherever Python itself may not write it.
+
+    Without this a read-only installation (or PYTHONDONTWRITEBYTECODE) would compile every module at every start.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return environment | {"PYTHONPYCACHEPREFIX": _bytecode_folder().name}
 
 
 def raise_descriptor_limit() -> int:

@@ -2,7 +2,8 @@
 
 Every case runs twice, short and long; the difference over the difference of the counts is what one operation takes, and
 the start and the end of the process cancel out. Only user space is counted (the kernel's part of an echo is not). The
-numbers do not depend on how busy the machine is, but they do on the versions of everything.
+numbers do not depend on how busy the machine is, but they do on the versions of everything. The garbage collector works
+as always, so what a loop makes it look at is counted with the calls.
 """
 
 from __future__ import annotations
@@ -21,36 +22,41 @@ from pathlib import Path
 from benchmarks import micro
 from benchmarks._load import MeasurementError, Server, run_load
 from benchmarks._loops import LOOPS, RAW, available, versions
-from benchmarks._machine import ROOT, describe
+from benchmarks._machine import ROOT, child_environment, describe
 
 # An echo is one turn of the loop here: one connection, one message under way.
 ECHO_SIZE = 1024
 READY_WITHIN_S = 300.0
 
 
-def valgrind(out: Path) -> list[str]:
-    return ["valgrind", "--tool=callgrind", "--quiet", f"--callgrind-out-file={out}"]
+def valgrind(out: Path | None) -> list[str]:
+    """The words before the command; none for a run that is not counted."""
+    return (
+        [] if out is None else ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", f"--log-file={out}.log"]
+    )
 
 
-def instructions(out: Path) -> int:
-    """The total of a callgrind file (the last one: a fork writes its own)."""
+def instructions(out: Path | None) -> int:
+    """The total of a callgrind file."""
+    if out is None:
+        return 0
     for line in out.read_text(errors="replace").splitlines():
         if line.startswith(("summary:", "totals:")):
             return int(line.split()[1])
     raise MeasurementError("callgrind wrote no total")
 
 
-def echo_instructions(loop: str, count: int, out: Path) -> tuple[int, int]:
+def echo_instructions(loop: str, count: int, out: Path | None) -> tuple[int, int]:
     """Total instructions of a server that answers `count` messages, and the count."""
     with Server("echo", loop, under=valgrind(out), ready_within_s=READY_WITHIN_S) as server:
         run_load("echo", server.port, connections=1, size=ECHO_SIZE, requests=count, stall=READY_WITHIN_S)
     return instructions(out), count
 
 
-def call_instructions(kind: str, loop: str, rounds: int, out: Path) -> tuple[int, int]:
+def call_instructions(kind: str, loop: str, rounds: int, out: Path | None) -> tuple[int, int]:
     """Total instructions of a process that does so many rounds of calls, and the number of calls."""
     command = [*valgrind(out), sys.executable, "-m", "benchmarks.micro", kind, "--loop", loop, "--rounds", str(rounds)]
-    outcome = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    outcome = subprocess.run(command, cwd=ROOT, env=child_environment(), stdout=subprocess.PIPE, text=True, check=False)
     if outcome.returncode:
         raise MeasurementError(f"{kind} on {loop} under valgrind ended with {outcome.returncode}")
     return instructions(out), json.loads(outcome.stdout)["operations"]
@@ -59,7 +65,7 @@ def call_instructions(kind: str, loop: str, rounds: int, out: Path) -> tuple[int
 @dataclass(frozen=True)
 class Count:
     title: str
-    run: Callable[[str, int, Path], tuple[int, int]]
+    run: Callable[[str, int, Path | None], tuple[int, int]]
     short: int
     long: int
     with_raw: bool = False
@@ -68,7 +74,7 @@ class Count:
 def _calls(kind: str, title: str) -> Count:
     if kind not in micro.KINDS:
         raise ValueError(kind)
-    return Count(title, lambda loop, rounds, out: call_instructions(kind, loop, rounds, out), 2, 8)
+    return Count(title, lambda loop, rounds, out: call_instructions(kind, loop, rounds, out), 4, 16)
 
 
 COUNTS = {
@@ -81,6 +87,7 @@ COUNTS = {
 
 
 def per_operation(count: Count, loop: str, folder: Path) -> float:
+    count.run(loop, count.short, None)  # the first run of all writes the bytecode
     short, few = count.run(loop, count.short, folder / "short")
     long, many = count.run(loop, count.long, folder / "long")
     return (long - short) / (many - few)

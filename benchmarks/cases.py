@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from benchmarks import memory, micro, servers, startup
 from benchmarks._load import MeasurementError, Server, run_load
 from benchmarks._loops import RAW
-from benchmarks._machine import ROOT, cores, on_core
+from benchmarks._machine import ROOT, child_environment, cores, on_core
 
 Sample = dict[str, float]
 
@@ -87,7 +87,7 @@ def micro_sample(kind: str, loop: str, settings: Settings) -> Sample:
     """One fresh process that measures itself."""
     command = [sys.executable, "-m", "benchmarks.micro", kind, "--loop", loop, "--seconds", str(settings.micro_s)]
     with on_core(cores()[0]):
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(command, cwd=ROOT, env=child_environment(), stdout=subprocess.PIPE, text=True)
     output = process.communicate()[0]
     if process.returncode:
         raise MeasurementError(f"{kind} on {loop} ended with {process.returncode}")
@@ -116,7 +116,7 @@ def _echo(
     size: int, connections: int, *, kind: str = "echo", depth: int = 1, at_most: float, raw: float | None = None
 ) -> Case:
     size_text = f"{size // 1024} KiB" if size >= 1024 else f"{size} B"
-    name = f"{kind}-{size_text.replace(' ', '').replace('B', '').lower()}-{connections}"
+    name = f"{kind}-{size_text.partition(' ')[0]}{'k' if size >= 1024 else ''}-{connections}"
     title = f"{'BufferedProtocol' if kind == 'buffered' else 'Protocol'} echo {size_text}, {connections} connections"
     if depth > 1:
         name, title = f"{name}-p{depth}", f"{title}, pipelined {depth} deep"

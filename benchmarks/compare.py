@@ -131,7 +131,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n")
-        say(f"written: {path}")
+        path.with_suffix(".md").write_text(tables.markdown(result) + "\n")
+        say(f"written: {path} and its table, {path.with_suffix('.md').name}")
     if args.table or path is None:
         print(tables.markdown(result))
     return 1 if any(case["failures"] for case in result["cases"]) else 0

@@ -41,7 +41,7 @@ def median(samples: Sequence[Sample], metric: str) -> float | None:
 
 
 def table(samples: dict[str, list[Sample]]) -> list[str]:
-    """The loops below each other, each number with the first loop that is a peer as its measure."""
+    """The loops below each other; the ratio is taken run by run."""
     lines = [
         f"  {'':<11}{'requests/s':>12}{'server CPU':>15}{'latency p50':>15}{'p99':>12}{'CPU vs uvloop':>17}",
         f"  {'-' * 80}",
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n".join(table(samples)))
     print("\n  us/rq: microseconds of CPU time that the server's process spent on one request.")
     print("  `make bench` compares much more; benchmarks/README.md says what.\n")
-    return 0 if set(loops) == set(args.loops) or "grapeshot" in loops else 1
+    return 0 if "grapeshot" in loops or "grapeshot" not in args.loops else 1
 
 
 if __name__ == "__main__":

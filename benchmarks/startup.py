@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 from benchmarks._load import MeasurementError
-from benchmarks._machine import ROOT, cores, on_core
+from benchmarks._machine import ROOT, child_environment, cores, on_core
 
 BASE = "import asyncio"
 # One turn: stop() lets the turn in which it is called end.
@@ -29,7 +29,9 @@ def script(loop: str) -> str:
 def cpu_ms(code: str) -> float:
     """User and system time of a Python process that runs this code, in ms."""
     with on_core(cores()[0]):
-        process = subprocess.Popen([sys.executable, "-P", "-c", code], cwd=ROOT, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", code], cwd=ROOT, env=child_environment(), stdin=subprocess.DEVNULL
+        )
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:

@@ -145,8 +145,8 @@ def markdown(result: dict[str, Any]) -> str:
         f"{settings['runs']} alternated runs, a fresh process each; loads of {settings['seconds']:g} s after "
         f"{settings['warm_up_s']:g} s of warm-up{', spinning' if settings['spin'] else ''}; server on core "
         f"{settings['server_core']}, load on core {settings['load_core']}. Each number is the median with half of the "
-        "range; ratios are taken run by run and stand with their range; below 1 grapeshot needs less. The raw server is "
-        "epoll without Python."
+        "range; ratios are taken run by run and stand with their range; below 1 grapeshot needs less. The raw server "
+        "is epoll without Python."
     )
     lines = ["# Comparison", "", where, "", how, "", summary(result)]
     lines += [f"\n**{name} was left out**: {reason}" for name, reason in result["missing"].items()]

@@ -105,10 +105,29 @@ def _watchdog(request: pytest.FixtureRequest) -> Iterator[None]:
     if _kind(request.node) is None:
         yield
         return
-    marker = request.node.get_closest_marker("watchdog")
-    faulthandler.dump_traceback_later(marker.args[0] if marker else WATCHDOG_S, exit=True, file=_stderr_fd)
+    _arm_watchdog(request.node)
     yield
     faulthandler.cancel_dump_traceback_later()
+
+
+def _arm_watchdog(item: pytest.Item) -> None:
+    marker = item.get_closest_marker("watchdog")
+    faulthandler.dump_traceback_later(marker.args[0] if marker else WATCHDOG_S, exit=True, file=_stderr_fd)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    # pytest's own plugin has just cancelled it, and the fixtures are still to be torn down
+    if isinstance(node, pytest.Item) and _kind(node) is not None:
+        _arm_watchdog(node)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Iterator[None]:
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 # ---------------------------------------------------------------- the audit
@@ -252,6 +271,20 @@ def loop(
     unexpected = [] if _contexts.expected or request.node.stash.get(_failed, False) else list(_contexts)
     _contexts.clear()
     assert not unexpected, f"reported to the exception handler: {unexpected}"
+
+
+@pytest.fixture
+def serve(loop: asyncio.AbstractEventLoop) -> Iterator[Callable[..., Any]]:
+    """create_server whose servers are closed at the latest when the test ends, be it by a failure."""
+    servers: list[Any] = []
+
+    async def create(*args: Any, **kwargs: Any) -> Any:
+        servers.append(await loop.create_server(*args, **kwargs))
+        return servers[-1]
+
+    yield create
+    while servers:
+        servers.pop().close()
 
 
 @pytest.fixture

@@ -262,27 +262,30 @@ async def _staggered(
 
 
 def _first_socket(done: Iterable[asyncio.Task[socket.socket]]) -> socket.socket | None:
-    """Return the socket of one finished attempt and close those of others; raise an error that is not an OSError."""
+    """Return the socket of one finished attempt and close those of others; raise an error that is not an OSError.
+
+    The errors are looked at and not raised: a traceback through this frame would tie each of them to its own task.
+    """
     winner: socket.socket | None = None
     unexpected: BaseException | None = None
+    error: BaseException | None = None
     for task in done:
-        try:
-            sock = task.result()
-        except OSError:
-            continue  # recorded by the attempt
-        except BaseException as exc:
-            unexpected = exc
+        if task.cancelled():
             continue
-        if winner is None:
-            winner = sock
+        error = task.exception()
+        if error is not None:
+            if not isinstance(error, OSError):  # an OSError is recorded by the attempt
+                unexpected = error
+        elif winner is None:
+            winner = task.result()
         else:
-            sock.close()
+            task.result().close()
     try:
         if unexpected is not None and winner is None:
             raise unexpected
         return winner
     finally:
-        unexpected = None  # its traceback holds this frame
+        unexpected = error = None  # the traceback of what is raised holds this frame
 
 
 async def _stop_attempts(running: set[asyncio.Task[socket.socket]]) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _WOULD_BLOCK = (BlockingIOError, InterruptedError)
+_STILL_CONNECTING = frozenset((errno.EAGAIN, errno.EALREADY, errno.EINPROGRESS, errno.EINTR, errno.EWOULDBLOCK))
 
 
 async def wait_readable(loop: BaseLoop, sock: socket.socket) -> None:
@@ -139,9 +140,9 @@ async def sock_connect(loop: BaseLoop, sock: socket.socket, address: Any) -> Non
         error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error == 0:
             return
-        failure = OSError(error, f"Connect call failed {address}")
-        if not isinstance(failure, _WOULD_BLOCK):
-            raise failure
+        if error not in _STILL_CONNECTING:
+            # Raised without a local variable: an exception held by a frame of its own traceback would be a cycle.
+            raise OSError(error, f"Connect call failed {address}")
 
 
 async def sock_accept(loop: BaseLoop, sock: socket.socket) -> tuple[socket.socket, Any]:

@@ -62,6 +62,8 @@ struct Kernel {
 
 pub(crate) struct Reactor {
     ready: RefCell<ReadyQueue<Ready>>,
+    /// The handle made last while the loop did not run, with a reference of its own: see `track_kept`.
+    last_made: Cell<Option<HandleRef>>,
     timers: RefCell<TimerHeap<HandleRef>>,
     cancelled_timers: Cell<usize>,
     slots: RefCell<Slots<Slot>>,
@@ -102,6 +104,7 @@ impl Reactor {
         kernel.poller.add(kernel.waker.fd(), WAKER_TOKEN, Interest::READ)?;
         Ok(Self {
             ready: RefCell::new(ReadyQueue::new()),
+            last_made: Cell::new(None),
             timers: RefCell::new(TimerHeap::new()),
             cancelled_timers: Cell::new(0),
             slots: RefCell::new(Slots::new()),
@@ -150,6 +153,38 @@ impl Reactor {
     }
 
     // ---- scheduling ------------------------------------------------------------------------------------------
+
+    /// Called for each new handle, which a queue and its maker hold. While the loop does not run, the newest handle
+    /// is tracked, and the one before it stays so only if someone has kept it: then no cycle through a
+    /// pending handle of an abandoned loop is hidden from the collector.
+    #[inline]
+    pub(crate) fn note_made(&self, py: Python<'_>, handle: HandleRef) {
+        if self.owner() == 0 {
+            self.track_newest(py, handle);
+        }
+    }
+
+    fn track_newest(&self, py: Python<'_>, handle: HandleRef) {
+        handle.track(py);
+        if let Some(last) = self.last_made.replace(Some(handle.new_ref())) {
+            // Its queue and this function hold it.
+            last.track_if_kept(py, 2);
+            last.release(py);
+        }
+    }
+
+    /// Before the loop stops running: tracks the pending handles that someone beside the queues keeps.
+    fn track_kept(&self, py: Python<'_>) {
+        let handles: Vec<HandleRef> = {
+            let ready = self.ready.borrow();
+            let timers = self.timers.borrow();
+            let plain = ready.iter().filter(|entry| entry.run.is_none()).map(|entry| HandleRef::from_owned(entry.object));
+            plain.chain(timers.iter()).filter(|handle| handle.is_kept(py)).collect()
+        };
+        for handle in handles {
+            handle.track(py);
+        }
+    }
 
     /// Queues a handle, whose reference the queue takes over.
     #[inline]
@@ -361,6 +396,9 @@ impl Reactor {
     pub(crate) fn run(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
         self.owner.store(current_thread(), Ordering::Relaxed);
         self.unpolled_turns.set(MAX_UNPOLLED_TURNS);
+        if let Some(last) = self.last_made.take() {
+            last.release(py);
+        }
         let result = loop {
             if let Err(error) = self.turn(py, event_loop) {
                 break Err(error);
@@ -370,6 +408,8 @@ impl Reactor {
             }
         };
         self.is_stopping.set(false);
+        self.drain_inbox();
+        self.track_kept(py);
         self.owner.store(0, Ordering::Relaxed);
         result
     }
@@ -548,6 +588,9 @@ impl Reactor {
     /// Drops what the queues hold; also the collector's `tp_clear`.
     pub(crate) fn drop_work(&self, py: Python<'_>) {
         self.drain_inbox();
+        if let Some(last) = self.last_made.take() {
+            last.release(py);
+        }
         loop {
             let entry = self.ready.borrow_mut().pop_front();
             let Some(entry) = entry else { break };
@@ -582,11 +625,17 @@ impl Reactor {
         else {
             return 0;
         };
-        let mut objects = ready.iter().map(|entry| entry.object).chain(timers.iter().map(|handle| handle.as_ptr()));
         // SAFETY: visit and arg are the collector's; every pointer is a reference held by a queue.
         let visit_one = |object: *mut ffi::PyObject| unsafe { visit(object, arg) };
-        let result = objects.find_map(|object| Some(visit_one(object)).filter(|result| *result != 0)).unwrap_or(0);
-        if result != 0 {
+        // SAFETY: as above.
+        let visit_handle = |handle: HandleRef| unsafe { handle.traverse(visit, arg) };
+        let queued = ready.iter().map(|entry| match entry.run {
+            None => visit_handle(HandleRef::from_owned(entry.object)),
+            Some(_) => visit_one(entry.object),
+        });
+        let last = self.last_made.get().map(|handle| visit_one(handle.as_ptr()));
+        let result = queued.chain(timers.iter().map(visit_handle)).chain(last).find(|result| *result != 0);
+        if let Some(result) = result {
             return result;
         }
         for (_, slot) in slots.iter() {

@@ -81,6 +81,7 @@ fn call_soon<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'p
         remember_source(py, handle)?;
     }
     reactor.push_handle(handle.new_ref());
+    reactor.note_made(py, handle);
     Ok(handle.into_bound(py))
 }
 
@@ -99,6 +100,7 @@ fn call_soon_threadsafe<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -
         remember_source(py, handle)?;
     }
     reactor.push_threadsafe(handle.new_ref());
+    reactor.note_made(py, handle);
     Ok(handle.into_bound(py))
 }
 
@@ -142,6 +144,7 @@ fn schedule_timer<'py>(
         remember_source(py, handle)?;
     }
     reactor.push_timer(py, handle.new_ref());
+    reactor.note_made(py, handle);
     Ok(handle.into_bound(py))
 }
 

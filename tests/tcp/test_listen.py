@@ -39,17 +39,17 @@ async def shut(server):
     await server.wait_closed()
 
 
-async def test_serves(loop):
-    server = await loop.create_server(Echo, HOST, 0)
+async def test_serves(loop, serve):
+    server = await serve(Echo, HOST, 0)
     with await dial(address_of(server)) as peer:
         await peer.send(b"hello")
         assert await peer.read_exactly(5) == b"hello"
     await shut(server)
 
 
-async def test_the_transport_of_an_accepted_connection(loop):
+async def test_the_transport_of_an_accepted_connection(loop, serve):
     factory = Keeping()
-    server = await loop.create_server(factory, HOST, 0)
+    server = await serve(factory, HOST, 0)
     with await dial(address_of(server)) as peer:
         protocol = await factory.first()
         transport = protocol.transport
@@ -57,36 +57,34 @@ async def test_the_transport_of_an_accepted_connection(loop):
         assert transport.get_extra_info("sockname") == peer.sock.getpeername()
         sock = transport.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
-        assert isinstance(transport, asyncio.Transport)
         transport.close()
         assert await peer.read_to_end() == b""
     await until(lambda: protocol.is_lost)
     await shut(server)
 
 
-async def test_properties(loop):
-    server = await loop.create_server(Recorder, HOST, 0)
-    assert isinstance(server, asyncio.AbstractServer)
+async def test_properties(loop, serve):
+    server = await serve(Recorder, HOST, 0)
     assert server.is_serving()
     assert server.get_loop() is loop
-    assert isinstance(server.sockets, tuple)
     assert len(server.sockets) == 1
     assert server.sockets[0].family == socket.AF_INET
     await shut(server)
     assert not server.is_serving()
-    assert server.sockets == ()
+    assert not server.sockets
 
 
 @pytest.mark.deviates(uvloop="its own Server and socket types")
-async def test_types(loop):
-    server = await loop.create_server(Recorder, HOST, 0)
+async def test_types(loop, serve):
+    server = await serve(Recorder, HOST, 0)
+    assert isinstance(server, asyncio.AbstractServer)
     assert isinstance(server.sockets[0], asyncio.trsock.TransportSocket)
     assert repr(server).startswith("<Server sockets=")
     await shut(server)
 
 
-async def test_start_serving_later(loop):
-    server = await loop.create_server(Echo, HOST, 0, start_serving=False)
+async def test_start_serving_later(loop, serve):
+    server = await serve(Echo, HOST, 0, start_serving=False)
     assert not server.is_serving()
     with socket.socket() as early, pytest.raises(ConnectionRefusedError):
         early.connect(address_of(server))
@@ -99,8 +97,8 @@ async def test_start_serving_later(loop):
     await shut(server)
 
 
-async def test_serve_forever(loop):
-    server = await loop.create_server(Echo, HOST, 0, start_serving=False)
+async def test_serve_forever(loop, serve):
+    server = await serve(Echo, HOST, 0, start_serving=False)
     task = loop.create_task(server.serve_forever())
     await until(server.is_serving)
     with pytest.raises(RuntimeError, match="already being awaited"):
@@ -113,8 +111,8 @@ async def test_serve_forever(loop):
         await server.serve_forever()
 
 
-async def test_close_ends_serve_forever(loop):
-    server = await loop.create_server(Echo, HOST, 0)
+async def test_close_ends_serve_forever(loop, serve):
+    server = await serve(Echo, HOST, 0)
     task = loop.create_task(server.serve_forever())
     await turns(3)
     server.close()
@@ -122,23 +120,23 @@ async def test_close_ends_serve_forever(loop):
         await task
 
 
-async def test_async_with(loop):
-    async with await loop.create_server(Echo, HOST, 0) as server:
+async def test_async_with(loop, serve):
+    async with await serve(Echo, HOST, 0) as server:
         assert server.is_serving()
     assert not server.is_serving()
 
 
-async def test_close_twice_and_wait_closed_again(loop):
-    server = await loop.create_server(Echo, HOST, 0)
+async def test_close_twice_and_wait_closed_again(loop, serve):
+    server = await serve(Echo, HOST, 0)
     server.close()
     server.close()
     await server.wait_closed()
     await server.wait_closed()
 
 
-async def test_close_does_not_close_clients(loop):
+async def test_close_does_not_close_clients(loop, serve):
     factory = Keeping(Echo)
-    server = await loop.create_server(factory, HOST, 0)
+    server = await serve(factory, HOST, 0)
     with await dial(address_of(server)) as peer:
         await peer.send(b"a")
         assert await peer.read_exactly(1) == b"a"
@@ -154,9 +152,9 @@ async def test_close_does_not_close_clients(loop):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="wait_closed really waits from 3.12 on")
-async def test_wait_closed_waits_for_the_connections(loop):
+async def test_wait_closed_waits_for_the_connections(loop, serve):
     factory = Keeping()
-    server = await loop.create_server(factory, HOST, 0)
+    server = await serve(factory, HOST, 0)
     with await dial(address_of(server)):
         protocol = await factory.first()
         server.close()
@@ -170,8 +168,8 @@ async def test_wait_closed_waits_for_the_connections(loop):
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="wait_closed really waits from 3.12 on")
 @pytest.mark.deviates(uvloop="it returns at once", when=False)
-async def test_wait_closed_of_an_open_server_waits(loop):
-    server = await loop.create_server(Recorder, HOST, 0)
+async def test_wait_closed_of_an_open_server_waits(loop, serve):
+    server = await serve(Recorder, HOST, 0)
     waiting = loop.create_task(server.wait_closed())
     await turns(5)
     assert not waiting.done()
@@ -181,9 +179,9 @@ async def test_wait_closed_of_an_open_server_waits(loop):
 
 @pytest.mark.skipif(sys.version_info < (3, 13), reason="new in 3.13")
 @pytest.mark.deviates(uvloop="#683: not there")
-async def test_close_clients(loop):
+async def test_close_clients(loop, serve):
     factory = Keeping(Echo)
-    server = await loop.create_server(factory, HOST, 0)
+    server = await serve(factory, HOST, 0)
     peers = [await dial(address_of(server)) for _ in range(3)]
     for peer in peers:
         await peer.send(b"x")
@@ -200,9 +198,9 @@ async def test_close_clients(loop):
 
 @pytest.mark.skipif(sys.version_info < (3, 13), reason="new in 3.13")
 @pytest.mark.deviates(uvloop="#683: not there")
-async def test_abort_clients(loop):
+async def test_abort_clients(loop, serve):
     factory = Keeping()
-    server = await loop.create_server(factory, HOST, 0)
+    server = await serve(factory, HOST, 0)
     with await dial(address_of(server)) as peer:
         protocol = await factory.first()
         protocol.transport.write(bytes(64 << 20))
@@ -214,8 +212,8 @@ async def test_abort_clients(loop):
         assert len(await peer.read_to_end()) < 64 << 20
 
 
-async def test_several_hosts(loop):
-    server = await loop.create_server(Echo, [HOST, "127.0.0.2"], 0)
+async def test_several_hosts(loop, serve):
+    server = await serve(Echo, [HOST, "127.0.0.2"], 0)
     names = sorted(sock.getsockname()[0] for sock in server.sockets)
     assert names == [HOST, "127.0.0.2"]
     for sock in server.sockets:
@@ -227,8 +225,8 @@ async def test_several_hosts(loop):
 
 @ipv6
 @pytest.mark.parametrize("host", [None, "", ["0.0.0.0", "::"]])
-async def test_dual_stack(loop, host):
-    server = await loop.create_server(Echo, host, 0)
+async def test_dual_stack(loop, serve, host):
+    server = await serve(Echo, host, 0)
     families = {sock.family for sock in server.sockets}
     assert families == {socket.AF_INET, socket.AF_INET6}
     for sock in server.sockets:
@@ -240,36 +238,36 @@ async def test_dual_stack(loop, host):
 
 
 @ipv6
-async def test_family(loop):
-    server = await loop.create_server(Echo, None, 0, family=socket.AF_INET6)
+async def test_family(loop, serve):
+    server = await serve(Echo, None, 0, family=socket.AF_INET6)
     assert [sock.family for sock in server.sockets] == [socket.AF_INET6]
     assert server.sockets[0].getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) == 1
     await shut(server)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the default is for Linux and others alike, the check is not")
-async def test_reuse_address_is_the_default(loop):
-    server = await loop.create_server(Echo, HOST, 0)
+async def test_reuse_address_is_the_default(loop, serve):
+    server = await serve(Echo, HOST, 0)
     assert server.sockets[0].getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR) == 1
     await shut(server)
-    server = await loop.create_server(Echo, HOST, 0, reuse_address=False)
+    server = await serve(Echo, HOST, 0, reuse_address=False)
     assert server.sockets[0].getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR) == 0
     await shut(server)
 
 
-async def test_reuse_port(loop):
-    first = await loop.create_server(Echo, HOST, 0, reuse_port=True)
+async def test_reuse_port(loop, serve):
+    first = await serve(Echo, HOST, 0, reuse_port=True)
     assert first.sockets[0].getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT) != 0
-    second = await loop.create_server(Echo, *address_of(first), reuse_port=True)
+    second = await serve(Echo, *address_of(first), reuse_port=True)
     await shut(first)
     await shut(second)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 13, 1), reason="keep_alive is new in 3.13.1")
 @pytest.mark.deviates(uvloop="no such argument")
-async def test_keep_alive(loop):
+async def test_keep_alive(loop, serve):
     factory = Keeping()
-    server = await loop.create_server(factory, HOST, 0, keep_alive=True)
+    server = await serve(factory, HOST, 0, keep_alive=True)
     with await dial(address_of(server)):
         protocol = await factory.first()
         sock = protocol.transport.get_extra_info("socket")
@@ -279,8 +277,8 @@ async def test_keep_alive(loop):
     await shut(server)
 
 
-async def test_backlog(loop):
-    server = await loop.create_server(Echo, HOST, 0, backlog=1)
+async def test_backlog(loop, serve):
+    server = await serve(Echo, HOST, 0, backlog=1)
     for _ in range(10):
         with await dial(address_of(server)) as peer:
             await peer.send(b"x")
@@ -288,10 +286,10 @@ async def test_backlog(loop):
     await shut(server)
 
 
-async def test_a_given_socket(loop):
+async def test_a_given_socket(loop, serve):
     sock = socket.socket()
     sock.bind((HOST, 0))
-    server = await loop.create_server(Echo, sock=sock)
+    server = await serve(Echo, sock=sock)
     assert server.sockets[0].getsockname() == sock.getsockname()
     with await dial(address_of(server)) as peer:
         await peer.send(b"x")
@@ -300,11 +298,11 @@ async def test_a_given_socket(loop):
     sock.close()
 
 
-async def test_port_in_use(loop):
-    server = await loop.create_server(Echo, HOST, 0)
+async def test_port_in_use(loop, serve):
+    server = await serve(Echo, HOST, 0)
     host, port = address_of(server)
     with pytest.raises(OSError, match=f"error while attempting to bind on address .*{port}") as caught:
-        await loop.create_server(Echo, host, port)
+        await serve(Echo, host, port)
     assert caught.value.errno == errno.EADDRINUSE
     await shut(server)
 
@@ -318,37 +316,37 @@ async def test_port_in_use(loop):
         ({"host": HOST, "port": 0, "ssl_shutdown_timeout": 1}, "ssl_shutdown_timeout is only meaningful with ssl"),
     ],
 )
-async def test_arguments_that_do_not_go_together(loop, kwargs, message):
+async def test_arguments_that_do_not_go_together(loop, serve, kwargs, message):
     with socket.socket() as sock:
         if "sock" in kwargs:
             kwargs = {**kwargs, "sock": sock}
         with pytest.raises(ValueError, match=message):
-            await loop.create_server(Echo, **kwargs)
+            await serve(Echo, **kwargs)
 
 
-async def test_other_wrong_arguments(loop):
+async def test_other_wrong_arguments(loop, serve):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         with pytest.raises(ValueError, match="A Stream Socket was expected"):
-            await loop.create_server(Echo, sock=sock)
+            await serve(Echo, sock=sock)
     with pytest.raises(TypeError):
-        await loop.create_server(Echo, HOST, 0, ssl=True)
+        await serve(Echo, HOST, 0, ssl=True)
     with pytest.raises(OSError):
-        await loop.create_server(Echo, "192.0.2.1", 0)
+        await serve(Echo, "192.0.2.1", 0)
 
 
-async def test_one_bad_address_closes_the_others(loop):
-    server = await loop.create_server(Echo, HOST, 0)
+async def test_one_bad_address_closes_the_others(loop, serve):
+    server = await serve(Echo, HOST, 0)
     port = address_of(server)[1]
     with pytest.raises(OSError):
-        await loop.create_server(Echo, ["127.0.0.2", HOST], port)
+        await serve(Echo, ["127.0.0.2", HOST], port)
     with socket.socket() as sock:
         sock.bind(("127.0.0.2", port))
     await shut(server)
 
 
-async def test_many_connections_at_once(loop):
+async def test_many_connections_at_once(loop, serve):
     factory = Keeping(Echo)
-    server = await loop.create_server(factory, HOST, 0)
+    server = await serve(factory, HOST, 0)
     peers = [await dial(address_of(server)) for _ in range(200)]
     for number, peer in enumerate(peers):
         await peer.send(b"%03d" % number)
@@ -360,8 +358,8 @@ async def test_many_connections_at_once(loop):
     await shut(server)
 
 
-async def test_close_with_connections_in_the_backlog(loop):
-    server = await loop.create_server(Recorder, HOST, 0, start_serving=False)
+async def test_close_with_connections_in_the_backlog(loop, serve):
+    server = await serve(Recorder, HOST, 0, start_serving=False)
     await server.start_serving()
     peers = [socket.create_connection(address_of(server)) for _ in range(5)]
     server.close()
@@ -371,7 +369,7 @@ async def test_close_with_connections_in_the_backlog(loop):
     await turns(5)
 
 
-async def test_close_inside_connection_made(loop):
+async def test_close_inside_connection_made(loop, serve):
     """The batch of accepts ends when a callback closes the server."""
     made = []
 
@@ -381,7 +379,7 @@ async def test_close_inside_connection_made(loop):
             made.append(self)
             server.close()
 
-    server = await loop.create_server(Closing, HOST, 0)
+    server = await serve(Closing, HOST, 0)
     peers = [socket.create_connection(address_of(server)) for _ in range(5)]
     await until(lambda: made)
     await turns(5)
@@ -393,7 +391,7 @@ async def test_close_inside_connection_made(loop):
     await until(lambda: all(protocol.is_lost for protocol in made))
 
 
-async def test_the_server_is_collected(loop):
+async def test_the_server_is_collected(loop, serve):
     import gc
 
     class Factory:
@@ -401,7 +399,7 @@ async def test_the_server_is_collected(loop):
             return Echo()
 
     factory = Factory()
-    server = await loop.create_server(factory, HOST, 0)
+    server = await serve(factory, HOST, 0)
     with await dial(address_of(server)) as peer:
         await peer.send(b"x")
         await peer.read_exactly(1)

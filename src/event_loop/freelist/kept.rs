@@ -5,7 +5,9 @@ use std::ptr;
 
 use pyo3::ffi;
 
-const CAPACITY: usize = 512;
+/// 128 bytes each: a burst of this many callbacks finds its handles again without the allocator and without
+/// bringing the next collection nearer.
+const CAPACITY: usize = 8192;
 
 struct Stack {
     objects: [*mut ffi::PyObject; CAPACITY],
@@ -23,8 +25,11 @@ impl Freelist {
         Self(UnsafeCell::new(Stack { objects: [ptr::null_mut(); CAPACITY], len: 0 }))
     }
 
-    /// A tracked object of `kind` with one reference: a kept one as `give` got it, or a zeroed new one. Null with
-    /// MemoryError set if there is no memory.
+    /// Objects come untracked; their owner tracks those that can become part of an unreachable cycle.
+    pub(crate) const IS_TRACKED: bool = false;
+
+    /// An untracked object of `kind` with one reference: a kept one as `give` got it, or a new one whose fields
+    /// after the header are zeroed. Null with MemoryError set if there is no memory.
     ///
     /// # Safety
     /// Attached; all objects of this list have the same size and no pre-header, whatever their `kind`.
@@ -34,13 +39,11 @@ impl Freelist {
         unsafe {
             let stack = &mut *self.0.get();
             if stack.len == 0 {
-                return ffi::PyType_GenericAlloc(kind, 0);
+                return alloc(kind);
             }
             stack.len -= 1;
             let object = *stack.objects.get_unchecked(stack.len);
-            ffi::PyObject_Init(object, kind);
-            ffi::PyObject_GC_Track(object.cast());
-            object
+            ffi::PyObject_Init(object, kind)
         }
     }
 
@@ -63,5 +66,19 @@ impl Freelist {
             }
             ffi::Py_DECREF(kind.cast());
         }
+    }
+}
+
+#[cold]
+unsafe fn alloc(kind: *mut ffi::PyTypeObject) -> *mut ffi::PyObject {
+    // SAFETY: attached (contract of the caller); the collector's allocator gives tp_basicsize bytes with the header
+    // set, and the rest is zeroed here.
+    unsafe {
+        let object = ffi::PyObject_GC_New::<ffi::PyObject>(kind);
+        if !object.is_null() {
+            let header = size_of::<ffi::PyObject>();
+            ptr::write_bytes(object.cast::<u8>().add(header), 0, (*kind).tp_basicsize as usize - header);
+        }
+        object
     }
 }

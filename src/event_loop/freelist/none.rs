@@ -9,6 +9,9 @@ impl Freelist {
         Self
     }
 
+    /// Objects come tracked.
+    pub(crate) const IS_TRACKED: bool = true;
+
     /// A zeroed, tracked object with one reference, or null with MemoryError set.
     ///
     /// # Safety

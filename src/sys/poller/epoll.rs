@@ -4,6 +4,10 @@
 //! sandbox that does not know it (`EPERM`), the poller notices at its first timed wait and from then on
 //! rounds timeouts *up* to milliseconds for `epoll_wait`: a timer may fire late there, never early.
 //!
+//! The kernel lets a wait oversleep by a thousandth of its length (by a two-hundredth in a niced process),
+//! so that it can bundle wake-ups: a timer a second away would fire a millisecond late. A long wait is
+//! therefore made in steps, each of which leaves more than that of what remains.
+//!
 //! Owner: the loop's thread. It must not know what a token stands for.
 //!
 //! Source: `epoll(7)`, `epoll_ctl(2)`, `epoll_wait(2)`.
@@ -14,9 +18,14 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Event, Interest, Readiness, Token};
+use crate::sys::clock::now_ns;
 
 const NS_PER_MS: u64 = 1_000_000;
 const NS_PER_S: u64 = 1_000_000_000;
+
+/// Up to this long a wait is one step: a thousandth of it is what a thread's timers may be late anyway
+/// (`PR_SET_TIMERSLACK`, 50 us by default).
+const ONE_STEP_NS: u64 = 50 * NS_PER_MS;
 
 // libc types the flags as `c_int` and the field that holds them as `u32`.
 const IN: u32 = libc::EPOLLIN.cast_unsigned();
@@ -201,8 +210,27 @@ impl Poller {
         libc::c_long::from(count)
     }
 
-    /// `epoll_pwait2`, or `epoll_wait` in milliseconds rounded up where the kernel refuses it.
+    /// Waits until `timeout_ns` is over, in as many steps as it takes to end on time.
     fn wait_ns(&self, events: &mut Events, timeout_ns: u64) -> libc::c_long {
+        if timeout_ns <= ONE_STEP_NS {
+            return self.wait_step(events, timeout_ns);
+        }
+        let deadline_ns = now_ns().saturating_add(timeout_ns);
+        let mut remaining_ns = timeout_ns;
+        loop {
+            let count = self.wait_step(events, step_of(remaining_ns));
+            if count != 0 {
+                return count;
+            }
+            remaining_ns = deadline_ns.saturating_sub(now_ns());
+            if remaining_ns == 0 {
+                return 0;
+            }
+        }
+    }
+
+    /// `epoll_pwait2`, or `epoll_wait` in milliseconds rounded up where the kernel refuses it.
+    fn wait_step(&self, events: &mut Events, timeout_ns: u64) -> libc::c_long {
         if self.has_pwait2.load(Ordering::Relaxed) {
             let timeout = KernelTimespec {
                 // Both fit: u64::MAX nanoseconds are 584 years.
@@ -283,6 +311,15 @@ fn is_missing(errno: i32) -> bool {
     matches!(errno, libc::ENOSYS | libc::EPERM)
 }
 
+/// How long to wait at once if so much remains: less than that by more than the kernel oversleeps.
+fn step_of(remaining_ns: u64) -> u64 {
+    if remaining_ns <= ONE_STEP_NS {
+        remaining_ns
+    } else {
+        remaining_ns - remaining_ns / 128
+    }
+}
+
 /// Milliseconds for `epoll_wait`, never fewer than asked for, except that 24 days are the longest sleep.
 fn ms_rounded_up(timeout_ns: u64) -> i32 {
     i32::try_from(timeout_ns.div_ceil(NS_PER_MS)).unwrap_or(i32::MAX)
@@ -296,7 +333,9 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{Events, Interest, NS_PER_MS, Poller, Token, is_missing, ms_rounded_up};
+    use super::{
+        Events, Interest, NS_PER_MS, ONE_STEP_NS, Poller, Token, is_missing, ms_rounded_up, step_of,
+    };
     use crate::sys::clock::now_ns;
 
     #[test]
@@ -376,6 +415,18 @@ mod tests {
     }
 
     proptest! {
+        /// Even where the kernel oversleeps by a two-hundredth, and without steps of nothing.
+        #[test]
+        fn a_step_leaves_room_for_oversleeping(remaining_ns in prop_oneof![1..ONE_STEP_NS * 3, 1_u64..]) {
+            let step_ns = step_of(remaining_ns);
+            prop_assert!(0 < step_ns && step_ns <= remaining_ns);
+            if remaining_ns > ONE_STEP_NS {
+                prop_assert!(u128::from(step_ns) * 201 / 200 < u128::from(remaining_ns));
+            } else {
+                prop_assert_eq!(step_ns, remaining_ns);
+            }
+        }
+
         #[test]
         fn milliseconds_are_rounded_up(timeout_ns in 1_u64..u64::from(i32::MAX as u32) * NS_PER_MS) {
             let ms = u64::from(ms_rounded_up(timeout_ns).unsigned_abs());

@@ -114,7 +114,7 @@ fn reports_writing_while_there_is_room() {
         let (mut left, _right) = pair();
         poller.add(left.as_raw_fd(), Token(1), Interest::WRITE).unwrap();
         assert_eq!(look(&poller), [event(1, Readiness::WRITE)], "{name}");
-        while left.write(&[0; 65536]).is_ok() {}
+        while left.write(&[0; 4096]).is_ok() {}
         assert_eq!(look(&poller), [], "{name}");
     }
 }
@@ -268,7 +268,7 @@ fn events_of_an_earlier_wait_are_gone() {
 #[test]
 fn a_wait_is_never_too_short() {
     for (name, poller) in pollers() {
-        for timeout_ns in [1, 999, 250_000, 999_999, 1_000_001, 3_141_592] {
+        for timeout_ns in [1, 999, 250_000, 999_999, 1_000_001, 3_141_592, 60_000_001] {
             let start_ns = now_ns();
             assert_eq!(wait(&poller, Some(timeout_ns)), [], "{name}");
             let waited_ns = now_ns() - start_ns;

@@ -263,8 +263,8 @@ fn the_writing_half_closes_alone() {
         ErrorKind::BrokenPipe
     );
 
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let error = shutdown_write(listener.as_raw_fd()).unwrap_err();
+    let unconnected = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let error = shutdown_write(unconnected.as_raw_fd()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotConnected);
 }
 

@@ -8,7 +8,7 @@
 //! anyone is woken.
 //!
 //! What the file of an operating system must provide: `Waker`, close-on-exec and `Sync`, with `new()`,
-//! `fd()`, `wake()` and `drain()` as described there, on top of [`Pending`].
+//! `fd()`, `wake()` and `drain()` as described there, on top of `Pending`.
 //!
 //! ```text
 //!   any thread                                loop's thread

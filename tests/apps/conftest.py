@@ -1,0 +1,88 @@
+"""Fixtures of the application tests: each test runs once per kind of loop, and has to give back its descriptors and threads."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import gc
+import importlib
+import os
+import resource
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+KINDS = {"asyncio": "asyncio:SelectorEventLoop", "grapeshot": "grapeshot:new_event_loop"}
+HANG_AFTER_S = 90.0
+CAP_S = 10.0
+WANTED_FDS = 4096
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _enough_descriptors() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < WANTED_FDS:
+        wanted = WANTED_FDS if hard == resource.RLIM_INFINITY else min(WANTED_FDS, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+@pytest.fixture(params=list(KINDS))
+def kind(request: pytest.FixtureRequest) -> str:
+    """`asyncio` or `grapeshot`."""
+    chosen: str = request.param
+    return chosen
+
+
+@pytest.fixture
+def factory_name(kind: str) -> str:
+    """`module:callable` that makes a loop of this kind."""
+    return KINDS[kind]
+
+
+@pytest.fixture
+def factory(factory_name: str) -> Callable[[], asyncio.AbstractEventLoop]:
+    """Makes a loop of this kind."""
+    module, _, attribute = factory_name.partition(":")
+    made: Callable[[], asyncio.AbstractEventLoop] = getattr(importlib.import_module(module), attribute)
+    return made
+
+
+def _open_fds() -> set[str]:
+    return set(os.listdir("/dev/fd"))
+
+
+@pytest.fixture(autouse=True)
+def _gives_everything_back(request: pytest.FixtureRequest) -> Iterator[None]:
+    gc.collect()
+    fds, threads = len(_open_fds()), set(threading.enumerate())
+    # Not the captured stderr: pytest's own copy of it would be lost together with the process.
+    faulthandler.dump_traceback_later(HANG_AFTER_S, exit=True, file=sys.__stderr__)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+    give_up_s = time.monotonic() + CAP_S
+    while True:
+        gc.collect()
+        left = [thread.name for thread in threading.enumerate() if thread not in threads]
+        more = len(_open_fds()) - fds
+        if not left and more <= 0:
+            return
+        if time.monotonic() > give_up_s:
+            pytest.fail(f"left behind: {more} descriptors, threads {left}")
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def run(factory: Callable[[], asyncio.AbstractEventLoop]) -> Iterator[Callable[..., object]]:
+    """Runs a coroutine on a loop of this kind; fails if the loop's exception handler was called."""
+    contexts: list[dict[str, object]] = []
+
+    def start(coroutine: object) -> object:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.get_loop().set_exception_handler(lambda _loop, context: contexts.append(context))
+            return runner.run(coroutine)  # type: ignore[arg-type]
+
+    yield start
+    assert not contexts, f"reported to the exception handler: {contexts}"
