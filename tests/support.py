@@ -127,9 +127,10 @@ async def until(condition: Callable[[], Any], what: str = "a condition", cap_s: 
 
 
 async def turns(count: int) -> None:
-    """Lets the loop turn, for what must *not* happen."""
+    """Lets the loop turn, for what must *not* happen; the last turn looks at the sockets in any case."""
     for _ in range(count):
         await asyncio.sleep(0)
+    await asyncio.sleep(0.0002)
 
 
 # ---------------------------------------------------------------- protocols
@@ -235,6 +236,8 @@ class Peer:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         sock.setblocking(False)
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what it sends is there at once
 
     async def send(self, data: bytes) -> None:
         view = memoryview(data)

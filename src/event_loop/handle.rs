@@ -41,6 +41,9 @@ mod flag {
     pub(super) const TIMER: u8 = 1 << 2;
     /// Run again and again (`add_reader`): the callback is kept after a run.
     pub(super) const REPEATS: u8 = 1 << 3;
+    /// The context is our own copy, and hidden from the collector (which its type's dealloc does not expect: it is
+    /// shown again before anything else gets hold of it).
+    pub(super) const HIDES_CONTEXT: u8 = 1 << 5;
     /// Tracked by the collector.
     pub(super) const TRACKED: u8 = 1 << 4;
 }
@@ -87,20 +90,33 @@ impl HandleRef {
         // SAFETY: attached; all pointers are borrowed from the caller's arguments and get references of their own;
         // the object comes zeroed, or from the freelist with every cell empty.
         unsafe {
-            let context = if context.is_null() {
+            let (context, is_hidden) = if context.is_null() {
                 let copy = ffi::PyContext_CopyCurrent();
                 if copy.is_null() {
                     return Err(errors::fetch(py));
                 }
-                copy
+                if !Freelist::IS_TRACKED {
+                    ffi::PyObject_GC_UnTrack(copy.cast());
+                }
+                (copy, !Freelist::IS_TRACKED)
             } else {
-                ffi::Py_NewRef(context)
+                (ffi::Py_NewRef(context), false)
             };
-            let types = if when_s.is_some() { &TIMER_TYPE } else { &HANDLE_TYPE };
-            let object = FREE.take_or_alloc(types.load(Ordering::Relaxed)).cast::<HandleObject>();
+            let types = if when_s.is_some() {
+                &TIMER_TYPE
+            } else {
+                &HANDLE_TYPE
+            };
+            let object = FREE
+                .take_or_alloc(types.load(Ordering::Relaxed))
+                .cast::<HandleObject>();
             if object.is_null() {
+                let error = errors::fetch(py);
+                if is_hidden {
+                    ffi::PyObject_GC_Track(context.cast());
+                }
                 ffi::Py_DECREF(context);
-                return Err(errors::fetch(py));
+                return Err(error);
             }
             let handle = &*object;
             handle.event_loop.put_new(ffi::Py_NewRef(event_loop.cast()));
@@ -108,7 +124,10 @@ impl HandleRef {
             handle.context.put_new(context);
             handle.when_s.set(when_s.unwrap_or(0.0));
             let tracked = if Freelist::IS_TRACKED { flag::TRACKED } else { 0 };
-            handle.flags.set(tracked | if when_s.is_some() { flag::TIMER } else { 0 });
+            let hidden = if is_hidden { flag::HIDES_CONTEXT } else { 0 };
+            handle
+                .flags
+                .set(tracked | hidden | if when_s.is_some() { flag::TIMER } else { 0 });
             if args.len() <= INLINE_ARGS {
                 for (cell, arg) in handle.args.iter().zip(args) {
                     cell.put_new(ffi::Py_NewRef(*arg));
@@ -182,6 +201,7 @@ impl HandleRef {
             this.flags.set(this.flags.get() | flag::TRACKED);
             // SAFETY: the object is a live one of a type with collector support, and not tracked so far.
             unsafe { ffi::PyObject_GC_Track(self.0.cast()) };
+            this.show_context();
         }
     }
 
@@ -204,7 +224,11 @@ impl HandleRef {
     /// Tracks the handle if others than its `own` holders keep it, else hides it.
     pub(crate) fn track_if_kept(self, py: Python<'_>, own: ffi::Py_ssize_t) {
         // SAFETY: the object is alive.
-        if unsafe { ffi::Py_REFCNT(self.0.cast()) } > own { self.track(py) } else { self.untrack(py) }
+        if unsafe { ffi::Py_REFCNT(self.0.cast()) } > own {
+            self.track(py)
+        } else {
+            self.untrack(py)
+        }
     }
 
     /// What the handle of a queue refers to, for the collector: the handle itself if it is tracked, else, where the
@@ -220,7 +244,20 @@ impl HandleRef {
             if handle.has(flag::TRACKED) {
                 return visit(self.0.cast(), arg);
             }
-            if ffi::Py_REFCNT(self.0.cast()) == 1 { NativeType::traverse(handle, visit, arg) } else { 0 }
+            if ffi::Py_REFCNT(self.0.cast()) != 1 {
+                return 0;
+            }
+            if handle.has(flag::HIDES_CONTEXT) {
+                // A hidden context with one holder: its referents are visited as ours.
+                let context = handle.context.as_ptr();
+                if let Some(traverse) = (*ffi::Py_TYPE(context)).tp_traverse {
+                    let result = traverse(context, visit, arg);
+                    if result != 0 {
+                        return result;
+                    }
+                }
+            }
+            NativeType::traverse(handle, visit, arg)
         }
     }
 
@@ -238,7 +275,11 @@ impl HandleRef {
     pub(crate) fn set_scheduled(self, py: Python<'_>, is_scheduled: bool) {
         let this = self.this(py);
         let flags = this.flags.get();
-        this.flags.set(if is_scheduled { flags | flag::SCHEDULED } else { flags & !flag::SCHEDULED });
+        this.flags.set(if is_scheduled {
+            flags | flag::SCHEDULED
+        } else {
+            flags & !flag::SCHEDULED
+        });
     }
 
     pub(crate) fn set_source_traceback(self, py: Python<'_>, traceback: Bound<'_, PyAny>) {
@@ -274,6 +315,7 @@ impl HandleRef {
             *place = cell.take_ptr();
         }
         this.args_len.set(0);
+        this.show_context();
         let callback = this.callback.take_ptr();
         let context = this.context.take_ptr();
         let event_loop = this.event_loop.take_ptr();
@@ -306,12 +348,18 @@ impl HandleRef {
             }
             // Failed: put the call back, so that the report can show it.
             let error = errors::fetch(py);
-            let args: Vec<_> = call[2..2 + args_len].iter().map(|arg| Bound::from_owned_ptr(py, *arg)).collect();
+            let args: Vec<_> = call[2..2 + args_len]
+                .iter()
+                .map(|arg| Bound::from_owned_ptr(py, *arg))
+                .collect();
             let callback = Bound::from_owned_ptr(py, callback);
-            drop(Bound::from_owned_ptr(py, context));
+            let context = Bound::from_owned_ptr(py, context);
             let event_loop = Bound::from_owned_ptr(py, event_loop);
             if !this.has(flag::CANCELLED) {
+                // Back again for as long as the report lasts: handlers look at the handle and run in its context.
                 this.callback.set(callback.clone());
+                this.context.set(context);
+                this.event_loop.set(event_loop.clone());
                 this.args_len.set(args_len as u8);
                 for (cell, arg) in this.args.iter().zip(&args) {
                     cell.set(arg.clone());
@@ -344,11 +392,14 @@ impl HandleRef {
         if this.has(flag::CANCELLED) {
             return Ok(());
         }
-        let (Some(callback), Some(context), Some(event_loop)) =
-            (this.callback.get(py), this.context.get(py), this.event_loop.get(py))
-        else {
+        let (Some(callback), Some(context), Some(event_loop)) = (
+            this.callback.get(py),
+            this.context.get(py),
+            this.event_loop.get(py),
+        ) else {
             return Ok(());
         };
+        this.show_context();
         let args = this.args_tuple(py)?;
         // SAFETY: the context is a live one that we hold; it is left below.
         let entered = unsafe { ffi::PyContext_Enter(context.as_ptr()) };
@@ -386,9 +437,12 @@ impl HandleRef {
         let message = format!("Exception in callback {source}");
         let own = this.to_bound();
         match this.source_traceback.get(py) {
-            Some(traceback) => {
-                errors::report(event_loop, &message, error, &[("handle", &own), ("source_traceback", &traceback)])
-            }
+            Some(traceback) => errors::report(
+                event_loop,
+                &message,
+                error,
+                &[("handle", &own), ("source_traceback", &traceback)],
+            ),
             None => errors::report(event_loop, &message, error, &[("handle", &own)]),
         }
     }
@@ -405,7 +459,18 @@ impl HandleObject {
         self.flags.get() & flag != 0
     }
 
+    /// Makes the collector see the context again.
+    #[inline]
+    fn show_context(&self) {
+        if self.has(flag::HIDES_CONTEXT) {
+            self.flags.set(self.flags.get() & !flag::HIDES_CONTEXT);
+            // SAFETY: the flag says that the cell holds a context that was untracked in `create`; attached.
+            unsafe { ffi::PyObject_GC_Track(self.context.as_ptr().cast()) };
+        }
+    }
+
     fn drop_call(&self) {
+        self.show_context();
         // SAFETY: only called attached; each reference is taken out of its cell before it is dropped.
         unsafe {
             ffi::Py_XDECREF(self.callback.take_ptr());
@@ -424,7 +489,13 @@ impl HandleObject {
             return Ok(tuple.cast_into::<PyTuple>()?);
         }
         let args_len = self.args_len.get() as usize;
-        PyTuple::new(py, self.args[..args_len].iter().filter_map(|cell| cell.get(py)).collect::<Vec<_>>())
+        PyTuple::new(
+            py,
+            self.args[..args_len]
+                .iter()
+                .filter_map(|cell| cell.get(py))
+                .collect::<Vec<_>>(),
+        )
     }
 }
 
@@ -434,7 +505,13 @@ impl NativeType for HandleObject {
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION as u64 | ffi::Py_TPFLAGS_BASETYPE as u64;
 
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        let cells = [&self.event_loop, &self.callback, &self.context, &self.more_args, &self.source_traceback];
+        let cells = [
+            &self.event_loop,
+            &self.callback,
+            &self.context,
+            &self.more_args,
+            &self.source_traceback,
+        ];
         for cell in cells.into_iter().chain(&self.args) {
             // SAFETY: visit and arg are the collector's.
             let result = unsafe { cell.traverse(visit, arg) };
@@ -493,11 +570,15 @@ fn cancelled<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResul
 }
 
 fn get_cancelled(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
-    Ok(PyBool::new(this.py(), this.has(flag::CANCELLED)).to_owned().into_any())
+    Ok(PyBool::new(this.py(), this.has(flag::CANCELLED))
+        .to_owned()
+        .into_any())
 }
 
 fn get_scheduled(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
-    Ok(PyBool::new(this.py(), this.has(flag::SCHEDULED)).to_owned().into_any())
+    Ok(PyBool::new(this.py(), this.has(flag::SCHEDULED))
+        .to_owned()
+        .into_any())
 }
 
 fn get_context<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
@@ -506,10 +587,12 @@ fn get_context<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyRes
 }
 
 fn or_none<'py>(py: Python<'py>, cell: &ObjectCell) -> Bound<'py, PyAny> {
-    cell.get(py).unwrap_or_else(|| PyNone::get(py).to_owned().into_any())
+    cell.get(py)
+        .unwrap_or_else(|| PyNone::get(py).to_owned().into_any())
 }
 
 fn context(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
+    this.show_context();
     Ok(or_none(this.py(), &this.context))
 }
 
@@ -534,7 +617,11 @@ fn source_traceback(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> 
 
 fn asyncio_class(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
     let py = this.py();
-    Ok(if this.has(flag::TIMER) { names().timer_handle_type.bind(py) } else { names().handle_type.bind(py) })
+    Ok(if this.has(flag::TIMER) {
+        names().timer_handle_type.bind(py)
+    } else {
+        names().handle_type.bind(py)
+    })
 }
 
 fn run_once<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
@@ -559,7 +646,11 @@ unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
             let this = This::<HandleObject>::new(py, slf);
-            let mut text = String::from(if this.has(flag::TIMER) { "<TimerHandle" } else { "<Handle" });
+            let mut text = String::from(if this.has(flag::TIMER) {
+                "<TimerHandle"
+            } else {
+                "<Handle"
+            });
             if this.has(flag::CANCELLED) {
                 text.push_str(" cancelled");
             }
@@ -568,7 +659,8 @@ unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
             }
             if let Some(callback) = this.callback.get(py) {
                 let helpers = py.import("asyncio.format_helpers")?;
-                let source = helpers.call_method1("_format_callback_source", (callback, this.args_tuple(py)?))?;
+                let source =
+                    helpers.call_method1("_format_callback_source", (callback, this.args_tuple(py)?))?;
                 text.push(' ');
                 text.push_str(&source.extract::<String>()?);
             }
@@ -576,7 +668,11 @@ unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
                 && frames.len()? > 0
             {
                 let last = frames.get_item(frames.len()? - 1)?;
-                text.push_str(&format!(" created at {}:{}", last.get_item(0)?.str()?, last.get_item(1)?.str()?));
+                text.push_str(&format!(
+                    " created at {}:{}",
+                    last.get_item(0)?.str()?,
+                    last.get_item(1)?.str()?
+                ));
             }
             text.push('>');
             Ok(text.into_pyobject(py)?.into_ptr())
@@ -585,7 +681,11 @@ unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
 }
 
 /// Ordering and equality of timers by deadline, as `asyncio.TimerHandle` has them.
-unsafe extern "C" fn compare_timers(a: *mut ffi::PyObject, b: *mut ffi::PyObject, op: c_int) -> *mut ffi::PyObject {
+unsafe extern "C" fn compare_timers(
+    a: *mut ffi::PyObject,
+    b: *mut ffi::PyObject,
+    op: c_int,
+) -> *mut ffi::PyObject {
     // SAFETY: CPython calls tp_richcompare attached; `a` is a TimerHandle, `b` any live object.
     unsafe {
         let py = Python::assume_attached();
@@ -620,7 +720,9 @@ unsafe extern "C" fn hash_timer(slf: *mut ffi::PyObject) -> ffi::Py_hash_t {
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, -1, || {
-            PyFloat::new(py, This::<HandleObject>::new(py, slf).when_s.get()).hash().map(|hash| hash as ffi::Py_hash_t)
+            PyFloat::new(py, This::<HandleObject>::new(py, slf).when_s.get())
+                .hash()
+                .map(|hash| hash as ffi::Py_hash_t)
         })
     }
 }
@@ -629,22 +731,62 @@ unsafe extern "C" fn hash_timer(slf: *mut ffi::PyObject) -> ffi::Py_hash_t {
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let methods = leak_table(
         vec![
-            method!(HandleObject, c"cancel", cancel, c"Cancel the callback; it will not run."),
-            method!(HandleObject, c"cancelled", cancelled, c"True if the callback was cancelled."),
-            method!(HandleObject, c"get_context", get_context, c"The contextvars.Context the callback runs in."),
-            method!(HandleObject, c"_run", run_once, c"Run the callback now; the loop's own way to run it."),
+            method!(
+                HandleObject,
+                c"cancel",
+                cancel,
+                c"Cancel the callback; it will not run."
+            ),
+            method!(
+                HandleObject,
+                c"cancelled",
+                cancelled,
+                c"True if the callback was cancelled."
+            ),
+            method!(
+                HandleObject,
+                c"get_context",
+                get_context,
+                c"The contextvars.Context the callback runs in."
+            ),
+            method!(
+                HandleObject,
+                c"_run",
+                run_once,
+                c"Run the callback now; the loop's own way to run it."
+            ),
         ],
         ffi::PyMethodDef::zeroed(),
     );
     let getters = leak_table(
         vec![
-            getter!(HandleObject, c"_callback", callback, c"The callable, None once run or cancelled."),
-            getter!(HandleObject, c"_args", call_args, c"Its arguments as a tuple, None once cancelled."),
+            getter!(
+                HandleObject,
+                c"_callback",
+                callback,
+                c"The callable, None once run or cancelled."
+            ),
+            getter!(
+                HandleObject,
+                c"_args",
+                call_args,
+                c"Its arguments as a tuple, None once cancelled."
+            ),
             getter!(HandleObject, c"_context", context, c"The context it runs in."),
             getter!(HandleObject, c"_loop", event_loop, c"The loop."),
             getter!(HandleObject, c"_cancelled", get_cancelled, c"True if cancelled."),
-            getter!(HandleObject, c"_source_traceback", source_traceback, c"Where it was scheduled (debug mode)."),
-            getter!(HandleObject, c"__class__", asyncio_class, c"asyncio's class, so that isinstance() holds."),
+            getter!(
+                HandleObject,
+                c"_source_traceback",
+                source_traceback,
+                c"Where it was scheduled (debug mode)."
+            ),
+            getter!(
+                HandleObject,
+                c"__class__",
+                asyncio_class,
+                c"asyncio's class, so that isinstance() holds."
+            ),
         ],
         ffi::PyGetSetDef::default(),
     );
@@ -672,14 +814,44 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             ],
         )?
     };
+    // What the base has already stands here again: a method found on the exact type skips the subtype check.
     let timer_methods = leak_table(
-        vec![method!(HandleObject, c"when", when, c"The deadline in seconds of loop.time().")],
+        vec![
+            method!(
+                HandleObject,
+                c"cancel",
+                cancel,
+                c"Cancel the callback; it will not run."
+            ),
+            method!(
+                HandleObject,
+                c"cancelled",
+                cancelled,
+                c"True if the callback was cancelled."
+            ),
+            method!(
+                HandleObject,
+                c"when",
+                when,
+                c"The deadline in seconds of loop.time()."
+            ),
+        ],
         ffi::PyMethodDef::zeroed(),
     );
     let timer_getters = leak_table(
         vec![
-            getter!(HandleObject, c"_when", get_when, c"The deadline in seconds of loop.time()."),
-            getter!(HandleObject, c"_scheduled", get_scheduled, c"True while it waits in the timer heap."),
+            getter!(
+                HandleObject,
+                c"_when",
+                get_when,
+                c"The deadline in seconds of loop.time()."
+            ),
+            getter!(
+                HandleObject,
+                c"_scheduled",
+                get_scheduled,
+                c"True while it waits in the timer heap."
+            ),
         ],
         ffi::PyGetSetDef::default(),
     );
@@ -730,9 +902,15 @@ impl NativeType for TimerLayout {
 pub(crate) fn check_callback(callback: &Bound<'_, PyAny>, method: &str) -> PyResult<()> {
     let coroutines = callback.py().import("asyncio.coroutines")?;
     if coroutines.call_method1("iscoroutine", (callback,))?.is_truthy()?
-        || coroutines.py().import("inspect")?.call_method1("iscoroutinefunction", (callback,))?.is_truthy()?
+        || coroutines
+            .py()
+            .import("inspect")?
+            .call_method1("iscoroutinefunction", (callback,))?
+            .is_truthy()?
     {
-        return Err(PyTypeError::new_err(format!("coroutines cannot be used with {method}()")));
+        return Err(PyTypeError::new_err(format!(
+            "coroutines cannot be used with {method}()"
+        )));
     }
     if !callback.is_callable() {
         return Err(PyTypeError::new_err(format!(

@@ -63,6 +63,7 @@ kept! {
         handle_type = "asyncio"."Handle"
         timer_handle_type = "asyncio"."TimerHandle"
         transport_type = "asyncio"."Transport"
+        warn = "warnings"."warn"
         buffered_protocol_type = "asyncio"."BufferedProtocol"
     }
 }

@@ -36,7 +36,11 @@ impl<'py, T> This<'py, T> {
     /// `object` has the layout `T` and stays alive for as long as the result is used.
     #[inline]
     pub(crate) unsafe fn new(py: Python<'py>, object: *mut ffi::PyObject) -> Self {
-        Self { py, object, layout: PhantomData }
+        Self {
+            py,
+            object,
+            layout: PhantomData,
+        }
     }
 
     #[inline]
@@ -101,7 +105,12 @@ impl<'a, 'py> Args<'a, 'py> {
             // SAFETY: by the calling convention the array holds the positional values and then the keyword values.
             unsafe { std::slice::from_raw_parts(args, total) }
         };
-        Self { py, values, positional, kwnames }
+        Self {
+            py,
+            values,
+            positional,
+            kwnames,
+        }
     }
 
     /// The positional arguments as borrowed pointers.
@@ -149,9 +158,14 @@ impl<'a, 'py> Args<'a, 'py> {
     #[cold]
     fn wrong_count(&self, name: &str, expected: &str) -> PyErr {
         if self.positional < self.values.len() && !self.kwnames.is_null() {
-            return PyTypeError::new_err(format!("{name}() takes {expected} positional argument(s) and no such keyword"));
+            return PyTypeError::new_err(format!(
+                "{name}() takes {expected} positional argument(s) and no such keyword"
+            ));
         }
-        PyTypeError::new_err(format!("{name}() takes {expected} positional argument(s) but {} were given", self.positional))
+        PyTypeError::new_err(format!(
+            "{name}() takes {expected} positional argument(s) but {} were given",
+            self.positional
+        ))
     }
 
     /// The keyword arguments as (name, borrowed value).
@@ -160,16 +174,25 @@ impl<'a, 'py> Args<'a, 'py> {
         'py: 'a,
     {
         let (py, kwnames) = (self.py, self.kwnames);
-        self.values[self.positional..].iter().enumerate().map(move |(index, value)| {
-            // SAFETY: the tuple has one name for each keyword value, by the calling convention.
-            let name = unsafe { Bound::from_borrowed_ptr(py, ffi::PyTuple_GET_ITEM(kwnames, index as ffi::Py_ssize_t)) };
-            (name, *value)
-        })
+        self.values[self.positional..]
+            .iter()
+            .enumerate()
+            .map(move |(index, value)| {
+                // SAFETY: the tuple has one name for each keyword value, by the calling convention.
+                let name = unsafe {
+                    Bound::from_borrowed_ptr(py, ffi::PyTuple_GET_ITEM(kwnames, index as ffi::Py_ssize_t))
+                };
+                (name, *value)
+            })
     }
 
     /// Fills `values` from positional and keyword arguments by the parameter `names`, all of them optional here
     /// (the caller checks what it requires). TypeError for too many, unknown or doubled ones.
-    pub(crate) fn bind<const N: usize>(&self, function: &str, names: [&str; N]) -> PyResult<[Option<Bound<'py, PyAny>>; N]> {
+    pub(crate) fn bind<const N: usize>(
+        &self,
+        function: &str,
+        names: [&str; N],
+    ) -> PyResult<[Option<Bound<'py, PyAny>>; N]> {
         let mut bound: [Option<Bound<'py, PyAny>>; N] = [const { None }; N];
         if self.positional > N {
             return Err(self.wrong_count(function, &format!("at most {N}")));
@@ -180,10 +203,14 @@ impl<'a, 'py> Args<'a, 'py> {
         for (name, value) in self.keywords() {
             let text = name.cast::<PyString>()?.to_string_lossy().into_owned();
             let Some(index) = names.iter().position(|known| *known == text) else {
-                return Err(PyTypeError::new_err(format!("{function}() got an unexpected keyword argument '{text}'")));
+                return Err(PyTypeError::new_err(format!(
+                    "{function}() got an unexpected keyword argument '{text}'"
+                )));
             };
             if bound[index].is_some() {
-                return Err(PyTypeError::new_err(format!("{function}() got multiple values for argument '{text}'")));
+                return Err(PyTypeError::new_err(format!(
+                    "{function}() got multiple values for argument '{text}'"
+                )));
             }
             // SAFETY: keyword values are alive for the length of the call; from_borrowed adds a reference.
             bound[index] = Some(unsafe { Bound::from_borrowed_ptr(self.py, value) });
@@ -225,7 +252,9 @@ pub(crate) unsafe fn call_getter<T>(
     // SAFETY: as in `call_method`.
     unsafe {
         let py = Python::assume_attached();
-        errors::at_boundary(py, ptr::null_mut(), || body(This::new(py, slf)).map(Bound::into_ptr))
+        errors::at_boundary(py, ptr::null_mut(), || {
+            body(This::new(py, slf)).map(Bound::into_ptr)
+        })
     }
 }
 
@@ -239,11 +268,15 @@ macro_rules! method {
             kwnames: *mut pyo3::ffi::PyObject,
         ) -> *mut pyo3::ffi::PyObject {
             // SAFETY: only CPython calls this, through the method table of the type with this layout.
-            unsafe { $crate::event_loop::native_type::call_method::<$layout>(slf, args, nargs, kwnames, $body) }
+            unsafe {
+                $crate::event_loop::native_type::call_method::<$layout>(slf, args, nargs, kwnames, $body)
+            }
         }
         pyo3::ffi::PyMethodDef {
             ml_name: $name.as_ptr(),
-            ml_meth: pyo3::ffi::PyMethodDefPointer { PyCFunctionFastWithKeywords: raw },
+            ml_meth: pyo3::ffi::PyMethodDefPointer {
+                PyCFunctionFastWithKeywords: raw,
+            },
             ml_flags: pyo3::ffi::METH_FASTCALL | pyo3::ffi::METH_KEYWORDS,
             ml_doc: $doc.as_ptr(),
         }
@@ -254,7 +287,10 @@ pub(crate) use method;
 /// A row of a getset table around `fn(This<T>) -> PyResult<Bound<PyAny>>`.
 macro_rules! getter {
     ($layout:ty, $name:literal, $body:path, $doc:literal) => {{
-        unsafe extern "C" fn raw(slf: *mut pyo3::ffi::PyObject, _: *mut std::ffi::c_void) -> *mut pyo3::ffi::PyObject {
+        unsafe extern "C" fn raw(
+            slf: *mut pyo3::ffi::PyObject,
+            _: *mut std::ffi::c_void,
+        ) -> *mut pyo3::ffi::PyObject {
             // SAFETY: only CPython calls this, through the getset table of the type with this layout.
             unsafe { $crate::event_loop::native_type::call_getter::<$layout>(slf, $body) }
         }
@@ -284,7 +320,11 @@ pub(crate) trait NativeType: Sized {
     fn clear(this: This<'_, Self>);
 }
 
-unsafe extern "C" fn traverse<T: NativeType>(slf: *mut ffi::PyObject, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+unsafe extern "C" fn traverse<T: NativeType>(
+    slf: *mut ffi::PyObject,
+    visit: ffi::visitproc,
+    arg: *mut c_void,
+) -> c_int {
     // SAFETY: the collector passes a live object of this type, and heap types are visited by their instances.
     unsafe {
         let result = visit(ffi::Py_TYPE(slf).cast(), arg);
@@ -308,7 +348,10 @@ unsafe extern "C" fn clear<T: NativeType>(slf: *mut ffi::PyObject) -> c_int {
 
 /// One entry of a type spec.
 pub(crate) fn slot(id: c_int, value: *mut c_void) -> ffi::PyType_Slot {
-    ffi::PyType_Slot { slot: id, pfunc: value }
+    ffi::PyType_Slot {
+        slot: id,
+        pfunc: value,
+    }
 }
 
 /// Makes the heap type of `T` with tp_traverse and tp_clear from its `NativeType`, and `slots` beside them.

@@ -139,7 +139,11 @@ unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
             (*body).reactor.close(py);
             ManuallyDrop::drop(&mut (*body).reactor);
         }
-        for cell in [&(*body).task_factory, &(*body).task_kwnames.0, &(*body).task_kwnames.1] {
+        for cell in [
+            &(*body).task_factory,
+            &(*body).task_kwnames.0,
+            &(*body).task_kwnames.1,
+        ] {
             drop(cell.take(py));
         }
         let kind = ffi::Py_TYPE(slf);
@@ -183,7 +187,8 @@ fn get_debug<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'p
 
 fn set_debug<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     let [enabled] = args.bind("set_debug", ["enabled"])?;
-    this.reactor.set_debug(enabled.is_some_and(|value| value.is_truthy().unwrap_or(false)));
+    this.reactor
+        .set_debug(enabled.is_some_and(|value| value.is_truthy().unwrap_or(false)));
     Ok(none(this.py()))
 }
 
@@ -201,7 +206,9 @@ fn check_running<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Objec
     }
     let running = py.import("asyncio.events")?.call_method0("_get_running_loop")?;
     if !running.is_none() {
-        return Err(PyRuntimeError::new_err("Cannot run the event loop while another loop is running"));
+        return Err(PyRuntimeError::new_err(
+            "Cannot run the event loop while another loop is running",
+        ));
     }
     Ok(none(py))
 }
@@ -246,9 +253,14 @@ unsafe extern "C" fn set_slow_callback_duration(
         let py = Python::assume_attached();
         errors::at_boundary(py, -1, || {
             let Some(value) = Bound::from_borrowed_ptr_or_opt(py, value) else {
-                return Err(pyo3::exceptions::PyAttributeError::new_err("cannot delete slow_callback_duration"));
+                return Err(pyo3::exceptions::PyAttributeError::new_err(
+                    "cannot delete slow_callback_duration",
+                ));
             };
-            This::<LoopObject>::new(py, slf).reactor.slow_callback_s.set(value.extract()?);
+            This::<LoopObject>::new(py, slf)
+                .reactor
+                .slow_callback_s
+                .set(value.extract()?);
             Ok(0)
         })
     }
@@ -256,21 +268,56 @@ unsafe extern "C" fn set_slow_callback_duration(
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let mut methods = vec![
-        method!(LoopObject, c"is_running", is_running, c"True while a thread runs the loop."),
-        method!(LoopObject, c"is_closed", is_closed, c"True once the loop was closed."),
-        method!(LoopObject, c"stop", stop, c"Let the current turn end and leave run_forever()."),
+        method!(
+            LoopObject,
+            c"is_running",
+            is_running,
+            c"True while a thread runs the loop."
+        ),
+        method!(
+            LoopObject,
+            c"is_closed",
+            is_closed,
+            c"True once the loop was closed."
+        ),
+        method!(
+            LoopObject,
+            c"stop",
+            stop,
+            c"Let the current turn end and leave run_forever()."
+        ),
         method!(LoopObject, c"get_debug", get_debug, c"True in debug mode."),
         method!(LoopObject, c"set_debug", set_debug, c"Turn debug mode on or off."),
-        method!(LoopObject, c"_check_closed", check_closed, c"RuntimeError if the loop is closed."),
-        method!(LoopObject, c"_check_running", check_running, c"RuntimeError if this or another loop runs here."),
+        method!(
+            LoopObject,
+            c"_check_closed",
+            check_closed,
+            c"RuntimeError if the loop is closed."
+        ),
+        method!(
+            LoopObject,
+            c"_check_running",
+            check_running,
+            c"RuntimeError if this or another loop runs here."
+        ),
         method!(LoopObject, c"_run", run, c"Run turns until stop()."),
-        method!(LoopObject, c"_close", close, c"Drop all work and close the poller."),
+        method!(
+            LoopObject,
+            c"_close",
+            close,
+            c"Drop all work and close the poller."
+        ),
     ];
     methods.extend(scheduling::methods());
     methods.extend(watching::methods());
     methods.extend(tasks::methods());
     let getters = vec![
-        getter!(LoopObject, c"_thread_id", thread_id, c"The running thread's identifier, or None."),
+        getter!(
+            LoopObject,
+            c"_thread_id",
+            thread_id,
+            c"The running thread's identifier, or None."
+        ),
         ffi::PyGetSetDef {
             set: Some(set_slow_callback_duration),
             ..getter!(
@@ -289,8 +336,14 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             &[
                 slot(ffi::Py_tp_new, new_loop as *mut c_void),
                 slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
-                slot(ffi::Py_tp_methods, leak_table(methods, ffi::PyMethodDef::zeroed())),
-                slot(ffi::Py_tp_getset, leak_table(getters, ffi::PyGetSetDef::default())),
+                slot(
+                    ffi::Py_tp_methods,
+                    leak_table(methods, ffi::PyMethodDef::zeroed()),
+                ),
+                slot(
+                    ffi::Py_tp_getset,
+                    leak_table(getters, ffi::PyGetSetDef::default()),
+                ),
             ],
         )?
     };

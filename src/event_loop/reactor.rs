@@ -21,8 +21,8 @@ use pyo3::prelude::*;
 use super::errors;
 use super::handle::HandleRef;
 use super::pyloop::LoopObject;
-use super::source::{Deferred, Ready, SourceRef};
 use super::slow;
+use super::source::{Deferred, Ready, SourceRef};
 use crate::queue::inbox::Inbox;
 use crate::queue::ready::ReadyQueue;
 use crate::queue::slots::Slots;
@@ -51,7 +51,10 @@ pub(crate) enum Slot {
     /// A native source: a transport or a listener.
     Source(SourceRef),
     /// `add_reader`/`add_writer`: handles to put into the ready queue.
-    Watch { reader: Option<HandleRef>, writer: Option<HandleRef> },
+    Watch {
+        reader: Option<HandleRef>,
+        writer: Option<HandleRef>,
+    },
 }
 
 /// The kernel side, closed with the loop.
@@ -85,11 +88,11 @@ const SIGN: u64 = 1 << 63;
 
 /// The heap key of a deadline in seconds, rounded so that `time() >= when` holds whenever the timer fires.
 pub(crate) fn deadline_key(when_s: f64) -> u64 {
-    let mut when_ns = (when_s * 1e9).ceil() as i64;
-    while when_ns < i64::MAX && (when_ns as f64) / 1e9 < when_s {
-        when_ns = when_ns.saturating_add(1 + (when_ns.unsigned_abs() >> 52) as i64);
-    }
-    (when_ns as u64) ^ SIGN
+    let truncated = (when_s * 1e9) as i64;
+    // One for the truncation, one for the rounding of the product, and more where a float no longer resolves a
+    // nanosecond (after 52 days of uptime).
+    let margin = 2 + (truncated.unsigned_abs() >> 51) as i64;
+    (truncated.saturating_add(margin) as u64) ^ SIGN
 }
 
 /// The loop's clock in seconds: `CLOCK_MONOTONIC`, that of `time.monotonic()`.
@@ -100,8 +103,13 @@ pub(crate) fn time_s() -> f64 {
 
 impl Reactor {
     pub(crate) fn new() -> io::Result<Self> {
-        let kernel = Kernel { poller: Poller::new()?, waker: Waker::new()? };
-        kernel.poller.add(kernel.waker.fd(), WAKER_TOKEN, Interest::READ)?;
+        let kernel = Kernel {
+            poller: Poller::new()?,
+            waker: Waker::new()?,
+        };
+        kernel
+            .poller
+            .add(kernel.waker.fd(), WAKER_TOKEN, Interest::READ)?;
         Ok(Self {
             ready: RefCell::new(ReadyQueue::new()),
             last_made: Cell::new(None),
@@ -126,7 +134,11 @@ impl Reactor {
     /// RuntimeError if the loop is closed.
     #[inline]
     pub(crate) fn check_closed(&self) -> PyResult<()> {
-        if self.is_closed() { Err(closed_error()) } else { Ok(()) }
+        if self.is_closed() {
+            Err(closed_error())
+        } else {
+            Ok(())
+        }
     }
 
     #[inline]
@@ -178,31 +190,52 @@ impl Reactor {
         let handles: Vec<HandleRef> = {
             let ready = self.ready.borrow();
             let timers = self.timers.borrow();
-            let plain = ready.iter().filter(|entry| entry.run.is_none()).map(|entry| HandleRef::from_owned(entry.object));
-            plain.chain(timers.iter()).filter(|handle| handle.is_kept(py)).collect()
+            let plain = ready
+                .iter()
+                .filter(|entry| entry.run.is_none())
+                .map(|entry| HandleRef::from_owned(entry.object));
+            plain
+                .chain(timers.iter())
+                .filter(|handle| handle.is_kept(py))
+                .collect()
         };
         for handle in handles {
             handle.track(py);
         }
     }
 
+    /// `push_handle` for `call_soon`: behind what other threads have scheduled before, as in asyncio.
+    #[inline]
+    pub(crate) fn push_soon(&self, handle: HandleRef) {
+        self.drain_inbox();
+        self.push_handle(handle);
+    }
+
     /// Queues a handle, whose reference the queue takes over.
     #[inline]
     pub(crate) fn push_handle(&self, handle: HandleRef) {
-        self.ready.borrow_mut().push_back(Ready { object: handle.as_ptr(), run: None });
+        self.ready.borrow_mut().push_back(Ready {
+            object: handle.as_ptr(),
+            run: None,
+        });
     }
 
     /// Queues `run(object)` in order with the handles.
     pub(crate) fn defer(&self, object: Bound<'_, PyAny>, run: Deferred) {
-        self.ready.borrow_mut().push_back(Ready { object: object.into_ptr(), run: Some(run) });
+        self.ready.borrow_mut().push_back(Ready {
+            object: object.into_ptr(),
+            run: Some(run),
+        });
     }
 
     /// Queues a handle from any thread and wakes the loop if it sleeps.
     pub(crate) fn push_threadsafe(&self, handle: HandleRef) {
         if self.owner() == current_thread() {
-            self.push_handle(handle);
-        } else if self.inbox.push(Ready { object: handle.as_ptr(), run: None })
-            && let Ok(kernel) = self.kernel.try_borrow()
+            self.push_soon(handle);
+        } else if self.inbox.push(Ready {
+            object: handle.as_ptr(),
+            run: None,
+        }) && let Ok(kernel) = self.kernel.try_borrow()
             && let Some(kernel) = kernel.as_ref()
         {
             kernel.waker.wake();
@@ -213,7 +246,9 @@ impl Reactor {
     #[inline]
     pub(crate) fn push_timer(&self, py: Python<'_>, handle: HandleRef) {
         handle.set_scheduled(py, true);
-        self.timers.borrow_mut().push(deadline_key(handle.when_s(py)), handle);
+        self.timers
+            .borrow_mut()
+            .push(deadline_key(handle.when_s(py)), handle);
     }
 
     /// A scheduled timer was cancelled: take it out at once if it lies at the end, else count it and sweep when
@@ -236,7 +271,9 @@ impl Reactor {
     #[cold]
     fn sweep_timers(&self, py: Python<'_>) {
         let mut dropped = Vec::with_capacity(self.cancelled_timers.get());
-        self.timers.borrow_mut().retain(|handle| !handle.is_cancelled(py), &mut dropped);
+        self.timers
+            .borrow_mut()
+            .retain(|handle| !handle.is_cancelled(py), &mut dropped);
         self.cancelled_timers.set(0);
         for handle in dropped {
             handle.set_scheduled(py, false);
@@ -251,7 +288,8 @@ impl Reactor {
             let Some(handle) = due else { return };
             handle.set_scheduled(py, false);
             if handle.is_cancelled(py) {
-                self.cancelled_timers.set(self.cancelled_timers.get().saturating_sub(1));
+                self.cancelled_timers
+                    .set(self.cancelled_timers.get().saturating_sub(1));
                 handle.release(py);
             } else {
                 self.push_handle(handle);
@@ -268,7 +306,8 @@ impl Reactor {
                 return Some(((key ^ SIGN) as i64).max(0) as u64);
             }
             self.timers.borrow_mut().pop();
-            self.cancelled_timers.set(self.cancelled_timers.get().saturating_sub(1));
+            self.cancelled_timers
+                .set(self.cancelled_timers.get().saturating_sub(1));
             handle.set_scheduled(py, false);
             handle.release(py);
         }
@@ -290,7 +329,13 @@ impl Reactor {
 
     /// Enters `slot` for `fd`, replacing a stale entry of a descriptor that was closed without being removed.
     /// Interest NONE only enters it into the table.
-    pub(crate) fn register(&self, py: Python<'_>, fd: RawFd, slot: Slot, interest: Interest) -> io::Result<Token> {
+    pub(crate) fn register(
+        &self,
+        py: Python<'_>,
+        fd: RawFd,
+        slot: Slot,
+        interest: Interest,
+    ) -> io::Result<Token> {
         let stale = self.slots.borrow_mut().remove(fd);
         let token = self.slots.borrow_mut().insert(fd, slot);
         if let Some(stale) = stale {
@@ -307,7 +352,13 @@ impl Reactor {
     }
 
     /// Changes what the poller waits for on a registered descriptor.
-    pub(crate) fn set_interest(&self, fd: RawFd, token: Token, old: Interest, new: Interest) -> io::Result<()> {
+    pub(crate) fn set_interest(
+        &self,
+        fd: RawFd,
+        token: Token,
+        old: Interest,
+        new: Interest,
+    ) -> io::Result<()> {
         if old == new {
             return Ok(());
         }
@@ -344,15 +395,26 @@ impl Reactor {
             _ => (None, None),
         };
         let interest = |pair: (Option<HandleRef>, Option<HandleRef>)| {
-            let read = if pair.0.is_some() { Interest::READ } else { Interest::NONE };
-            if pair.1.is_some() { read.with(Interest::WRITE) } else { read }
+            let read = if pair.0.is_some() {
+                Interest::READ
+            } else {
+                Interest::NONE
+            };
+            if pair.1.is_some() {
+                read.with(Interest::WRITE)
+            } else {
+                read
+            }
         };
         let (before, after) = (interest(old), interest(new));
         if after.is_empty() {
             self.unregister(fd, before);
             return Ok(old);
         }
-        let slot = Slot::Watch { reader: new.0, writer: new.1 };
+        let slot = Slot::Watch {
+            reader: new.0,
+            writer: new.1,
+        };
         if before.is_empty() {
             let token = self.slots.borrow_mut().insert(fd, slot);
             if let Err(error) = self.with_poller(|poller| poller.add(fd, token, after)) {
@@ -418,7 +480,11 @@ impl Reactor {
         self.drain_inbox();
         let has_work = !self.ready.borrow().is_empty() || self.is_stopping.get();
         let has_timers = self.timers.borrow().len() != 0;
-        let mut now_ns = if has_work || has_timers { clock::now_ns() } else { 0 };
+        let mut now_ns = if has_work || has_timers {
+            clock::now_ns()
+        } else {
+            0
+        };
         let turns = self.unpolled_turns.get() + 1;
         if self.last_poll_ns.get() == 0 {
             // The last poll needed no clock, so the time without one counts from here.
@@ -427,7 +493,11 @@ impl Reactor {
         if has_work && turns <= MAX_UNPOLLED_TURNS && now_ns - self.last_poll_ns.get() < MAX_UNPOLLED_NS {
             self.unpolled_turns.set(turns);
         } else {
-            let timeout_ns = if has_work { Some(0) } else { self.time_to_deadline_ns(py, now_ns) };
+            let timeout_ns = if has_work {
+                Some(0)
+            } else {
+                self.time_to_deadline_ns(py, now_ns)
+            };
             let count = self.poll(py, timeout_ns)?;
             self.unpolled_turns.set(0);
             self.dispatch(py, event_loop, count)?;
@@ -443,13 +513,19 @@ impl Reactor {
     }
 
     fn time_to_deadline_ns(&self, py: Python<'_>, now_ns: u64) -> Option<u64> {
-        self.next_deadline_ns(py).map(|deadline_ns| deadline_ns.saturating_sub(now_ns).min(MAX_BLOCK_NS))
+        self.next_deadline_ns(py)
+            .map(|deadline_ns| deadline_ns.saturating_sub(now_ns).min(MAX_BLOCK_NS))
     }
 
+    #[inline]
     fn drain_inbox(&self) {
-        if self.inbox.is_empty() {
-            return;
+        if !self.inbox.is_empty() {
+            self.take_inbox();
         }
+    }
+
+    #[cold]
+    fn take_inbox(&self) {
         let mut ready = self.ready.borrow_mut();
         while let Some(entry) = self.inbox.pop() {
             ready.push_back(entry);
@@ -459,7 +535,9 @@ impl Reactor {
     /// Waits for events and returns their number. Blocks (detached) unless `timeout_ns` is `Some(0)`.
     fn poll(&self, py: Python<'_>, timeout_ns: Option<u64>) -> PyResult<usize> {
         let kernel = self.kernel.borrow();
-        let Some(kernel) = kernel.as_ref() else { return Err(closed_error()) };
+        let Some(kernel) = kernel.as_ref() else {
+            return Err(closed_error());
+        };
         let mut events = self.events.borrow_mut();
         let result = if timeout_ns != Some(0) && self.inbox.begin_sleep() {
             // SAFETY: the thread is attached (`py`) and touches no Python object until it is restored.
@@ -520,13 +598,22 @@ impl Reactor {
         event: Event,
     ) -> PyResult<()> {
         let started_ns = if self.is_debug() { clock::now_ns() } else { 0 };
-        let kept = if started_ns != 0 { Some(source.to_bound(py)) } else { None };
+        let kept = if started_ns != 0 {
+            Some(source.to_bound(py))
+        } else {
+            None
+        };
         match catch_unwind(AssertUnwindSafe(|| source.ready(py, event.readiness))) {
             Ok(Ok(())) => {}
             Ok(Err(error)) => return Err(error),
             Err(payload) => {
                 let error = errors::panic_error(&*payload);
-                errors::report(&event_loop.to_bound(py), "Internal error in a transport", error, &[])?;
+                errors::report(
+                    &event_loop.to_bound(py),
+                    "Internal error in a transport",
+                    error,
+                    &[],
+                )?;
             }
         }
         if let Some(kept) = kept {
@@ -620,9 +707,11 @@ impl Reactor {
     /// Called by the collector with its own `visit` and `arg`; no cell is borrowed, since none stays borrowed while
     /// Python code (and with it the collector) runs.
     pub(crate) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        let (Ok(ready), Ok(timers), Ok(slots)) =
-            (self.ready.try_borrow(), self.timers.try_borrow(), self.slots.try_borrow())
-        else {
+        let (Ok(ready), Ok(timers), Ok(slots)) = (
+            self.ready.try_borrow(),
+            self.timers.try_borrow(),
+            self.slots.try_borrow(),
+        ) else {
             return 0;
         };
         // SAFETY: visit and arg are the collector's; every pointer is a reference held by a queue.
@@ -634,14 +723,19 @@ impl Reactor {
             Some(_) => visit_one(entry.object),
         });
         let last = self.last_made.get().map(|handle| visit_one(handle.as_ptr()));
-        let result = queued.chain(timers.iter().map(visit_handle)).chain(last).find(|result| *result != 0);
+        let result = queued
+            .chain(timers.iter().map(visit_handle))
+            .chain(last)
+            .find(|result| *result != 0);
         if let Some(result) = result {
             return result;
         }
         for (_, slot) in slots.iter() {
             let pair = match slot {
                 Slot::Source(source) => [Some(source.as_ptr()), None],
-                Slot::Watch { reader, writer } => [reader.map(HandleRef::as_ptr), writer.map(HandleRef::as_ptr)],
+                Slot::Watch { reader, writer } => {
+                    [reader.map(HandleRef::as_ptr), writer.map(HandleRef::as_ptr)]
+                }
             };
             for object in pair.into_iter().flatten() {
                 let result = visit_one(object);

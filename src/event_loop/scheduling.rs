@@ -25,7 +25,9 @@ fn context_keyword(args: &Args<'_, '_>, function: &str) -> PyResult<*mut ffi::Py
     let mut context = ptr::null_mut();
     for (name, value) in args.keywords() {
         if name.as_ptr() != names().context.as_ptr() && !name.eq("context")? {
-            return Err(PyTypeError::new_err(format!("{function}() got an unexpected keyword argument '{name}'")));
+            return Err(PyTypeError::new_err(format!(
+                "{function}() got an unexpected keyword argument '{name}'"
+            )));
         }
         context = value;
     }
@@ -35,7 +37,9 @@ fn context_keyword(args: &Args<'_, '_>, function: &str) -> PyResult<*mut ffi::Py
     }
     // SAFETY: a keyword value is alive for the length of the call.
     if !context.is_null() && unsafe { ffi::PyContext_CheckExact(context) } == 0 {
-        return Err(PyTypeError::new_err("context must be a contextvars.Context or None"));
+        return Err(PyTypeError::new_err(
+            "context must be a contextvars.Context or None",
+        ));
     }
     Ok(context)
 }
@@ -54,7 +58,10 @@ fn check_debug(this: &LoopObject, args: &Args<'_, '_>, index: usize, method: &st
 /// Debug mode remembers where the handle was made: the stack of the caller, as asyncio keeps it.
 #[cold]
 fn remember_source(py: Python<'_>, handle: HandleRef) -> PyResult<()> {
-    match py.import("asyncio.format_helpers").and_then(|helpers| helpers.call_method0("extract_stack")) {
+    match py
+        .import("asyncio.format_helpers")
+        .and_then(|helpers| helpers.call_method0("extract_stack"))
+    {
         Ok(stack) => {
             handle.set_source_traceback(py, stack);
             Ok(())
@@ -80,7 +87,7 @@ fn call_soon<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'p
     if reactor.is_debug() {
         remember_source(py, handle)?;
     }
-    reactor.push_handle(handle.new_ref());
+    reactor.push_soon(handle.new_ref());
     reactor.note_made(py, handle);
     Ok(handle.into_bound(py))
 }
@@ -139,7 +146,14 @@ fn schedule_timer<'py>(
         check_debug(&this, args, 1, method)?;
     }
     let values = args.positional();
-    let handle = HandleRef::create(py, this.as_ptr().cast(), values[1], &values[2..], context, Some(when_s))?;
+    let handle = HandleRef::create(
+        py,
+        this.as_ptr().cast(),
+        values[1],
+        &values[2..],
+        context,
+        Some(when_s),
+    )?;
     if reactor.is_debug() {
         remember_source(py, handle)?;
     }
@@ -169,16 +183,36 @@ fn time<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
 
 pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        method!(LoopObject, c"call_soon", call_soon, c"Run callback(*args) in the next turn; returns a Handle."),
+        method!(
+            LoopObject,
+            c"call_soon",
+            call_soon,
+            c"Run callback(*args) in the next turn; returns a Handle."
+        ),
         method!(
             LoopObject,
             c"call_soon_threadsafe",
             call_soon_threadsafe,
             c"call_soon() from any thread; wakes the loop."
         ),
-        method!(LoopObject, c"call_later", call_later, c"Run callback(*args) after delay seconds; a TimerHandle."),
-        method!(LoopObject, c"call_at", call_at, c"Run callback(*args) at loop.time() == when; a TimerHandle."),
-        method!(LoopObject, c"time", time, c"Seconds of the monotonic clock (that of time.monotonic())."),
+        method!(
+            LoopObject,
+            c"call_later",
+            call_later,
+            c"Run callback(*args) after delay seconds; a TimerHandle."
+        ),
+        method!(
+            LoopObject,
+            c"call_at",
+            call_at,
+            c"Run callback(*args) at loop.time() == when; a TimerHandle."
+        ),
+        method!(
+            LoopObject,
+            c"time",
+            time,
+            c"Seconds of the monotonic clock (that of time.monotonic())."
+        ),
     ]
 }
 

@@ -10,9 +10,18 @@ use crate::sys::clock;
 
 /// Runs `handle` and logs it if it took at least `limit_s` seconds.
 #[cold]
-pub(crate) fn run_handle(py: Python<'_>, event_loop: &LoopObject, handle: HandleRef, limit_s: f64) -> PyResult<()> {
+pub(crate) fn run_handle(
+    py: Python<'_>,
+    event_loop: &LoopObject,
+    handle: HandleRef,
+    limit_s: f64,
+) -> PyResult<()> {
+    // `default_exception_handler` shows where the running handle was made.
+    let own_loop = event_loop.to_bound(py);
+    own_loop.setattr("_current_handle", handle.this(py).to_bound())?;
     let started_ns = clock::now_ns();
     let result = handle.run_and_keep(py);
+    own_loop.setattr("_current_handle", py.None())?;
     let took_s = elapsed_s(started_ns);
     if took_s >= limit_s {
         let own = handle.this(py).to_bound();
@@ -21,7 +30,7 @@ pub(crate) fn run_handle(py: Python<'_>, event_loop: &LoopObject, handle: Handle
             .and_then(|events| events.call_method1("_format_handle", (&own,)))
             .and_then(|text| warn(py, &text, took_s));
         if let Err(error) = logged {
-            error.write_unraisable(py, Some(&event_loop.to_bound(py)));
+            error.write_unraisable(py, Some(&own_loop));
         }
     }
     handle.forget_call(py);

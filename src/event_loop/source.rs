@@ -28,7 +28,11 @@ pub(crate) struct SourceRef {
     on_ready: OnReady,
 }
 
-unsafe fn dispatch<T: Source>(py: Python<'_>, object: *mut ffi::PyObject, readiness: Readiness) -> PyResult<()> {
+unsafe fn dispatch<T: Source>(
+    py: Python<'_>,
+    object: *mut ffi::PyObject,
+    readiness: Readiness,
+) -> PyResult<()> {
     // SAFETY: the caller vouches for the object's life; `SourceRef::new` paired it with its layout.
     T::on_ready(unsafe { This::new(py, object) }, readiness)
 }
@@ -37,7 +41,10 @@ impl SourceRef {
     /// Takes a reference to `this` for the fd table.
     pub(crate) fn new<T: Source>(this: This<'_, T>) -> Self {
         let _layout: PhantomData<T> = PhantomData;
-        Self { object: this.to_bound().into_ptr(), on_ready: dispatch::<T> }
+        Self {
+            object: this.to_bound().into_ptr(),
+            on_ready: dispatch::<T>,
+        }
     }
 
     /// Calls `on_ready`, keeping the source alive meanwhile whatever it does to its registration.
@@ -83,4 +90,3 @@ pub(crate) type Deferred = unsafe fn(Python<'_>, *mut ffi::PyObject) -> PyResult
 
 // SAFETY: a plain pair of pointers; the inbox carries it (with its reference) to the loop's thread.
 unsafe impl Send for Ready {}
-

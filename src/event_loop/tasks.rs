@@ -111,7 +111,9 @@ fn create_task_slowly<'py>(
                 coro
             }
             None => {
-                return Err(PyTypeError::new_err("create_task() missing 1 required positional argument: 'coro'"));
+                return Err(PyTypeError::new_err(
+                    "create_task() missing 1 required positional argument: 'coro'",
+                ));
             }
         },
     };
@@ -141,7 +143,11 @@ fn set_task_factory<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Ob
     let [factory] = args.bind("set_task_factory", ["factory"])?;
     let py = this.py();
     match factory {
-        None => return Err(PyTypeError::new_err("set_task_factory() missing 1 required positional argument: 'factory'")),
+        None => {
+            return Err(PyTypeError::new_err(
+                "set_task_factory() missing 1 required positional argument: 'factory'",
+            ));
+        }
         Some(factory) if factory.is_none() => drop(this.task_factory.take(py)),
         Some(factory) if factory.is_callable() => this.task_factory.set(factory),
         Some(_) => return Err(PyTypeError::new_err("task factory must be a callable or None")),
@@ -151,14 +157,37 @@ fn set_task_factory<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Ob
 
 fn get_task_factory<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("get_task_factory", 0)?;
-    Ok(this.task_factory.get(this.py()).unwrap_or_else(|| none(this.py())))
+    Ok(this
+        .task_factory
+        .get(this.py())
+        .unwrap_or_else(|| none(this.py())))
 }
 
 pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        method!(LoopObject, c"create_future", create_future, c"A new asyncio.Future on this loop."),
-        method!(LoopObject, c"create_task", create_task, c"Run a coroutine as an asyncio.Task on this loop."),
-        method!(LoopObject, c"set_task_factory", set_task_factory, c"factory(loop, coro, **kwargs), or None."),
-        method!(LoopObject, c"get_task_factory", get_task_factory, c"The task factory, or None."),
+        method!(
+            LoopObject,
+            c"create_future",
+            create_future,
+            c"A new asyncio.Future on this loop."
+        ),
+        method!(
+            LoopObject,
+            c"create_task",
+            create_task,
+            c"Run a coroutine as an asyncio.Task on this loop."
+        ),
+        method!(
+            LoopObject,
+            c"set_task_factory",
+            set_task_factory,
+            c"factory(loop, coro, **kwargs), or None."
+        ),
+        method!(
+            LoopObject,
+            c"get_task_factory",
+            get_task_factory,
+            c"The task factory, or None."
+        ),
     ]
 }

@@ -27,14 +27,21 @@ fn descriptor(target: &Bound<'_, PyAny>) -> PyResult<RawFd> {
     let number = if target.is_instance_of::<pyo3::types::PyInt>() {
         target.extract::<i64>()
     } else {
-        target.call_method0(names().fileno.bind(target.py()).cast::<pyo3::types::PyString>()?).and_then(|fd| fd.extract())
+        target
+            .call_method0(names().fileno.bind(target.py()).cast::<pyo3::types::PyString>()?)
+            .and_then(|fd| fd.extract())
     };
     let Ok(number) = number else {
-        return Err(PyValueError::new_err(format!("Invalid file object: {}", target.repr()?)));
+        return Err(PyValueError::new_err(format!(
+            "Invalid file object: {}",
+            target.repr()?
+        )));
     };
     match RawFd::try_from(number) {
         Ok(fd) if fd >= 0 => Ok(fd),
-        _ => Err(PyValueError::new_err(format!("Invalid file descriptor: {number}"))),
+        _ => Err(PyValueError::new_err(format!(
+            "Invalid file descriptor: {number}"
+        ))),
     }
 }
 
@@ -57,7 +64,12 @@ fn watched(this: &LoopObject, fd: RawFd) -> (Option<HandleRef>, Option<HandleRef
     }
 }
 
-fn add<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>, direction: Direction, name: &str) -> Object<'py> {
+fn add<'py>(
+    this: This<'py, LoopObject>,
+    args: Args<'_, 'py>,
+    direction: Direction,
+    name: &str,
+) -> Object<'py> {
     let py = this.py();
     args.at_least(name, 2)?;
     let values = args.positional();
@@ -83,7 +95,11 @@ fn add<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>, direction: Directi
         handle.release(py);
         return os_result(Err(error));
     }
-    let replaced = if direction == Direction::Read { reader } else { writer };
+    let replaced = if direction == Direction::Read {
+        reader
+    } else {
+        writer
+    };
     if let Some(replaced) = replaced {
         replaced.cancel(py);
         replaced.release(py);
@@ -114,7 +130,9 @@ fn remove_public<'py>(
 ) -> Object<'py> {
     let py = this.py();
     args.exactly(name, 1)?;
-    let Some(target) = args.get(0) else { return Ok(none(py)) };
+    let Some(target) = args.get(0) else {
+        return Ok(none(py));
+    };
     if this.reactor().is_closed() {
         return Ok(PyBool::new(py, false).to_owned().into_any());
     }
@@ -122,7 +140,9 @@ fn remove_public<'py>(
     if is_checked {
         refuse_transport(&this, py, fd)?;
     }
-    Ok(PyBool::new(py, remove(this, fd, direction)?).to_owned().into_any())
+    Ok(PyBool::new(py, remove(this, fd, direction)?)
+        .to_owned()
+        .into_any())
 }
 
 fn add_reader<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
@@ -167,14 +187,54 @@ fn ensure_fd_no_transport<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>)
 
 pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        method!(LoopObject, c"add_reader", add_reader, c"Call callback(*args) whenever fd can be read."),
-        method!(LoopObject, c"add_writer", add_writer, c"Call callback(*args) whenever fd can be written."),
-        method!(LoopObject, c"remove_reader", remove_reader, c"End add_reader(); True if there was one."),
-        method!(LoopObject, c"remove_writer", remove_writer, c"End add_writer(); True if there was one."),
-        method!(LoopObject, c"_add_reader", add_reader_handle, c"add_reader() that returns the Handle."),
-        method!(LoopObject, c"_add_writer", add_writer_handle, c"add_writer() that returns the Handle."),
-        method!(LoopObject, c"_remove_reader", remove_reader_handle, c"remove_reader() as asyncio names it inside."),
-        method!(LoopObject, c"_remove_writer", remove_writer_handle, c"remove_writer() as asyncio names it inside."),
+        method!(
+            LoopObject,
+            c"add_reader",
+            add_reader,
+            c"Call callback(*args) whenever fd can be read."
+        ),
+        method!(
+            LoopObject,
+            c"add_writer",
+            add_writer,
+            c"Call callback(*args) whenever fd can be written."
+        ),
+        method!(
+            LoopObject,
+            c"remove_reader",
+            remove_reader,
+            c"End add_reader(); True if there was one."
+        ),
+        method!(
+            LoopObject,
+            c"remove_writer",
+            remove_writer,
+            c"End add_writer(); True if there was one."
+        ),
+        method!(
+            LoopObject,
+            c"_add_reader",
+            add_reader_handle,
+            c"add_reader() that returns the Handle."
+        ),
+        method!(
+            LoopObject,
+            c"_add_writer",
+            add_writer_handle,
+            c"add_writer() that returns the Handle."
+        ),
+        method!(
+            LoopObject,
+            c"_remove_reader",
+            remove_reader_handle,
+            c"remove_reader() as asyncio names it inside."
+        ),
+        method!(
+            LoopObject,
+            c"_remove_writer",
+            remove_writer_handle,
+            c"remove_writer() as asyncio names it inside."
+        ),
         method!(
             LoopObject,
             c"_ensure_fd_no_transport",

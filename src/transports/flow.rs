@@ -16,7 +16,11 @@ pub(crate) struct Watermarks {
 
 impl Watermarks {
     pub(crate) fn new() -> Self {
-        Self { high: Cell::new(DEFAULT_HIGH), low: Cell::new(DEFAULT_HIGH / 4), is_paused: Cell::new(false) }
+        Self {
+            high: Cell::new(DEFAULT_HIGH),
+            low: Cell::new(DEFAULT_HIGH / 4),
+            is_paused: Cell::new(false),
+        }
     }
 
     pub(crate) fn limits(&self) -> (usize, usize) {
@@ -32,7 +36,9 @@ impl Watermarks {
         };
         let low = low.unwrap_or(high.div_euclid(4));
         if high < low || low < 0 {
-            return Err(PyValueError::new_err(format!("high ({high}) must be >= low ({low}) must be >= 0")));
+            return Err(PyValueError::new_err(format!(
+                "high ({high}) must be >= low ({low}) must be >= 0"
+            )));
         }
         self.high.set(high as usize);
         self.low.set(low as usize);

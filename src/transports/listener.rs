@@ -82,17 +82,33 @@ fn is_out_of_resources(error: &io::Error) -> bool {
 /// Out of descriptors or memory: report, and stop polling the socket for a second, or it would be ready for ever.
 /// Anything else is reported and the socket is given up, as asyncio does by letting the exception out.
 #[cold]
-fn on_accept_error(this: This<'_, ListenerObject>, event_loop: &Bound<'_, PyAny>, error: &io::Error) -> PyResult<()> {
+fn on_accept_error(
+    this: This<'_, ListenerObject>,
+    event_loop: &Bound<'_, PyAny>,
+    error: &io::Error,
+) -> PyResult<()> {
     let py = this.py();
     let own = this.to_bound();
-    let Some(socket) = this.socket.get(py) else { return Ok(()) };
+    let Some(socket) = this.socket.get(py) else {
+        return Ok(());
+    };
     let guarded = socket_object::guarded(&socket)?;
     stop(LoopObject::of(event_loop), py, this.fd.get());
     if !is_out_of_resources(error) {
-        return errors::report(event_loop, "socket.accept() failed", errors::os_error(error), &[("socket", &guarded)]);
+        return errors::report(
+            event_loop,
+            "socket.accept() failed",
+            errors::os_error(error),
+            &[("socket", &guarded)],
+        );
     }
     let message = "socket.accept() out of system resource";
-    errors::report(event_loop, message, errors::os_error(error), &[("socket", &guarded)])?;
+    errors::report(
+        event_loop,
+        message,
+        errors::os_error(error),
+        &[("socket", &guarded)],
+    )?;
     event_loop.call_method1("call_later", (RETRY_DELAY_S, own.getattr("_resume")?))?;
     Ok(())
 }
@@ -148,7 +164,9 @@ fn descriptor(socket: &Bound<'_, PyAny>) -> PyResult<RawFd> {
 fn start(this: This<'_, ListenerObject>, reactor_owner: &LoopObject) -> PyResult<()> {
     let source = SourceRef::new::<ListenerObject>(this);
     let registered =
-        reactor_owner.reactor().register(this.py(), this.fd.get(), Slot::Source(source), Interest::READ);
+        reactor_owner
+            .reactor()
+            .register(this.py(), this.fd.get(), Slot::Source(source), Interest::READ);
     if let Err(error) = registered {
         source.release(this.py());
         return Err(errors::os_error(&error));
@@ -158,7 +176,9 @@ fn start(this: This<'_, ListenerObject>, reactor_owner: &LoopObject) -> PyResult
 
 /// Ends listening on `fd`; does nothing if no listener is registered there.
 fn stop(event_loop: &LoopObject, py: Python<'_>, fd: RawFd) {
-    let Some(Slot::Source(source)) = event_loop.reactor().slot(fd) else { return };
+    let Some(Slot::Source(source)) = event_loop.reactor().slot(fd) else {
+        return;
+    };
     // SAFETY: the fd table holds a reference to the source.
     if unsafe { ffi::Py_TYPE(source.as_ptr()) } != LISTENER_TYPE.load(Ordering::Relaxed) {
         return;
@@ -172,9 +192,13 @@ fn stop(event_loop: &LoopObject, py: Python<'_>, fd: RawFd) {
 fn listen<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
     let py = this.py();
     this.reactor().check_closed()?;
-    let [socket, factory, server, backlog] = args.bind("_listen", ["sock", "protocol_factory", "server", "backlog"])?;
-    let (Some(socket), Some(factory), Some(server), Some(backlog)) = (socket, factory, server, backlog) else {
-        return Err(PyTypeError::new_err("_listen() takes a socket, a protocol factory, a server and a backlog"));
+    let [socket, factory, server, backlog] =
+        args.bind("_listen", ["sock", "protocol_factory", "server", "backlog"])?;
+    let (Some(socket), Some(factory), Some(server), Some(backlog)) = (socket, factory, server, backlog)
+    else {
+        return Err(PyTypeError::new_err(
+            "_listen() takes a socket, a protocol factory, a server and a backlog",
+        ));
     };
     let fd = descriptor(&socket)?;
     let batch = backlog.extract::<i64>()?.clamp(1, 1024) as u32;
@@ -223,7 +247,12 @@ fn resume<'py>(this: This<'py, ListenerObject>, args: Args<'_, 'py>) -> PyResult
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let methods = crate::event_loop::native_type::leak_table(
-        vec![method!(ListenerObject, c"_resume", resume, c"Listen again after a pause.")],
+        vec![method!(
+            ListenerObject,
+            c"_resume",
+            resume,
+            c"Listen again after a pause."
+        )],
         ffi::PyMethodDef::zeroed(),
     );
     // SAFETY: the functions are those of this layout, the tables are leaked.
@@ -231,13 +260,26 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         new_type::<ListenerObject>(
             module,
             None,
-            &[slot(ffi::Py_tp_dealloc, dealloc as *mut c_void), slot(ffi::Py_tp_methods, methods)],
+            &[
+                slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
+                slot(ffi::Py_tp_methods, methods),
+            ],
         )?
     };
     LISTENER_TYPE.store(kind.into_ptr().cast(), Ordering::Release);
     let event_loop = module.getattr("Loop")?;
     let mut rows = stream::loop_methods();
-    rows.push(method!(LoopObject, c"_listen", listen, c"Accept connections on a listening socket."));
-    rows.push(method!(LoopObject, c"_unlisten", unlisten, c"Stop accepting on a socket."));
+    rows.push(method!(
+        LoopObject,
+        c"_listen",
+        listen,
+        c"Accept connections on a listening socket."
+    ));
+    rows.push(method!(
+        LoopObject,
+        c"_unlisten",
+        unlisten,
+        c"Stop accepting on a socket."
+    ));
     stream::extend_type(&event_loop, rows)
 }

@@ -91,7 +91,11 @@ impl ProtocolCalls {
 
     /// `get_buffer(sizehint)`.
     #[inline]
-    pub(crate) fn get_buffer<'py>(&self, py: Python<'py>, size_hint: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    pub(crate) fn get_buffer<'py>(
+        &self,
+        py: Python<'py>,
+        size_hint: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         self.call_cached(py, &self.receive, size_hint.as_ptr())
     }
 
@@ -110,7 +114,9 @@ impl ProtocolCalls {
         arg: *mut ffi::PyObject,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (Some(method), Some(context)) = (method.get(py), self.context.get(py)) else {
-            return Err(pyo3::exceptions::PyRuntimeError::new_err("the transport has no protocol"));
+            return Err(pyo3::exceptions::PyRuntimeError::new_err(
+                "the transport has no protocol",
+            ));
         };
         let call = [ptr::null_mut(), arg];
         // SAFETY: the caller keeps `arg`, `method` and `context` are references of our own; call[0] is the free
@@ -137,7 +143,9 @@ impl ProtocolCalls {
         args: &[&Bound<'py, PyAny>],
     ) -> PyResult<Bound<'py, PyAny>> {
         let (Some(protocol), Some(context)) = (self.protocol.get(py), self.context.get(py)) else {
-            return Err(pyo3::exceptions::PyRuntimeError::new_err("the transport has no protocol"));
+            return Err(pyo3::exceptions::PyRuntimeError::new_err(
+                "the transport has no protocol",
+            ));
         };
         let mut call = [ptr::null_mut(); 4];
         call[1] = protocol.as_ptr();

@@ -13,7 +13,10 @@ use crate::sys::socket::{Address, AddressView};
 pub(super) fn adopt(py: Python<'_>, fd: RawFd) -> PyResult<Bound<'_, PyAny>> {
     let arguments = PyDict::new(py);
     arguments.set_item("fileno", fd)?;
-    let socket = py.import("socket")?.getattr("socket")?.call((), Some(&arguments))?;
+    let socket = py
+        .import("socket")?
+        .getattr("socket")?
+        .call((), Some(&arguments))?;
     // The constructor applies the default timeout, which would make the descriptor blocking.
     socket.call_method1("setblocking", (false,))?;
     Ok(socket)
@@ -21,15 +24,26 @@ pub(super) fn adopt(py: Python<'_>, fd: RawFd) -> PyResult<Bound<'_, PyAny>> {
 
 /// What `get_extra_info("socket")` gives: the socket without the methods that would read, write or close it.
 pub(super) fn guarded<'py>(socket: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    socket.py().import("asyncio.trsock")?.getattr("TransportSocket")?.call1((socket,))
+    socket
+        .py()
+        .import("asyncio.trsock")?
+        .getattr("TransportSocket")?
+        .call1((socket,))
 }
 
 /// The address as `socket.getsockname` shows it: (host, port), (host, port, flowinfo, scope_id), a path, or bytes
 /// for an abstract name; None where the family is not known.
 pub(super) fn address_object<'py>(py: Python<'py>, address: &Address) -> PyResult<Bound<'py, PyAny>> {
     match address.view() {
-        AddressView::V4 { ip, port } => Ok((Ipv4Addr::from(ip).to_string(), port).into_pyobject(py)?.into_any()),
-        AddressView::V6 { ip, port, flowinfo, scope_id } => {
+        AddressView::V4 { ip, port } => Ok((Ipv4Addr::from(ip).to_string(), port)
+            .into_pyobject(py)?
+            .into_any()),
+        AddressView::V6 {
+            ip,
+            port,
+            flowinfo,
+            scope_id,
+        } => {
             let mut host = Ipv6Addr::from(ip).to_string();
             if scope_id != 0 {
                 host.push('%');

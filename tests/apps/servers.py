@@ -245,15 +245,18 @@ class TornadoHandler(tornado.web.RequestHandler):
 
     def initialize(self, app: TornadoApp) -> None:
         self.app = app
-        app.in_flight += 1
+        app.in_flight.add(self)
         app.idle.clear()
 
     def leave(self) -> None:
-        self.app.in_flight -= 1
+        self.app.in_flight.discard(self)
         if not self.app.in_flight:
             self.app.idle.set()
 
     def on_finish(self) -> None:
+        self.leave()
+
+    def on_connection_close(self) -> None:
         self.leave()
 
     async def get(self, name: str) -> None:
@@ -287,7 +290,6 @@ class TornadoHandler(tornado.web.RequestHandler):
                 self.write(PAYLOAD[:PIECE_LEN_BYTES])
                 await self.flush()
         except tornado.iostream.StreamClosedError:
-            self.leave()
             self.app.journal.note("download-lost")
 
 
@@ -307,7 +309,7 @@ class TornadoUpload(TornadoHandler):
             self.digest.update(chunk)
 
     def on_connection_close(self) -> None:
-        self.leave()
+        super().on_connection_close()
         self.app.journal.note("upload-lost")
 
     async def post(self, name: str) -> None:
@@ -316,8 +318,6 @@ class TornadoUpload(TornadoHandler):
 
 
 class TornadoApp(App):
-    in_flight = 0
-
     def drive(self, main: Coroutine[Any, Any, None]) -> None:
         io_loop = tornado.ioloop.IOLoop(asyncio_loop=self.factory(), make_current=True)
         try:
@@ -327,6 +327,7 @@ class TornadoApp(App):
             io_loop.close()
 
     async def start(self) -> None:
+        self.in_flight: set[TornadoHandler] = set()
         self.idle = asyncio.Event()
         self.idle.set()
         app = tornado.web.Application(
@@ -348,18 +349,36 @@ class TornadoApp(App):
 
 
 class Endless:
-    """Plain ASGI: streams until `send` says that the client is gone."""
+    """Plain ASGI: streams until `receive` says that the client is gone (uvicorn's `send` is silent about it)."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
-    async def __call__(self, _scope: Any, _receive: Any, send: Any) -> None:
+    async def __call__(self, _scope: Any, receive: Any, send: Any) -> None:
+        async def wait_gone() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        gone = asyncio.create_task(wait_gone())
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        try:
-            while True:
-                await send({"type": "http.response.body", "body": PAYLOAD[:PIECE_LEN_BYTES], "more_body": True})
-        except OSError:
-            self._journal.note("download-lost")
+        while not gone.done():
+            await send({"type": "http.response.body", "body": PAYLOAD[:PIECE_LEN_BYTES], "more_body": True})
+            await asyncio.sleep(0)  # `send` may return without having waited
+        await gone
+        self._journal.note("download-lost")
+
+
+class Echo:
+    """Plain ASGI: sends what it receives (Starlette's StreamingResponse would itself receive, to see a disconnect)."""
+
+    async def __call__(self, _scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        more = True
+        while more:
+            message = await receive()
+            assert message["type"] == "http.request"
+            more = message["more_body"]
+            await send({"type": "http.response.body", "body": message["body"], "more_body": more})
 
 
 class UvicornApp(App):
@@ -373,7 +392,7 @@ class UvicornApp(App):
             Route("/held", self.held),
             Route("/endless", Endless(self.journal)),
             Route("/digest", self.digest, methods=["POST"]),
-            Route("/echo", self.echo, methods=["POST"]),
+            Route("/echo", Echo(), methods=["POST"]),
         ]
         return Starlette(routes=routes)
 
@@ -426,9 +445,6 @@ class UvicornApp(App):
             self.journal.note("upload-lost")
             return Response()
         return PlainTextResponse(f"{length} {digest.hexdigest()}")
-
-    async def echo(self, request: Request) -> Response:
-        return StreamingResponse(request.stream())
 
 
 async def iter_pieces() -> Any:

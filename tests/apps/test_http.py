@@ -4,14 +4,16 @@ or on asyncio's own loop."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
+import socket
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.apps.servers import APPS, PAYLOAD, PAYLOAD_DIGEST, PIECE_LEN_BYTES, App, pieces
-from tests.apps.wire import TIMEOUT_S, Stream, Wire, chunk, head, on_asyncio
+from tests.apps.wire import HOST, TIMEOUT_S, Stream, Wire, chunk, head, on_asyncio
 
 CLIENTS = 500
 
@@ -70,13 +72,11 @@ def test_streams_10_mb_to_a_slow_reader(app: App) -> None:
         wire.reply_head()
         for _ in range(50):  # the server is held up by the first client only
             assert other.get("/hello").text == "hello"
-        body = b""
         parts = []
         while length := int(wire.line(), 16):
             parts.append(wire.exactly(length))
             assert wire.line() == b""
-        body = b"".join(parts)
-        assert is_payload(body)
+        assert is_payload(b"".join(parts))
 
 
 @pytest.mark.parametrize("coding", ["content-length", "chunked"])
@@ -198,11 +198,21 @@ def test_graceful_shutdown_with_requests_in_flight(app: App) -> None:
 
 
 def wait_until_refused(port: int) -> None:
+    """Waits without connecting: an address in use by a listener cannot be bound, one in use by connections can."""
     give_up_s = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < give_up_s:
-        try:
-            Wire(port).close()
-        except ConnectionRefusedError:
-            return
+    while is_listening(port):
+        assert time.monotonic() < give_up_s, "the server still listens"
         time.sleep(0.01)
-    pytest.fail("the server still listens")
+    with pytest.raises(ConnectionRefusedError):
+        Wire(port)
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((HOST, port))
+        except OSError as error:
+            assert error.errno == errno.EADDRINUSE, error
+            return True
+        return False

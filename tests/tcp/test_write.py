@@ -64,7 +64,7 @@ async def test_types_that_cannot_be_written(loop, data):
 async def test_the_message_for_a_wrong_type(loop):
     transport, protocol, peer = await connected(loop)
     with peer:
-        with pytest.raises(TypeError, match=r"bytes-like object.* '?str"):
+        with pytest.raises(TypeError, match=r"bytes.*'?str\b"):
             transport.write("text")
         await close(protocol)
 

@@ -44,6 +44,8 @@ pub(crate) enum Phase {
 pub(crate) struct Meter {
     start: Instant,
     warm_up_end_ns: u64,
+    /// Length of the measured window; `None`: until the budget is spent.
+    duration_ns: Option<u64>,
     measure_end_ns: Option<u64>,
     /// Requests that may still be issued; `None`: as many as fit into the time.
     budget: Option<u64>,
@@ -80,10 +82,8 @@ impl Meter {
         let mut meter = Self {
             start: Instant::now(),
             warm_up_end_ns,
-            measure_end_ns: window
-                .requests
-                .is_none()
-                .then(|| warm_up_end_ns + as_ns(window.duration)),
+            duration_ns: window.requests.is_none().then(|| as_ns(window.duration)),
+            measure_end_ns: None,
             budget: window.requests,
             phase: Phase::WarmUp,
             cpu_of: window.cpu_of,
@@ -110,7 +110,9 @@ impl Meter {
         let now_ns = self.now_ns();
         if self.phase == Phase::WarmUp && now_ns >= self.warm_up_end_ns {
             self.phase = Phase::Measure;
+            // From now and not from when it was due: this process may have been kept waiting.
             self.measure_start_ns = now_ns;
+            self.measure_end_ns = self.duration_ns.map(|duration_ns| now_ns + duration_ns);
             self.cpu_start = (self.cpu_of.and_then(cpu_clock::process_s), cpu_clock::own_s());
         }
         if self.phase == Phase::Measure && self.measure_end_ns.is_some_and(|end_ns| now_ns >= end_ns) {

@@ -22,7 +22,10 @@ unsafe impl Sync for Freelist {}
 
 impl Freelist {
     pub(crate) const fn new() -> Self {
-        Self(UnsafeCell::new(Stack { objects: [ptr::null_mut(); CAPACITY], len: 0 }))
+        Self(UnsafeCell::new(Stack {
+            objects: [ptr::null_mut(); CAPACITY],
+            len: 0,
+        }))
     }
 
     /// Objects come untracked; their owner tracks those that can become part of an unreachable cycle.
@@ -77,7 +80,11 @@ unsafe fn alloc(kind: *mut ffi::PyTypeObject) -> *mut ffi::PyObject {
         let object = ffi::PyObject_GC_New::<ffi::PyObject>(kind);
         if !object.is_null() {
             let header = size_of::<ffi::PyObject>();
-            ptr::write_bytes(object.cast::<u8>().add(header), 0, (*kind).tp_basicsize as usize - header);
+            ptr::write_bytes(
+                object.cast::<u8>().add(header),
+                0,
+                (*kind).tp_basicsize as usize - header,
+            );
         }
         object
     }

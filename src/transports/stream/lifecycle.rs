@@ -49,7 +49,10 @@ pub(in crate::transports) fn accept(
     };
     let this = stream_of(&transport);
     this.server.set(server.clone());
-    if let Err(error) = server.call_method1(names()._attach.bind(server.py()).cast_into::<PyString>()?, (&transport,)) {
+    if let Err(error) = server.call_method1(
+        names()._attach.bind(server.py()).cast_into::<PyString>()?,
+        (&transport,),
+    ) {
         return fatal_error(this, error, "Error on transport creation for incoming connection");
     }
     start(this)
@@ -76,7 +79,10 @@ pub(super) fn open<'py>(
         this.waiter.set(waiter);
     }
     if let Some(server) = server {
-        server.call_method1(names()._attach.bind(server.py()).cast_into::<PyString>()?, (&transport,))?;
+        server.call_method1(
+            names()._attach.bind(server.py()).cast_into::<PyString>()?,
+            (&transport,),
+        )?;
         this.server.set(server);
     }
     this.reactor().defer(transport.clone(), start_queued);
@@ -94,7 +100,9 @@ unsafe fn start_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<(
     let this: Stream<'_> = unsafe { This::new(py, object) };
     start(this)?;
     if let Some(waiter) = this.waiter.take(py)
-        && !waiter.call_method0(names().done.bind(py).cast_into::<PyString>()?)?.is_truthy()?
+        && !waiter
+            .call_method0(names().done.bind(py).cast_into::<PyString>()?)?
+            .is_truthy()?
     {
         waiter.call_method1(names().set_result.bind(py).cast_into::<PyString>()?, (py.None(),))?;
     }
@@ -112,7 +120,11 @@ fn start(this: Stream<'_>) -> PyResult<()> {
     let own = this.to_bound();
     let result = writing::corked(this, || this.calls.call(py, names().connection_made, &[&own]))?;
     if let Err(error) = result {
-        return fatal_error(this, error, "Fatal error: protocol.connection_made() call failed.");
+        return fatal_error(
+            this,
+            error,
+            "Fatal error: protocol.connection_made() call failed.",
+        );
     }
     register(this)
 }
@@ -124,7 +136,10 @@ fn register(this: Stream<'_>) -> PyResult<()> {
     }
     let interest = this.wanted_interest();
     let source = SourceRef::new::<StreamObject>(this);
-    match this.reactor().register(this.py(), this.fd.get(), Slot::Source(source), interest) {
+    match this
+        .reactor()
+        .register(this.py(), this.fd.get(), Slot::Source(source), interest)
+    {
         Ok(token) => {
             this.token.set(token);
             this.interest.set(interest);
@@ -146,7 +161,8 @@ fn unregister(this: Stream<'_>) {
     this.lower_flag(flag::REGISTERED);
     let fd = this.fd.get();
     // An entry that is no longer ours belongs to whoever got the descriptor after it was closed behind our back.
-    let is_ours = matches!(this.reactor().slot(fd), Some(Slot::Source(source)) if source.as_ptr() == this.as_ptr());
+    let is_ours =
+        matches!(this.reactor().slot(fd), Some(Slot::Source(source)) if source.as_ptr() == this.as_ptr());
     if is_ours && let Some(Slot::Source(source)) = this.reactor().unregister(fd, this.interest.get()) {
         source.release(this.py());
     }
@@ -198,7 +214,12 @@ pub(super) fn fatal_error(this: Stream<'_>, error: PyErr, message: &str) -> PyRe
         let own = this.to_bound();
         match this.calls.get(py) {
             Some(protocol) => {
-                errors::report(&event_loop, message, error, &[("transport", &own), ("protocol", &protocol)])?;
+                errors::report(
+                    &event_loop,
+                    message,
+                    error,
+                    &[("transport", &own), ("protocol", &protocol)],
+                )?;
             }
             None => errors::report(&event_loop, message, error, &[("transport", &own)])?,
         }
@@ -232,9 +253,14 @@ pub(super) fn finish(this: Stream<'_>, exception: Option<Bound<'_, PyAny>>) -> P
 unsafe fn lose(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: queued by `finish` with a transport, whose reference the queue holds.
     let this: Stream<'_> = unsafe { This::new(py, object) };
-    let argument = this.exception.take(py).unwrap_or_else(|| py.None().into_bound(py));
+    let argument = this
+        .exception
+        .take(py)
+        .unwrap_or_else(|| py.None().into_bound(py));
     let result = if this.has(flag::MADE) {
-        this.calls.call(py, names().connection_lost, &[&argument]).map(drop)
+        this.calls
+            .call(py, names().connection_lost, &[&argument])
+            .map(drop)
     } else {
         Ok(())
     };
@@ -250,12 +276,25 @@ unsafe fn lose(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
         if let Some(protocol) = &protocol {
             details.push(("protocol", protocol));
         }
-        errors::report(&event_loop, "Fatal error: protocol.connection_lost() call failed.", error, &details)?;
+        errors::report(
+            &event_loop,
+            "Fatal error: protocol.connection_lost() call failed.",
+            error,
+            &details,
+        )?;
     }
     if let Some(server) = server {
-        let detached = server.call_method1(names()._detach.bind(py).cast_into::<PyString>()?, (this.to_bound(),));
+        let detached = server.call_method1(
+            names()._detach.bind(py).cast_into::<PyString>()?,
+            (this.to_bound(),),
+        );
         if let (Err(error), Some(event_loop)) = (detached, this.event_loop.get(py)) {
-            errors::report(&event_loop, "Error on detaching a connection from its server", error, &[])?;
+            errors::report(
+                &event_loop,
+                "Error on detaching a connection from its server",
+                error,
+                &[],
+            )?;
         }
     }
     Ok(())
@@ -276,7 +315,10 @@ pub(super) fn close_descriptor(py: Python<'_>, body: &StreamBody) {
         None => close_raw(fd),
         Some(socket) => {
             let name = names().close.bind(py);
-            let closed = name.cast_into::<PyString>().map_err(PyErr::from).and_then(|name| socket.call_method0(name));
+            let closed = name
+                .cast_into::<PyString>()
+                .map_err(PyErr::from)
+                .and_then(|name| socket.call_method0(name));
             if let Err(error) = closed {
                 error.write_unraisable(py, Some(&socket));
             }

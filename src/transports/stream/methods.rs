@@ -5,10 +5,12 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyNone, PyString};
 
-use super::{Stream, StreamBody, StreamObject, flag, lifecycle, local_address, make_type, socket_of, writing};
+use super::{
+    Stream, StreamBody, StreamObject, flag, lifecycle, local_address, make_type, socket_of, writing,
+};
+use crate::event_loop::native_type::This;
 use crate::event_loop::native_type::{Args, leak_table, method, slot};
 use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::native_type::This;
 use crate::transports::socket_object;
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
@@ -137,20 +139,30 @@ fn get_extra_info<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
     let [name, default] = args.bind("get_extra_info", ["name", "default"])?;
     let Some(name) = name else {
-        return Err(PyTypeError::new_err("get_extra_info() missing 1 required positional argument: 'name'"));
+        return Err(PyTypeError::new_err(
+            "get_extra_info() missing 1 required positional argument: 'name'",
+        ));
     };
     let default = default.unwrap_or_else(|| none(py));
     let extra = extra_dict(this)?;
     if let Some(known) = extra.get_item(&name)? {
         return Ok(known);
     }
-    let Ok(key) = name.cast::<PyString>() else { return Ok(default) };
+    let Ok(key) = name.cast::<PyString>() else {
+        return Ok(default);
+    };
     let value = match &*key.to_string_lossy() {
-        "socket" => socket_of(this)?.map(|socket| socket_object::guarded(&socket)).transpose()?,
-        "sockname" => {
-            local_address(&this).map(|address| socket_object::address_object(py, &address)).transpose()?
-        }
-        "peername" => this.peer.as_ref().map(|address| socket_object::address_object(py, address)).transpose()?,
+        "socket" => socket_of(this)?
+            .map(|socket| socket_object::guarded(&socket))
+            .transpose()?,
+        "sockname" => local_address(&this)
+            .map(|address| socket_object::address_object(py, &address))
+            .transpose()?,
+        "peername" => this
+            .peer
+            .as_ref()
+            .map(|address| socket_object::address_object(py, address))
+            .transpose()?,
         _ => None,
     };
     match value {
@@ -185,8 +197,16 @@ pub(super) fn describe(this: Stream<'_>) -> String {
             text.push_str(" closing");
         }
         text.push_str(&format!(" fd={}", this.fd.get()));
-        let read = if this.interest.get().has_read() && !this.has(flag::PAUSED) { "polling" } else { "idle" };
-        let write = if this.has(flag::BLOCKED) { "polling" } else { "idle" };
+        let read = if this.interest.get().has_read() && !this.has(flag::PAUSED) {
+            "polling"
+        } else {
+            "idle"
+        };
+        let write = if this.has(flag::BLOCKED) {
+            "polling"
+        } else {
+            "idle"
+        };
         let len_bytes = this.outbuf.try_borrow().map_or(0, |outbuf| outbuf.len_bytes());
         text.push_str(&format!(" read={read} write=<{write}, bufsize={len_bytes}>"));
     }
@@ -209,7 +229,8 @@ unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
 /// `loop._stream(sock, protocol, waiter=None, server=None)`: the transport of a connected, nonblocking socket.
 fn open_stream<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     this.reactor().check_closed()?;
-    let [socket, protocol, waiter, server] = args.bind("_stream", ["sock", "protocol", "waiter", "server"])?;
+    let [socket, protocol, waiter, server] =
+        args.bind("_stream", ["sock", "protocol", "waiter", "server"])?;
     let (Some(socket), Some(protocol)) = (socket, protocol) else {
         return Err(PyTypeError::new_err("_stream() takes a socket and a protocol"));
     };
@@ -221,7 +242,9 @@ fn open_stream<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<
 fn server_transports<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("_server_transports", 1)?;
     let py = this.py();
-    let Some(server) = args.get(0) else { return Ok(none(py)) };
+    let Some(server) = args.get(0) else {
+        return Ok(none(py));
+    };
     let stream_type = super::STREAM_TYPE.load(std::sync::atomic::Ordering::Relaxed);
     let mut transports = this.reactor().sources(py);
     transports.retain(|source| {
@@ -235,23 +258,68 @@ fn server_transports<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> O
 /// Methods that this room adds to the loop's type.
 pub(in crate::transports) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        method!(LoopObject, c"_stream", open_stream, c"The transport of a connected stream socket."),
-        method!(LoopObject, c"_server_transports", server_transports, c"The open transports of a server."),
+        method!(
+            LoopObject,
+            c"_stream",
+            open_stream,
+            c"The transport of a connected stream socket."
+        ),
+        method!(
+            LoopObject,
+            c"_server_transports",
+            server_transports,
+            c"The open transports of a server."
+        ),
     ]
 }
 
 pub(in crate::transports) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let methods = leak_table(
         vec![
-            method!(StreamObject, c"write", write, c"Send bytes-like data; queued if the kernel takes no more."),
-            method!(StreamObject, c"writelines", writelines, c"Send several bytes-like objects in one call."),
-            method!(StreamObject, c"write_eof", write_eof, c"End our side once the buffer is empty."),
+            method!(
+                StreamObject,
+                c"write",
+                write,
+                c"Send bytes-like data; queued if the kernel takes no more."
+            ),
+            method!(
+                StreamObject,
+                c"writelines",
+                writelines,
+                c"Send several bytes-like objects in one call."
+            ),
+            method!(
+                StreamObject,
+                c"write_eof",
+                write_eof,
+                c"End our side once the buffer is empty."
+            ),
             method!(StreamObject, c"can_write_eof", can_write_eof, c"True."),
-            method!(StreamObject, c"close", close, c"Send what is buffered, then end the connection."),
+            method!(
+                StreamObject,
+                c"close",
+                close,
+                c"Send what is buffered, then end the connection."
+            ),
             method!(StreamObject, c"abort", abort, c"End the connection now."),
-            method!(StreamObject, c"is_closing", is_closing, c"True once the connection is ending."),
-            method!(StreamObject, c"is_reading", is_reading, c"True while data is received."),
-            method!(StreamObject, c"pause_reading", pause_reading, c"Receive nothing until resume_reading()."),
+            method!(
+                StreamObject,
+                c"is_closing",
+                is_closing,
+                c"True once the connection is ending."
+            ),
+            method!(
+                StreamObject,
+                c"is_reading",
+                is_reading,
+                c"True while data is received."
+            ),
+            method!(
+                StreamObject,
+                c"pause_reading",
+                pause_reading,
+                c"Receive nothing until resume_reading()."
+            ),
             method!(StreamObject, c"resume_reading", resume_reading, c"Receive again."),
             method!(
                 StreamObject,
@@ -271,8 +339,18 @@ pub(in crate::transports) fn register(module: &Bound<'_, PyModule>) -> PyResult<
                 set_write_buffer_limits,
                 c"Set the watermarks in bytes; ValueError unless high >= low >= 0."
             ),
-            method!(StreamObject, c"get_protocol", get_protocol, c"The protocol, None once the connection is lost."),
-            method!(StreamObject, c"set_protocol", set_protocol, c"Use another protocol from the next event on."),
+            method!(
+                StreamObject,
+                c"get_protocol",
+                get_protocol,
+                c"The protocol, None once the connection is lost."
+            ),
+            method!(
+                StreamObject,
+                c"set_protocol",
+                set_protocol,
+                c"Use another protocol from the next event on."
+            ),
             method!(
                 StreamObject,
                 c"get_extra_info",
@@ -304,7 +382,10 @@ pub(in crate::transports) fn register(module: &Bound<'_, PyModule>) -> PyResult<
 }
 
 /// Puts `methods` on a type that lower rooms have made.
-pub(in crate::transports) fn extend_type(kind: &Bound<'_, PyAny>, methods: Vec<ffi::PyMethodDef>) -> PyResult<()> {
+pub(in crate::transports) fn extend_type(
+    kind: &Bound<'_, PyAny>,
+    methods: Vec<ffi::PyMethodDef>,
+) -> PyResult<()> {
     let py = kind.py();
     for definition in methods {
         let definition = Box::leak(Box::new(definition));

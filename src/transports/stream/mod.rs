@@ -123,8 +123,6 @@ pub(super) struct StreamBody {
     interest: Cell<Interest>,
     /// 0 while connected; then the number of writes after the connection was given up, plus one.
     lost_writes: Cell<u8>,
-    /// The size of the last large read, in units of 4 KiB: where the next one is received.
-    large_read_pages: Cell<u16>,
 }
 
 impl Deref for StreamObject {
@@ -212,7 +210,8 @@ impl Source for StreamObject {
 
 impl NativeType for StreamObject {
     const NAME: &'static CStr = c"grapeshot._core.StreamTransport";
-    const DOC: &'static CStr = c"The transport of a connected stream socket; the interface of asyncio.Transport.";
+    const DOC: &'static CStr =
+        c"The transport of a connected stream socket; the interface of asyncio.Transport.";
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION as u64;
 
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
@@ -221,7 +220,13 @@ impl NativeType for StreamObject {
         if result != 0 || !self.is_body_live.get() {
             return result;
         }
-        for cell in [&self.event_loop, &self.server, &self.socket, &self.waiter, &self.exception] {
+        for cell in [
+            &self.event_loop,
+            &self.server,
+            &self.socket,
+            &self.waiter,
+            &self.exception,
+        ] {
             // SAFETY: as above.
             let result = unsafe { cell.traverse(visit, arg) };
             if result != 0 {
@@ -270,7 +275,6 @@ fn new_stream<'py>(
         flags: Cell::new(0),
         interest: Cell::new(Interest::NONE),
         lost_writes: Cell::new(0),
-        large_read_pages: Cell::new(0),
     };
     body.event_loop.set(event_loop.clone());
     if let Some(socket) = socket {
@@ -294,7 +298,8 @@ fn new_stream<'py>(
     }
 }
 
-/// A transport dropped while its descriptor is open: a ResourceWarning, and the descriptor is closed by `dealloc`.
+/// A transport dropped while its descriptor is open: a ResourceWarning, and the descriptor is closed here, while a
+/// socket object that belongs to the same garbage is still whole.
 unsafe extern "C" fn finalize(slf: *mut ffi::PyObject) {
     // SAFETY: CPython calls tp_finalize attached with an object of this type; the current exception is kept aside
     // as PEP 442 asks.
@@ -307,12 +312,14 @@ unsafe extern "C" fn finalize(slf: *mut ffi::PyObject) {
                 let text = methods::describe(this);
                 let category = py.get_type::<pyo3::exceptions::PyResourceWarning>();
                 let message = format!("unclosed transport {text}");
-                let warned = py
-                    .import("warnings")
-                    .and_then(|warnings| warnings.call_method1("warn", (message, category, 1, this.to_bound())));
+                let warned = names()
+                    .warn
+                    .bind(py)
+                    .call1((message, category, 1, this.to_bound()));
                 if let Err(error) = warned {
                     error.write_unraisable(py, Some(&this.to_bound()));
                 }
+                lifecycle::close_descriptor(py, &this);
             }
             Ok(())
         });
@@ -339,7 +346,13 @@ unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
             }
             lifecycle::close_descriptor(py, body);
             body.calls.drop_all(py);
-            for cell in [&body.server, &body.socket, &body.waiter, &body.exception, &body.event_loop] {
+            for cell in [
+                &body.server,
+                &body.socket,
+                &body.waiter,
+                &body.exception,
+                &body.event_loop,
+            ] {
                 drop(cell.take(py));
             }
             ManuallyDrop::drop(&mut (*stream).body);

@@ -29,7 +29,10 @@ pub(super) fn on_readable(this: Stream<'_>) -> PyResult<()> {
         }
         // SAFETY: recv has written `len_bytes` bytes; making a bytes object copies them and runs no Python code.
         let data = unsafe {
-            errors::owned(py, ffi::PyBytes_FromStringAndSize(scratch.as_ptr().cast(), len_bytes as ffi::Py_ssize_t))
+            errors::owned(
+                py,
+                ffi::PyBytes_FromStringAndSize(scratch.as_ptr().cast(), len_bytes as ffi::Py_ssize_t),
+            )
         };
         Ok(Some(data))
     });
@@ -38,7 +41,11 @@ pub(super) fn on_readable(this: Stream<'_>) -> PyResult<()> {
             let data = data?;
             let result = writing::corked(this, || this.calls.data_received(py, data))?;
             if let Err(error) = result {
-                return lifecycle::fatal_error(this, error, "Fatal error: protocol.data_received() call failed.");
+                return lifecycle::fatal_error(
+                    this,
+                    error,
+                    "Fatal error: protocol.data_received() call failed.",
+                );
             }
             Ok(())
         }
@@ -50,7 +57,9 @@ pub(super) fn on_readable(this: Stream<'_>) -> PyResult<()> {
 /// BufferedProtocol: receive into the buffer that the protocol offers.
 fn read_into_protocol(this: Stream<'_>) -> PyResult<()> {
     let py = this.py();
-    let offered = writing::corked(this, || this.calls.get_buffer(py, &(-1_i32).into_pyobject(py)?.into_any()))?;
+    let offered = writing::corked(this, || {
+        this.calls.get_buffer(py, &(-1_i32).into_pyobject(py)?.into_any())
+    })?;
     let target = match offered.and_then(|object| WritableBuffer::new(&object)) {
         Ok(target) => target,
         Err(error) => {
@@ -68,7 +77,11 @@ fn read_into_protocol(this: Stream<'_>) -> PyResult<()> {
         Ok(len_bytes) => {
             let result = writing::corked(this, || this.calls.buffer_updated(py, len_bytes))?;
             if let Err(error) = result {
-                return lifecycle::fatal_error(this, error, "Fatal error: protocol.buffer_updated() call failed.");
+                return lifecycle::fatal_error(
+                    this,
+                    error,
+                    "Fatal error: protocol.buffer_updated() call failed.",
+                );
             }
             Ok(())
         }
@@ -81,7 +94,11 @@ fn on_read_error(this: Stream<'_>, error: &io::Error) -> PyResult<()> {
     if error.kind() == io::ErrorKind::WouldBlock {
         return Ok(());
     }
-    lifecycle::fatal_error(this, errors::os_error(error), "Fatal read error on socket transport")
+    lifecycle::fatal_error(
+        this,
+        errors::os_error(error),
+        "Fatal read error on socket transport",
+    )
 }
 
 /// The peer has ended its side: the protocol says whether to go on writing.
@@ -91,7 +108,9 @@ fn on_eof(this: Stream<'_>) -> PyResult<()> {
         this.calls.call(py, names().eof_received, &[])?.is_truthy()
     })?;
     match answer {
-        Err(error) => lifecycle::fatal_error(this, error, "Fatal error: protocol.eof_received() call failed."),
+        Err(error) => {
+            lifecycle::fatal_error(this, error, "Fatal error: protocol.eof_received() call failed.")
+        }
         Ok(true) => {
             this.raise_flag(flag::EOF_RECEIVED);
             this.sync_interest()

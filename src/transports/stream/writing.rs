@@ -99,7 +99,11 @@ fn send_buffered(this: Stream<'_>) -> io::Result<()> {
 #[cold]
 fn on_write_error(this: Stream<'_>, error: &io::Error) -> PyResult<()> {
     drop_buffer(this);
-    lifecycle::fatal_error(this, errors::os_error(error), "Fatal write error on socket transport")
+    lifecycle::fatal_error(
+        this,
+        errors::os_error(error),
+        "Fatal write error on socket transport",
+    )
 }
 
 /// Discards what has not been sent.
@@ -147,7 +151,9 @@ pub(super) fn write(this: Stream<'_>, data: *mut ffi::PyObject) -> PyResult<()> 
     let py = this.py();
     // SAFETY: `data` is an argument of the running call, so it is alive.
     let data = unsafe { Bound::from_borrowed_ptr(py, data) };
-    let Some(source) = Data::new(&data)? else { return Err(wrong_type(&data, "data argument")) };
+    let Some(source) = Data::new(&data)? else {
+        return Err(wrong_type(&data, "data argument"));
+    };
     if !may_write(this, source.as_slice().is_empty())? {
         return Ok(());
     }
@@ -269,10 +275,16 @@ fn maybe_resume(this: Stream<'_>) -> PyResult<()> {
 #[cold]
 fn tell(this: Stream<'_>, method: Kept, failure: &str) -> PyResult<()> {
     let py = this.py();
-    let Some(protocol) = this.calls.get(py) else { return Ok(()) };
+    let Some(protocol) = this.calls.get(py) else {
+        return Ok(());
+    };
     let name = method.bind(py).cast_into::<pyo3::types::PyString>()?;
-    let Err(error) = protocol.call_method0(name) else { return Ok(()) };
-    let Some(event_loop) = this.event_loop.get(py) else { return Ok(()) };
+    let Err(error) = protocol.call_method0(name) else {
+        return Ok(());
+    };
+    let Some(event_loop) = this.event_loop.get(py) else {
+        return Ok(());
+    };
     let details = [("transport", &this.to_bound()), ("protocol", &protocol)];
     errors::report(&event_loop, failure, error, &details)
 }
@@ -331,7 +343,9 @@ impl<'a, 'py> Data<'a, 'py> {
     fn to_chunk(&self, sent: usize) -> PyResult<Chunk> {
         match self {
             Self::Bytes(bytes) => Ok(Chunk::new((*bytes).clone().into_any())),
-            Self::View(data, _) => Ok(Chunk::new(PyBytes::new(data.py(), &self.as_slice()[sent..]).into_any())),
+            Self::View(data, _) => Ok(Chunk::new(
+                PyBytes::new(data.py(), &self.as_slice()[sent..]).into_any(),
+            )),
         }
     }
 }
