@@ -1,7 +1,8 @@
 """Fixtures of the behaviour tests: one loop per test, on each kind of loop, and an audit of what the test left behind.
 
-A test that asks for `loop` (or `new_loop`) runs once per kind: asyncio's own loop (which proves the test), uvloop where it
-is installed (known deviations are marked) and grapeshot. Nothing here skips grapeshot: if it cannot be imported, its tests fail.
+A test that asks for `loop` (or `new_loop`) runs once per kind: asyncio's own loop (which proves the test), uvloop where
+it is installed (known deviations are marked) and grapeshot. Nothing here skips grapeshot: if it cannot be imported, its
+tests fail.
 """
 
 from __future__ import annotations

@@ -323,6 +323,8 @@ def raw_pair(small: bool = False) -> tuple[socket.socket, socket.socket]:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
         client.connect(listener.getsockname())
         accepted, _ = listener.accept()
+    for sock in (client, accepted):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what is sent is there at once
     return client, accepted
 
 

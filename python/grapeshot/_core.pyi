@@ -327,3 +327,6 @@ class StreamTransport(asyncio.Transport):
 
     def abort(self) -> None:
         """Close at once; what was not sent is lost. ``connection_lost(None)`` follows from the loop. Idempotent."""
+
+def _bind_methods(kind: type[Loop], /) -> None:
+    """Put the native methods on ``kind`` itself, those aside that it defines; TypeError unless it is a Loop."""

@@ -11,7 +11,7 @@ import os
 import sys
 import warnings
 
-from . import _connect, _dns, _lifecycle, _serve, _signals, _sock
+from . import _connect, _core, _dns, _lifecycle, _serve, _signals, _sock
 from ._base import BaseLoop
 
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
@@ -79,6 +79,10 @@ class Loop(BaseLoop):
     sock_sendall = _sock.sock_sendall
     sock_connect = _sock.sock_connect
     sock_accept = _sock.sock_accept
+
+
+# Found on the exact type, the native methods get CPython's specialized calls.
+_core._bind_methods(Loop)
 
 
 def new_event_loop() -> Loop:

@@ -201,7 +201,6 @@ impl HandleRef {
             this.flags.set(this.flags.get() | flag::TRACKED);
             // SAFETY: the object is a live one of a type with collector support, and not tracked so far.
             unsafe { ffi::PyObject_GC_Track(self.0.cast()) };
-            this.show_context();
         }
     }
 
@@ -246,16 +245,6 @@ impl HandleRef {
             }
             if ffi::Py_REFCNT(self.0.cast()) != 1 {
                 return 0;
-            }
-            if handle.has(flag::HIDES_CONTEXT) {
-                // A hidden context with one holder: its referents are visited as ours.
-                let context = handle.context.as_ptr();
-                if let Some(traverse) = (*ffi::Py_TYPE(context)).tp_traverse {
-                    let result = traverse(context, visit, arg);
-                    if result != 0 {
-                        return result;
-                    }
-                }
             }
             NativeType::traverse(handle, visit, arg)
         }
@@ -508,7 +497,6 @@ impl NativeType for HandleObject {
         let cells = [
             &self.event_loop,
             &self.callback,
-            &self.context,
             &self.more_args,
             &self.source_traceback,
         ];
@@ -519,7 +507,19 @@ impl NativeType for HandleObject {
                 return result;
             }
         }
-        0
+        if !self.has(flag::HIDES_CONTEXT) {
+            // SAFETY: as above.
+            return unsafe { self.context.traverse(visit, arg) };
+        }
+        // A hidden context has no other holder: its referents are visited as ours.
+        let context = self.context.as_ptr();
+        // SAFETY: as above; the cell holds the context for as long as the flag is up.
+        unsafe {
+            match (*ffi::Py_TYPE(context)).tp_traverse {
+                Some(traverse) => traverse(context, visit, arg),
+                None => 0,
+            }
+        }
     }
 
     fn clear(this: This<'_, Self>) {

@@ -395,3 +395,20 @@ pub(crate) fn leak_table<R>(rows: Vec<R>, end: R) -> *mut c_void {
     rows.push(end);
     Box::leak(rows.into_boxed_slice()).as_mut_ptr().cast()
 }
+
+/// Puts native methods on a heap type whose objects have the layout that they were written for: a type that a lower
+/// room has made, or a subclass of it.
+pub(crate) fn extend_type(kind: &Bound<'_, PyAny>, methods: Vec<ffi::PyMethodDef>) -> PyResult<()> {
+    let py = kind.py();
+    for definition in methods {
+        let definition = Box::leak(Box::new(definition));
+        // SAFETY: the definition is leaked; the caller vouches for the type.
+        let (name, descriptor) = unsafe {
+            let name = CStr::from_ptr(definition.ml_name);
+            let made = ffi::PyDescr_NewMethod(kind.as_ptr().cast(), definition);
+            (name, errors::owned(py, made)?)
+        };
+        kind.setattr(name.to_string_lossy().as_ref(), descriptor)?;
+    }
+    Ok(())
+}

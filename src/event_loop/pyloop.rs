@@ -266,7 +266,8 @@ unsafe extern "C" fn set_slow_callback_duration(
     }
 }
 
-pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+/// The native methods of the loop that this room has.
+pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
     let mut methods = vec![
         method!(
             LoopObject,
@@ -311,6 +312,16 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     methods.extend(scheduling::methods());
     methods.extend(watching::methods());
     methods.extend(tasks::methods());
+    methods
+}
+
+/// True for the native loop type and its subclasses.
+pub(crate) fn is_loop_type(kind: &Bound<'_, PyType>) -> bool {
+    // SAFETY: attached; both are live types, LOOP_TYPE is set when the module is made.
+    unsafe { ffi::PyType_IsSubtype(kind.as_ptr().cast(), LOOP_TYPE.load(Ordering::Relaxed)) != 0 }
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let getters = vec![
         getter!(
             LoopObject,
@@ -338,7 +349,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
                 slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
                 slot(
                     ffi::Py_tp_methods,
-                    leak_table(methods, ffi::PyMethodDef::zeroed()),
+                    leak_table(methods(), ffi::PyMethodDef::zeroed()),
                 ),
                 slot(
                     ffi::Py_tp_getset,

@@ -1,4 +1,4 @@
-//! The timers: a heap ordered by deadline, then by the order in which they were added.
+//! The timers: ordered by deadline, then by the order in which they were added.
 //!
 //! Purpose: the next deadline at once, adding and taking out in O(log n). Equal deadlines come out in
 //! insertion order, because every timer gets the next sequence number. Cancelled timers are left in the
@@ -12,8 +12,14 @@
 //!           the earliest                         nobody is earlier than its parent
 //! ```
 //!
+//! Beside the heap lies a sorted run, for what most programs do: timers that come with the same delay each, so that
+//! every deadline is at or after the one before. They are appended to the run and leave from its front in O(1);
+//! a timer that does not fit behind the run goes to the heap.
+//!
 //! Owner: the loop's thread. It must not know what an element stands for, nor what time it is; elements
 //! left behind when the heap is dropped are the owner's to release.
+
+use std::collections::VecDeque;
 
 /// Allocations for up to so many timers are kept.
 const KEPT_CAPACITY: usize = 1024;
@@ -42,6 +48,8 @@ impl<T> Entry<T> {
 pub struct TimerHeap<T: Copy> {
     /// Each entry is after its parent, see the module's head.
     entries: Vec<Entry<T>>,
+    /// Sorted; each entry is after the one in front of it.
+    run: VecDeque<Entry<T>>,
     next_seq: u64,
 }
 
@@ -51,6 +59,7 @@ impl<T: Copy> TimerHeap<T> {
     pub const fn new() -> Self {
         Self {
             entries: Vec::new(),
+            run: VecDeque::new(),
             next_seq: 0,
         }
     }
@@ -59,14 +68,14 @@ impl<T: Copy> TimerHeap<T> {
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
-        self.entries.len()
+        self.entries.len() + self.run.len()
     }
 
     /// Whether it holds none.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.entries.is_empty() && self.run.is_empty()
     }
 
     /// Adds a timer and returns its sequence number, which only ever grows.
@@ -74,8 +83,14 @@ impl<T: Copy> TimerHeap<T> {
     pub fn push(&mut self, when_ns: u64, item: T) -> u64 {
         let seq = self.next_seq;
         self.next_seq += 1;
-        self.entries.push(Entry { when_ns, seq, item });
-        self.sift_up(self.entries.len() - 1);
+        let entry = Entry { when_ns, seq, item };
+        match self.run.back() {
+            Some(last) if when_ns < last.when_ns => {
+                self.entries.push(entry);
+                self.sift_up(self.entries.len() - 1);
+            }
+            _ => self.run.push_back(entry),
+        }
         seq
     }
 
@@ -83,19 +98,36 @@ impl<T: Copy> TimerHeap<T> {
     #[inline]
     #[must_use]
     pub fn peek_when(&self) -> Option<u64> {
-        self.entries.first().map(|entry| entry.when_ns)
+        self.earliest().map(|entry| entry.when_ns)
     }
 
     /// The earliest timer: deadline and element.
     #[inline]
     #[must_use]
     pub fn peek(&self) -> Option<(u64, T)> {
-        self.entries.first().map(|entry| (entry.when_ns, entry.item))
+        self.earliest().map(|entry| (entry.when_ns, entry.item))
+    }
+
+    #[inline]
+    fn earliest(&self) -> Option<&Entry<T>> {
+        match (self.run.front(), self.entries.first()) {
+            (Some(first), Some(top)) => Some(if top.is_before(first) { top } else { first }),
+            (first, top) => first.or(top),
+        }
     }
 
     /// Takes out the earliest timer.
     #[inline]
     pub fn pop(&mut self) -> Option<T> {
+        let in_run = match (self.run.front(), self.entries.first()) {
+            (Some(first), Some(top)) => first.is_before(top),
+            (first, _) => first.is_some(),
+        };
+        if in_run {
+            let first = self.run.pop_front()?;
+            self.shrink_run_if_sparse();
+            return Some(first.item);
+        }
         let last = self.entries.pop()?;
         let item = match self.entries.first() {
             None => last.item,
@@ -118,10 +150,17 @@ impl<T: Copy> TimerHeap<T> {
         }
     }
 
-    /// Takes out the last element of the array if it is the one meant, in O(1). A timer that was just
-    /// added lies there unless it is earlier than one added before.
+    /// Takes out the last element of the run or of the array if it is the one meant, in O(1). A timer that was just
+    /// added lies there unless it is earlier than many added before.
     #[inline]
-    pub fn remove_last_if(&mut self, is_meant: impl FnOnce(T) -> bool) -> Option<T> {
+    pub fn remove_last_if(&mut self, is_meant: impl Fn(T) -> bool) -> Option<T> {
+        if let Some(last) = self.run.back().copied()
+            && is_meant(last.item)
+        {
+            self.run.pop_back();
+            self.shrink_run_if_sparse();
+            return Some(last.item);
+        }
         // The last has no children, so the others stay a heap.
         let last = self.entries.pop_if(|entry| is_meant(entry.item))?;
         self.shrink_if_sparse();
@@ -131,13 +170,15 @@ impl<T: Copy> TimerHeap<T> {
     /// Keeps the timers for which `is_kept` says so and appends the others to `dropped`, in O(n). Gives
     /// memory back if less than a quarter of it is used afterwards.
     pub fn retain(&mut self, mut is_kept: impl FnMut(T) -> bool, dropped: &mut Vec<T>) {
-        self.entries.retain(|entry| {
+        let mut keep = |entry: &Entry<T>| {
             let keep = is_kept(entry.item);
             if !keep {
                 dropped.push(entry.item);
             }
             keep
-        });
+        };
+        self.entries.retain(&mut keep);
+        self.run.retain(&mut keep);
         // Bottom up, from the last node that has a child.
         for index in (0..self.entries.len() / 2).rev() {
             let entry = self.entries[index];
@@ -146,18 +187,21 @@ impl<T: Copy> TimerHeap<T> {
         if self.entries.len() < self.entries.capacity() / 4 {
             self.entries.shrink_to(self.entries.len() * 2);
         }
+        if self.run.len() < self.run.capacity() / 4 {
+            self.run.shrink_to(self.run.len() * 2);
+        }
     }
 
     /// The elements, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = T> + '_ {
-        self.entries.iter().map(|entry| entry.item)
+        self.entries.iter().chain(&self.run).map(|entry| entry.item)
     }
 
     /// How many timers fit without growing.
     #[inline]
     #[must_use]
     pub fn capacity(&self) -> usize {
-        self.entries.capacity()
+        self.entries.capacity() + self.run.capacity()
     }
 
     /// Moves the entry at `index` towards the root until its parent is before it.
@@ -198,6 +242,15 @@ impl<T: Copy> TimerHeap<T> {
             index = earliest;
         }
         entries[index] = entry;
+    }
+
+    /// As `shrink_if_sparse`, for the run.
+    #[inline]
+    fn shrink_run_if_sparse(&mut self) {
+        let capacity = self.run.capacity();
+        if capacity > KEPT_CAPACITY && self.run.len() < capacity / 4 {
+            self.run.shrink_to(capacity / 2);
+        }
     }
 
     /// Gives half the memory back when a quarter is used: a burst of timers that fired is paid for by its
@@ -271,9 +324,12 @@ mod tests {
         assert_eq!(heap.remove_last_if(|item| item == 76), None);
         assert_eq!(heap.remove_last_if(|item| item == 77), Some(77));
         heap.push(1, 78);
+        assert_eq!(heap.remove_last_if(|item| item == 78), Some(78));
+        heap.push(5, 80);
+        heap.push(1, 78);
         assert_eq!(heap.remove_last_if(|item| item == 78), None);
-        assert_eq!(heap.len(), 51);
-        assert_eq!(heap.pop(), Some(78));
+        assert_eq!(heap.len(), 52);
+        assert_eq!((heap.pop(), heap.pop()), (Some(78), Some(80)));
         assert!(std::iter::from_fn(|| heap.pop()).eq(0..50));
         assert_eq!(heap.remove_last_if(|_| true), None);
     }

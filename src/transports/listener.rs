@@ -267,19 +267,18 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         )?
     };
     LISTENER_TYPE.store(kind.into_ptr().cast(), Ordering::Release);
-    let event_loop = module.getattr("Loop")?;
-    let mut rows = stream::loop_methods();
-    rows.push(method!(
-        LoopObject,
-        c"_listen",
-        listen,
-        c"Accept connections on a listening socket."
-    ));
-    rows.push(method!(
-        LoopObject,
-        c"_unlisten",
-        unlisten,
-        c"Stop accepting on a socket."
-    ));
-    stream::extend_type(&event_loop, rows)
+    Ok(())
+}
+
+/// Methods that this room adds to the loop's type.
+pub(super) fn loop_methods() -> Vec<ffi::PyMethodDef> {
+    vec![
+        method!(
+            LoopObject,
+            c"_listen",
+            listen,
+            c"Accept connections on a listening socket."
+        ),
+        method!(LoopObject, c"_unlisten", unlisten, c"Stop accepting on a socket."),
+    ]
 }

@@ -9,10 +9,51 @@ mod protocol;
 mod socket_object;
 mod stream;
 
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyType;
+
+use crate::event_loop::native_type::extend_type;
+use crate::event_loop::pyloop;
 
 /// Adds the transport types to the module, and the methods that make them to `grapeshot._core.Loop`.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     stream::register(module)?;
-    listener::register(module)
+    listener::register(module)?;
+    extend_type(&module.getattr("Loop")?, loop_methods())?;
+    module.add_function(wrap_pyfunction!(bind_methods, module)?)
+}
+
+fn loop_methods() -> Vec<ffi::PyMethodDef> {
+    let mut methods = stream::loop_methods();
+    methods.extend(listener::loop_methods());
+    methods
+}
+
+/// `_bind_methods(kind)`: puts the native methods of `Loop` on its subclass `kind` once more, those aside that it
+/// defines itself. CPython's specialized calls want a method to be found on the exact type of the object.
+#[pyfunction(name = "_bind_methods")]
+fn bind_methods(kind: &Bound<'_, PyType>) -> PyResult<()> {
+    if !pyloop::is_loop_type(kind) {
+        return Err(PyTypeError::new_err(
+            "a subclass of grapeshot._core.Loop is required",
+        ));
+    }
+    let mut methods = pyloop::methods();
+    methods.extend(loop_methods());
+    let mut missing = Vec::with_capacity(methods.len());
+    for method in methods {
+        // SAFETY: method tables are made of C string literals.
+        let name = unsafe { std::ffi::CStr::from_ptr(method.ml_name) }.to_string_lossy();
+        let base = kind
+            .py()
+            .import("grapeshot._core")?
+            .getattr("Loop")?
+            .getattr(name.as_ref())?;
+        if kind.getattr(name.as_ref())?.is(&base) {
+            missing.push(method);
+        }
+    }
+    extend_type(kind.as_any(), missing)
 }

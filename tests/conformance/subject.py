@@ -14,10 +14,11 @@ from __future__ import annotations
 import asyncio
 import collections
 import importlib
-import unittest
+import sys
 from asyncio import base_events, events, selector_events, unix_events
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 NAMED = {
     "asyncio": "asyncio:SelectorEventLoop",
@@ -45,6 +46,7 @@ class Substitution:
 
     def __init__(self, subject: str) -> None:
         self._factory = resolve(subject)
+        self._package = self._factory.__module__.partition(".")[0]
         self._making = False
         self.ours: collections.Counter[str] = collections.Counter()
         self.foreign: collections.Counter[str] = collections.Counter()
@@ -88,15 +90,20 @@ class Substitution:
             for namespace in (asyncio, events):
                 setattr(namespace, "new_event_loop", self.make_loop)  # noqa: B010
         self._replace_test_utilities()
+        self._mirror_patches()
 
     def adapt(self, module: Any) -> None:
         """Let the classes of a test module that build a bare `BaseEventLoop` use the subject's loop instead."""
+        is_runners = module.__name__.endswith(".test_runners")
         for test_class in list(vars(module).values()):
-            if isinstance(test_class, type) and issubclass(test_class, unittest.TestCase):
-                if "setUp" in vars(test_class):
-                    self._adapt_set_up(test_class)
-                if module.__name__.endswith(".test_runners") and "new_loop" in vars(test_class):
-                    self._adapt_runners(test_class)
+            if not isinstance(test_class, type) or test_class.__module__ != module.__name__:
+                continue
+            if "setUp" in vars(test_class):
+                self._adapt_set_up(test_class)
+            if "new_loop" in vars(test_class) and is_runners:
+                self._adapt_runners(test_class)
+            if "_run_loop" in vars(test_class):
+                self._adapt_run_loop(test_class)
 
     def _adapt_set_up(self, test_class: Any) -> None:
         original = test_class.setUp
@@ -109,6 +116,16 @@ class Substitution:
                 test.set_event_loop(test.loop)
 
         test_class.setUp = set_up
+
+    def _adapt_run_loop(self, test_class: Any) -> None:
+        """The tests of gather turn the loop until its private `_ready` is empty; a fixed number of turns does as well."""
+        run_briefly = importlib.import_module("test.test_asyncio.utils").run_briefly
+
+        def run_loop(_test: Any, loop: Any) -> None:
+            for _ in range(10):
+                run_briefly(loop)
+
+        test_class._run_loop = run_loop
 
     def _adapt_runners(self, test_class: Any) -> None:
         def new_loop(_test: Any) -> Any:
@@ -147,8 +164,8 @@ class Substitution:
             return loop
 
         def close_loop(loop: Any) -> None:
-            # The stdlib's version looks at a private attribute of its own loop; this says the same in public terms.
-            if not loop.is_closed():
+            # The stdlib's version needs the private attribute; a loop without it may still have an executor to end.
+            if not loop.is_closed() and getattr(loop, "_default_executor", loop) is not None:
                 loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
 
@@ -161,3 +178,35 @@ class Substitution:
         original_close = utils.TestCase.close_loop
         utils.TestCase.new_test_loop = new_test_loop
         utils.TestCase.close_loop = staticmethod(close_test_loop)
+
+    def _mirror_patches(self) -> None:
+        """Let a patch of a name in an asyncio module reach the subject too.
+
+        Many tests replace `asyncio.base_events.socket` or `.logger` by a mock. A loop that lives elsewhere has imported
+        the same module or logger under the same name, and gets the same mock.
+        """
+        if self._package == "asyncio":
+            return
+        patcher_class: Any = getattr(mock, "_patch")  # noqa: B009
+        enter, leave = patcher_class.__enter__, patcher_class.__exit__
+        mirrored: dict[int, list[Any]] = {}
+
+        def mirroring_enter(patcher: Any) -> Any:
+            entered = enter(patcher)
+            if getattr(patcher.target, "__name__", "").startswith("asyncio."):
+                name, before = patcher.attribute, patcher.temp_original
+                mirrored[id(patcher)] = [module for module in self._modules() if vars(module).get(name) is before]
+                for module in mirrored[id(patcher)]:
+                    setattr(module, name, getattr(patcher.target, name))
+            return entered
+
+        def mirroring_exit(patcher: Any, *error: Any) -> Any:
+            for module in mirrored.pop(id(patcher), []):
+                setattr(module, patcher.attribute, patcher.temp_original)
+            return leave(patcher, *error)
+
+        patcher_class.__enter__, patcher_class.__exit__ = mirroring_enter, mirroring_exit
+
+    def _modules(self) -> list[Any]:
+        prefix = self._package + "."
+        return [module for name, module in list(sys.modules.items()) if name == self._package or name.startswith(prefix)]

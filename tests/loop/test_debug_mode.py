@@ -22,7 +22,7 @@ def in_thread(function):
     def work():
         try:
             result.append(function())
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             result.append(error)
 
     thread = threading.Thread(target=work)
@@ -92,7 +92,9 @@ def schedulers(loop):
 @pytest.mark.deviates(uvloop="it checks only call_soon and call_soon_threadsafe")
 def test_coroutines_are_refused(loop, name):
     loop.set_debug(True)
-    expected = pytest.raises(TypeError, match=r"coroutines cannot be used with call_(soon|at|later|soon_threadsafe)\(\)")
+    expected = pytest.raises(
+        TypeError, match=r"coroutines cannot be used with call_(soon|at|later|soon_threadsafe)\(\)"
+    )
     coroutine = coroutine_function()
     for thing in (coroutine, coroutine_function):
         with expected:

@@ -149,7 +149,7 @@ async def test_protocol_and_transport_after_close(loop):
     with peer:
         protocol.cycle = (transport, protocol)
         transport.close()
-        await until(lambda: protocol.is_lost)
+        await until(lambda lost=protocol.lost_with: lost)
         references = weakref.ref(protocol), weakref.ref(transport)
         del protocol, transport
         await turns(3)
@@ -169,7 +169,9 @@ async def test_connections_leave_nothing(loop):
 
     def alive():
         return [
-            thing for thing in gc.get_objects() if issubclass(type(thing), (asyncio.BaseTransport, asyncio.BaseProtocol))
+            thing
+            for thing in gc.get_objects()
+            if issubclass(type(thing), (asyncio.BaseTransport, asyncio.BaseProtocol))
         ]
 
     for _ in range(50):
@@ -187,7 +189,7 @@ async def test_an_aborted_connection_with_data_in_its_buffer(loop):
         transport.write(payload)
         assert transport.get_write_buffer_size() > 0
         transport.abort()
-        await until(lambda: protocol.is_lost)
+        await until(lambda lost=protocol.lost_with: lost)
         reference = weakref.ref(protocol)
         del protocol, transport
         await turns(3)

@@ -44,13 +44,31 @@ HOSTS = [
     "\u0661.2.3.4",
     "127.0.0.1\0",
 ]
-PORTS = [0, 80, 65535, 65536, -1, "80", "http", b"80", b"http", None, "", "0", "no-such-service", " 80", "80 ", "+80", "-5"]
+PORTS = [
+    0,
+    80,
+    65535,
+    65536,
+    -1,
+    "80",
+    "http",
+    b"80",
+    b"http",
+    None,
+    "",
+    "0",
+    "no-such-service",
+    " 80",
+    "80 ",
+    "+80",
+    "-5",
+]
 
 
 def answer(function):
     try:
         return function()
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         return type(error).__name__, getattr(error, "errno", None)
 
 
@@ -61,7 +79,7 @@ def is_numeric(host):
 async def ask(loop, *args, **kwargs):
     try:
         return await loop.getaddrinfo(*args, **kwargs)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         return type(error).__name__, getattr(error, "errno", None)
 
 

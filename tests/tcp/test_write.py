@@ -6,7 +6,6 @@ import array
 import asyncio
 import errno
 import random
-import sys
 
 import pytest
 from support import WAYS, Recorder, connected, turns, until
@@ -304,7 +303,6 @@ async def test_write_after_write_eof(loop):
         await close(protocol)
 
 
-@pytest.mark.deviates(asyncio="only from 3.13 on", when=sys.version_info < (3, 12))
 async def test_writelines_after_write_eof(loop):
     transport, protocol, peer = await connected(loop)
     with peer:

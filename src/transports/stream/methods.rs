@@ -380,22 +380,3 @@ pub(in crate::transports) fn register(module: &Bound<'_, PyModule>) -> PyResult<
         ],
     )
 }
-
-/// Puts `methods` on a type that lower rooms have made.
-pub(in crate::transports) fn extend_type(
-    kind: &Bound<'_, PyAny>,
-    methods: Vec<ffi::PyMethodDef>,
-) -> PyResult<()> {
-    let py = kind.py();
-    for definition in methods {
-        let definition = Box::leak(Box::new(definition));
-        // SAFETY: the definition is leaked, the type is a heap type whose layout the method was written for.
-        let (name, descriptor) = unsafe {
-            let name = std::ffi::CStr::from_ptr(definition.ml_name);
-            let made = ffi::PyDescr_NewMethod(kind.as_ptr().cast(), definition);
-            (name, crate::event_loop::errors::owned(py, made)?)
-        };
-        kind.setattr(name.to_string_lossy().as_ref(), descriptor)?;
-    }
-    Ok(())
-}

@@ -40,7 +40,7 @@ use crate::sys::poller::{Interest, Readiness, Token};
 use crate::sys::socket::{self, Address};
 
 pub(super) use lifecycle::accept;
-pub(super) use methods::{extend_type, loop_methods, register};
+pub(super) use methods::{loop_methods, register};
 
 mod flag {
     /// `pause_reading()` is in force.

@@ -1,0 +1,283 @@
+"""install, uninstall, run, new_event_loop, Loop, EventLoopPolicy; what an import may do."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+from support import run_script
+
+HAS_POLICIES = sys.version_info < (3, 16)
+
+
+def script(code, flags=("-W", "error")):
+    return run_script(None, code, flags=flags).strip()
+
+
+def test_import_gives_no_warning():
+    assert script("import grapeshot; print(grapeshot.__version__.count('.'))") == "2"
+
+
+def test_import_patches_nothing():
+    out = script(
+        """
+        import asyncio, signal, socket, selectors, sys, threading
+
+        modules = [module for name, module in sys.modules.items() if name.split(".")[0] in
+                   ("asyncio", "socket", "selectors", "signal", "threading", "select", "ssl")]
+
+        def snapshot():
+            found = {}
+            for module in modules:
+                for name, value in vars(module).items():
+                    found[module.__name__, name] = id(value)
+                    if isinstance(value, type):
+                        for attribute, inner in vars(value).items():
+                            found[module.__name__, name, attribute] = id(inner)
+            return found
+
+        kept = [dict(vars(module)) for module in modules]
+        before = snapshot()
+        import grapeshot
+        after = snapshot()
+        changed = {
+            key for key in before.keys() | after.keys() if before.get(key) != after.get(key)
+            # caches that reading fills, and submodules that get imported
+            and key[-1] not in ("__warningregistry__", "_abc_impl", "__abstractmethods__", "__annotations_cache__")
+        }
+        print(sorted(changed))
+        """
+    )
+    assert out == "[]"
+
+
+def test_import_sets_no_policy_and_no_signal_handlers():
+    out = script(
+        """
+        import asyncio, signal, threading
+        before = [signal.getsignal(number) for number in signal.valid_signals()]
+        import grapeshot
+        assert [signal.getsignal(number) for number in signal.valid_signals()] == before
+        assert threading.active_count() == 1
+        print(type(asyncio.new_event_loop()).__module__.partition(".")[0])
+        """,
+        flags=("-W", "ignore"),
+    )
+    assert out == "asyncio"
+
+
+def test_import_of_few_modules():
+    out = script(
+        """
+        import sys, asyncio
+        before = set(sys.modules)
+        import grapeshot
+        print(sorted(name for name in set(sys.modules) - before if not name.startswith("grapeshot")
+                     and name.partition(".")[0] not in sys.stdlib_module_names))
+        """
+    )
+    assert out == "[]"
+
+
+def test_public_names():
+    import grapeshot
+
+    names = ["Loop", "install", "new_event_loop", "run", "uninstall"]
+    assert set(names) <= set(grapeshot.__all__)
+    for name in grapeshot.__all__:
+        assert getattr(grapeshot, name) is not None
+
+
+def test_new_event_loop():
+    import grapeshot
+
+    loop = grapeshot.new_event_loop()
+    try:
+        assert isinstance(loop, grapeshot.Loop)
+        assert isinstance(loop, asyncio.AbstractEventLoop)
+        assert "grapeshot" in type(loop).__module__
+        assert loop.run_until_complete(asyncio.sleep(0, 5)) == 5
+    finally:
+        loop.close()
+
+
+def test_subclass_of_loop():
+    import grapeshot
+
+    class Own(grapeshot.Loop):
+        def __init__(self):
+            super().__init__()
+            self.calls = []
+
+        def call_exception_handler(self, context):
+            self.calls.append(context["message"])
+
+    loop = Own()
+    loop.call_soon(lambda: 1 / 0)
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+    assert len(loop.calls) == 1
+
+
+def test_run():
+    import grapeshot
+
+    async def main():
+        assert isinstance(asyncio.get_running_loop(), grapeshot.Loop)
+        return "result", asyncio.get_running_loop().get_debug()
+
+    assert grapeshot.run(main()) == ("result", False)
+    assert grapeshot.run(main(), debug=True) == ("result", True)
+    assert grapeshot.run(main(), debug=False) == ("result", False)
+
+
+def test_run_raises_and_cleans_up():
+    import grapeshot
+
+    seen = []
+
+    async def background():
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            seen.append("cancelled")
+
+    async def main():
+        seen.append(asyncio.get_running_loop())
+        task = asyncio.get_running_loop().create_task(background())
+        await asyncio.sleep(0)
+        assert not task.done()
+        raise LookupError("out")
+
+    with pytest.raises(LookupError, match="out"):
+        grapeshot.run(main())
+    loop, last = seen
+    assert last == "cancelled"
+    assert loop.is_closed()
+
+
+def test_run_inside_a_running_loop():
+    import grapeshot
+
+    async def nothing():
+        raise AssertionError("never runs")
+
+    async def main():
+        coroutine = nothing()
+        try:
+            with pytest.raises(RuntimeError, match="cannot be called"):
+                grapeshot.run(coroutine)
+        finally:
+            coroutine.close()
+
+    grapeshot.run(main())
+
+
+def test_run_of_something_else():
+    import grapeshot
+
+    with pytest.raises((ValueError, TypeError)):
+        grapeshot.run(5)
+    with pytest.raises(TypeError):
+        grapeshot.run(asyncio.sleep, True)
+
+
+INSTALLED = """
+    import asyncio, grapeshot
+    {before}
+
+    async def main():
+        return type(asyncio.get_running_loop()).__module__.partition(".")[0]
+
+    print(asyncio.run(main()))
+    loop = asyncio.new_event_loop()
+    print(type(loop).__module__.partition(".")[0])
+    loop.close()
+"""
+
+
+def test_install():
+    assert script(INSTALLED.format(before="grapeshot.install()"), ("-W", "ignore")).split() == ["grapeshot"] * 2
+
+
+def test_install_gives_no_warning():
+    """The user asked for no policy; the deprecation of policies is not their business."""
+    assert script("import grapeshot; grapeshot.install(); grapeshot.uninstall(); print('quiet')") == "quiet"
+
+
+def test_install_twice_and_uninstall():
+    before = "grapeshot.install(); grapeshot.install(); grapeshot.uninstall()"
+    assert script(INSTALLED.format(before=before), ("-W", "ignore")).split() == ["asyncio"] * 2
+
+
+def test_uninstall_without_install():
+    assert script(INSTALLED.format(before="grapeshot.uninstall()"), ("-W", "ignore")).split() == ["asyncio"] * 2
+
+
+@pytest.mark.skipif(not HAS_POLICIES, reason="event loop policies are gone")
+def test_policy():
+    out = script(
+        """
+        import asyncio, grapeshot
+        policy = grapeshot.EventLoopPolicy()
+        asyncio.set_event_loop_policy(policy)
+        assert asyncio.get_event_loop_policy() is policy
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        assert asyncio.get_event_loop() is loop
+        print(type(loop).__module__.partition(".")[0])
+        loop.close()
+        """,
+        ("-W", "ignore"),
+    )
+    assert out == "grapeshot"
+
+
+@pytest.mark.skipif(not HAS_POLICIES, reason="event loop policies are gone")
+def test_a_policy_set_by_the_user_survives_uninstall():
+    out = script(
+        """
+        import asyncio, grapeshot
+        class Own(asyncio.DefaultEventLoopPolicy):
+            pass
+        own = Own()
+        asyncio.set_event_loop_policy(own)
+        grapeshot.install()
+        grapeshot.uninstall()
+        print(type(asyncio.new_event_loop()).__module__.partition(".")[0])
+        """,
+        ("-W", "ignore"),
+    )
+    assert out == "asyncio"
+
+
+def test_reload_and_two_imports():
+    assert script("import grapeshot, grapeshot._core as c; import grapeshot as g; print(g is grapeshot)") == "True"
+
+
+def test_sub_interpreters_are_refused_or_work():
+    """Whatever happens, the process survives it."""
+    out = script(
+        """
+        try:
+            import _interpreters
+        except ImportError:
+            try:
+                import _xxsubinterpreters as _interpreters
+            except ImportError:
+                _interpreters = None
+        import grapeshot
+        if _interpreters is not None:
+            ident = _interpreters.create()
+            try:
+                _interpreters.run_string(ident, "import grapeshot")
+            except Exception:
+                pass
+            _interpreters.destroy(ident)
+        print("alive", grapeshot.run(__import__("asyncio").sleep(0, "well")))
+        """,
+        ("-W", "ignore"),
+    )
+    assert out == "alive well"
