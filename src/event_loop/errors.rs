@@ -82,7 +82,7 @@ pub(crate) fn report(
     }
     let context = PyDict::new(py);
     context.set_item("message", message)?;
-    context.set_item("exception", error.into_value(py))?;
+    context.set_item("exception", error.into_value(py).into_bound(py))?;
     for (key, value) in details {
         context.set_item(*key, value)?;
     }

@@ -219,7 +219,9 @@ fn run<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     if this.reactor.owner() != 0 {
         return Err(PyRuntimeError::new_err("This event loop is already running"));
     }
-    this.reactor.run(this.py(), &this)?;
+    // pyo3 drops an owned error at once only where it has counted the attachment itself; elsewhere it waits for the
+    // next time, which for the errors of a whole run would be too late.
+    Python::attach(|py| this.reactor.run(py, &this))?;
     Ok(none(this.py()))
 }
 

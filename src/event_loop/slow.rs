@@ -21,7 +21,7 @@ pub(crate) fn run_handle(
     own_loop.setattr("_current_handle", handle.this(py).to_bound())?;
     let started_ns = clock::now_ns();
     let result = handle.run_and_keep(py);
-    own_loop.setattr("_current_handle", py.None())?;
+    own_loop.setattr("_current_handle", py.None().into_bound(py))?;
     let took_s = elapsed_s(started_ns);
     if took_s >= limit_s {
         let own = handle.this(py).to_bound();

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import socket
+import threading
 
 import pytest
+from support import turns
 
 HOSTS = [
     "127.0.0.1",
@@ -147,11 +150,18 @@ async def test_unknown_names(loop):
 
 
 async def test_cancelled_lookup(loop):
+    """It waits for the only thread of the executor when it is cancelled."""
+    gate = threading.Event()
+    loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(1))
+    blocker = loop.run_in_executor(None, gate.wait)
     task = loop.create_task(loop.getaddrinfo("localhost", 80))
-    await asyncio.sleep(0)
+    await turns(2)
     task.cancel()
+    await turns(2)
+    gate.set()
     with pytest.raises(asyncio.CancelledError):
         await task
+    await blocker
 
 
 async def test_getnameinfo(loop):

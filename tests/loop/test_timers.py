@@ -43,9 +43,10 @@ def test_time_has_a_fine_resolution(loop):
 
 def test_deadlines_order_the_callbacks(loop):
     seen = []
-    delays = [0.02, 0.001, 0.015, 0.0, 0.005, 0.01]
+    delays = [0.08, 0.02, 0.06, 0.0, 0.04, 0.1]
+    now = loop.time()
     for delay in delays:
-        loop.call_later(delay, seen.append, delay)
+        loop.call_at(now + delay, seen.append, delay)
     run_until_seen(loop, seen, len(delays))
     assert seen == sorted(delays)
 
