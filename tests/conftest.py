@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
     _stderr_fd = os.dup(2)  # the real stderr: capturing has not begun yet
     for line in (
         "deviates(when=True, **reasons): the named kinds of loop are known to differ here (strict xfail)",
-        "unfit(**reasons): the named kinds of loop would crash or hang here (skip)",
+        "unfit(when=True, **reasons): the named kinds of loop would crash or hang here (skip)",
         "leaves(**reasons): the named kinds of loop leave resources behind here (no audit)",
         "watchdog(seconds): replaces the default time after which the test process is ended with a traceback",
     ):
@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if kind in marker.kwargs and marker.kwargs.get("when", True):
                 item.add_marker(pytest.mark.xfail(strict=True, reason=marker.kwargs[kind]))
         for marker in item.iter_markers("unfit"):
-            if kind in marker.kwargs:
+            if kind in marker.kwargs and marker.kwargs.get("when", True):
                 item.add_marker(pytest.mark.skip(reason=marker.kwargs[kind]))
 
 

@@ -115,7 +115,7 @@ pub(crate) fn fetch(py: Python<'_>) -> PyErr {
 /// # Safety
 /// `object` is null with an exception set, or a new reference that the caller gives up.
 #[inline]
-pub(crate) unsafe fn owned<'py>(py: Python<'py>, object: *mut ffi::PyObject) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) unsafe fn owned(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Bound<'_, PyAny>> {
     if object.is_null() {
         return Err(fetch(py));
     }

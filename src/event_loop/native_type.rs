@@ -72,7 +72,7 @@ impl<T> Deref for This<'_, T> {
     }
 }
 
-/// The arguments of one METH_FASTCALL|METH_KEYWORDS call, borrowed from the caller.
+/// The arguments of one `METH_FASTCALL|METH_KEYWORDS` call, borrowed from the caller.
 #[derive(Clone, Copy)]
 pub(crate) struct Args<'a, 'py> {
     py: Python<'py>,
@@ -83,7 +83,7 @@ pub(crate) struct Args<'a, 'py> {
 
 impl<'a, 'py> Args<'a, 'py> {
     /// # Safety
-    /// The four values are those of one METH_FASTCALL|METH_KEYWORDS call.
+    /// The four values are those of one `METH_FASTCALL|METH_KEYWORDS` call.
     #[inline]
     unsafe fn new(
         py: Python<'py>,
@@ -354,7 +354,7 @@ pub(crate) fn slot(id: c_int, value: *mut c_void) -> ffi::PyType_Slot {
     }
 }
 
-/// Makes the heap type of `T` with tp_traverse and tp_clear from its `NativeType`, and `slots` beside them.
+/// Makes the heap type of `T` with `tp_traverse` and `tp_clear` from its `NativeType`, and `slots` beside them.
 ///
 /// # Safety
 /// The slots are right for objects of layout `T` (`tp_dealloc` among them); tables they point to live for ever.
@@ -375,7 +375,7 @@ pub(crate) unsafe fn new_type<'py, T: NativeType>(
         name: T::NAME.as_ptr(),
         basicsize: size_of::<T>() as c_int,
         itemsize: 0,
-        flags: (T::FLAGS | u64::from(ffi::Py_TPFLAGS_DEFAULT as u32) | ffi::Py_TPFLAGS_HAVE_GC as u64) as u32,
+        flags: (T::FLAGS | u64::from(ffi::Py_TPFLAGS_DEFAULT as u32) | ffi::Py_TPFLAGS_HAVE_GC) as u32,
         slots: all.as_mut_ptr(),
     };
     // SAFETY: the spec and its slots live through the call, which copies them; the caller vouches for their content.
@@ -383,7 +383,7 @@ pub(crate) unsafe fn new_type<'py, T: NativeType>(
         let made = ffi::PyType_FromModuleAndSpec(
             module.as_ptr(),
             &raw mut spec,
-            bases.map_or(ptr::null_mut(), |bases| bases.as_ptr()),
+            bases.map_or(ptr::null_mut(), pyo3::Bound::as_ptr),
         );
         Ok(errors::owned(py, made)?.cast_into_unchecked::<PyType>())
     }

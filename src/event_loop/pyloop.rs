@@ -79,7 +79,7 @@ impl LoopObject {
 impl NativeType for LoopObject {
     const NAME: &'static CStr = c"grapeshot._core.Loop";
     const DOC: &'static CStr = c"The native part of grapeshot.Loop: poller, timers, ready queue, scheduling.";
-    const FLAGS: u64 = ffi::Py_TPFLAGS_BASETYPE as u64;
+    const FLAGS: u64 = ffi::Py_TPFLAGS_BASETYPE;
 
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         for cell in [&self.task_factory, &self.task_kwnames.0, &self.task_kwnames.1] {

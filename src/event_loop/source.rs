@@ -3,8 +3,6 @@
 //! Owned by the loop's thread. The loop holds a reference to each registered source in the fd table and calls
 //! `on_ready` straight from the poller's event; no handle or queue lies between.
 
-use std::marker::PhantomData;
-
 use pyo3::ffi;
 use pyo3::prelude::*;
 
@@ -40,7 +38,6 @@ unsafe fn dispatch<T: Source>(
 impl SourceRef {
     /// Takes a reference to `this` for the fd table.
     pub(crate) fn new<T: Source>(this: This<'_, T>) -> Self {
-        let _layout: PhantomData<T> = PhantomData;
         Self {
             object: this.to_bound().into_ptr(),
             on_ready: dispatch::<T>,

@@ -12,7 +12,7 @@ use super::pyloop::{LoopObject, none};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
-/// The coroutine and the keyword values (name, context, eager_start) that fit into the array of the fast call.
+/// The coroutine and the keyword values (name, context, `eager_start`) that fit into the array of the fast call.
 const MAX_TASK_VALUES: usize = 6;
 
 fn create_future<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
@@ -36,7 +36,7 @@ fn create_future<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Objec
 
 /// The keyword names of a Task call: "loop" and then those of this call. Call sites pass constant tuples, so the
 /// last one is remembered by identity.
-fn task_kwnames<'py>(this: This<'py, LoopObject>, kwnames: *mut ffi::PyObject) -> Object<'py> {
+fn task_kwnames(this: This<'_, LoopObject>, kwnames: *mut ffi::PyObject) -> Object<'_> {
     let py = this.py();
     if kwnames.is_null() {
         return Ok(names().kw_loop.bind(py));

@@ -125,7 +125,7 @@ impl ListenerObject {
 impl NativeType for ListenerObject {
     const NAME: &'static CStr = c"grapeshot._core._Listener";
     const DOC: &'static CStr = c"A listening socket registered with the loop.";
-    const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION as u64;
+    const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
 
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         for cell in [&self.event_loop, &self.socket, &self.factory, &self.server] {

@@ -85,7 +85,7 @@ impl ProtocolCalls {
 
     /// `data_received(data)`.
     #[inline]
-    pub(crate) fn data_received(&self, py: Python<'_>, data: Bound<'_, PyAny>) -> PyResult<()> {
+    pub(crate) fn data_received(&self, py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<()> {
         self.call_cached(py, &self.receive, data.as_ptr()).map(drop)
     }
 

@@ -31,7 +31,7 @@ pub(super) fn guarded<'py>(socket: &Bound<'py, PyAny>) -> PyResult<Bound<'py, Py
         .call1((socket,))
 }
 
-/// The address as `socket.getsockname` shows it: (host, port), (host, port, flowinfo, scope_id), a path, or bytes
+/// The address as `socket.getsockname` shows it: (host, port), (host, port, flowinfo, `scope_id`), a path, or bytes
 /// for an abstract name; None where the family is not known.
 pub(super) fn address_object<'py>(py: Python<'py>, address: &Address) -> PyResult<Bound<'py, PyAny>> {
     match address.view() {

@@ -10,11 +10,13 @@ import argparse
 import collections
 import faulthandler
 import fnmatch
+import gc
 import importlib
 import json
 import time
 import traceback
 import unittest
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -77,6 +79,11 @@ class Reporter(unittest.TestResult):
             ours=self._substitution.ours,
             foreign=self._substitution.foreign,
         )
+        if self._outcome == "fail":
+            # What a failed test left open must not be reported in a later one that counts warnings.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                gc.collect()
 
     def _failed(self, test: unittest.TestCase, error: Any) -> None:
         detail = "".join(traceback.format_exception(*error))

@@ -80,13 +80,15 @@ def is_for_this_python(entry: dict[str, Any]) -> bool:
 def load_exclusions(subject: str, file: Path = EXCLUSIONS) -> tuple[list[str], dict[str, dict[str, str]]]:
     """The modules to run, and per table the patterns with their reasons that hold here."""
     data = tomllib.loads(file.read_text())
-    patterns: dict[str, dict[str, str]] = {table: {} for table in TABLES}
+    patterns: dict[str, dict[str, str]] = {table: {} for table in (*TABLES, "maybe_absent")}
     for table in TABLES:
         for entry in data.get(table, []):
             if not entry["reason"].strip():
                 raise SystemExit(f"{file.name}: an entry of [[{table}]] has no reason: {entry['tests']}")
             if entry.get("subject", "any") in ("any", subject) and is_for_this_python(entry):
                 patterns[table].update(dict.fromkeys(entry["tests"], entry["reason"]))
+                if entry.get("maybe_absent"):
+                    patterns["maybe_absent"].update(dict.fromkeys(entry["tests"], entry["reason"]))
     return data["modules"], patterns
 
 
@@ -201,7 +203,9 @@ def stale_patterns(module: str, known: list[str], patterns: dict[str, dict[str, 
         f"STALE [[{table}]] pattern {pattern!r} matches no test of this interpreter"
         for table in TABLES
         for pattern in patterns[table]
-        if pattern.split(".")[0] == module and not fnmatch.filter(known, pattern)
+        if pattern.split(".")[0] == module
+        and pattern not in patterns["maybe_absent"]
+        and not fnmatch.filter(known, pattern)
     ]
 
 

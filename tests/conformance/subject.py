@@ -183,7 +183,8 @@ class Substitution:
         """Let a patch of a name in an asyncio module reach the subject too.
 
         Many tests replace `asyncio.base_events.socket` or `.logger` by a mock. A loop that lives elsewhere has imported
-        the same module or logger under the same name, and gets the same mock.
+        the same module or logger under the same name, and gets the same mock. Code that is not Python looks the logger
+        up where it is defined, in `asyncio.log`.
         """
         if self._package == "asyncio":
             return
@@ -209,4 +210,5 @@ class Substitution:
 
     def _modules(self) -> list[Any]:
         prefix = self._package + "."
-        return [module for name, module in list(sys.modules.items()) if name == self._package or name.startswith(prefix)]
+        names = [name for name in sys.modules if name == self._package or name.startswith(prefix)]
+        return [sys.modules[name] for name in [*names, "asyncio.log"]]

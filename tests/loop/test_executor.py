@@ -109,6 +109,7 @@ def test_shutdown_without_use(loop):
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="the timeout is new in 3.12")
 @pytest.mark.unfit(uvloop="it waits for the threads without limit")
+@pytest.mark.unfit(asyncio="early 3.12 waits without limit", when=sys.version_info < (3, 13))
 def test_shutdown_timeout_warns(loop, quiet):
     gate = threading.Event()
 

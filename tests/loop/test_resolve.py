@@ -149,6 +149,7 @@ async def test_unknown_names(loop):
         await loop.getaddrinfo("name.invalid", 80)
 
 
+@pytest.mark.unfit(uvloop="it resolves in a thread pool of its own")
 async def test_cancelled_lookup(loop):
     """It waits for the only thread of the executor when it is cancelled."""
     gate = threading.Event()

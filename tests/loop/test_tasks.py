@@ -7,7 +7,7 @@ import contextvars
 import sys
 
 import pytest
-from support import turns
+from support import turns, until
 
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
 
@@ -143,29 +143,45 @@ async def test_name_with_a_task_factory(loop):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks are new in 3.12")
-@pytest.mark.deviates(uvloop="its create_task passes no name on to the factory")
+@pytest.mark.unfit(uvloop="its create_task does not fit the factories of 3.13 and later")
 async def test_eager_task_factory(loop):
     seen = []
 
     async def work(suspend):
-        seen.append(asyncio.current_task().get_name())
+        seen.append(asyncio.current_task())
         if suspend:
             await asyncio.sleep(0)
         return "done"
 
     loop.set_task_factory(asyncio.eager_task_factory)
     finished = loop.create_task(work(False), name="eager")
-    assert seen == ["eager"]
+    assert seen == [finished]
     assert finished.done()
+    assert finished.get_name() == "eager"
     assert finished.result() == "done"
     suspended = loop.create_task(work(True), name="suspended")
-    assert seen == ["eager", "suspended"]
+    assert seen == [finished, suspended]
     assert not suspended.done()
     assert await suspended == "done"
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(work(number % 2)) for number in range(10)]
     assert all(task.result() == "done" for task in tasks)
     loop.set_task_factory(None)
+    seen.clear()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="asyncio names them later in some earlier versions")
+@pytest.mark.unfit(uvloop="its create_task does not fit the factories of 3.13 and later")
+async def test_an_eager_task_has_its_name_from_the_start(loop):
+    seen = []
+
+    async def work():
+        seen.append(asyncio.current_task().get_name())
+
+    loop.set_task_factory(asyncio.eager_task_factory)
+    await loop.create_task(work(), name="eager")
+    loop.set_task_factory(None)
+    assert seen == ["eager"]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="eager_start of create_task is new in 3.14")
@@ -214,7 +230,8 @@ async def test_locks_and_events(loop):
             condition.notify_all()
 
     tasks = [loop.create_task(worker(name)) for name in "abc"]
-    loop.call_later(0.001, event.set)
+    await until(lambda: len(seen) == 3)
+    event.set()
     async with condition:
         await condition.wait_for(lambda: len(seen) == 6)
     await asyncio.gather(*tasks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 
 import pytest
 from support import Recorder, connected, turns, until
@@ -122,6 +123,7 @@ async def test_pause_and_resume_alternate(loop):
         await drop(protocol)
 
 
+@pytest.mark.unfit(asyncio="early 3.12 and 3.13 do not", when=(3, 12) <= sys.version_info < (3, 14))
 async def test_writelines_pauses_too(loop):
     transport, protocol, peer = await connected(loop, small=True)
     with peer:

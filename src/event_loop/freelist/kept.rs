@@ -21,6 +21,7 @@ pub(crate) struct Freelist(UnsafeCell<Stack>);
 unsafe impl Sync for Freelist {}
 
 impl Freelist {
+    #[allow(clippy::large_stack_arrays)] // evaluated at compile time, for a static
     pub(crate) const fn new() -> Self {
         Self(UnsafeCell::new(Stack {
             objects: [ptr::null_mut(); CAPACITY],
@@ -53,7 +54,7 @@ impl Freelist {
     /// Takes back an untracked, unreferenced object whose own fields are all empty.
     ///
     /// # Safety
-    /// Attached; called from the tp_dealloc of the object, which does nothing more with it.
+    /// Attached; called from the `tp_dealloc` of the object, which does nothing more with it.
     #[inline]
     pub(crate) unsafe fn give(&self, object: *mut ffi::PyObject) {
         // SAFETY: the GIL is held (contract); the type outlives its instances, so dropping the instance's

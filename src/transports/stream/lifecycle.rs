@@ -104,7 +104,10 @@ unsafe fn start_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<(
             .call_method0(names().done.bind(py).cast_into::<PyString>()?)?
             .is_truthy()?
     {
-        waiter.call_method1(names().set_result.bind(py).cast_into::<PyString>()?, (py.None().into_bound(py),))?;
+        waiter.call_method1(
+            names().set_result.bind(py).cast_into::<PyString>()?,
+            (py.None().into_bound(py),),
+        )?;
     }
     Ok(())
 }

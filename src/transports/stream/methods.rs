@@ -177,13 +177,12 @@ fn get_extra_info<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
 /// The dict in the slot `_extra`, made if it is not there.
 fn extra_dict(this: Stream<'_>) -> PyResult<Bound<'_, PyDict>> {
     let py = this.py();
-    match this.extra.get(py) {
-        Some(extra) => Ok(extra.cast_into::<PyDict>()?),
-        None => {
-            let extra = PyDict::new(py);
-            this.extra.set(extra.clone().into_any());
-            Ok(extra)
-        }
+    if let Some(extra) = this.extra.get(py) {
+        Ok(extra.cast_into::<PyDict>()?)
+    } else {
+        let extra = PyDict::new(py);
+        this.extra.set(extra.clone().into_any());
+        Ok(extra)
     }
 }
 
@@ -196,7 +195,7 @@ pub(super) fn describe(this: Stream<'_>) -> String {
         if this.has(flag::CLOSING) {
             text.push_str(" closing");
         }
-        text.push_str(&format!(" fd={}", this.fd.get()));
+        text += &format!(" fd={}", this.fd.get());
         let read = if this.interest.get().has_read() && !this.has(flag::PAUSED) {
             "polling"
         } else {
@@ -208,7 +207,7 @@ pub(super) fn describe(this: Stream<'_>) -> String {
             "idle"
         };
         let len_bytes = this.outbuf.try_borrow().map_or(0, |outbuf| outbuf.len_bytes());
-        text.push_str(&format!(" read={read} write=<{write}, bufsize={len_bytes}>"));
+        text += &format!(" read={read} write=<{write}, bufsize={len_bytes}>");
     }
     text.push('>');
     text

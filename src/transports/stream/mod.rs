@@ -212,7 +212,7 @@ impl NativeType for StreamObject {
     const NAME: &'static CStr = c"grapeshot._core.StreamTransport";
     const DOC: &'static CStr =
         c"The transport of a connected stream socket; the interface of asyncio.Transport.";
-    const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION as u64;
+    const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
 
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         // SAFETY: visit and arg are the collector's, here and below.
@@ -364,7 +364,7 @@ unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
     }
 }
 
-/// Makes the type on top of `asyncio.Transport`, so that isinstance() holds.
+/// Makes the type on top of `asyncio.Transport`, so that `isinstance()` holds.
 fn make_type(module: &Bound<'_, PyModule>, slots: &[ffi::PyType_Slot]) -> PyResult<()> {
     let py = module.py();
     let base = names().transport_type.bind(py);
@@ -396,7 +396,7 @@ fn local_address(body: &StreamBody) -> Option<Address> {
 }
 
 /// The socket object behind the transport, made now if the transport owned the bare descriptor until here.
-fn socket_of<'py>(this: Stream<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+fn socket_of(this: Stream<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
     let py = this.py();
     if let Some(socket) = this.socket.get(py) {
         return Ok(Some(socket));

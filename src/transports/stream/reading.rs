@@ -39,7 +39,7 @@ pub(super) fn on_readable(this: Stream<'_>) -> PyResult<()> {
     match received {
         Ok(Some(data)) => {
             let data = data?;
-            let result = writing::corked(this, || this.calls.data_received(py, data))?;
+            let result = writing::corked(this, || this.calls.data_received(py, &data))?;
             if let Err(error) = result {
                 return lifecycle::fatal_error(
                     this,

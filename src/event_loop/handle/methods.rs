@@ -1,0 +1,395 @@
+//! What Python sees of a handle: the interface of `asyncio.Handle` and `asyncio.TimerHandle`.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::fmt::Write as _;
+use std::ptr;
+use std::sync::atomic::Ordering;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyFloat, PyNone, PyTuple};
+
+use super::{HANDLE_TYPE, HandleObject, HandleRef, TIMER_TYPE, dealloc, flag};
+use crate::event_loop::errors;
+use crate::event_loop::names::names;
+use crate::event_loop::native_type::{Args, NativeType, This, getter, leak_table, method, new_type, slot};
+use crate::event_loop::object_cell::ObjectCell;
+use crate::event_loop::pyloop::LoopObject;
+
+fn reference(this: This<'_, HandleObject>) -> HandleRef {
+    HandleRef(this.as_ptr().cast())
+}
+
+fn cancel<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+    let py = this.py();
+    args.exactly("cancel", 0)?;
+    let handle = reference(this);
+    let event_loop = this.event_loop.get(py);
+    if handle.cancel(py)
+        && this.has(flag::SCHEDULED)
+        && let Some(event_loop) = event_loop
+    {
+        LoopObject::of(&event_loop).reactor().timer_cancelled(py, handle);
+    }
+    Ok(PyNone::get(py).to_owned().into_any())
+}
+
+fn cancelled<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+    args.exactly("cancelled", 0)?;
+    get_cancelled(this)
+}
+
+fn get_cancelled(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
+    Ok(PyBool::new(this.py(), this.has(flag::CANCELLED))
+        .to_owned()
+        .into_any())
+}
+
+fn get_scheduled(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
+    Ok(PyBool::new(this.py(), this.has(flag::SCHEDULED))
+        .to_owned()
+        .into_any())
+}
+
+fn get_context<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+    args.exactly("get_context", 0)?;
+    context(this)
+}
+
+fn or_none<'py>(py: Python<'py>, cell: &ObjectCell) -> Bound<'py, PyAny> {
+    cell.get(py)
+        .unwrap_or_else(|| PyNone::get(py).to_owned().into_any())
+}
+
+fn context(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
+    this.show_context();
+    Ok(or_none(this.py(), &this.context))
+}
+
+fn callback(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
+    Ok(or_none(this.py(), &this.callback))
+}
+
+fn call_args(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
+    if this.has(flag::CANCELLED) {
+        return Ok(PyNone::get(this.py()).to_owned().into_any());
+    }
+    Ok(this.args_tuple(this.py())?.into_any())
+}
+
+fn event_loop(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
+    Ok(or_none(this.py(), &this.event_loop))
+}
+
+fn source_traceback(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
+    Ok(or_none(this.py(), &this.source_traceback))
+}
+
+fn asyncio_class(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
+    let py = this.py();
+    Ok(if this.has(flag::TIMER) {
+        names().timer_handle_type.bind(py)
+    } else {
+        names().handle_type.bind(py)
+    })
+}
+
+fn run_once<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+    args.exactly("_run", 0)?;
+    reference(this).run(this.py())?;
+    Ok(PyNone::get(this.py()).to_owned().into_any())
+}
+
+fn when<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+    args.exactly("when", 0)?;
+    get_when(this)
+}
+
+fn get_when(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
+    Ok(PyFloat::new(this.py(), this.when_s.get()).into_any())
+}
+
+/// `<Handle foo() at file.py:3>` and so on, composed as `asyncio.Handle._repr_info` composes it.
+unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls tp_repr attached with an object of this type.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            let this = This::<HandleObject>::new(py, slf);
+            let mut text = String::from(if this.has(flag::TIMER) {
+                "<TimerHandle"
+            } else {
+                "<Handle"
+            });
+            if this.has(flag::CANCELLED) {
+                text.push_str(" cancelled");
+            }
+            if this.has(flag::TIMER) {
+                write!(text, " when={}", this.when_s.get()).map_err(fmt_error)?;
+            }
+            if let Some(callback) = this.callback.get(py) {
+                let helpers = py.import("asyncio.format_helpers")?;
+                let source =
+                    helpers.call_method1("_format_callback_source", (callback, this.args_tuple(py)?))?;
+                text.push(' ');
+                text.push_str(&source.extract::<String>()?);
+            }
+            if let Some(frames) = this.source_traceback.get(py)
+                && frames.len()? > 0
+            {
+                let last = frames.get_item(frames.len()? - 1)?;
+                let (file, line) = (last.get_item(0)?.str()?, last.get_item(1)?.str()?);
+                write!(text, " created at {file}:{line}").map_err(fmt_error)?;
+            }
+            text.push('>');
+            Ok(text.into_pyobject(py)?.into_ptr())
+        })
+    }
+}
+
+/// Writing to a String fails only where a Display implementation does, as Python's `str()` of a str subclass may.
+fn fmt_error(_: std::fmt::Error) -> PyErr {
+    PyTypeError::new_err("an object could not be formatted")
+}
+
+/// Ordering and equality of timers by deadline, as `asyncio.TimerHandle` has them.
+unsafe extern "C" fn compare_timers(
+    a: *mut ffi::PyObject,
+    b: *mut ffi::PyObject,
+    op: c_int,
+) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls tp_richcompare attached; `a` is a TimerHandle, `b` any live object.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            if ffi::PyObject_TypeCheck(b, TIMER_TYPE.load(Ordering::Relaxed)) == 0 {
+                return Ok(ffi::Py_NewRef(ffi::Py_NotImplemented()));
+            }
+            let (left, right) = (This::<HandleObject>::new(py, a), This::<HandleObject>::new(py, b));
+            let (left_s, right_s) = (left.when_s.get(), right.when_s.get());
+            let is_same = || -> PyResult<bool> {
+                Ok(left_s == right_s
+                    && or_none(py, &left.callback).eq(or_none(py, &right.callback))?
+                    && left.args_tuple(py)?.eq(right.args_tuple(py)?)?
+                    && left.has(flag::CANCELLED) == right.has(flag::CANCELLED))
+            };
+            let result = match op {
+                ffi::Py_LT => left_s < right_s,
+                ffi::Py_LE => left_s < right_s || is_same()?,
+                ffi::Py_GT => left_s > right_s,
+                ffi::Py_GE => left_s > right_s || is_same()?,
+                ffi::Py_EQ => is_same()?,
+                _ => !is_same()?,
+            };
+            Ok(PyBool::new(py, result).to_owned().into_ptr())
+        })
+    }
+}
+
+/// `hash(when)`, as asyncio has it.
+unsafe extern "C" fn hash_timer(slf: *mut ffi::PyObject) -> ffi::Py_hash_t {
+    // SAFETY: CPython calls tp_hash attached with a TimerHandle.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, -1, || {
+            PyFloat::new(py, This::<HandleObject>::new(py, slf).when_s.get())
+                .hash()
+                .map(|hash| hash as ffi::Py_hash_t)
+        })
+    }
+}
+
+/// The type of `Handle` is made first; `TimerHandle` inherits its methods.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let methods = leak_table(
+        vec![
+            method!(
+                HandleObject,
+                c"cancel",
+                cancel,
+                c"Cancel the callback; it will not run."
+            ),
+            method!(
+                HandleObject,
+                c"cancelled",
+                cancelled,
+                c"True if the callback was cancelled."
+            ),
+            method!(
+                HandleObject,
+                c"get_context",
+                get_context,
+                c"The contextvars.Context the callback runs in."
+            ),
+            method!(
+                HandleObject,
+                c"_run",
+                run_once,
+                c"Run the callback now; the loop's own way to run it."
+            ),
+        ],
+        ffi::PyMethodDef::zeroed(),
+    );
+    let getters = leak_table(
+        vec![
+            getter!(
+                HandleObject,
+                c"_callback",
+                callback,
+                c"The callable, None once run or cancelled."
+            ),
+            getter!(
+                HandleObject,
+                c"_args",
+                call_args,
+                c"Its arguments as a tuple, None once cancelled."
+            ),
+            getter!(HandleObject, c"_context", context, c"The context it runs in."),
+            getter!(HandleObject, c"_loop", event_loop, c"The loop."),
+            getter!(HandleObject, c"_cancelled", get_cancelled, c"True if cancelled."),
+            getter!(
+                HandleObject,
+                c"_source_traceback",
+                source_traceback,
+                c"Where it was scheduled (debug mode)."
+            ),
+            getter!(
+                HandleObject,
+                c"__class__",
+                asyncio_class,
+                c"asyncio's class, so that isinstance() holds."
+            ),
+        ],
+        ffi::PyGetSetDef::default(),
+    );
+    let members = leak_table(
+        vec![ffi::PyMemberDef {
+            name: c"__weaklistoffset__".as_ptr(),
+            type_code: ffi::Py_T_PYSSIZET,
+            offset: std::mem::offset_of!(HandleObject, weakrefs) as ffi::Py_ssize_t,
+            flags: ffi::Py_READONLY,
+            doc: ptr::null(),
+        }],
+        ffi::PyMemberDef::default(),
+    );
+    // SAFETY: the functions are those of this layout, the tables are leaked.
+    let handle_type = unsafe {
+        new_type::<HandleObject>(
+            module,
+            None,
+            &[
+                slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
+                slot(ffi::Py_tp_repr, repr as *mut c_void),
+                slot(ffi::Py_tp_methods, methods),
+                slot(ffi::Py_tp_getset, getters),
+                slot(ffi::Py_tp_members, members),
+            ],
+        )?
+    };
+    // What the base has already stands here again: a method found on the exact type skips the subtype check.
+    let timer_methods = leak_table(
+        vec![
+            method!(
+                HandleObject,
+                c"cancel",
+                cancel,
+                c"Cancel the callback; it will not run."
+            ),
+            method!(
+                HandleObject,
+                c"cancelled",
+                cancelled,
+                c"True if the callback was cancelled."
+            ),
+            method!(
+                HandleObject,
+                c"when",
+                when,
+                c"The deadline in seconds of loop.time()."
+            ),
+        ],
+        ffi::PyMethodDef::zeroed(),
+    );
+    let timer_getters = leak_table(
+        vec![
+            getter!(
+                HandleObject,
+                c"_when",
+                get_when,
+                c"The deadline in seconds of loop.time()."
+            ),
+            getter!(
+                HandleObject,
+                c"_scheduled",
+                get_scheduled,
+                c"True while it waits in the timer heap."
+            ),
+        ],
+        ffi::PyGetSetDef::default(),
+    );
+    // SAFETY: as above; TimerHandle has the same layout as its base.
+    let timer_type = unsafe {
+        new_type::<TimerLayout>(
+            module,
+            Some(&PyTuple::new(module.py(), [&handle_type])?),
+            &[
+                slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
+                slot(ffi::Py_tp_repr, repr as *mut c_void),
+                slot(ffi::Py_tp_richcompare, compare_timers as *mut c_void),
+                slot(ffi::Py_tp_hash, hash_timer as *mut c_void),
+                slot(ffi::Py_tp_methods, timer_methods),
+                slot(ffi::Py_tp_getset, timer_getters),
+            ],
+        )?
+    };
+    module.add("Handle", &handle_type)?;
+    module.add("TimerHandle", &timer_type)?;
+    HANDLE_TYPE.store(handle_type.into_ptr().cast(), Ordering::Release);
+    TIMER_TYPE.store(timer_type.into_ptr().cast(), Ordering::Release);
+    Ok(())
+}
+
+/// `TimerHandle`'s own name over the layout of `HandleObject`.
+#[repr(transparent)]
+struct TimerLayout(HandleObject);
+
+impl NativeType for TimerLayout {
+    const NAME: &'static CStr = c"grapeshot._core.TimerHandle";
+    const DOC: &'static CStr = c"A callback scheduled for a time; the interface of asyncio.TimerHandle.";
+    const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
+
+    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        // SAFETY: passed on unchanged.
+        unsafe { self.0.traverse(visit, arg) }
+    }
+
+    fn clear(this: This<'_, Self>) {
+        // SAFETY: the layouts are the same (repr(transparent)).
+        HandleObject::clear(unsafe { This::new(this.py(), this.as_ptr()) });
+    }
+}
+
+/// TypeError in debug mode for what cannot be a callback, with asyncio's wording.
+#[cold]
+pub(crate) fn check_callback(callback: &Bound<'_, PyAny>, method: &str) -> PyResult<()> {
+    let coroutines = callback.py().import("asyncio.coroutines")?;
+    if coroutines.call_method1("iscoroutine", (callback,))?.is_truthy()?
+        || coroutines
+            .py()
+            .import("inspect")?
+            .call_method1("iscoroutinefunction", (callback,))?
+            .is_truthy()?
+    {
+        return Err(PyTypeError::new_err(format!(
+            "coroutines cannot be used with {method}()"
+        )));
+    }
+    if !callback.is_callable() {
+        return Err(PyTypeError::new_err(format!(
+            "a callable object was expected by {method}(), got {}",
+            callback.repr()?
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,162 @@
+//! Running a handle's callback, and reporting what it raises.
+
+use std::ptr;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use super::{HandleRef, INLINE_ARGS, flag};
+use crate::event_loop::errors;
+
+impl HandleRef {
+    /// Runs the callback in its context and reports what it raises. Err only for the two exceptions that leave
+    /// `run_forever`.
+    #[inline]
+    pub(crate) fn run(self, py: Python<'_>) -> PyResult<()> {
+        let this = self.this(py);
+        if this.has(flag::CANCELLED) {
+            return Ok(());
+        }
+        if this.has(flag::REPEATS) || this.more_args.is_set() {
+            return self.run_kept(py);
+        }
+        // The call is moved out of the handle first: the callback may cancel its own handle.
+        let args_len = this.args_len.get() as usize;
+        let mut call = [ptr::null_mut(); INLINE_ARGS + 2];
+        for (place, cell) in call[2..].iter_mut().zip(&this.args[..args_len]) {
+            *place = cell.take_ptr();
+        }
+        this.args_len.set(0);
+        this.show_context();
+        let callback = this.callback.take_ptr();
+        let context = this.context.take_ptr();
+        let event_loop = this.event_loop.take_ptr();
+        // SAFETY: the references were moved out of the cells, so they live until dropped below; call[1] is the free
+        // place that the offset flag allows.
+        unsafe {
+            if ffi::PyContext_Enter(context) == 0 {
+                let result = ffi::PyObject_Vectorcall(
+                    callback,
+                    call[2..].as_ptr(),
+                    args_len | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
+                    ptr::null_mut(),
+                );
+                if result.is_null() {
+                    let error = errors::fetch(py);
+                    ffi::PyContext_Exit(context);
+                    error.restore(py);
+                } else {
+                    ffi::Py_DECREF(result);
+                    if ffi::PyContext_Exit(context) == 0 {
+                        for arg in &call[2..2 + args_len] {
+                            ffi::Py_DECREF(*arg);
+                        }
+                        ffi::Py_DECREF(callback);
+                        ffi::Py_DECREF(context);
+                        ffi::Py_DECREF(event_loop);
+                        return Ok(());
+                    }
+                }
+            }
+            // Failed: put the call back, so that the report can show it.
+            let error = errors::fetch(py);
+            let args: Vec<_> = call[2..2 + args_len]
+                .iter()
+                .map(|arg| Bound::from_owned_ptr(py, *arg))
+                .collect();
+            let callback = Bound::from_owned_ptr(py, callback);
+            let context = Bound::from_owned_ptr(py, context);
+            let event_loop = Bound::from_owned_ptr(py, event_loop);
+            if !this.has(flag::CANCELLED) {
+                // Back again for as long as the report lasts: handlers look at the handle and run in its context.
+                this.callback.set(callback.clone());
+                this.context.set(context);
+                this.event_loop.set(event_loop.clone());
+                this.args_len.set(args_len as u8);
+                for (cell, arg) in this.args.iter().zip(&args) {
+                    cell.set(arg.clone());
+                }
+            }
+            let result = self.report(py, &event_loop, &callback, &PyTuple::new(py, &args)?, error);
+            this.drop_call();
+            result
+        }
+    }
+
+    /// Drops what a handle that runs once still holds of its call.
+    pub(crate) fn forget_call(self, py: Python<'_>) {
+        let this = self.this(py);
+        if !this.has(flag::REPEATS) {
+            this.drop_call();
+        }
+    }
+
+    /// `run` for a handle that keeps its callback, or has many arguments.
+    fn run_kept(self, py: Python<'_>) -> PyResult<()> {
+        let result = self.run_and_keep(py);
+        self.forget_call(py);
+        result
+    }
+
+    /// Runs the callback like `run`, but leaves it in the handle, readable afterwards.
+    pub(crate) fn run_and_keep(self, py: Python<'_>) -> PyResult<()> {
+        let this = self.this(py);
+        if this.has(flag::CANCELLED) {
+            return Ok(());
+        }
+        let (Some(callback), Some(context), Some(event_loop)) = (
+            this.callback.get(py),
+            this.context.get(py),
+            this.event_loop.get(py),
+        ) else {
+            return Ok(());
+        };
+        this.show_context();
+        let args = this.args_tuple(py)?;
+        // SAFETY: the context is a live one that we hold; it is left below.
+        let entered = unsafe { ffi::PyContext_Enter(context.as_ptr()) };
+        if entered != 0 {
+            return self.report(py, &event_loop, &callback, &args, errors::fetch(py));
+        }
+        let result = callback.call1(&args);
+        // SAFETY: entered above on this thread.
+        let left = unsafe { ffi::PyContext_Exit(context.as_ptr()) };
+        match result {
+            Err(error) => self.report(py, &event_loop, &callback, &args, error),
+            Ok(_) if left != 0 => self.report(py, &event_loop, &callback, &args, errors::fetch(py)),
+            Ok(_) => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn report(
+        self,
+        py: Python<'_>,
+        event_loop: &Bound<'_, PyAny>,
+        callback: &Bound<'_, PyAny>,
+        args: &Bound<'_, PyTuple>,
+        error: PyErr,
+    ) -> PyResult<()> {
+        let this = self.this(py);
+        if errors::leaves_loop(py, &error) {
+            return Err(error);
+        }
+        let source = py
+            .import("asyncio.format_helpers")
+            .and_then(|helpers| helpers.call_method1("_format_callback_source", (callback, args)))
+            .and_then(|text| text.extract::<String>())
+            .unwrap_or_else(|_| "<unknown>".to_owned());
+        let message = format!("Exception in callback {source}");
+        let own = this.to_bound();
+        match this.source_traceback.get(py) {
+            Some(traceback) => errors::report(
+                event_loop,
+                &message,
+                error,
+                &[("handle", &own), ("source_traceback", &traceback)],
+            ),
+            None => errors::report(event_loop, &message, error, &[("handle", &own)]),
+        }
+    }
+}

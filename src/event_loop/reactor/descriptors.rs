@@ -1,0 +1,152 @@
+//! The fd table and the poller: who waits for which descriptor.
+
+use std::io;
+use std::os::fd::RawFd;
+
+use pyo3::prelude::*;
+
+use super::{Reactor, Slot, release_slot};
+use crate::event_loop::handle::HandleRef;
+use crate::sys::poller::{Interest, Poller, Token};
+
+/// Size of the buffer that small reads go through.
+const SCRATCH_LEN: usize = 256 * 1024;
+
+impl Reactor {
+    /// Runs `action` on the poller; an error if the loop is closed.
+    fn with_poller<R>(&self, action: impl FnOnce(&Poller) -> io::Result<R>) -> io::Result<R> {
+        match self.kernel.borrow().as_ref() {
+            Some(kernel) => action(&kernel.poller),
+            None => Err(io::Error::from_raw_os_error(libc::EBADF)),
+        }
+    }
+
+    pub(crate) fn slot(&self, fd: RawFd) -> Option<Slot> {
+        self.slots.borrow().get_fd(fd)
+    }
+
+    /// Enters `slot` for `fd`, replacing a stale entry of a descriptor that was closed without being removed.
+    /// Interest NONE only enters it into the table.
+    pub(crate) fn register(
+        &self,
+        py: Python<'_>,
+        fd: RawFd,
+        slot: Slot,
+        interest: Interest,
+    ) -> io::Result<Token> {
+        let stale = self.slots.borrow_mut().remove(fd);
+        let token = self.slots.borrow_mut().insert(fd, slot);
+        if let Some(stale) = stale {
+            release_slot(py, stale);
+        }
+        if !interest.is_empty()
+            && let Err(error) = self.with_poller(|poller| poller.add(fd, token, interest))
+        {
+            // The caller still owns what it put in.
+            self.slots.borrow_mut().remove(fd);
+            return Err(error);
+        }
+        Ok(token)
+    }
+
+    /// Changes what the poller waits for on a registered descriptor.
+    pub(crate) fn set_interest(
+        &self,
+        fd: RawFd,
+        token: Token,
+        old: Interest,
+        new: Interest,
+    ) -> io::Result<()> {
+        if old == new {
+            return Ok(());
+        }
+        self.with_poller(|poller| {
+            if new.is_empty() {
+                poller.remove(fd)
+            } else if old.is_empty() {
+                poller.add(fd, token, new)
+            } else {
+                poller.modify(fd, token, new)
+            }
+        })
+    }
+
+    /// Takes a descriptor out of the poller (if `interest` is not NONE) and out of the fd table.
+    pub(crate) fn unregister(&self, fd: RawFd, interest: Interest) -> Option<Slot> {
+        let slot = self.slots.borrow_mut().remove(fd);
+        if !interest.is_empty() {
+            // A failure means that the kernel no longer knows the descriptor, which is what was wanted.
+            let _ = self.with_poller(|poller| poller.remove(fd));
+        }
+        slot
+    }
+
+    /// Changes the handles of `add_reader`/`add_writer` on `fd`. Returns the two that were there before; their
+    /// references go to the caller, except for those that `new` carries on.
+    pub(crate) fn set_watch(
+        &self,
+        fd: RawFd,
+        new: (Option<HandleRef>, Option<HandleRef>),
+    ) -> io::Result<(Option<HandleRef>, Option<HandleRef>)> {
+        let old = match self.slot(fd) {
+            Some(Slot::Watch { reader, writer }) => (reader, writer),
+            _ => (None, None),
+        };
+        let interest = |pair: (Option<HandleRef>, Option<HandleRef>)| {
+            let read = if pair.0.is_some() {
+                Interest::READ
+            } else {
+                Interest::NONE
+            };
+            if pair.1.is_some() {
+                read.with(Interest::WRITE)
+            } else {
+                read
+            }
+        };
+        let (before, after) = (interest(old), interest(new));
+        if after.is_empty() {
+            self.unregister(fd, before);
+            return Ok(old);
+        }
+        let slot = Slot::Watch {
+            reader: new.0,
+            writer: new.1,
+        };
+        if before.is_empty() {
+            let token = self.slots.borrow_mut().insert(fd, slot);
+            if let Err(error) = self.with_poller(|poller| poller.add(fd, token, after)) {
+                self.slots.borrow_mut().remove(fd);
+                return Err(error);
+            }
+        } else {
+            let token = self.slots.borrow().token_of(fd);
+            if let Some(token) = token {
+                self.with_poller(|poller| poller.modify(fd, token, after))?;
+            }
+            self.slots.borrow_mut().replace(fd, slot);
+        }
+        Ok(old)
+    }
+
+    /// Runs `read` on the loop's scratch buffer (256 KiB), which must not call into Python.
+    pub(crate) fn with_scratch<R>(&self, read: impl FnOnce(&mut Vec<u8>) -> R) -> R {
+        let mut scratch = self.scratch.borrow_mut();
+        if scratch.capacity() == 0 {
+            scratch.reserve_exact(SCRATCH_LEN);
+        }
+        read(&mut scratch)
+    }
+
+    /// New references to all registered sources.
+    pub(crate) fn sources<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
+        let slots = self.slots.borrow();
+        slots
+            .iter()
+            .filter_map(|(_, slot)| match slot {
+                Slot::Source(source) => Some(source.to_bound(py)),
+                Slot::Watch { .. } => None,
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,255 @@
+//! The loop's state and one turn of it.
+//!
+//! A turn: poll (detached from the interpreter only if it will block) -> sources, straight from their events ->
+//! due timers -> exactly the handles that were ready. While work is ready the poll is skipped, for at most
+//! `MAX_UNPOLLED_TURNS` turns or `MAX_UNPOLLED_NS`.
+//!
+//! Everything but the inbox and the waker is touched only by the thread that runs the loop (or, before and after a
+//! run, by the thread that holds the GIL). No cell stays borrowed across a call into Python.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use super::handle::HandleRef;
+use super::source::{Ready, SourceRef};
+use crate::queue::inbox::Inbox;
+use crate::queue::ready::ReadyQueue;
+use crate::queue::slots::Slots;
+use crate::queue::timers::TimerHeap;
+use crate::sys::clock;
+use crate::sys::poller::{Events, Interest, Poller, Token};
+use crate::sys::waker::Waker;
+
+mod descriptors;
+mod scheduling;
+mod turn;
+
+use turn::MAX_UNPOLLED_TURNS;
+
+/// Events taken from the poller at once.
+const EVENTS_PER_POLL: usize = 256;
+/// The token of the waker's descriptor; no fd table entry has it, since fds are never negative.
+const WAKER_TOKEN: Token = Token(u64::MAX);
+
+/// What a descriptor in the fd table is for.
+#[derive(Clone, Copy)]
+pub(crate) enum Slot {
+    /// A native source: a transport or a listener.
+    Source(SourceRef),
+    /// `add_reader`/`add_writer`: handles to put into the ready queue.
+    Watch {
+        reader: Option<HandleRef>,
+        writer: Option<HandleRef>,
+    },
+}
+
+/// The kernel side, closed with the loop.
+struct Kernel {
+    poller: Poller,
+    waker: Waker,
+}
+
+pub(crate) struct Reactor {
+    ready: RefCell<ReadyQueue<Ready>>,
+    /// The handle made last while the loop did not run, with a reference of its own: see `track_kept`.
+    last_made: Cell<Option<HandleRef>>,
+    timers: RefCell<TimerHeap<HandleRef>>,
+    cancelled_timers: Cell<usize>,
+    slots: RefCell<Slots<Slot>>,
+    /// Boxed: it is aligned to cache lines, which Python objects are not.
+    inbox: Box<Inbox<Ready>>,
+    kernel: RefCell<Option<Kernel>>,
+    events: RefCell<Events>,
+    scratch: RefCell<Vec<u8>>,
+    unpolled_turns: Cell<u32>,
+    last_poll_ns: Cell<u64>,
+    /// `PyThread_get_thread_ident()` of the thread inside `run`, 0 if none.
+    owner: AtomicU64,
+    is_stopping: Cell<bool>,
+    is_debug: Cell<bool>,
+    pub(crate) slow_callback_s: Cell<f64>,
+}
+
+/// The loop's clock in seconds: `CLOCK_MONOTONIC`, that of `time.monotonic()`.
+#[inline]
+pub(crate) fn time_s() -> f64 {
+    clock::now_ns() as f64 / 1e9
+}
+
+impl Reactor {
+    pub(crate) fn new() -> io::Result<Self> {
+        let kernel = Kernel {
+            poller: Poller::new()?,
+            waker: Waker::new()?,
+        };
+        kernel
+            .poller
+            .add(kernel.waker.fd(), WAKER_TOKEN, Interest::READ)?;
+        Ok(Self {
+            ready: RefCell::new(ReadyQueue::new()),
+            last_made: Cell::new(None),
+            timers: RefCell::new(TimerHeap::new()),
+            cancelled_timers: Cell::new(0),
+            slots: RefCell::new(Slots::new()),
+            inbox: Box::new(Inbox::new()),
+            kernel: RefCell::new(Some(kernel)),
+            events: RefCell::new(Events::with_capacity(EVENTS_PER_POLL)),
+            scratch: RefCell::new(Vec::new()),
+            unpolled_turns: Cell::new(MAX_UNPOLLED_TURNS),
+            last_poll_ns: Cell::new(0),
+            owner: AtomicU64::new(0),
+            is_stopping: Cell::new(false),
+            is_debug: Cell::new(false),
+            slow_callback_s: Cell::new(0.1),
+        })
+    }
+
+    // ---- state -----------------------------------------------------------------------------------------------
+
+    /// RuntimeError if the loop is closed.
+    #[inline]
+    pub(crate) fn check_closed(&self) -> PyResult<()> {
+        if self.is_closed() {
+            Err(closed_error())
+        } else {
+            Ok(())
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_closed(&self) -> bool {
+        // Borrowed mutably only inside `close`, which runs no other code meanwhile.
+        self.kernel.try_borrow().is_ok_and(|kernel| kernel.is_none())
+    }
+
+    pub(crate) fn owner(&self) -> u64 {
+        self.owner.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn stop(&self) {
+        self.is_stopping.set(true);
+    }
+
+    #[inline]
+    pub(crate) fn is_debug(&self) -> bool {
+        self.is_debug.get()
+    }
+
+    pub(crate) fn set_debug(&self, is_debug: bool) {
+        self.is_debug.set(is_debug);
+    }
+
+    // ---- end -------------------------------------------------------------------------------------------------
+
+    /// Drops all queued work and closes the poller and the waker. Idempotent.
+    pub(crate) fn close(&self, py: Python<'_>) {
+        drop(self.kernel.borrow_mut().take());
+        self.drop_work(py);
+        self.scratch.replace(Vec::new());
+    }
+
+    /// Drops what the queues hold; also the collector's `tp_clear`.
+    pub(crate) fn drop_work(&self, py: Python<'_>) {
+        self.drain_inbox();
+        if let Some(last) = self.last_made.take() {
+            last.release(py);
+        }
+        loop {
+            let entry = self.ready.borrow_mut().pop_front();
+            let Some(entry) = entry else { break };
+            // SAFETY: the queue's reference, dropped once.
+            unsafe { ffi::Py_DECREF(entry.object) };
+        }
+        loop {
+            let first = self.timers.borrow().peek();
+            let Some((_, handle)) = first else { break };
+            self.timers.borrow_mut().pop();
+            handle.set_scheduled(py, false);
+            handle.release(py);
+        }
+        self.cancelled_timers.set(0);
+        let fds: Vec<RawFd> = self.slots.borrow().iter().map(|(fd, _)| fd).collect();
+        for fd in fds {
+            let slot = self.slots.borrow_mut().remove(fd);
+            if let Some(slot) = slot {
+                release_slot(py, slot);
+            }
+        }
+    }
+
+    /// Reports every reference that the queues and the fd table hold.
+    ///
+    /// # Safety
+    /// Called by the collector with its own `visit` and `arg`; no cell is borrowed, since none stays borrowed while
+    /// Python code (and with it the collector) runs.
+    pub(crate) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        let (Ok(ready), Ok(timers), Ok(slots)) = (
+            self.ready.try_borrow(),
+            self.timers.try_borrow(),
+            self.slots.try_borrow(),
+        ) else {
+            return 0;
+        };
+        // SAFETY: visit and arg are the collector's; every pointer is a reference held by a queue.
+        let visit_one = |object: *mut ffi::PyObject| unsafe { visit(object, arg) };
+        // SAFETY: as above.
+        let visit_handle = |handle: HandleRef| unsafe { handle.traverse(visit, arg) };
+        let queued = ready.iter().map(|entry| match entry.run {
+            None => visit_handle(HandleRef::from_owned(entry.object)),
+            Some(_) => visit_one(entry.object),
+        });
+        let last = self.last_made.get().map(|handle| visit_one(handle.as_ptr()));
+        let result = queued
+            .chain(timers.iter().map(visit_handle))
+            .chain(last)
+            .find(|result| *result != 0);
+        if let Some(result) = result {
+            return result;
+        }
+        for (_, slot) in slots.iter() {
+            let pair = match slot {
+                Slot::Source(source) => [Some(source.as_ptr()), None],
+                Slot::Watch { reader, writer } => {
+                    [reader.map(HandleRef::as_ptr), writer.map(HandleRef::as_ptr)]
+                }
+            };
+            for object in pair.into_iter().flatten() {
+                let result = visit_one(object);
+                if result != 0 {
+                    return result;
+                }
+            }
+        }
+        0
+    }
+}
+
+fn release_slot(py: Python<'_>, slot: Slot) {
+    match slot {
+        Slot::Source(source) => source.release(py),
+        Slot::Watch { reader, writer } => {
+            for handle in [reader, writer].into_iter().flatten() {
+                handle.release(py);
+            }
+        }
+    }
+}
+
+#[cold]
+fn closed_error() -> PyErr {
+    PyRuntimeError::new_err("Event loop is closed")
+}
+
+/// `threading.get_ident()` of this thread.
+#[inline]
+pub(crate) fn current_thread() -> u64 {
+    // SAFETY: callable from any thread, always.
+    unsafe { ffi::PyThread_get_thread_ident() as u64 }
+}

@@ -1,0 +1,187 @@
+//! The ready queue, the timers and the inbox: what is to run, and when.
+
+use pyo3::prelude::*;
+
+use super::{Reactor, current_thread};
+use crate::event_loop::handle::HandleRef;
+use crate::event_loop::source::{Deferred, Ready};
+
+/// Cancelled timers are swept once there are this many and they are at least half of the heap.
+const MIN_SWEPT_TIMERS: usize = 64;
+
+/// Deadlines as heap keys: signed nanoseconds with the sign bit flipped, so that negative ones keep their order.
+const SIGN: u64 = 1 << 63;
+
+/// The heap key of a deadline in seconds, rounded so that `time() >= when` holds whenever the timer fires.
+fn deadline_key(when_s: f64) -> u64 {
+    let truncated = (when_s * 1e9) as i64;
+    // One for the truncation, one for the rounding of the product, and more where a float no longer resolves a
+    // nanosecond (after 52 days of uptime).
+    let margin = 2 + (truncated.unsigned_abs() >> 51) as i64;
+    (truncated.saturating_add(margin) as u64) ^ SIGN
+}
+
+impl Reactor {
+    /// Called for each new handle, which a queue and its maker hold. While the loop does not run, the newest handle
+    /// is tracked, and the one before it stays so only if someone has kept it: then no cycle through a
+    /// pending handle of an abandoned loop is hidden from the collector.
+    #[inline]
+    pub(crate) fn note_made(&self, py: Python<'_>, handle: HandleRef) {
+        if self.owner() == 0 {
+            self.track_newest(py, handle);
+        }
+    }
+
+    fn track_newest(&self, py: Python<'_>, handle: HandleRef) {
+        handle.track(py);
+        if let Some(last) = self.last_made.replace(Some(handle.new_ref())) {
+            // Its queue and this function hold it.
+            last.track_if_kept(py, 2);
+            last.release(py);
+        }
+    }
+
+    /// Before the loop stops running: tracks the pending handles that someone beside the queues keeps.
+    pub(super) fn track_kept(&self, py: Python<'_>) {
+        let handles: Vec<HandleRef> = {
+            let ready = self.ready.borrow();
+            let timers = self.timers.borrow();
+            let plain = ready
+                .iter()
+                .filter(|entry| entry.run.is_none())
+                .map(|entry| HandleRef::from_owned(entry.object));
+            plain
+                .chain(timers.iter())
+                .filter(|handle| handle.is_kept(py))
+                .collect()
+        };
+        for handle in handles {
+            handle.track(py);
+        }
+    }
+
+    /// `push_handle` for `call_soon`: behind what other threads have scheduled before, as in asyncio.
+    #[inline]
+    pub(crate) fn push_soon(&self, handle: HandleRef) {
+        self.drain_inbox();
+        self.push_handle(handle);
+    }
+
+    /// Queues a handle, whose reference the queue takes over.
+    #[inline]
+    pub(crate) fn push_handle(&self, handle: HandleRef) {
+        self.ready.borrow_mut().push_back(Ready {
+            object: handle.as_ptr(),
+            run: None,
+        });
+    }
+
+    /// Queues `run(object)` in order with the handles.
+    pub(crate) fn defer(&self, object: Bound<'_, PyAny>, run: Deferred) {
+        self.ready.borrow_mut().push_back(Ready {
+            object: object.into_ptr(),
+            run: Some(run),
+        });
+    }
+
+    /// Queues a handle from any thread and wakes the loop if it sleeps.
+    pub(crate) fn push_threadsafe(&self, handle: HandleRef) {
+        if self.owner() == current_thread() {
+            self.push_soon(handle);
+        } else if self.inbox.push(Ready {
+            object: handle.as_ptr(),
+            run: None,
+        }) && let Ok(kernel) = self.kernel.try_borrow()
+            && let Some(kernel) = kernel.as_ref()
+        {
+            kernel.waker.wake();
+        }
+    }
+
+    /// Puts a timer into the heap, which takes over its reference.
+    #[inline]
+    pub(crate) fn push_timer(&self, py: Python<'_>, handle: HandleRef) {
+        handle.set_scheduled(py, true);
+        self.timers
+            .borrow_mut()
+            .push(deadline_key(handle.when_s(py)), handle);
+    }
+
+    /// A scheduled timer was cancelled: take it out at once if it lies at the end, else count it and sweep when
+    /// most of the heap is dead.
+    pub(crate) fn timer_cancelled(&self, py: Python<'_>, handle: HandleRef) {
+        let last = self.timers.borrow_mut().remove_last_if(|entry| entry == handle);
+        if let Some(handle) = last {
+            handle.set_scheduled(py, false);
+            handle.release(py);
+            return;
+        }
+        let cancelled = self.cancelled_timers.get() + 1;
+        self.cancelled_timers.set(cancelled);
+        let len = self.timers.borrow().len();
+        if cancelled >= MIN_SWEPT_TIMERS && cancelled * 2 >= len {
+            self.sweep_timers(py);
+        }
+    }
+
+    #[cold]
+    fn sweep_timers(&self, py: Python<'_>) {
+        let mut dropped = Vec::with_capacity(self.cancelled_timers.get());
+        self.timers
+            .borrow_mut()
+            .retain(|handle| !handle.is_cancelled(py), &mut dropped);
+        self.cancelled_timers.set(0);
+        for handle in dropped {
+            handle.set_scheduled(py, false);
+            handle.release(py);
+        }
+    }
+
+    /// Moves due timers to the ready queue.
+    pub(super) fn expire_timers(&self, py: Python<'_>, now_ns: u64) {
+        loop {
+            let due = self.timers.borrow_mut().pop_due(now_ns ^ SIGN);
+            let Some(handle) = due else { return };
+            handle.set_scheduled(py, false);
+            if handle.is_cancelled(py) {
+                self.cancelled_timers
+                    .set(self.cancelled_timers.get().saturating_sub(1));
+                handle.release(py);
+            } else {
+                self.push_handle(handle);
+            }
+        }
+    }
+
+    /// The first deadline of a timer that is not cancelled, in nanoseconds of the clock (0 if before its origin).
+    pub(super) fn next_deadline_ns(&self, py: Python<'_>) -> Option<u64> {
+        loop {
+            let first = self.timers.borrow().peek();
+            let (key, handle) = first?;
+            if !handle.is_cancelled(py) {
+                return Some(((key ^ SIGN) as i64).max(0) as u64);
+            }
+            self.timers.borrow_mut().pop();
+            self.cancelled_timers
+                .set(self.cancelled_timers.get().saturating_sub(1));
+            handle.set_scheduled(py, false);
+            handle.release(py);
+        }
+    }
+
+    /// Moves what other threads have scheduled to the ready queue.
+    #[inline]
+    pub(super) fn drain_inbox(&self) {
+        if !self.inbox.is_empty() {
+            self.take_inbox();
+        }
+    }
+
+    #[cold]
+    fn take_inbox(&self) {
+        let mut ready = self.ready.borrow_mut();
+        while let Some(entry) = self.inbox.pop() {
+            ready.push_back(entry);
+        }
+    }
+}

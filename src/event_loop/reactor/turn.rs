@@ -1,0 +1,220 @@
+//! Running: one turn after another until `stop()`.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use super::{Reactor, Slot, WAKER_TOKEN, closed_error, current_thread};
+use crate::event_loop::errors;
+use crate::event_loop::handle::HandleRef;
+use crate::event_loop::pyloop::LoopObject;
+use crate::event_loop::slow;
+use crate::event_loop::source::SourceRef;
+use crate::sys::clock;
+use crate::sys::poller::Event;
+
+/// How long ready work may keep the loop from polling.
+pub(super) const MAX_UNPOLLED_TURNS: u32 = 16;
+const MAX_UNPOLLED_NS: u64 = 100_000;
+/// A poll never blocks longer than this (asyncio's `MAXIMUM_SELECT_TIMEOUT`).
+const MAX_BLOCK_NS: u64 = 24 * 3600 * 1_000_000_000;
+
+impl Reactor {
+    /// Runs turns until `stop()`; an error leaves the remaining work queued for the next run.
+    pub(crate) fn run(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
+        self.owner.store(current_thread(), Ordering::Relaxed);
+        self.unpolled_turns.set(MAX_UNPOLLED_TURNS);
+        if let Some(last) = self.last_made.take() {
+            last.release(py);
+        }
+        let result = loop {
+            if let Err(error) = self.turn(py, event_loop) {
+                break Err(error);
+            }
+            if self.is_stopping.get() {
+                break Ok(());
+            }
+        };
+        self.is_stopping.set(false);
+        self.drain_inbox();
+        self.track_kept(py);
+        self.owner.store(0, Ordering::Relaxed);
+        result
+    }
+
+    fn turn(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
+        self.drain_inbox();
+        let has_work = !self.ready.borrow().is_empty() || self.is_stopping.get();
+        let has_timers = !self.timers.borrow().is_empty();
+        let mut now_ns = if has_work || has_timers {
+            clock::now_ns()
+        } else {
+            0
+        };
+        let turns = self.unpolled_turns.get() + 1;
+        if self.last_poll_ns.get() == 0 {
+            // The last poll needed no clock, so the time without one counts from here.
+            self.last_poll_ns.set(now_ns);
+        }
+        if has_work && turns <= MAX_UNPOLLED_TURNS && now_ns - self.last_poll_ns.get() < MAX_UNPOLLED_NS {
+            self.unpolled_turns.set(turns);
+        } else {
+            let timeout_ns = if has_work {
+                Some(0)
+            } else {
+                self.time_to_deadline_ns(py, now_ns)
+            };
+            let count = self.poll(py, timeout_ns)?;
+            self.unpolled_turns.set(0);
+            self.dispatch(py, event_loop, count)?;
+            if has_timers && timeout_ns != Some(0) {
+                now_ns = clock::now_ns();
+            }
+            self.last_poll_ns.set(now_ns);
+        }
+        if has_timers {
+            self.expire_timers(py, now_ns);
+        }
+        self.run_ready(py, event_loop)
+    }
+
+    fn time_to_deadline_ns(&self, py: Python<'_>, now_ns: u64) -> Option<u64> {
+        self.next_deadline_ns(py)
+            .map(|deadline_ns| deadline_ns.saturating_sub(now_ns).min(MAX_BLOCK_NS))
+    }
+
+    /// Waits for events and returns their number. Blocks (detached) unless `timeout_ns` is `Some(0)`.
+    fn poll(&self, py: Python<'_>, timeout_ns: Option<u64>) -> PyResult<usize> {
+        let kernel = self.kernel.borrow();
+        let Some(kernel) = kernel.as_ref() else {
+            return Err(closed_error());
+        };
+        let mut events = self.events.borrow_mut();
+        let result = if timeout_ns != Some(0) && self.inbox.begin_sleep() {
+            // SAFETY: the thread is attached (`py`) and touches no Python object until it is restored.
+            let state = unsafe { ffi::PyEval_SaveThread() };
+            let result = kernel.poller.wait(&mut events, timeout_ns);
+            // SAFETY: the state saved just above, on the same thread.
+            unsafe { ffi::PyEval_RestoreThread(state) };
+            self.inbox.end_sleep();
+            result
+        } else {
+            kernel.poller.wait(&mut events, Some(0))
+        };
+        drop(events);
+        let count = match result {
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+            Err(error) => return Err(errors::os_error(&error)),
+        };
+        // Python's signal handlers run in bytecode, or here: a loop of native callbacks must still see Ctrl-C.
+        py.check_signals()?;
+        Ok(count)
+    }
+
+    fn dispatch(&self, py: Python<'_>, event_loop: &LoopObject, count: usize) -> PyResult<()> {
+        for index in 0..count {
+            let event = self.events.borrow().get(index);
+            if event.token == WAKER_TOKEN {
+                if let Some(kernel) = self.kernel.borrow().as_ref() {
+                    kernel.waker.drain();
+                }
+                continue;
+            }
+            // A stale token (the descriptor was closed, perhaps reused, by an earlier event) finds nothing.
+            let slot = self.slots.borrow().get(event.token);
+            match slot {
+                Some(Slot::Source(source)) => self.dispatch_source(py, event_loop, source, event)?,
+                Some(Slot::Watch { reader, writer }) => {
+                    if let Some(handle) = reader.filter(|_| event.readiness.is_readable()) {
+                        self.push_watched(py, event, handle, true);
+                    }
+                    if let Some(handle) = writer.filter(|_| event.readiness.is_writable()) {
+                        self.push_watched(py, event, handle, false);
+                    }
+                }
+                None => {}
+            }
+        }
+        self.drain_inbox();
+        Ok(())
+    }
+
+    #[inline]
+    fn dispatch_source(
+        &self,
+        py: Python<'_>,
+        event_loop: &LoopObject,
+        source: SourceRef,
+        event: Event,
+    ) -> PyResult<()> {
+        let started_ns = if self.is_debug() { clock::now_ns() } else { 0 };
+        let kept = if started_ns != 0 {
+            Some(source.to_bound(py))
+        } else {
+            None
+        };
+        match catch_unwind(AssertUnwindSafe(|| source.ready(py, event.readiness))) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return Err(error),
+            Err(payload) => {
+                let error = errors::panic_error(&*payload);
+                errors::report(
+                    &event_loop.to_bound(py),
+                    "Internal error in a transport",
+                    error,
+                    &[],
+                )?;
+            }
+        }
+        if let Some(kept) = kept {
+            slow::check_source(&kept, started_ns, self.slow_callback_s.get());
+        }
+        Ok(())
+    }
+
+    /// Queues the handle of `add_reader`/`add_writer`; a cancelled one ends its watch, as in asyncio.
+    fn push_watched(&self, py: Python<'_>, event: Event, handle: HandleRef, is_reader: bool) {
+        if !handle.is_cancelled(py) {
+            self.push_handle(handle.new_ref());
+            return;
+        }
+        let fd = (event.token.0 & u64::from(u32::MAX)) as RawFd;
+        if let Some(Slot::Watch { reader, writer }) = self.slot(fd) {
+            let kept = if is_reader { (None, writer) } else { (reader, None) };
+            // On failure nothing was changed, and the next event comes here again.
+            if self.set_watch(fd, kept).is_ok() {
+                handle.release(py);
+            }
+        }
+    }
+
+    /// Runs exactly the entries that are ready now.
+    fn run_ready(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
+        let count = self.ready.borrow().len();
+        for _ in 0..count {
+            let entry = self.ready.borrow_mut().pop_front();
+            let Some(entry) = entry else { return Ok(()) };
+            let result = match entry.run {
+                None => {
+                    let handle = HandleRef::from_owned(entry.object);
+                    if self.is_debug() {
+                        slow::run_handle(py, event_loop, handle, self.slow_callback_s.get())
+                    } else {
+                        handle.run(py)
+                    }
+                }
+                // SAFETY: `defer` paired the function with its object, whose reference the queue held.
+                Some(run) => unsafe { run(py, entry.object) },
+            };
+            // SAFETY: the queue's reference, dropped once.
+            unsafe { ffi::Py_DECREF(entry.object) };
+            result?;
+        }
+        Ok(())
+    }
+}
