@@ -7,6 +7,7 @@ use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyAnyMethods, PyNone, PyString};
@@ -83,56 +84,45 @@ impl ProtocolCalls {
         self.is_buffered.get()
     }
 
-    /// `data_received(data)`.
+    /// `data_received(data)`, in the context.
     #[inline]
     pub(crate) fn data_received(&self, py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.call_cached(py, &self.receive, data.as_ptr()).map(drop)
+        self.in_context(py, || call_bound(py, &self.receive, data.as_ptr()).map(drop))
     }
 
-    /// `get_buffer(sizehint)`.
+    /// `get_buffer(sizehint)`, to be called inside `in_context`.
     #[inline]
     pub(crate) fn get_buffer<'py>(
         &self,
         py: Python<'py>,
         size_hint: &Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        self.call_cached(py, &self.receive, size_hint.as_ptr())
+        call_bound(py, &self.receive, size_hint.as_ptr())
     }
 
-    /// `buffer_updated(len_bytes)`.
+    /// `buffer_updated(len_bytes)`, to be called inside `in_context`.
     #[inline]
     pub(crate) fn buffer_updated(&self, py: Python<'_>, len_bytes: usize) -> PyResult<()> {
         let count = len_bytes.into_pyobject(py)?;
-        self.call_cached(py, &self.updated, count.as_ptr()).map(drop)
+        call_bound(py, &self.updated, count.as_ptr()).map(drop)
     }
 
+    /// Runs `body` in the transport's context.
     #[inline]
-    fn call_cached<'py>(
-        &self,
-        py: Python<'py>,
-        method: &ObjectCell,
-        arg: *mut ffi::PyObject,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let (Some(method), Some(context)) = (method.get(py), self.context.get(py)) else {
-            return Err(pyo3::exceptions::PyRuntimeError::new_err(
-                "the transport has no protocol",
-            ));
+    pub(crate) fn in_context<R>(&self, py: Python<'_>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        let Some(context) = self.context.get(py) else {
+            return Err(no_protocol());
         };
-        let call = [ptr::null_mut(), arg];
-        // SAFETY: the caller keeps `arg`, `method` and `context` are references of our own; call[0] is the free
-        // place that the offset flag allows; the context is left on every way out.
-        unsafe {
-            if ffi::PyContext_Enter(context.as_ptr()) != 0 {
-                return Err(errors::fetch(py));
-            }
-            let result = ffi::PyObject_Vectorcall(
-                method.as_ptr(),
-                call[1..].as_ptr(),
-                1 | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
-                ptr::null_mut(),
-            );
-            leave_context(py, &context, result)
+        // SAFETY: a live context that we hold a reference to; it is left below on this thread.
+        if unsafe { ffi::PyContext_Enter(context.as_ptr()) } != 0 {
+            return Err(errors::fetch(py));
         }
+        let result = body();
+        // SAFETY: entered above on this thread. No exception is set: a failed body holds its own.
+        if unsafe { ffi::PyContext_Exit(context.as_ptr()) } != 0 {
+            return Err(errors::fetch(py));
+        }
+        result
     }
 
     /// Calls `protocol.<name>(*args)` in the context: for what runs once per connection or on flow control.
@@ -142,30 +132,27 @@ impl ProtocolCalls {
         name: Kept,
         args: &[&Bound<'py, PyAny>],
     ) -> PyResult<Bound<'py, PyAny>> {
-        let (Some(protocol), Some(context)) = (self.protocol.get(py), self.context.get(py)) else {
-            return Err(pyo3::exceptions::PyRuntimeError::new_err(
-                "the transport has no protocol",
-            ));
+        let Some(protocol) = self.protocol.get(py) else {
+            return Err(no_protocol());
         };
         let mut call = [ptr::null_mut(); 4];
         call[1] = protocol.as_ptr();
         for (place, arg) in call[2..].iter_mut().zip(args) {
             *place = arg.as_ptr();
         }
-        // SAFETY: every value is kept by a reference of ours or the caller's; call[0] is the free place that the
-        // offset flag allows; the context is left on every way out.
-        unsafe {
-            if ffi::PyContext_Enter(context.as_ptr()) != 0 {
-                return Err(errors::fetch(py));
+        self.in_context(py, || {
+            // SAFETY: every value is kept by a reference of ours or the caller's; call[0] is the free place that the
+            // offset flag allows.
+            unsafe {
+                let result = ffi::PyObject_VectorcallMethod(
+                    name.as_ptr(),
+                    call[1..].as_ptr(),
+                    (1 + args.len()) | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
+                    ptr::null_mut(),
+                );
+                errors::owned(py, result)
             }
-            let result = ffi::PyObject_VectorcallMethod(
-                name.as_ptr(),
-                call[1..].as_ptr(),
-                (1 + args.len()) | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
-                ptr::null_mut(),
-            );
-            leave_context(py, &context, result)
-        }
+        })
     }
 
     /// Drops everything; the transport makes no call after it.
@@ -189,27 +176,31 @@ impl ProtocolCalls {
     }
 }
 
-/// Leaves the context and turns the raw result of the call inside it into a Result.
-///
-/// # Safety
-/// The context was entered on this thread; `result` is a new reference, or null with an exception set.
+/// Calls the bound method in `method` with one argument.
 #[inline]
-unsafe fn leave_context<'py>(
+fn call_bound<'py>(
     py: Python<'py>,
-    context: &Bound<'py, PyAny>,
-    result: *mut ffi::PyObject,
+    method: &ObjectCell,
+    arg: *mut ffi::PyObject,
 ) -> PyResult<Bound<'py, PyAny>> {
-    // SAFETY: the contract above.
+    let Some(method) = method.get(py) else {
+        return Err(no_protocol());
+    };
+    let call = [ptr::null_mut(), arg];
+    // SAFETY: the caller keeps `arg`, `method` is a reference of our own; call[0] is the free place that the offset
+    // flag allows.
     unsafe {
-        if result.is_null() {
-            let error = errors::fetch(py);
-            ffi::PyContext_Exit(context.as_ptr());
-            return Err(error);
-        }
-        let result = Bound::from_owned_ptr(py, result);
-        if ffi::PyContext_Exit(context.as_ptr()) != 0 {
-            return Err(errors::fetch(py));
-        }
-        Ok(result)
+        let result = ffi::PyObject_Vectorcall(
+            method.as_ptr(),
+            call[1..].as_ptr(),
+            1 | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
+            ptr::null_mut(),
+        );
+        errors::owned(py, result)
     }
+}
+
+#[cold]
+fn no_protocol() -> PyErr {
+    PyRuntimeError::new_err("the transport has no protocol")
 }

@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 
 use super::{Reactor, Slot, release_slot};
 use crate::event_loop::handle::HandleRef;
+use crate::sys::heap;
 use crate::sys::poller::{Interest, Poller, Token};
 
 /// Size of the buffer that small reads go through.
@@ -133,6 +134,7 @@ impl Reactor {
     pub(crate) fn with_scratch<R>(&self, read: impl FnOnce(&mut Vec<u8>) -> R) -> R {
         let mut scratch = self.scratch.borrow_mut();
         if scratch.capacity() == 0 {
+            heap::keep_large_blocks();
             scratch.reserve_exact(SCRATCH_LEN);
         }
         read(&mut scratch)

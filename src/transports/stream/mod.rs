@@ -123,6 +123,8 @@ pub(super) struct StreamBody {
     interest: Cell<Interest>,
     /// 0 while connected; then the number of writes after the connection was given up, plus one.
     lost_writes: Cell<u8>,
+    /// The size of the next `bytes` to receive straight into, 0 while reads are small.
+    direct_read_len: Cell<u32>,
 }
 
 impl Deref for StreamObject {
@@ -275,6 +277,7 @@ fn new_stream<'py>(
         flags: Cell::new(0),
         interest: Cell::new(Interest::NONE),
         lost_writes: Cell::new(0),
+        direct_read_len: Cell::new(0),
     };
     body.event_loop.set(event_loop.clone());
     if let Some(socket) = socket {

@@ -4,6 +4,7 @@
 //! large receives the next one straight into an object of that size, with the scratch buffer behind it for more.
 
 use std::io;
+use std::ptr;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
@@ -14,31 +15,30 @@ use crate::event_loop::errors;
 use crate::event_loop::names::names;
 use crate::sys::socket;
 
+/// Reads from this size on are received without the scratch buffer between.
+const MIN_DIRECT_LEN: usize = 8 * 1024;
+/// Sizes of objects to receive into are multiples of this.
+const READ_UNIT: usize = 4 * 1024;
+/// The most that is received at once.
+const MAX_DIRECT_LEN: usize = 256 * 1024;
+
+unsafe extern "C" {
+    /// Public C API (`Doc/c-api/bytes.rst`), which pyo3-ffi does not export.
+    fn _PyBytes_Resize(bytes: *mut *mut ffi::PyObject, len_bytes: ffi::Py_ssize_t) -> std::ffi::c_int;
+}
+
 #[inline]
 pub(super) fn on_readable(this: Stream<'_>) -> PyResult<()> {
     if this.calls.is_buffered() {
         return read_into_protocol(this);
     }
     let py = this.py();
-    let fd = this.fd.get();
-    let received = this.reactor().with_scratch(|scratch| {
-        // SAFETY: the buffer has `capacity` bytes of its own.
-        let len_bytes = unsafe { socket::recv(fd, scratch.as_mut_ptr(), scratch.capacity())? };
-        if len_bytes == 0 {
-            return Ok(None);
-        }
-        // SAFETY: recv has written `len_bytes` bytes; making a bytes object copies them and runs no Python code.
-        let data = unsafe {
-            errors::owned(
-                py,
-                ffi::PyBytes_FromStringAndSize(scratch.as_ptr().cast(), len_bytes as ffi::Py_ssize_t),
-            )
-        };
-        Ok(Some(data))
-    });
+    let received = match this.direct_read_len.get() {
+        0 => receive_small(this),
+        len_bytes => receive_direct(this, len_bytes as usize),
+    };
     match received {
         Ok(Some(data)) => {
-            let data = data?;
             let result = writing::corked(this, || this.calls.data_received(py, &data))?;
             if let Err(error) = result {
                 return lifecycle::fatal_error(
@@ -50,42 +50,142 @@ pub(super) fn on_readable(this: Stream<'_>) -> PyResult<()> {
             Ok(())
         }
         Ok(None) => on_eof(this),
-        Err(error) => on_read_error(this, &error),
+        Err(Failure::System(error)) => on_read_error(this, &error),
+        Err(Failure::Python(error)) => {
+            lifecycle::fatal_error(this, error, "Fatal read error on socket transport")
+        }
     }
 }
 
-/// BufferedProtocol: receive into the buffer that the protocol offers.
+/// Why nothing was received: the system call failed, or there was no memory for the object.
+enum Failure {
+    System(io::Error),
+    Python(PyErr),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::System(error)
+    }
+}
+
+impl From<PyErr> for Failure {
+    fn from(error: PyErr) -> Self {
+        Self::Python(error)
+    }
+}
+
+/// Through the scratch buffer into an exactly sized object. None at the end of the stream.
+#[inline]
+fn receive_small<'py>(this: Stream<'py>) -> Result<Option<Bound<'py, PyAny>>, Failure> {
+    let (py, fd) = (this.py(), this.fd.get());
+    this.reactor().with_scratch(|scratch| {
+        // SAFETY: the buffer has `capacity` bytes of its own.
+        let len_bytes = unsafe { socket::recv(fd, scratch.as_mut_ptr(), scratch.capacity())? };
+        if len_bytes == 0 {
+            return Ok(None);
+        }
+        this.direct_read_len.set(direct_len(len_bytes));
+        // SAFETY: recv has written `len_bytes` bytes; making a bytes object copies them and runs no Python code.
+        let data = unsafe {
+            errors::owned(
+                py,
+                ffi::PyBytes_FromStringAndSize(scratch.as_ptr().cast(), len_bytes as ffi::Py_ssize_t),
+            )?
+        };
+        Ok(Some(data))
+    })
+}
+
+/// Straight into a new object of `room` bytes, which then gives back what it has too much. None at the end of the
+/// stream.
+fn receive_direct<'py>(this: Stream<'py>, room: usize) -> Result<Option<Bound<'py, PyAny>>, Failure> {
+    let py = this.py();
+    // SAFETY: attached; an object without content is made, filled below before anyone else sees it.
+    let data = unsafe {
+        errors::owned(
+            py,
+            ffi::PyBytes_FromStringAndSize(ptr::null(), room as ffi::Py_ssize_t),
+        )?
+    };
+    // SAFETY: the object is new, unshared and has `room` bytes.
+    let len_bytes = unsafe {
+        socket::recv(
+            this.fd.get(),
+            ffi::PyBytes_AS_STRING(data.as_ptr()).cast_mut().cast(),
+            room,
+        )?
+    };
+    if len_bytes == 0 {
+        return Ok(None);
+    }
+    this.direct_read_len.set(if len_bytes == room {
+        grown_len(room)
+    } else {
+        direct_len(len_bytes)
+    });
+    if len_bytes * 2 < room {
+        // Shrinking by so much would leave a hole of its size beside a small object.
+        // SAFETY: the first `len_bytes` bytes were written by recv.
+        return Ok(Some(unsafe {
+            let content = ffi::PyBytes_AS_STRING(data.as_ptr());
+            errors::owned(
+                py,
+                ffi::PyBytes_FromStringAndSize(content, len_bytes as ffi::Py_ssize_t),
+            )?
+        }));
+    }
+    let mut object = data.into_ptr();
+    // SAFETY: the object is unshared; the call replaces the pointer, or frees the object, clears the pointer and sets
+    // an exception.
+    unsafe {
+        _PyBytes_Resize(&raw mut object, len_bytes as ffi::Py_ssize_t);
+        Ok(Some(errors::owned(py, object)?))
+    }
+}
+
+/// Where to receive after a read of `len_bytes`: 0 for the scratch buffer, else the size of the object.
+#[inline]
+fn direct_len(len_bytes: usize) -> u32 {
+    if len_bytes < MIN_DIRECT_LEN {
+        return 0;
+    }
+    // Room for a little more, so that a read of the same size is seen to be all there is.
+    ((len_bytes + READ_UNIT) & !(READ_UNIT - 1)).min(MAX_DIRECT_LEN) as u32
+}
+
+/// Where to receive after a read that has filled `room` bytes.
+fn grown_len(room: usize) -> u32 {
+    (room * 2).min(MAX_DIRECT_LEN) as u32
+}
+
+/// BufferedProtocol: receive into the buffer that the protocol offers. Both calls are one visit to its context.
 fn read_into_protocol(this: Stream<'_>) -> PyResult<()> {
     let py = this.py();
-    let offered = writing::corked(this, || {
-        this.calls.get_buffer(py, &(-1_i32).into_pyobject(py)?.into_any())
-    })?;
-    let target = match offered.and_then(|object| WritableBuffer::new(&object)) {
-        Ok(target) => target,
-        Err(error) => {
-            return lifecycle::fatal_error(this, error, "Fatal error: protocol.get_buffer() call failed.");
-        }
-    };
-    if this.fd.get() < 0 || this.has(flag::CLOSING | flag::PAUSED) {
-        return Ok(());
-    }
-    // SAFETY: the view gives `len` writable bytes and stays exported until it is dropped.
-    let received = unsafe { socket::recv(this.fd.get(), target.view.buf.cast(), target.view.len as usize) };
-    drop(target);
-    match received {
-        Ok(0) => on_eof(this),
-        Ok(len_bytes) => {
-            let result = writing::corked(this, || this.calls.buffer_updated(py, len_bytes))?;
-            if let Err(error) = result {
-                return lifecycle::fatal_error(
-                    this,
-                    error,
-                    "Fatal error: protocol.buffer_updated() call failed.",
-                );
+    let mut stage = "Fatal error: protocol.get_buffer() call failed.";
+    let received = writing::corked(this, || {
+        this.calls.in_context(py, || {
+            let offered = this.calls.get_buffer(py, (-1_i32).into_pyobject(py)?.as_any())?;
+            let target = WritableBuffer::new(&offered)?;
+            if this.fd.get() < 0 || this.has(flag::CLOSING | flag::PAUSED) {
+                return Ok(None);
             }
-            Ok(())
-        }
-        Err(error) => on_read_error(this, &error),
+            // SAFETY: the view gives `len` writable bytes and stays exported until it is dropped.
+            let received =
+                unsafe { socket::recv(this.fd.get(), target.view.buf.cast(), target.view.len as usize) };
+            drop(target);
+            if let Ok(len_bytes @ 1..) = received {
+                stage = "Fatal error: protocol.buffer_updated() call failed.";
+                this.calls.buffer_updated(py, len_bytes)?;
+            }
+            Ok(Some(received))
+        })
+    })?;
+    match received {
+        Ok(Some(Ok(0))) => on_eof(this),
+        Ok(Some(Err(error))) => on_read_error(this, &error),
+        Ok(_) => Ok(()),
+        Err(error) => lifecycle::fatal_error(this, error, stage),
     }
 }
 
