@@ -19,6 +19,10 @@ mod watching;
 
 use pyo3::prelude::*;
 
+/// Whether the GIL orders all that attached threads do. Then other threads put their callbacks into the ready queue
+/// itself; free-threaded builds go through the inbox.
+const HAS_GIL: bool = cfg!(not(Py_GIL_DISABLED));
+
 /// Adds the loop and handle types to the module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     names::fill(module.py())?;

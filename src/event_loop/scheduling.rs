@@ -13,6 +13,7 @@ use super::names::names;
 use super::native_type::{Args, This, method};
 use super::pyloop::LoopObject;
 use super::reactor::time_s;
+use crate::sys::clock;
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
@@ -20,8 +21,13 @@ type Object<'py> = PyResult<Bound<'py, PyAny>>;
 #[inline]
 fn context_keyword(args: &Args<'_, '_>, function: &str) -> PyResult<*mut ffi::PyObject> {
     if args.kwnames().is_null() {
-        return Ok(ptr::null_mut());
+        Ok(ptr::null_mut())
+    } else {
+        find_context(args, function)
     }
+}
+
+fn find_context(args: &Args<'_, '_>, function: &str) -> PyResult<*mut ffi::PyObject> {
     let mut context = ptr::null_mut();
     for (name, value) in args.keywords() {
         if name.as_ptr() != names().context.as_ptr() && !name.eq("context")? {
@@ -166,7 +172,8 @@ fn call_later<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'
     args.at_least("call_later", 2)?;
     let delay_s = seconds(this.py(), args.positional()[0], "delay must not be None")?;
     this.reactor().check_closed()?;
-    schedule_timer(this, &args, time_s() + delay_s, "call_later")
+    // A product, where time() has a quotient: they differ by less than the nanoseconds that a deadline is rounded up.
+    schedule_timer(this, &args, clock::now_ns() as f64 * 1e-9 + delay_s, "call_later")
 }
 
 fn call_at<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {

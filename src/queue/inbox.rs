@@ -47,6 +47,15 @@ impl<T: Send> Inbox<T> {
     pub fn push(&self, item: T) -> bool {
         self.items.push(item);
         fence(Ordering::SeqCst);
+        self.claim_wake()
+    }
+
+    /// True if the consumer sleeps and nobody woke it yet: then the caller must wake it. For a producer that hands
+    /// its item over beside the inbox, under a lock that the consumer holds whenever it looks at its work and gives
+    /// up only after [`Inbox::begin_sleep`].
+    #[inline]
+    #[must_use = "if it returns true, the consumer has to be woken"]
+    pub fn claim_wake(&self) -> bool {
         // The load keeps the line shared while the consumer is awake, which is the common case.
         self.is_sleeping.load(Ordering::Relaxed) && self.is_sleeping.swap(false, Ordering::Relaxed)
     }

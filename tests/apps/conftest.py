@@ -1,4 +1,4 @@
-"""Fixtures of the application tests: each test runs once per kind of loop, and has to give back its descriptors and threads."""
+"""Fixtures of the application tests: each runs once per kind of loop and gives back its descriptors and threads."""
 
 from __future__ import annotations
 

@@ -398,7 +398,13 @@ class UvicornApp(App):
 
     async def start(self) -> None:
         config = uvicorn.Config(
-            self.starlette(), host="127.0.0.1", port=0, http="httptools", lifespan="off", log_config=None, access_log=False
+            self.starlette(),
+            host="127.0.0.1",
+            port=0,
+            http="httptools",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
         )
         config.load()
         assert config.http_protocol_class is HttpToolsProtocol

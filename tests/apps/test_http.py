@@ -1,5 +1,7 @@
-"""The same requests to aiohttp, tornado and uvicorn: each server on the loop under test, the clients on blocking sockets
-or on asyncio's own loop."""
+"""The same requests to aiohttp, tornado and uvicorn.
+
+Each server runs on the loop under test, the clients on blocking sockets or on asyncio's own loop.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP/1.1 clients that know nothing of the loops under test: one on a blocking socket, one on asyncio's own streams."""
+"""HTTP/1.1 clients that know nothing of the loop under test: one on a blocking socket, one on asyncio's streams."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ use pyo3::ffi;
 
 /// 128 bytes each: a burst of this many callbacks finds its handles again without the allocator and without
 /// bringing the next collection nearer.
-const CAPACITY: usize = 8192;
+const CAPACITY: usize = 16384;
 
 struct Stack {
     objects: [*mut ffi::PyObject; CAPACITY],

@@ -25,7 +25,8 @@ fn cancel<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResult<B
     let py = this.py();
     args.exactly("cancel", 0)?;
     let handle = reference(this);
-    let event_loop = this.event_loop.get(py);
+    // Taken out first: a cancelled handle refers to nothing, and the loop is needed once more.
+    let event_loop = this.event_loop.take(py);
     if handle.cancel(py)
         && this.has(flag::SCHEDULED)
         && let Some(event_loop) = event_loop

@@ -3,6 +3,7 @@
 use pyo3::prelude::*;
 
 use super::{Reactor, current_thread};
+use crate::event_loop::HAS_GIL;
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::source::{Deferred, Ready};
 
@@ -88,10 +89,20 @@ impl Reactor {
     pub(crate) fn push_threadsafe(&self, handle: HandleRef) {
         if self.owner() == current_thread() {
             self.push_soon(handle);
-        } else if self.inbox.push(Ready {
-            object: handle.as_ptr(),
-            run: None,
-        }) && let Ok(kernel) = self.kernel.try_borrow()
+            return;
+        }
+        let must_wake = if HAS_GIL {
+            // The loop sleeps only without the GIL, and looks at the queue only with it.
+            self.push_handle(handle);
+            self.inbox.claim_wake()
+        } else {
+            self.inbox.push(Ready {
+                object: handle.as_ptr(),
+                run: None,
+            })
+        };
+        if must_wake
+            && let Ok(kernel) = self.kernel.try_borrow()
             && let Some(kernel) = kernel.as_ref()
         {
             kernel.waker.wake();
@@ -172,7 +183,7 @@ impl Reactor {
     /// Moves what other threads have scheduled to the ready queue.
     #[inline]
     pub(super) fn drain_inbox(&self) {
-        if !self.inbox.is_empty() {
+        if !HAS_GIL && !self.inbox.is_empty() {
             self.take_inbox();
         }
     }

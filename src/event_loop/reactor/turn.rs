@@ -94,7 +94,10 @@ impl Reactor {
             return Err(closed_error());
         };
         let mut events = self.events.borrow_mut();
-        let result = if timeout_ns != Some(0) && self.inbox.begin_sleep() {
+        // Looked at again: what ran since (a finalizer of a dropped timer) may have scheduled something, or let
+        // another thread do so.
+        let may_block = timeout_ns != Some(0) && self.ready.borrow().is_empty();
+        let result = if may_block && self.inbox.begin_sleep() {
             // SAFETY: the thread is attached (`py`) and touches no Python object until it is restored.
             let state = unsafe { ffi::PyEval_SaveThread() };
             let result = kernel.poller.wait(&mut events, timeout_ns);

@@ -1,0 +1,134 @@
+"""uvicorn as a library (is httptools really in use?) and from the command line, with `--loop module:factory`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from tests.apps.servers import PAYLOAD, PAYLOAD_DIGEST, UvicornApp
+from tests.apps.wire import HOST, TIMEOUT_S, Wire, head
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def test_httptools_parses_the_requests(factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    app = UvicornApp(factory)
+    with app, Wire(app.port) as wire:
+        assert wire.get("/hello").text == "hello"
+        [protocol] = app.server.server_state.connections
+        assert type(protocol) is HttpToolsProtocol
+        assert type(protocol.parser).__module__.startswith("httptools.")
+        assert isinstance(protocol.transport, asyncio.Transport)
+
+
+def test_loop_option_makes_this_loop(factory_name: str) -> None:
+    import uvicorn
+
+    config = uvicorn.Config("tests.apps.cli_app:app", loop=factory_name)
+    make_loop = config.get_loop_factory()
+    assert make_loop is not None
+    with contextlib.closing(make_loop()) as loop:
+        module, _, attribute = factory_name.partition(":")
+        with contextlib.closing(getattr(sys.modules[module], attribute)()) as same:
+            assert type(loop) is type(same)
+
+
+class Served:
+    """`python -m uvicorn ... --loop factory` in a process of its own."""
+
+    def __init__(self, factory_name: str) -> None:
+        with socket.create_server((HOST, 0)) as listener:
+            listener.set_inheritable(True)
+            self.port = listener.getsockname()[1]
+            command = [sys.executable, "-m", "uvicorn", "tests.apps.cli_app:app", "--fd", str(listener.fileno())]
+            command += ["--loop", factory_name, "--http", "httptools", "--lifespan", "on", "--no-access-log"]
+            self.process = subprocess.Popen(
+                command,
+                cwd=REPOSITORY,
+                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+                pass_fds=[listener.fileno()],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        assert self.process.stdout is not None
+        self.output: list[str] = []
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._changed:
+                self.output.append(line.rstrip())
+                self._changed.notify_all()
+
+    def wait_line(self, text: str) -> None:
+        with self._changed:
+            found = self._changed.wait_for(lambda: any(text in line for line in self.output), TIMEOUT_S)
+            assert found, f"{text!r} is not in the output: {self.output}"
+
+    def finish(self) -> int:
+        code = self.process.wait(TIMEOUT_S)
+        self._reader.join(TIMEOUT_S)
+        return code
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join(TIMEOUT_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def served(factory_name: str) -> Iterator[Served]:
+    started = Served(factory_name)
+    try:
+        started.wait_line("lifespan started")
+        yield started
+    finally:
+        started.close()
+
+
+def test_command_line(served: Served, factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    with contextlib.closing(factory()) as loop:
+        loop_class = f"{type(loop).__module__}.{type(loop).__qualname__}"
+    with Wire(served.port) as wire:
+        assert wire.get("/loop").text == loop_class
+        assert wire.get("/protocol").text == "HttpToolsProtocol"
+        wire.send(head("POST", "/digest", f"Content-Length: {len(PAYLOAD)}"))
+        wire.send(PAYLOAD)
+        assert wire.reply().text == PAYLOAD_DIGEST
+        wire.send(b"".join(head("GET", f"/number?n={n}") for n in range(20)))
+        assert [wire.reply().text for _ in range(20)] == [str(n) for n in range(20)]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_command_line_ends_gracefully(served: Served, signum: signal.Signals) -> None:
+    with Wire(served.port) as wire, Wire(served.port) as idle:
+        assert idle.get("/number?n=1").text == "1"
+        wire.send(head("GET", "/until-shutdown"))
+        served.wait_line("request held")
+        served.process.send_signal(signum)
+        served.wait_line("Shutting down")
+        assert idle.is_at_end()
+        served.process.send_signal(signal.SIGUSR1)  # lets the request go
+        assert wire.reply().text == "released"
+        assert wire.is_at_end()
+    served.finish()
+    assert any("lifespan ended" in line for line in served.output)
+    assert not any("Traceback" in line or "Error" in line for line in served.output), served.output
