@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple, final
 from _typeshed import FileDescriptorLike, ReadableBuffer
 from typing_extensions import disjoint_base
 
-__all__ = ["Handle", "Loop", "StreamTransport", "TimerHandle"]
+__all__ = ["Handle", "Loop", "StreamTransport", "TimerHandle", "_bind_methods"]
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -328,5 +328,5 @@ class StreamTransport(asyncio.Transport):
     def abort(self) -> None:
         """Close at once; what was not sent is lost. ``connection_lost(None)`` follows from the loop. Idempotent."""
 
-def _bind_methods(kind: type[Loop], /) -> None:
+def _bind_methods(kind: type[Loop]) -> None:
     """Put the native methods on ``kind`` itself, those aside that it defines; TypeError unless it is a Loop."""

@@ -32,6 +32,7 @@ impl Kept {
 
 macro_rules! kept {
     (strings { $($string:ident)* } objects { $($object:ident = $path:literal . $attribute:literal)* }) => {
+        #[allow(non_snake_case)] // fields are named as the strings they hold
         pub(crate) struct Names {
             $(pub(crate) $string: Kept,)*
             $(pub(crate) $object: Kept,)*
@@ -55,11 +56,11 @@ kept! {
     strings {
         connection_made connection_lost data_received eof_received get_buffer buffer_updated pause_writing
         resume_writing set_result done fileno close _attach _detach
-        context
+        context Future Task
     }
     objects {
-        future_type = "asyncio"."Future"
-        task_type = "asyncio"."Task"
+        futures_dict = "asyncio.futures"."__dict__"
+        tasks_dict = "asyncio.tasks"."__dict__"
         handle_type = "asyncio"."Handle"
         timer_handle_type = "asyncio"."TimerHandle"
         transport_type = "asyncio"."Transport"

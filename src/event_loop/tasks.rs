@@ -1,12 +1,12 @@
 //! `create_future`, `create_task` and the task factory: stock `asyncio.Future` and `asyncio.Task`.
 
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
 use super::errors;
-use super::names::names;
+use super::names::{Kept, names};
 use super::native_type::{Args, This, method};
 use super::pyloop::{LoopObject, none};
 
@@ -15,9 +15,25 @@ type Object<'py> = PyResult<Bound<'py, PyAny>>;
 /// The coroutine and the keyword values (name, context, `eager_start`) that fit into the array of the fast call.
 const MAX_TASK_VALUES: usize = 6;
 
+/// The class `name` of an asyncio module, looked up in its dict each time: programs replace `asyncio.tasks.Task`.
+#[inline]
+fn class_in(py: Python<'_>, module_dict: Kept, name: Kept) -> PyResult<Bound<'_, PyAny>> {
+    match module_dict
+        .bind(py)
+        .cast_into::<PyDict>()?
+        .get_item(name.bind(py))?
+    {
+        Some(class) => Ok(class),
+        None => Err(PyAttributeError::new_err(
+            "asyncio has lost its Future or Task class",
+        )),
+    }
+}
+
 fn create_future<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("create_future", 0)?;
     let py = this.py();
+    let future_type = class_in(py, names().futures_dict, names().Future)?;
     let call = [std::ptr::null_mut(), this.as_ptr()];
     // SAFETY: Future(loop=self): one keyword value, its name in the kept tuple; call[0] is the free place that the
     // offset flag allows.
@@ -25,7 +41,7 @@ fn create_future<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Objec
         errors::owned(
             py,
             ffi::PyObject_Vectorcall(
-                names().future_type.as_ptr(),
+                future_type.as_ptr(),
                 call[1..].as_ptr(),
                 ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
                 names().kw_loop.as_ptr(),
@@ -71,6 +87,7 @@ fn create_task<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<
         return create_task_slowly(this, args, None);
     }
     let kwnames = task_kwnames(this, args.kwnames())?;
+    let task_type = class_in(py, names().tasks_dict, names().Task)?;
     let mut call = [std::ptr::null_mut(); MAX_TASK_VALUES + 2];
     call[1] = values[0];
     call[2] = this.as_ptr();
@@ -81,7 +98,7 @@ fn create_task<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<
         errors::owned(
             py,
             ffi::PyObject_Vectorcall(
-                names().task_type.as_ptr(),
+                task_type.as_ptr(),
                 call[1..].as_ptr(),
                 1 | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
                 kwnames.as_ptr(),
@@ -119,7 +136,7 @@ fn create_task_slowly<'py>(
     };
     let Some(factory) = factory else {
         kwargs.set_item("loop", this.to_bound())?;
-        return names().task_type.bind(py).call((coro,), Some(&kwargs));
+        return class_in(py, names().tasks_dict, names().Task)?.call((coro,), Some(&kwargs));
     };
     if py.version_info() >= (3, 14) || (py.version_info() >= (3, 13) && py.version_info().patch >= 3) {
         return factory.call((this.to_bound(), coro), Some(&kwargs));
