@@ -22,8 +22,9 @@ pub fn keep_large_blocks() {
 
 #[cfg(target_env = "gnu")]
 fn raise_thresholds() {
-    // SAFETY: a block is allocated and freed; free(3) takes null too.
-    unsafe { libc::free(libc::malloc(LARGEST_LEN)) };
+    // SAFETY: a block is allocated and freed; free(3) takes null too. The compiler must not see that nothing happens
+    // to the block in between, or it would leave both calls out.
+    unsafe { libc::free(std::hint::black_box(libc::malloc(LARGEST_LEN))) };
 }
 
 #[cfg(not(target_env = "gnu"))]

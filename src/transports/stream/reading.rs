@@ -1,7 +1,7 @@
 //! The read side: one `recv` per readiness, delivered to the protocol at once.
 //!
-//! Small reads go through the loop's scratch buffer into an exactly sized `bytes`. A transport whose last read was
-//! large receives the next one straight into an object of that size, with the scratch buffer behind it for more.
+//! Reads go through the loop's scratch buffer into an exactly sized `bytes`. A transport whose last read was of 8 to
+//! 64 KiB receives the next one straight into an object of that size.
 
 use std::io;
 use std::ptr;
@@ -19,8 +19,10 @@ use crate::sys::socket;
 const MIN_DIRECT_LEN: usize = 8 * 1024;
 /// Sizes of objects to receive into are multiples of this.
 const READ_UNIT: usize = 4 * 1024;
-/// The most that is received at once.
-const MAX_DIRECT_LEN: usize = 256 * 1024;
+/// The most that is received straight into an object. Beyond it the way through the scratch buffer costs less and
+/// varies less: at 100 KiB and 10 connections 17.9 against 19-32 us per echo (the kernel copies to and from the
+/// always same buffer faster than to and from the heap).
+const MAX_DIRECT_LEN: usize = 64 * 1024;
 
 unsafe extern "C" {
     /// Public C API (`Doc/c-api/bytes.rst`), which pyo3-ffi does not export.
@@ -151,12 +153,17 @@ fn direct_len(len_bytes: usize) -> u32 {
         return 0;
     }
     // Room for a little more, so that a read of the same size is seen to be all there is.
-    ((len_bytes + READ_UNIT) & !(READ_UNIT - 1)).min(MAX_DIRECT_LEN) as u32
+    let room = (len_bytes + READ_UNIT) & !(READ_UNIT - 1);
+    if room > MAX_DIRECT_LEN { 0 } else { room as u32 }
 }
 
 /// Where to receive after a read that has filled `room` bytes.
 fn grown_len(room: usize) -> u32 {
-    (room * 2).min(MAX_DIRECT_LEN) as u32
+    if room * 2 > MAX_DIRECT_LEN {
+        0
+    } else {
+        room as u32 * 2
+    }
 }
 
 /// BufferedProtocol: receive into the buffer that the protocol offers. Both calls are one visit to its context.
