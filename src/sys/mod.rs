@@ -28,7 +28,6 @@
 compile_error!("grapeshot needs epoll or kqueue: Linux, Android, macOS or a BSD");
 
 pub mod clock;
-pub mod heap;
 pub mod poller;
 pub mod socket;
 pub mod waker;

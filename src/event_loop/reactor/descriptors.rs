@@ -7,7 +7,6 @@ use pyo3::prelude::*;
 
 use super::{Reactor, Slot, release_slot};
 use crate::event_loop::handle::HandleRef;
-use crate::sys::heap;
 use crate::sys::poller::{Interest, Poller, Token};
 
 /// Size of the buffer that small reads go through.
@@ -130,12 +129,11 @@ impl Reactor {
         Ok(old)
     }
 
-    /// Runs `read` on the loop's scratch buffer (256 KiB), which must not call into Python.
-    pub(crate) fn with_scratch<R>(&self, read: impl FnOnce(&mut Vec<u8>) -> R) -> R {
+    /// Runs `read` on the loop's scratch buffer (256 KiB, made at first use), which must not call into Python.
+    pub(crate) fn with_scratch<R>(&self, read: impl FnOnce(&mut [u8]) -> R) -> R {
         let mut scratch = self.scratch.borrow_mut();
-        if scratch.capacity() == 0 {
-            heap::keep_large_blocks();
-            scratch.reserve_exact(SCRATCH_LEN);
+        if scratch.is_empty() {
+            scratch.resize(SCRATCH_LEN, 0);
         }
         read(&mut scratch)
     }

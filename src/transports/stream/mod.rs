@@ -123,8 +123,10 @@ pub(super) struct StreamBody {
     interest: Cell<Interest>,
     /// 0 while connected; then the number of writes after the connection was given up, plus one.
     lost_writes: Cell<u8>,
-    /// The size of the next `bytes` to receive straight into, 0 while reads are small.
-    direct_read_len: Cell<u32>,
+    /// The size of the `bytes` that would have suited the last read, 0 if it was small or very large.
+    suitable_read_len: Cell<u32>,
+    /// How many reads in a row it has suited (saturating).
+    steady_reads: Cell<u8>,
 }
 
 impl Deref for StreamObject {
@@ -277,7 +279,8 @@ fn new_stream<'py>(
         flags: Cell::new(0),
         interest: Cell::new(Interest::NONE),
         lost_writes: Cell::new(0),
-        direct_read_len: Cell::new(0),
+        suitable_read_len: Cell::new(0),
+        steady_reads: Cell::new(0),
     };
     body.event_loop.set(event_loop.clone());
     if let Some(socket) = socket {
