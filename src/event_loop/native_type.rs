@@ -12,7 +12,7 @@ use std::ptr;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyString, PyTuple, PyType};
+use pyo3::types::{PyBool, PyNone, PyString, PyTuple, PyType};
 
 use super::errors;
 
@@ -387,6 +387,17 @@ pub(crate) unsafe fn new_type<'py, T: NativeType>(
         );
         Ok(errors::owned(py, made)?.cast_into_unchecked::<PyType>())
     }
+}
+
+/// None, as a method returns it.
+#[inline]
+pub(crate) fn none(py: Python<'_>) -> Bound<'_, PyAny> {
+    PyNone::get(py).to_owned().into_any()
+}
+
+/// True or False, as a method returns it.
+pub(crate) fn bool_object(py: Python<'_>, value: bool) -> Bound<'_, PyAny> {
+    PyBool::new(py, value).to_owned().into_any()
 }
 
 /// A method or getset table that lives for ever, with its closing zero row.

@@ -13,10 +13,12 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyFloat, PyNone, PyType};
+use pyo3::types::{PyFloat, PyType};
 
 use super::errors;
-use super::native_type::{Args, NativeType, This, getter, leak_table, method, new_type, slot};
+use super::native_type::{
+    Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, slot,
+};
 use super::object_cell::ObjectCell;
 use super::reactor::{Reactor, current_thread};
 use super::{scheduling, tasks, watching};
@@ -155,14 +157,6 @@ unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
 }
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
-
-pub(super) fn none(py: Python<'_>) -> Bound<'_, PyAny> {
-    PyNone::get(py).to_owned().into_any()
-}
-
-fn bool_object(py: Python<'_>, value: bool) -> Bound<'_, PyAny> {
-    PyBool::new(py, value).to_owned().into_any()
-}
 
 fn is_running<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("is_running", 0)?;

@@ -7,8 +7,8 @@ use pyo3::types::{PyDict, PyString, PyTuple};
 
 use super::errors;
 use super::names::{Kept, names};
-use super::native_type::{Args, This, method};
-use super::pyloop::{LoopObject, none};
+use super::native_type::{Args, This, method, none};
+use super::pyloop::LoopObject;
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 

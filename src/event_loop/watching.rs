@@ -5,12 +5,11 @@ use std::os::fd::RawFd;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyBool;
 
 use super::handle::{HandleRef, check_callback};
 use super::names::names;
-use super::native_type::{Args, This, method};
-use super::pyloop::{LoopObject, none};
+use super::native_type::{Args, This, bool_object, method, none};
+use super::pyloop::LoopObject;
 use super::reactor::Slot;
 use super::scheduling::os_result;
 
@@ -134,15 +133,13 @@ fn remove_public<'py>(
         return Ok(none(py));
     };
     if this.reactor().is_closed() {
-        return Ok(PyBool::new(py, false).to_owned().into_any());
+        return Ok(bool_object(py, false));
     }
     let fd = descriptor(&target)?;
     if is_checked {
         refuse_transport(&this, py, fd)?;
     }
-    Ok(PyBool::new(py, remove(this, fd, direction)?)
-        .to_owned()
-        .into_any())
+    Ok(bool_object(py, remove(this, fd, direction)?))
 }
 
 fn add_reader<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {

@@ -13,11 +13,10 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyNone;
 
 use super::{socket_object, stream};
 use crate::event_loop::errors;
-use crate::event_loop::native_type::{Args, NativeType, This, method, new_type, slot};
+use crate::event_loop::native_type::{Args, NativeType, This, method, new_type, none, slot};
 use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Slot;
@@ -218,7 +217,7 @@ fn listen<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResult<Bou
     body.fd.set(fd);
     body.batch.set(batch);
     start(body, &this)?;
-    Ok(PyNone::get(py).to_owned().into_any())
+    Ok(none(py))
 }
 
 /// `loop._unlisten(sock)`.
@@ -227,7 +226,7 @@ fn unlisten<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResult<B
     if let Some(socket) = args.get(0) {
         stop(&this, this.py(), descriptor(&socket)?);
     }
-    Ok(PyNone::get(this.py()).to_owned().into_any())
+    Ok(none(this.py()))
 }
 
 /// After a pause: listen again, unless the server was closed or the loop has ended meanwhile.
@@ -242,7 +241,7 @@ fn resume<'py>(this: This<'py, ListenerObject>, args: Args<'_, 'py>) -> PyResult
     {
         start(this, LoopObject::of(&event_loop))?;
     }
-    Ok(PyNone::get(py).to_owned().into_any())
+    Ok(none(py))
 }
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {

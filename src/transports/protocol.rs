@@ -10,10 +10,11 @@ use std::ptr;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyAnyMethods, PyNone, PyString};
+use pyo3::types::PyString;
 
 use crate::event_loop::errors;
 use crate::event_loop::names::{Kept, names};
+use crate::event_loop::native_type::none;
 use crate::event_loop::object_cell::ObjectCell;
 
 /// A protocol, its cached bound methods, and the context its callbacks run in.
@@ -57,7 +58,7 @@ impl ProtocolCalls {
             match protocol.getattr_opt(&name)? {
                 Some(method) => Ok(method),
                 // A protocol without the method fails when data arrives, not here: as in asyncio.
-                None => Ok(PyNone::get(py).to_owned().into_any()),
+                None => Ok(none(py)),
             }
         };
         let (receive, updated) = if is_buffered {

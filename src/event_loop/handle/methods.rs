@@ -8,12 +8,14 @@ use std::sync::atomic::Ordering;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyFloat, PyNone, PyTuple};
+use pyo3::types::{PyFloat, PyTuple};
 
 use super::{HANDLE_TYPE, HandleObject, HandleRef, TIMER_TYPE, dealloc, flag};
 use crate::event_loop::errors;
 use crate::event_loop::names::names;
-use crate::event_loop::native_type::{Args, NativeType, This, getter, leak_table, method, new_type, slot};
+use crate::event_loop::native_type::{
+    Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, slot,
+};
 use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
 
@@ -33,7 +35,7 @@ fn cancel<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResult<B
     {
         LoopObject::of(&event_loop).reactor().timer_cancelled(py, handle);
     }
-    Ok(PyNone::get(py).to_owned().into_any())
+    Ok(none(py))
 }
 
 fn cancelled<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
@@ -42,15 +44,11 @@ fn cancelled<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResul
 }
 
 fn get_cancelled(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
-    Ok(PyBool::new(this.py(), this.has(flag::CANCELLED))
-        .to_owned()
-        .into_any())
+    Ok(bool_object(this.py(), this.has(flag::CANCELLED)))
 }
 
 fn get_scheduled(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
-    Ok(PyBool::new(this.py(), this.has(flag::SCHEDULED))
-        .to_owned()
-        .into_any())
+    Ok(bool_object(this.py(), this.has(flag::SCHEDULED)))
 }
 
 fn get_context<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
@@ -59,8 +57,7 @@ fn get_context<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyRes
 }
 
 fn or_none<'py>(py: Python<'py>, cell: &ObjectCell) -> Bound<'py, PyAny> {
-    cell.get(py)
-        .unwrap_or_else(|| PyNone::get(py).to_owned().into_any())
+    cell.get(py).unwrap_or_else(|| none(py))
 }
 
 fn context(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
@@ -74,7 +71,7 @@ fn callback(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
 
 fn call_args(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
     if this.has(flag::CANCELLED) {
-        return Ok(PyNone::get(this.py()).to_owned().into_any());
+        return Ok(none(this.py()));
     }
     Ok(this.args_tuple(this.py())?.into_any())
 }
@@ -99,7 +96,7 @@ fn asyncio_class(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
 fn run_once<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
     args.exactly("_run", 0)?;
     reference(this).run(this.py())?;
-    Ok(PyNone::get(this.py()).to_owned().into_any())
+    Ok(none(this.py()))
 }
 
 fn when<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
@@ -183,7 +180,7 @@ unsafe extern "C" fn compare_timers(
                 ffi::Py_EQ => is_same()?,
                 _ => !is_same()?,
             };
-            Ok(PyBool::new(py, result).to_owned().into_ptr())
+            Ok(bool_object(py, result).into_ptr())
         })
     }
 }
@@ -201,37 +198,39 @@ unsafe extern "C" fn hash_timer(slf: *mut ffi::PyObject) -> ffi::Py_hash_t {
     }
 }
 
-/// The type of `Handle` is made first; `TimerHandle` inherits its methods.
+/// The methods that both types have.
+fn common_methods() -> Vec<ffi::PyMethodDef> {
+    vec![
+        method!(
+            HandleObject,
+            c"cancel",
+            cancel,
+            c"Cancel the callback; it will not run."
+        ),
+        method!(
+            HandleObject,
+            c"cancelled",
+            cancelled,
+            c"True if the callback was cancelled."
+        ),
+        method!(
+            HandleObject,
+            c"get_context",
+            get_context,
+            c"The contextvars.Context the callback runs in."
+        ),
+        method!(
+            HandleObject,
+            c"_run",
+            run_once,
+            c"Run the callback now; the loop's own way to run it."
+        ),
+    ]
+}
+
+/// The type of `Handle` is made first; `TimerHandle` inherits the rest.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let methods = leak_table(
-        vec![
-            method!(
-                HandleObject,
-                c"cancel",
-                cancel,
-                c"Cancel the callback; it will not run."
-            ),
-            method!(
-                HandleObject,
-                c"cancelled",
-                cancelled,
-                c"True if the callback was cancelled."
-            ),
-            method!(
-                HandleObject,
-                c"get_context",
-                get_context,
-                c"The contextvars.Context the callback runs in."
-            ),
-            method!(
-                HandleObject,
-                c"_run",
-                run_once,
-                c"Run the callback now; the loop's own way to run it."
-            ),
-        ],
-        ffi::PyMethodDef::zeroed(),
-    );
+    let methods = leak_table(common_methods(), ffi::PyMethodDef::zeroed());
     let getters = leak_table(
         vec![
             getter!(
@@ -289,29 +288,14 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         )?
     };
     // What the base has already stands here again: a method found on the exact type skips the subtype check.
-    let timer_methods = leak_table(
-        vec![
-            method!(
-                HandleObject,
-                c"cancel",
-                cancel,
-                c"Cancel the callback; it will not run."
-            ),
-            method!(
-                HandleObject,
-                c"cancelled",
-                cancelled,
-                c"True if the callback was cancelled."
-            ),
-            method!(
-                HandleObject,
-                c"when",
-                when,
-                c"The deadline in seconds of loop.time()."
-            ),
-        ],
-        ffi::PyMethodDef::zeroed(),
-    );
+    let mut timer_methods = common_methods();
+    timer_methods.push(method!(
+        HandleObject,
+        c"when",
+        when,
+        c"The deadline in seconds of loop.time()."
+    ));
+    let timer_methods = leak_table(timer_methods, ffi::PyMethodDef::zeroed());
     let timer_getters = leak_table(
         vec![
             getter!(

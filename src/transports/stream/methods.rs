@@ -3,25 +3,16 @@
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyNone, PyString};
+use pyo3::types::{PyDict, PyString};
 
 use super::{
     Stream, StreamBody, StreamObject, flag, lifecycle, local_address, make_type, socket_of, writing,
 };
-use crate::event_loop::native_type::This;
-use crate::event_loop::native_type::{Args, leak_table, method, slot};
+use crate::event_loop::native_type::{Args, This, bool_object, leak_table, method, none, slot};
 use crate::event_loop::pyloop::LoopObject;
 use crate::transports::socket_object;
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
-
-fn none(py: Python<'_>) -> Bound<'_, PyAny> {
-    PyNone::get(py).to_owned().into_any()
-}
-
-fn bool_object(py: Python<'_>, value: bool) -> Bound<'_, PyAny> {
-    PyBool::new(py, value).to_owned().into_any()
-}
 
 #[inline]
 fn write<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
