@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--loop", default="grapeshot", help="grapeshot, uvloop, asyncio or module:factory")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (10)")
     parser.add_argument(
-        "--max-connections", type=int, default=10_000_000, help="no further round after so many in all (10,000,000)"
+        "--max-connections", type=int, default=30_000_000, help="no further round after so many in all (30,000,000)"
     )
     parser.add_argument("--connections", type=int, default=200, help="how many at a time (200)")
     parser.add_argument("--round-seconds", type=float, default=5.0, help="length of a round (5)")
