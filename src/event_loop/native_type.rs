@@ -407,6 +407,20 @@ pub(crate) fn leak_table<R>(rows: Vec<R>, end: R) -> *mut c_void {
     Box::leak(rows.into_boxed_slice()).as_mut_ptr().cast()
 }
 
+/// The member table of a type whose objects keep their weak references `offset` bytes from their start.
+pub(crate) fn weaklist_member(offset: usize) -> *mut c_void {
+    leak_table(
+        vec![ffi::PyMemberDef {
+            name: c"__weaklistoffset__".as_ptr(),
+            type_code: ffi::Py_T_PYSSIZET,
+            offset: offset as ffi::Py_ssize_t,
+            flags: ffi::Py_READONLY,
+            doc: ptr::null(),
+        }],
+        ffi::PyMemberDef::default(),
+    )
+}
+
 /// Puts native methods on a heap type whose objects have the layout that they were written for: a type that a lower
 /// room has made, or a subclass of it.
 pub(crate) fn extend_type(kind: &Bound<'_, PyAny>, methods: Vec<ffi::PyMethodDef>) -> PyResult<()> {

@@ -79,42 +79,48 @@ fn remember_source(py: Python<'_>, handle: HandleRef) -> PyResult<()> {
     }
 }
 
-fn call_soon<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+/// The handle of a call whose callback is positional argument `index` and whose arguments follow it.
+#[inline(always)]
+fn make_handle(
+    this: This<'_, LoopObject>,
+    args: &Args<'_, '_>,
+    index: usize,
+    when_s: Option<f64>,
+    method: &str,
+) -> PyResult<HandleRef> {
     let py = this.py();
+    let is_debug = this.reactor().is_debug();
+    let context = context_keyword(args, method)?;
+    if is_debug {
+        check_debug(&this, args, index, method)?;
+    }
+    let values = args.positional();
+    let (callback, rest) = (values[index], &values[index + 1..]);
+    let handle = HandleRef::create(py, this.as_ptr().cast(), callback, rest, context, when_s)?;
+    if is_debug {
+        remember_source(py, handle)?;
+    }
+    Ok(handle)
+}
+
+fn call_soon<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     args.at_least("call_soon", 1)?;
     let reactor = this.reactor();
     reactor.check_closed()?;
-    let context = context_keyword(&args, "call_soon")?;
-    if reactor.is_debug() {
-        check_debug(&this, &args, 0, "call_soon")?;
-    }
-    let values = args.positional();
-    let handle = HandleRef::create(py, this.as_ptr().cast(), values[0], &values[1..], context, None)?;
-    if reactor.is_debug() {
-        remember_source(py, handle)?;
-    }
+    let handle = make_handle(this, &args, 0, None, "call_soon")?;
     reactor.push_soon(handle.new_ref());
-    reactor.note_made(py, handle);
-    Ok(handle.into_bound(py))
+    reactor.note_made(this.py(), handle);
+    Ok(handle.into_bound(this.py()))
 }
 
 fn call_soon_threadsafe<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    let py = this.py();
     args.at_least("call_soon_threadsafe", 1)?;
     let reactor = this.reactor();
     reactor.check_closed()?;
-    let context = context_keyword(&args, "call_soon_threadsafe")?;
-    if reactor.is_debug() {
-        check_debug(&this, &args, 0, "call_soon_threadsafe")?;
-    }
-    let values = args.positional();
-    let handle = HandleRef::create(py, this.as_ptr().cast(), values[0], &values[1..], context, None)?;
-    if reactor.is_debug() {
-        remember_source(py, handle)?;
-    }
+    let handle = make_handle(this, &args, 0, None, "call_soon_threadsafe")?;
     reactor.push_threadsafe(handle.new_ref());
-    reactor.note_made(py, handle);
-    Ok(handle.into_bound(py))
+    reactor.note_made(this.py(), handle);
+    Ok(handle.into_bound(this.py()))
 }
 
 /// The first argument as seconds.
@@ -145,24 +151,8 @@ fn schedule_timer<'py>(
     when_s: f64,
     method: &str,
 ) -> Object<'py> {
-    let py = this.py();
-    let reactor = this.reactor();
-    let context = context_keyword(args, method)?;
-    if reactor.is_debug() {
-        check_debug(&this, args, 1, method)?;
-    }
-    let values = args.positional();
-    let handle = HandleRef::create(
-        py,
-        this.as_ptr().cast(),
-        values[1],
-        &values[2..],
-        context,
-        Some(when_s),
-    )?;
-    if reactor.is_debug() {
-        remember_source(py, handle)?;
-    }
+    let (py, reactor) = (this.py(), this.reactor());
+    let handle = make_handle(this, args, 1, Some(when_s), method)?;
     reactor.push_timer(py, handle.new_ref());
     reactor.note_made(py, handle);
     Ok(handle.into_bound(py))

@@ -14,7 +14,7 @@ use super::{HANDLE_TYPE, HandleObject, HandleRef, TIMER_TYPE, dealloc, flag};
 use crate::event_loop::errors;
 use crate::event_loop::names::names;
 use crate::event_loop::native_type::{
-    Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, slot,
+    Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, slot, weaklist_member,
 };
 use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
@@ -263,16 +263,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         ],
         ffi::PyGetSetDef::default(),
     );
-    let members = leak_table(
-        vec![ffi::PyMemberDef {
-            name: c"__weaklistoffset__".as_ptr(),
-            type_code: ffi::Py_T_PYSSIZET,
-            offset: std::mem::offset_of!(HandleObject, weakrefs) as ffi::Py_ssize_t,
-            flags: ffi::Py_READONLY,
-            doc: ptr::null(),
-        }],
-        ffi::PyMemberDef::default(),
-    );
+    let members = weaklist_member(std::mem::offset_of!(HandleObject, weakrefs));
     // SAFETY: the functions are those of this layout, the tables are leaked.
     let handle_type = unsafe {
         new_type::<HandleObject>(

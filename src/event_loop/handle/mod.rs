@@ -44,11 +44,11 @@ mod flag {
     pub(super) const TIMER: u8 = 1 << 2;
     /// Run again and again (`add_reader`): the callback is kept after a run.
     pub(super) const REPEATS: u8 = 1 << 3;
+    /// Tracked by the collector.
+    pub(super) const TRACKED: u8 = 1 << 4;
     /// The context is our own copy, and hidden from the collector (which its type's dealloc does not expect: it is
     /// shown again before anything else gets hold of it).
     pub(super) const HIDES_CONTEXT: u8 = 1 << 5;
-    /// Tracked by the collector.
-    pub(super) const TRACKED: u8 = 1 << 4;
 }
 
 #[repr(C)]

@@ -8,7 +8,9 @@ use pyo3::types::{PyDict, PyString};
 use super::{
     Stream, StreamBody, StreamObject, flag, lifecycle, local_address, make_type, socket_of, writing,
 };
-use crate::event_loop::native_type::{Args, This, bool_object, leak_table, method, none, slot};
+use crate::event_loop::native_type::{
+    Args, This, bool_object, leak_table, method, none, slot, weaklist_member,
+};
 use crate::event_loop::pyloop::LoopObject;
 use crate::transports::socket_object;
 
@@ -350,16 +352,8 @@ pub(in crate::transports) fn register(module: &Bound<'_, PyModule>) -> PyResult<
         ],
         ffi::PyMethodDef::zeroed(),
     );
-    let members = leak_table(
-        vec![ffi::PyMemberDef {
-            name: c"__weaklistoffset__".as_ptr(),
-            type_code: ffi::Py_T_PYSSIZET,
-            offset: (std::mem::offset_of!(StreamObject, body) + std::mem::offset_of!(StreamBody, weakrefs))
-                as ffi::Py_ssize_t,
-            flags: ffi::Py_READONLY,
-            doc: std::ptr::null(),
-        }],
-        ffi::PyMemberDef::default(),
+    let members = weaklist_member(
+        std::mem::offset_of!(StreamObject, body) + std::mem::offset_of!(StreamBody, weakrefs),
     );
     make_type(
         module,

@@ -188,9 +188,9 @@ fn read_into_protocol(this: Stream<'_>) -> PyResult<()> {
             if this.fd.get() < 0 || this.has(flag::CLOSING | flag::PAUSED) {
                 return Ok(None);
             }
+            let room = target.view.len as usize;
             // SAFETY: the view gives `len` writable bytes and stays exported until it is dropped.
-            let received =
-                unsafe { socket::recv(this.fd.get(), target.view.buf.cast(), target.view.len as usize) };
+            let received = unsafe { socket::recv(this.fd.get(), target.view.buf.cast(), room) };
             drop(target);
             if let Ok(len_bytes @ 1..) = received {
                 stage = "Fatal error: protocol.buffer_updated() call failed.";
