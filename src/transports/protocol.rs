@@ -6,6 +6,7 @@
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
@@ -17,6 +18,41 @@ use crate::event_loop::names::{Kept, names};
 use crate::event_loop::native_type::none;
 use crate::event_loop::object_cell::ObjectCell;
 
+/// Takes what a transport has received on behalf of a native protocol object. The data is lent for the call.
+pub(crate) type Received = unsafe fn(Python<'_>, *mut ffi::PyObject, &[u8]) -> PyResult<()>;
+
+/// How received data reaches the protocol.
+#[derive(Clone, Copy)]
+pub(crate) enum Receiver {
+    /// `data_received(data)`.
+    Data,
+    /// `get_buffer(sizehint)` and `buffer_updated(nbytes)`.
+    Buffered,
+    /// A native protocol: no Python call and no object per read.
+    Native(Received),
+}
+
+/// The native protocol type of the room above (TLS), null while there is none, and its function.
+static NATIVE_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
+static NATIVE_RECEIVED: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// Makes `received` the way to objects of exactly this type, which must stay alive for good. Called once, when the
+/// module is made.
+pub(crate) fn register_native(kind: *mut ffi::PyTypeObject, received: Received) {
+    NATIVE_RECEIVED.store(received as *mut c_void, Ordering::Relaxed);
+    NATIVE_TYPE.store(kind, Ordering::Release);
+}
+
+fn native_receiver(protocol: &Bound<'_, PyAny>) -> Option<Receiver> {
+    if protocol.get_type_ptr() != NATIVE_TYPE.load(Ordering::Acquire) {
+        return None;
+    }
+    // SAFETY: stored by `register_native` from a function of this type before the type was.
+    let received =
+        unsafe { std::mem::transmute::<*mut c_void, Received>(NATIVE_RECEIVED.load(Ordering::Relaxed)) };
+    Some(Receiver::Native(received))
+}
+
 /// A protocol, its cached bound methods, and the context its callbacks run in.
 pub(crate) struct ProtocolCalls {
     protocol: ObjectCell,
@@ -25,7 +61,7 @@ pub(crate) struct ProtocolCalls {
     /// `buffer_updated` of a BufferedProtocol.
     updated: ObjectCell,
     context: ObjectCell,
-    is_buffered: Cell<bool>,
+    receiver: Cell<Receiver>,
 }
 
 impl ProtocolCalls {
@@ -37,7 +73,7 @@ impl ProtocolCalls {
             receive: ObjectCell::empty(),
             updated: ObjectCell::empty(),
             context: ObjectCell::empty(),
-            is_buffered: Cell::new(false),
+            receiver: Cell::new(Receiver::Data),
         };
         // SAFETY: attached; the call returns a new reference or null with an exception set.
         let context = unsafe { errors::owned(py, ffi::PyContext_CopyCurrent())? };
@@ -52,7 +88,6 @@ impl ProtocolCalls {
     /// Changes the protocol; takes effect with the next event.
     pub(crate) fn bind(&self, protocol: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = protocol.py();
-        let is_buffered = protocol.is_instance(&names().buffered_protocol_type.bind(py))?;
         let method = |name: Kept| -> PyResult<Bound<'_, PyAny>> {
             let name = name.bind(py).cast_into::<PyString>()?;
             match protocol.getattr_opt(&name)? {
@@ -61,12 +96,15 @@ impl ProtocolCalls {
                 None => Ok(none(py)),
             }
         };
-        let (receive, updated) = if is_buffered {
-            (method(names().get_buffer)?, Some(method(names().buffer_updated)?))
+        let (receiver, receive, updated) = if let Some(native) = native_receiver(protocol) {
+            (native, none(py), None)
+        } else if protocol.is_instance(&names().buffered_protocol_type.bind(py))? {
+            let updated = method(names().buffer_updated)?;
+            (Receiver::Buffered, method(names().get_buffer)?, Some(updated))
         } else {
-            (method(names().data_received)?, None)
+            (Receiver::Data, method(names().data_received)?, None)
         };
-        self.is_buffered.set(is_buffered);
+        self.receiver.set(receiver);
         self.receive.set(receive);
         match updated {
             Some(updated) => self.updated.set(updated),
@@ -81,8 +119,19 @@ impl ProtocolCalls {
     }
 
     #[inline]
-    pub(crate) fn is_buffered(&self) -> bool {
-        self.is_buffered.get()
+    pub(crate) fn receiver(&self) -> Receiver {
+        self.receiver.get()
+    }
+
+    /// Hands data to a native protocol, which enters its own context.
+    #[inline]
+    pub(crate) fn received(&self, py: Python<'_>, received: Received, data: &[u8]) -> PyResult<()> {
+        let Some(protocol) = self.protocol.get(py) else {
+            return Err(no_protocol());
+        };
+        // SAFETY: `receiver` was chosen for an object of the type that `received` was registered with, and the
+        // protocol has not been replaced since the caller asked for it.
+        unsafe { received(py, protocol.as_ptr(), data) }
     }
 
     /// `data_received(data)`, in the context.

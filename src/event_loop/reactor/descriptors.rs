@@ -129,13 +129,17 @@ impl Reactor {
         Ok(old)
     }
 
-    /// Runs `read` on the loop's scratch buffer (256 KiB, made at first use), which must not call into Python.
+    /// Runs `read` on the loop's scratch buffer (256 KiB, made at first use). What runs inside may come here again,
+    /// and gets a buffer of its own.
+    #[inline]
     pub(crate) fn with_scratch<R>(&self, read: impl FnOnce(&mut [u8]) -> R) -> R {
-        let mut scratch = self.scratch.borrow_mut();
+        let mut scratch = self.scratch.take();
         if scratch.is_empty() {
             scratch.resize(SCRATCH_LEN, 0);
         }
-        read(&mut scratch)
+        let result = read(&mut scratch);
+        self.scratch.set(scratch);
+        result
     }
 
     /// New references to all registered sources.

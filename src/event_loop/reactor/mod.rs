@@ -67,7 +67,7 @@ pub(crate) struct Reactor {
     inbox: Box<Inbox<Ready>>,
     kernel: RefCell<Option<Kernel>>,
     events: RefCell<Events>,
-    scratch: RefCell<Vec<u8>>,
+    scratch: Cell<Vec<u8>>,
     unpolled_turns: Cell<u32>,
     last_poll_ns: Cell<u64>,
     /// `PyThread_get_thread_ident()` of the thread inside `run`, 0 if none.
@@ -101,7 +101,7 @@ impl Reactor {
             inbox: Box::new(Inbox::new()),
             kernel: RefCell::new(Some(kernel)),
             events: RefCell::new(Events::with_capacity(EVENTS_PER_POLL)),
-            scratch: RefCell::new(Vec::new()),
+            scratch: Cell::new(Vec::new()),
             unpolled_turns: Cell::new(MAX_UNPOLLED_TURNS),
             last_poll_ns: Cell::new(0),
             owner: AtomicU64::new(0),
@@ -152,7 +152,7 @@ impl Reactor {
     pub(crate) fn close(&self, py: Python<'_>) {
         drop(self.kernel.borrow_mut().take());
         self.drop_work(py);
-        self.scratch.replace(Vec::new());
+        self.scratch.take();
     }
 
     /// Drops what the queues hold; also the collector's `tp_clear`.

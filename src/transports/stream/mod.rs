@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyBytes, PyTuple};
 
 use super::flow::Watermarks;
 use super::protocol::ProtocolCalls;
@@ -302,6 +302,18 @@ fn new_stream<'py>(
         (*stream).is_body_live.set(true);
         Ok(Bound::from_owned_ptr(py, object))
     }
+}
+
+/// True for a `StreamTransport`.
+pub(crate) fn is_stream(transport: &Bound<'_, PyAny>) -> bool {
+    transport.get_type_ptr() == STREAM_TYPE.load(Ordering::Relaxed)
+}
+
+/// `transport.write(data)` for native users of a transport for which `is_stream` holds.
+#[inline]
+pub(crate) fn write(transport: &Bound<'_, PyAny>, data: &Bound<'_, PyBytes>) -> PyResult<()> {
+    debug_assert!(is_stream(transport));
+    writing::write(lifecycle::stream_of(transport), data.as_ptr())
 }
 
 /// A transport dropped while its descriptor is open: a ResourceWarning, and the descriptor is closed here, while a

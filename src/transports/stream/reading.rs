@@ -14,6 +14,7 @@ use super::{Stream, flag, lifecycle, writing};
 use crate::event_loop::errors;
 use crate::event_loop::names::names;
 use crate::sys::socket;
+use crate::transports::protocol::{Received, Receiver};
 
 /// Reads from this size on are received without the scratch buffer between.
 const MIN_DIRECT_LEN: usize = 8 * 1024;
@@ -31,9 +32,16 @@ unsafe extern "C" {
 
 #[inline]
 pub(super) fn on_readable(this: Stream<'_>) -> PyResult<()> {
-    if this.calls.is_buffered() {
-        return read_into_protocol(this);
+    match this.calls.receiver() {
+        Receiver::Data => read_object(this),
+        Receiver::Buffered => read_into_protocol(this),
+        Receiver::Native(received) => read_native(this, received),
     }
+}
+
+/// Protocol: receive a `bytes` object and call `data_received`.
+#[inline]
+fn read_object(this: Stream<'_>) -> PyResult<()> {
     let py = this.py();
     let received = match direct_len(this) {
         0 => receive_small(this),
@@ -174,6 +182,29 @@ fn suitable_len(len_bytes: usize) -> u32 {
         0
     } else {
         room as u32
+    }
+}
+
+/// A native protocol: it gets what lies in the scratch buffer.
+fn read_native(this: Stream<'_>, received: Received) -> PyResult<()> {
+    let (py, fd) = (this.py(), this.fd.get());
+    let outcome = writing::corked(this, || {
+        this.reactor().with_scratch(|scratch| {
+            // SAFETY: the buffer is borrowed for the length of the call.
+            let result = unsafe { socket::recv(fd, scratch.as_mut_ptr(), scratch.len()) };
+            if let Ok(len_bytes @ 1..) = result {
+                this.calls.received(py, received, &scratch[..len_bytes])?;
+            }
+            Ok(result)
+        })
+    })?;
+    match outcome {
+        Ok(Ok(0)) => on_eof(this),
+        Ok(Ok(_)) => Ok(()),
+        Ok(Err(error)) => on_read_error(this, &error),
+        Err(error) => {
+            lifecycle::fatal_error(this, error, "Fatal error: protocol.data_received() call failed.")
+        }
     }
 }
 
