@@ -1,9 +1,15 @@
-//! Write-side flow control: the watermarks of `asyncio.Transport.set_write_buffer_limits`.
+//! Write-side flow control: the watermarks of `asyncio.Transport.set_write_buffer_limits`, and telling the protocol.
 
 use std::cell::Cell;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use super::protocol::ProtocolCalls;
+use crate::event_loop::errors;
+use crate::event_loop::names::{Kept, names};
+use crate::event_loop::object_cell::ObjectCell;
 
 const DEFAULT_HIGH: usize = 64 * 1024;
 
@@ -56,4 +62,49 @@ impl Watermarks {
     pub(crate) fn must_resume(&self, len_bytes: usize) -> bool {
         self.is_paused.get() && len_bytes <= self.low.get() && self.is_paused.replace(false)
     }
+}
+
+/// Calls `protocol.pause_writing()`; `must_pause` has said so.
+#[cold]
+pub(crate) fn pause(
+    event_loop: &ObjectCell,
+    calls: &ProtocolCalls,
+    transport: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let failure = "protocol.pause_writing() failed";
+    tell(event_loop, calls, transport, names().pause_writing, failure)
+}
+
+/// Calls `protocol.resume_writing()`; `must_resume` has said so.
+#[cold]
+pub(crate) fn resume(
+    event_loop: &ObjectCell,
+    calls: &ProtocolCalls,
+    transport: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    let failure = "protocol.resume_writing() failed";
+    tell(event_loop, calls, transport, names().resume_writing, failure)
+}
+
+/// In the caller's context, since `write` may run anywhere, and with the protocol's faults reported.
+fn tell(
+    event_loop: &ObjectCell,
+    calls: &ProtocolCalls,
+    transport: &Bound<'_, PyAny>,
+    method: Kept,
+    failure: &str,
+) -> PyResult<()> {
+    let py = transport.py();
+    let Some(protocol) = calls.get(py) else {
+        return Ok(());
+    };
+    let name = method.bind(py).cast_into::<PyString>()?;
+    let Err(error) = protocol.call_method0(name) else {
+        return Ok(());
+    };
+    let Some(event_loop) = event_loop.get(py) else {
+        return Ok(());
+    };
+    let details = [("transport", transport), ("protocol", &protocol)];
+    errors::report(&event_loop, failure, error, &details)
 }

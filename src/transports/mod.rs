@@ -5,6 +5,7 @@
 
 mod flow;
 mod listener;
+mod outgoing;
 mod protocol;
 mod socket_object;
 mod stream;

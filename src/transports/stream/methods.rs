@@ -93,13 +93,18 @@ fn get_write_buffer_size<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<
     args.exactly("get_write_buffer_size", 0)?;
     // Corked data is not waiting for the peer; whoever asks wants to know what is.
     writing::uncork(this)?;
-    let len_bytes = this.outbuf.borrow().len_bytes();
+    let len_bytes = this.outgoing.len_bytes();
     Ok(len_bytes.into_pyobject(this.py())?.into_any())
 }
 
 fn get_write_buffer_limits<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("get_write_buffer_limits", 0)?;
-    Ok(this.watermarks.limits().into_pyobject(this.py())?.into_any())
+    Ok(this
+        .outgoing
+        .watermarks
+        .limits()
+        .into_pyobject(this.py())?
+        .into_any())
 }
 
 fn set_write_buffer_limits<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
@@ -108,7 +113,7 @@ fn set_write_buffer_limits<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Objec
         Some(value) if !value.is_none() => value.extract::<i64>().map(Some),
         _ => Ok(None),
     };
-    this.watermarks.set(number(high)?, number(low)?)?;
+    this.outgoing.watermarks.set(number(high)?, number(low)?)?;
     if this.has(flag::BLOCKED) {
         writing::maybe_pause(this)?;
     }
@@ -199,7 +204,7 @@ pub(super) fn describe(this: Stream<'_>) -> String {
         } else {
             "idle"
         };
-        let len_bytes = this.outbuf.try_borrow().map_or(0, |outbuf| outbuf.len_bytes());
+        let len_bytes = this.outgoing.len_bytes();
         text += &format!(" read={read} write=<{write}, bufsize={len_bytes}>");
     }
     text.push('>');

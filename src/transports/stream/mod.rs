@@ -12,7 +12,7 @@ mod methods;
 mod reading;
 mod writing;
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, OnceCell};
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -25,7 +25,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
-use super::flow::Watermarks;
+use super::outgoing::Outgoing;
 use super::protocol::ProtocolCalls;
 use super::socket_object;
 use crate::event_loop::errors;
@@ -35,7 +35,6 @@ use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Reactor;
 use crate::event_loop::source::Source;
-use crate::queue::outbuf::OutBuf;
 use crate::sys::poller::{Interest, Readiness, Token};
 use crate::sys::socket::{self, Address};
 
@@ -61,34 +60,6 @@ mod flag {
     pub(super) const MADE: u16 = 1 << 7;
 }
 
-/// One `bytes` object in the out-buffer.
-pub(super) struct Chunk(*mut ffi::PyObject);
-
-impl Chunk {
-    fn new(bytes: Bound<'_, PyAny>) -> Self {
-        debug_assert!(bytes.is_instance_of::<pyo3::types::PyBytes>());
-        Self(bytes.into_ptr())
-    }
-}
-
-impl AsRef<[u8]> for Chunk {
-    #[inline]
-    fn as_ref(&self) -> &[u8] {
-        // SAFETY: the object is a bytes object (checked by whoever made the chunk), kept alive and never changed.
-        unsafe {
-            let len = ffi::Py_SIZE(self.0) as usize;
-            std::slice::from_raw_parts(ffi::PyBytes_AS_STRING(self.0).cast(), len)
-        }
-    }
-}
-
-impl Drop for Chunk {
-    fn drop(&mut self) {
-        // SAFETY: chunks live inside transports, whose code runs attached; the reference is the chunk's own.
-        unsafe { ffi::Py_DECREF(self.0) };
-    }
-}
-
 /// The object behind `StreamTransport`: the header of `asyncio.BaseTransport`, then our own fields.
 #[repr(C)]
 pub(super) struct StreamObject {
@@ -111,8 +82,7 @@ pub(super) struct StreamBody {
     /// What `connection_lost` will be called with.
     exception: ObjectCell,
     calls: ProtocolCalls,
-    outbuf: RefCell<OutBuf<Chunk>>,
-    watermarks: Watermarks,
+    outgoing: Outgoing,
     peer: Option<Address>,
     /// The local address, kept when the descriptor is closed.
     local: OnceCell<Box<Address>>,
@@ -270,8 +240,7 @@ fn new_stream<'py>(
         waiter: ObjectCell::empty(),
         exception: ObjectCell::empty(),
         calls: ProtocolCalls::new(protocol)?,
-        outbuf: RefCell::new(OutBuf::new()),
-        watermarks: Watermarks::new(),
+        outgoing: Outgoing::new(),
         peer,
         local: OnceCell::new(),
         token: Cell::new(Token(0)),

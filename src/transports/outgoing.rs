@@ -1,0 +1,214 @@
+//! What a transport has been given to write and has not sent yet: the out-buffer with its watermarks, and the
+//! arguments of `write` on their way into it.
+//!
+//! Belongs to the loop's thread. Knows no transport: how bytes leave is the caller's business.
+
+use std::cell::RefCell;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyBytes, PyMemoryView};
+
+use super::flow::Watermarks;
+use crate::event_loop::errors;
+use crate::queue::outbuf::OutBuf;
+
+/// Chunks handed to one system call.
+const SLICES_PER_CALL: usize = 64;
+
+/// The out-buffer of a transport.
+pub(super) struct Outgoing {
+    outbuf: RefCell<OutBuf<Chunk>>,
+    pub(super) watermarks: Watermarks,
+}
+
+impl Outgoing {
+    pub(super) fn new() -> Self {
+        Self {
+            outbuf: RefCell::new(OutBuf::new()),
+            watermarks: Watermarks::new(),
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.outbuf.borrow().is_empty()
+    }
+
+    #[inline]
+    pub(super) fn len_bytes(&self) -> usize {
+        self.outbuf.borrow().len_bytes()
+    }
+
+    /// Queues all of `data`.
+    pub(super) fn push(&self, data: &Data<'_, '_>) -> PyResult<()> {
+        let chunk = data.to_chunk(0)?;
+        self.outbuf.borrow_mut().push(chunk);
+        Ok(())
+    }
+
+    /// Queues what is left of `data` after its first `sent` bytes.
+    pub(super) fn push_rest(&self, data: &Data<'_, '_>, sent: usize) -> PyResult<()> {
+        let chunk = data.to_chunk(sent)?;
+        let skip = if data.is_shared() { sent } else { 0 };
+        let mut outbuf = self.outbuf.borrow_mut();
+        outbuf.push(chunk);
+        outbuf.advance(skip, &mut drop);
+        Ok(())
+    }
+
+    /// Gives what is queued to `send` until it is empty or `send` takes less than it was given. `send` gets some
+    /// slices, none of them empty, and returns how many of their bytes it took; it must not call into Python.
+    /// `WouldBlock` counts as none. Ok with data left over means that the kernel's buffer is full.
+    pub(super) fn drain(&self, mut send: impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>) -> io::Result<()> {
+        let mut outbuf = self.outbuf.borrow_mut();
+        while !outbuf.is_empty() {
+            let (sent, offered) = {
+                let mut room = [const { MaybeUninit::<IoSlice<'_>>::uninit() }; SLICES_PER_CALL];
+                let slices = outbuf.slices(&mut room);
+                let offered: usize = slices.iter().map(|slice| slice.len()).sum();
+                match send(slices) {
+                    Ok(sent) => (sent, offered),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                    Err(error) => return Err(error),
+                }
+            };
+            // Dropping bytes objects runs no Python code (a subclass's finalizer runs after the borrow, at worst at
+            // the end of this function, since chunks are exact bytes or copies).
+            outbuf.advance(sent, &mut drop);
+            if sent < offered {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Discards what has not been sent.
+    pub(super) fn clear(&self) {
+        loop {
+            let chunk = self.outbuf.borrow_mut().pop();
+            if chunk.is_none() {
+                break;
+            }
+        }
+    }
+
+    /// True if the protocol has to be told to pause; the caller must then do it.
+    #[inline]
+    pub(super) fn must_pause(&self) -> bool {
+        self.watermarks.must_pause(self.len_bytes())
+    }
+
+    /// True if the protocol has to be told to go on; the caller must then do it.
+    #[inline]
+    pub(super) fn must_resume(&self) -> bool {
+        self.watermarks.must_resume(self.len_bytes())
+    }
+}
+
+/// One `bytes` object in the out-buffer.
+pub(super) struct Chunk(*mut ffi::PyObject);
+
+impl Chunk {
+    fn new(bytes: Bound<'_, PyAny>) -> Self {
+        debug_assert!(bytes.is_instance_of::<PyBytes>());
+        Self(bytes.into_ptr())
+    }
+}
+
+impl AsRef<[u8]> for Chunk {
+    #[inline]
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: the object is a bytes object (checked by whoever made the chunk), kept alive and never changed.
+        unsafe {
+            let len = ffi::Py_SIZE(self.0) as usize;
+            std::slice::from_raw_parts(ffi::PyBytes_AS_STRING(self.0).cast(), len)
+        }
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        // SAFETY: chunks live inside transports, whose code runs attached; the reference is the chunk's own.
+        unsafe { ffi::Py_DECREF(self.0) };
+    }
+}
+
+/// The bytes of an argument of `write`, borrowed from it.
+pub(super) enum Data<'a, 'py> {
+    /// An exact `bytes`: queued without a copy.
+    Bytes(&'a Bound<'py, PyBytes>),
+    /// Anything else that may change under us: copied where it must wait.
+    View(&'a Bound<'py, PyAny>, ffi::Py_buffer),
+}
+
+impl<'a, 'py> Data<'a, 'py> {
+    /// TypeError if the object is not bytes, bytearray or memoryview, BufferError if its memory is not contiguous.
+    #[inline]
+    pub(super) fn new(data: &'a Bound<'py, PyAny>) -> PyResult<Self> {
+        if let Ok(bytes) = data.cast_exact::<PyBytes>() {
+            return Ok(Self::Bytes(bytes));
+        }
+        Self::view(data)
+    }
+
+    fn view(data: &'a Bound<'py, PyAny>) -> PyResult<Self> {
+        let is_known = data.is_instance_of::<PyBytes>()
+            || data.is_instance_of::<PyByteArray>()
+            || data.is_instance_of::<PyMemoryView>();
+        if !is_known {
+            return Err(wrong_type(data));
+        }
+        let mut view = ffi::Py_buffer::new();
+        // SAFETY: attached; on success the view is released exactly once, by Drop.
+        if unsafe { ffi::PyObject_GetBuffer(data.as_ptr(), &raw mut view, ffi::PyBUF_SIMPLE) } != 0 {
+            return Err(errors::fetch(data.py()));
+        }
+        Ok(Self::View(data, view))
+    }
+
+    #[inline]
+    pub(super) fn as_slice(&self) -> &[u8] {
+        match self {
+            Self::Bytes(bytes) => bytes.as_bytes(),
+            Self::View(_, view) if view.len == 0 => &[],
+            // SAFETY: the exported view gives `len` readable bytes until it is released; no Python code that could
+            // change them runs while the slice is in use.
+            Self::View(_, view) => unsafe { std::slice::from_raw_parts(view.buf.cast(), view.len as usize) },
+        }
+    }
+
+    fn is_shared(&self) -> bool {
+        matches!(self, Self::Bytes(_))
+    }
+
+    /// A chunk for the out-buffer: the same object, or a copy of what follows the first `sent` bytes.
+    fn to_chunk(&self, sent: usize) -> PyResult<Chunk> {
+        match self {
+            Self::Bytes(bytes) => Ok(Chunk::new((*bytes).clone().into_any())),
+            Self::View(data, _) => Ok(Chunk::new(
+                PyBytes::new(data.py(), &self.as_slice()[sent..]).into_any(),
+            )),
+        }
+    }
+}
+
+impl Drop for Data<'_, '_> {
+    fn drop(&mut self) {
+        if let Self::View(_, view) = self {
+            // SAFETY: filled by PyObject_GetBuffer in `view`; released only here.
+            unsafe { ffi::PyBuffer_Release(view) };
+        }
+    }
+}
+
+#[cold]
+fn wrong_type(data: &Bound<'_, PyAny>) -> PyErr {
+    match data.get_type().name() {
+        Ok(name) => PyTypeError::new_err(format!("data argument must be a bytes-like object, not '{name}'")),
+        Err(error) => error,
+    }
+}
