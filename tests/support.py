@@ -371,3 +371,16 @@ def has_ipv6() -> bool:
     except OSError:
         return False
     return True
+
+
+def link_local_address() -> tuple[str, int] | None:
+    """A link-local IPv6 address of this machine with the index of its interface, or None where none is seen."""
+    try:
+        with open("/proc/net/if_inet6", encoding="ascii") as file:
+            rows = [line.split() for line in file]
+    except OSError:
+        return None
+    for digits, index, _length, scope, flags, _name in rows:
+        if scope == "20" and not int(flags, 16) & 0x40:  # not tentative
+            return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)), int(index, 16)
+    return None

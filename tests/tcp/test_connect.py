@@ -7,7 +7,7 @@ import socket
 import sys
 
 import pytest
-from support import HOST, Peer, Recorder, has_ipv6, listening, raw_pair, until
+from support import HOST, Peer, Recorder, has_ipv6, link_local_address, listening, raw_pair, until
 
 ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
 
@@ -42,6 +42,20 @@ async def test_ipv6(loop):
         transport, protocol = await loop.create_connection(Recorder, "::1", listener.getsockname()[1])
         assert transport.get_extra_info("peername") == listener.getsockname()
         assert len(transport.get_extra_info("sockname")) == 4
+        await finish(protocol)
+
+
+@pytest.mark.skipif(link_local_address() is None, reason="no link-local address here")
+async def test_link_local_addresses_have_their_scope_beside_the_host(loop):
+    host, scope_id = link_local_address()
+    with socket.socket(socket.AF_INET6) as listener:
+        listener.bind((host, 0, 0, scope_id))
+        listener.listen()
+        address = listener.getsockname()
+        transport, protocol = await loop.create_connection(Recorder, f"{host}%{scope_id}", address[1])
+        assert transport.get_extra_info("peername") == address == (host, address[1], 0, scope_id)
+        sock = transport.get_extra_info("socket")
+        assert transport.get_extra_info("sockname") == sock.getsockname()
         await finish(protocol)
 
 

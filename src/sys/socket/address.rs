@@ -10,6 +10,7 @@
 
 use std::fmt;
 use std::mem::{offset_of, size_of};
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use libc::{sa_family_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, sockaddr_un, socklen_t};
 
@@ -171,6 +172,20 @@ impl Address {
     }
 }
 
+/// An IPv6 address as `inet_ntop(3)` writes it. That is RFC 5952, and the last 32 bits in dotted decimals also where
+/// only they are set (`::192.0.2.1`, the deprecated IPv4-compatible form), which the standard library does not do.
+#[must_use]
+pub fn ipv6_text(ip: [u8; 16]) -> String {
+    let ip = Ipv6Addr::from(ip);
+    match ip.segments() {
+        [0, 0, 0, 0, 0, 0, high, _] if high != 0 => {
+            let [.., a, b, c, d] = ip.octets();
+            format!("::{}", Ipv4Addr::new(a, b, c, d))
+        }
+        _ => ip.to_string(),
+    }
+}
+
 impl fmt::Debug for Address {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.view() {
@@ -187,7 +202,7 @@ mod tests {
     use libc::{sockaddr_in, sockaddr_in6};
     use proptest::prelude::*;
 
-    use super::{Address, AddressView, INLINE_LEN, Repr, Storage};
+    use super::{Address, AddressView, INLINE_LEN, Repr, Storage, ipv6_text};
 
     /// A `sockaddr` of this family that is otherwise zero, then `parts` at their offsets.
     fn address(family: i32, len: usize, parts: &[(usize, &[u8])]) -> Address {
@@ -268,7 +283,34 @@ mod tests {
         assert_eq!(Storage::new().into_address(0).family(), libc::AF_UNSPEC);
     }
 
+    unsafe extern "C" {
+        fn inet_ntop(
+            family: std::ffi::c_int,
+            ip: *const std::ffi::c_void,
+            text: *mut std::ffi::c_char,
+            len: libc::socklen_t,
+        ) -> *const std::ffi::c_char;
+    }
+
+    fn inet_ntop_text(ip: [u8; 16]) -> String {
+        let mut text = [0_u8; 64];
+        // SAFETY: the call reads 16 bytes and writes a string of at most 46 bytes with its NUL.
+        let written = unsafe { inet_ntop(libc::AF_INET6, ip.as_ptr().cast(), text.as_mut_ptr().cast(), 64) };
+        assert!(!written.is_null());
+        let text = std::ffi::CStr::from_bytes_until_nul(&text).unwrap();
+        text.to_str().unwrap().to_owned()
+    }
+
     proptest! {
+        /// Segments are zero or small more often than not: that is where the forms differ.
+        #[test]
+        fn ipv6_is_written_as_the_system_writes_it(
+            segments in prop::array::uniform8(prop_oneof![3 => Just(0), 1 => 0_u16..3, 1 => Just(0xffff), 2 => any::<u16>()])
+        ) {
+            let ip = std::net::Ipv6Addr::from(segments).octets();
+            prop_assert_eq!(ipv6_text(ip), inet_ntop_text(ip));
+        }
+
         /// Whatever the kernel may write, and however long it says that is.
         #[test]
         fn any_bytes_can_be_looked_at(bytes in prop::collection::vec(any::<u8>(), 0..=128), len in any::<u32>()) {

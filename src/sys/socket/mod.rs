@@ -17,7 +17,7 @@ use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
-pub use address::{Address, AddressView};
+pub use address::{Address, AddressView, ipv6_text};
 
 use address::Storage;
 
