@@ -10,7 +10,7 @@ mod transports;
 
 /// The extension module `grapeshot._core`.
 #[cfg(feature = "python")]
-#[pyo3::pymodule(gil_used = true)]
+#[pyo3::pymodule(gil_used = false)]
 fn _core(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
     event_loop::register(module)?;
     transports::register(module)

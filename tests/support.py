@@ -15,6 +15,12 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+
+def gil_is_enabled() -> bool:
+    """Whether this is a build with a GIL, or a free-threaded one that runs with it."""
+    return getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
 CAP_S = float(os.environ.get("TEST_CAP_S", "10"))
 HOST = "127.0.0.1"
 

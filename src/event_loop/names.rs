@@ -36,6 +36,8 @@ macro_rules! kept {
         pub(crate) struct Names {
             $(pub(crate) $string: Kept,)*
             $(pub(crate) $object: Kept,)*
+            /// `asyncio.events._ThreadSafeHandle`, from 3.14 on.
+            pub(crate) threadsafe_handle_type: Option<Kept>,
             /// `("loop",)`: the keyword names of a vectorcall.
             pub(crate) kw_loop: Kept,
         }
@@ -45,6 +47,10 @@ macro_rules! kept {
                 Ok(Self {
                     $($string: Kept::new(PyString::intern(py, stringify!($string)).as_any()),)*
                     $($object: Kept::new(&py.import($path)?.getattr($attribute)?),)*
+                    threadsafe_handle_type: py
+                        .import("asyncio.events")?
+                        .getattr_opt("_ThreadSafeHandle")?
+                        .map(|kind| Kept::new(&kind)),
                     kw_loop: Kept::new(PyTuple::new(py, [PyString::intern(py, "loop")])?.as_any()),
                 })
             }

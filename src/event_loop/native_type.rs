@@ -12,9 +12,10 @@ use std::ptr;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::{PyBool, PyNone, PyString, PyTuple, PyType};
 
-use super::errors;
+use super::{HAS_GIL, errors};
 
 /// The receiver of a native method: the object, and the proof that the thread is attached.
 pub(crate) struct This<'py, T> {
@@ -224,7 +225,7 @@ impl<'a, 'py> Args<'a, 'py> {
 /// # Safety
 /// To be called only by CPython through a method table of a type whose objects have the layout `T`.
 #[inline(always)]
-pub(crate) unsafe fn call_method<T>(
+pub(crate) unsafe fn call_method<T: NativeType>(
     slf: *mut ffi::PyObject,
     args: *const *mut ffi::PyObject,
     nargs: ffi::Py_ssize_t,
@@ -233,6 +234,28 @@ pub(crate) unsafe fn call_method<T>(
 ) -> *mut ffi::PyObject {
     // SAFETY: CPython calls methods attached; `slf` has been checked against the type by the method descriptor and
     // is kept alive by the caller; the arguments follow the METH_FASTCALL|METH_KEYWORDS convention.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            let (this, args) = (This::new(py, slf), Args::new(py, args, nargs, kwnames));
+            T::exclusively(this, || body(this, args).map(Bound::into_ptr))
+        })
+    }
+}
+
+/// The body of a method wrapper that any thread may call at any time: see `threadsafe_method!`.
+///
+/// # Safety
+/// As for `call_method`.
+#[inline(always)]
+pub(crate) unsafe fn call_threadsafe_method<T: NativeType>(
+    slf: *mut ffi::PyObject,
+    args: *const *mut ffi::PyObject,
+    nargs: ffi::Py_ssize_t,
+    kwnames: *mut ffi::PyObject,
+    body: for<'a, 'py> fn(This<'py, T>, Args<'a, 'py>) -> PyResult<Bound<'py, PyAny>>,
+) -> *mut ffi::PyObject {
+    // SAFETY: as in `call_method`.
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
@@ -245,7 +268,7 @@ pub(crate) unsafe fn call_method<T>(
 ///
 /// # Safety
 /// As for `call_method`.
-pub(crate) unsafe fn call_getter<T>(
+pub(crate) unsafe fn call_getter<T: NativeType>(
     slf: *mut ffi::PyObject,
     body: for<'py> fn(This<'py, T>) -> PyResult<Bound<'py, PyAny>>,
 ) -> *mut ffi::PyObject {
@@ -253,7 +276,8 @@ pub(crate) unsafe fn call_getter<T>(
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
-            body(This::new(py, slf)).map(Bound::into_ptr)
+            let this = This::new(py, slf);
+            T::exclusively(this, || body(this).map(Bound::into_ptr))
         })
     }
 }
@@ -283,6 +307,35 @@ macro_rules! method {
     }};
 }
 pub(crate) use method;
+
+/// `method!` for a method that any thread may call at any time: its body touches only atomics, the inbox and what
+/// never changes.
+macro_rules! threadsafe_method {
+    ($layout:ty, $name:literal, $body:path, $doc:literal) => {{
+        unsafe extern "C" fn raw(
+            slf: *mut pyo3::ffi::PyObject,
+            args: *const *mut pyo3::ffi::PyObject,
+            nargs: pyo3::ffi::Py_ssize_t,
+            kwnames: *mut pyo3::ffi::PyObject,
+        ) -> *mut pyo3::ffi::PyObject {
+            // SAFETY: only CPython calls this, through the method table of the type with this layout.
+            unsafe {
+                $crate::event_loop::native_type::call_threadsafe_method::<$layout>(
+                    slf, args, nargs, kwnames, $body,
+                )
+            }
+        }
+        pyo3::ffi::PyMethodDef {
+            ml_name: $name.as_ptr(),
+            ml_meth: pyo3::ffi::PyMethodDefPointer {
+                PyCFunctionFastWithKeywords: raw,
+            },
+            ml_flags: pyo3::ffi::METH_FASTCALL | pyo3::ffi::METH_KEYWORDS,
+            ml_doc: $doc.as_ptr(),
+        }
+    }};
+}
+pub(crate) use threadsafe_method;
 
 /// A row of a getset table around `fn(This<T>) -> PyResult<Bound<PyAny>>`.
 macro_rules! getter {
@@ -318,6 +371,22 @@ pub(crate) trait NativeType: Sized {
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int;
     /// Drops the references that can be part of a cycle.
     fn clear(this: This<'_, Self>);
+
+    /// Runs `body`, which touches the object's cells, with no other thread in them. With a GIL that is given.
+    /// Free-threaded builds let in only the thread that runs the object's loop (`LoopObject::exclusively`), or, for
+    /// an object that threads share, one thread at a time (`one_at_a_time`).
+    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R>;
+}
+
+/// `NativeType::exclusively` for an object that any thread may use: one thread at a time. Waiting for another thread
+/// inside of it lets others in.
+#[inline]
+pub(crate) fn one_at_a_time<T, R>(this: This<'_, T>, body: impl FnOnce() -> R) -> R {
+    if HAS_GIL {
+        body()
+    } else {
+        with_critical_section(&this.to_bound(), body)
+    }
 }
 
 unsafe extern "C" fn traverse<T: NativeType>(

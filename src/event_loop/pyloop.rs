@@ -13,14 +13,15 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::{PyFloat, PyType};
 
-use super::errors;
 use super::native_type::{
-    Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, slot,
+    Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, slot, threadsafe_method,
 };
 use super::object_cell::ObjectCell;
 use super::reactor::{Reactor, current_thread};
+use super::{HAS_GIL, errors};
 use super::{scheduling, tasks, watching};
 
 /// The object: a Python header, the reactor, and what only Python asks for.
@@ -65,7 +66,42 @@ impl LoopObject {
         ptr::from_ref(self).cast_mut().cast()
     }
 
-    /// RuntimeError in debug mode if a method that is not thread-safe comes from a thread that does not run the loop.
+    /// Runs `body`, which touches the loop's cells or those of its native objects: in the thread that runs the loop,
+    /// or, while none does, in one thread at a time. With a GIL that is given, and asyncio checks it in debug mode
+    /// only; free-threaded builds always check.
+    ///
+    /// RuntimeError if another thread runs the loop.
+    #[inline(always)]
+    pub(crate) fn exclusively<R>(&self, py: Python<'_>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        if HAS_GIL || self.reactor.owner() == current_thread() {
+            return body();
+        }
+        self.check_thread()?;
+        with_critical_section(&self.to_bound(py), || {
+            // A run may have begun while this thread waited.
+            self.check_thread()?;
+            body()
+        })
+    }
+
+    /// `exclusively` for an object that keeps its loop in `event_loop`. An empty cell means that the object was
+    /// cleared by the collector, which had nobody else to share it with.
+    #[inline(always)]
+    pub(crate) fn exclusively_for<R>(
+        py: Python<'_>,
+        event_loop: &ObjectCell,
+        body: impl FnOnce() -> PyResult<R>,
+    ) -> PyResult<R> {
+        if HAS_GIL {
+            return body();
+        }
+        match event_loop.get(py) {
+            Some(event_loop) => Self::of(&event_loop).exclusively(py, body),
+            None => body(),
+        }
+    }
+
+    /// RuntimeError if a method that is not thread-safe comes from a thread other than the one that runs the loop.
     #[cold]
     pub(super) fn check_thread(&self) -> PyResult<()> {
         let owner = self.reactor.owner();
@@ -96,6 +132,10 @@ impl NativeType for LoopObject {
         }
         // SAFETY: as above; the reactor was written by tp_new.
         unsafe { self.reactor.traverse(visit, arg) }
+    }
+
+    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        LoopObject::exclusively(&this, this.py(), body)
     }
 
     fn clear(this: This<'_, Self>) {
@@ -210,7 +250,8 @@ fn check_running<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Objec
 fn run<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("_run", 0)?;
     this.reactor.check_closed()?;
-    if this.reactor.owner() != 0 {
+    let claim = || Ok(this.reactor.claim());
+    if !LoopObject::exclusively(&this, this.py(), claim)? {
         return Err(PyRuntimeError::new_err("This event loop is already running"));
     }
     // pyo3 drops an owned error at once only where it has counted the attachment itself; elsewhere it waits for the
@@ -236,7 +277,7 @@ fn thread_id(this: This<'_, LoopObject>) -> Object<'_> {
 }
 
 fn slow_callback_duration(this: This<'_, LoopObject>) -> Object<'_> {
-    Ok(PyFloat::new(this.py(), this.reactor.slow_callback_s.get()).into_any())
+    Ok(PyFloat::new(this.py(), this.reactor.slow_callback_s()).into_any())
 }
 
 unsafe extern "C" fn set_slow_callback_duration(
@@ -255,8 +296,7 @@ unsafe extern "C" fn set_slow_callback_duration(
             };
             This::<LoopObject>::new(py, slf)
                 .reactor
-                .slow_callback_s
-                .set(value.extract()?);
+                .set_slow_callback_s(value.extract()?);
             Ok(0)
         })
     }
@@ -265,39 +305,39 @@ unsafe extern "C" fn set_slow_callback_duration(
 /// The native methods of the loop that this room has.
 pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
     let mut methods = vec![
-        method!(
+        threadsafe_method!(
             LoopObject,
             c"is_running",
             is_running,
             c"True while a thread runs the loop."
         ),
-        method!(
+        threadsafe_method!(
             LoopObject,
             c"is_closed",
             is_closed,
             c"True once the loop was closed."
         ),
-        method!(
+        threadsafe_method!(
             LoopObject,
             c"stop",
             stop,
             c"Let the current turn end and leave run_forever()."
         ),
-        method!(LoopObject, c"get_debug", get_debug, c"True in debug mode."),
-        method!(LoopObject, c"set_debug", set_debug, c"Turn debug mode on or off."),
-        method!(
+        threadsafe_method!(LoopObject, c"get_debug", get_debug, c"True in debug mode."),
+        threadsafe_method!(LoopObject, c"set_debug", set_debug, c"Turn debug mode on or off."),
+        threadsafe_method!(
             LoopObject,
             c"_check_closed",
             check_closed,
             c"RuntimeError if the loop is closed."
         ),
-        method!(
+        threadsafe_method!(
             LoopObject,
             c"_check_running",
             check_running,
             c"RuntimeError if this or another loop runs here."
         ),
-        method!(LoopObject, c"_run", run, c"Run turns until stop()."),
+        threadsafe_method!(LoopObject, c"_run", run, c"Run turns until stop()."),
         method!(
             LoopObject,
             c"_close",

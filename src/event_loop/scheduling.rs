@@ -7,12 +7,12 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyFloat;
 
-use super::errors;
 use super::handle::{HandleRef, check_callback};
 use super::names::names;
-use super::native_type::{Args, This, method};
+use super::native_type::{Args, This, threadsafe_method};
 use super::pyloop::LoopObject;
-use super::reactor::time_s;
+use super::reactor::{current_thread, time_s};
+use super::{HAS_GIL, errors};
 use crate::sys::clock;
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
@@ -103,12 +103,26 @@ fn make_handle(
     Ok(handle)
 }
 
+/// Queues the handle, with a reference of its own: in the queue itself, or, where another thread runs the loop of a
+/// free-threaded build (which only debug mode forbids for `call_soon`), by the inbox.
+#[inline(always)]
+fn push(this: This<'_, LoopObject>, handle: HandleRef) {
+    let (py, reactor) = (this.py(), this.reactor());
+    let pushed = this.exclusively(py, || {
+        reactor.push_soon(handle.new_ref());
+        Ok(())
+    });
+    if pushed.is_err() {
+        reactor.push_from_outside(py, handle.new_ref());
+    }
+}
+
 fn call_soon<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     args.at_least("call_soon", 1)?;
     let reactor = this.reactor();
     reactor.check_closed()?;
     let handle = make_handle(this, &args, 0, None, "call_soon")?;
-    reactor.push_soon(handle.new_ref());
+    push(this, handle);
     reactor.note_made(this.py(), handle);
     Ok(handle.into_bound(this.py()))
 }
@@ -118,7 +132,12 @@ fn call_soon_threadsafe<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -
     let reactor = this.reactor();
     reactor.check_closed()?;
     let handle = make_handle(this, &args, 0, None, "call_soon_threadsafe")?;
-    reactor.push_threadsafe(handle.new_ref());
+    handle.set_threadsafe(this.py());
+    if HAS_GIL && reactor.owner() != current_thread() {
+        reactor.push_from_outside(this.py(), handle.new_ref());
+    } else {
+        push(this, handle);
+    }
     reactor.note_made(this.py(), handle);
     Ok(handle.into_bound(this.py()))
 }
@@ -153,7 +172,14 @@ fn schedule_timer<'py>(
 ) -> Object<'py> {
     let (py, reactor) = (this.py(), this.reactor());
     let handle = make_handle(this, args, 1, Some(when_s), method)?;
-    reactor.push_timer(py, handle.new_ref());
+    let pushed = this.exclusively(py, || {
+        reactor.push_timer(py, handle.new_ref());
+        Ok(())
+    });
+    if pushed.is_err() {
+        // Another thread runs the loop of a free-threaded build; only debug mode forbids this call.
+        reactor.push_timer_from_outside(py, handle.new_ref());
+    }
     reactor.note_made(py, handle);
     Ok(handle.into_bound(py))
 }
@@ -180,31 +206,31 @@ fn time<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
 
 pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        method!(
+        threadsafe_method!(
             LoopObject,
             c"call_soon",
             call_soon,
             c"Run callback(*args) in the next turn; returns a Handle."
         ),
-        method!(
+        threadsafe_method!(
             LoopObject,
             c"call_soon_threadsafe",
             call_soon_threadsafe,
             c"call_soon() from any thread; wakes the loop."
         ),
-        method!(
+        threadsafe_method!(
             LoopObject,
             c"call_later",
             call_later,
             c"Run callback(*args) after delay seconds; a TimerHandle."
         ),
-        method!(
+        threadsafe_method!(
             LoopObject,
             c"call_at",
             call_at,
             c"Run callback(*args) at loop.time() == when; a TimerHandle."
         ),
-        method!(
+        threadsafe_method!(
             LoopObject,
             c"time",
             time,

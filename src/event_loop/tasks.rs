@@ -7,7 +7,7 @@ use pyo3::types::{PyDict, PyString, PyTuple};
 
 use super::errors;
 use super::names::{Kept, names};
-use super::native_type::{Args, This, method, none};
+use super::native_type::{Args, This, method, none, threadsafe_method};
 use super::pyloop::LoopObject;
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
@@ -182,7 +182,7 @@ fn get_task_factory<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Ob
 
 pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        method!(
+        threadsafe_method!(
             LoopObject,
             c"create_future",
             create_future,

@@ -137,6 +137,10 @@ impl NativeType for ListenerObject {
         0
     }
 
+    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        LoopObject::exclusively_for(this.py(), &this.event_loop, body)
+    }
+
     fn clear(this: This<'_, Self>) {
         for cell in [&this.event_loop, &this.socket, &this.factory, &this.server] {
             drop(cell.take(this.py()));

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 import threading
 import time
 
+import pytest
 from support import until
 
 
@@ -214,3 +217,126 @@ def test_a_second_thread_cannot_run_it(loop):
 
     loop.run_until_complete(main())
     assert errors == ["this event loop is already running"]
+
+
+def test_two_loops_serve_in_two_threads(new_loop):
+    """Both loops run transports at the same time, each in its own thread, and call into each other."""
+    others: dict[int, asyncio.AbstractEventLoop] = {}
+    barrier = threading.Barrier(2)
+    failures = []
+
+    async def serve_and_talk(number):
+        async def handle(reader, writer):
+            while data := await reader.read(1000):
+                writer.write(data)
+            writer.close()
+            await writer.wait_closed()
+
+        others[number] = asyncio.get_running_loop()
+        barrier.wait(30)
+        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        for round_number in range(20):
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            message = b"%d:%d" % (number, round_number)
+            writer.write(message)
+            if await reader.readexactly(len(message)) != message:
+                failures.append(message)
+            writer.close()
+            await writer.wait_closed()
+            answer = asyncio.run_coroutine_threadsafe(asyncio.sleep(0, number), others[1 - number])
+            if await asyncio.wrap_future(answer) != number:
+                failures.append(number)
+        server.close()
+        await asyncio.to_thread(barrier.wait, 30)
+
+    def work(number):
+        loop = new_loop()
+        try:
+            loop.run_until_complete(serve_and_talk(number))
+            loop.run_until_complete(loop.shutdown_default_executor())
+        except BaseException as exc:
+            failures.append(exc)
+            raise
+        finally:
+            loop.close()
+
+    for thread in in_threads(2, work):
+        thread.join()
+    assert failures == []
+
+
+def test_handles_cancelled_while_they_may_run(loop):
+    """Other threads schedule and cancel while the loop runs and the collector works: each handle runs once or not."""
+    runs: dict[tuple[int, int], int] = {}
+    kept: list[tuple[tuple[int, int], asyncio.Handle]] = []
+
+    def ran(key):
+        runs[key] = runs.get(key, 0) + 1
+
+    def work(number):
+        for index in range(300):
+            key = (number, index)
+            handle = loop.call_soon_threadsafe(ran, key)
+            kept.append((key, handle))
+            if index % 3 == 0:
+                handle.cancel()
+            assert repr(handle)
+            if index % 100 == 0:
+                gc.collect()
+        loop.call_soon_threadsafe(ran, (number, -1))
+
+    threads = in_threads(4, work)
+    loop.run_until_complete(until(lambda: sum(index < 0 for _, index in list(runs)) == 4))
+    for thread in threads:
+        thread.join()
+    assert set(runs.values()) == {1}
+    assert all(handle.cancelled() for (_, index), handle in kept if index % 3 == 0)
+    assert all(key in runs for key, _ in kept if key[1] % 3)
+    kept.clear()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="handles of call_soon_threadsafe() got their lock in 3.14")
+@pytest.mark.deviates(uvloop="its handles have no lock")
+@pytest.mark.parametrize("method", ["cancel", "cancelled"])
+def test_a_running_handle_makes_other_threads_wait(loop, method):
+    begun, may_end, asked = threading.Event(), threading.Event(), threading.Event()
+    ended = []
+
+    def callback():
+        begun.set()
+        may_end.wait(10)
+        ended.append(True)
+
+    seen = []
+
+    def work(_number):
+        handle = loop.call_soon_threadsafe(callback)
+        begun.wait(10)
+        asked.set()
+        getattr(handle, method)()
+        seen.append(list(ended))
+        loop.call_soon_threadsafe(loop.stop)
+
+    def let_it_end(_number):
+        asked.wait(10)
+        may_end.set()
+
+    threads = in_threads(1, work) + in_threads(1, let_it_end)
+    loop.run_forever()
+    for thread in threads:
+        thread.join()
+    assert seen == [[True]]
+
+
+def test_a_loop_that_does_not_run_is_used_by_several_threads(loop):
+    ran = []
+
+    def work(number):
+        for index in range(200):
+            loop.call_soon(ran.append, (number, index))
+
+    for thread in in_threads(4, work):
+        thread.join()
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    assert sorted(ran) == [(number, index) for number in range(4) for index in range(200)]

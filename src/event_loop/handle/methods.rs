@@ -14,7 +14,8 @@ use super::{HANDLE_TYPE, HandleObject, HandleRef, TIMER_TYPE, dealloc, flag};
 use crate::event_loop::errors;
 use crate::event_loop::names::names;
 use crate::event_loop::native_type::{
-    Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, slot, weaklist_member,
+    Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, one_at_a_time, slot,
+    weaklist_member,
 };
 use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
@@ -27,19 +28,26 @@ fn cancel<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResult<B
     let py = this.py();
     args.exactly("cancel", 0)?;
     let handle = reference(this);
+    handle.wait_until_not_running(py)?;
     // Taken out first: a cancelled handle refers to nothing, and the loop is needed once more.
     let event_loop = this.event_loop.take(py);
     if handle.cancel(py)
         && this.has(flag::SCHEDULED)
         && let Some(event_loop) = event_loop
     {
-        LoopObject::of(&event_loop).reactor().timer_cancelled(py, handle);
+        let event_loop = LoopObject::of(&event_loop);
+        // Refused in the wrong thread of a free-threaded build: then the heap finds out by itself.
+        let _ = event_loop.exclusively(py, || {
+            event_loop.reactor().timer_cancelled(py, handle);
+            Ok(())
+        });
     }
     Ok(none(py))
 }
 
 fn cancelled<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
     args.exactly("cancelled", 0)?;
+    reference(this).wait_until_not_running(this.py())?;
     get_cancelled(this)
 }
 
@@ -86,10 +94,10 @@ fn source_traceback(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> 
 
 fn asyncio_class(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
     let py = this.py();
-    Ok(if this.has(flag::TIMER) {
-        names().timer_handle_type.bind(py)
-    } else {
-        names().handle_type.bind(py)
+    Ok(match names().threadsafe_handle_type {
+        Some(kind) if this.has(flag::THREADSAFE) => kind.bind(py),
+        _ if this.has(flag::TIMER) => names().timer_handle_type.bind(py),
+        _ => names().handle_type.bind(py),
     })
 }
 
@@ -105,7 +113,7 @@ fn when<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResult<Bou
 }
 
 fn get_when(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
-    Ok(PyFloat::new(this.py(), this.when_s.get()).into_any())
+    Ok(PyFloat::new(this.py(), this.when_s()).into_any())
 }
 
 /// `<Handle foo() at file.py:3>` and so on, composed as `asyncio.Handle._repr_info` composes it.
@@ -115,35 +123,40 @@ unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
             let this = This::<HandleObject>::new(py, slf);
-            let mut text = String::from(if this.has(flag::TIMER) {
-                "<TimerHandle"
-            } else {
-                "<Handle"
-            });
-            if this.has(flag::CANCELLED) {
-                text.push_str(" cancelled");
-            }
-            if this.has(flag::TIMER) {
-                write!(text, " when={}", this.when_s.get()).map_err(fmt_error)?;
-            }
-            if let Some(callback) = this.callback.get(py) {
-                let helpers = py.import("asyncio.format_helpers")?;
-                let source =
-                    helpers.call_method1("_format_callback_source", (callback, this.args_tuple(py)?))?;
-                text.push(' ');
-                text.push_str(&source.extract::<String>()?);
-            }
-            if let Some(frames) = this.source_traceback.get(py)
-                && frames.len()? > 0
-            {
-                let last = frames.get_item(frames.len()? - 1)?;
-                let (file, line) = (last.get_item(0)?.str()?, last.get_item(1)?.str()?);
-                write!(text, " created at {file}:{line}").map_err(fmt_error)?;
-            }
-            text.push('>');
+            let text = one_at_a_time(this, || describe(this))?;
             Ok(text.into_pyobject(py)?.into_ptr())
         })
     }
+}
+
+fn describe(this: This<'_, HandleObject>) -> PyResult<String> {
+    let py = this.py();
+    let mut text = String::from(if this.has(flag::TIMER) {
+        "<TimerHandle"
+    } else {
+        "<Handle"
+    });
+    if this.has(flag::CANCELLED) {
+        text.push_str(" cancelled");
+    }
+    if this.has(flag::TIMER) {
+        write!(text, " when={}", this.when_s()).map_err(fmt_error)?;
+    }
+    if let Some(callback) = this.callback.get(py) {
+        let helpers = py.import("asyncio.format_helpers")?;
+        let source = helpers.call_method1("_format_callback_source", (callback, this.args_tuple(py)?))?;
+        text.push(' ');
+        text.push_str(&source.extract::<String>()?);
+    }
+    if let Some(frames) = this.source_traceback.get(py)
+        && frames.len()? > 0
+    {
+        let last = frames.get_item(frames.len()? - 1)?;
+        let (file, line) = (last.get_item(0)?.str()?, last.get_item(1)?.str()?);
+        write!(text, " created at {file}:{line}").map_err(fmt_error)?;
+    }
+    text.push('>');
+    Ok(text)
 }
 
 /// Writing to a String fails only where a Display implementation does, as Python's `str()` of a str subclass may.
@@ -165,11 +178,18 @@ unsafe extern "C" fn compare_timers(
                 return Ok(ffi::Py_NewRef(ffi::Py_NotImplemented()));
             }
             let (left, right) = (This::<HandleObject>::new(py, a), This::<HandleObject>::new(py, b));
-            let (left_s, right_s) = (left.when_s.get(), right.when_s.get());
+            let (left_s, right_s) = (left.when_s(), right.when_s());
+            let call_of = |timer: This<'_, HandleObject>| {
+                one_at_a_time(timer, || {
+                    Ok((or_none(py, &timer.callback), timer.args_tuple(py)?))
+                })
+            };
             let is_same = || -> PyResult<bool> {
+                let (left_call, right_call): (_, PyResult<_>) = (call_of(left)?, call_of(right));
+                let right_call = right_call?;
                 Ok(left_s == right_s
-                    && or_none(py, &left.callback).eq(or_none(py, &right.callback))?
-                    && left.args_tuple(py)?.eq(right.args_tuple(py)?)?
+                    && left_call.0.eq(&right_call.0)?
+                    && left_call.1.eq(&right_call.1)?
                     && left.has(flag::CANCELLED) == right.has(flag::CANCELLED))
             };
             let result = match op {
@@ -191,7 +211,7 @@ unsafe extern "C" fn hash_timer(slf: *mut ffi::PyObject) -> ffi::Py_hash_t {
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, -1, || {
-            PyFloat::new(py, This::<HandleObject>::new(py, slf).when_s.get())
+            PyFloat::new(py, This::<HandleObject>::new(py, slf).when_s())
                 .hash()
                 .map(|hash| hash as ffi::Py_hash_t)
         })
@@ -338,6 +358,10 @@ impl NativeType for TimerLayout {
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         // SAFETY: passed on unchanged.
         unsafe { self.0.traverse(visit, arg) }
+    }
+
+    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        one_at_a_time(this, body)
     }
 
     fn clear(this: This<'_, Self>) {

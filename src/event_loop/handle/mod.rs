@@ -1,8 +1,8 @@
 //! `Handle` and `TimerHandle`: a callback with its arguments and context, run once by the loop.
 //!
 //! One layout serves both types. Up to four arguments lie inline (a tuple holds more), and freed handles go to a
-//! freelist: `call_soon` is the loop's hottest path. A handle belongs to the thread of its loop; `cancel` may come
-//! from any attached thread.
+//! freelist: `call_soon` is the loop's hottest path. A handle belongs to the thread of its loop; its methods may be
+//! called from any thread (`one_at_a_time`, `waiting`).
 //!
 //! Handles that run once are hidden from the collector (with 10,000 of them pending it took half of the time). That
 //! loses no cycle: once run or cancelled a handle refers to nothing; while the loop runs, what is pending is
@@ -15,40 +15,49 @@
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU16, AtomicU64, Ordering};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use super::errors;
 use super::freelist::Freelist;
-use super::native_type::{NativeType, This};
+use super::names::names;
+use super::native_type::{NativeType, This, one_at_a_time};
 use super::object_cell::ObjectCell;
 use super::pyloop::LoopObject;
+use super::{HAS_GIL, errors};
 
 /// Arguments kept inside the handle; more go to a tuple.
 const INLINE_ARGS: usize = 4;
 
 mod methods;
 mod running;
+mod waiting;
 
 pub(super) use methods::{check_callback, register};
 
 mod flag {
     /// `cancel()` was called.
-    pub(super) const CANCELLED: u8 = 1;
+    pub(super) const CANCELLED: u16 = 1;
     /// The handle lies in the timer heap.
-    pub(super) const SCHEDULED: u8 = 1 << 1;
+    pub(super) const SCHEDULED: u16 = 1 << 1;
     /// A `TimerHandle`.
-    pub(super) const TIMER: u8 = 1 << 2;
+    pub(super) const TIMER: u16 = 1 << 2;
     /// Run again and again (`add_reader`): the callback is kept after a run.
-    pub(super) const REPEATS: u8 = 1 << 3;
+    pub(super) const REPEATS: u16 = 1 << 3;
     /// Tracked by the collector.
-    pub(super) const TRACKED: u8 = 1 << 4;
+    pub(super) const TRACKED: u16 = 1 << 4;
     /// The context is our own copy, and hidden from the collector (which its type's dealloc does not expect: it is
     /// shown again before anything else gets hold of it).
-    pub(super) const HIDES_CONTEXT: u8 = 1 << 5;
+    pub(super) const HIDES_CONTEXT: u16 = 1 << 5;
+    /// Made by `call_soon_threadsafe` where asyncio makes a `_ThreadSafeHandle` (3.14+): `cancel()` from another
+    /// thread waits while the callback runs.
+    pub(super) const THREADSAFE: u16 = 1 << 6;
+    /// The callback of a thread-safe handle runs.
+    pub(super) const RUNNING: u16 = 1 << 7;
+    /// Another thread waits for the end of that run.
+    pub(super) const AWAITED: u16 = 1 << 8;
 }
 
 #[repr(C)]
@@ -62,10 +71,11 @@ pub(crate) struct HandleObject {
     more_args: ObjectCell,
     source_traceback: ObjectCell,
     weakrefs: Cell<*mut ffi::PyObject>,
-    /// The deadline as the caller gave it, in seconds of the loop's clock.
-    when_s: Cell<f64>,
+    /// The deadline of a timer as the caller gave it, in seconds of the loop's clock (the bits of an `f64`). A
+    /// thread-safe handle, which is no timer, keeps the thread here that runs it.
+    when_or_runner: AtomicU64,
     args_len: Cell<u8>,
-    flags: Cell<u8>,
+    flags: AtomicU16,
 }
 
 static HANDLE_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
@@ -125,12 +135,12 @@ impl HandleRef {
             handle.event_loop.put_new(ffi::Py_NewRef(event_loop.cast()));
             handle.callback.put_new(ffi::Py_NewRef(callback));
             handle.context.put_new(context);
-            handle.when_s.set(when_s.unwrap_or(0.0));
+            let when_bits = when_s.unwrap_or(0.0).to_bits();
+            handle.when_or_runner.store(when_bits, Ordering::Relaxed);
             let tracked = if Freelist::IS_TRACKED { flag::TRACKED } else { 0 };
             let hidden = if is_hidden { flag::HIDES_CONTEXT } else { 0 };
-            handle
-                .flags
-                .set(tracked | hidden | if when_s.is_some() { flag::TIMER } else { 0 });
+            let timer = if when_s.is_some() { flag::TIMER } else { 0 };
+            handle.flags.store(tracked | hidden | timer, Ordering::Relaxed);
             if args.len() <= INLINE_ARGS {
                 for (cell, arg) in handle.args.iter().zip(args) {
                     cell.put_new(ffi::Py_NewRef(*arg));
@@ -160,7 +170,7 @@ impl HandleRef {
     ) -> PyResult<Self> {
         let handle = Self::create(py, event_loop, callback, args, ptr::null_mut(), None)?;
         let this = handle.this(py);
-        this.flags.set(this.flags.get() | flag::REPEATS);
+        this.raise_flag(flag::REPEATS);
         handle.track(py);
         Ok(handle)
     }
@@ -201,7 +211,7 @@ impl HandleRef {
     pub(crate) fn track(self, py: Python<'_>) {
         let this = self.this(py);
         if !this.has(flag::TRACKED) {
-            this.flags.set(this.flags.get() | flag::TRACKED);
+            this.raise_flag(flag::TRACKED);
             // SAFETY: the object is a live one of a type with collector support, and not tracked so far.
             unsafe { ffi::PyObject_GC_Track(self.0.cast()) };
         }
@@ -211,7 +221,7 @@ impl HandleRef {
     fn untrack(self, py: Python<'_>) {
         let this = self.this(py);
         if this.has(flag::TRACKED) && !Freelist::IS_TRACKED {
-            this.flags.set(this.flags.get() & !flag::TRACKED);
+            this.lower_flag(flag::TRACKED);
             // SAFETY: the object is alive and tracked.
             unsafe { ffi::PyObject_GC_UnTrack(self.0.cast()) };
         }
@@ -266,12 +276,11 @@ impl HandleRef {
 
     pub(crate) fn set_scheduled(self, py: Python<'_>, is_scheduled: bool) {
         let this = self.this(py);
-        let flags = this.flags.get();
-        this.flags.set(if is_scheduled {
-            flags | flag::SCHEDULED
+        if is_scheduled {
+            this.raise_flag(flag::SCHEDULED);
         } else {
-            flags & !flag::SCHEDULED
-        });
+            this.lower_flag(flag::SCHEDULED);
+        }
     }
 
     pub(crate) fn set_source_traceback(self, py: Python<'_>, traceback: Bound<'_, PyAny>) {
@@ -281,31 +290,73 @@ impl HandleRef {
     /// Marks the handle as cancelled and drops what it would have called. True if it was not cancelled before.
     pub(crate) fn cancel(self, py: Python<'_>) -> bool {
         let this = self.this(py);
-        if this.has(flag::CANCELLED) {
-            return false;
-        }
-        this.flags.set(this.flags.get() | flag::CANCELLED);
-        this.drop_call();
-        true
+        one_at_a_time(this, || {
+            if this.has(flag::CANCELLED) {
+                return false;
+            }
+            this.raise_flag(flag::CANCELLED);
+            this.drop_call();
+            true
+        })
+    }
+
+    /// The loop, unless the handle has run or was cancelled.
+    pub(crate) fn event_loop(self, py: Python<'_>) -> Option<Bound<'_, PyAny>> {
+        let this = self.this(py);
+        one_at_a_time(this, || this.event_loop.get(py))
     }
 
     /// The deadline in seconds of the loop's clock.
     pub(crate) fn when_s(self, py: Python<'_>) -> f64 {
-        self.this(py).when_s.get()
+        self.this(py).when_s()
+    }
+
+    /// Makes it a handle that other threads may cancel and ask while it runs, as `_ThreadSafeHandle` of 3.14.
+    pub(crate) fn set_threadsafe(self, py: Python<'_>) {
+        if names().threadsafe_handle_type.is_some() {
+            self.this(py).raise_flag(flag::THREADSAFE);
+        }
     }
 }
 
 impl HandleObject {
     #[inline]
-    fn has(&self, flag: u8) -> bool {
-        self.flags.get() & flag != 0
+    fn has(&self, flag: u16) -> bool {
+        self.flags.load(Ordering::Relaxed) & flag != 0
+    }
+
+    #[inline]
+    fn raise_flag(&self, flag: u16) {
+        if HAS_GIL {
+            // Without the cost of an atomic exchange: only threads that hold the GIL change flags.
+            self.flags
+                .store(self.flags.load(Ordering::Relaxed) | flag, Ordering::Relaxed);
+        } else {
+            self.flags.fetch_or(flag, Ordering::AcqRel);
+        }
+    }
+
+    #[inline]
+    fn lower_flag(&self, flag: u16) {
+        if HAS_GIL {
+            self.flags
+                .store(self.flags.load(Ordering::Relaxed) & !flag, Ordering::Relaxed);
+        } else {
+            self.flags.fetch_and(!flag, Ordering::AcqRel);
+        }
+    }
+
+    /// The deadline of a timer in seconds of the loop's clock.
+    #[inline]
+    fn when_s(&self) -> f64 {
+        f64::from_bits(self.when_or_runner.load(Ordering::Relaxed))
     }
 
     /// Makes the collector see the context again.
     #[inline]
     fn show_context(&self) {
         if self.has(flag::HIDES_CONTEXT) {
-            self.flags.set(self.flags.get() & !flag::HIDES_CONTEXT);
+            self.lower_flag(flag::HIDES_CONTEXT);
             // SAFETY: the flag says that the cell holds a context that was untracked in `create`; attached.
             unsafe { ffi::PyObject_GC_Track(self.context.as_ptr().cast()) };
         }
@@ -373,6 +424,10 @@ impl NativeType for HandleObject {
                 None => 0,
             }
         }
+    }
+
+    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        one_at_a_time(this, body)
     }
 
     fn clear(this: This<'_, Self>) {

@@ -7,7 +7,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use super::{HandleRef, INLINE_ARGS, flag};
-use crate::event_loop::errors;
+use crate::event_loop::native_type::one_at_a_time;
+use crate::event_loop::{HAS_GIL, errors};
 
 impl HandleRef {
     /// Runs the callback in its context and reports what it raises. Err only for the two exceptions that leave
@@ -18,7 +19,7 @@ impl HandleRef {
         if this.has(flag::CANCELLED) {
             return Ok(());
         }
-        if this.has(flag::REPEATS) || this.more_args.is_set() {
+        if !HAS_GIL || this.has(flag::REPEATS | flag::THREADSAFE) || this.more_args.is_set() {
             return self.run_kept(py);
         }
         // The call is moved out of the handle first: the callback may cancel its own handle.
@@ -88,7 +89,7 @@ impl HandleRef {
     pub(crate) fn forget_call(self, py: Python<'_>) {
         let this = self.this(py);
         if !this.has(flag::REPEATS) {
-            this.drop_call();
+            one_at_a_time(this, || this.drop_call());
         }
     }
 
@@ -102,29 +103,50 @@ impl HandleRef {
     /// Runs the callback like `run`, but leaves it in the handle, readable afterwards.
     pub(crate) fn run_and_keep(self, py: Python<'_>) -> PyResult<()> {
         let this = self.this(py);
-        if this.has(flag::CANCELLED) {
-            return Ok(());
+        let taken = one_at_a_time(this, || {
+            let call = (
+                this.callback.get(py),
+                this.context.get(py),
+                this.event_loop.get(py),
+            );
+            let (Some(callback), Some(context), Some(event_loop)) = call else {
+                return Ok(None);
+            };
+            this.show_context();
+            let args = this.args_tuple(py)?;
+            self.begin_run(py);
+            Ok(Some((callback, context, event_loop, args)))
+        });
+        match taken {
+            Ok(Some((callback, context, event_loop, args))) => {
+                let result = self.call(py, &event_loop, &context, &callback, &args);
+                self.end_run(py);
+                result
+            }
+            Ok(None) => Ok(()),
+            Err(error) => Err(error),
         }
-        let (Some(callback), Some(context), Some(event_loop)) = (
-            this.callback.get(py),
-            this.context.get(py),
-            this.event_loop.get(py),
-        ) else {
-            return Ok(());
-        };
-        this.show_context();
-        let args = this.args_tuple(py)?;
+    }
+
+    fn call(
+        self,
+        py: Python<'_>,
+        event_loop: &Bound<'_, PyAny>,
+        context: &Bound<'_, PyAny>,
+        callback: &Bound<'_, PyAny>,
+        args: &Bound<'_, PyTuple>,
+    ) -> PyResult<()> {
         // SAFETY: the context is a live one that we hold; it is left below.
         let entered = unsafe { ffi::PyContext_Enter(context.as_ptr()) };
         if entered != 0 {
-            return self.report(py, &event_loop, &callback, &args, errors::fetch(py));
+            return self.report(py, event_loop, callback, args, errors::fetch(py));
         }
-        let result = callback.call1(&args);
+        let result = callback.call1(args);
         // SAFETY: entered above on this thread.
         let left = unsafe { ffi::PyContext_Exit(context.as_ptr()) };
         match result {
-            Err(error) => self.report(py, &event_loop, &callback, &args, error),
-            Ok(_) if left != 0 => self.report(py, &event_loop, &callback, &args, errors::fetch(py)),
+            Err(error) => self.report(py, event_loop, callback, args, error),
+            Ok(_) if left != 0 => self.report(py, event_loop, callback, args, errors::fetch(py)),
             Ok(_) => Ok(()),
         }
     }

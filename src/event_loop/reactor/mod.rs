@@ -4,14 +4,16 @@
 //! due timers -> exactly the handles that were ready. While work is ready the poll is skipped, for at most
 //! `MAX_UNPOLLED_TURNS` turns or `MAX_UNPOLLED_NS`.
 //!
-//! Everything but the inbox and the waker is touched only by the thread that runs the loop (or, before and after a
-//! run, by the thread that holds the GIL). No cell stays borrowed across a call into Python.
+//! Everything but the inbox, the waker and the atomics is touched only by the thread that runs the loop (or, before
+//! and after a run, by one thread at a time: `LoopObject::exclusively`). No cell stays borrowed across a call into
+//! Python.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Mutex, PoisonError};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
@@ -50,12 +52,6 @@ pub(crate) enum Slot {
     },
 }
 
-/// The kernel side, closed with the loop.
-struct Kernel {
-    poller: Poller,
-    waker: Waker,
-}
-
 pub(crate) struct Reactor {
     ready: RefCell<ReadyQueue<Ready>>,
     /// The handle made last while the loop did not run, with a reference of its own: see `track_kept`.
@@ -65,16 +61,22 @@ pub(crate) struct Reactor {
     slots: RefCell<Slots<Slot>>,
     /// Boxed: it is aligned to cache lines, which Python objects are not.
     inbox: Box<Inbox<Ready>>,
-    kernel: RefCell<Option<Kernel>>,
+    /// None once the loop is closed.
+    poller: RefCell<Option<Poller>>,
+    /// None once the loop is closed. Locked, since other threads write to a descriptor that closing frees; never
+    /// across a call into Python.
+    waker: Mutex<Option<Waker>>,
+    is_closed: AtomicBool,
     events: RefCell<Events>,
     scratch: Cell<Vec<u8>>,
     unpolled_turns: Cell<u32>,
     last_poll_ns: Cell<u64>,
     /// `PyThread_get_thread_ident()` of the thread inside `run`, 0 if none.
     owner: AtomicU64,
-    is_stopping: Cell<bool>,
-    is_debug: Cell<bool>,
-    pub(crate) slow_callback_s: Cell<f64>,
+    is_stopping: AtomicBool,
+    is_debug: AtomicBool,
+    /// The bits of an `f64`.
+    slow_callback_s: AtomicU64,
 }
 
 /// The loop's clock in seconds: `CLOCK_MONOTONIC`, that of `time.monotonic()`.
@@ -85,13 +87,8 @@ pub(crate) fn time_s() -> f64 {
 
 impl Reactor {
     pub(crate) fn new() -> io::Result<Self> {
-        let kernel = Kernel {
-            poller: Poller::new()?,
-            waker: Waker::new()?,
-        };
-        kernel
-            .poller
-            .add(kernel.waker.fd(), WAKER_TOKEN, Interest::READ)?;
+        let (poller, waker) = (Poller::new()?, Waker::new()?);
+        poller.add(waker.fd(), WAKER_TOKEN, Interest::READ)?;
         Ok(Self {
             ready: RefCell::new(ReadyQueue::new()),
             last_made: Cell::new(None),
@@ -99,15 +96,17 @@ impl Reactor {
             cancelled_timers: Cell::new(0),
             slots: RefCell::new(Slots::new()),
             inbox: Box::new(Inbox::new()),
-            kernel: RefCell::new(Some(kernel)),
+            poller: RefCell::new(Some(poller)),
+            waker: Mutex::new(Some(waker)),
+            is_closed: AtomicBool::new(false),
             events: RefCell::new(Events::with_capacity(EVENTS_PER_POLL)),
             scratch: Cell::new(Vec::new()),
             unpolled_turns: Cell::new(MAX_UNPOLLED_TURNS),
             last_poll_ns: Cell::new(0),
             owner: AtomicU64::new(0),
-            is_stopping: Cell::new(false),
-            is_debug: Cell::new(false),
-            slow_callback_s: Cell::new(0.1),
+            is_stopping: AtomicBool::new(false),
+            is_debug: AtomicBool::new(false),
+            slow_callback_s: AtomicU64::new(0.1_f64.to_bits()),
         })
     }
 
@@ -125,32 +124,52 @@ impl Reactor {
 
     #[inline]
     pub(crate) fn is_closed(&self) -> bool {
-        // Borrowed mutably only inside `close`, which runs no other code meanwhile.
-        self.kernel.try_borrow().is_ok_and(|kernel| kernel.is_none())
+        self.is_closed.load(Ordering::Relaxed)
     }
 
+    /// The thread inside `run`, 0 if none.
+    #[inline]
     pub(crate) fn owner(&self) -> u64 {
-        self.owner.load(Ordering::Relaxed)
+        self.owner.load(Ordering::Acquire)
     }
 
     pub(crate) fn stop(&self) {
-        self.is_stopping.set(true);
+        self.is_stopping.store(true, Ordering::Relaxed);
     }
 
     #[inline]
     pub(crate) fn is_debug(&self) -> bool {
-        self.is_debug.get()
+        self.is_debug.load(Ordering::Relaxed)
     }
 
     pub(crate) fn set_debug(&self, is_debug: bool) {
-        self.is_debug.set(is_debug);
+        self.is_debug.store(is_debug, Ordering::Relaxed);
+    }
+
+    /// Debug mode logs what takes at least so many seconds.
+    pub(crate) fn slow_callback_s(&self) -> f64 {
+        f64::from_bits(self.slow_callback_s.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_slow_callback_s(&self, limit_s: f64) {
+        self.slow_callback_s.store(limit_s.to_bits(), Ordering::Relaxed);
+    }
+
+    /// Does `action` with the waker, unless the loop is closed.
+    fn with_waker(&self, action: impl FnOnce(&Waker)) {
+        if let Some(waker) = &*self.waker.lock().unwrap_or_else(PoisonError::into_inner) {
+            action(waker);
+        }
     }
 
     // ---- end -------------------------------------------------------------------------------------------------
 
     /// Drops all queued work and closes the poller and the waker. Idempotent.
     pub(crate) fn close(&self, py: Python<'_>) {
-        drop(self.kernel.borrow_mut().take());
+        self.is_closed.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        drop(self.poller.borrow_mut().take());
+        drop(self.waker.lock().unwrap_or_else(PoisonError::into_inner).take());
         self.drop_work(py);
         self.scratch.take();
     }

@@ -1,11 +1,16 @@
 //! The ready queue, the timers and the inbox: what is to run, and when.
 
+use std::sync::atomic::{Ordering, fence};
+
+use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::{Reactor, current_thread};
+use super::Reactor;
 use crate::event_loop::HAS_GIL;
 use crate::event_loop::handle::HandleRef;
+use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::source::{Deferred, Ready};
+use crate::sys::waker::Waker;
 
 /// Cancelled timers are swept once there are this many and they are at least half of the heap.
 const MIN_SWEPT_TIMERS: usize = 64;
@@ -22,13 +27,25 @@ fn deadline_key(when_s: f64) -> u64 {
     (truncated.saturating_add(margin) as u64) ^ SIGN
 }
 
+/// Puts a timer that another thread has made into the heap.
+unsafe fn enter_timer(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    let handle = HandleRef::from_owned(object);
+    // A cancelled handle has no loop any more.
+    if let Some(event_loop) = handle.event_loop(py) {
+        LoopObject::of(&event_loop)
+            .reactor()
+            .push_timer(py, handle.new_ref());
+    }
+    Ok(())
+}
+
 impl Reactor {
     /// Called for each new handle, which a queue and its maker hold. While the loop does not run, the newest handle
     /// is tracked, and the one before it stays so only if someone has kept it: then no cycle through a
     /// pending handle of an abandoned loop is hidden from the collector.
     #[inline]
     pub(crate) fn note_made(&self, py: Python<'_>, handle: HandleRef) {
-        if self.owner() == 0 {
+        if HAS_GIL && self.owner() == 0 {
             self.track_newest(py, handle);
         }
     }
@@ -44,6 +61,10 @@ impl Reactor {
 
     /// Before the loop stops running: tracks the pending handles that someone beside the queues keeps.
     pub(super) fn track_kept(&self, py: Python<'_>) {
+        if !HAS_GIL {
+            // Without a freelist no handle is hidden in the first place.
+            return;
+        }
         let handles: Vec<HandleRef> = {
             let ready = self.ready.borrow();
             let timers = self.timers.borrow();
@@ -85,12 +106,21 @@ impl Reactor {
         });
     }
 
-    /// Queues a handle from any thread and wakes the loop if it sleeps.
-    pub(crate) fn push_threadsafe(&self, handle: HandleRef) {
-        if self.owner() == current_thread() {
-            self.push_soon(handle);
-            return;
+    /// Lets the thread that runs the loop put a timer into the heap, which takes over its reference.
+    #[cold]
+    pub(crate) fn push_timer_from_outside(&self, py: Python<'_>, handle: HandleRef) {
+        let entry = Ready {
+            object: handle.as_ptr(),
+            run: Some(enter_timer),
+        };
+        if self.inbox.push(entry) {
+            self.with_waker(Waker::wake);
         }
+        self.empty_closed_inbox(py);
+    }
+
+    /// Queues a handle from another thread than the one that runs the loop, and wakes the loop if it sleeps.
+    pub(crate) fn push_from_outside(&self, py: Python<'_>, handle: HandleRef) {
         let must_wake = if HAS_GIL {
             // The loop sleeps only without the GIL, and looks at the queue only with it.
             self.push_handle(handle);
@@ -101,11 +131,23 @@ impl Reactor {
                 run: None,
             })
         };
-        if must_wake
-            && let Ok(kernel) = self.kernel.try_borrow()
-            && let Some(kernel) = kernel.as_ref()
+        if must_wake {
+            self.with_waker(Waker::wake);
+        }
+        self.empty_closed_inbox(py);
+    }
+
+    /// Drops what came into the inbox of a loop that was closed meanwhile: either this sees that it is closed, or
+    /// `close` sees what was pushed before.
+    fn empty_closed_inbox(&self, py: Python<'_>) {
+        if HAS_GIL {
+            return;
+        }
+        fence(Ordering::SeqCst);
+        while self.is_closed()
+            && let Some(entry) = self.inbox.pop()
         {
-            kernel.waker.wake();
+            HandleRef::from_owned(entry.object).release(py);
         }
     }
 

@@ -16,6 +16,7 @@ use crate::event_loop::slow;
 use crate::event_loop::source::SourceRef;
 use crate::sys::clock;
 use crate::sys::poller::Event;
+use crate::sys::waker::Waker;
 
 /// How long ready work may keep the loop from polling.
 pub(super) const MAX_UNPOLLED_TURNS: u32 = 16;
@@ -23,10 +24,28 @@ const MAX_UNPOLLED_NS: u64 = 100_000;
 /// A poll never blocks longer than this (asyncio's `MAXIMUM_SELECT_TIMEOUT`).
 const MAX_BLOCK_NS: u64 = 24 * 3600 * 1_000_000_000;
 
+/// Gives up what `claim` took, even if a panic ends the run.
+struct Claimed<'a>(&'a Reactor);
+
+impl Drop for Claimed<'_> {
+    fn drop(&mut self) {
+        self.0.owner.store(0, Ordering::Release);
+    }
+}
+
 impl Reactor {
-    /// Runs turns until `stop()`; an error leaves the remaining work queued for the next run.
+    /// Makes this thread the one that runs the loop, until `run` has returned. False if there is one already.
+    pub(crate) fn claim(&self) -> bool {
+        let claimed = self
+            .owner
+            .compare_exchange(0, current_thread(), Ordering::AcqRel, Ordering::Relaxed);
+        claimed.is_ok()
+    }
+
+    /// Runs turns until `stop()`, in the thread that has called `claim`; an error leaves the remaining work queued
+    /// for the next run.
     pub(crate) fn run(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
-        self.owner.store(current_thread(), Ordering::Relaxed);
+        let _claimed = Claimed(self);
         self.unpolled_turns.set(MAX_UNPOLLED_TURNS);
         if let Some(last) = self.last_made.take() {
             last.release(py);
@@ -35,20 +54,19 @@ impl Reactor {
             if let Err(error) = self.turn(py, event_loop) {
                 break Err(error);
             }
-            if self.is_stopping.get() {
+            if self.is_stopping.load(Ordering::Relaxed) {
                 break Ok(());
             }
         };
-        self.is_stopping.set(false);
+        self.is_stopping.store(false, Ordering::Relaxed);
         self.drain_inbox();
         self.track_kept(py);
-        self.owner.store(0, Ordering::Relaxed);
         result
     }
 
     fn turn(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
         self.drain_inbox();
-        let has_work = !self.ready.borrow().is_empty() || self.is_stopping.get();
+        let has_work = !self.ready.borrow().is_empty() || self.is_stopping.load(Ordering::Relaxed);
         let has_timers = !self.timers.borrow().is_empty();
         let mut now_ns = if has_work || has_timers {
             clock::now_ns()
@@ -89,8 +107,8 @@ impl Reactor {
 
     /// Waits for events and returns their number. Blocks (detached) unless `timeout_ns` is `Some(0)`.
     fn poll(&self, py: Python<'_>, timeout_ns: Option<u64>) -> PyResult<usize> {
-        let kernel = self.kernel.borrow();
-        let Some(kernel) = kernel.as_ref() else {
+        let poller = self.poller.borrow();
+        let Some(poller) = poller.as_ref() else {
             return Err(closed_error());
         };
         let mut events = self.events.borrow_mut();
@@ -100,13 +118,13 @@ impl Reactor {
         let result = if may_block && self.inbox.begin_sleep() {
             // SAFETY: the thread is attached (`py`) and touches no Python object until it is restored.
             let state = unsafe { ffi::PyEval_SaveThread() };
-            let result = kernel.poller.wait(&mut events, timeout_ns);
+            let result = poller.wait(&mut events, timeout_ns);
             // SAFETY: the state saved just above, on the same thread.
             unsafe { ffi::PyEval_RestoreThread(state) };
             self.inbox.end_sleep();
             result
         } else {
-            kernel.poller.wait(&mut events, Some(0))
+            poller.wait(&mut events, Some(0))
         };
         drop(events);
         let count = match result {
@@ -123,9 +141,7 @@ impl Reactor {
         for index in 0..count {
             let event = self.events.borrow().get(index);
             if event.token == WAKER_TOKEN {
-                if let Some(kernel) = self.kernel.borrow().as_ref() {
-                    kernel.waker.drain();
-                }
+                self.with_waker(Waker::drain);
                 continue;
             }
             // A stale token (the descriptor was closed, perhaps reused, by an earlier event) finds nothing.
@@ -175,7 +191,7 @@ impl Reactor {
             }
         }
         if let Some(kept) = kept {
-            slow::check_source(&kept, started_ns, self.slow_callback_s.get());
+            slow::check_source(&kept, started_ns, self.slow_callback_s());
         }
         Ok(())
     }
@@ -206,7 +222,7 @@ impl Reactor {
                 None => {
                     let handle = HandleRef::from_owned(entry.object);
                     if self.is_debug() {
-                        slow::run_handle(py, event_loop, handle, self.slow_callback_s.get())
+                        slow::run_handle(py, event_loop, handle, self.slow_callback_s())
                     } else {
                         handle.run(py)
                     }

@@ -211,6 +211,10 @@ impl NativeType for StreamObject {
         unsafe { self.calls.traverse(visit, arg) }
     }
 
+    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        LoopObject::exclusively_for(this.py(), &this.event_loop, body)
+    }
+
     fn clear(this: This<'_, Self>) {
         let py = this.py();
         drop(this.extra.take(py));

@@ -1,0 +1,79 @@
+//! Waiting for the run of a thread-safe handle to end: `cancel()` and `cancelled()` from another thread, as asyncio's
+//! `_ThreadSafeHandle` (`Lib/asyncio/events.py`, 3.14) has it with a lock in each handle.
+//!
+//! Here handles carry no lock. The flags say that the callback runs and that somebody waits; one mutex and condition
+//! variable serve all of them, since a wait is rare.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+
+use super::{HandleRef, flag};
+use crate::event_loop::reactor::current_thread;
+
+static MUTEX: Mutex<()> = Mutex::new(());
+static RUN_ENDED: Condvar = Condvar::new();
+
+/// How often a waiting thread looks for signals.
+const SIGNAL_CHECK: Duration = Duration::from_millis(50);
+
+impl HandleRef {
+    /// The callback is about to be called. Called one at a time with `cancel`.
+    #[inline]
+    pub(super) fn begin_run(self, py: Python<'_>) {
+        let this = self.this(py);
+        if this.has(flag::THREADSAFE) {
+            this.when_or_runner.store(current_thread(), Ordering::Relaxed);
+            this.raise_flag(flag::RUNNING);
+        }
+    }
+
+    /// The callback has returned.
+    #[inline]
+    pub(super) fn end_run(self, py: Python<'_>) {
+        let this = self.this(py);
+        if this.has(flag::RUNNING) {
+            this.lower_flag(flag::RUNNING);
+            if this.has(flag::AWAITED) {
+                this.lower_flag(flag::AWAITED);
+                drop(MUTEX.lock().unwrap_or_else(PoisonError::into_inner));
+                RUN_ENDED.notify_all();
+            }
+        }
+    }
+
+    /// Returns when another thread does not run the callback; lets others run meanwhile. Err if a signal's handler
+    /// raises in this thread.
+    #[inline]
+    pub(super) fn wait_until_not_running(self, py: Python<'_>) -> PyResult<()> {
+        if self.this(py).has(flag::RUNNING) {
+            self.wait(py)
+        } else {
+            Ok(())
+        }
+    }
+
+    #[cold]
+    fn wait(self, py: Python<'_>) -> PyResult<()> {
+        let this = self.this(py);
+        if this.when_or_runner.load(Ordering::Relaxed) == current_thread() {
+            // The callback asks about its own handle.
+            return Ok(());
+        }
+        let flags = &this.flags;
+        while flags.load(Ordering::Acquire) & flag::RUNNING != 0 {
+            this.raise_flag(flag::AWAITED);
+            py.detach(|| {
+                let guard = MUTEX.lock().unwrap_or_else(PoisonError::into_inner);
+                // A run that has ended since is seen here, or else its notification comes after this lock.
+                if flags.load(Ordering::Acquire) & flag::RUNNING != 0 {
+                    drop(RUN_ENDED.wait_timeout(guard, SIGNAL_CHECK));
+                }
+            });
+            py.check_signals()?;
+        }
+        Ok(())
+    }
+}
