@@ -2,7 +2,7 @@
 
 The topic modules are functions over this class, and :mod:`grapeshot._loop` assembles them into :class:`grapeshot.Loop`.
 Everything here belongs to the thread that runs the loop. What does not exist yet is None on the class, so that making a
-loop costs as little as possible: no executor, no socket pair, no weak set until something needs one.
+loop costs as little as possible: no executor, no weak set until something needs one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
-import socket
 import weakref
 from collections.abc import AsyncGenerator, Callable
 
@@ -37,6 +36,7 @@ class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
     _asyncgens_shutdown_called: bool = False
     # debug mode: the depth to put back, None while coroutine origins are not tracked
     _coroutine_origin_depth: int | None = None
-    # signals: handlers by number, and the (read, write) ends that the interpreter's C handler writes through
+    # signals: handlers by number, and the numbers that have not come out of the pipe since their Python handler ran:
+    # what a full pipe has lost is among them
     _signal_handlers: dict[int, SignalHandler] | None = None
-    _signal_sockets: tuple[socket.socket, socket.socket] | None = None
+    _signals_noted: set[int]

@@ -233,6 +233,16 @@ class Loop:
     def _run(self) -> None:
         """Run turns until :meth:`stop`; KeyboardInterrupt and SystemExit of a callback leave it."""
 
+    def _signal_fd(self) -> int:
+        """Return the descriptor for :func:`signal.set_wakeup_fd`: the loop reads it and calls ``_signals_arrived``.
+
+        It is made with the first call and stays the loop's, which closes it in :meth:`_close`.
+
+        Raises:
+            RuntimeError: the loop is closed.
+            OSError: no descriptor is left.
+        """
+
     def _close(self) -> None:
         """Drop what is scheduled and watched and close the poller and the waker. Idempotent.
 

@@ -67,6 +67,7 @@ class Loop(BaseLoop):
     getnameinfo = _dns.getnameinfo
     add_signal_handler = _signals.add_signal_handler
     remove_signal_handler = _signals.remove_signal_handler
+    _signals_arrived = _signals.signals_arrived
 
     # TCP
     create_connection = _connect.create_connection

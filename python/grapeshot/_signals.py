@@ -1,9 +1,10 @@
 """Unix signals as loop callbacks.
 
-    kernel -> the interpreter's C handler -> one byte into the socket pair -> a reader of the loop -> call_soon
+    kernel -> the interpreter's C handler -> one byte into the loop's pipe -> _signals_arrived -> call_soon
 
-The C handler only runs when a Python handler is set, so an empty one is; the byte is the signal's number. The socket
-pair exists while at least one handler does: a loop without signal handlers owns no such descriptors. Only the main
+The C handler only runs where a Python handler is set, so one is; the byte is the signal's number. The native loop sets
+the pipe (``signal.set_wakeup_fd``) whenever it blocks in the main thread, and takes it back when the run ends; while a
+signal handler is in force it stays set between runs, and what arrives then is called in the next one. Only the main
 thread can do this (a rule of :func:`signal.set_wakeup_fd`), and only one loop at a time receives the bytes. SIGCHLD is
 a signal like any other here.
 """
@@ -12,9 +13,11 @@ from __future__ import annotations
 
 import contextvars
 import errno
+import functools
+import os
 import signal
-import socket
 import sys
+import threading
 import warnings
 from asyncio.log import logger
 from collections.abc import Callable
@@ -27,6 +30,10 @@ if TYPE_CHECKING:
     from typing import TypeVarTuple
 
     _Ts = TypeVarTuple("_Ts")
+
+if sys.version_info < (3, 12) and hasattr(os, "register_at_fork"):
+    # From 3.12 on asyncio does this: what a child is sent must not be written into its parent's pipe.
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
 def add_signal_handler(loop: BaseLoop, sig: int, callback: Callable[[*_Ts], object], *args: *_Ts) -> None:
@@ -44,21 +51,21 @@ def add_signal_handler(loop: BaseLoop, sig: int, callback: Callable[[*_Ts], obje
         raise TypeError("coroutines cannot be used with add_signal_handler()")
     _check_signal(sig)
     loop._check_closed()
-    if loop._signal_handlers is None:
-        loop._signal_handlers = {}
-    write_end = _open_sockets(loop)
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("set_wakeup_fd only works in main thread of the main interpreter")
     try:
-        signal.set_wakeup_fd(write_end.fileno())
+        signal.set_wakeup_fd(loop._signal_fd(), warn_on_full_buffer=False)
     except (ValueError, OSError) as exc:
-        _release_sockets_if_unused(loop)
         raise RuntimeError(str(exc)) from None
+    if loop._signal_handlers is None:
+        loop._signal_handlers, loop._signals_noted = {}, set()
     loop._signal_handlers[sig] = (callback, args, contextvars.copy_context())
     try:
-        signal.signal(sig, _ignore)
+        signal.signal(sig, functools.partial(_note, loop._signals_noted))
         signal.siginterrupt(sig, False)  # SA_RESTART: system calls elsewhere in the program go on
     except OSError as exc:
         del loop._signal_handlers[sig]
-        _release_sockets_if_unused(loop)
+        _release_if_unused(loop)
         raise _as_uncatchable(sig, exc) from None
 
 
@@ -77,7 +84,7 @@ def remove_signal_handler(loop: BaseLoop, sig: int) -> bool:
     except OSError as exc:
         raise _as_uncatchable(sig, exc) from None
     finally:
-        _release_sockets_if_unused(loop)
+        _release_if_unused(loop)
     return True
 
 
@@ -96,14 +103,38 @@ def remove_all(loop: BaseLoop) -> None:
             source=loop,
         )
         loop._signal_handlers.clear()
-        _release_sockets_if_unused(loop)
+        _release_if_unused(loop)
         return
     for sig in list(loop._signal_handlers):
         remove_signal_handler(loop, sig)
 
 
-def _ignore(signum: int, frame: object) -> None:
+def signals_arrived(loop: BaseLoop, numbers: bytes, is_incomplete: bool) -> None:
+    """Schedule the handler of every signal whose number came out of the loop's pipe (called by the native loop).
+
+    With ``is_incomplete`` the pipe may have been full. A signal whose number was lost has still been noted by its
+    Python handler, and its callback is scheduled once.
+    """
+    for sig in numbers:
+        _schedule(loop, sig)
+    loop._signals_noted.difference_update(numbers)
+    if is_incomplete:
+        lost = sorted(loop._signals_noted)
+        loop._signals_noted.clear()
+        for sig in lost:
+            _schedule(loop, sig)
+
+
+def _schedule(loop: BaseLoop, sig: int) -> None:
+    handler = (loop._signal_handlers or {}).get(sig)
+    if handler is not None:  # None: removed between the signal and this turn, or a handler of signal.signal()
+        callback, args, context = handler
+        loop.call_soon(callback, *args, context=context)
+
+
+def _note(noted: set[int], signum: int, frame: object) -> None:
     """The Python-level handler: its presence makes the interpreter write the number into the wake-up descriptor."""
+    noted.add(signum)
 
 
 def _check_signal(sig: object) -> None:
@@ -117,48 +148,14 @@ def _as_uncatchable(sig: int, exc: OSError) -> Exception:
     return RuntimeError(f"sig {sig} cannot be caught") if exc.errno == errno.EINVAL else exc
 
 
-def _open_sockets(loop: BaseLoop) -> socket.socket:
-    """Return the write end of the loop's signal sockets, made and registered on first use."""
-    if loop._signal_sockets is None:
-        read_end, write_end = socket.socketpair()
-        read_end.setblocking(False)
-        write_end.setblocking(False)
-        loop._signal_sockets = read_end, write_end
-        loop._add_reader(read_end.fileno(), _read_numbers, loop)
-    return loop._signal_sockets[1]
-
-
-def _release_sockets_if_unused(loop: BaseLoop) -> None:
-    """Give the wake-up descriptor and the sockets back once no handler is left."""
-    if loop._signal_handlers or loop._signal_sockets is None:
+def _release_if_unused(loop: BaseLoop) -> None:
+    """Give the wake-up descriptor back once no handler is left; while the loop runs it is needed until the end."""
+    if loop._signal_handlers or loop.is_running():
         return
-    read_end, write_end = loop._signal_sockets
-    loop._signal_sockets = None
+    own_fd = loop._signal_fd()
     try:
         current_fd = signal.set_wakeup_fd(-1)
-        if current_fd not in (-1, write_end.fileno()):
+        if current_fd not in (-1, own_fd):
             signal.set_wakeup_fd(current_fd)  # another loop has taken over since: it keeps receiving
     except (ValueError, OSError) as exc:
         logger.info("set_wakeup_fd(-1) failed: %s", exc)
-    if not loop.is_closed():
-        loop._remove_reader(read_end.fileno())
-    read_end.close()
-    write_end.close()
-
-
-def _read_numbers(loop: BaseLoop) -> None:
-    """The reader callback: schedule the handler of every signal whose number has arrived."""
-    while loop._signal_sockets is not None:
-        try:
-            numbers = loop._signal_sockets[0].recv(4096)
-        except InterruptedError:
-            continue
-        except BlockingIOError:
-            return
-        if not numbers:
-            return
-        for sig in numbers:
-            handler = (loop._signal_handlers or {}).get(sig)
-            if handler is not None:  # None: removed between the signal and this turn
-                callback, args, context = handler
-                loop.call_soon(callback, *args, context=context)

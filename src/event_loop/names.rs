@@ -62,7 +62,7 @@ kept! {
     strings {
         connection_made connection_lost data_received eof_received get_buffer buffer_updated pause_writing
         resume_writing set_result done fileno close _attach _detach
-        context Future Task
+        context Future Task _signal_handlers
     }
     objects {
         futures_dict = "asyncio.futures"."__dict__"
@@ -71,6 +71,7 @@ kept! {
         timer_handle_type = "asyncio"."TimerHandle"
         transport_type = "asyncio"."Transport"
         warn = "warnings"."warn"
+        set_wakeup_fd = "signal"."set_wakeup_fd"
         buffered_protocol_type = "asyncio"."BufferedProtocol"
     }
 }

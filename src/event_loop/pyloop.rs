@@ -269,6 +269,16 @@ fn close<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
+fn signal_fd<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_signal_fd", 0)?;
+    this.reactor.check_closed()?;
+    let fd = this
+        .reactor
+        .signal_fd()
+        .map_err(|error| errors::os_error(&error))?;
+    Ok(fd.into_pyobject(this.py())?.into_any())
+}
+
 fn thread_id(this: This<'_, LoopObject>) -> Object<'_> {
     match this.reactor.owner() {
         0 => Ok(none(this.py())),
@@ -338,6 +348,12 @@ pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
             c"RuntimeError if this or another loop runs here."
         ),
         threadsafe_method!(LoopObject, c"_run", run, c"Run turns until stop()."),
+        method!(
+            LoopObject,
+            c"_signal_fd",
+            signal_fd,
+            c"Where the interpreter writes the numbers of signals."
+        ),
         method!(
             LoopObject,
             c"_close",

@@ -10,6 +10,7 @@
 //! |---|---|---|---|
 //! | [`clock`] | nanoseconds of the clock behind Python's `time.monotonic()` | `CLOCK_MONOTONIC` | `CLOCK_UPTIME_RAW` (Apple), `CLOCK_MONOTONIC` |
 //! | [`poller`] | level-triggered readiness of many fds, one `u64` token each, waits in nanoseconds | epoll | kqueue |
+//! | [`signals`] | a pipe for the numbers of signals, written by handlers | `pipe2` | `pipe` (Apple), `pipe2` |
 //! | [`socket`] | nonblocking stream socket calls that never raise `SIGPIPE` | `MSG_NOSIGNAL`, `accept4` | `SO_NOSIGPIPE` (Apple), `MSG_NOSIGNAL` |
 //! | [`waker`] | wake a blocked poller from any thread or signal handler | eventfd | pipe |
 //!
@@ -29,5 +30,6 @@ compile_error!("grapeshot needs epoll or kqueue: Linux, Android, macOS or a BSD"
 
 pub mod clock;
 pub mod poller;
+pub mod signals;
 pub mod socket;
 pub mod waker;

@@ -14,7 +14,7 @@ const SCRATCH_LEN: usize = 256 * 1024;
 
 impl Reactor {
     /// Runs `action` on the poller; an error if the loop is closed.
-    fn with_poller<R>(&self, action: impl FnOnce(&Poller) -> io::Result<R>) -> io::Result<R> {
+    pub(super) fn with_poller<R>(&self, action: impl FnOnce(&Poller) -> io::Result<R>) -> io::Result<R> {
         match self.poller.borrow().as_ref() {
             Some(poller) => action(poller),
             None => Err(io::Error::from_raw_os_error(libc::EBADF)),

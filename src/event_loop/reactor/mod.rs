@@ -31,14 +31,18 @@ use crate::sys::waker::Waker;
 
 mod descriptors;
 mod scheduling;
+mod signals;
 mod turn;
 
+use signals::Signals;
 use turn::MAX_UNPOLLED_TURNS;
 
 /// Events taken from the poller at once.
 const EVENTS_PER_POLL: usize = 256;
 /// The token of the waker's descriptor; no fd table entry has it, since fds are never negative.
 const WAKER_TOKEN: Token = Token(u64::MAX);
+/// The token of the pipe that signals are written to.
+const SIGNAL_TOKEN: Token = Token(u64::MAX - 1);
 
 /// What a descriptor in the fd table is for.
 #[derive(Clone, Copy)]
@@ -67,6 +71,7 @@ pub(crate) struct Reactor {
     /// across a call into Python.
     waker: Mutex<Option<Waker>>,
     is_closed: AtomicBool,
+    signals: Signals,
     events: RefCell<Events>,
     scratch: Cell<Vec<u8>>,
     unpolled_turns: Cell<u32>,
@@ -99,6 +104,7 @@ impl Reactor {
             poller: RefCell::new(Some(poller)),
             waker: Mutex::new(Some(waker)),
             is_closed: AtomicBool::new(false),
+            signals: Signals::new(),
             events: RefCell::new(Events::with_capacity(EVENTS_PER_POLL)),
             scratch: Cell::new(Vec::new()),
             unpolled_turns: Cell::new(MAX_UNPOLLED_TURNS),
@@ -164,12 +170,13 @@ impl Reactor {
 
     // ---- end -------------------------------------------------------------------------------------------------
 
-    /// Drops all queued work and closes the poller and the waker. Idempotent.
+    /// Drops all queued work and closes the poller, the waker and the signals' pipe. Idempotent.
     pub(crate) fn close(&self, py: Python<'_>) {
         self.is_closed.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         drop(self.poller.borrow_mut().take());
         drop(self.waker.lock().unwrap_or_else(PoisonError::into_inner).take());
+        self.signals.close();
         self.drop_work(py);
         self.scratch.take();
     }

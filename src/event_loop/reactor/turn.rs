@@ -8,7 +8,8 @@ use std::sync::atomic::Ordering;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::{Reactor, Slot, WAKER_TOKEN, closed_error, current_thread};
+use super::signals::check_signals_at;
+use super::{Reactor, SIGNAL_TOKEN, Slot, WAKER_TOKEN, closed_error, current_thread};
 use crate::event_loop::errors;
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::pyloop::LoopObject;
@@ -47,6 +48,7 @@ impl Reactor {
     pub(crate) fn run(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
         let _claimed = Claimed(self);
         self.unpolled_turns.set(MAX_UNPOLLED_TURNS);
+        self.signals.enter();
         if let Some(last) = self.last_made.take() {
             last.release(py);
         }
@@ -61,6 +63,7 @@ impl Reactor {
         self.is_stopping.store(false, Ordering::Relaxed);
         self.drain_inbox();
         self.track_kept(py);
+        self.leave_signals(py, event_loop);
         result
     }
 
@@ -107,14 +110,19 @@ impl Reactor {
 
     /// Waits for events and returns their number. Blocks (detached) unless `timeout_ns` is `Some(0)`.
     fn poll(&self, py: Python<'_>, timeout_ns: Option<u64>) -> PyResult<usize> {
+        if timeout_ns != Some(0) {
+            self.prepare_signals(py)?;
+        }
         let poller = self.poller.borrow();
         let Some(poller) = poller.as_ref() else {
             return Err(closed_error());
         };
         let mut events = self.events.borrow_mut();
-        // Looked at again: what ran since (a finalizer of a dropped timer) may have scheduled something, or let
-        // another thread do so.
-        let may_block = timeout_ns != Some(0) && self.ready.borrow().is_empty();
+        // Looked at again: what ran since (a finalizer of a dropped timer, a signal's handler) may have scheduled
+        // something, or let another thread do so.
+        let may_block = timeout_ns != Some(0)
+            && self.ready.borrow().is_empty()
+            && !self.is_stopping.load(Ordering::Relaxed);
         let result = if may_block && self.inbox.begin_sleep() {
             // SAFETY: the thread is attached (`py`) and touches no Python object until it is restored.
             let state = unsafe { ffi::PyEval_SaveThread() };
@@ -140,6 +148,11 @@ impl Reactor {
     fn dispatch(&self, py: Python<'_>, event_loop: &LoopObject, count: usize) -> PyResult<()> {
         for index in 0..count {
             let event = self.events.borrow().get(index);
+            check_signals_at(py, index)?;
+            if event.token == SIGNAL_TOKEN {
+                self.take_signals(py, event_loop)?;
+                continue;
+            }
             if event.token == WAKER_TOKEN {
                 self.with_waker(Waker::drain);
                 continue;
@@ -215,7 +228,8 @@ impl Reactor {
     /// Runs exactly the entries that are ready now.
     fn run_ready(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
         let count = self.ready.borrow().len();
-        for _ in 0..count {
+        for index in 0..count {
+            check_signals_at(py, index)?;
             let entry = self.ready.borrow_mut().pop_front();
             let Some(entry) = entry else { return Ok(()) };
             let result = match entry.run {

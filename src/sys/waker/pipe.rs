@@ -13,6 +13,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use nix::errno::Errno;
 
 use super::Pending;
+use crate::sys::signals::nonblocking_pipe;
 
 /// A descriptor that [`Self::wake`] makes readable and [`Self::drain`] makes quiet again.
 pub struct Waker {
@@ -70,27 +71,6 @@ impl Waker {
         while nix::unistd::read(&self.reader, &mut bytes) == Ok(bytes.len()) {}
         self.pending.clear();
     }
-}
-
-#[cfg(not(target_vendor = "apple"))]
-fn nonblocking_pipe() -> nix::Result<(OwnedFd, OwnedFd)> {
-    use nix::fcntl::OFlag;
-
-    nix::unistd::pipe2(OFlag::O_NONBLOCK | OFlag::O_CLOEXEC)
-}
-
-/// Without `pipe2` a fork between the calls would inherit the pipe; nothing the child could do with it
-/// before `exec` harms us.
-#[cfg(target_vendor = "apple")]
-fn nonblocking_pipe() -> nix::Result<(OwnedFd, OwnedFd)> {
-    use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
-
-    let (reader, writer) = nix::unistd::pipe()?;
-    for end in [&reader, &writer] {
-        fcntl(end, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
-        fcntl(end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
-    }
-    Ok((reader, writer))
 }
 
 #[cfg(test)]

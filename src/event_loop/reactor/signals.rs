@@ -1,0 +1,171 @@
+//! Waking from a blocking poll when a signal arrives: `signal.set_wakeup_fd` for the length of a run.
+//!
+//! Without it, a signal between the last look at Python's pending signals and the poller's wait would be seen only
+//! with the next event, and so would one that the kernel hands to another thread.
+//!
+//! Everything here belongs to the thread that runs the loop. Only the main thread may set the descriptor, so a run
+//! in another thread goes without.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::os::fd::RawFd;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyString};
+
+use super::{Reactor, SIGNAL_TOKEN, current_thread};
+use crate::event_loop::errors;
+use crate::event_loop::names::names;
+use crate::event_loop::pyloop::LoopObject;
+use crate::sys::poller::Interest;
+use crate::sys::signals::SignalPipe;
+
+/// The loop's part in the delivery of signals.
+pub(super) struct Signals {
+    /// Made when the loop first blocks in the main thread, or with the first signal handler; closed with the loop.
+    pipe: RefCell<Option<SignalPipe>>,
+    /// Whether this run has tried to become the receiver.
+    is_prepared: Cell<bool>,
+}
+
+impl Signals {
+    pub(super) fn new() -> Self {
+        Self {
+            pipe: RefCell::new(None),
+            is_prepared: Cell::new(false),
+        }
+    }
+
+    /// A run begins: nothing is done before it blocks for the first time.
+    pub(super) fn enter(&self) {
+        self.is_prepared.set(false);
+    }
+
+    pub(super) fn close(&self) {
+        drop(self.pipe.take());
+    }
+
+    fn write_fd(&self) -> Option<RawFd> {
+        self.pipe.borrow().as_ref().map(SignalPipe::write_fd)
+    }
+}
+
+/// `signal.set_wakeup_fd(fd, warn_on_full_buffer=False)`: the descriptor before, -1 if there was none.
+fn set_wakeup_fd(py: Python<'_>, fd: RawFd) -> PyResult<RawFd> {
+    let options = PyDict::new(py);
+    options.set_item("warn_on_full_buffer", false)?;
+    names()
+        .set_wakeup_fd
+        .bind(py)
+        .call((fd,), Some(&options))?
+        .extract()
+}
+
+/// Puts back a descriptor that somebody else had set. If it is closed meanwhile there is nothing to put back.
+fn put_back(py: Python<'_>, fd: RawFd) {
+    let _ = names().set_wakeup_fd.bind(py).call1((fd,));
+}
+
+fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
+    let main = py.import("threading")?.call_method0("main_thread")?;
+    Ok(main.getattr("ident")?.extract::<Option<u64>>()? == Some(current_thread()))
+}
+
+impl Reactor {
+    /// The descriptor to which the interpreter writes the numbers of signals, made and watched on first use.
+    pub(crate) fn signal_fd(&self) -> io::Result<RawFd> {
+        if let Some(fd) = self.signals.write_fd() {
+            return Ok(fd);
+        }
+        let pipe = SignalPipe::new()?;
+        self.with_poller(|poller| poller.add(pipe.read_fd(), SIGNAL_TOKEN, Interest::READ))?;
+        let fd = pipe.write_fd();
+        self.signals.pipe.replace(Some(pipe));
+        Ok(fd)
+    }
+
+    /// Before the poller blocks: makes this loop the one that signals wake, once per run.
+    #[inline]
+    pub(super) fn prepare_signals(&self, py: Python<'_>) -> PyResult<()> {
+        if self.signals.is_prepared.get() {
+            return Ok(());
+        }
+        self.receive_signals(py)
+    }
+
+    #[cold]
+    fn receive_signals(&self, py: Python<'_>) -> PyResult<()> {
+        self.signals.is_prepared.set(true);
+        if !is_main_thread(py)? {
+            return Ok(());
+        }
+        // Out of descriptors the loop still runs; the next event then brings the signal.
+        let Ok(fd) = self.signal_fd() else { return Ok(()) };
+        match set_wakeup_fd(py, fd) {
+            // A program that has set its own keeps it, and so does a loop with signal handlers that does not run now.
+            Ok(previous) if previous != -1 && previous != fd => put_back(py, previous),
+            // ValueError: Python does not take this thread for the main one.
+            Ok(_) | Err(_) => {}
+        }
+        // What came before the descriptor was set has written nothing.
+        py.check_signals()
+    }
+
+    /// A run ends: the descriptor is taken back, unless signal handlers of this loop wait for it.
+    pub(super) fn leave_signals(&self, py: Python<'_>, event_loop: &LoopObject) {
+        let Some(fd) = self.signals.write_fd() else { return };
+        if has_handlers(py, event_loop) {
+            return;
+        }
+        // It fails in a thread that could not have set it either.
+        if let Ok(current) = set_wakeup_fd(py, -1)
+            && current != -1
+            && current != fd
+        {
+            put_back(py, current);
+        }
+    }
+
+    /// Takes the numbers out of the pipe; a loop with signal handlers gets them as `_signals_arrived`.
+    #[cold]
+    pub(super) fn take_signals(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
+        let arrived = self.signals.pipe.borrow().as_ref().map(SignalPipe::drain);
+        // The interpreter marks a signal before it writes the number, so the Python handler of each of these has run
+        // after this. It may have raised KeyboardInterrupt; the numbers are out of the pipe all the same.
+        let checked = py.check_signals();
+        if let Some(arrived) = arrived
+            && has_handlers(py, event_loop)
+        {
+            let numbers = PyBytes::new(py, &arrived.numbers);
+            let event_loop = event_loop.to_bound(py);
+            event_loop.call_method1("_signals_arrived", (numbers, arrived.is_incomplete))?;
+        }
+        checked
+    }
+}
+
+/// Whether `add_signal_handler` is in force on this loop.
+fn has_handlers(py: Python<'_>, event_loop: &LoopObject) -> bool {
+    let event_loop = event_loop.to_bound(py);
+    let handlers = names()
+        ._signal_handlers
+        .bind(py)
+        .cast_into::<PyString>()
+        .map_err(PyErr::from)
+        .and_then(|name| event_loop.getattr(name));
+    handlers.is_ok_and(|handlers| handlers.is_truthy().unwrap_or(false))
+}
+
+/// Runs what Python has for the signals that have arrived, now and then within a long batch of native work.
+#[inline]
+pub(super) fn check_signals_at(py: Python<'_>, index: usize) -> PyResult<()> {
+    const EVERY: usize = 64;
+    if index % EVERY == EVERY - 1 {
+        // SAFETY: attached; a failure leaves an exception set.
+        if unsafe { ffi::PyErr_CheckSignals() } != 0 {
+            return Err(errors::fetch(py));
+        }
+    }
+    Ok(())
+}
