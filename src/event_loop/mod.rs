@@ -6,6 +6,7 @@
 pub(crate) mod errors;
 mod freelist;
 mod handle;
+pub(crate) mod log;
 pub(crate) mod names;
 pub(crate) mod native_type;
 pub(crate) mod object_cell;

@@ -103,7 +103,7 @@ impl LoopObject {
 
     /// RuntimeError if a method that is not thread-safe comes from a thread other than the one that runs the loop.
     #[cold]
-    pub(super) fn check_thread(&self) -> PyResult<()> {
+    pub(crate) fn check_thread(&self) -> PyResult<()> {
         let owner = self.reactor.owner();
         if owner != 0 && owner != current_thread() {
             return Err(PyRuntimeError::new_err(

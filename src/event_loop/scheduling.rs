@@ -63,7 +63,7 @@ fn check_debug(this: &LoopObject, args: &Args<'_, '_>, index: usize, method: &st
 
 /// Debug mode remembers where the handle was made: the stack of the caller, as asyncio keeps it.
 #[cold]
-fn remember_source(py: Python<'_>, handle: HandleRef) -> PyResult<()> {
+pub(super) fn remember_source(py: Python<'_>, handle: HandleRef) -> PyResult<()> {
     match py
         .import("asyncio.format_helpers")
         .and_then(|helpers| helpers.call_method0("extract_stack"))

@@ -5,6 +5,7 @@
 use pyo3::prelude::*;
 
 use super::handle::HandleRef;
+use super::log;
 use super::pyloop::LoopObject;
 use crate::sys::clock;
 
@@ -16,6 +17,9 @@ pub(crate) fn run_handle(
     handle: HandleRef,
     limit_s: f64,
 ) -> PyResult<()> {
+    if handle.is_cancelled(py) {
+        return Ok(());
+    }
     // `default_exception_handler` shows where the running handle was made.
     let own_loop = event_loop.to_bound(py);
     own_loop.setattr("_current_handle", handle.this(py).to_bound())?;
@@ -23,7 +27,7 @@ pub(crate) fn run_handle(
     let result = handle.run_and_keep(py);
     own_loop.setattr("_current_handle", py.None().into_bound(py))?;
     let took_s = elapsed_s(started_ns);
-    if took_s >= limit_s {
+    if took_s >= limit_s && result.is_ok() {
         let own = handle.this(py).to_bound();
         let logged = py
             .import("asyncio.base_events")
@@ -33,11 +37,11 @@ pub(crate) fn run_handle(
             error.write_unraisable(py, Some(&own_loop));
         }
     }
-    handle.forget_call(py);
+    handle.forget_call_unless_kept(py);
     result
 }
 
-/// Logs a transport whose event took at least `limit_s` seconds since `started_ns`.
+/// Logs a transport whose event or queued step took at least `limit_s` seconds since `started_ns`.
 #[cold]
 pub(crate) fn check_source(source: &Bound<'_, PyAny>, started_ns: u64, limit_s: f64) {
     let took_s = elapsed_s(started_ns);
@@ -55,7 +59,9 @@ fn elapsed_s(started_ns: u64) -> f64 {
 }
 
 fn warn(py: Python<'_>, what: &Bound<'_, PyAny>, took_s: f64) -> PyResult<()> {
-    let logger = py.import("asyncio.log")?.getattr("logger")?;
-    logger.call_method1("warning", ("Executing %s took %.3f seconds", what, took_s))?;
-    Ok(())
+    log::warning(
+        py,
+        "Executing %s took %.3f seconds",
+        &[what.clone(), took_s.into_pyobject(py)?.into_any()],
+    )
 }

@@ -11,7 +11,7 @@ use super::names::names;
 use super::native_type::{Args, This, bool_object, method, none};
 use super::pyloop::LoopObject;
 use super::reactor::Slot;
-use super::scheduling::os_result;
+use super::scheduling::{os_result, remember_source};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
@@ -78,13 +78,15 @@ fn add<'py>(
     };
     this.reactor().check_closed()?;
     refuse_transport(&this, py, fd)?;
-    if this.reactor().is_debug()
-        && let Some(callback) = args.get(1)
-    {
+    let is_debug = this.reactor().is_debug();
+    if is_debug && let Some(callback) = args.get(1) {
         this.check_thread()?;
         check_callback(&callback, name)?;
     }
     let handle = HandleRef::create_repeating(py, this.as_ptr().cast(), values[1], &values[2..])?;
+    if is_debug {
+        remember_source(py, handle)?;
+    }
     let (reader, writer) = watched(&this, fd);
     let new = match direction {
         Direction::Read => (Some(handle), writer),

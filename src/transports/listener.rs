@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -15,14 +15,14 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::{socket_object, stream};
-use crate::event_loop::errors;
 use crate::event_loop::native_type::{Args, NativeType, This, method, new_type, none, slot};
 use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Slot;
 use crate::event_loop::source::{Source, SourceRef};
+use crate::event_loop::{errors, log};
 use crate::sys::poller::{Interest, Readiness};
-use crate::sys::socket;
+use crate::sys::socket::{self, Address};
 
 /// Seconds until accepting is tried again when the process or the system is out of descriptors or memory.
 const RETRY_DELAY_S: f64 = 1.0;
@@ -51,7 +51,12 @@ impl Source for ListenerObject {
         };
         for _ in 0..this.batch.get() {
             match socket::accept(this.fd.get()) {
-                Ok((fd, peer)) => stream::accept(&event_loop, fd, peer, &factory, &server)?,
+                Ok((fd, peer)) => {
+                    if LoopObject::of(&event_loop).reactor().is_debug() {
+                        log_connection(&server, &fd, &peer)?;
+                    }
+                    stream::accept(&event_loop, fd, peer, &factory, &server)?;
+                }
                 Err(error) if is_transient(&error) => return Ok(()),
                 Err(error) => return on_accept_error(this, &event_loop, &error),
             }
@@ -60,6 +65,25 @@ impl Source for ListenerObject {
             }
         }
         Ok(())
+    }
+}
+
+/// Debug mode tells of each connection. Err is only for what must leave the loop.
+#[cold]
+fn log_connection(server: &Bound<'_, PyAny>, fd: &OwnedFd, peer: &Address) -> PyResult<()> {
+    let py = server.py();
+    let described = socket_object::address_object(py, peer)
+        .and_then(|address| Ok([address, socket_object::describe(py, fd.as_raw_fd())?.into_any()]));
+    match described {
+        Ok([address, socket]) => log::debug(
+            py,
+            "%r got a new connection from %r: %s",
+            &[server.clone(), address, socket],
+        ),
+        Err(error) => {
+            error.write_unraisable(py, Some(server));
+            Ok(())
+        }
     }
 }
 
@@ -157,6 +181,23 @@ unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
         let kind = ffi::Py_TYPE(slf);
         ffi::PyObject_GC_Del(slf.cast());
         ffi::Py_DECREF(kind.cast());
+    }
+}
+
+/// `<_Listener fd=5 of <Server sockets=(...)>>`.
+unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls tp_repr attached with an object of this type.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            let this = This::<ListenerObject>::new(py, slf);
+            let server = match this.server.get(py) {
+                Some(server) => server.repr()?.to_string(),
+                None => "no server".to_owned(),
+            };
+            let text = format!("<_Listener fd={} of {server}>", this.fd.get());
+            Ok(text.into_pyobject(py)?.into_ptr())
+        })
     }
 }
 
@@ -265,6 +306,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             None,
             &[
                 slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
+                slot(ffi::Py_tp_repr, repr as *mut c_void),
                 slot(ffi::Py_tp_methods, methods),
             ],
         )?

@@ -22,6 +22,14 @@ pub(super) fn adopt(py: Python<'_>, fd: RawFd) -> PyResult<Bound<'_, PyAny>> {
     Ok(socket)
 }
 
+/// The text of the socket object that `fd` would get; the descriptor stays the caller's.
+pub(super) fn describe(py: Python<'_>, fd: RawFd) -> PyResult<Bound<'_, PyString>> {
+    let socket = adopt(py, fd)?;
+    let text = socket.repr();
+    socket.call_method0("detach")?;
+    text
+}
+
 /// What `get_extra_info("socket")` gives: the socket without the methods that would read, write or close it.
 pub(super) fn guarded<'py>(socket: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     socket

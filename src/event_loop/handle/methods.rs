@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyFloat, PyTuple};
+use pyo3::types::{PyDict, PyFloat, PyTuple};
 
 use super::{HANDLE_TYPE, HandleObject, HandleRef, TIMER_TYPE, dealloc, flag};
 use crate::event_loop::errors;
@@ -29,9 +29,10 @@ fn cancel<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResult<B
     args.exactly("cancel", 0)?;
     let handle = reference(this);
     handle.wait_until_not_running(py)?;
+    let text = text_if_cancelled(this);
     // Taken out first: a cancelled handle refers to nothing, and the loop is needed once more.
     let event_loop = this.event_loop.take(py);
-    if handle.cancel(py)
+    if handle.cancel_showing(py, text)
         && this.has(flag::SCHEDULED)
         && let Some(event_loop) = event_loop
     {
@@ -74,7 +75,15 @@ fn context(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
 }
 
 fn callback(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
-    Ok(or_none(this.py(), &this.callback))
+    Ok(callback_or_none(this.py(), &this))
+}
+
+/// The callback. What the cell of a cancelled handle holds is its text for `repr`.
+fn callback_or_none<'py>(py: Python<'py>, handle: &HandleObject) -> Bound<'py, PyAny> {
+    if handle.has(flag::CANCELLED) {
+        return none(py);
+    }
+    or_none(py, &handle.callback)
 }
 
 fn call_args(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
@@ -123,30 +132,35 @@ unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
             let this = This::<HandleObject>::new(py, slf);
-            let text = one_at_a_time(this, || describe(this))?;
-            Ok(text.into_pyobject(py)?.into_ptr())
+            one_at_a_time(this, || {
+                let is_cancelled = this.has(flag::CANCELLED);
+                if is_cancelled && let Some(text) = this.callback.get(py) {
+                    return Ok(text.into_ptr());
+                }
+                Ok(describe(this, is_cancelled)?.into_pyobject(py)?.into_ptr())
+            })
         })
     }
 }
 
-fn describe(this: This<'_, HandleObject>) -> PyResult<String> {
+/// The text of `repr`.
+fn describe(this: This<'_, HandleObject>, is_cancelled: bool) -> PyResult<String> {
     let py = this.py();
     let mut text = String::from(if this.has(flag::TIMER) {
         "<TimerHandle"
     } else {
         "<Handle"
     });
-    if this.has(flag::CANCELLED) {
+    if is_cancelled {
         text.push_str(" cancelled");
     }
     if this.has(flag::TIMER) {
-        write!(text, " when={}", this.when_s()).map_err(fmt_error)?;
+        let when = PyFloat::new(py, this.when_s()).repr()?;
+        write!(text, " when={when}").map_err(fmt_error)?;
     }
     if let Some(callback) = this.callback.get(py) {
-        let helpers = py.import("asyncio.format_helpers")?;
-        let source = helpers.call_method1("_format_callback_source", (callback, this.args_tuple(py)?))?;
         text.push(' ');
-        text.push_str(&source.extract::<String>()?);
+        text += &describe_call(&callback, &this.args_tuple(py)?, this.is_debug())?;
     }
     if let Some(frames) = this.source_traceback.get(py)
         && frames.len()? > 0
@@ -157,6 +171,47 @@ fn describe(this: This<'_, HandleObject>) -> PyResult<String> {
     }
     text.push('>');
     Ok(text)
+}
+
+/// `foo(1, 2) at file.py:3`. Since Python 3.13 the arguments, which may hold secrets, are shown in debug mode only.
+pub(super) fn describe_call(
+    callback: &Bound<'_, PyAny>,
+    args: &Bound<'_, PyTuple>,
+    is_debug: bool,
+) -> PyResult<String> {
+    let py = callback.py();
+    let options = PyDict::new(py);
+    if py.version_info() >= (3, 13) {
+        options.set_item("debug", is_debug)?;
+    }
+    py.import("asyncio.format_helpers")?
+        .call_method("_format_callback_source", (callback, args), Some(&options))?
+        .extract()
+}
+
+/// In debug mode the text that a handle shows once it is cancelled and has let go of its call: as in asyncio. None
+/// otherwise.
+#[inline]
+pub(super) fn text_if_cancelled(this: This<'_, HandleObject>) -> Option<Bound<'_, PyAny>> {
+    one_at_a_time(this, || {
+        if !this.is_debug() || this.has(flag::CANCELLED) {
+            return None;
+        }
+        cancelled_text(this)
+    })
+}
+
+#[cold]
+fn cancelled_text(this: This<'_, HandleObject>) -> Option<Bound<'_, PyAny>> {
+    let py = this.py();
+    let text = describe(this, true).and_then(|text| Ok(text.into_pyobject(py)?.into_any()));
+    match text {
+        Ok(text) => Some(text),
+        Err(error) => {
+            error.write_unraisable(py, None);
+            None
+        }
+    }
 }
 
 /// Writing to a String fails only where a Display implementation does, as Python's `str()` of a str subclass may.
@@ -181,7 +236,7 @@ unsafe extern "C" fn compare_timers(
             let (left_s, right_s) = (left.when_s(), right.when_s());
             let call_of = |timer: This<'_, HandleObject>| {
                 one_at_a_time(timer, || {
-                    Ok((or_none(py, &timer.callback), timer.args_tuple(py)?))
+                    Ok((callback_or_none(py, &timer), timer.args_tuple(py)?))
                 })
             };
             let is_same = || -> PyResult<bool> {

@@ -64,6 +64,7 @@ mod flag {
 pub(crate) struct HandleObject {
     base: ffi::PyObject,
     event_loop: ObjectCell,
+    /// What is called; in debug mode the text for `repr` once the handle is cancelled.
     callback: ObjectCell,
     context: ObjectCell,
     args: [ObjectCell; INLINE_ARGS],
@@ -289,6 +290,11 @@ impl HandleRef {
 
     /// Marks the handle as cancelled and drops what it would have called. True if it was not cancelled before.
     pub(crate) fn cancel(self, py: Python<'_>) -> bool {
+        self.cancel_showing(py, methods::text_if_cancelled(self.this(py)))
+    }
+
+    /// The same with the text for `repr`, if it is to keep one.
+    fn cancel_showing(self, py: Python<'_>, text: Option<Bound<'_, PyAny>>) -> bool {
         let this = self.this(py);
         one_at_a_time(this, || {
             if this.has(flag::CANCELLED) {
@@ -296,6 +302,9 @@ impl HandleRef {
             }
             this.raise_flag(flag::CANCELLED);
             this.drop_call();
+            if let Some(text) = text {
+                this.callback.set(text);
+            }
             true
         })
     }
@@ -350,6 +359,14 @@ impl HandleObject {
     #[inline]
     fn when_s(&self) -> f64 {
         f64::from_bits(self.when_or_runner.load(Ordering::Relaxed))
+    }
+
+    /// Whether the loop that the handle still refers to is in debug mode.
+    #[inline]
+    fn is_debug(&self) -> bool {
+        let event_loop = self.event_loop.as_ptr().cast::<LoopObject>();
+        // SAFETY: the cell holds the loop that the handle was made for, or nothing.
+        !event_loop.is_null() && unsafe { (*event_loop).reactor().is_debug() }
     }
 
     /// Makes the collector see the context again.

@@ -6,8 +6,10 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use super::methods::describe_call;
 use super::{HandleRef, INLINE_ARGS, flag};
 use crate::event_loop::native_type::one_at_a_time;
+use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::{HAS_GIL, errors};
 
 impl HandleRef {
@@ -93,6 +95,15 @@ impl HandleRef {
         }
     }
 
+    /// Debug mode: a handle that somebody keeps still shows what it has called, and then the collector must see it.
+    pub(crate) fn forget_call_unless_kept(self, py: Python<'_>) {
+        if self.is_kept(py) {
+            self.track(py);
+        } else {
+            self.forget_call(py);
+        }
+    }
+
     /// `run` for a handle that keeps its callback, or has many arguments.
     fn run_kept(self, py: Python<'_>) -> PyResult<()> {
         let result = self.run_and_keep(py);
@@ -164,11 +175,8 @@ impl HandleRef {
         if errors::leaves_loop(py, &error) {
             return Err(error);
         }
-        let source = py
-            .import("asyncio.format_helpers")
-            .and_then(|helpers| helpers.call_method1("_format_callback_source", (callback, args)))
-            .and_then(|text| text.extract::<String>())
-            .unwrap_or_else(|_| "<unknown>".to_owned());
+        let is_debug = LoopObject::of(event_loop).reactor().is_debug();
+        let source = describe_call(callback, args, is_debug).unwrap_or_else(|_| "<unknown>".to_owned());
         let message = format!("Exception in callback {source}");
         let own = this.to_bound();
         match this.source_traceback.get(py) {

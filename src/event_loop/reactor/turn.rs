@@ -241,8 +241,17 @@ impl Reactor {
                         handle.run(py)
                     }
                 }
-                // SAFETY: `defer` paired the function with its object, whose reference the queue held.
-                Some(run) => unsafe { run(py, entry.object) },
+                Some(run) => {
+                    let started_ns = if self.is_debug() { clock::now_ns() } else { 0 };
+                    // SAFETY: `defer` paired the function with its object, whose reference the queue held.
+                    let result = unsafe { run(py, entry.object) };
+                    if started_ns != 0 && result.is_ok() {
+                        // SAFETY: as above; from_borrowed adds a reference.
+                        let source = unsafe { Bound::from_borrowed_ptr(py, entry.object) };
+                        slow::check_source(&source, started_ns, self.slow_callback_s());
+                    }
+                    result
+                }
             };
             // SAFETY: the queue's reference, dropped once.
             unsafe { ffi::Py_DECREF(entry.object) };

@@ -12,14 +12,14 @@ use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
 use pyo3::exceptions::PyOSError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::PyString;
 
 use super::{Stream, StreamBody, StreamObject, flag, new_stream, writing};
-use crate::event_loop::errors;
 use crate::event_loop::names::names;
 use crate::event_loop::native_type::This;
 use crate::event_loop::reactor::Slot;
 use crate::event_loop::source::SourceRef;
+use crate::event_loop::{errors, log};
 use crate::sys::poller::Interest;
 use crate::sys::socket::{self, Address};
 
@@ -208,10 +208,8 @@ pub(super) fn fatal_error(this: Stream<'_>, error: PyErr, message: &str) -> PyRe
     let exception = error.clone_ref(py).into_value(py).into_bound(py).into_any();
     if error.is_instance_of::<PyOSError>(py) {
         if this.reactor().is_debug() {
-            let options = PyDict::new(py);
-            options.set_item("exc_info", &exception)?;
-            let logger = py.import("asyncio.log")?.getattr("logger")?;
-            logger.call_method("debug", ("%r: %s", this.to_bound(), message), Some(&options))?;
+            let args = [this.to_bound(), message.into_pyobject(py)?.into_any()];
+            log::debug_exception(py, "%r: %s", &args, &exception)?;
         }
     } else if let Some(event_loop) = this.event_loop.get(py) {
         let own = this.to_bound();
@@ -313,7 +311,7 @@ pub(super) fn close_descriptor(py: Python<'_>, body: &StreamBody) {
         // A value set before stays: it is the same address.
         let _ = body.local.set(Box::new(address));
     }
-    body.fd.set(-1);
+    body.fd.set(!fd);
     match body.socket.get(py) {
         None => close_raw(fd),
         Some(socket) => {

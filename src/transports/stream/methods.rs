@@ -8,6 +8,7 @@ use pyo3::types::{PyDict, PyString};
 use super::{
     Stream, StreamBody, StreamObject, flag, lifecycle, local_address, make_type, socket_of, writing,
 };
+use crate::event_loop::log;
 use crate::event_loop::native_type::{
     Args, This, bool_object, leak_table, method, none, slot, weaklist_member,
 };
@@ -49,14 +50,27 @@ fn can_write_eof<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), true))
 }
 
+/// RuntimeError in debug mode on a thread that does not run the loop, for what schedules `connection_lost`.
+fn check_thread(this: Stream<'_>) -> PyResult<()> {
+    if !this.reactor().is_debug() {
+        return Ok(());
+    }
+    match this.event_loop.get(this.py()) {
+        Some(event_loop) => LoopObject::of(&event_loop).check_thread(),
+        None => Ok(()),
+    }
+}
+
 fn close<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("close", 0)?;
+    check_thread(this)?;
     lifecycle::close(this)?;
     Ok(none(this.py()))
 }
 
 fn abort<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("abort", 0)?;
+    check_thread(this)?;
     lifecycle::abort(this)?;
     Ok(none(this.py()))
 }
@@ -71,11 +85,23 @@ fn is_reading<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), !this.has(flag::CLOSING | flag::PAUSED)))
 }
 
+/// Debug mode tells of the change that `format` says.
+fn log_change(this: Stream<'_>, format: &str) -> PyResult<()> {
+    if !this.reactor().is_debug() {
+        return Ok(());
+    }
+    log::debug(this.py(), format, &[this.to_bound()])
+}
+
 fn pause_reading<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("pause_reading", 0)?;
     if !this.has(flag::CLOSING) {
         // The poller is told only if data comes meanwhile: most pauses are over before.
+        let was_reading = !this.has(flag::PAUSED);
         this.raise_flag(flag::PAUSED);
+        if was_reading {
+            log_change(this, "%r pauses reading")?;
+        }
     }
     Ok(none(this.py()))
 }
@@ -85,6 +111,7 @@ fn resume_reading<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     if !this.has(flag::CLOSING) && this.has(flag::PAUSED) {
         this.lower_flag(flag::PAUSED);
         this.sync_interest()?;
+        log_change(this, "%r resumes reading")?;
     }
     Ok(none(this.py()))
 }
@@ -184,16 +211,19 @@ fn extra_dict(this: Stream<'_>) -> PyResult<Bound<'_, PyDict>> {
     }
 }
 
-/// `<StreamTransport fd=7 read=polling write=<idle, bufsize=0>>`, the words of asyncio's own transports.
+/// `<StreamTransport fd=7 read=polling write=<idle, bufsize=0>>`, or `<StreamTransport closed fd=7>`: the words of asyncio's own transports.
 pub(super) fn describe(this: Stream<'_>) -> String {
     let mut text = String::from("<StreamTransport");
-    if this.fd.get() < 0 {
-        text.push_str(" closed");
+    let fd = this.fd.get();
+    if fd < 0 {
+        text += &format!(" closed fd={}", !fd);
     } else {
         if this.has(flag::CLOSING) {
             text.push_str(" closing");
         }
-        text += &format!(" fd={}", this.fd.get());
+        text += &format!(" fd={fd}");
+    }
+    if fd >= 0 && !this.reactor().is_closed() {
         let read = if this.interest.get().has_read() && !this.has(flag::PAUSED) {
             "polling"
         } else {

@@ -87,6 +87,7 @@ pub(super) struct StreamBody {
     /// The local address, kept when the descriptor is closed.
     local: OnceCell<Box<Address>>,
     token: Cell<Token>,
+    /// The open descriptor; once closed its complement (`!fd`), which is negative.
     fd: Cell<RawFd>,
     flags: Cell<u16>,
     /// What the poller waits for now.

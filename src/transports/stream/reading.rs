@@ -11,8 +11,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::{Stream, flag, lifecycle, writing};
-use crate::event_loop::errors;
 use crate::event_loop::names::names;
+use crate::event_loop::{errors, log};
 use crate::sys::socket;
 use crate::transports::protocol::{Received, Receiver};
 
@@ -253,6 +253,9 @@ fn on_read_error(this: Stream<'_>, error: &io::Error) -> PyResult<()> {
 /// The peer has ended its side: the protocol says whether to go on writing.
 fn on_eof(this: Stream<'_>) -> PyResult<()> {
     let py = this.py();
+    if this.reactor().is_debug() {
+        log::debug(py, "%r received EOF", &[this.to_bound()])?;
+    }
     let answer = writing::corked(this, || {
         this.calls.call(py, names().eof_received, &[])?.is_truthy()
     })?;

@@ -11,7 +11,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::{Stream, flag, lifecycle};
-use crate::event_loop::errors;
+use crate::event_loop::{errors, log};
 use crate::sys::socket;
 use crate::transports::flow;
 use crate::transports::outgoing::Data;
@@ -179,8 +179,7 @@ fn may_write(this: Stream<'_>, is_empty: bool) -> PyResult<bool> {
 fn lost_write(this: Stream<'_>) -> PyResult<bool> {
     let count = this.lost_writes.get();
     if count >= QUIET_LOST_WRITES {
-        let logger = this.py().import("asyncio.log")?.getattr("logger")?;
-        logger.call_method1("warning", ("socket.send() raised exception.",))?;
+        log::warning(this.py(), "socket.send() raised exception.", &[])?;
     }
     this.lost_writes.set(count.saturating_add(1));
     Ok(false)

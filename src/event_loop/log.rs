@@ -1,0 +1,69 @@
+//! The `asyncio` logger, on which the loop and its transports say what asyncio's own say.
+//!
+//! A filter or handler that raises costs nothing but the record (`sys.unraisablehook` hears of it); Err is only for what
+//! must leave the loop.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+use super::errors;
+
+/// A DEBUG record of `format % args`. Only to be called in debug mode.
+#[cold]
+pub(crate) fn debug(py: Python<'_>, format: &str, args: &[Bound<'_, PyAny>]) -> PyResult<()> {
+    record(py, "debug", format, args, None)
+}
+
+/// The same with the traceback of `exception`.
+#[cold]
+pub(crate) fn debug_exception(
+    py: Python<'_>,
+    format: &str,
+    args: &[Bound<'_, PyAny>],
+    exception: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    record(py, "debug", format, args, Some(exception))
+}
+
+/// A WARNING record of `format % args`.
+#[cold]
+pub(crate) fn warning(py: Python<'_>, format: &str, args: &[Bound<'_, PyAny>]) -> PyResult<()> {
+    record(py, "warning", format, args, None)
+}
+
+fn record(
+    py: Python<'_>,
+    level: &str,
+    format: &str,
+    args: &[Bound<'_, PyAny>],
+    exception: Option<&Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    match try_record(py, level, format, args, exception) {
+        Err(error) if !errors::leaves_loop(py, &error) => {
+            error.write_unraisable(py, None);
+            Ok(())
+        }
+        result => result,
+    }
+}
+
+fn try_record(
+    py: Python<'_>,
+    level: &str,
+    format: &str,
+    args: &[Bound<'_, PyAny>],
+    exception: Option<&Bound<'_, PyAny>>,
+) -> PyResult<()> {
+    let mut call = vec![format.into_pyobject(py)?.into_any()];
+    call.extend(args.iter().cloned());
+    let options = PyDict::new(py);
+    if let Some(exception) = exception {
+        options.set_item("exc_info", exception)?;
+    }
+    py.import("asyncio.log")?.getattr("logger")?.call_method(
+        level,
+        PyTuple::new(py, call)?,
+        Some(&options),
+    )?;
+    Ok(())
+}
