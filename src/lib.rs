@@ -12,6 +12,7 @@ mod transports;
 #[cfg(feature = "python")]
 #[pyo3::pymodule(gil_used = false)]
 fn _core(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+    event_loop::refuse_subinterpreter(module.py())?;
     event_loop::register(module)?;
     transports::register(module)
 }

@@ -18,6 +18,8 @@ pub(crate) mod source;
 mod tasks;
 mod watching;
 
+use pyo3::exceptions::PyImportError;
+use pyo3::ffi;
 use pyo3::prelude::*;
 
 /// Whether the GIL orders all that attached threads do. Then other threads put their callbacks into the ready queue
@@ -29,4 +31,17 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     names::fill(module.py())?;
     handle::register(module)?;
     pyloop::register(module)
+}
+
+/// ImportError outside the main interpreter: the tables of names and types are one for the process. From 3.12 on
+/// CPython refuses by itself, before it comes here.
+pub(crate) fn refuse_subinterpreter(_: Python<'_>) -> PyResult<()> {
+    // SAFETY: attached, so there is a current interpreter.
+    let is_main = unsafe { ffi::PyInterpreterState_Get() == ffi::PyInterpreterState_Main() };
+    if is_main {
+        return Ok(());
+    }
+    Err(PyImportError::new_err(
+        "module grapeshot._core does not support loading in subinterpreters",
+    ))
 }

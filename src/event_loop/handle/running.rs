@@ -21,9 +21,20 @@ impl HandleRef {
         if this.has(flag::CANCELLED) {
             return Ok(());
         }
-        if !HAS_GIL || this.has(flag::REPEATS | flag::THREADSAFE) || this.more_args.is_set() {
+        if !HAS_GIL || this.has(flag::REPEATS) || this.more_args.is_set() {
             return self.run_kept(py);
         }
+        self.begin_run(py);
+        let result = self.run_moved(py);
+        self.end_run(py);
+        result
+    }
+
+    /// `run` for a handle that runs once, with the GIL: its callback, arguments and context need no references of
+    /// the call's own.
+    #[inline(always)]
+    fn run_moved(self, py: Python<'_>) -> PyResult<()> {
+        let this = self.this(py);
         // The call is moved out of the handle first: the callback may cancel its own handle.
         let args_len = this.args_len.get() as usize;
         let mut call = [ptr::null_mut(); INLINE_ARGS + 2];
