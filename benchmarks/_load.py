@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import itertools
 import json
 import os
 import select
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -24,9 +27,14 @@ class MeasurementError(Exception):
     """A server or the load failed, so there is no number."""
 
 
+class UnsupportedError(Exception):
+    """The loop has no such thing, and says so."""
+
+
 @functools.cache
 def loadgen() -> str:
     """The load generator, built when cargo is there; GRAPESHOT_LOADGEN names another one."""
+    name_libssl()
     named = os.environ.get("GRAPESHOT_LOADGEN")
     if named:
         return named
@@ -40,6 +48,35 @@ def loadgen() -> str:
     if not binary.exists():
         raise MeasurementError(f"no load generator: `cargo build --release` in {CRATE.relative_to(ROOT)} makes it")
     return str(binary)
+
+
+def name_libssl() -> None:
+    """Tells the load generator which OpenSSL this interpreter uses, so that the raw server shows that one's limit.
+
+    Where it cannot be told (it is linked into the interpreter, or there is no /proc) the system's own is taken.
+    """
+    importlib.import_module("ssl")
+    maps = Path("/proc/self/maps")
+    if "LOADGEN_LIBSSL" in os.environ or not maps.exists():
+        return
+    for line in maps.read_text().splitlines():
+        path = line.split(maxsplit=5)[-1]
+        if Path(path).name.startswith("libssl.so"):
+            os.environ["LOADGEN_LIBSSL"] = path
+            return
+
+
+@functools.cache
+def scratch_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="grapeshot-bench-")
+
+
+@functools.cache
+def certificate() -> str:
+    """A folder with a new self-signed certificate and its key, until this process ends."""
+    folder = f"{scratch_folder().name}/certificate"
+    subprocess.run([loadgen(), "certificate", folder], check=True)
+    return folder
 
 
 class Child:
@@ -70,6 +107,8 @@ class Child:
                 f"{' '.join(self.command[1:])} ended with {self._process.wait()} before it was ready"
             )
         parsed: dict[str, Any] = json.loads(line)
+        if "unsupported" in parsed:
+            raise UnsupportedError(parsed["unsupported"])
         return parsed
 
     def close(self) -> None:
@@ -94,10 +133,25 @@ class Child:
             self._process.communicate()
 
 
+_socket_numbers = itertools.count()
+
+
+def raw_options(kind: str) -> list[str]:
+    """What makes the raw server one of this kind. A stream is a stream, whatever serves it in Python."""
+    if kind == "tls":
+        return ["--tls", certificate()]
+    if kind == "udp":
+        return ["--udp"]
+    if kind == "unix":
+        return ["--address", f"unix:{scratch_folder().name}/{next(_socket_numbers)}.sock"]
+    return []
+
+
 def server_command(kind: str, loop: str) -> list[str]:
     if loop == RAW:
-        return [loadgen(), "raw-server"]
-    return [sys.executable, "-m", "benchmarks.servers", kind, "--loop", loop]
+        return [loadgen(), "raw-server", *raw_options(kind)]
+    command = [sys.executable, "-m", "benchmarks.servers", kind, "--loop", loop]
+    return [*command, "--certificate", certificate()] if kind == "tls" else command
 
 
 class Server(Child):
@@ -105,11 +159,12 @@ class Server(Child):
 
     def __init__(self, kind: str, loop: str, *, under: Sequence[str] = (), ready_within_s: float = 60) -> None:
         super().__init__([*under, *server_command(kind, loop)], cores()[0], ready_within_s)
-        self.port: int = self.ready["port"]
+        # `address:port` or `unix:/path`.
+        self.address: str = self.ready["address"]
 
 
-def load_command(mode: str, port: int, options: dict[str, object]) -> list[str]:
-    command = [loadgen(), mode, "--address", f"127.0.0.1:{port}"]
+def load_command(mode: str, address: str, options: dict[str, object]) -> list[str]:
+    command = [loadgen(), mode, "--address", address]
     for name, value in options.items():
         flag = "--" + name.replace("_", "-")
         if value is True:
@@ -133,12 +188,12 @@ def parse_report(output: str, mode: str) -> dict[str, Any]:
     return report
 
 
-def run_load(mode: str, port: int, **options: object) -> dict[str, Any]:
+def run_load(mode: str, address: str, **options: object) -> dict[str, Any]:
     """Runs one load on the load's core and returns its report.
 
     Raises MeasurementError when a reply was wrong or missing.
     """
-    command = load_command(mode, port, options)
+    command = load_command(mode, address, options)
     with on_core(cores()[1]):
         load = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     return parse_report(load.communicate()[0], mode)
@@ -147,6 +202,6 @@ def run_load(mode: str, port: int, **options: object) -> dict[str, Any]:
 class IdleConnections(Child):
     """Connections that are held until this is closed."""
 
-    def __init__(self, port: int, connections: int, touch_size: int = 0) -> None:
+    def __init__(self, address: str, connections: int, touch_size: int = 0) -> None:
         options: dict[str, object] = {"connections": connections, "touch_size": touch_size}
-        super().__init__(load_command("idle", port, options), cores()[1])
+        super().__init__(load_command("idle", address, options), cores()[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.metadata
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -14,6 +15,8 @@ from benchmarks._machine import ROOT
 LOOPS = ("grapeshot", "uvloop", "asyncio")
 # Not an event loop: the epoll server of the load generator's crate. It takes part where it can serve (plain echo).
 RAW = "raw"
+
+PACKAGES = ("grapeshot", "uvloop", "zuvloop", "rloop", "aiohttp", "uvicorn", "httptools", "starlette")
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -64,9 +67,20 @@ def available(names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
 def versions() -> dict[str, str]:
     """The versions of what is compared and of what it is compared with."""
     found = {}
-    for package in ("grapeshot", "uvloop", "aiohttp", "uvicorn", "httptools", "starlette"):
+    for package in (
+        "grapeshot",
+        "uvloop",
+        "aiohttp",
+        "uvicorn",
+        "httptools",
+        "starlette",
+        "zuvloop",
+        "rloop",
+        "rsloop",
+    ):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
+    found["OpenSSL"] = ssl.OPENSSL_VERSION.split()[1]
     return found

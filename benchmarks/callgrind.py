@@ -49,7 +49,7 @@ def instructions(out: Path | None) -> int:
 def echo_instructions(loop: str, count: int, out: Path | None) -> tuple[int, int]:
     """Total instructions of a server that answers `count` messages, and the count."""
     with Server("echo", loop, under=valgrind(out), ready_within_s=READY_WITHIN_S) as server:
-        run_load("echo", server.port, connections=1, size=ECHO_SIZE, requests=count, stall=READY_WITHIN_S)
+        run_load("echo", server.address, connections=1, size=ECHO_SIZE, requests=count, stall=READY_WITHIN_S)
     return instructions(out), count
 
 

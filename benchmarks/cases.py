@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks import memory, micro, servers, startup
-from benchmarks._load import MeasurementError, Server, run_load
+from benchmarks._load import MeasurementError, Server, UnsupportedError, run_load
 from benchmarks._loops import RAW
 from benchmarks._machine import ROOT, child_environment, cores, on_core
 
@@ -23,7 +23,7 @@ Sample = dict[str, float]
 class Settings:
     """How long one run takes."""
 
-    seconds: float = 1.0
+    seconds: float = 0.7
     warm_up_s: float = 0.4
     micro_s: float = 0.4
     idle_connections: int = 8000
@@ -57,7 +57,7 @@ def load_sample(kind: str, mode: str, loop: str, settings: Settings, options: di
     with Server(kind, loop) as server:
         report = run_load(
             mode,
-            server.port,
+            server.address,
             duration=settings.seconds,
             warmup=settings.warm_up_s,
             cpu_of=server.pid,
@@ -75,6 +75,8 @@ def load_sample(kind: str, mode: str, loop: str, settings: Settings, options: di
         "requests": report["requests"],
         "seconds": report["seconds"],
     }
+    if report["resent"]:
+        sample["resent"] = report["resent"]
     if report["load_cpu_s"] is not None:
         sample["load_busy"] = report["load_cpu_s"] / report["seconds"]
     if report["server_cpu_s"] is not None:
@@ -92,6 +94,8 @@ def micro_sample(kind: str, loop: str, settings: Settings) -> Sample:
     if process.returncode:
         raise MeasurementError(f"{kind} on {loop} ended with {process.returncode}")
     sample: Sample = json.loads(output)
+    if "unsupported" in sample:
+        raise UnsupportedError(sample["unsupported"])
     return sample
 
 
@@ -112,13 +116,43 @@ def _load(
     return Case(name, group, title, "cpu_us", "us CPU/request", bounds, measure, with_raw)
 
 
+@dataclass(frozen=True)
+class Echo:
+    """One kind of echo server, and how it is loaded."""
+
+    title: str
+    group: str = "Network"
+    mode: str = "echo"
+    with_raw: bool = False
+    is_tls: bool = False
+    of: str = "connections"
+
+
+ECHOES = {
+    "echo": Echo("Protocol echo", with_raw=True),
+    "buffered": Echo("BufferedProtocol echo"),
+    "tls": Echo("TLS echo", group="TLS", with_raw=True, is_tls=True),
+    "unix": Echo("unix echo", with_raw=True),
+    "udp": Echo("UDP echo", mode="datagrams", with_raw=True, of="sockets"),
+    "sock": Echo("sock_* echo"),
+    "streams": Echo("streams echo"),
+}
+
+
 def _echo(
-    size: int, connections: int, *, kind: str = "echo", depth: int = 1, at_most: float, raw: float | None = None
+    size: int,
+    connections: int,
+    *,
+    kind: str = "echo",
+    depth: int | None = None,
+    at_most: float,
+    raw: float | None = None,
 ) -> Case:
+    echo = ECHOES[kind]
     size_text = f"{size // 1024} KiB" if size >= 1024 else f"{size} B"
     name = f"{kind}-{size_text.partition(' ')[0]}{'k' if size >= 1024 else ''}-{connections}"
-    title = f"{'BufferedProtocol' if kind == 'buffered' else 'Protocol'} echo {size_text}, {connections} connections"
-    if depth > 1:
+    title = f"{echo.title} {size_text}, {connections} {echo.of}"
+    if depth is not None:
         name, title = f"{name}-p{depth}", f"{title}, pipelined {depth} deep"
     bounds = (Bound(at_most),) if raw is None else (Bound(at_most), Bound(raw, RAW))
     return _load(
@@ -126,11 +160,13 @@ def _echo(
         title,
         bounds,
         kind=kind,
-        mode="echo",
-        with_raw=kind == "echo",
+        mode=echo.mode,
+        group=echo.group,
+        with_raw=echo.with_raw,
         size=size,
         connections=connections,
         depth=depth,
+        tls=echo.is_tls,
     )
 
 
@@ -176,6 +212,14 @@ CASES: tuple[Case, ...] = (
     _echo(100 * KIB, 100, at_most=0.92),
     _echo(1 * KIB, 100, kind="buffered", at_most=0.80),
     _echo(100 * KIB, 10, kind="buffered", at_most=0.95),
+    _echo(1 * KIB, 10, kind="unix", at_most=0.82),
+    _echo(1 * KIB, 100, kind="unix", at_most=0.82),
+    _echo(1 * KIB, 10, kind="udp", at_most=0.72),
+    _echo(1 * KIB, 50, kind="udp", at_most=0.72),
+    _echo(1 * KIB, 100, kind="sock", at_most=0.42),
+    _echo(100 * KIB, 10, kind="sock", at_most=0.32),
+    _echo(1 * KIB, 100, kind="streams", at_most=0.80),
+    _echo(100 * KIB, 10, kind="streams", at_most=0.75),
     _load(
         "split-4",
         f"a reply of {servers.SPLIT_REPLY_LEN} B in 4 writes, 100 connections",
@@ -216,6 +260,22 @@ CASES: tuple[Case, ...] = (
         connections=50,
         expect_length=13,
     ),
+    _echo(1 * KIB, 10, kind="tls", at_most=0.33),
+    _echo(1 * KIB, 100, kind="tls", at_most=0.33),
+    _echo(10 * KIB, 10, kind="tls", at_most=0.40),
+    _echo(10 * KIB, 100, kind="tls", at_most=0.40),
+    _echo(100 * KIB, 10, kind="tls", at_most=0.52),
+    _echo(100 * KIB, 100, kind="tls", at_most=0.52),
+    _load(
+        "tls-handshake",
+        "TLS 1.3: connect, full handshake, close, 50 at a time",
+        (Bound(1.0),),
+        kind="tls",
+        mode="handshake",
+        group="TLS",
+        with_raw=True,
+        connections=50,
+    ),
     _micro("call_soon_bulk", "call_soon, bulk", 0.45),
     _micro("call_soon_args", "call_soon, two arguments", 0.52),
     _micro("call_soon_chain", "call_soon, chain", 0.42),
@@ -227,6 +287,10 @@ CASES: tuple[Case, ...] = (
     _micro("create_task", "create_task", 0.88),
     _micro("threadsafe_1", "call_soon_threadsafe from 1 thread", 0.50),
     _micro("threadsafe_4", "call_soon_threadsafe from 4 threads", 0.50),
+    _micro("sock_pair", "sock_sendall + sock_recv over a socketpair", 0.14),
+    _micro("getaddrinfo_literal", "getaddrinfo of an address literal", 0.12),
+    _micro("run_in_executor", "run_in_executor", 0.90),
+    _micro("spawn", "a subprocess started and waited for (the parent's CPU)", 0.40),
     _memory("idle", "an idle connection", (Bound(0.6, None),), 0),
     _memory("idle-used", "an idle connection after one message of 1 KiB", (), 1024),
     _startup(),

@@ -38,7 +38,7 @@ class Round:
     descriptors: int
 
 
-def run_round(port: int, seconds: float, at_a_time: int) -> tuple[int, int]:
+def run_round(address: str, seconds: float, at_a_time: int) -> tuple[int, int]:
     """One round of both loads; how many connections came and went, and the messages on those that stayed."""
     churn: dict[str, object] = {"connections": at_a_time, "messages": 2, "size": 512, "reset_every": 7}
     churn |= {"leave_every": 11, "duration": seconds}
@@ -46,7 +46,7 @@ def run_round(port: int, seconds: float, at_a_time: int) -> tuple[int, int]:
     loads = [("churn", churn), ("echo", steady)]
     with on_core(cores()[1]):
         processes = [
-            subprocess.Popen(load_command(mode, port, options), stdout=subprocess.PIPE, text=True)
+            subprocess.Popen(load_command(mode, address, options), stdout=subprocess.PIPE, text=True)
             for mode, options in loads
         ]
     outputs = [process.communicate()[0] for process in processes]
@@ -79,7 +79,7 @@ def churn(loop: str, args: argparse.Namespace) -> tuple[list[Round], list[str]]:
         start, total = time.monotonic(), 0
         print(f"{'time':>8} {'connections':>12} {'messages':>12} {'RSS':>12} {'descriptors':>12}", flush=True)
         while time.monotonic() - start < args.minutes * 60 and total < args.max_connections:
-            came, messages = run_round(server.port, args.round_seconds, args.connections)
+            came, messages = run_round(server.address, args.round_seconds, args.connections)
             total += came
             count = settled_descriptors(server.pid, base)
             rounds.append(Round(time.monotonic() - start, total, messages, resident_kib(server.pid), count))

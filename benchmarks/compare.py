@@ -1,4 +1,4 @@
-"""Compares the loops: `python -m benchmarks.compare`. See README.md.
+"""Compares the loops: `python -m benchmarks.compare [CASE ...]`. See README.md.
 
 Every run is a fresh process; the loops alternate within one run (A B C, then C B A, ...), so that what changes on the
 machine in the meantime meets all of them. Ratios are taken run by run, and their median counts.
@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import tables
-from benchmarks._load import MeasurementError, loadgen
+from benchmarks._load import MeasurementError, UnsupportedError, loadgen
 from benchmarks._loops import LOOPS, RAW, available, versions
 from benchmarks._machine import ROOT, cores, describe
 from benchmarks.cases import CASES, Case, Sample, Settings
 
 SCHEMA = 1
 COMMITTED = ROOT / "benchmarks" / "results" / "comparison.json"
+# What must be the same for rows that stand in one table.
+SAME_MACHINE = ("processor", "cores", "system", "python", "free_threaded")
 QUICK = Settings(seconds=0.3, warm_up_s=0.1, micro_s=0.1, idle_connections=2000, startup_pairs=2)
 
 
@@ -32,20 +34,29 @@ def say(*words: object, end: str = "\n") -> None:
     print(*words, end=end, file=sys.stderr, flush=True)
 
 
+def now() -> str:
+    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+
+
 def participants(case: Case, loops: Sequence[str]) -> list[str]:
     return [loop for loop in loops if loop != RAW or case.with_raw]
 
 
 def run_case(case: Case, loops: Sequence[str], runs: int, settings: Settings) -> dict[str, Any]:
-    """All runs of one case. A loop that fails is left out of the rest of it, and the failure is kept."""
+    """All runs of one case. A loop that fails, or has no such thing, is left out of the rest; the reason is kept."""
     samples: dict[str, list[Sample]] = {loop: [] for loop in loops}
     failures: dict[str, str] = {}
+    unsupported: dict[str, str] = {}
+    began = now()
     for run in range(runs):
         for loop in loops if run % 2 == 0 else reversed(loops):
-            if loop in failures:
+            if loop in failures or loop in unsupported:
                 continue
             try:
                 samples[loop].append(case.measure(loop, settings))
+            except UnsupportedError as error:
+                unsupported[loop] = str(error)
+                continue
             except MeasurementError as error:
                 failures[loop] = str(error)
                 say(f"\n!!! {case.name} FAILED ON {loop}: {error}")
@@ -58,8 +69,10 @@ def run_case(case: Case, loops: Sequence[str], runs: int, settings: Settings) ->
         "metric": case.metric,
         "unit": case.unit,
         "bounds": [dataclasses.asdict(bound) for bound in case.bounds],
+        "taken": began,
         "samples": {loop: taken for loop, taken in samples.items() if taken and loop not in failures},
         "failures": failures,
+        "unsupported": unsupported,
     }
 
 
@@ -88,11 +101,12 @@ def compare(cases: Sequence[Case], loops: Sequence[str], runs: int, settings: Se
     outcomes = []
     for number, case in enumerate(cases, 1):
         say(f"[{number}/{len(cases)}] {case.title} ", end="")
-        outcomes.append(run_case(case, participants(case, usable), runs, settings))
+        outcome = run_case(case, participants(case, usable), runs, settings)
+        outcomes.append(outcome | {"revision": machine["revision"]})
         say(" " + tables.one_line(outcomes[-1]))
     return {
         "schema": SCHEMA,
-        "taken": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        "taken": now(),
         "took_s": round(time.monotonic() - started),
         "machine": machine,
         "versions": versions(),
@@ -103,38 +117,88 @@ def compare(cases: Sequence[Case], loops: Sequence[str], runs: int, settings: Se
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Why the rows of two comparisons may not stand in one table; grapeshot itself may have changed between them."""
+    pairs = [(f"settings: {name}", before["settings"].get(name), value) for name, value in after["settings"].items()]
+    pairs += [(name, before["machine"].get(name), after["machine"][name]) for name in SAME_MACHINE]
+    shared = (before["versions"].keys() & after["versions"].keys()) - {tables.OURS}
+    pairs += [(name, before["versions"][name], after["versions"][name]) for name in sorted(shared)]
+    return [f"{name} is {new!r}, and was {old!r}" for name, old, new in pairs if old != new]
+
+
+def merge(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """The older comparison with the newer one's rows in place of its own, in the order in which the cases are listed.
+
+    Raises SystemExit when they cannot stand side by side.
+    """
+    if wrong := differences(before, after):
+        raise SystemExit("these rows cannot be merged:\n  " + "\n  ".join(wrong))
+    outcomes = {outcome["name"]: outcome for outcome in (*before["cases"], *after["cases"])}
+    order = [case.name for case in CASES]
+    loops = [*before["loops"], *(loop for loop in after["loops"] if loop not in before["loops"])]
+    return after | {
+        "took_s": before["took_s"] + after["took_s"],
+        "versions": before["versions"] | after["versions"],
+        "loops": loops,
+        "missing": {
+            name: reason for name, reason in (before["missing"] | after["missing"]).items() if name not in loops
+        },
+        "cases": [outcomes[name] for name in order if name in outcomes],
+    }
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="short runs, to see whether everything works")
-    parser.add_argument("--cases", nargs="+", metavar="PATTERN", help="names or groups, * and ? allowed")
+    parser.add_argument(
+        "cases", nargs="*", metavar="CASE", help="names or groups, * and ? allowed; all when none is given"
+    )
+    parser.add_argument("--cases", nargs="+", dest="more_cases", default=[], metavar="CASE", help="the same")
+    parser.add_argument("--quick", action="store_true", help="3 short runs and a short table, for a first look")
     parser.add_argument("--loops", nargs="+", default=[*LOOPS, RAW], help="default: %(default)s")
-    parser.add_argument("--runs", type=int, default=5, help="alternated runs per case (5)")
-    parser.add_argument("--seconds", type=float, help="measured time of one load (1.0)")
+    parser.add_argument("--runs", type=int, help="alternated runs per case (5; 3 with --quick)")
+    parser.add_argument("--seconds", type=float, help="measured time of one load (0.7; 0.3 with --quick)")
     parser.add_argument("--spin", action="store_true", help="the load polls without sleeping")
     parser.add_argument("--json", type=Path, help=f"where to write; a full comparison goes to {COMMITTED.name} anyway")
+    parser.add_argument(
+        "--merge", action="store_true", help=f"replace these rows in the JSON ({COMMITTED.name}) and keep its others"
+    )
     parser.add_argument("--table", action="store_true", help="print the table in Markdown")
     parser.add_argument("--list", action="store_true", help="list the cases")
     args = parser.parse_args(arguments)
+    args.cases += args.more_cases
+    return args
+
+
+def write(result: dict[str, Any], path: Path, *, is_merged: bool) -> None:
+    if is_merged and path.exists():
+        result = merge(json.loads(path.read_text()), result)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    path.with_suffix(".md").write_text(tables.markdown(result) + "\n")
+    say(f"written: {path} and its table, {path.with_suffix('.md').name}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = parse(arguments)
     cases = choose_cases(args.cases)
     if args.list:
         for case in cases:
             print(f"{case.name:<20} {case.group:<8} {case.title}")
         return 0
-    settings = QUICK if args.quick else Settings()
+    settings, runs = (QUICK, 3) if args.quick else (Settings(), 5)
     if args.seconds is not None:
         settings = dataclasses.replace(settings, seconds=args.seconds)
     settings = dataclasses.replace(settings, spin=args.spin)
 
-    result = compare(cases, args.loops, args.runs, settings)
+    result = compare(cases, args.loops, args.runs or runs, settings)
     is_full = not (args.quick or args.cases) and args.loops == [*LOOPS, RAW] and not result["missing"]
-    path: Path | None = args.json or (COMMITTED if is_full else None)
+    path: Path | None = args.json or (COMMITTED if is_full or args.merge else None)
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
-        path.with_suffix(".md").write_text(tables.markdown(result) + "\n")
-        say(f"written: {path} and its table, {path.with_suffix('.md').name}")
-    if args.table or path is None:
+        write(result, path, is_merged=args.merge)
+    if args.table:
         print(tables.markdown(result))
+    elif path is None:
+        print(tables.brief(result))
     return 1 if any(case["failures"] for case in result["cases"]) else 0
 
 

@@ -44,15 +44,15 @@ def measure(loop: str, connections: int, touch_size: int = 0) -> dict[str, float
         raise MeasurementError(f"{connections} connections need more descriptors than the limit of {limit} allows")
     with Server("echo", loop) as server:
         base = open_descriptors(server.pid)
-        with IdleConnections(server.port, WARM_UP_CONNECTIONS, touch_size=1024):
+        with IdleConnections(server.address, WARM_UP_CONNECTIONS, touch_size=1024):
             _wait_for_descriptors(server.pid, base + WARM_UP_CONNECTIONS, base + WARM_UP_CONNECTIONS)
         _wait_for_descriptors(server.pid, 0, base)
         before_kib = _settled_kib(server.pid)
-        with IdleConnections(server.port, FILLING_CONNECTIONS, touch_size=touch_size):
+        with IdleConnections(server.address, FILLING_CONNECTIONS, touch_size=touch_size):
             held = base + FILLING_CONNECTIONS
             _wait_for_descriptors(server.pid, held, held)
             filled_kib = _settled_kib(server.pid)
-            with IdleConnections(server.port, connections, touch_size=touch_size):
+            with IdleConnections(server.address, connections, touch_size=touch_size):
                 _wait_for_descriptors(server.pid, held + connections, held + connections)
                 full_kib = _settled_kib(server.pid)
         return {

@@ -1,8 +1,9 @@
 """What the loop's own calls cost, in this process: `python -m benchmarks.micro <kind> --loop <loop>`.
 
 Each kind does rounds of a fixed number of operations. Without `--rounds` they go on until enough CPU time has been
-spent, after a warm-up, and the median round counts. Prints `{"cpu_ns": per operation, "wall_ns": ..., "rounds": ...}`.
-With `--rounds N` exactly N rounds are run, without a warm-up (for counting instructions).
+spent, after a warm-up, and the median round counts. Prints `{"cpu_ns": per operation, "wall_ns": ..., "rounds": ...}`,
+or `{"unsupported": why}` when the loop has no such call. CPU time is that of this process and all its threads, without
+that of children. With `--rounds N` exactly N rounds are run, without a warm-up (for counting instructions).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import argparse
 import asyncio
 import gc
 import json
+import shutil
+import socket
 import statistics
 import threading
 import time
@@ -188,6 +191,64 @@ def threadsafe_4(loop: Loop) -> int:
     return _threadsafe(loop, 4)
 
 
+def sock_pair(loop: Loop) -> int:
+    """A message of 64 B through a socketpair: sock_sendall on one side, then sock_recv on the other."""
+    count = BATCH // 2
+    message = bytes(64)
+
+    async def run(left: socket.socket, right: socket.socket) -> None:
+        for _ in range(count):
+            await loop.sock_sendall(left, message)
+            await loop.sock_recv(right, 4096)
+
+    left, right = socket.socketpair()
+    with left, right:
+        left.setblocking(False)
+        right.setblocking(False)
+        loop.run_until_complete(run(left, right))
+    return count
+
+
+def getaddrinfo_literal(loop: Loop) -> int:
+    """An address that needs no resolving, asked for as a client does before it connects."""
+    count = BATCH // 5
+
+    async def run() -> None:
+        for _ in range(count):
+            await loop.getaddrinfo("127.0.0.1", 8080, type=socket.SOCK_STREAM)
+
+    loop.run_until_complete(run())
+    return count
+
+
+def spawn(loop: Loop) -> int:
+    """A child that ends at once is started and waited for; its own CPU time is not counted."""
+    count = 20
+    program = shutil.which("true")
+    if program is None:
+        raise NotImplementedError("there is no program called true")
+
+    async def run(program: str) -> None:
+        for _ in range(count):
+            process = await asyncio.create_subprocess_exec(program)
+            await process.wait()
+
+    loop.run_until_complete(run(program))
+    return count
+
+
+def run_in_executor(loop: Loop) -> int:
+    """A function that does nothing, in the default executor; the CPU time of its thread is counted."""
+    count = BATCH // 5
+
+    async def run() -> None:
+        for _ in range(count):
+            await loop.run_in_executor(None, _nothing)
+
+    loop.run_until_complete(run())
+    return count
+
+
 KINDS: dict[str, Round] = {
     kind.__name__: kind
     for kind in (
@@ -202,6 +263,10 @@ KINDS: dict[str, Round] = {
         create_task,
         threadsafe_1,
         threadsafe_4,
+        sock_pair,
+        getaddrinfo_literal,
+        spawn,
+        run_in_executor,
     )
 }
 
@@ -232,11 +297,14 @@ def main() -> None:
     args = parser.parse_args()
     kind: Round = KINDS[args.kind]
     loop = loop_factory(args.loop)()
+    outcome: dict[str, object]
     try:
         if args.rounds is None:
-            outcome = measure(kind, loop, args.seconds)
+            outcome = {**measure(kind, loop, args.seconds)}
         else:
             outcome = {"rounds": args.rounds, "operations": sum(kind(loop) for _ in range(args.rounds))}
+    except NotImplementedError as error:
+        outcome = {"unsupported": f"{type(error).__name__}: {error}"}
     finally:
         loop.close()
     print(json.dumps(outcome))

@@ -1,7 +1,8 @@
 """The servers that are put under load: `python -m benchmarks.servers <kind> --loop <loop>`.
 
-Prints `{"port": N}` when it listens on 127.0.0.1 and ends when stdin is closed. The runner reads CPU time, memory and
-descriptors from outside, so nothing is measured in here.
+Prints `{"address": ...}` when it listens (`127.0.0.1:port`, `unix:/path`), or `{"unsupported": why}` when the loop has
+no such thing, and ends when stdin is closed. The runner reads CPU time, memory and descriptors from outside, so nothing
+is measured in here.
 """
 
 from __future__ import annotations
@@ -11,13 +12,18 @@ import asyncio
 import json
 import os
 import socket
+import ssl
+import tempfile
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import cast
 
 from benchmarks._loops import loop_factory
 from benchmarks._machine import raise_descriptor_limit
 
 BACKLOG = 4096
+# What one read asks for where the program says it: sock_recv and StreamReader.read.
+READ_LEN = 64 * 1024
 # The reply in 4 writes: what a small HTTP-like server does (status line, headers, body, end).
 SPLIT_REQUEST_LEN = 64
 SPLIT_REPLY_PARTS = (32, 160, 768, 64)
@@ -75,6 +81,18 @@ class SplitReplyProtocol(asyncio.Protocol):
                 self.transport.write(part)
 
 
+class DatagramEchoProtocol(asyncio.DatagramProtocol):
+    """Every datagram goes back where it came from."""
+
+    __slots__ = ("transport",)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.DatagramTransport", transport)
+
+    def datagram_received(self, data: bytes, address: object) -> None:
+        self.transport.sendto(data, cast("tuple[str, int]", address))
+
+
 def listen() -> socket.socket:
     # The protocol is named because asyncio sets TCP_NODELAY only where it is: without that, a reply in several writes
     # waits 40 ms for the client's delayed ACK.
@@ -86,13 +104,20 @@ def listen() -> socket.socket:
     return sock
 
 
+def say(**ready: str) -> None:
+    print(json.dumps(ready), flush=True)
+
+
 def announce(sock: socket.socket) -> None:
-    print(json.dumps({"port": sock.getsockname()[1]}), flush=True)
+    host, port = sock.getsockname()
+    say(address=f"{host}:{port}")
 
 
-async def serve_protocol(factory: Callable[[], asyncio.BaseProtocol], stop: asyncio.Future[None]) -> None:
+async def serve_protocol(
+    factory: Callable[[], asyncio.BaseProtocol], stop: asyncio.Future[None], context: ssl.SSLContext | None = None
+) -> None:
     sock = listen()
-    server = await asyncio.get_running_loop().create_server(factory, sock=sock, backlog=BACKLOG)
+    server = await asyncio.get_running_loop().create_server(factory, sock=sock, backlog=BACKLOG, ssl=context)
     announce(sock)
     await stop
     # No wait_closed: from 3.12 on it waits for clients, which may well be there.
@@ -114,6 +139,82 @@ async def serve_split(stop: asyncio.Future[None]) -> None:
         at += length
     SplitReplyProtocol.parts = tuple(parts)
     await serve_protocol(SplitReplyProtocol, stop)
+
+
+def server_context() -> ssl.SSLContext:
+    """TLS 1.3 with the certificate in `--certificate`; everything else as Python has it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_cert_chain(certificate_folder / "cert.pem", certificate_folder / "key.pem")
+    return context
+
+
+# Set by main.
+certificate_folder = Path()
+
+
+async def serve_tls(stop: asyncio.Future[None]) -> None:
+    await serve_protocol(EchoProtocol, stop, server_context())
+
+
+async def serve_unix(stop: asyncio.Future[None]) -> None:
+    with tempfile.TemporaryDirectory(prefix="grapeshot-") as folder:
+        path = f"{folder}/echo.sock"
+        server = await asyncio.get_running_loop().create_unix_server(EchoProtocol, path, backlog=BACKLOG)
+        say(address=f"unix:{path}")
+        await stop
+        server.close()
+
+
+async def serve_udp(stop: asyncio.Future[None]) -> None:
+    address = ("127.0.0.1", 0)
+    transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(DatagramEchoProtocol, local_addr=address)
+    announce(transport.get_extra_info("socket"))
+    await stop
+    transport.close()
+
+
+async def serve_sock(stop: asyncio.Future[None]) -> None:
+    """One task per connection, with the loop's calls for plain sockets."""
+    loop = asyncio.get_running_loop()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def echo(connection: socket.socket) -> None:
+        with connection:
+            while data := await loop.sock_recv(connection, READ_LEN):
+                await loop.sock_sendall(connection, data)
+
+    async def accept(sock: socket.socket) -> None:
+        while True:
+            connection, _ = await loop.sock_accept(sock)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            task = asyncio.create_task(echo(connection))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+    sock = listen()
+    accepting = asyncio.create_task(accept(sock))
+    await asyncio.sleep(0)
+    if not accepting.done():
+        announce(sock)
+        await asyncio.wait((accepting, stop), return_when=asyncio.FIRST_COMPLETED)
+    if accepting.done():
+        await accepting
+    accepting.cancel()
+
+
+async def serve_streams(stop: asyncio.Future[None]) -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(READ_LEN):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+    sock = listen()
+    server = await asyncio.start_server(echo, sock=sock, backlog=BACKLOG)
+    announce(sock)
+    await stop
+    server.close()
 
 
 async def serve_aiohttp(stop: asyncio.Future[None]) -> None:
@@ -166,6 +267,11 @@ KINDS: dict[str, Callable[[asyncio.Future[None]], Awaitable[None]]] = {
     "echo": serve_echo,
     "buffered": serve_buffered,
     "split": serve_split,
+    "tls": serve_tls,
+    "udp": serve_udp,
+    "unix": serve_unix,
+    "sock": serve_sock,
+    "streams": serve_streams,
     "aiohttp": serve_aiohttp,
     "uvicorn": serve_uvicorn,
 }
@@ -181,14 +287,22 @@ async def serve(kind: str) -> None:
             stop.set_result(None)
 
     loop.add_reader(0, stdin_is_readable)
-    await KINDS[kind](stop)
+    try:
+        await KINDS[kind](stop)
+    except NotImplementedError as error:
+        say(unsupported=f"{type(error).__name__}: {error}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--loop", required=True, help="grapeshot, uvloop, asyncio or module:factory")
+    parser.add_argument("--certificate", type=Path, help="folder with cert.pem and key.pem, for tls")
     args = parser.parse_args()
+    if args.kind == "tls" and args.certificate is None:
+        parser.error("tls needs --certificate; `loadgen certificate FOLDER` makes one")
+    global certificate_folder
+    certificate_folder = args.certificate
     raise_descriptor_limit()
     with asyncio.Runner(loop_factory=loop_factory(args.loop)) as runner:
         runner.run(serve(args.kind))

@@ -77,6 +77,46 @@ def one_line(outcome: Outcome) -> str:
     return ", ".join(parts)
 
 
+def cell(outcome: Outcome, loop: str) -> str:
+    """The number, or why there is none: `-` where the loop does not take part or has no such thing."""
+    if loop in outcome["failures"]:
+        return "failed"
+    return with_spread(values(outcome, loop, outcome["metric"]))
+
+
+def brief(result: dict[str, Any]) -> str:
+    """The chosen rows in plain text, for a terminal."""
+    header = ["case", *result["loops"], f"{OURS} / {PEER}", "bound", "holds"]
+    body = [
+        [
+            outcome["name"],
+            *(cell(outcome, loop) for loop in result["loops"]),
+            ratio_text(ratios(outcome, OURS, PEER)).replace("*", ""),
+            "; ".join(judge(outcome, bound)[0] for bound in outcome["bounds"]),
+            "; ".join(verdict(outcome, bound).replace("*", "") for bound in outcome["bounds"]),
+        ]
+        for outcome in result["cases"]
+    ]
+    widths = [max(len(line[index]) for line in (header, *body)) for index in range(len(header))]
+    lines = [
+        "  ".join(
+            text.ljust(width) if index == 0 else text.rjust(width)
+            for index, (text, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in (header, *body)
+    ]
+    return "\n".join([*lines, *(f"- {text}" for text in remarks(result))])
+
+
+def remarks(result: dict[str, Any]) -> list[str]:
+    """What a cell without a number means."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for outcome in result["cases"]:
+        for loop, reason in outcome.get("unsupported", {}).items():
+            reasons.setdefault((loop, reason), []).append(outcome["name"])
+    return [f"{loop} has no {', '.join(names)}: {reason}" for (loop, reason), names in reasons.items()]
+
+
 def rows(header: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
     numeric = ["---" if index == 0 else "---:" for index in range(len(header))]
     return ["| " + " | ".join(cells) + " |" for cells in (header, numeric, *body)]
@@ -90,10 +130,7 @@ def main_table(outcomes: Sequence[Outcome], loops: Sequence[str]) -> list[str]:
         body.append(
             [
                 f"{outcome['title']}, {outcome['unit']}",
-                *(
-                    "failed" if loop in outcome["failures"] else with_spread(values(outcome, loop, outcome["metric"]))
-                    for loop in loops
-                ),
+                *(cell(outcome, loop) for loop in loops),
                 ratio_text(ratios(outcome, OURS, PEER)),
                 "<br>".join(text for text, _ in judged) or "-",
                 "<br>".join(text for _, text in judged) or "-",
@@ -132,6 +169,18 @@ def summary(result: dict[str, Any]) -> str:
     return text + (f"; {len(judged) - len(measured)} were not measured." if len(judged) > len(measured) else ".")
 
 
+def separate_parts(result: dict[str, Any]) -> str:
+    """Says so when the rows were not all taken from one revision."""
+    revisions: dict[str, int] = {}
+    for outcome in result["cases"]:
+        revision = outcome.get("revision") or "unknown"
+        revisions[revision] = revisions.get(revision, 0) + 1
+    if len(revisions) < 2:
+        return ""
+    counted = ", ".join(f"{count} of {revision}" for revision, count in revisions.items())
+    return f"The rows were taken in parts, from these revisions: {counted}."
+
+
 def markdown(result: dict[str, Any]) -> str:
     """The whole page."""
     machine, settings = result["machine"], result["settings"]
@@ -146,9 +195,11 @@ def markdown(result: dict[str, Any]) -> str:
         f"{settings['warm_up_s']:g} s of warm-up{', spinning' if settings['spin'] else ''}; server on core "
         f"{settings['server_core']}, load on core {settings['load_core']}. Each number is the median with half of the "
         "range; ratios are taken run by run and stand with their range; below 1 grapeshot needs less. The raw server "
-        "is epoll without Python."
+        "is epoll without Python, for TLS with the interpreter's OpenSSL."
     )
     lines = ["# Comparison", "", where, "", how, "", summary(result)]
+    if parts := separate_parts(result):
+        lines += ["", parts]
     lines += [f"\n**{name} was left out**: {reason}" for name, reason in result["missing"].items()]
     groups = list(dict.fromkeys(outcome["group"] for outcome in result["cases"]))
     for group in groups:
@@ -163,6 +214,8 @@ def markdown(result: dict[str, Any]) -> str:
             lines += ["", *load_table(outcomes, loops)]
         if any(values(outcome, loop, "whole_ms") for outcome in outcomes for loop in loops):
             lines += ["", *start_table(outcomes, loops)]
+    if unsupported := remarks(result):
+        lines += ["", *(f"- {text}" for text in unsupported)]
     failures = [
         f"- {outcome['title']} on {loop}: {reason}"
         for outcome in result["cases"]

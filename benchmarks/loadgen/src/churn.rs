@@ -1,21 +1,19 @@
-//! Connections that are made, exchange some messages and are closed, without end.
+//! Lives that exchange some messages: connect, messages, close.
 //!
-//! A request is one connection's whole life here; its latency runs from the start of the connect to the last reply.
 //! Every message carries the connection's own number and its content is compared, so that bytes which belong to
 //! another connection (a descriptor used again too early) are seen.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::SocketAddr;
-use std::time::Duration;
 
+use mio::event::Source;
 use mio::net::TcpStream;
-use mio::{Events, Interest, Poll, Registry, Token};
 
-use crate::Window;
 use crate::echo::{Echo, Position};
 use crate::engine::Exchange as _;
-use crate::report::{Meter, Phase, Report};
 use crate::sockets;
+use crate::turnover::{Lives, Step};
+use crate::wire::BUFFER_LEN;
 
 pub(crate) struct Shape {
     pub(crate) size: usize,
@@ -24,24 +22,19 @@ pub(crate) struct Shape {
     pub(crate) leave_every: u64,
 }
 
-struct Life {
+pub(crate) struct Life {
     stream: TcpStream,
     ordinal: u64,
     position: Position,
-    started_ns: u64,
     /// Messages sent completely, and bytes of the next one.
     sent: u32,
     offset: usize,
     answered: u32,
 }
 
-enum Step {
-    Goes,
-    Ends,
-}
-
-struct Churn<'a> {
-    shape: &'a Shape,
+pub(crate) struct Churn {
+    address: SocketAddr,
+    shape: Shape,
     echo: Echo,
     buffer: Vec<u8>,
 }
@@ -55,7 +48,24 @@ fn as_index(ordinal: u64) -> usize {
     ordinal as usize
 }
 
-impl Churn<'_> {
+/// Nothing to do before the next event. `NotConnected`: the connect is still under way.
+pub(crate) fn must_wait(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::NotConnected
+    )
+}
+
+impl Churn {
+    pub(crate) fn new(address: SocketAddr, shape: Shape) -> Self {
+        Self {
+            address,
+            echo: Echo::new(shape.size, 1, 1, None),
+            shape,
+            buffer: vec![0; BUFFER_LEN],
+        }
+    }
+
     fn send(&mut self, life: &mut Life) -> Result<Step, String> {
         while life.sent <= life.answered && life.sent < self.shape.messages {
             let bytes = self
@@ -69,15 +79,7 @@ impl Churn<'_> {
                         life.sent += 1;
                     }
                 }
-                // NotConnected: the connect is still under way; both are followed by an event.
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::WouldBlock | io::ErrorKind::NotConnected
-                    ) =>
-                {
-                    return Ok(Step::Goes);
-                }
+                Err(error) if must_wait(&error) => return Ok(Step::Goes),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(format!("send: {error}")),
             }
@@ -95,14 +97,7 @@ impl Churn<'_> {
             let count = match life.stream.read(&mut self.buffer) {
                 Ok(0) => return Err("the server closed a connection before its reply".into()),
                 Ok(count) => count,
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::WouldBlock | io::ErrorKind::NotConnected
-                    ) =>
-                {
-                    return Ok(Step::Goes);
-                }
+                Err(error) if must_wait(&error) => return Ok(Step::Goes),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(format!("recv: {error}")),
             };
@@ -124,120 +119,42 @@ impl Churn<'_> {
             }
         }
     }
+}
+
+impl Lives for Churn {
+    type Life = Life;
+
+    fn begin(&mut self, ordinal: u64) -> anyhow::Result<Life> {
+        Ok(Life {
+            stream: TcpStream::from_std(sockets::start_connect(self.address, ordinal)?),
+            ordinal,
+            position: Position::default(),
+            sent: 0,
+            offset: 0,
+            answered: 0,
+        })
+    }
+
+    fn source(life: &mut Life) -> &mut impl Source {
+        &mut life.stream
+    }
+
+    fn go_on(&mut self, life: &mut Life, is_readable: bool, is_writable: bool) -> Result<Step, String> {
+        if is_writable && matches!(self.send(life)?, Step::Ends) {
+            return Ok(Step::Ends);
+        }
+        if is_readable {
+            self.receive(life)
+        } else {
+            Ok(Step::Goes)
+        }
+    }
 
     /// Closes a finished life in the way its number asks for.
-    fn end(&self, life: &Life, meter: &mut Meter) {
-        meter.record(life.started_ns, meter.now_ns());
+    fn end(&mut self, life: &mut Life) -> io::Result<()> {
         if is_nth(life.ordinal, self.shape.reset_every) {
-            if let Err(error) = sockets::reset_on_close(&life.stream) {
-                meter.fail(&error);
-            }
+            sockets::reset_on_close(&life.stream)?;
         }
+        Ok(())
     }
-}
-
-/// The places for connections, each vacant or with a life in it.
-struct Places {
-    address: SocketAddr,
-    lives: Vec<Option<Life>>,
-    vacant: Vec<usize>,
-    next_ordinal: u64,
-}
-
-impl Places {
-    /// Starts a life in every vacant place, as far as the meter grants it.
-    fn fill(&mut self, registry: &Registry, meter: &mut Meter) {
-        while !self.vacant.is_empty() && !meter.has_too_many_errors() && meter.grant(1) == 1 {
-            let (ordinal, started_ns) = (self.next_ordinal, meter.now_ns());
-            self.next_ordinal += 1;
-            match (self.vacant.last(), sockets::start_connect(self.address, ordinal)) {
-                (Some(&place), Ok(stream)) => {
-                    let mut stream = TcpStream::from_std(stream);
-                    let interest = Interest::READABLE | Interest::WRITABLE;
-                    if let Err(error) = registry.register(&mut stream, Token(place), interest) {
-                        meter.fail(&error);
-                        continue;
-                    }
-                    let position = Position::default();
-                    self.lives[place] = Some(Life {
-                        stream,
-                        ordinal,
-                        position,
-                        started_ns,
-                        sent: 0,
-                        offset: 0,
-                        answered: 0,
-                    });
-                    self.vacant.pop();
-                }
-                (_, Err(error)) => meter.fail(&format!("connect: {error}")),
-                (None, Ok(_)) => return,
-            }
-        }
-    }
-}
-
-/// Runs the load and reports the measured window.
-///
-/// # Errors
-/// When the poller fails; a failed connection is counted in the report instead.
-pub(crate) fn run(window: &Window, shape: &Shape) -> anyhow::Result<Report> {
-    let mut poll = Poll::new()?;
-    let mut churn = Churn {
-        shape,
-        echo: Echo::new(shape.size, 1, 1, None),
-        buffer: vec![0; 256 * 1024],
-    };
-    let mut places = Places {
-        address: window.address,
-        lives: (0..window.connections).map(|_| None).collect(),
-        vacant: (0..window.connections).collect(),
-        next_ordinal: 0,
-    };
-    let mut events = Events::with_capacity(1024);
-    let mut meter = Meter::start(window)?;
-    loop {
-        let (phase, left_ns) = meter.advance();
-        places.fill(poll.registry(), &mut meter);
-        if places.vacant.len() == places.lives.len() && (phase == Phase::Drain || meter.is_spent()) {
-            break;
-        }
-        if meter.has_stalled() {
-            meter.fail(&"no reply arrived any more");
-        }
-        if meter.has_stalled() || meter.has_too_many_errors() {
-            break;
-        }
-        let timeout = if window.spin {
-            Duration::ZERO
-        } else {
-            Duration::from_nanos(left_ns.min(100_000_000))
-        };
-        match poll.poll(&mut events, Some(timeout)) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(error.into()),
-        }
-        for event in &events {
-            let place = event.token().0;
-            let Some(life) = &mut places.lives[place] else {
-                continue;
-            };
-            let mut step = Ok(Step::Goes);
-            if event.is_writable() {
-                step = churn.send(life);
-            }
-            if matches!(step, Ok(Step::Goes)) && event.is_readable() {
-                step = churn.receive(life);
-            }
-            match step {
-                Ok(Step::Goes) => continue,
-                Ok(Step::Ends) => churn.end(life, &mut meter),
-                Err(error) => meter.fail(&error),
-            }
-            places.lives[place] = None;
-            places.vacant.push(place);
-        }
-    }
-    Ok(meter.report("churn", window.connections))
 }

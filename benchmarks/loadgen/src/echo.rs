@@ -3,7 +3,7 @@
 
 use crate::engine::Exchange;
 
-const HEADER_LEN: usize = 16;
+pub(crate) const HEADER_LEN: usize = 16;
 
 /// Byte `i` of a body. The Python server of the "reply" mode makes its reply by the same rule.
 #[allow(clippy::cast_possible_truncation)] // the pattern is this wrapped byte
@@ -51,7 +51,7 @@ impl Echo {
     }
 
     /// Is `part` what stands at `offset` of the reply to this message?
-    fn is_right(&self, connection: usize, reply: u64, offset: usize, part: &[u8]) -> bool {
+    pub(crate) fn is_right(&self, connection: usize, reply: u64, offset: usize, part: &[u8]) -> bool {
         let end = offset + part.len();
         if !self.returns_message || self.size < HEADER_LEN || offset >= HEADER_LEN {
             return part == &self.pattern[offset..end];

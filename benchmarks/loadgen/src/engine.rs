@@ -4,16 +4,15 @@
 //! One thread owns everything. What is sent and what counts as a reply is the [`Exchange`]'s business.
 
 use std::collections::VecDeque;
-use std::io::{self, Read as _, Write as _};
+use std::io;
 use std::time::Duration;
 
-use anyhow::Context as _;
-use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token};
 
 use crate::Window;
 use crate::report::{Meter, Phase, Report};
-use crate::sockets;
+use crate::target::Target;
+use crate::wire::{self, BUFFER_LEN, TlsClient, Wire};
 
 /// One kind of request and reply. Requests have one length, so that a position in the stream is a number.
 pub(crate) trait Exchange {
@@ -32,8 +31,8 @@ pub(crate) trait Exchange {
     fn replies(&mut self, state: &mut Self::State, connection: usize, input: &[u8]) -> Result<u64, String>;
 }
 
-struct Connection<S> {
-    stream: TcpStream,
+struct Connection<W, S> {
+    stream: W,
     state: S,
     /// Requests handed to the kernel completely; `offset` bytes of the next one are sent too.
     sent: u64,
@@ -42,7 +41,7 @@ struct Connection<S> {
     started_ns: VecDeque<u64>,
 }
 
-impl<S> Connection<S> {
+impl<W: Wire, S> Connection<W, S> {
     /// Issues up to `wanted` requests and sends what the socket takes.
     fn issue<E: Exchange<State = S>>(
         &mut self,
@@ -61,6 +60,7 @@ impl<S> Connection<S> {
     }
 
     fn flush<E: Exchange<State = S>>(&mut self, index: usize, exchange: &mut E) -> io::Result<()> {
+        self.stream.flush()?;
         let length = exchange.request_len();
         while self.sent < self.issued {
             let count = usize::try_from(self.issued - self.sent).unwrap_or(usize::MAX);
@@ -79,7 +79,7 @@ impl<S> Connection<S> {
         Ok(())
     }
 
-    /// Reads until a short read (which means that the socket is empty) and goes on with the next requests.
+    /// Reads until the socket is empty and goes on with the next requests.
     fn receive<E: Exchange<State = S>>(
         &mut self,
         index: usize,
@@ -110,14 +110,14 @@ impl<S> Connection<S> {
                 self.issue(index, complete, now_ns, meter, exchange)
                     .map_err(|error| format!("send: {error}"))?;
             }
-            if count < buffer.len() {
+            if !self.stream.may_hold_more(count, buffer.len()) {
                 return Ok(());
             }
         }
     }
 }
 
-/// Runs the load and reports the measured window.
+/// Runs the load over what the window asks for, and reports the measured part.
 ///
 /// # Errors
 /// When the connections cannot be made or the poller fails; a wrong reply is counted in the report instead.
@@ -125,14 +125,35 @@ pub(crate) fn run<E: Exchange>(
     mode: &'static str,
     window: &Window,
     depth: u32,
+    exchange: E,
+) -> anyhow::Result<Report> {
+    match (&window.address, window.tls) {
+        (&Target::Inet(address), false) => {
+            run_over(mode, window, depth, exchange, |index| wire::tcp(address, index))
+        }
+        (Target::Unix(path), false) => run_over(mode, window, depth, exchange, |_| wire::unix(path)),
+        (&Target::Inet(address), true) => {
+            let client = TlsClient::new()?;
+            run_over(mode, window, depth, exchange, |index| client.tcp(address, index))
+        }
+        (Target::Unix(path), true) => {
+            let client = TlsClient::new()?;
+            run_over(mode, window, depth, exchange, |_| client.unix(path))
+        }
+    }
+}
+
+fn run_over<E: Exchange, W: Wire>(
+    mode: &'static str,
+    window: &Window,
+    depth: u32,
     mut exchange: E,
+    connect: impl Fn(u64) -> anyhow::Result<W>,
 ) -> anyhow::Result<Report> {
     let mut poll = Poll::new()?;
-    let mut connections: Vec<Option<Connection<E::State>>> = Vec::with_capacity(window.connections);
+    let mut connections: Vec<Option<Connection<W, E::State>>> = Vec::with_capacity(window.connections);
     for index in 0..window.connections {
-        let stream = sockets::connect(window.address, index as u64)
-            .with_context(|| format!("connection {index} to {}", window.address))?;
-        let mut stream = TcpStream::from_std(stream);
+        let mut stream = connect(index as u64)?;
         // Both interests once and for all: the poller is edge-triggered, so an idle writable side costs nothing.
         poll.registry()
             .register(&mut stream, Token(index), Interest::READABLE | Interest::WRITABLE)?;
@@ -157,7 +178,7 @@ pub(crate) fn run<E: Exchange>(
     }
 
     let mut events = Events::with_capacity(1024);
-    let mut buffer = vec![0_u8; 256 * 1024];
+    let mut buffer = vec![0_u8; BUFFER_LEN];
     loop {
         let (phase, left_ns) = meter.advance();
         let mut open = connections.iter().flatten();
@@ -190,7 +211,7 @@ pub(crate) fn run<E: Exchange>(
             if event.is_readable() {
                 outcome = connection.receive(index, &mut buffer, &mut meter, &mut exchange);
             }
-            if outcome.is_ok() && event.is_writable() && connection.sent < connection.issued {
+            if outcome.is_ok() && event.is_writable() {
                 outcome = connection
                     .flush(index, &mut exchange)
                     .map_err(|error| format!("send: {error}"));

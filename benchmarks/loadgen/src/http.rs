@@ -1,9 +1,8 @@
 //! HTTP/1.1 keep-alive GET requests. A reply needs a Content-Length; a chunked one is refused, since the servers
 //! compared here do not send any.
 
-use std::net::SocketAddr;
-
 use crate::engine::Exchange;
+use crate::target::Target;
 
 pub(crate) struct Http {
     requests: Vec<u8>,
@@ -21,14 +20,18 @@ pub(crate) struct Partial {
 
 impl Http {
     pub(crate) fn new(
-        address: SocketAddr,
+        address: &Target,
         path: &str,
         depth: u32,
         expect_status: u16,
         expect_length: Option<usize>,
     ) -> Self {
+        let host = match address {
+            Target::Inet(address) => address.to_string(),
+            Target::Unix(_) => "localhost".into(),
+        };
         let request =
-            format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nUser-Agent: loadgen\r\nAccept: */*\r\n\r\n");
+            format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: loadgen\r\nAccept: */*\r\n\r\n");
         Self {
             requests: request.repeat(depth as usize).into(),
             request_len: request.len(),
@@ -120,7 +123,8 @@ mod tests {
     use super::*;
 
     fn http() -> Http {
-        Http::new(SocketAddr::from(([127, 0, 0, 1], 80)), "/", 2, 200, Some(5))
+        let address = "127.0.0.1:80".parse().expect("an address");
+        Http::new(&address, "/", 2, 200, Some(5))
     }
 
     #[test]

@@ -21,7 +21,6 @@ pub(crate) fn run(address: SocketAddr, connections: usize, touch_size: usize) ->
     for index in 0..connections {
         let mut stream = sockets::connect(address, index as u64)
             .with_context(|| format!("connection {index} to {address}"))?;
-        stream.set_nonblocking(false)?;
         if touch_size > 0 {
             stream.set_read_timeout(Some(Duration::from_secs(10)))?;
             stream.write_all(&message)?;

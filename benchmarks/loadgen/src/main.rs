@@ -1,25 +1,34 @@
-//! `loadgen`: a closed-loop load from one thread, and the raw epoll echo server.
+//! `loadgen`: a closed-loop load from one thread, and the raw epoll echo servers.
 //!
 //! Every load writes one JSON object to stdout (see [`report`]) and exits with 1 when anything was wrong with the
-//! replies. `raw-server` prints `{"port": N}` like the Python servers do and ends when its stdin is closed.
+//! replies. `raw-server` prints `{"address": ...}` like the Python servers do and ends when its stdin is closed.
 
 mod churn;
 mod cpu_clock;
+mod datagrams;
 mod echo;
 mod engine;
+mod handshake;
 mod http;
 mod idle;
 #[cfg(target_os = "linux")]
-mod raw_server;
+mod raw;
 mod report;
 mod sockets;
+mod target;
+mod tls;
+mod turnover;
+mod wire;
 
 use std::io::Write as _;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+
+use target::Target;
 
 #[derive(Parser)]
 #[command(version, about)]
@@ -38,8 +47,17 @@ enum Command {
     Http(HttpArgs),
     /// Connect, exchange messages, close; again and again
     Churn(ChurnArgs),
+    /// Connect, full TLS 1.3 handshake, close; again and again
+    Handshake(Window),
+    /// UDP datagrams from many sockets, one under way on each; every one must come back
+    Datagrams(DatagramsArgs),
     /// Hold idle connections until stdin is closed
     Idle(IdleArgs),
+    /// Make a self-signed certificate and its key for the TLS servers: cert.pem and key.pem
+    Certificate {
+        /// Where to put them
+        folder: PathBuf,
+    },
     /// A level-triggered epoll echo server without Python: the physical limit
     #[cfg(target_os = "linux")]
     RawServer(RawServerArgs),
@@ -48,10 +66,13 @@ enum Command {
 /// What every measured load shares.
 #[derive(Args, Clone)]
 pub(crate) struct Window {
-    /// Where the server listens
+    /// Where the server listens: `address:port` or `unix:/path`
     #[arg(long)]
-    address: SocketAddr,
-    /// Connections open at a time
+    address: Target,
+    /// Speak TLS 1.3 (echo, reply and http; handshake does so anyway)
+    #[arg(long)]
+    tls: bool,
+    /// Connections (or sockets) open at a time
     #[arg(long, default_value_t = 10)]
     connections: usize,
     /// Length of the measured window in seconds
@@ -133,6 +154,21 @@ struct ChurnArgs {
 }
 
 #[derive(Args)]
+struct DatagramsArgs {
+    #[command(flatten)]
+    window: Window,
+    /// Bytes per datagram
+    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(16..=65_507))]
+    size: u32,
+    /// Compare the content of every n-th reply (1: of all)
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..))]
+    verify_every: u64,
+    /// Send again (and count) what has had no reply for this many seconds
+    #[arg(long, default_value = "0.2", value_parser = parse_seconds)]
+    resend_after: Duration,
+}
+
+#[derive(Args)]
 struct IdleArgs {
     #[arg(long)]
     address: SocketAddr,
@@ -146,8 +182,15 @@ struct IdleArgs {
 #[cfg(target_os = "linux")]
 #[derive(Args)]
 struct RawServerArgs {
+    /// Where to listen: `address:port` or `unix:/path`
     #[arg(long, default_value = "127.0.0.1:0")]
-    address: SocketAddr,
+    address: Target,
+    /// Serve TLS with the cert.pem and key.pem of this folder
+    #[arg(long, value_name = "FOLDER")]
+    tls: Option<PathBuf>,
+    /// Serve UDP
+    #[arg(long, conflicts_with = "tls")]
+    udp: bool,
 }
 
 fn parse_seconds(text: &str) -> Result<Duration, String> {
@@ -180,7 +223,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Http(args) => {
             let exchange = http::Http::new(
-                args.window.address,
+                &args.window.address,
                 &args.path,
                 args.depth,
                 args.expect_status,
@@ -195,7 +238,24 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
                 reset_every: args.reset_every,
                 leave_every: args.leave_every,
             };
-            churn::run(&args.window, &shape)?
+            let lives = churn::Churn::new(args.window.address.inet()?, shape);
+            turnover::run("churn", &args.window, lives)?
+        }
+        Command::Handshake(window) => {
+            let lives = handshake::Handshakes::new(window.address.inet()?)?;
+            turnover::run("handshake", &window, lives)?
+        }
+        Command::Datagrams(args) => {
+            let shape = datagrams::Shape {
+                size: usize::try_from(args.size)?,
+                verify_every: args.verify_every,
+                resend_after: args.resend_after,
+            };
+            datagrams::run(&args.window, shape)?
+        }
+        Command::Certificate { folder } => {
+            tls::certificate::make(&folder)?;
+            return Ok(ExitCode::SUCCESS);
         }
         Command::Idle(args) => {
             idle::run(args.address, args.connections, args.touch_size)?;
@@ -203,7 +263,12 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         }
         #[cfg(target_os = "linux")]
         Command::RawServer(args) => {
-            raw_server::run(args.address)?;
+            let kind = match &args.tls {
+                Some(folder) => raw::Kind::Tls(folder),
+                None if args.udp => raw::Kind::Datagrams,
+                None => raw::Kind::Streams,
+            };
+            raw::run(&args.address, &kind)?;
             return Ok(ExitCode::SUCCESS);
         }
     };

@@ -26,6 +26,8 @@ pub(crate) struct Report {
     latency_us: Latency,
     pub(crate) errors: u64,
     first_error: Option<String>,
+    /// Datagrams sent again because no reply came in time; 0 for streams.
+    resent: u64,
     /// CPU seconds of the process named by --cpu-of; null where this cannot be read.
     server_cpu_s: Option<f64>,
     /// CPU seconds of the load itself: when this nears `seconds`, the load is what limits.
@@ -58,6 +60,7 @@ pub(crate) struct Meter {
     requests: u64,
     errors: u64,
     first_error: Option<String>,
+    resent: u64,
     last_reply_ns: u64,
     stall_ns: u64,
 }
@@ -94,6 +97,7 @@ impl Meter {
             requests: 0,
             errors: 0,
             first_error: None,
+            resent: 0,
             last_reply_ns: 0,
             stall_ns: as_ns(window.stall),
         };
@@ -164,6 +168,13 @@ impl Meter {
         }
     }
 
+    /// Something sent before was lost and is sent again.
+    pub(crate) fn count_resent(&mut self) {
+        if self.phase == Phase::Measure {
+            self.resent += 1;
+        }
+    }
+
     pub(crate) fn fail(&mut self, error: &impl ToString) {
         self.errors += 1;
         self.first_error.get_or_insert_with(|| error.to_string());
@@ -207,6 +218,7 @@ impl Meter {
             },
             errors: self.errors,
             first_error: self.first_error,
+            resent: self.resent,
             server_cpu_s: difference(self.cpu_start.0, server_cpu_end),
             load_cpu_s: difference(self.cpu_start.1, own_cpu_end),
         }

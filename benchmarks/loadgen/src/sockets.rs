@@ -38,14 +38,13 @@ fn make(address: SocketAddr, ordinal: u64) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// A connected nonblocking stream, made by a blocking connect.
+/// A connected stream, made by a blocking connect; it blocks.
 ///
 /// # Errors
 /// What socket, bind or connect say; a timeout after 10 s.
 pub(crate) fn connect(address: SocketAddr, ordinal: u64) -> io::Result<std::net::TcpStream> {
     let socket = make(address, ordinal)?;
     socket.connect_timeout(&address.into(), Duration::from_secs(10))?;
-    socket.set_nonblocking(true)?;
     Ok(socket.into())
 }
 

@@ -1,0 +1,96 @@
+//! Lives that consist of a TLS handshake: connect, full handshake, close.
+//!
+//! The client says `close_notify` as soon as the handshake is complete on its side, and the life ends well only when the
+//! server has answered with its own and then closed: a server cannot encrypt that before it has verified the handshake,
+//! so that no handshake counts which only one side believes in.
+
+use std::io::{self, Read as _};
+use std::net::SocketAddr;
+
+use mio::event::Source;
+use mio::net::TcpStream;
+
+use crate::churn::must_wait;
+use crate::sockets;
+use crate::tls::TlsStream;
+use crate::turnover::{Lives, Step};
+use crate::wire::{BUFFER_LEN, TlsClient};
+
+pub(crate) struct Life {
+    stream: TlsStream<TcpStream>,
+    has_said_goodbye: bool,
+}
+
+pub(crate) struct Handshakes {
+    address: SocketAddr,
+    client: TlsClient,
+    buffer: Vec<u8>,
+}
+
+impl Handshakes {
+    /// # Errors
+    /// When there is no OpenSSL 3.
+    pub(crate) fn new(address: SocketAddr) -> anyhow::Result<Self> {
+        Ok(Self {
+            address,
+            client: TlsClient::new()?,
+            buffer: vec![0; BUFFER_LEN],
+        })
+    }
+}
+
+impl Life {
+    fn go_on(&mut self, buffer: &mut [u8], is_readable: bool) -> io::Result<Step> {
+        self.stream.start_handshake()?;
+        loop {
+            if !self.has_said_goodbye && self.stream.session().is_established() {
+                self.has_said_goodbye = true;
+                self.stream.shut_down()?;
+            }
+            if !is_readable {
+                return Ok(Step::Goes);
+            }
+            match self.stream.read(buffer) {
+                Ok(0) if self.stream.has_socket_ended() => {
+                    return if self.stream.session().has_ended() {
+                        Ok(Step::Ends)
+                    } else {
+                        Err(io::Error::other("the server closed without close_notify"))
+                    };
+                }
+                Ok(0) => {}
+                Ok(_) => return Err(io::Error::other("a server that should be silent sent something")),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // The handshake may have become complete by what was read just now.
+                Err(error)
+                    if error.kind() == io::ErrorKind::WouldBlock
+                        && !self.has_said_goodbye
+                        && self.stream.session().is_established() => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+impl Lives for Handshakes {
+    type Life = Life;
+
+    fn begin(&mut self, ordinal: u64) -> anyhow::Result<Life> {
+        let socket = TcpStream::from_std(sockets::start_connect(self.address, ordinal)?);
+        Ok(Life {
+            stream: self.client.start(socket)?,
+            has_said_goodbye: false,
+        })
+    }
+
+    fn source(life: &mut Life) -> &mut impl Source {
+        &mut life.stream
+    }
+
+    fn go_on(&mut self, life: &mut Life, is_readable: bool, _is_writable: bool) -> Result<Step, String> {
+        match life.go_on(&mut self.buffer, is_readable) {
+            Err(error) if must_wait(&error) => Ok(Step::Goes),
+            outcome => outcome.map_err(|error| error.to_string()),
+        }
+    }
+}

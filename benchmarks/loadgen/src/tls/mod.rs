@@ -1,0 +1,10 @@
+//! TLS through OpenSSL: [`session`] is one side without a socket, [`stream`] puts it on one.
+
+pub(crate) mod certificate;
+mod library;
+mod session;
+mod stream;
+
+pub(crate) use library::library;
+pub(crate) use session::{Context, Session};
+pub(crate) use stream::{Scratch, TlsStream};

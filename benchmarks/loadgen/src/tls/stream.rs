@@ -1,0 +1,170 @@
+//! A client's TLS session on a nonblocking socket, as the engine reads and writes any stream.
+
+use std::cell::RefCell;
+use std::io::{self, Read, Write};
+use std::rc::Rc;
+
+use mio::event::Source;
+use mio::{Interest, Registry, Token};
+
+use super::session::{Context, Session};
+use crate::wire::Wire;
+
+/// Room for ciphertext, shared by all connections of the thread.
+pub(crate) type Scratch = Rc<RefCell<Vec<u8>>>;
+
+pub(crate) struct TlsStream<S> {
+    socket: S,
+    session: Session,
+    scratch: Scratch,
+    /// Did the last read leave something in the socket?
+    may_hold_more: bool,
+    has_socket_ended: bool,
+}
+
+impl<S: Read + Write> TlsStream<S> {
+    /// The handshake begins with the first read, write or flush.
+    ///
+    /// # Errors
+    /// When OpenSSL has no memory.
+    pub(crate) fn new(socket: S, context: &Context, scratch: &Scratch) -> anyhow::Result<Self> {
+        Ok(Self {
+            socket,
+            session: context.session()?,
+            scratch: Rc::clone(scratch),
+            may_hold_more: true,
+            has_socket_ended: false,
+        })
+    }
+
+    /// Completes the handshake on a blocking socket.
+    ///
+    /// # Errors
+    /// When the server refuses, ends or does not answer in the socket's time.
+    pub(crate) fn establish(&mut self) -> io::Result<()> {
+        let mut plain = vec![0; self.scratch.borrow().len()];
+        while !self.session.handshake()? {
+            self.flush()?;
+            let scratch = Rc::clone(&self.scratch);
+            let mut ciphertext = scratch.borrow_mut();
+            let count = self.socket.read(&mut ciphertext)?;
+            if count == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            if self.session.open(&ciphertext[..count], &mut plain)? > 0 {
+                return Err(io::Error::other("the server spoke first"));
+            }
+        }
+        self.flush()
+    }
+
+    /// Sends the first message, if that has not been done; reading does the rest.
+    ///
+    /// # Errors
+    /// What send says, except that it would block.
+    pub(crate) fn start_handshake(&mut self) -> io::Result<()> {
+        self.session.handshake()?;
+        self.flush()
+    }
+
+    /// The same session on the same socket in another form.
+    ///
+    /// # Errors
+    /// What the change of form says.
+    pub(crate) fn convert<T>(self, change: impl FnOnce(S) -> io::Result<T>) -> io::Result<TlsStream<T>> {
+        Ok(TlsStream {
+            socket: change(self.socket)?,
+            session: self.session,
+            scratch: self.scratch,
+            may_hold_more: self.may_hold_more,
+            has_socket_ended: self.has_socket_ended,
+        })
+    }
+
+    pub(crate) fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// Says that nothing more will be sent.
+    ///
+    /// # Errors
+    /// What send says, except that it would block.
+    pub(crate) fn shut_down(&mut self) -> io::Result<()> {
+        self.session.shut_down();
+        self.flush()
+    }
+
+    /// Has the socket been read up to its end?
+    pub(crate) fn has_socket_ended(&self) -> bool {
+        self.has_socket_ended
+    }
+}
+
+impl<S: Read + Write> Read for TlsStream<S> {
+    /// Plaintext; 0 at the end. `buffer` is at least as long as the scratch.
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let scratch = Rc::clone(&self.scratch);
+        let mut ciphertext = scratch.borrow_mut();
+        loop {
+            let count = self.socket.read(&mut ciphertext)?;
+            self.has_socket_ended = count == 0;
+            self.may_hold_more = count == ciphertext.len();
+            if count == 0 {
+                return Ok(0);
+            }
+            let length = self.session.open(&ciphertext[..count], buffer)?;
+            self.flush()?;
+            if length > 0 || self.session.has_ended() {
+                return Ok(length);
+            }
+        }
+    }
+}
+
+impl<S: Read + Write> Write for TlsStream<S> {
+    /// All of it or nothing. What does not fit into the socket is kept for `flush`.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if !self.session.is_established() {
+            self.session.handshake()?;
+        }
+        self.flush()?;
+        if !self.session.outgoing().is_empty() || !self.session.seal(bytes)? {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        self.flush()?;
+        Ok(bytes.len())
+    }
+
+    /// Sends what the socket takes now.
+    fn flush(&mut self) -> io::Result<()> {
+        while !self.session.outgoing().is_empty() {
+            match self.socket.write(self.session.outgoing()) {
+                Ok(count) => self.session.take_outgoing(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<S: Source> Source for TlsStream<S> {
+    fn register(&mut self, registry: &Registry, token: Token, interests: Interest) -> io::Result<()> {
+        self.socket.register(registry, token, interests)
+    }
+
+    fn reregister(&mut self, registry: &Registry, token: Token, interests: Interest) -> io::Result<()> {
+        self.socket.reregister(registry, token, interests)
+    }
+
+    fn deregister(&mut self, registry: &Registry) -> io::Result<()> {
+        self.socket.deregister(registry)
+    }
+}
+
+impl<S: Read + Write + Source> Wire for TlsStream<S> {
+    fn may_hold_more(&self, _count: usize, _buffer_len: usize) -> bool {
+        self.may_hold_more
+    }
+}
