@@ -15,6 +15,9 @@ ARGS   ?=
 
 RUST_SOURCES := Cargo.toml $(wildcard Cargo.lock build.rs) $(shell find src -name '*.rs')
 LOADGEN      := benchmarks/loadgen/Cargo.toml
+BRIDGE       := examples/tokio_bridge/Cargo.toml
+# The stable ABI asks no interpreter, and so does not build anew for each.
+BRIDGE_ENV   := PYO3_NO_PYTHON=1 PYO3_BUILD_EXTENSION_MODULE=1 CARGO_TARGET_DIR=target/examples/abi3
 LINTED       := python tests benchmarks examples
 
 # pyo3 asks an interpreter for its version; the same one for every command, so that nothing is built twice.
@@ -59,9 +62,11 @@ conformance: build ## only CPython's own asyncio tests
 lint: $(VENV)/.tools ## rustfmt, clippy, ruff and mypy; changes nothing
 	$(CARGO) fmt --check
 	$(CARGO) fmt --check --manifest-path $(LOADGEN)
+	$(CARGO) fmt --check --manifest-path $(BRIDGE)
 	$(CARGO) clippy --quiet --all-targets -- -D warnings
 	$(CARGO) clippy --quiet --all-targets --no-default-features -- -D warnings
 	$(CARGO) clippy --quiet --all-targets --manifest-path $(LOADGEN) -- -D warnings
+	$(BRIDGE_ENV) $(CARGO) clippy --quiet --all-targets --manifest-path $(BRIDGE) -- -D warnings
 	$(BIN)/ruff check $(LINTED)
 	$(BIN)/ruff format --check $(LINTED)
 	$(BIN)/mypy
@@ -69,6 +74,7 @@ lint: $(VENV)/.tools ## rustfmt, clippy, ruff and mypy; changes nothing
 format: $(VENV)/.tools ## rewrite Rust and Python to the project's format
 	$(CARGO) fmt
 	$(CARGO) fmt --manifest-path $(LOADGEN)
+	$(CARGO) fmt --manifest-path $(BRIDGE)
 	$(BIN)/ruff check --quiet --fix --exit-zero $(LINTED)
 	$(BIN)/ruff format $(LINTED)
 
