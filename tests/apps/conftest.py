@@ -15,6 +15,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.apps import requirements
+from tests.apps.certificates import Certificates
+from tests.apps.daemons import Postgres, PostgresAddress, Redis, RedisAddress
+
 KINDS = {"asyncio": "asyncio:SelectorEventLoop", "grapeshot": "grapeshot:new_event_loop"}
 HANG_AFTER_S = 90.0
 CAP_S = 10.0
@@ -27,6 +31,53 @@ def _enough_descriptors() -> None:
     if soft < WANTED_FDS:
         wanted = WANTED_FDS if hard == resource.RLIM_INFINITY else min(WANTED_FDS, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """For localhost and 127.0.0.1."""
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def redis_server(certificates: Certificates) -> Iterator[RedisAddress]:
+    """Where a Redis of our own listens."""
+    with Redis(certificates) as server:
+        yield server.address
+
+
+@pytest.fixture(scope="session")
+def postgres_server(certificates: Certificates) -> Iterator[PostgresAddress]:
+    """Where a PostgreSQL of our own listens."""
+    with Postgres(certificates) as server:
+        yield server.address
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    import grapeshot
+
+    names = {"tls": "start_tls", "unix": "create_unix_server", "programs": "subprocess_exec"}
+    lacks = {
+        word
+        for word, name in names.items()
+        if getattr(grapeshot.Loop, name) is getattr(asyncio.AbstractEventLoop, name)
+    }
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        if callspec is None or callspec.params.get("kind") != "grapeshot":
+            continue
+        words = set(item.name.replace("[", "_").replace("]", "_").replace("-", "_").split("_"))
+        if words & {"https", "wss", "authority"}:
+            words.add("tls")
+        if words & lacks and "tornado" not in str(item.path):
+            item.add_marker(pytest.mark.skip(reason="not there yet"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if requirements.ABSENT:
+        terminalreporter.section("NOT TESTED: programs are missing on this machine", sep="=")
+        for what, where_from in requirements.ABSENT.items():
+            terminalreporter.write_line(f"{what} ({where_from}): everything that needs it was left out")
 
 
 @pytest.fixture(params=list(KINDS))

@@ -1,5 +1,7 @@
 """One small application on three servers (aiohttp, tornado, uvicorn), each on a loop and in a thread of its own.
 
+Each serves HTTP, or HTTPS if it is given certificates.
+
 The routes, the same everywhere:
 
     GET  /hello            "hello"
@@ -38,6 +40,8 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tests.apps.certificates import Certificates
+
 CAP_S = 30.0
 BACKLOG = 1024
 PIECE_LEN_BYTES = 64 * 1024
@@ -69,8 +73,12 @@ class Journal:
 class App(ABC):
     """The application on one server. `with` starts it in a thread and stops it gracefully."""
 
-    def __init__(self, factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    def __init__(
+        self, factory: Callable[[], asyncio.AbstractEventLoop], certificates: Certificates | None = None
+    ) -> None:
         self.factory = factory
+        self.certificates = certificates
+        self.for_client = certificates and certificates.for_client()  # the client's side of TLS
         self.journal = Journal()
         self.contexts: list[dict[str, Any]] = []
         self.port = 0
@@ -177,7 +185,8 @@ class AiohttpApp(App):
         )
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=CAP_S)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0, backlog=BACKLOG).start()
+        tls = self.certificates and self.certificates.for_server()
+        await web.TCPSite(self._runner, "127.0.0.1", 0, backlog=BACKLOG, ssl_context=tls).start()
         self.port = self._runner.addresses[0][1]
 
     async def shut_down(self) -> None:
@@ -337,7 +346,8 @@ class TornadoApp(App):
             ],
             log_function=lambda _handler: None,
         )
-        self._server = tornado.httpserver.HTTPServer(app)
+        tls = self.certificates and self.certificates.for_server()
+        self._server = tornado.httpserver.HTTPServer(app, ssl_options=tls)
         self._server.listen(0, "127.0.0.1", backlog=BACKLOG)
         [listener] = self._server._sockets.values()
         self.port = listener.getsockname()[1]
@@ -405,6 +415,8 @@ class UvicornApp(App):
             lifespan="off",
             log_config=None,
             access_log=False,
+            ssl_certfile=self.certificates and self.certificates.chain_file,
+            ssl_keyfile=self.certificates and self.certificates.key_file,
         )
         config.load()
         assert config.http_protocol_class is HttpToolsProtocol

@@ -1,4 +1,4 @@
-"""aiohttp's client and its websockets, client and server on the same loop under test."""
+"""aiohttp's client and its websockets, client and server on the same loop under test, in plain text and over TLS."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from tests.apps.certificates import Certificates
 from tests.apps.servers import PAYLOAD, PAYLOAD_DIGEST, iter_pieces
 from tests.apps.wire import TIMEOUT_S, Wire, head
 
@@ -23,19 +24,40 @@ Run = Callable[..., Any]
 CODES = web.AppKey("codes", list)  # with which codes websockets were closed
 
 
-@contextlib.asynccontextmanager
-async def serving(*routes: web.RouteDef, codes: list[int | None] | None = None) -> AsyncIterator[str]:
-    """The base URL of a server with these routes."""
-    app = web.Application()
-    app[CODES] = [] if codes is None else codes
-    app.add_routes(routes)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+class Ends:
+    """A server and its clients, over HTTP or, with certificates, over HTTPS."""
+
+    def __init__(self, certificates: Certificates | None) -> None:
+        self.certificates = certificates
+
+    @contextlib.asynccontextmanager
+    async def serving(self, *routes: web.RouteDef, codes: list[int | None] | None = None) -> AsyncIterator[str]:
+        """The base URL of a server with these routes."""
+        app = web.Application()
+        app[CODES] = [] if codes is None else codes
+        app.add_routes(routes)
+        async with self.serving_app(app) as (url, _):
+            yield url
+
+    @contextlib.asynccontextmanager
+    async def serving_app(self, app: web.Application) -> AsyncIterator[tuple[str, web.AppRunner]]:
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        try:
+            tls = self.certificates and self.certificates.for_server()
+            await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024, ssl_context=tls).start()
+            yield f"{'https' if tls else 'http'}://127.0.0.1:{runner.addresses[0][1]}", runner
+        finally:
+            await runner.cleanup()
+
+    def session(self, *, limit: int = 100, **options: Any) -> aiohttp.ClientSession:
+        tls = self.certificates.for_client() if self.certificates else True
+        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=limit, ssl=tls), **options)
+
+
+@pytest.fixture(params=["http", "https"])
+def ends(request: pytest.FixtureRequest, certificates: Certificates) -> Ends:
+    return Ends(certificates if request.param == "https" else None)
 
 
 async def send_payload(request: web.Request) -> web.StreamResponse:
@@ -58,7 +80,7 @@ async def number(request: web.Request) -> web.Response:
     return web.Response(text=request.query["n"])
 
 
-def test_client_reuses_its_connection(run: Run) -> None:
+def test_client_reuses_its_connection(run: Run, ends: Ends) -> None:
     async def main() -> None:
         made, reused = [], []
 
@@ -71,7 +93,7 @@ def test_client_reuses_its_connection(run: Run) -> None:
         trace = aiohttp.TraceConfig()
         trace.on_connection_create_end.append(on_create)
         trace.on_connection_reuseconn.append(on_reuse)
-        async with serving(web.get("/number", number)) as url, aiohttp.ClientSession(trace_configs=[trace]) as session:
+        async with ends.serving(web.get("/number", number)) as url, ends.session(trace_configs=[trace]) as session:
             for n in range(100):
                 async with session.get(f"{url}/number?n={n}") as response:
                     assert await response.text() == str(n)
@@ -80,20 +102,20 @@ def test_client_reuses_its_connection(run: Run) -> None:
     run(main())
 
 
-def test_client_resolves_a_name(run: Run) -> None:
+def test_client_resolves_a_name(run: Run, ends: Ends) -> None:
     async def main() -> None:
-        async with serving(web.get("/number", number)) as url, aiohttp.ClientSession() as session:
+        async with ends.serving(web.get("/number", number)) as url, ends.session() as session:
             async with session.get(f"{url.replace('127.0.0.1', 'localhost')}/number?n=1") as response:
                 assert await response.text() == "1"
 
     run(main())
 
 
-def test_client_streams_10_mb_both_ways(run: Run) -> None:
+def test_client_streams_10_mb_both_ways(run: Run, ends: Ends) -> None:
     async def main() -> None:
         async with (
-            serving(web.get("/payload", send_payload), web.post("/digest", digest)) as url,
-            aiohttp.ClientSession() as session,
+            ends.serving(web.get("/payload", send_payload), web.post("/digest", digest)) as url,
+            ends.session() as session,
         ):
             received = hashlib.sha256()
             async with session.get(f"{url}/payload") as response:
@@ -106,7 +128,7 @@ def test_client_streams_10_mb_both_ways(run: Run) -> None:
     run(main())
 
 
-def test_client_has_500_requests_in_flight(run: Run) -> None:
+def test_client_has_500_requests_in_flight(run: Run, ends: Ends) -> None:
     async def main() -> None:
         waiting = 0
         all_there = asyncio.Event()
@@ -119,8 +141,7 @@ def test_client_has_500_requests_in_flight(run: Run) -> None:
             await all_there.wait()
             return await number(request)
 
-        connector = aiohttp.TCPConnector(limit=0)
-        async with serving(web.get("/gather", gather)) as url, aiohttp.ClientSession(connector=connector) as session:
+        async with ends.serving(web.get("/gather", gather)) as url, ends.session(limit=0) as session:
 
             async def client(n: int) -> str:
                 async with session.get(f"{url}/gather?n={n}") as response:
@@ -131,7 +152,7 @@ def test_client_has_500_requests_in_flight(run: Run) -> None:
     run(main())
 
 
-def test_client_gives_up_and_goes_on(run: Run) -> None:
+def test_client_gives_up_and_goes_on(run: Run, ends: Ends) -> None:
     async def main() -> None:
         never = asyncio.Event()
 
@@ -147,8 +168,8 @@ def test_client_gives_up_and_goes_on(run: Run) -> None:
             return response
 
         async with (
-            serving(web.get("/held", held), web.get("/stall", stall), web.get("/number", number)) as url,
-            aiohttp.ClientSession() as session,
+            ends.serving(web.get("/held", held), web.get("/stall", stall), web.get("/number", number)) as url,
+            ends.session() as session,
         ):
             with pytest.raises(TimeoutError):
                 await session.get(f"{url}/held", timeout=aiohttp.ClientTimeout(total=0.05))
@@ -166,7 +187,7 @@ def test_client_gives_up_and_goes_on(run: Run) -> None:
     run(main())
 
 
-def test_server_goes_in_the_middle_of_its_reply(run: Run) -> None:
+def test_server_goes_in_the_middle_of_its_reply(run: Run, ends: Ends) -> None:
     async def main() -> None:
         async def cut(request: web.Request) -> web.StreamResponse:
             response = web.StreamResponse(headers={"Content-Length": str(len(PAYLOAD))})
@@ -176,7 +197,7 @@ def test_server_goes_in_the_middle_of_its_reply(run: Run) -> None:
             request.transport.close()
             return response
 
-        async with serving(web.get("/cut", cut), web.get("/number", number)) as url, aiohttp.ClientSession() as session:
+        async with ends.serving(web.get("/cut", cut), web.get("/number", number)) as url, ends.session() as session:
             async with session.get(f"{url}/cut") as response:
                 with pytest.raises(aiohttp.ClientPayloadError):
                     await response.read()
@@ -202,10 +223,10 @@ async def echo(request: web.Request) -> web.WebSocketResponse:
     return socket
 
 
-def test_websocket_echo(run: Run) -> None:
+def test_websocket_echo(run: Run, ends: Ends) -> None:
     async def main() -> None:
         codes: list[int | None] = []
-        async with serving(web.get("/echo", echo), codes=codes) as url, aiohttp.ClientSession() as session:
+        async with ends.serving(web.get("/echo", echo), codes=codes) as url, ends.session() as session:
             async with session.ws_connect(f"{url}/echo", max_msg_size=2 * len(PAYLOAD)) as socket:
                 for length in (0, 1, 125, 126, 65535, 65536, len(PAYLOAD)):
                     await socket.send_bytes(PAYLOAD[:length])
@@ -220,7 +241,7 @@ def test_websocket_echo(run: Run) -> None:
     run(main())
 
 
-def test_websocket_broadcast_to_100_clients(run: Run) -> None:
+def test_websocket_broadcast_to_100_clients(run: Run, ends: Ends) -> None:
     async def main() -> None:
         members: set[web.WebSocketResponse] = set()
 
@@ -234,7 +255,7 @@ def test_websocket_broadcast_to_100_clients(run: Run) -> None:
             members.discard(socket)
             return socket
 
-        async with serving(web.get("/room", room)) as url, aiohttp.ClientSession() as session:
+        async with ends.serving(web.get("/room", room)) as url, ends.session() as session:
             sockets = [await session.ws_connect(f"{url}/room") for _ in range(100)]
             for socket in sockets:
                 assert await socket.receive_str() == "welcome"
@@ -247,7 +268,7 @@ def test_websocket_broadcast_to_100_clients(run: Run) -> None:
     run(main())
 
 
-def test_websocket_client_is_lost(run: Run) -> None:
+def test_websocket_client_is_lost(run: Run, ends: Ends) -> None:
     async def main() -> None:
         lost: asyncio.Queue[aiohttp.WSMsgType] = asyncio.Queue()
 
@@ -258,7 +279,7 @@ def test_websocket_client_is_lost(run: Run) -> None:
             lost.put_nowait((await socket.receive()).type)
             return socket
 
-        async with serving(web.get("/listen", listen)) as url, aiohttp.ClientSession() as session:
+        async with ends.serving(web.get("/listen", listen)) as url, ends.session() as session:
             for _ in range(10):
                 socket = await session.ws_connect(f"{url}/listen")
                 assert await socket.receive_str() == "ready"
@@ -273,7 +294,7 @@ def test_websocket_client_is_lost(run: Run) -> None:
     run(main())
 
 
-def test_websockets_are_closed_by_a_shutdown(run: Run) -> None:
+def test_websockets_are_closed_by_a_shutdown(run: Run, ends: Ends) -> None:
     async def main() -> None:
         members: list[web.WebSocketResponse] = []
 
@@ -293,12 +314,8 @@ def test_websockets_are_closed_by_a_shutdown(run: Run) -> None:
         app = web.Application()
         app.add_routes([web.get("/room", room)])
         app.on_shutdown.append(shut_down)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        async with aiohttp.ClientSession() as session:
-            url = f"http://127.0.0.1:{runner.addresses[0][1]}/room"
-            sockets = [await session.ws_connect(url) for _ in range(10)]
+        async with ends.serving_app(app) as (url, runner), ends.session() as session:
+            sockets = [await session.ws_connect(f"{url}/room") for _ in range(10)]
             for socket in sockets:
                 assert await socket.receive_str() == "welcome"
             _, *messages = await asyncio.gather(runner.cleanup(), *(socket.receive() for socket in sockets))

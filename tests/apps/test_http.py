@@ -1,4 +1,4 @@
-"""The same requests to aiohttp, tornado and uvicorn.
+"""The same requests to aiohttp, tornado and uvicorn, by HTTP and by HTTPS.
 
 Each server runs on the loop under test, the clients on blocking sockets or on asyncio's own loop.
 """
@@ -7,22 +7,36 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import hashlib
 import socket
 import time
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.apps.certificates import Certificates
 from tests.apps.servers import APPS, PAYLOAD, PAYLOAD_DIGEST, PIECE_LEN_BYTES, App, pieces
 from tests.apps.wire import HOST, TIMEOUT_S, Stream, Wire, chunk, head, on_asyncio
 
 CLIENTS = 500
 
 
+@pytest.fixture(params=["http", "https"])
+def scheme(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    return chosen
+
+
 @pytest.fixture(params=list(APPS))
-def app(request: pytest.FixtureRequest, factory: Callable[[], asyncio.AbstractEventLoop]) -> Iterator[App]:
-    with APPS[request.param](factory) as running:
+def app(
+    request: pytest.FixtureRequest,
+    factory: Callable[[], asyncio.AbstractEventLoop],
+    scheme: str,
+    certificates: Certificates,
+) -> Iterator[App]:
+    with APPS[request.param](factory, certificates if scheme == "https" else None) as running:
         yield running
 
 
@@ -31,7 +45,7 @@ def is_payload(body: bytes) -> bool:
 
 
 def test_keep_alive(app: App) -> None:
-    with Wire(app.port) as wire:
+    with Wire(app.port, app.for_client) as wire:
         own_port = str(wire.sock.getsockname()[1])
         for n in range(200):
             assert wire.get(f"/number?n={n}").text == str(n)
@@ -43,7 +57,7 @@ def test_keep_alive(app: App) -> None:
 def test_pipelining(app: App) -> None:
     body = b"x" * 5000
     post = head("POST", "/digest", f"Content-Length: {len(body)}") + body
-    with Wire(app.port) as wire:
+    with Wire(app.port, app.for_client) as wire:
         gets = [head("GET", f"/number?n={n}") for n in range(60)]
         wire.send(b"".join([*gets[:30], post, *gets[30:]]))
         assert [wire.reply().text for _ in range(30)] == [str(n) for n in range(30)]
@@ -52,7 +66,7 @@ def test_pipelining(app: App) -> None:
 
 
 def test_a_request_byte_by_byte(app: App) -> None:
-    with Wire(app.port) as wire:
+    with Wire(app.port, app.for_client) as wire:
         request = head("POST", "/digest", "Transfer-Encoding: chunked") + chunk(b"abc") + chunk(b"de") + chunk(b"")
         for byte in request:
             wire.send(bytes([byte]))
@@ -60,7 +74,7 @@ def test_a_request_byte_by_byte(app: App) -> None:
 
 
 def test_streams_10_mb_down(app: App) -> None:
-    with Wire(app.port) as wire:
+    with Wire(app.port, app.for_client) as wire:
         for _ in range(2):
             reply = wire.get("/payload")
             assert reply.fields["transfer-encoding"] == "chunked"
@@ -69,7 +83,7 @@ def test_streams_10_mb_down(app: App) -> None:
 
 
 def test_streams_10_mb_to_a_slow_reader(app: App) -> None:
-    with Wire(app.port) as wire, Wire(app.port) as other:
+    with Wire(app.port, app.for_client) as wire, Wire(app.port, app.for_client) as other:
         wire.send(head("GET", "/payload"))
         wire.reply_head()
         for _ in range(50):  # the server is held up by the first client only
@@ -83,7 +97,7 @@ def test_streams_10_mb_to_a_slow_reader(app: App) -> None:
 
 @pytest.mark.parametrize("coding", ["content-length", "chunked"])
 def test_streams_10_mb_up(app: App, coding: str) -> None:
-    with Wire(app.port) as wire:
+    with Wire(app.port, app.for_client) as wire:
         if coding == "chunked":
             wire.send(head("POST", "/digest", "Transfer-Encoding: chunked"))
             for piece in [*pieces(), b""]:
@@ -108,7 +122,7 @@ def test_streams_10_mb_both_ways_at_once(app: App, coding: str) -> None:
             stream.writer.write(chunk(b""))
 
     async def client() -> bytes:
-        stream = await Stream.connect(app.port)
+        stream = await Stream.connect(app.port, app.for_client)
         try:
             _, reply = await asyncio.gather(send(stream), stream.reply())
             return reply.body
@@ -120,7 +134,7 @@ def test_streams_10_mb_both_ways_at_once(app: App, coding: str) -> None:
 
 def test_500_concurrent_clients(app: App) -> None:
     async def client(number: int) -> list[str]:
-        stream = await Stream.connect(app.port)
+        stream = await Stream.connect(app.port, app.for_client)
         try:
             texts = [(await stream.get(f"/gather?n={CLIENTS}")).text]
             texts += [(await stream.get(f"/number?n={number * 10 + n}")).text for n in range(5)]
@@ -138,24 +152,24 @@ def test_500_concurrent_clients(app: App) -> None:
 @pytest.mark.parametrize("how", ["close", "reset"])
 def test_client_goes_in_the_middle_of_its_body(app: App, how: str) -> None:
     for _ in range(3):
-        wire = Wire(app.port)
+        wire = Wire(app.port, app.for_client)
         wire.send(head("POST", "/digest", f"Content-Length: {len(PAYLOAD)}") + PAYLOAD[: 1024 * 1024])
         app.journal.wait("upload-begun")
         getattr(wire, how)()
     app.journal.wait("upload-lost", 3)
-    with Wire(app.port) as wire:
+    with Wire(app.port, app.for_client) as wire:
         assert wire.get("/hello").text == "hello"
 
 
 @pytest.mark.parametrize("how", ["close", "reset"])
 def test_client_goes_in_the_middle_of_the_reply(app: App, how: str) -> None:
     for _ in range(3):
-        wire = Wire(app.port)
+        wire = Wire(app.port, app.for_client)
         wire.send(head("GET", "/endless"))
         wire.exactly(1024 * 1024)
         getattr(wire, how)()
     app.journal.wait("download-lost", 3)
-    with Wire(app.port) as wire:
+    with Wire(app.port, app.for_client) as wire:
         assert wire.get("/hello").text == "hello"
 
 
@@ -163,13 +177,13 @@ def test_many_clients_go_while_others_stay(app: App) -> None:
     """Descriptors are closed and reused all the time; nobody may see the bytes of another."""
 
     async def leaver() -> None:
-        stream = await Stream.connect(app.port)
+        stream = await Stream.connect(app.port, app.for_client)
         stream.writer.write(head("GET", "/payload"))
         await stream.reader.readexactly(PIECE_LEN_BYTES)
         stream.writer.transport.abort()
 
     async def stayer(number: int) -> None:
-        stream = await Stream.connect(app.port)
+        stream = await Stream.connect(app.port, app.for_client)
         for n in range(50):
             assert (await stream.get(f"/number?n={number}-{n}")).text == f"{number}-{n}"
         await stream.close()
@@ -180,9 +194,9 @@ def test_many_clients_go_while_others_stay(app: App) -> None:
     on_asyncio(everyone())
 
 
-def test_graceful_shutdown_with_requests_in_flight(app: App) -> None:
-    wires = [Wire(app.port) for _ in range(5)]
-    idle = Wire(app.port)
+def test_graceful_shutdown_with_requests_in_flight(kind: str, app: App) -> None:
+    wires = [Wire(app.port, app.for_client) for _ in range(5)]
+    idle = Wire(app.port, app.for_client)
     assert idle.get("/hello").text == "hello"
     for wire in wires:
         wire.send(head("GET", "/held"))
@@ -197,6 +211,12 @@ def test_graceful_shutdown_with_requests_in_flight(app: App) -> None:
     assert idle.is_at_end()
     idle.close()
     app.join()
+    if kind == "asyncio" and app.for_client is not None:
+        # Closed while a transport waits for the other end's close_notify, asyncio's loop leaves its socket to the
+        # garbage collector.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
 
 
 def wait_until_refused(port: int) -> None:

@@ -1,14 +1,16 @@
-"""Tornado on the loop under test: its IOLoop, timers, streams, TCP server, HTTP client and websockets."""
+"""Tornado on the loop under test: its IOLoop, timers, streams, TCP server, HTTP client and websockets; TLS too."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import tornado.gen
 import tornado.httpclient
 import tornado.httpserver
@@ -20,10 +22,19 @@ import tornado.tcpserver
 import tornado.web
 import tornado.websocket
 
+from tests.apps.certificates import Certificates
 from tests.apps.servers import PAYLOAD, pieces
 from tests.apps.wire import TIMEOUT_S
 
 Run = Callable[..., Any]
+
+
+@pytest.fixture(params=["plain", "tls"])
+def tls(request: pytest.FixtureRequest, certificates: Certificates) -> dict[str, ssl.SSLContext | None]:
+    """`server` and `client`: their contexts, None in plain text."""
+    if request.param == "plain":
+        return {"server": None, "client": None}
+    return {"server": certificates.for_server(), "client": certificates.for_client()}
 
 
 def test_ioloop_takes_the_installed_loop() -> None:
@@ -124,13 +135,14 @@ class LineServer(tornado.tcpserver.TCPServer):
             stream.close()
 
 
-def test_iostream(run: Run) -> None:
+def test_iostream(run: Run, tls: dict[str, Any]) -> None:
     async def main() -> None:
-        server = LineServer()
+        server = LineServer(ssl_options=tls["server"])
         server.listen(0, "127.0.0.1")
         [listener] = server._sockets.values()
         client = tornado.tcpclient.TCPClient()
-        streams = [await client.connect("127.0.0.1", listener.getsockname()[1]) for _ in range(50)]
+        port = listener.getsockname()[1]
+        streams = [await client.connect("127.0.0.1", port, ssl_options=tls["client"]) for _ in range(50)]
         for n, stream in enumerate(streams):
             await stream.write(f"line {n}\n".encode())
         for n, stream in enumerate(streams):
@@ -141,6 +153,34 @@ def test_iostream(run: Run) -> None:
         for stream in streams:
             stream.close()
         client.close()
+        server.stop()
+        await settle()
+
+    run(main())
+
+
+def test_start_tls_on_an_iostream(run: Run, certificates: Certificates) -> None:
+    """As SMTP and its relatives do: both ends talk in plain text first."""
+
+    class Upgrading(tornado.tcpserver.TCPServer):
+        async def handle_stream(self, stream: tornado.iostream.IOStream, address: Any) -> None:
+            assert await stream.read_until(b"\n") == b"STARTTLS\n"
+            await stream.write(b"go on\n")
+            secured = await stream.start_tls(server_side=True, ssl_options=certificates.for_server())
+            await secured.write((await secured.read_until(b"\n")).upper())
+            secured.close()
+
+    async def main() -> None:
+        server = Upgrading()
+        server.listen(0, "127.0.0.1")
+        [listener] = server._sockets.values()
+        stream = await tornado.tcpclient.TCPClient().connect("127.0.0.1", listener.getsockname()[1])
+        await stream.write(b"STARTTLS\n")
+        assert await stream.read_until(b"\n") == b"go on\n"
+        secured = await stream.start_tls(False, certificates.for_client(), server_hostname="localhost")
+        await secured.write(b"secret\n")
+        assert await secured.read_until(b"\n") == b"SECRET\n"
+        secured.close()
         server.stop()
         await settle()
 
@@ -169,18 +209,22 @@ class Socket(tornado.websocket.WebSocketHandler):
         self.write_message(message, binary=isinstance(message, bytes))
 
 
-def listening(app: tornado.web.Application) -> tuple[tornado.httpserver.HTTPServer, int]:
-    server = tornado.httpserver.HTTPServer(app)
+def listening(
+    app: tornado.web.Application, tls: ssl.SSLContext | None = None
+) -> tuple[tornado.httpserver.HTTPServer, int]:
+    server = tornado.httpserver.HTTPServer(app, ssl_options=tls)
     server.listen(0, "127.0.0.1", backlog=1024)
     [listener] = server._sockets.values()
     return server, listener.getsockname()[1]
 
 
-def test_http_client(run: Run) -> None:
+def test_http_client(run: Run, tls: dict[str, Any]) -> None:
     async def main() -> None:
-        server, port = listening(tornado.web.Application([("/", Digest)], log_function=lambda _: None))
-        url = f"http://127.0.0.1:{port}/"
-        client = tornado.httpclient.AsyncHTTPClient(force_instance=True, max_clients=100)
+        app = tornado.web.Application([("/", Digest)], log_function=lambda _: None)
+        server, port = listening(app, tls["server"])
+        url = f"{'https' if tls['server'] else 'http'}://127.0.0.1:{port}/"
+        defaults = {"ssl_options": tls["client"]}
+        client = tornado.httpclient.AsyncHTTPClient(force_instance=True, max_clients=100, defaults=defaults)
         received = hashlib.sha256()
         await client.fetch(url, streaming_callback=received.update)
         assert received.digest() == hashlib.sha256(PAYLOAD).digest()
@@ -194,10 +238,13 @@ def test_http_client(run: Run) -> None:
     run(main())
 
 
-def test_websocket(run: Run) -> None:
+def test_websocket(run: Run, tls: dict[str, Any]) -> None:
     async def main() -> None:
-        server, port = listening(tornado.web.Application([("/", Socket)], log_function=lambda _: None))
-        sockets = [await tornado.websocket.websocket_connect(f"ws://127.0.0.1:{port}/") for _ in range(20)]
+        app = tornado.web.Application([("/", Socket)], log_function=lambda _: None)
+        server, port = listening(app, tls["server"])
+        url = f"{'wss' if tls['server'] else 'ws'}://127.0.0.1:{port}/"
+        request = tornado.httpclient.HTTPRequest(url, ssl_options=tls["client"])
+        sockets = [await tornado.websocket.websocket_connect(request) for _ in range(20)]
         for n, client in enumerate(sockets):
             await client.write_message(f"message {n}")
             await client.write_message(PAYLOAD[: 1024 * n], binary=True)

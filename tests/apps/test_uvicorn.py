@@ -1,4 +1,7 @@
-"""uvicorn as a library (is httptools really in use?) and from the command line, with `--loop module:factory`."""
+"""uvicorn as a library (is httptools really in use?) and from the command line, with `--loop module:factory`.
+
+The command line serves HTTP, and HTTPS with `--ssl-certfile` and `--ssl-keyfile`.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from pathlib import Path
 import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tests.apps.certificates import Certificates
 from tests.apps.servers import PAYLOAD, PAYLOAD_DIGEST, UvicornApp
 from tests.apps.wire import HOST, TIMEOUT_S, Wire, head
 
@@ -47,12 +51,16 @@ def test_loop_option_makes_this_loop(factory_name: str) -> None:
 class Served:
     """`python -m uvicorn ... --loop factory` in a process of its own."""
 
-    def __init__(self, factory_name: str) -> None:
+    def __init__(self, factory_name: str, certificates: Certificates | None) -> None:
+        self.for_client = certificates and certificates.for_client()
         with socket.create_server((HOST, 0)) as listener:
             listener.set_inheritable(True)
             self.port = listener.getsockname()[1]
             command = [sys.executable, "-m", "uvicorn", "tests.apps.cli_app:app", "--fd", str(listener.fileno())]
             command += ["--loop", factory_name, "--http", "httptools", "--lifespan", "on", "--no-access-log"]
+            if certificates is not None:
+                command += ["--ssl-certfile", str(certificates.chain_file)]
+                command += ["--ssl-keyfile", str(certificates.key_file)]
             self.process = subprocess.Popen(
                 command,
                 cwd=REPOSITORY,
@@ -94,9 +102,9 @@ class Served:
         self.process.stdout.close()
 
 
-@pytest.fixture
-def served(factory_name: str) -> Iterator[Served]:
-    started = Served(factory_name)
+@pytest.fixture(params=["http", "https"])
+def served(request: pytest.FixtureRequest, factory_name: str, certificates: Certificates) -> Iterator[Served]:
+    started = Served(factory_name, certificates if request.param == "https" else None)
     try:
         started.wait_line("lifespan started")
         yield started
@@ -107,7 +115,7 @@ def served(factory_name: str) -> Iterator[Served]:
 def test_command_line(served: Served, factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
     with contextlib.closing(factory()) as loop:
         loop_class = f"{type(loop).__module__}.{type(loop).__qualname__}"
-    with Wire(served.port) as wire:
+    with Wire(served.port, served.for_client) as wire:
         assert wire.get("/loop").text == loop_class
         assert wire.get("/protocol").text == "HttpToolsProtocol"
         wire.send(head("POST", "/digest", f"Content-Length: {len(PAYLOAD)}"))
@@ -119,7 +127,7 @@ def test_command_line(served: Served, factory: Callable[[], asyncio.AbstractEven
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_command_line_ends_gracefully(served: Served, signum: signal.Signals) -> None:
-    with Wire(served.port) as wire, Wire(served.port) as idle:
+    with Wire(served.port, served.for_client) as wire, Wire(served.port, served.for_client) as idle:
         assert idle.get("/number?n=1").text == "1"
         wire.send(head("GET", "/until-shutdown"))
         served.wait_line("request held")

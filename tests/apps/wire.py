@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any, BinaryIO, TypeVar
@@ -41,10 +42,12 @@ def parse_head(lines: list[bytes]) -> tuple[int, dict[str, str]]:
 
 
 class Wire:
-    """A client on a blocking socket."""
+    """A client on a blocking socket, through TLS where a context is given."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
         self.sock = socket.create_connection((HOST, port), TIMEOUT_S)
+        if tls is not None:
+            self.sock = tls.wrap_socket(self.sock, server_hostname=HOST)
         self.file: BinaryIO = self.sock.makefile("rb")
 
     def __enter__(self) -> Wire:
@@ -109,8 +112,8 @@ class Stream:
         self.reader, self.writer = reader, writer
 
     @classmethod
-    async def connect(cls, port: int) -> Stream:
-        return cls(*await asyncio.open_connection(HOST, port, limit=2**20))
+    async def connect(cls, port: int, tls: ssl.SSLContext | None = None) -> Stream:
+        return cls(*await asyncio.open_connection(HOST, port, ssl=tls, limit=2**20))
 
     async def close(self) -> None:
         self.writer.close()

@@ -1,0 +1,235 @@
+"""Server programs that the tests start for themselves: on free ports, in a temporary directory, gone afterwards.
+
+Nothing that already runs on the machine is touched or asked. A server is started once for a run of pytest and is
+shared by its tests, which each use names of their own in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, Self
+
+from tests.apps.certificates import Certificates
+from tests.apps.requirements import program
+
+START_CAP_S = 60.0
+STOP_CAP_S = 30.0
+TRIES = 5  # a port that was free a moment ago may be taken
+HOST = "127.0.0.1"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Daemon(ABC):
+    """A server program in a process of its own. `with` starts it, waits until it is ready, and stops it."""
+
+    stop_signal = signal.SIGTERM
+    user: str | None = None  # another account to run as
+
+    def __init__(self, certificates: Certificates) -> None:
+        self.certificates = certificates
+        # Not pytest's own temporary directory: its path is too long for a unix socket and closed to other accounts.
+        self.folder = Path(tempfile.mkdtemp(prefix="gs-", dir="/tmp"))
+        self.log = self.folder / "log"
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Fill the directory; called once."""
+
+    @abstractmethod
+    def command(self) -> list[str]:
+        """The command line, with newly chosen ports."""
+
+    @abstractmethod
+    def is_ready(self, log: str) -> bool:
+        """Whether the log says that connections are accepted."""
+
+    def learn(self, log: str) -> None:  # noqa: B027 - most have nothing to learn
+        """Take from the log of a failed start what the next try has to do differently."""
+
+    def __enter__(self) -> Self:
+        try:
+            self.give(self.folder)
+            self.prepare()
+            for _ in range(TRIES):
+                if self._start():
+                    return self
+            raise AssertionError(f"{type(self).__name__} does not start:\n{self.log.read_text()}")
+        except BaseException:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+
+    def __exit__(self, *_error: object) -> None:
+        try:
+            self.process.send_signal(self.stop_signal)
+            self.process.wait(STOP_CAP_S)
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.wait()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _start(self) -> bool:
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*die_with_parent(), *self.command()],
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the tests; they stop it in their own order
+                **self.account(),
+            )
+        give_up_s = time.monotonic() + START_CAP_S
+        while not self.is_ready(self.log.read_text(errors="replace")):
+            if self.process.poll() is not None:
+                self.learn(self.log.read_text(errors="replace"))
+                return False
+            if time.monotonic() > give_up_s:
+                self.process.kill()
+                self.process.wait()
+                return False
+            time.sleep(0.01)
+        return True
+
+    def run(self, *command: str) -> None:
+        """Run a program to its end, as the server's account."""
+        done = subprocess.run(
+            command, cwd=self.folder, capture_output=True, text=True, timeout=START_CAP_S, check=False, **self.account()
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+    def account(self) -> dict[str, Any]:
+        """Arguments of Popen that change the account, if it has to be changed."""
+        if self.user is None:
+            return {}
+        entry = pwd.getpwnam(self.user)
+        return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+
+    def give(self, path: Path) -> None:
+        """Give a file to the server's account."""
+        if self.user is not None:
+            entry = pwd.getpwnam(self.user)
+            os.chown(path, entry.pw_uid, entry.pw_gid)
+
+    def write(self, name: str, text: str) -> str:
+        """Write a file that only the server may read; gives its path."""
+        path = self.folder / name
+        path.write_text(text)
+        path.chmod(0o600)
+        self.give(path)
+        return str(path)
+
+
+def die_with_parent() -> list[str]:
+    """A prefix for a command that ends with the tests even when they are killed, where the system can do that."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
+
+
+@dataclasses.dataclass(frozen=True)
+class RedisAddress:
+    port: int
+    tls_port: int | None  # None: this redis-server was built without TLS
+    path: str
+
+
+class Redis(Daemon):
+    """redis-server: plain, TLS (if it can) and on a unix socket, nothing on disk."""
+
+    def __init__(self, certificates: Certificates) -> None:
+        self.program = program("redis-server", "Debian: redis-server")
+        self.has_tls = True
+        super().__init__(certificates)
+
+    def prepare(self) -> None:
+        self.files = [
+            *("--tls-cert-file", self.write("cert.pem", self.certificates.chain)),
+            *("--tls-key-file", self.write("key.pem", self.certificates.key)),
+            *("--tls-ca-cert-file", self.write("ca.pem", self.certificates.authority)),
+            *("--tls-auth-clients", "no"),
+        ]
+
+    def command(self) -> list[str]:
+        path = str(self.folder / "redis.sock")
+        self.address = RedisAddress(free_port(), free_port() if self.has_tls else None, path)
+        command = [self.program, "--bind", HOST, "--port", str(self.address.port), "--unixsocket", path]
+        command += ["--save", "", "--appendonly", "no", "--dir", str(self.folder), "--daemonize", "no"]
+        if self.address.tls_port is not None:
+            command += ["--tls-port", str(self.address.tls_port), *self.files]
+        return command
+
+    def is_ready(self, log: str) -> bool:
+        return "eady to accept connections" in log
+
+    def learn(self, log: str) -> None:
+        if "Bad directive" in log:
+            self.has_tls = False  # a build without TLS does not know tls-port
+
+
+@dataclasses.dataclass(frozen=True)
+class PostgresAddress:
+    port: int
+    folder: str  # the directory of its unix socket
+    user: str
+    password: str
+    database: str
+
+
+class Postgres(Daemon):
+    """PostgreSQL: passwords and TLS over TCP, trust on its unix socket. As root it runs as another account."""
+
+    stop_signal = signal.SIGINT  # its fast shutdown: does not wait for clients
+
+    def __init__(self, certificates: Certificates) -> None:
+        places = ("/usr/lib/postgresql/*/bin", "/usr/local/pgsql/bin")  # not on Debian's search path
+        self.initdb, self.program = (
+            os.path.realpath(program(name, "Debian: postgresql", *places)) for name in ("initdb", "postgres")
+        )
+        if os.geteuid() == 0:
+            self.user = "postgres"  # the package makes it; the server refuses to run as root
+        super().__init__(certificates)
+
+    def prepare(self) -> None:
+        self.data = self.folder / "data"
+        password = self.write("password", "a password\n")
+        self.run(
+            *(self.initdb, "--pgdata", str(self.data), "--username", "tester", "--no-sync"),
+            *("--auth-host", "scram-sha-256", "--auth-local", "trust", "--pwfile", password, "--encoding", "UTF8"),
+        )
+        self.certificate = self.write("cert.pem", self.certificates.chain)
+        self.key = self.write("key.pem", self.certificates.key)
+
+    def command(self) -> list[str]:
+        self.address = PostgresAddress(free_port(), str(self.folder), "tester", "a password", "postgres")
+        settings = {
+            "listen_addresses": HOST,
+            "port": self.address.port,
+            "unix_socket_directories": self.folder,
+            "fsync": "off",
+            "ssl": "on",
+            "ssl_cert_file": self.certificate,
+            "ssl_key_file": self.key,
+            "max_connections": 50,
+            "lc_messages": "C",
+        }
+        options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        return [self.program, "-D", str(self.data), *options]
+
+    def is_ready(self, log: str) -> bool:
+        return "database system is ready to accept connections" in log
