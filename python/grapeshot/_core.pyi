@@ -16,7 +16,15 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple, final
 from _typeshed import FileDescriptorLike, ReadableBuffer
 from typing_extensions import disjoint_base
 
-__all__ = ["Handle", "Loop", "StreamTransport", "TimerHandle", "_bind_methods"]
+__all__ = [
+    "Handle",
+    "Loop",
+    "ReadPipeTransport",
+    "StreamTransport",
+    "TimerHandle",
+    "WritePipeTransport",
+    "_bind_methods",
+]
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -271,6 +279,29 @@ class Loop:
     def _unlisten(self, sock: socket) -> None:
         """Stop accepting on ``sock``, without closing it; does nothing if it was not listening here."""
 
+    def _read_pipe(
+        self,
+        pipe: Any,
+        protocol: asyncio.BaseProtocol,
+        waiter: asyncio.Future[None] | None = None,
+        extra: dict[str, Any] | None = None,
+    ) -> ReadPipeTransport:
+        """Take over ``pipe`` (``fileno()``, ``close()``); ``connection_made``, then ``waiter``, come from the loop.
+
+        Raises:
+            ValueError: neither a pipe, nor a socket, nor a character device; ``pipe`` stays the caller's.
+            OSError: its descriptor is closed.
+        """
+
+    def _write_pipe(
+        self,
+        pipe: Any,
+        protocol: asyncio.BaseProtocol,
+        waiter: asyncio.Future[None] | None = None,
+        extra: dict[str, Any] | None = None,
+    ) -> WritePipeTransport:
+        """As :meth:`_read_pipe`, for the end that writes."""
+
     def _server_transports(self, server: _ConnectionOwner) -> list[StreamTransport]:
         """Return the open transports of the connections accepted for ``server``."""
 
@@ -337,6 +368,79 @@ class StreamTransport(asyncio.Transport):
 
     def abort(self) -> None:
         """Close at once; what was not sent is lost. ``connection_lost(None)`` follows from the loop. Idempotent."""
+
+@final
+class ReadPipeTransport(asyncio.ReadTransport):
+    """The reading end of a pipe, FIFO, terminal or socket. Made by the loop only; it owns the pipe and closes it."""
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Switch to ``protocol`` at once."""
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        """Return the protocol in use."""
+
+    def is_closing(self) -> bool:
+        """Whether the transport is closed or about to be."""
+
+    def is_reading(self) -> bool:
+        """Whether data is read and delivered."""
+
+    def pause_reading(self) -> None:
+        """Read nothing until :meth:`resume_reading`. Idempotent."""
+
+    def resume_reading(self) -> None:
+        """Read again. Idempotent."""
+
+    def close(self) -> None:
+        """Stop reading; ``connection_lost(None)`` follows from the loop, then the pipe is closed. Idempotent."""
+
+@final
+class WritePipeTransport(asyncio.WriteTransport):
+    """The writing end of a pipe, FIFO, terminal or socket. Made by the loop only; it owns the pipe and closes it."""
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Switch to ``protocol`` at once."""
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        """Return the protocol in use."""
+
+    def is_closing(self) -> bool:
+        """Whether the transport is closed or about to be."""
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Call ``pause_writing`` above ``high`` waiting bytes, ``resume_writing`` at ``low`` (64 KiB; a quarter of it).
+
+        Raises:
+            ValueError: not ``high >= low >= 0``.
+        """
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        """Return ``(low, high)`` in bytes."""
+
+    def get_write_buffer_size(self) -> int:
+        """Return the number of bytes that wait to be written."""
+
+    def write(self, data: ReadableBuffer) -> None:
+        """Write ``data`` after everything written before; ignored once the pipe is closing, then with a warning.
+
+        Raises:
+            TypeError: ``data`` is not bytes-like.
+        """
+
+    def writelines(self, list_of_data: Iterable[ReadableBuffer]) -> None:
+        """Write several buffers as one. Raises: as :meth:`write`."""
+
+    def write_eof(self) -> None:
+        """The same as :meth:`close`: a pipe goes one way."""
+
+    def can_write_eof(self) -> bool:
+        """Return True."""
+
+    def close(self) -> None:
+        """Write what is buffered, call ``connection_lost(None)`` from the loop, and close the pipe. Idempotent."""
+
+    def abort(self) -> None:
+        """Close at once; what was not written is lost. ``connection_lost(None)`` follows from the loop. Idempotent."""
 
 def _bind_methods(kind: type[Loop]) -> None:
     """Put the native methods on ``kind`` itself, those aside that it defines; TypeError unless it is a Loop."""

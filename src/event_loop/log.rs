@@ -25,6 +25,12 @@ pub(crate) fn debug_exception(
     record(py, "debug", format, args, Some(exception))
 }
 
+/// An INFO record of `format % args`. Only to be called in debug mode.
+#[cold]
+pub(crate) fn info(py: Python<'_>, format: &str, args: &[Bound<'_, PyAny>]) -> PyResult<()> {
+    record(py, "info", format, args, None)
+}
+
 /// A WARNING record of `format % args`.
 #[cold]
 pub(crate) fn warning(py: Python<'_>, format: &str, args: &[Bound<'_, PyAny>]) -> PyResult<()> {

@@ -70,6 +70,8 @@ kept! {
         handle_type = "asyncio"."Handle"
         timer_handle_type = "asyncio"."TimerHandle"
         transport_type = "asyncio"."Transport"
+        read_transport_type = "asyncio"."ReadTransport"
+        write_transport_type = "asyncio"."WriteTransport"
         warn = "warnings"."warn"
         set_wakeup_fd = "signal"."set_wakeup_fd"
         buffered_protocol_type = "asyncio"."BufferedProtocol"

@@ -9,6 +9,7 @@
 //! | module | contract | Linux, Android | macOS, BSD |
 //! |---|---|---|---|
 //! | [`clock`] | nanoseconds of the clock behind Python's `time.monotonic()` | `CLOCK_MONOTONIC` | `CLOCK_UPTIME_RAW` (Apple), `CLOCK_MONOTONIC` |
+//! | [`pipe`] | nonblocking reads and writes of pipes and terminals; which writing ends tell that nobody reads | all | all but named FIFOs (Apple) |
 //! | [`poller`] | level-triggered readiness of many fds, one `u64` token each, waits in nanoseconds | epoll | kqueue |
 //! | [`signals`] | a pipe for the numbers of signals, written by handlers | `pipe2` | `pipe` (Apple), `pipe2` |
 //! | [`socket`] | nonblocking stream socket calls that never raise `SIGPIPE` | `MSG_NOSIGNAL`, `accept4` | `SO_NOSIGPIPE` (Apple), `MSG_NOSIGNAL` |
@@ -29,6 +30,7 @@
 compile_error!("grapeshot needs epoll or kqueue: Linux, Android, macOS or a BSD");
 
 pub mod clock;
+pub mod pipe;
 pub mod poller;
 pub mod signals;
 pub mod socket;

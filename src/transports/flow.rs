@@ -51,6 +51,16 @@ impl Watermarks {
         Ok(())
     }
 
+    /// Sets them from the Python arguments `high` and `low`. TypeError or OverflowError unless they are integers, None
+    /// or absent; otherwise as `set`.
+    pub(crate) fn set_from(&self, [high, low]: [Option<Bound<'_, PyAny>>; 2]) -> PyResult<()> {
+        let number = |value: Option<Bound<'_, PyAny>>| match value {
+            Some(value) if !value.is_none() => value.extract::<i64>().map(Some),
+            _ => Ok(None),
+        };
+        self.set(number(high)?, number(low)?)
+    }
+
     /// True if a buffer of `len_bytes` calls for `pause_writing` now; the caller must then call it.
     #[inline]
     pub(crate) fn must_pause(&self, len_bytes: usize) -> bool {

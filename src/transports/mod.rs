@@ -5,8 +5,11 @@
 
 mod flow;
 mod listener;
+mod object;
 mod outgoing;
+mod pipe;
 mod protocol;
+mod registration;
 mod socket_object;
 mod stream;
 
@@ -22,6 +25,7 @@ use crate::event_loop::pyloop;
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     stream::register(module)?;
     listener::register(module)?;
+    pipe::register(module)?;
     extend_type(&module.getattr("Loop")?, loop_methods())?;
     module.add_function(wrap_pyfunction!(bind_methods, module)?)
 }
@@ -29,6 +33,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 fn loop_methods() -> Vec<ffi::PyMethodDef> {
     let mut methods = stream::loop_methods();
     methods.extend(listener::loop_methods());
+    methods.extend(pipe::loop_methods());
     methods
 }
 

@@ -32,7 +32,7 @@ const SEND_FLAGS: c_int = libc::MSG_NOSIGNAL;
 
 /// Calls until the answer is not `EINTR`. The call returns -1 for an error in `errno`, else a count.
 #[inline]
-fn retried(mut call: impl FnMut() -> isize) -> io::Result<usize> {
+pub(super) fn retried(mut call: impl FnMut() -> isize) -> io::Result<usize> {
     loop {
         // -1 is the only value that does not fit.
         if let Ok(count) = usize::try_from(call()) {
@@ -47,7 +47,7 @@ fn retried(mut call: impl FnMut() -> isize) -> io::Result<usize> {
 
 /// [`retried`] for calls that return an int.
 #[inline]
-fn retried_int(mut call: impl FnMut() -> c_int) -> io::Result<usize> {
+pub(super) fn retried_int(mut call: impl FnMut() -> c_int) -> io::Result<usize> {
     retried(|| call() as isize)
 }
 

@@ -135,12 +135,8 @@ fn get_write_buffer_limits<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Objec
 }
 
 fn set_write_buffer_limits<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    let [high, low] = args.bind("set_write_buffer_limits", ["high", "low"])?;
-    let number = |value: Option<Bound<'py, PyAny>>| match value {
-        Some(value) if !value.is_none() => value.extract::<i64>().map(Some),
-        _ => Ok(None),
-    };
-    this.outgoing.watermarks.set(number(high)?, number(low)?)?;
+    let limits = args.bind("set_write_buffer_limits", ["high", "low"])?;
+    this.outgoing.watermarks.set_from(limits)?;
     if this.has(flag::BLOCKED) {
         writing::maybe_pause(this)?;
     }

@@ -1,0 +1,74 @@
+"""Pipes, FIFOs and terminals as transports: connect_read_pipe and connect_write_pipe.
+
+Runs once per pipe, in the loop's thread; the transports are native.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio.log import logger
+from collections.abc import Callable
+
+from ._base import BaseLoop
+
+TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+if TYPE_CHECKING:
+    from typing import Any, TypeVar
+
+    from . import _core
+
+    _P = TypeVar("_P", bound=asyncio.BaseProtocol)
+
+
+async def connect_read_pipe(
+    loop: BaseLoop, protocol_factory: Callable[[], _P], pipe: Any
+) -> tuple[_core.ReadPipeTransport, _P]:
+    """Read from ``pipe``, a file object over a pipe, FIFO, terminal or socket; return ``(transport, protocol)``.
+
+    The transport owns ``pipe``, makes it non-blocking and closes it. When nobody writes any more, the protocol gets
+    ``eof_received()`` (whatever it returns) and ``connection_lost(None)``.
+
+    Raises:
+        ValueError: ``pipe`` is something else, a regular file for instance; it stays the caller's.
+        OSError: its descriptor is closed.
+
+    Source: :meth:`asyncio.loop.connect_read_pipe`.
+    """
+    protocol = protocol_factory()
+    waiter = loop.create_future()
+    transport = loop._read_pipe(pipe, protocol, waiter)
+    await _connected(waiter, transport)
+    if loop.get_debug():
+        logger.debug("Read pipe %r connected: (%r, %r)", pipe.fileno(), transport, protocol)
+    return transport, protocol
+
+
+async def connect_write_pipe(
+    loop: BaseLoop, protocol_factory: Callable[[], _P], pipe: Any
+) -> tuple[_core.WritePipeTransport, _P]:
+    """Write to ``pipe``, a file object over a pipe, FIFO, terminal or socket; return ``(transport, protocol)``.
+
+    The transport owns ``pipe``, makes it non-blocking and closes it. When nobody reads any more (which terminals do not
+    tell), the protocol gets ``connection_lost``: with BrokenPipeError if something was still to be written, else with
+    None.
+
+    Raises: as :func:`connect_read_pipe`.
+
+    Source: :meth:`asyncio.loop.connect_write_pipe`.
+    """
+    protocol = protocol_factory()
+    waiter = loop.create_future()
+    transport = loop._write_pipe(pipe, protocol, waiter)
+    await _connected(waiter, transport)
+    if loop.get_debug():
+        logger.debug("Write pipe %r connected: (%r, %r)", pipe.fileno(), transport, protocol)
+    return transport, protocol
+
+
+async def _connected(waiter: asyncio.Future[None], transport: asyncio.BaseTransport) -> None:
+    """Return when ``connection_made`` has run; a cancellation closes the pipe."""
+    try:
+        await waiter
+    except BaseException:
+        transport.close()
+        raise

@@ -1,0 +1,221 @@
+//! Pipes, FIFOs and terminals: nonblocking reads and writes of what is not, or need not be, a socket.
+//!
+//! Purpose: `read`, `write`, `writev` over raw fds that somebody else owns, and what kind of file an fd is.
+//! `EINTR` is retried everywhere, `EAGAIN` comes back as `ErrorKind::WouldBlock`. A write to a pipe that nobody
+//! reads raises `SIGPIPE`, and no flag keeps it from that: the process has to ignore the signal, as Python does.
+//!
+//! Owner: any thread; the calls keep no state. It must not know about transports or the poller.
+//!
+//! Source: `read(2)`, `write(2)`, `writev(2)`, `fstat(2)`, `pipe(7)`, `fifo(7)`, `tty(4)`.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+
+use super::socket::{MAX_SLICES, retried, retried_int};
+
+/// What lies behind a descriptor, as far as it matters for polling it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// One end of a pipe or of a FIFO.
+    Fifo {
+        /// Whether it is linked into the file system; on some systems, Linux among them, pipes say so too.
+        is_linked: bool,
+    },
+    /// A socket of any family.
+    Socket,
+    /// A terminal, or another device that is read as a stream.
+    CharacterDevice,
+    /// Something else: a regular file, a directory, a block device.
+    Other,
+}
+
+impl Kind {
+    /// Whether the end that writes becomes readable when its last reader has gone, and for no other reason.
+    ///
+    /// Apple's systems do not tell for FIFOs of the file system, and call them readable while data lies in them; pipes
+    /// are not linked there, so the two can be told apart. Devices never tell.
+    #[must_use]
+    pub fn tells_of_lost_reader(self) -> bool {
+        match self {
+            Self::Socket => true,
+            Self::Fifo { is_linked } => !(is_linked && cfg!(target_vendor = "apple")),
+            Self::CharacterDevice | Self::Other => false,
+        }
+    }
+}
+
+/// What `fd` is.
+///
+/// # Errors
+/// `EBADF`, or another errno of `fstat(2)`.
+pub fn kind(fd: RawFd) -> io::Result<Kind> {
+    let mut status = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: `status` is live and large enough for what the call writes.
+    retried_int(|| unsafe { libc::fstat(fd, status.as_mut_ptr()) })?;
+    // SAFETY: the call has succeeded, so it has filled the struct.
+    let status = unsafe { status.assume_init() };
+    Ok(match status.st_mode & libc::S_IFMT {
+        libc::S_IFIFO => Kind::Fifo {
+            is_linked: status.st_nlink > 0,
+        },
+        libc::S_IFSOCK => Kind::Socket,
+        libc::S_IFCHR => Kind::CharacterDevice,
+        _ => Kind::Other,
+    })
+}
+
+/// Lets reads and writes fail with `WouldBlock` instead of waiting. Holds for every descriptor of the open file, those
+/// of other processes included.
+///
+/// # Errors
+/// `EBADF`, or another errno of `fcntl(2)`.
+pub fn set_nonblocking(fd: RawFd) -> io::Result<()> {
+    // SAFETY: F_GETFL takes no argument.
+    let flags = retried_int(|| unsafe { libc::fcntl(fd, libc::F_GETFL) })?;
+    // Status flags fit the int that the call has returned them in.
+    let flags = flags as libc::c_int;
+    if flags & libc::O_NONBLOCK == 0 {
+        // SAFETY: F_SETFL takes an int.
+        retried_int(|| unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) })?;
+    }
+    Ok(())
+}
+
+/// A second descriptor of the same open file, close-on-exec.
+///
+/// # Errors
+/// `EBADF`, `EMFILE`.
+pub fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: F_DUPFD_CLOEXEC takes an int, the lowest number to use.
+    let copy = retried_int(|| unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) })?;
+    // SAFETY: the descriptor (which the call returned as an int) was just made, and nothing else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy as RawFd) })
+}
+
+/// Reads up to `len` bytes to `buf` and returns how many came; 0 is the end of the stream (or `len` 0).
+///
+/// # Errors
+/// `WouldBlock` if nothing is there, `EIO` for a terminal whose other side has hung up (Linux), or another errno of
+/// `read(2)`.
+///
+/// # Safety
+/// `buf` must be valid for writes of `len` bytes, and nobody else may access them during the call.
+pub unsafe fn read(fd: RawFd, buf: *mut u8, len: usize) -> io::Result<usize> {
+    retried(|| {
+        // SAFETY: the caller vouches for the buffer; the kernel writes at most `len` bytes to it.
+        unsafe { libc::read(fd, buf.cast(), len) }
+    })
+}
+
+/// Writes the front of `data` and returns how many bytes were taken.
+///
+/// # Errors
+/// `WouldBlock` if there is no room, `BrokenPipe` if there is no reader, or another errno of `write(2)`.
+pub fn write(fd: RawFd, data: &[u8]) -> io::Result<usize> {
+    retried(|| {
+        // SAFETY: the slice is live and as long as said; the kernel only reads it.
+        unsafe { libc::write(fd, data.as_ptr().cast(), data.len()) }
+    })
+}
+
+/// Writes the front of what `slices` hold together, of which at most the first [`MAX_SLICES`] are used, and returns
+/// how many bytes were taken.
+///
+/// # Errors
+/// As for [`write`].
+pub fn write_vectored(fd: RawFd, slices: &[io::IoSlice<'_>]) -> io::Result<usize> {
+    let count = slices.len().min(MAX_SLICES) as libc::c_int;
+    retried(|| {
+        // SAFETY: IoSlice is guaranteed to have the layout of iovec; the slices live across the call, which reads
+        // them only.
+        unsafe { libc::writev(fd, slices.as_ptr().cast(), count) }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::{ErrorKind, IoSlice, PipeReader, PipeWriter, Read, pipe};
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::{Kind, duplicate, kind, read, set_nonblocking, write, write_vectored};
+
+    fn nonblocking_pipe() -> (PipeReader, PipeWriter) {
+        let (reader, writer) = pipe().unwrap();
+        set_nonblocking(reader.as_raw_fd()).unwrap();
+        set_nonblocking(writer.as_raw_fd()).unwrap();
+        (reader, writer)
+    }
+
+    fn read_some(fd: i32) -> std::io::Result<Vec<u8>> {
+        let mut buffer = [0; 64];
+        // SAFETY: the buffer is live and as long as said.
+        let len = unsafe { read(fd, buffer.as_mut_ptr(), buffer.len())? };
+        Ok(buffer[..len].to_vec())
+    }
+
+    #[test]
+    fn tells_files_apart() {
+        let (reader, writer) = pipe().unwrap();
+        for end in [reader.as_raw_fd(), writer.as_raw_fd()] {
+            let found = kind(end).unwrap();
+            assert!(matches!(found, Kind::Fifo { .. }) && found.tells_of_lost_reader());
+        }
+        let (socket, _other) = UnixStream::pair().unwrap();
+        assert_eq!(kind(socket.as_raw_fd()).unwrap(), Kind::Socket);
+        assert!(Kind::Socket.tells_of_lost_reader());
+        let null = File::open("/dev/null").unwrap();
+        assert_eq!(kind(null.as_raw_fd()).unwrap(), Kind::CharacterDevice);
+        assert!(!Kind::CharacterDevice.tells_of_lost_reader());
+        let directory = File::open("/").unwrap();
+        assert_eq!(kind(directory.as_raw_fd()).unwrap(), Kind::Other);
+        assert_eq!(kind(-1).unwrap_err().raw_os_error(), Some(libc::EBADF));
+    }
+
+    #[test]
+    fn reads_what_was_written_and_then_would_block() {
+        let (reader, writer) = nonblocking_pipe();
+        assert_eq!(write(writer.as_raw_fd(), b"one").unwrap(), 3);
+        let slices = [IoSlice::new(b" two"), IoSlice::new(b" three")];
+        assert_eq!(write_vectored(writer.as_raw_fd(), &slices).unwrap(), 10);
+        assert_eq!(read_some(reader.as_raw_fd()).unwrap(), b"one two three");
+        assert_eq!(
+            read_some(reader.as_raw_fd()).unwrap_err().kind(),
+            ErrorKind::WouldBlock
+        );
+        drop(writer);
+        assert_eq!(read_some(reader.as_raw_fd()).unwrap(), b"");
+    }
+
+    #[test]
+    fn a_full_pipe_takes_a_part_and_then_nothing() {
+        let (mut reader, writer) = nonblocking_pipe();
+        let large = vec![7; 1 << 20];
+        let taken = write(writer.as_raw_fd(), &large).unwrap();
+        assert!((1..large.len()).contains(&taken));
+        let error = write(writer.as_raw_fd(), b"more").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::WouldBlock);
+        let error = write_vectored(writer.as_raw_fd(), &[IoSlice::new(b"more")]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::WouldBlock);
+        drop(writer);
+        let mut arrived = Vec::new();
+        reader.read_to_end(&mut arrived).unwrap();
+        assert_eq!(arrived.len(), taken);
+    }
+
+    #[test]
+    fn a_duplicate_is_the_same_open_file() {
+        let (reader, writer) = nonblocking_pipe();
+        let copy = duplicate(writer.as_raw_fd()).unwrap();
+        drop(writer);
+        // SAFETY: F_GETFD takes no argument.
+        let flags = unsafe { libc::fcntl(copy.as_raw_fd(), libc::F_GETFD) };
+        assert_eq!(flags & libc::FD_CLOEXEC, libc::FD_CLOEXEC);
+        assert_eq!(write(copy.as_raw_fd(), b"x").unwrap(), 1);
+        drop(copy);
+        assert_eq!(read_some(reader.as_raw_fd()).unwrap(), b"x");
+        assert_eq!(read_some(reader.as_raw_fd()).unwrap(), b"");
+    }
+}

@@ -1,0 +1,347 @@
+//! The Python object behind a transport type: the header of `asyncio.BaseTransport`, what every transport has, and a
+//! body of its own. Here it is made, collected, warned about and freed.
+//!
+//! ```text
+//!   | object header | _extra |  weakrefs  event_loop  |  body ...  |
+//!   '- asyncio.BaseTransport -'
+//! ```
+//! The type inherits from asyncio's, so that `isinstance()` holds. The object belongs to the loop's thread.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::{ManuallyDrop, offset_of};
+use std::ops::Deref;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use pyo3::exceptions::{PyImportError, PyResourceWarning};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString, PyTuple};
+
+use super::protocol::ProtocolCalls;
+use crate::event_loop::names::{Kept, names};
+use crate::event_loop::native_type::{NativeType, This, leak_table, new_type, slot, weaklist_member};
+use crate::event_loop::object_cell::ObjectCell;
+use crate::event_loop::pyloop::LoopObject;
+use crate::event_loop::reactor::Reactor;
+use crate::event_loop::{errors, log};
+
+/// What a kind of transport adds to the object. Every field that Python code can reach is a cell.
+pub(super) trait Body: Sized {
+    /// Fully qualified name of the type.
+    const NAME: &'static CStr;
+    const DOC: &'static CStr;
+
+    /// What `repr()` shows.
+    fn describe(this: This<'_, TransportObject<Self>>) -> String;
+
+    fn is_open(&self) -> bool;
+
+    /// Closes what the transport owns. Does nothing the second time.
+    fn close(&self, py: Python<'_>);
+
+    /// The protocol and its callbacks.
+    fn calls(&self) -> &ProtocolCalls;
+
+    /// The other references that it holds, visited for the collector. Nothing may run Python code in it.
+    fn visit(&self, visit: &mut dyn FnMut(&ObjectCell) -> c_int) -> c_int;
+
+    /// Drops the references that can be part of a cycle, the protocol's aside.
+    fn clear(&self, py: Python<'_>);
+
+    /// Drops all references, the protocol's aside, before the body itself is dropped.
+    fn release(&self, py: Python<'_>);
+}
+
+#[repr(C)]
+pub(super) struct TransportObject<B> {
+    base: ffi::PyObject,
+    /// The slot `_extra` of asyncio.BaseTransport: a dict, made when first needed.
+    extra: ObjectCell,
+    weakrefs: Cell<*mut ffi::PyObject>,
+    pub(super) event_loop: ObjectCell,
+    body: ManuallyDrop<B>,
+    /// False until the body is written: the collector may come before.
+    is_body_live: Cell<bool>,
+}
+
+impl<B> Deref for TransportObject<B> {
+    type Target = B;
+
+    #[inline]
+    fn deref(&self) -> &B {
+        &self.body
+    }
+}
+
+impl<B: Body> TransportObject<B> {
+    #[inline]
+    pub(super) fn reactor(&self) -> &Reactor {
+        // SAFETY: the transport holds a reference to its loop from its creation to its deallocation (tp_clear leaves
+        // it), and the loop's layout is LoopObject (checked where transports are made).
+        unsafe { (*self.event_loop.as_ptr().cast::<LoopObject>()).reactor() }
+    }
+}
+
+impl<B: Body> NativeType for TransportObject<B> {
+    const NAME: &'static CStr = B::NAME;
+    const DOC: &'static CStr = B::DOC;
+    const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
+
+    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        for cell in [&self.extra, &self.event_loop] {
+            // SAFETY: visit and arg are the collector's, here and below.
+            let result = unsafe { cell.traverse(visit, arg) };
+            if result != 0 {
+                return result;
+            }
+        }
+        if !self.is_body_live.get() {
+            return 0;
+        }
+        // SAFETY: as above.
+        let result = self.body.visit(&mut |cell| unsafe { cell.traverse(visit, arg) });
+        if result != 0 {
+            return result;
+        }
+        // SAFETY: as above.
+        unsafe { self.body.calls().traverse(visit, arg) }
+    }
+
+    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        LoopObject::exclusively_for(this.py(), &this.event_loop, body)
+    }
+
+    fn clear(this: This<'_, Self>) {
+        let py = this.py();
+        drop(this.extra.take(py));
+        if this.is_body_live.get() {
+            this.calls().drop_all(py);
+            this.body.clear(py);
+        }
+    }
+}
+
+/// Makes an object of the type in `kind`.
+pub(super) fn make<'py, B: Body>(
+    kind: &AtomicPtr<ffi::PyTypeObject>,
+    event_loop: &Bound<'py, PyAny>,
+    body: B,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = event_loop.py();
+    // SAFETY: the type is made by `make_type` for this layout; the allocation comes zeroed, so the object is valid
+    // for the collector before the body is in.
+    unsafe {
+        let object = ffi::PyType_GenericAlloc(kind.load(Ordering::Relaxed), 0);
+        if object.is_null() {
+            let error = errors::fetch(py);
+            body.calls().drop_all(py);
+            body.release(py);
+            return Err(error);
+        }
+        let transport = object.cast::<TransportObject<B>>();
+        (*transport).event_loop.set(event_loop.clone());
+        ptr::write(&raw mut (*transport).body, ManuallyDrop::new(body));
+        (*transport).is_body_live.set(true);
+        Ok(Bound::from_owned_ptr(py, object))
+    }
+}
+
+/// A transport dropped while it is open: a ResourceWarning, and its descriptor is closed here, while objects that
+/// belong to the same garbage are still whole.
+unsafe extern "C" fn finalize<B: Body>(slf: *mut ffi::PyObject) {
+    // SAFETY: CPython calls tp_finalize attached with an object of this type; the current exception is kept aside
+    // as PEP 442 asks.
+    unsafe {
+        let py = Python::assume_attached();
+        let pending = PyErr::take(py);
+        errors::at_boundary(py, (), || {
+            let this: This<'_, TransportObject<B>> = This::new(py, slf);
+            if this.is_body_live.get() && this.is_open() {
+                let message = format!("unclosed transport {}", B::describe(this));
+                let category = py.get_type::<PyResourceWarning>();
+                let warned = names()
+                    .warn
+                    .bind(py)
+                    .call1((message, category, 1, this.to_bound()));
+                if let Err(error) = warned {
+                    error.write_unraisable(py, Some(&this.to_bound()));
+                }
+                this.close(py);
+            }
+            Ok(())
+        });
+        if let Some(pending) = pending {
+            pending.restore(py);
+        }
+    }
+}
+
+unsafe extern "C" fn dealloc<B: Body>(slf: *mut ffi::PyObject) {
+    // SAFETY: CPython calls this attached with an unreferenced transport; the finalizer may revive it, then nothing
+    // more is done; otherwise the fields are dropped in place and the memory goes back to the allocator.
+    unsafe {
+        if ffi::PyObject_CallFinalizerFromDealloc(slf) < 0 {
+            return;
+        }
+        let py = Python::assume_attached();
+        ffi::PyObject_GC_UnTrack(slf.cast());
+        let transport = slf.cast::<TransportObject<B>>();
+        if !(*transport).weakrefs.get().is_null() {
+            ffi::PyObject_ClearWeakRefs(slf);
+        }
+        if (*transport).is_body_live.get() {
+            let body = &(*transport).body;
+            body.close(py);
+            body.calls().drop_all(py);
+            body.release(py);
+            ManuallyDrop::drop(&mut (*transport).body);
+        }
+        drop((*transport).event_loop.take(py));
+        drop((*transport).extra.take(py));
+        let kind = ffi::Py_TYPE(slf);
+        ffi::PyObject_GC_Del(slf.cast());
+        ffi::Py_DECREF(kind.cast());
+    }
+}
+
+unsafe extern "C" fn repr<B: Body>(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls tp_repr attached with an object of this type.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            Ok(B::describe(This::new(py, slf)).into_pyobject(py)?.into_ptr())
+        })
+    }
+}
+
+/// Makes the type on top of asyncio's `base`, adds it to the module and stores it in `place`.
+pub(super) fn make_type<B: Body>(
+    module: &Bound<'_, PyModule>,
+    base: Kept,
+    methods: Vec<ffi::PyMethodDef>,
+    place: &AtomicPtr<ffi::PyTypeObject>,
+) -> PyResult<()> {
+    let py = module.py();
+    let base = base.bind(py);
+    let base_size: usize = base.getattr("__basicsize__")?.extract()?;
+    if base_size != offset_of!(TransportObject<B>, weakrefs) {
+        return Err(PyImportError::new_err(format!(
+            "{} has objects of {base_size} bytes here, which this build of grapeshot does not know",
+            base.repr()?
+        )));
+    }
+    let slots = [
+        slot(ffi::Py_tp_finalize, finalize::<B> as *mut c_void),
+        slot(ffi::Py_tp_dealloc, dealloc::<B> as *mut c_void),
+        slot(ffi::Py_tp_repr, repr::<B> as *mut c_void),
+        slot(
+            ffi::Py_tp_methods,
+            leak_table(methods, ffi::PyMethodDef::zeroed()),
+        ),
+        slot(
+            ffi::Py_tp_members,
+            weaklist_member(offset_of!(TransportObject<B>, weakrefs)),
+        ),
+    ];
+    // SAFETY: the functions are those of this layout, which starts with the base's (checked above).
+    let kind = unsafe { new_type::<TransportObject<B>>(module, Some(&PyTuple::new(py, [base])?), &slots)? };
+    module.add(kind.name()?, &kind)?;
+    place.store(kind.into_ptr().cast(), Ordering::Release);
+    Ok(())
+}
+
+// ---- what transports do alike ------------------------------------------------------------------------------------
+
+/// The native side of a transport object.
+///
+/// # Safety
+/// `transport` was made by `make` with a body of this type.
+pub(super) unsafe fn object_of<'py, B: Body>(transport: &Bound<'py, PyAny>) -> This<'py, TransportObject<B>> {
+    // SAFETY: the caller vouches for the layout; its Bound keeps the object alive meanwhile.
+    unsafe { This::new(transport.py(), transport.as_ptr()) }
+}
+
+/// The dict in the slot `_extra`, made if it is not there.
+pub(super) fn extra_dict<B: Body>(this: This<'_, TransportObject<B>>) -> PyResult<Bound<'_, PyDict>> {
+    let py = this.py();
+    if let Some(extra) = this.extra.get(py) {
+        return Ok(extra.cast_into::<PyDict>()?);
+    }
+    let extra = PyDict::new(py);
+    this.extra.set(extra.clone().into_any());
+    Ok(extra)
+}
+
+/// Puts `extra` into the slot `_extra`.
+pub(super) fn set_extra<B: Body>(this: This<'_, TransportObject<B>>, extra: Bound<'_, PyDict>) {
+    this.extra.set(extra.into_any());
+}
+
+/// Sets the result of the Future in `waiter`, unless it is done or there is none.
+pub(super) fn wake(py: Python<'_>, waiter: &ObjectCell) -> PyResult<()> {
+    let Some(waiter) = waiter.take(py) else {
+        return Ok(());
+    };
+    let is_done = waiter.call_method0(names().done.bind(py).cast_into::<PyString>()?)?;
+    if !is_done.is_truthy()? {
+        let set_result = names().set_result.bind(py).cast_into::<PyString>()?;
+        waiter.call_method1(set_result, (py.None().into_bound(py),))?;
+    }
+    Ok(())
+}
+
+/// Hands a fault of `this` to the exception handler with the keys `transport` and `protocol`. Err is only for what
+/// must leave the loop.
+#[cold]
+pub(super) fn report<B: Body>(
+    this: This<'_, TransportObject<B>>,
+    error: PyErr,
+    message: &str,
+) -> PyResult<()> {
+    let py = this.py();
+    let Some(event_loop) = this.event_loop.get(py) else {
+        return Ok(());
+    };
+    let own = this.to_bound();
+    let mut details = vec![("transport", &own)];
+    let protocol = this.calls().get(py);
+    if let Some(protocol) = &protocol {
+        details.push(("protocol", protocol));
+    }
+    errors::report(&event_loop, message, error, &details)
+}
+
+/// RuntimeError in debug mode on a thread that does not run the loop, for what schedules `connection_lost`.
+pub(super) fn check_thread<B: Body>(this: This<'_, TransportObject<B>>) -> PyResult<()> {
+    if !this.reactor().is_debug() {
+        return Ok(());
+    }
+    match this.event_loop.get(this.py()) {
+        Some(event_loop) => LoopObject::of(&event_loop).check_thread(),
+        None => Ok(()),
+    }
+}
+
+/// Debug mode tells of the change that `format` says of the transport.
+pub(super) fn log_change<B: Body>(this: This<'_, TransportObject<B>>, format: &str) -> PyResult<()> {
+    if !this.reactor().is_debug() {
+        return Ok(());
+    }
+    log::debug(this.py(), format, &[this.to_bound()])
+}
+
+/// Debug mode tells of a fault that is not reported, with its traceback.
+pub(super) fn log_fault<B: Body>(
+    this: This<'_, TransportObject<B>>,
+    message: &str,
+    exception: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    if !this.reactor().is_debug() {
+        return Ok(());
+    }
+    let py = this.py();
+    let args = [this.to_bound(), message.into_pyobject(py)?.into_any()];
+    log::debug_exception(py, "%r: %s", &args, exception)
+}

@@ -1,0 +1,168 @@
+//! A pipe from `connection_made` to `connection_lost`, and everything that ends it.
+//!
+//! ```text
+//!   open --> connection_made --> registered --close(), EOF--> [buffer drains] --finish--> connection_lost --> closed
+//!                                     '-------- abort(), fault -----------------^
+//! ```
+//! `connection_lost` is always queued, never called inside the call that ends the transport, and comes once. The
+//! descriptor leaves the poller before it is queued, and the pipe object is closed after it has run.
+//!
+//! What the protocol raises is reported and costs nothing else, as with asyncio's pipes.
+
+use std::os::fd::RawFd;
+
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString};
+
+use super::{Direction, Pipe, PipeBody, new_body};
+use crate::event_loop::names::names;
+use crate::event_loop::native_type::This;
+use crate::event_loop::pyloop::LoopObject;
+use crate::event_loop::reactor::Slot;
+use crate::event_loop::{errors, log};
+use crate::sys::pipe::{self, Kind};
+use crate::transports::object;
+
+/// Makes the transport of `pipe`, which it takes over, and queues its start: `connection_made`, then `waiter`. An
+/// error leaves the pipe to the caller; ValueError for what is neither a FIFO, nor a socket, nor a character device.
+pub(super) fn open<'py, D: Direction>(
+    event_loop: &Bound<'py, PyAny>,
+    pipe: &Bound<'py, PyAny>,
+    protocol: &Bound<'py, PyAny>,
+    waiter: Option<Bound<'py, PyAny>>,
+    extra: Option<Bound<'py, PyDict>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = event_loop.py();
+    let fd: RawFd = pipe
+        .call_method0(names().fileno.bind(py).cast_into::<PyString>()?)?
+        .extract()?;
+    let kind = pipe::kind(fd).map_err(|error| errors::os_error(&error))?;
+    if kind == Kind::Other {
+        return Err(PyValueError::new_err(D::REFUSAL));
+    }
+    pipe::set_nonblocking(fd).map_err(|error| errors::os_error(&error))?;
+    // A terminal may be read and written through one descriptor, of which the poller takes only one at a time.
+    let is_taken = matches!(
+        LoopObject::of(event_loop).reactor().slot(fd),
+        Some(Slot::Source(_))
+    );
+    let duplicate = if is_taken {
+        Some(pipe::duplicate(fd).map_err(|error| errors::os_error(&error))?)
+    } else {
+        None
+    };
+    let body = new_body::<D>(pipe, fd, kind, duplicate, protocol)?;
+    let transport = object::make(D::kind(), event_loop, body)?;
+    let this = pipe_of::<D>(&transport);
+    if let Some(extra) = extra {
+        object::set_extra(this, extra);
+    }
+    object::extra_dict(this)?.set_item("pipe", pipe)?;
+    if let Some(waiter) = waiter {
+        this.waiter.set(waiter);
+    }
+    this.reactor().defer(transport.clone(), start::<D>);
+    Ok(transport)
+}
+
+fn pipe_of<'py, D: Direction>(transport: &Bound<'py, PyAny>) -> Pipe<'py, D> {
+    // SAFETY: called only with what `open` has just made.
+    unsafe { object::object_of(transport) }
+}
+
+/// `connection_made`, then the wait for readiness begins, then the waiter is told.
+unsafe fn start<D: Direction>(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: queued by `open` with a transport of this type, whose reference the queue holds.
+    let this: Pipe<'_, D> = unsafe { This::new(py, object) };
+    let own = this.to_bound();
+    if let Err(error) = this.calls.call(py, names().connection_made, &[&own]) {
+        object::report(this, error, "Exception in callback protocol.connection_made()")?;
+    }
+    if !this.is_finished.get() {
+        let wanted = D::wanted_interest(&this);
+        if let Err(error) = this.registration.enter(this, this.reactor(), wanted) {
+            fatal_error(this, errors::os_error(&error), "Fatal error on pipe transport")?;
+        }
+    }
+    object::wake(py, &this.waiter)
+}
+
+/// Ends the transport with `error` after a fault of the pipe. Reported unless it is of an ordinary kind, which debug
+/// mode logs. Err is only for what must leave the loop.
+#[cold]
+pub(super) fn fatal_error<D: Direction>(this: Pipe<'_, D>, error: PyErr, message: &str) -> PyResult<()> {
+    let py = this.py();
+    let exception = error.clone_ref(py).into_value(py).into_bound(py).into_any();
+    let is_ordinary = error.is_instance_of::<PyOSError>(py)
+        && D::is_ordinary(exception.getattr("errno").and_then(|errno| errno.extract()).ok());
+    if is_ordinary {
+        object::log_fault(this, message, &exception)?;
+    } else {
+        object::report(this, error, message)?;
+    }
+    finish(this, Some(exception));
+    Ok(())
+}
+
+/// Stops all I/O and queues `connection_lost(exception)`. Does nothing the second time.
+pub(super) fn finish<D: Direction>(this: Pipe<'_, D>, exception: Option<Bound<'_, PyAny>>) {
+    this.is_closing.set(true);
+    if this.is_finished.replace(true) {
+        return;
+    }
+    let own = this.to_bound();
+    this.direction.drop_buffer();
+    this.registration.leave(this, this.reactor());
+    if let Some(exception) = exception {
+        this.exception.set(exception);
+    }
+    if this.reactor().is_closed() {
+        // Nothing will run any more; at least the descriptor does not leak.
+        object::Body::close(&**this, this.py());
+        return;
+    }
+    this.reactor().defer(own, lose::<D>);
+}
+
+/// `connection_lost`, and then the pipe is closed.
+unsafe fn lose<D: Direction>(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: queued by `finish` with a transport of this type, whose reference the queue holds.
+    let this: Pipe<'_, D> = unsafe { This::new(py, object) };
+    let argument = this
+        .exception
+        .take(py)
+        .unwrap_or_else(|| py.None().into_bound(py));
+    let lost = this.calls.call(py, names().connection_lost, &[&argument]);
+    let closed = close_pipe(py, &this);
+    let reported = match lost {
+        Ok(_) => Ok(()),
+        Err(error) => object::report(this, error, "Exception in callback protocol.connection_lost()"),
+    };
+    let closed = match closed {
+        Ok(()) => Ok(()),
+        Err(error) => object::report(this, error, "Exception in callback pipe.close()"),
+    };
+    this.calls.drop_all(py);
+    reported.and(closed)
+}
+
+/// Debug mode tells that the other end has gone.
+pub(super) fn log_closed_by_peer<D: Direction>(this: Pipe<'_, D>) -> PyResult<()> {
+    if !this.reactor().is_debug() {
+        return Ok(());
+    }
+    log::info(this.py(), "%r was closed by peer", &[this.to_bound()])
+}
+
+/// Closes the pipe object. Does nothing the second time.
+pub(super) fn close_pipe<D>(py: Python<'_>, body: &PipeBody<D>) -> PyResult<()> {
+    let Some(pipe) = body.pipe.take(py) else {
+        return Ok(());
+    };
+    body.registration.take_fd();
+    drop(body.duplicate.take());
+    let name = names().close.bind(py).cast_into::<PyString>()?;
+    pipe.call_method0(name).map(drop)
+}

@@ -1,0 +1,282 @@
+//! What Python sees of pipe transports: the methods of `asyncio.ReadTransport` and `asyncio.WriteTransport`, and
+//! `loop._read_pipe` and `loop._write_pipe`. `get_extra_info` is asyncio's own.
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use super::reading::{self, Reading};
+use super::writing::{self, Writing};
+use super::{Direction, Pipe, PipeBody, PipeObject, lifecycle};
+use crate::event_loop::names::names;
+use crate::event_loop::native_type::{Args, This, bool_object, method, none};
+use crate::event_loop::pyloop::LoopObject;
+use crate::transports::object;
+
+type Object<'py> = PyResult<Bound<'py, PyAny>>;
+
+// ---- both ends -----------------------------------------------------------------------------------------------
+
+fn is_closing<'py, D: Direction>(this: Pipe<'py, D>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("is_closing", 0)?;
+    Ok(bool_object(this.py(), this.is_closing.get()))
+}
+
+fn get_protocol<'py, D: Direction>(this: Pipe<'py, D>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("get_protocol", 0)?;
+    Ok(this.calls.get(this.py()).unwrap_or_else(|| none(this.py())))
+}
+
+fn set_protocol<'py, D: Direction>(this: Pipe<'py, D>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("set_protocol", 1)?;
+    if let Some(protocol) = args.get(0) {
+        this.calls.bind(&protocol)?;
+    }
+    Ok(none(this.py()))
+}
+
+// ---- reading -------------------------------------------------------------------------------------------------
+
+fn close_reading<'py>(this: Pipe<'py, Reading>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("close", 0)?;
+    reading::close(this)?;
+    Ok(none(this.py()))
+}
+
+fn is_reading<'py>(this: Pipe<'py, Reading>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("is_reading", 0)?;
+    Ok(bool_object(this.py(), reading::is_reading(&this)))
+}
+
+fn pause_reading<'py>(this: Pipe<'py, Reading>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("pause_reading", 0)?;
+    reading::pause(this)?;
+    Ok(none(this.py()))
+}
+
+fn resume_reading<'py>(this: Pipe<'py, Reading>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("resume_reading", 0)?;
+    reading::resume(this)?;
+    Ok(none(this.py()))
+}
+
+// ---- writing -------------------------------------------------------------------------------------------------
+
+fn write<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("write", 1)?;
+    if let Some(data) = args.get(0) {
+        writing::write(this, &data)?;
+    }
+    Ok(none(this.py()))
+}
+
+fn writelines<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("writelines", 1)?;
+    if let Some(items) = args.get(0) {
+        writing::writelines(this, &items)?;
+    }
+    Ok(none(this.py()))
+}
+
+fn write_eof<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("write_eof", 0)?;
+    writing::close(this)?;
+    Ok(none(this.py()))
+}
+
+fn can_write_eof<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("can_write_eof", 0)?;
+    Ok(bool_object(this.py(), true))
+}
+
+fn close_writing<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("close", 0)?;
+    writing::close(this)?;
+    Ok(none(this.py()))
+}
+
+fn abort<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("abort", 0)?;
+    writing::abort(this)?;
+    Ok(none(this.py()))
+}
+
+fn get_write_buffer_size<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("get_write_buffer_size", 0)?;
+    let len_bytes = this.direction.outgoing.len_bytes();
+    Ok(len_bytes.into_pyobject(this.py())?.into_any())
+}
+
+fn get_write_buffer_limits<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("get_write_buffer_limits", 0)?;
+    let limits = this.direction.outgoing.watermarks.limits();
+    Ok(limits.into_pyobject(this.py())?.into_any())
+}
+
+fn set_write_buffer_limits<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -> Object<'py> {
+    let limits = args.bind("set_write_buffer_limits", ["high", "low"])?;
+    this.direction.outgoing.watermarks.set_from(limits)?;
+    writing::limits_changed(this)?;
+    Ok(none(this.py()))
+}
+
+// ---- on the loop ---------------------------------------------------------------------------------------------
+
+fn open<'py, D: Direction>(this: This<'py, LoopObject>, args: Args<'_, 'py>, name: &str) -> Object<'py> {
+    this.reactor().check_closed()?;
+    let [pipe, protocol, waiter, extra] = args.bind(name, ["pipe", "protocol", "waiter", "extra"])?;
+    let (Some(pipe), Some(protocol)) = (pipe, protocol) else {
+        return Err(PyTypeError::new_err(format!(
+            "{name}() takes a pipe and a protocol"
+        )));
+    };
+    let given = |value: Option<Bound<'py, PyAny>>| value.filter(|value| !value.is_none());
+    let extra = given(extra)
+        .map(|extra| extra.cast_into::<PyDict>())
+        .transpose()?;
+    lifecycle::open::<D>(&this.to_bound(), &pipe, &protocol, given(waiter), extra)
+}
+
+/// `loop._read_pipe(pipe, protocol, waiter=None, extra=None)`.
+fn open_reading<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    open::<Reading>(this, args, "_read_pipe")
+}
+
+/// `loop._write_pipe(pipe, protocol, waiter=None, extra=None)`.
+fn open_writing<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    open::<Writing>(this, args, "_write_pipe")
+}
+
+/// Methods that this room adds to the loop's type.
+pub(in crate::transports) fn loop_methods() -> Vec<ffi::PyMethodDef> {
+    vec![
+        method!(
+            LoopObject,
+            c"_read_pipe",
+            open_reading,
+            c"The transport of the reading end of a pipe."
+        ),
+        method!(
+            LoopObject,
+            c"_write_pipe",
+            open_writing,
+            c"The transport of the writing end of a pipe."
+        ),
+    ]
+}
+
+/// The rows that both types have.
+macro_rules! common_rows {
+    ($direction:ty) => {
+        [
+            method!(
+                PipeObject<$direction>,
+                c"is_closing",
+                is_closing::<$direction>,
+                c"True once the pipe is being closed."
+            ),
+            method!(
+                PipeObject<$direction>,
+                c"get_protocol",
+                get_protocol::<$direction>,
+                c"The protocol, None once connection_lost() has run."
+            ),
+            method!(
+                PipeObject<$direction>,
+                c"set_protocol",
+                set_protocol::<$direction>,
+                c"Use another protocol from the next event on."
+            ),
+        ]
+    };
+}
+
+fn read_methods() -> Vec<ffi::PyMethodDef> {
+    type Layout = PipeObject<Reading>;
+    let mut methods = vec![
+        method!(
+            Layout,
+            c"close",
+            close_reading,
+            c"Stop reading, then close the pipe."
+        ),
+        method!(Layout, c"is_reading", is_reading, c"True while data is read."),
+        method!(
+            Layout,
+            c"pause_reading",
+            pause_reading,
+            c"Read nothing until resume_reading()."
+        ),
+        method!(Layout, c"resume_reading", resume_reading, c"Read again."),
+    ];
+    methods.extend(common_rows!(Reading));
+    methods
+}
+
+fn write_methods() -> Vec<ffi::PyMethodDef> {
+    type Layout = PipeObject<Writing>;
+    let mut methods = vec![
+        method!(
+            Layout,
+            c"write",
+            write,
+            c"Write bytes-like data; queued if the pipe is full."
+        ),
+        method!(
+            Layout,
+            c"writelines",
+            writelines,
+            c"Write several bytes-like objects in one call."
+        ),
+        method!(Layout, c"write_eof", write_eof, c"The same as close()."),
+        method!(Layout, c"can_write_eof", can_write_eof, c"True."),
+        method!(
+            Layout,
+            c"close",
+            close_writing,
+            c"Write what is buffered, then close the pipe."
+        ),
+        method!(
+            Layout,
+            c"abort",
+            abort,
+            c"Close the pipe now; what is buffered is lost."
+        ),
+        method!(
+            Layout,
+            c"get_write_buffer_size",
+            get_write_buffer_size,
+            c"Bytes that the kernel has not taken yet."
+        ),
+        method!(
+            Layout,
+            c"get_write_buffer_limits",
+            get_write_buffer_limits,
+            c"The (low, high) watermarks in bytes."
+        ),
+        method!(
+            Layout,
+            c"set_write_buffer_limits",
+            set_write_buffer_limits,
+            c"Set the watermarks in bytes; ValueError unless high >= low >= 0."
+        ),
+    ];
+    methods.extend(common_rows!(Writing));
+    methods
+}
+
+pub(in crate::transports) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    object::make_type::<PipeBody<Reading>>(
+        module,
+        names().read_transport_type,
+        read_methods(),
+        Reading::kind(),
+    )?;
+    object::make_type::<PipeBody<Writing>>(
+        module,
+        names().write_transport_type,
+        write_methods(),
+        Writing::kind(),
+    )
+}

@@ -1,0 +1,182 @@
+//! `ReadPipeTransport` and `WritePipeTransport`: the two ends of pipes, FIFOs, terminals and sockets used one way.
+//!
+//! - `lifecycle`: from `connection_made` to `connection_lost`, the same for both
+//! - `reading`, `writing`: the two directions
+//! - `methods`: what Python sees
+//!
+//! The object belongs to the loop's thread. It owns the pipe object it was given, which owns the descriptor and is
+//! closed exactly once. All fields are cells: a call into Python may re-enter every method.
+
+mod lifecycle;
+mod methods;
+mod reading;
+mod writing;
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_int};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::AtomicPtr;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use super::object::{Body, TransportObject};
+use super::protocol::ProtocolCalls;
+use super::registration::Registration;
+use crate::event_loop::errors;
+use crate::event_loop::native_type::This;
+use crate::event_loop::object_cell::ObjectCell;
+use crate::event_loop::source::Source;
+use crate::sys::pipe::Kind;
+use crate::sys::poller::{Interest, Readiness};
+
+pub(super) use methods::{loop_methods, register};
+
+/// What differs between the two ends.
+pub(super) trait Direction: Sized {
+    const NAME: &'static CStr;
+    const DOC: &'static CStr;
+    /// Of the ValueError for what cannot be polled.
+    const REFUSAL: &'static str;
+
+    fn new(kind: Kind) -> Self;
+
+    /// The type that `register` has made.
+    fn kind() -> &'static AtomicPtr<ffi::PyTypeObject>;
+
+    /// The interest that follows from the state.
+    fn wanted_interest(pipe: &PipeBody<Self>) -> Interest;
+
+    fn on_ready(this: Pipe<'_, Self>, readiness: Readiness) -> PyResult<()>;
+
+    /// Whether an OSError of this end is everyday business, which is not reported.
+    fn is_ordinary(errno: Option<i32>) -> bool;
+
+    /// Discards what has not been sent.
+    fn drop_buffer(&self) {}
+
+    /// What `repr()` shows while the pipe is open: what the poller waits for, what is buffered.
+    fn describe(pipe: &PipeBody<Self>) -> String;
+}
+
+pub(super) struct PipeBody<D> {
+    /// The object that owns the descriptor; empty once it is closed.
+    pipe: ObjectCell,
+    /// The Future of whoever waits for the transport to be set up.
+    waiter: ObjectCell,
+    /// What `connection_lost` will be called with.
+    exception: ObjectCell,
+    calls: ProtocolCalls,
+    registration: Registration,
+    /// A descriptor of our own, if another transport polls the pipe's already.
+    duplicate: Cell<Option<OwnedFd>>,
+    /// The pipe's descriptor, kept for `repr()`.
+    fileno: RawFd,
+    /// `close()`, `write_eof()` or `abort()` was called, the stream has ended, or the pipe failed.
+    is_closing: Cell<bool>,
+    /// All I/O has stopped and `connection_lost` is queued.
+    is_finished: Cell<bool>,
+    direction: D,
+}
+
+pub(super) type PipeObject<D> = TransportObject<PipeBody<D>>;
+pub(super) type Pipe<'py, D> = This<'py, PipeObject<D>>;
+
+impl<D: Direction> PipeObject<D> {
+    /// Brings the poller in line with the state.
+    fn sync_interest(&self) -> PyResult<()> {
+        self.registration
+            .sync(self.reactor(), D::wanted_interest(self))
+            .map_err(|error| errors::os_error(&error))
+    }
+}
+
+impl<D: Direction> Source for PipeObject<D> {
+    fn on_ready(this: This<'_, Self>, readiness: Readiness) -> PyResult<()> {
+        D::on_ready(this, readiness)
+    }
+}
+
+impl<D: Direction> Body for PipeBody<D> {
+    const NAME: &'static CStr = D::NAME;
+    const DOC: &'static CStr = D::DOC;
+
+    /// `<ReadPipeTransport fd=7 polling>`, the words of asyncio's own transports.
+    fn describe(this: Pipe<'_, D>) -> String {
+        let name = D::NAME.to_string_lossy();
+        let name = name.rsplit('.').next().unwrap_or_default();
+        let mut words = vec![name.to_owned()];
+        if !this.pipe.is_set() {
+            words.push("closed".to_owned());
+        } else if this.is_closing.get() {
+            words.push("closing".to_owned());
+        }
+        words.push(format!("fd={}", this.fileno));
+        if this.pipe.is_set() {
+            if this.reactor().is_closed() {
+                words.push("open".to_owned());
+            } else {
+                words.push(D::describe(&this));
+            }
+        }
+        format!("<{}>", words.join(" "))
+    }
+
+    fn is_open(&self) -> bool {
+        self.pipe.is_set()
+    }
+
+    fn close(&self, py: Python<'_>) {
+        if let Err(error) = lifecycle::close_pipe(py, self) {
+            error.write_unraisable(py, None);
+        }
+    }
+
+    fn calls(&self) -> &ProtocolCalls {
+        &self.calls
+    }
+
+    fn visit(&self, visit: &mut dyn FnMut(&ObjectCell) -> c_int) -> c_int {
+        for cell in [&self.pipe, &self.waiter, &self.exception] {
+            let result = visit(cell);
+            if result != 0 {
+                return result;
+            }
+        }
+        0
+    }
+
+    fn clear(&self, py: Python<'_>) {
+        drop(self.waiter.take(py));
+        drop(self.exception.take(py));
+    }
+
+    fn release(&self, py: Python<'_>) {
+        self.clear(py);
+        drop(self.pipe.take(py));
+    }
+}
+
+/// The state around `pipe`, whose descriptor is `fd` and of this kind; `duplicate` is polled in its place.
+fn new_body<D: Direction>(
+    pipe: &Bound<'_, PyAny>,
+    fd: RawFd,
+    kind: Kind,
+    duplicate: Option<OwnedFd>,
+    protocol: &Bound<'_, PyAny>,
+) -> PyResult<PipeBody<D>> {
+    let body = PipeBody {
+        pipe: ObjectCell::empty(),
+        waiter: ObjectCell::empty(),
+        exception: ObjectCell::empty(),
+        calls: ProtocolCalls::new(protocol)?,
+        registration: Registration::new(duplicate.as_ref().map_or(fd, AsRawFd::as_raw_fd)),
+        duplicate: Cell::new(duplicate),
+        fileno: fd,
+        is_closing: Cell::new(false),
+        is_finished: Cell::new(false),
+        direction: D::new(kind),
+    };
+    body.pipe.set(pipe.clone());
+    Ok(body)
+}

@@ -1,0 +1,154 @@
+//! The end that reads: one `read` per readiness, through the loop's scratch buffer.
+
+use std::cell::Cell;
+use std::ffi::CStr;
+use std::io;
+use std::ptr;
+use std::sync::atomic::AtomicPtr;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use super::{Direction, Pipe, PipeBody, lifecycle};
+use crate::event_loop::errors;
+use crate::event_loop::names::names;
+use crate::sys::pipe::{self, Kind};
+use crate::sys::poller::{Interest, Readiness};
+use crate::transports::object;
+use crate::transports::protocol::Receiver;
+
+static READ_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
+
+pub(super) struct Reading {
+    /// `pause_reading()` is in force.
+    is_paused: Cell<bool>,
+}
+
+impl Direction for Reading {
+    const NAME: &'static CStr = c"grapeshot._core.ReadPipeTransport";
+    const DOC: &'static CStr =
+        c"The reading end of a pipe, FIFO, terminal or socket; the interface of asyncio.ReadTransport.";
+    const REFUSAL: &'static str = "Pipe transport is for pipes/sockets only.";
+
+    fn new(_: Kind) -> Self {
+        Self {
+            is_paused: Cell::new(false),
+        }
+    }
+
+    fn kind() -> &'static AtomicPtr<ffi::PyTypeObject> {
+        &READ_TYPE
+    }
+
+    fn wanted_interest(pipe: &PipeBody<Self>) -> Interest {
+        if is_reading(pipe) {
+            Interest::READ
+        } else {
+            Interest::NONE
+        }
+    }
+
+    fn on_ready(this: Pipe<'_, Self>, _: Readiness) -> PyResult<()> {
+        if is_reading(&this) {
+            return on_readable(this);
+        }
+        // Paused since the poller was told: only now is it worth a system call.
+        this.sync_interest()
+    }
+
+    /// A terminal whose other side has hung up says so with EIO.
+    fn is_ordinary(errno: Option<i32>) -> bool {
+        errno == Some(libc::EIO)
+    }
+
+    fn describe(pipe: &PipeBody<Self>) -> String {
+        let is_polled = is_reading(pipe) && pipe.registration.is_entered();
+        if is_polled { "polling" } else { "idle" }.to_owned()
+    }
+}
+
+pub(super) fn is_reading(pipe: &PipeBody<Reading>) -> bool {
+    !pipe.is_closing.get() && !pipe.direction.is_paused.get()
+}
+
+/// `pause_reading()`. The poller is told only if data comes meanwhile: most pauses are over before.
+pub(super) fn pause(this: Pipe<'_, Reading>) -> PyResult<()> {
+    if !is_reading(&this) {
+        return Ok(());
+    }
+    this.direction.is_paused.set(true);
+    object::log_change(this, "%r pauses reading")
+}
+
+/// `resume_reading()`.
+pub(super) fn resume(this: Pipe<'_, Reading>) -> PyResult<()> {
+    if this.is_closing.get() || !this.direction.is_paused.get() {
+        return Ok(());
+    }
+    this.direction.is_paused.set(false);
+    this.sync_interest()?;
+    object::log_change(this, "%r resumes reading")
+}
+
+/// `close()`.
+pub(super) fn close(this: Pipe<'_, Reading>) -> PyResult<()> {
+    if this.is_closing.get() {
+        return Ok(());
+    }
+    object::check_thread(this)?;
+    lifecycle::finish(this, None);
+    Ok(())
+}
+
+fn on_readable(this: Pipe<'_, Reading>) -> PyResult<()> {
+    let py = this.py();
+    match read(this) {
+        Ok(Some(Ok(data))) => {
+            let delivered = match this.calls.receiver() {
+                Receiver::Data => this.calls.data_received(py, &data),
+                // Pipes know no other way: a BufferedProtocol needs the method as well.
+                _ => this.calls.call(py, names().data_received, &[&data]).map(drop),
+            };
+            match delivered {
+                Ok(()) => Ok(()),
+                Err(error) => object::report(this, error, "Exception in callback protocol.data_received()"),
+            }
+        }
+        Ok(Some(Err(error))) => lifecycle::fatal_error(this, error, "Fatal read error on pipe transport"),
+        Ok(None) => on_eof(this),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+        Err(error) => lifecycle::fatal_error(
+            this,
+            errors::os_error(&error),
+            "Fatal read error on pipe transport",
+        ),
+    }
+}
+
+/// Reads once into an exactly sized `bytes`, whose making may fail. None at the end of the stream.
+fn read(this: Pipe<'_, Reading>) -> io::Result<Option<PyResult<Bound<'_, PyAny>>>> {
+    let (py, fd) = (this.py(), this.registration.fd());
+    this.reactor().with_scratch(|scratch| {
+        // SAFETY: the buffer is borrowed for the length of the call.
+        let len_bytes = unsafe { pipe::read(fd, scratch.as_mut_ptr(), scratch.len())? };
+        if len_bytes == 0 {
+            return Ok(None);
+        }
+        // SAFETY: read has written `len_bytes` bytes; making a bytes object copies them and runs no Python code.
+        Ok(Some(unsafe {
+            let made = ffi::PyBytes_FromStringAndSize(scratch.as_ptr().cast(), len_bytes as ffi::Py_ssize_t);
+            errors::owned(py, made)
+        }))
+    })
+}
+
+/// Nobody writes any more. There is nothing to be done with what `eof_received` answers.
+fn on_eof(this: Pipe<'_, Reading>) -> PyResult<()> {
+    lifecycle::log_closed_by_peer(this)?;
+    // First of all, so that what eof_received schedules comes after connection_lost.
+    lifecycle::finish(this, None);
+    match this.calls.call(this.py(), names().eof_received, &[]) {
+        Ok(_) => Ok(()),
+        Err(error) => object::report(this, error, "Exception in callback protocol.eof_received()"),
+    }
+}

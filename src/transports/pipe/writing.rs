@@ -1,0 +1,252 @@
+//! The end that writes: at once what the kernel takes, the rest when it takes more; and the watch for a reader who
+//! goes away.
+
+use std::cell::Cell;
+use std::ffi::CStr;
+use std::io;
+use std::ptr;
+use std::sync::atomic::AtomicPtr;
+
+use pyo3::exceptions::PyBrokenPipeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use super::{Direction, Pipe, PipeBody, lifecycle};
+use crate::event_loop::{errors, log};
+use crate::sys::pipe::{self, Kind};
+use crate::sys::poller::{Interest, Readiness};
+use crate::transports::outgoing::{Data, Outgoing};
+use crate::transports::{flow, object};
+
+/// Writes after the pipe was given up that go without a word, as in asyncio.
+const QUIET_LOST_WRITES: u8 = 5;
+
+static WRITE_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
+
+pub(super) struct Writing {
+    pub(super) outgoing: Outgoing,
+    /// The out-buffer waits for the descriptor to become writable.
+    pub(super) is_blocked: Cell<bool>,
+    /// Whether readability means that nobody reads any more.
+    tells_of_lost_reader: bool,
+    /// The number of writes after the pipe was given up, and of those that failed.
+    lost_writes: Cell<u8>,
+}
+
+impl Direction for Writing {
+    const NAME: &'static CStr = c"grapeshot._core.WritePipeTransport";
+    const DOC: &'static CStr =
+        c"The writing end of a pipe, FIFO, terminal or socket; the interface of asyncio.WriteTransport.";
+    const REFUSAL: &'static str = "Pipe transport is only for pipes, sockets and character devices";
+
+    fn new(kind: Kind) -> Self {
+        Self {
+            outgoing: Outgoing::new(),
+            is_blocked: Cell::new(false),
+            tells_of_lost_reader: kind.tells_of_lost_reader(),
+            lost_writes: Cell::new(0),
+        }
+    }
+
+    fn kind() -> &'static AtomicPtr<ffi::PyTypeObject> {
+        &WRITE_TYPE
+    }
+
+    fn wanted_interest(pipe: &PipeBody<Self>) -> Interest {
+        let direction = &pipe.direction;
+        let watch = if direction.tells_of_lost_reader {
+            Interest::READ
+        } else {
+            Interest::NONE
+        };
+        if direction.is_blocked.get() {
+            watch.with(Interest::WRITE)
+        } else {
+            watch
+        }
+    }
+
+    fn on_ready(this: Pipe<'_, Self>, readiness: Readiness) -> PyResult<()> {
+        if readiness.is_readable() && this.registration.interest().has_read() {
+            return on_reader_lost(this);
+        }
+        if readiness.is_writable() && this.direction.is_blocked.get() {
+            return on_writable(this);
+        }
+        Ok(())
+    }
+
+    fn is_ordinary(_: Option<i32>) -> bool {
+        true
+    }
+
+    fn drop_buffer(&self) {
+        self.outgoing.clear();
+        self.is_blocked.set(false);
+    }
+
+    fn describe(pipe: &PipeBody<Self>) -> String {
+        let polling = if pipe.direction.is_blocked.get() {
+            "polling"
+        } else {
+            "idle"
+        };
+        format!("{polling} bufsize={}", pipe.direction.outgoing.len_bytes())
+    }
+}
+
+/// `write(data)`.
+pub(super) fn write(this: Pipe<'_, Writing>, data: &Bound<'_, PyAny>) -> PyResult<()> {
+    let data = Data::new(data)?;
+    let bytes = data.as_slice();
+    if bytes.is_empty() || is_lost(this)? {
+        return Ok(());
+    }
+    let outgoing = &this.direction.outgoing;
+    if this.direction.is_blocked.get() {
+        outgoing.push(&data)?;
+        return maybe_pause(this);
+    }
+    let sent = match pipe::write(this.registration.fd(), bytes) {
+        Ok(sent) => sent,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
+        Err(error) => return on_write_error(this, &error),
+    };
+    if sent == bytes.len() {
+        return Ok(());
+    }
+    outgoing.push_rest(&data, sent)?;
+    wait_writable(this)
+}
+
+/// `writelines(list_of_data)`: one system call for all of them.
+pub(super) fn writelines(this: Pipe<'_, Writing>, items: &Bound<'_, PyAny>) -> PyResult<()> {
+    let items: Vec<_> = items.try_iter()?.collect::<PyResult<_>>()?;
+    let data: Vec<_> = items.iter().map(Data::new).collect::<PyResult<_>>()?;
+    if data.iter().all(|data| data.as_slice().is_empty()) || is_lost(this)? {
+        return Ok(());
+    }
+    let outgoing = &this.direction.outgoing;
+    for data in data.iter().filter(|data| !data.as_slice().is_empty()) {
+        outgoing.push(data)?;
+    }
+    if this.direction.is_blocked.get() {
+        return maybe_pause(this);
+    }
+    match drain(this) {
+        Err(error) => on_write_error(this, &error),
+        Ok(()) if outgoing.is_empty() => Ok(()),
+        Ok(()) => wait_writable(this),
+    }
+}
+
+/// `write_eof()` and `close()`: what is buffered still leaves, then the pipe is closed.
+pub(super) fn close(this: Pipe<'_, Writing>) -> PyResult<()> {
+    if this.is_closing.get() {
+        return Ok(());
+    }
+    object::check_thread(this)?;
+    this.is_closing.set(true);
+    if !this.direction.is_blocked.get() {
+        lifecycle::finish(this, None);
+    }
+    Ok(())
+}
+
+/// `abort()`: what is buffered is lost.
+pub(super) fn abort(this: Pipe<'_, Writing>) -> PyResult<()> {
+    object::check_thread(this)?;
+    lifecycle::finish(this, None);
+    Ok(())
+}
+
+/// True if the pipe was given up; the write is then counted, and after some of them logged.
+fn is_lost(this: Pipe<'_, Writing>) -> PyResult<bool> {
+    let count = this.direction.lost_writes.get();
+    if count == 0 && !this.is_closing.get() {
+        return Ok(false);
+    }
+    if count >= QUIET_LOST_WRITES {
+        let text = "pipe closed by peer or os.write(pipe, data) raised exception.";
+        log::warning(this.py(), text, &[])?;
+    }
+    this.direction.lost_writes.set(count.saturating_add(1));
+    Ok(true)
+}
+
+/// One or more system calls; Ok with data left over means that the pipe is full.
+fn drain(this: Pipe<'_, Writing>) -> io::Result<()> {
+    let fd = this.registration.fd();
+    this.direction.outgoing.drain(|slices| match slices {
+        [one] => pipe::write(fd, one),
+        many => pipe::write_vectored(fd, many),
+    })
+}
+
+fn wait_writable(this: Pipe<'_, Writing>) -> PyResult<()> {
+    this.direction.is_blocked.set(true);
+    this.sync_interest()?;
+    maybe_pause(this)
+}
+
+fn maybe_pause(this: Pipe<'_, Writing>) -> PyResult<()> {
+    if this.direction.outgoing.must_pause() {
+        return flow::pause(&this.event_loop, &this.calls, &this.to_bound());
+    }
+    Ok(())
+}
+
+/// The watermarks were moved while data waits.
+pub(super) fn limits_changed(this: Pipe<'_, Writing>) -> PyResult<()> {
+    if this.direction.is_blocked.get() {
+        return maybe_pause(this);
+    }
+    Ok(())
+}
+
+fn on_writable(this: Pipe<'_, Writing>) -> PyResult<()> {
+    if let Err(error) = drain(this) {
+        return on_write_error(this, &error);
+    }
+    let direction = &this.direction;
+    if direction.outgoing.is_empty() {
+        direction.is_blocked.set(false);
+    }
+    if direction.outgoing.must_resume() {
+        // The protocol may write, close or abort in it.
+        flow::resume(&this.event_loop, &this.calls, &this.to_bound())?;
+    }
+    if direction.is_blocked.get() {
+        return Ok(());
+    }
+    if this.is_closing.get() {
+        lifecycle::finish(this, None);
+        return Ok(());
+    }
+    this.sync_interest()
+}
+
+#[cold]
+fn on_write_error(this: Pipe<'_, Writing>, error: &io::Error) -> PyResult<()> {
+    let lost_writes = &this.direction.lost_writes;
+    lost_writes.set(lost_writes.get().saturating_add(1));
+    lifecycle::fatal_error(
+        this,
+        errors::os_error(error),
+        "Fatal write error on pipe transport",
+    )
+}
+
+/// The last reader has gone: BrokenPipeError if something was still to be written, otherwise an ordinary end.
+#[cold]
+fn on_reader_lost(this: Pipe<'_, Writing>) -> PyResult<()> {
+    lifecycle::log_closed_by_peer(this)?;
+    let exception = if this.direction.outgoing.is_empty() {
+        None
+    } else {
+        let error = PyBrokenPipeError::new_err(());
+        Some(error.into_value(this.py()).into_bound(this.py()).into_any())
+    };
+    lifecycle::finish(this, exception);
+    Ok(())
+}
