@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import collections.abc
+import contextvars
 import errno
 import itertools
 import os
@@ -39,6 +40,9 @@ class Server(asyncio.Server):
 
         created --start_serving()--> serving --close()--> closed --last connection ends--> wait_closed() returns
 
+    Each connection runs in a copy of the context in which the server was made, as in asyncio from Python 3.15 on
+    (before, the context of ``start_serving`` counts, which is the same one for most programs).
+
     ``isinstance(server, asyncio.Server)`` holds; of that class only the interface is used. As an async context manager
     it is closed at the end of the block. It belongs to the loop's thread.
     """
@@ -50,6 +54,7 @@ class Server(asyncio.Server):
         self._sockets: list[socket.socket] | None = sockets
         self._protocol_factory = protocol_factory
         self._backlog = backlog
+        self._context = contextvars.copy_context()
         self._open_count = 0
         self._is_serving = False
         self._waiters: list[asyncio.Future[None]] | None = []
@@ -153,7 +158,7 @@ class Server(asyncio.Server):
         for sock in self._sockets:
             sock.listen(self._backlog)
         for sock in self._sockets:
-            self._loop._listen(sock, self._protocol_factory, self, self._backlog)
+            self._context.run(self._loop._listen, sock, self._protocol_factory, self, self._backlog)
         self._is_serving = True
 
     def _attach(self, transport: _core.StreamTransport) -> None:

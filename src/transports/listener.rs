@@ -34,6 +34,8 @@ pub(super) struct ListenerObject {
     socket: ObjectCell,
     factory: ObjectCell,
     server: ObjectCell,
+    /// The context of the server; each connection gets a copy.
+    context: ObjectCell,
     fd: Cell<RawFd>,
     /// Connections accepted per event at most.
     batch: Cell<u32>,
@@ -44,9 +46,12 @@ static LISTENER_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mu
 impl Source for ListenerObject {
     fn on_ready(this: This<'_, Self>, _: Readiness) -> PyResult<()> {
         let py = this.py();
-        let (Some(event_loop), Some(factory), Some(server)) =
-            (this.event_loop.get(py), this.factory.get(py), this.server.get(py))
-        else {
+        let (Some(event_loop), Some(factory), Some(server), Some(context)) = (
+            this.event_loop.get(py),
+            this.factory.get(py),
+            this.server.get(py),
+            this.context.get(py),
+        ) else {
             return Ok(());
         };
         for _ in 0..this.batch.get() {
@@ -55,7 +60,9 @@ impl Source for ListenerObject {
                     if LoopObject::of(&event_loop).reactor().is_debug() {
                         log_connection(&server, &fd, &peer)?;
                     }
-                    stream::accept(&event_loop, fd, peer, &factory, &server)?;
+                    // SAFETY: attached, with a context object that we hold.
+                    let own = unsafe { errors::owned(py, ffi::PyContext_Copy(context.as_ptr()))? };
+                    stream::accept(&event_loop, fd, peer, &factory, &server, own)?;
                 }
                 Err(error) if is_transient(&error) => return Ok(()),
                 Err(error) => return on_accept_error(this, &event_loop, &error),
@@ -151,7 +158,13 @@ impl NativeType for ListenerObject {
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
 
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        for cell in [&self.event_loop, &self.socket, &self.factory, &self.server] {
+        for cell in [
+            &self.event_loop,
+            &self.socket,
+            &self.factory,
+            &self.server,
+            &self.context,
+        ] {
             // SAFETY: visit and arg are the collector's.
             let result = unsafe { cell.traverse(visit, arg) };
             if result != 0 {
@@ -166,7 +179,13 @@ impl NativeType for ListenerObject {
     }
 
     fn clear(this: This<'_, Self>) {
-        for cell in [&this.event_loop, &this.socket, &this.factory, &this.server] {
+        for cell in [
+            &this.event_loop,
+            &this.socket,
+            &this.factory,
+            &this.server,
+            &this.context,
+        ] {
             drop(cell.take(this.py()));
         }
     }
@@ -259,6 +278,9 @@ fn listen<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResult<Bou
     body.socket.set(socket);
     body.factory.set(factory);
     body.server.set(server);
+    // SAFETY: attached; the call returns a new reference or null with an exception set.
+    body.context
+        .set(unsafe { errors::owned(py, ffi::PyContext_CopyCurrent())? });
     body.fd.set(fd);
     body.batch.set(batch);
     start(body, &this)?;

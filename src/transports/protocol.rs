@@ -67,6 +67,13 @@ pub(crate) struct ProtocolCalls {
 impl ProtocolCalls {
     /// Binds `protocol` with a copy of the current context.
     pub(crate) fn new(protocol: &Bound<'_, PyAny>) -> PyResult<Self> {
+        // SAFETY: attached; the call returns a new reference or null with an exception set.
+        let context = unsafe { errors::owned(protocol.py(), ffi::PyContext_CopyCurrent())? };
+        Self::with_context(protocol, context)
+    }
+
+    /// Binds `protocol` with `context`, which is its own from now on.
+    pub(crate) fn with_context(protocol: &Bound<'_, PyAny>, context: Bound<'_, PyAny>) -> PyResult<Self> {
         let py = protocol.py();
         let calls = Self {
             protocol: ObjectCell::empty(),
@@ -75,8 +82,6 @@ impl ProtocolCalls {
             context: ObjectCell::empty(),
             receiver: Cell::new(Receiver::Data),
         };
-        // SAFETY: attached; the call returns a new reference or null with an exception set.
-        let context = unsafe { errors::owned(py, ffi::PyContext_CopyCurrent())? };
         calls.context.set(context);
         if let Err(error) = calls.bind(protocol) {
             calls.drop_all(py);
@@ -160,19 +165,10 @@ impl ProtocolCalls {
     /// Runs `body` in the transport's context.
     #[inline]
     pub(crate) fn in_context<R>(&self, py: Python<'_>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
-        let Some(context) = self.context.get(py) else {
-            return Err(no_protocol());
-        };
-        // SAFETY: a live context that we hold a reference to; it is left below on this thread.
-        if unsafe { ffi::PyContext_Enter(context.as_ptr()) } != 0 {
-            return Err(errors::fetch(py));
+        match self.context.get(py) {
+            Some(context) => run_in(&context, body),
+            None => Err(no_protocol()),
         }
-        let result = body();
-        // SAFETY: entered above on this thread. No exception is set: a failed body holds its own.
-        if unsafe { ffi::PyContext_Exit(context.as_ptr()) } != 0 {
-            return Err(errors::fetch(py));
-        }
-        result
     }
 
     /// Calls `protocol.<name>(*args)` in the context: for what runs once per connection or on flow control.
@@ -224,6 +220,22 @@ impl ProtocolCalls {
         }
         0
     }
+}
+
+/// Runs `body` in a `contextvars.Context`. RuntimeError if it is entered already.
+#[inline]
+pub(crate) fn run_in<R>(context: &Bound<'_, PyAny>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+    let py = context.py();
+    // SAFETY: a live context that the caller holds a reference to; it is left below on this thread.
+    if unsafe { ffi::PyContext_Enter(context.as_ptr()) } != 0 {
+        return Err(errors::fetch(py));
+    }
+    let result = body();
+    // SAFETY: entered above on this thread. No exception is set: a failed body holds its own.
+    if unsafe { ffi::PyContext_Exit(context.as_ptr()) } != 0 {
+        return Err(errors::fetch(py));
+    }
+    result
 }
 
 /// Calls the bound method in `method` with one argument.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import errno
 import socket
 import sys
@@ -437,3 +438,41 @@ def test_a_loop_closed_with_a_server_and_connections(new_loop, quiet):
     del server, protocol
     factory.made.clear()
     gc.collect()
+
+
+@pytest.mark.deviates(uvloop="all connections share one context")
+async def test_connections_run_in_copies_of_the_servers_context(loop):
+    """The factory and the protocol see the context in which the server was made, and change only their own copy."""
+    variable = contextvars.ContextVar("variable", default="default")
+    variable.set("at the server")
+    seen = []
+
+    class Noting(asyncio.Protocol):
+        def __init__(self):
+            seen.append(("factory", variable.get()))
+
+        def connection_made(self, transport):
+            self.transport = transport
+            seen.append(("made", variable.get()))
+            variable.set("changed")
+
+        def data_received(self, data):
+            seen.append(("data", variable.get()))
+            self.transport.close()
+
+        def connection_lost(self, exc):
+            seen.append(("lost", variable.get()))
+
+    server = await loop.create_server(Noting, HOST, 0)
+    variable.set("after the server")
+    for _ in range(2):
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(b"x")
+        assert await reader.read() == b""
+        writer.close()
+        await writer.wait_closed()
+    await until(lambda: len(seen) == 8)
+    server.close()
+    assert {where: value for where, value in seen if where != "factory"}.keys() == {"made", "data", "lost"}
+    assert [value for where, value in seen if where in ("factory", "made")] == ["at the server"] * 4
+    assert variable.get() == "after the server"

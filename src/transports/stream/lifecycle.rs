@@ -22,8 +22,10 @@ use crate::event_loop::source::SourceRef;
 use crate::event_loop::{errors, log};
 use crate::sys::poller::Interest;
 use crate::sys::socket::{self, Address};
+use crate::transports::protocol::{ProtocolCalls, run_in};
 
-/// Sets up an accepted connection: protocol, transport, `connection_made`. Err is only for what must leave the
+/// Sets up an accepted connection: protocol, transport, `connection_made`, all of them in `context`, which is the
+/// connection's own. Err is only for what must leave the
 /// loop; every other fault costs this connection and is reported.
 pub(in crate::transports) fn accept(
     event_loop: &Bound<'_, PyAny>,
@@ -31,10 +33,13 @@ pub(in crate::transports) fn accept(
     peer: Address,
     factory: &Bound<'_, PyAny>,
     server: &Bound<'_, PyAny>,
+    context: Bound<'_, PyAny>,
 ) -> PyResult<()> {
-    let made = factory.call0().and_then(|protocol| {
+    let protocol = run_in(&context, || factory.call0());
+    let calls = protocol.and_then(|protocol| ProtocolCalls::with_context(&protocol, context));
+    let made = calls.and_then(|calls| {
         let fd = fd.into_raw_fd();
-        let made = new_stream(event_loop, fd, None, &protocol, Some(peer));
+        let made = new_stream(event_loop, fd, None, calls, Some(peer));
         if made.is_err() {
             close_raw(fd);
         }
@@ -73,7 +78,13 @@ pub(super) fn open<'py>(
     // Refused for what is not TCP, where small segments have no timer to wait for.
     let _ = socket::set_nodelay(fd);
     let peer = socket::peer_address(fd).ok();
-    let transport = new_stream(event_loop, fd, Some(socket.clone()), protocol, peer)?;
+    let transport = new_stream(
+        event_loop,
+        fd,
+        Some(socket.clone()),
+        ProtocolCalls::new(protocol)?,
+        peer,
+    )?;
     let this = stream_of(&transport);
     if let Some(waiter) = waiter {
         this.waiter.set(waiter);

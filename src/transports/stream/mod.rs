@@ -233,7 +233,7 @@ fn new_stream<'py>(
     event_loop: &Bound<'py, PyAny>,
     fd: RawFd,
     socket: Option<Bound<'py, PyAny>>,
-    protocol: &Bound<'py, PyAny>,
+    calls: ProtocolCalls,
     peer: Option<Address>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = event_loop.py();
@@ -244,7 +244,7 @@ fn new_stream<'py>(
         socket: ObjectCell::empty(),
         waiter: ObjectCell::empty(),
         exception: ObjectCell::empty(),
-        calls: ProtocolCalls::new(protocol)?,
+        calls,
         outgoing: Outgoing::new(),
         peer,
         local: OnceCell::new(),
