@@ -147,18 +147,28 @@ def raw_options(kind: str) -> list[str]:
     return []
 
 
-def server_command(kind: str, loop: str) -> list[str]:
+def server_command(kind: str, loop: str, read_len: int | None) -> list[str]:
     if loop == RAW:
         return [loadgen(), "raw-server", *raw_options(kind)]
     command = [sys.executable, "-m", "benchmarks.servers", kind, "--loop", loop]
+    if read_len is not None:
+        command += ["--read-len", str(read_len)]
     return [*command, "--certificate", certificate()] if kind == "tls" else command
 
 
 class Server(Child):
     """A server of benchmarks.servers (or the raw one) on the server's core."""
 
-    def __init__(self, kind: str, loop: str, *, under: Sequence[str] = (), ready_within_s: float = 60) -> None:
-        super().__init__([*under, *server_command(kind, loop)], cores()[0], ready_within_s)
+    def __init__(
+        self,
+        kind: str,
+        loop: str,
+        *,
+        read_len: int | None = None,
+        under: Sequence[str] = (),
+        ready_within_s: float = 60,
+    ) -> None:
+        super().__init__([*under, *server_command(kind, loop, read_len)], cores()[0], ready_within_s)
         # `address:port` or `unix:/path`.
         self.address: str = self.ready["address"]
 

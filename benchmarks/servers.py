@@ -22,12 +22,22 @@ from benchmarks._loops import loop_factory
 from benchmarks._machine import raise_descriptor_limit
 
 BACKLOG = 4096
-# What one read asks for where the program says it: sock_recv and StreamReader.read.
-READ_LEN = 64 * 1024
 # The reply in 4 writes: what a small HTTP-like server does (status line, headers, body, end).
 SPLIT_REQUEST_LEN = 64
 SPLIT_REPLY_PARTS = (32, 160, 768, 64)
 SPLIT_REPLY_LEN = sum(SPLIT_REPLY_PARTS)
+
+
+class Options(argparse.Namespace):
+    """The command line; filled by main."""
+
+    kind: str
+    loop: str
+    certificate: Path
+    read_len: int
+
+
+options = Options()
 
 
 def pattern(length: int) -> bytes:
@@ -108,17 +118,18 @@ def say(**ready: str) -> None:
     print(json.dumps(ready), flush=True)
 
 
-def announce(sock: socket.socket) -> None:
+def address_of(sock: socket.socket) -> str:
     host, port = sock.getsockname()
-    say(address=f"{host}:{port}")
+    return f"{host}:{port}"
 
 
 async def serve_protocol(
     factory: Callable[[], asyncio.BaseProtocol], stop: asyncio.Future[None], context: ssl.SSLContext | None = None
 ) -> None:
     sock = listen()
+    address = address_of(sock)  # before a loop that takes the descriptor over
     server = await asyncio.get_running_loop().create_server(factory, sock=sock, backlog=BACKLOG, ssl=context)
-    announce(sock)
+    say(address=address)
     await stop
     # No wait_closed: from 3.12 on it waits for clients, which may well be there.
     server.close()
@@ -142,15 +153,11 @@ async def serve_split(stop: asyncio.Future[None]) -> None:
 
 
 def server_context() -> ssl.SSLContext:
-    """TLS 1.3 with the certificate in `--certificate`; everything else as Python has it."""
+    """TLS 1.3; everything else as Python has it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_cert_chain(certificate_folder / "cert.pem", certificate_folder / "key.pem")
+    context.load_cert_chain(options.certificate / "cert.pem", options.certificate / "key.pem")
     return context
-
-
-# Set by main.
-certificate_folder = Path()
 
 
 async def serve_tls(stop: asyncio.Future[None]) -> None:
@@ -169,7 +176,7 @@ async def serve_unix(stop: asyncio.Future[None]) -> None:
 async def serve_udp(stop: asyncio.Future[None]) -> None:
     address = ("127.0.0.1", 0)
     transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(DatagramEchoProtocol, local_addr=address)
-    announce(transport.get_extra_info("socket"))
+    say(address=address_of(transport.get_extra_info("socket")))
     await stop
     transport.close()
 
@@ -181,7 +188,7 @@ async def serve_sock(stop: asyncio.Future[None]) -> None:
 
     async def echo(connection: socket.socket) -> None:
         with connection:
-            while data := await loop.sock_recv(connection, READ_LEN):
+            while data := await loop.sock_recv(connection, options.read_len):
                 await loop.sock_sendall(connection, data)
 
     async def accept(sock: socket.socket) -> None:
@@ -196,7 +203,7 @@ async def serve_sock(stop: asyncio.Future[None]) -> None:
     accepting = asyncio.create_task(accept(sock))
     await asyncio.sleep(0)
     if not accepting.done():
-        announce(sock)
+        say(address=address_of(sock))
         await asyncio.wait((accepting, stop), return_when=asyncio.FIRST_COMPLETED)
     if accepting.done():
         await accepting
@@ -205,14 +212,15 @@ async def serve_sock(stop: asyncio.Future[None]) -> None:
 
 async def serve_streams(stop: asyncio.Future[None]) -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(READ_LEN):
+        while data := await reader.read(options.read_len):
             writer.write(data)
             await writer.drain()
         writer.close()
 
     sock = listen()
+    address = address_of(sock)
     server = await asyncio.start_server(echo, sock=sock, backlog=BACKLOG)
-    announce(sock)
+    say(address=address)
     await stop
     server.close()
 
@@ -234,7 +242,7 @@ async def serve_aiohttp(stop: asyncio.Future[None]) -> None:
     await runner.setup()
     sock = listen()
     await web.SockSite(runner, sock, backlog=BACKLOG).start()
-    announce(sock)
+    say(address=address_of(sock))
     await stop
     await runner.cleanup()
 
@@ -257,7 +265,7 @@ async def serve_uvicorn(stop: asyncio.Future[None]) -> None:
     server = uvicorn.Server(config)
     sock = listen()
     serving = asyncio.ensure_future(server.serve(sockets=[sock]))
-    announce(sock)
+    say(address=address_of(sock))
     await asyncio.wait((serving, stop), return_when=asyncio.FIRST_COMPLETED)
     server.should_exit = True
     await serving
@@ -298,14 +306,15 @@ def main() -> None:
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--loop", required=True, help="grapeshot, uvloop, asyncio or module:factory")
     parser.add_argument("--certificate", type=Path, help="folder with cert.pem and key.pem, for tls")
-    args = parser.parse_args()
-    if args.kind == "tls" and args.certificate is None:
+    parser.add_argument(
+        "--read-len", type=int, default=65536, help="bytes that sock and streams ask for at once (65536)"
+    )
+    parser.parse_args(namespace=options)
+    if options.kind == "tls" and options.certificate is None:
         parser.error("tls needs --certificate; `loadgen certificate FOLDER` makes one")
-    global certificate_folder
-    certificate_folder = args.certificate
     raise_descriptor_limit()
-    with asyncio.Runner(loop_factory=loop_factory(args.loop)) as runner:
-        runner.run(serve(args.kind))
+    with asyncio.Runner(loop_factory=loop_factory(options.loop)) as runner:
+        runner.run(serve(options.kind))
 
 
 if __name__ == "__main__":

@@ -133,11 +133,11 @@ pub(crate) fn run<E: Exchange>(
         }
         (Target::Unix(path), false) => run_over(mode, window, depth, exchange, |_| wire::unix(path)),
         (&Target::Inet(address), true) => {
-            let client = TlsClient::new()?;
+            let client = TlsClient::new(window.coalesce)?;
             run_over(mode, window, depth, exchange, |index| client.tcp(address, index))
         }
         (Target::Unix(path), true) => {
-            let client = TlsClient::new()?;
+            let client = TlsClient::new(window.coalesce)?;
             run_over(mode, window, depth, exchange, |_| client.unix(path))
         }
     }

@@ -33,7 +33,7 @@ impl Handshakes {
     pub(crate) fn new(address: SocketAddr) -> anyhow::Result<Self> {
         Ok(Self {
             address,
-            client: TlsClient::new()?,
+            client: TlsClient::new(false)?,
             buffer: vec![0; BUFFER_LEN],
         })
     }

@@ -72,6 +72,9 @@ pub(crate) struct Window {
     /// Speak TLS 1.3 (echo, reply and http; handshake does so anyway)
     #[arg(long)]
     tls: bool,
+    /// Send all TLS records of a message in one call, instead of one call for each (as OpenSSL does it on a socket)
+    #[arg(long)]
+    coalesce: bool,
     /// Connections (or sockets) open at a time
     #[arg(long, default_value_t = 10)]
     connections: usize,

@@ -50,15 +50,19 @@ pub(crate) fn unix(path: &Path) -> anyhow::Result<UnixStream> {
 pub(crate) struct TlsClient {
     context: Context,
     scratch: Scratch,
+    coalesces: bool,
 }
 
 impl TlsClient {
+    /// `coalesces`: all records of a write leave in one call, instead of one call for each as OpenSSL itself does it.
+    ///
     /// # Errors
     /// When there is no OpenSSL 3.
-    pub(crate) fn new() -> anyhow::Result<Self> {
+    pub(crate) fn new(coalesces: bool) -> anyhow::Result<Self> {
         Ok(Self {
             context: Context::client()?,
             scratch: Rc::new(RefCell::new(vec![0; BUFFER_LEN])),
+            coalesces,
         })
     }
 
@@ -67,7 +71,7 @@ impl TlsClient {
     /// # Errors
     /// When OpenSSL has no memory.
     pub(crate) fn start<S: Read + Write>(&self, socket: S) -> anyhow::Result<TlsStream<S>> {
-        TlsStream::new(socket, &self.context, &self.scratch)
+        TlsStream::new(socket, &self.context, &self.scratch, self.coalesces)
     }
 
     /// # Errors

@@ -13,10 +13,15 @@ use crate::wire::Wire;
 /// Room for ciphertext, shared by all connections of the thread.
 pub(crate) type Scratch = Rc<RefCell<Vec<u8>>>;
 
+/// The most plaintext that one record holds.
+const RECORD_LEN: usize = 16_384;
+
 pub(crate) struct TlsStream<S> {
     socket: S,
     session: Session,
     scratch: Scratch,
+    /// Plaintext that is encrypted before it is sent: one record, or all that is written.
+    sealed_at_once: usize,
     /// Did the last read leave something in the socket?
     may_hold_more: bool,
     has_socket_ended: bool,
@@ -27,11 +32,17 @@ impl<S: Read + Write> TlsStream<S> {
     ///
     /// # Errors
     /// When OpenSSL has no memory.
-    pub(crate) fn new(socket: S, context: &Context, scratch: &Scratch) -> anyhow::Result<Self> {
+    pub(crate) fn new(
+        socket: S,
+        context: &Context,
+        scratch: &Scratch,
+        coalesces: bool,
+    ) -> anyhow::Result<Self> {
         Ok(Self {
             socket,
             session: context.session()?,
             scratch: Rc::clone(scratch),
+            sealed_at_once: if coalesces { usize::MAX } else { RECORD_LEN },
             may_hold_more: true,
             has_socket_ended: false,
         })
@@ -76,6 +87,7 @@ impl<S: Read + Write> TlsStream<S> {
             socket: change(self.socket)?,
             session: self.session,
             scratch: self.scratch,
+            sealed_at_once: self.sealed_at_once,
             may_hold_more: self.may_hold_more,
             has_socket_ended: self.has_socket_ended,
         })
@@ -122,17 +134,24 @@ impl<S: Read + Write> Read for TlsStream<S> {
 }
 
 impl<S: Read + Write> Write for TlsStream<S> {
-    /// All of it or nothing. What does not fit into the socket is kept for `flush`.
+    /// What is taken is taken completely; of its ciphertext, `flush` sends what does not fit into the socket.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if !self.session.is_established() {
             self.session.handshake()?;
         }
         self.flush()?;
-        if !self.session.outgoing().is_empty() || !self.session.seal(bytes)? {
+        let mut taken = 0;
+        for part in bytes.chunks(self.sealed_at_once) {
+            if !self.session.outgoing().is_empty() || !self.session.seal(part)? {
+                break;
+            }
+            taken += part.len();
+            self.flush()?;
+        }
+        if taken == 0 {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        self.flush()?;
-        Ok(bytes.len())
+        Ok(taken)
     }
 
     /// Sends what the socket takes now.
