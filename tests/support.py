@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import pty
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
+import tty
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -390,3 +393,97 @@ def link_local_address() -> tuple[str, int] | None:
         if scope == "20" and not int(flags, 16) & 0x40:  # not tentative
             return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)), int(index, 16)
     return None
+
+
+# ---------------------------------------------------------------- raw pipes
+
+
+class Ends:
+    """A pipe file object for the loop, and the other end as a non-blocking descriptor of ours."""
+
+    def __init__(self, file: Any, other: int) -> None:
+        self.file = file
+        self.other = other
+        self.number = file.fileno()
+        os.set_blocking(other, False)
+
+    def send(self, data: bytes) -> None:
+        assert os.write(self.other, data) == len(data)
+
+    async def recv(self, limit: int = 1 << 20) -> bytes:
+        """What can be read now, at the latest after a while; b"" at the end."""
+        got: list[bytes] = []
+
+        def has_come() -> bool:
+            try:
+                got.append(os.read(self.other, limit))
+            except BlockingIOError:
+                return False
+            return True
+
+        await until(has_come, "data in the pipe")
+        return got[0]
+
+    async def read_exactly(self, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            more = await self.recv(count - len(data))
+            assert more, f"end of the pipe after {len(data)} of {count} bytes"
+            data += more
+        return bytes(data)
+
+    async def read_to_end(self) -> bytes:
+        data = bytearray()
+        while more := await self.recv():
+            data += more
+        return bytes(data)
+
+    def is_silent(self) -> bool:
+        try:
+            return not os.read(self.other, 1)
+        except BlockingIOError:
+            return True
+
+    def close_other(self) -> None:
+        if self.other >= 0:
+            os.close(self.other)
+            self.other = -1
+
+    def __enter__(self) -> Ends:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close_other()
+        self.file.close()
+
+
+def pipe_ends(kind: str, direction: str) -> Ends:
+    """Ends for `connect_read_pipe` or `connect_write_pipe`: kind is pipe, fifo, socket or tty."""
+    mode = "rb" if direction == "read" else "wb"
+    if kind == "pipe":
+        reader, writer = os.pipe()
+    elif kind == "fifo":
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "fifo")
+            os.mkfifo(path)
+            reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            writer = os.open(path, os.O_WRONLY)
+    elif kind == "socket":
+        reader, writer = (sock.detach() for sock in socket.socketpair())
+    else:
+        # Reading from the side that is told with EIO when the other one hangs up.
+        reader, writer = pty.openpty()
+        tty.setraw(writer)
+    mine, other = (reader, writer) if direction == "read" else (writer, reader)
+    return Ends(open(mine, mode, buffering=0), other)
+
+
+PIPE_KINDS = ("pipe", "fifo", "socket", "tty")
+
+
+def is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True

@@ -60,17 +60,17 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Gives what is queued to `send` until it is empty or `send` takes less than it was given. `send` gets some
+    /// Hands what is queued to `give` until it is empty or `give` takes less than it was offered. `give` gets some
     /// slices, none of them empty, and returns how many of their bytes it took; it must not call into Python.
     /// `WouldBlock` counts as none. Ok with data left over means that the kernel's buffer is full.
-    pub(super) fn drain(&self, mut send: impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>) -> io::Result<()> {
+    pub(super) fn drain(&self, mut give: impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>) -> io::Result<()> {
         let mut outbuf = self.outbuf.borrow_mut();
         while !outbuf.is_empty() {
             let (sent, offered) = {
                 let mut room = [const { MaybeUninit::<IoSlice<'_>>::uninit() }; SLICES_PER_CALL];
                 let slices = outbuf.slices(&mut room);
                 let offered: usize = slices.iter().map(|slice| slice.len()).sum();
-                match send(slices) {
+                match give(slices) {
                     Ok(sent) => (sent, offered),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                     Err(error) => return Err(error),
