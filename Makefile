@@ -50,8 +50,9 @@ demo: build loadgen ## serve an aiohttp application, load it, compare with async
 
 test: lint test-rust test-python ## everything that must pass: lint, Rust tests, Python tests, CPython's own tests
 
-test-rust: ## the Rust tests (sys and queue, no Python involved)
+test-rust: ## the Rust tests (sys and queue, no Python involved; the load generator of the benchmarks)
 	$(CARGO) test --quiet --no-default-features
+	$(CARGO) test --quiet --manifest-path $(LOADGEN)
 
 test-python: build ## the Python tests, CPython's own among them (ARGS= goes to pytest)
 	$(PYTEST) $(ARGS)

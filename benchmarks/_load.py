@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
 import json
 import os
 import select
 import shutil
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -55,7 +55,6 @@ def name_libssl() -> None:
 
     Where it cannot be told (it is linked into the interpreter, or there is no /proc) the system's own is taken.
     """
-    importlib.import_module("ssl")
     maps = Path("/proc/self/maps")
     if "LOADGEN_LIBSSL" in os.environ or not maps.exists():
         return
@@ -64,6 +63,13 @@ def name_libssl() -> None:
         if Path(path).name.startswith("libssl.so"):
             os.environ["LOADGEN_LIBSSL"] = path
             return
+
+
+@functools.cache
+def check_openssl(version: str | None) -> None:
+    """Says once when the raw server runs on another OpenSSL than this interpreter."""
+    if version not in (None, ssl.OPENSSL_VERSION):
+        print(f"!!! the raw server has {version}, Python {ssl.OPENSSL_VERSION}", file=sys.stderr, flush=True)
 
 
 @functools.cache
@@ -171,6 +177,8 @@ class Server(Child):
         super().__init__([*under, *server_command(kind, loop, read_len)], cores()[0], ready_within_s)
         # `address:port` or `unix:/path`.
         self.address: str = self.ready["address"]
+        if loop == RAW:
+            check_openssl(self.ready["openssl"])
 
 
 def load_command(mode: str, address: str, options: dict[str, object]) -> list[str]:

@@ -109,12 +109,18 @@ def brief(result: dict[str, Any]) -> str:
 
 
 def remarks(result: dict[str, Any]) -> list[str]:
-    """What a cell without a number means."""
+    """What a cell without a number means, and what stands behind one that is not quite like the others."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for outcome in result["cases"]:
         for loop, reason in outcome.get("unsupported", {}).items():
-            reasons.setdefault((loop, reason), []).append(outcome["name"])
-    return [f"{loop} has no {', '.join(names)}: {reason}" for (loop, reason), names in reasons.items()]
+            reasons.setdefault((loop, reason.strip(" :")), []).append(outcome["name"])
+    lines = [f"{loop} has no {', '.join(names)}: {reason}." for (loop, reason), names in reasons.items()]
+    for outcome in result["cases"]:
+        for loop in outcome["samples"]:
+            if resent := sum(values(outcome, loop, "resent")):
+                of = sum(values(outcome, loop, "requests"))
+                lines.append(f"{outcome['name']} on {loop}: {resent:,.0f} of {of:,.0f} datagrams were sent again.")
+    return lines
 
 
 def rows(header: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:

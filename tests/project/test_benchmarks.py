@@ -1,0 +1,257 @@
+"""The harness of the benchmarks: its servers serve, its calls are made, and its tables say what the numbers say.
+
+Nothing is measured here. The load generator has tests of its own (`make test-rust`).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import socket
+import ssl
+import subprocess
+import sys
+
+import pytest
+import trustme
+
+from benchmarks import compare, micro, servers, tables
+from benchmarks._load import Child, UnsupportedError
+from benchmarks._machine import ROOT
+from benchmarks.cases import CASES, ECHOES, Bound
+
+MESSAGE = bytes(range(256)) * 8
+CAP_S = 30.0
+
+# ---------------------------------------------------------------- servers and calls
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("certificate")
+    issued = trustme.CA().issue_cert("localhost")
+    issued.cert_chain_pems[0].write_to_path(folder / "cert.pem")
+    issued.private_key_pem.write_to_path(folder / "key.pem")
+    return folder
+
+
+def server(kind, *options):
+    return Child([sys.executable, "-m", "benchmarks.servers", kind, "--loop", "asyncio", *options], None)
+
+
+def connect(address, kind=socket.SOCK_STREAM):
+    family, target = socket.AF_UNIX, address.removeprefix("unix:")
+    if target == address:
+        host, _, port = address.rpartition(":")
+        family, target = socket.AF_INET, (host, int(port))
+    sock = socket.socket(family, kind)
+    sock.settimeout(CAP_S)
+    sock.connect(target)
+    return sock
+
+
+def receive(sock, length):
+    data = b""
+    while len(data) < length and (piece := sock.recv(65536)):
+        data += piece
+    return data
+
+
+@pytest.mark.parametrize("kind", ["echo", "buffered", "unix", "sock", "streams"])
+def test_an_echo_server_echoes(kind):
+    with server(kind) as running, connect(running.ready["address"]) as sock:
+        sock.sendall(MESSAGE)
+        assert receive(sock, len(MESSAGE)) == MESSAGE
+
+
+def test_the_udp_server_echoes():
+    with server("udp") as running, connect(running.ready["address"], socket.SOCK_DGRAM) as sock:
+        sock.send(MESSAGE)
+        assert sock.recv(65536) == MESSAGE
+
+
+def test_the_tls_server_echoes_over_tls_1_3(certificate):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with (
+        server("tls", "--certificate", str(certificate)) as running,
+        connect(running.ready["address"]) as plain,
+        context.wrap_socket(plain) as sock,
+    ):
+        assert sock.version() == "TLSv1.3"
+        sock.sendall(MESSAGE)
+        assert receive(sock, len(MESSAGE)) == MESSAGE
+
+
+def test_the_split_server_replies_with_the_pattern():
+    with server("split") as running, connect(running.ready["address"]) as sock:
+        sock.sendall(bytes(servers.SPLIT_REQUEST_LEN))
+        assert receive(sock, servers.SPLIT_REPLY_LEN) == servers.pattern(servers.SPLIT_REPLY_LEN)
+
+
+@pytest.mark.parametrize("kind", ["aiohttp", "uvicorn"])
+def test_an_http_server_says_hello(kind):
+    with server(kind) as running, connect(running.ready["address"]) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        reply = receive(sock, 1 << 20)
+    assert reply.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert reply.endswith(b"Hello, world!")
+
+
+LACKING = """
+import asyncio, sys
+from benchmarks import micro, servers
+
+class Lacking(asyncio.SelectorEventLoop):
+    async def create_unix_server(self, *args, **kwargs):
+        raise NotImplementedError("no unix sockets")
+
+    async def sock_sendall(self, *args):
+        raise NotImplementedError("no sock_sendall")
+
+{module}.loop_factory = lambda name: Lacking
+sys.argv[1:] = [{kind!r}, "--loop", "lacking"]
+{module}.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "kind", "reason"), [("servers", "unix", "no unix sockets"), ("micro", "sock_pair", "no sock_sendall")]
+)
+def test_a_loop_that_lacks_something_says_so(module, kind, reason):
+    command = [sys.executable, "-c", LACKING.format(module=module, kind=kind)]
+    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=CAP_S, check=True, input="")
+    assert json.loads(outcome.stdout) == {"unsupported": f"NotImplementedError: {reason}"}
+    with pytest.raises(UnsupportedError, match=reason):
+        Child(command, None)
+
+
+@pytest.mark.parametrize("kind", micro.KINDS)
+def test_a_call_is_made(kind):
+    command = [sys.executable, "-m", "benchmarks.micro", kind, "--loop", "asyncio", "--rounds", "1"]
+    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=CAP_S, check=True)
+    assert json.loads(outcome.stdout)["operations"] > 0
+
+
+# ---------------------------------------------------------------- cases
+
+
+def test_every_case_has_a_name_of_its_own():
+    names = [case.name for case in CASES]
+    assert len(set(names)) == len(names)
+
+
+def test_every_echo_is_of_a_server_that_there_is():
+    assert ECHOES.keys() <= servers.KINDS.keys()
+
+
+def test_cases_are_chosen_by_name_group_and_pattern():
+    assert [case.name for case in compare.choose_cases(["spawn"])] == ["spawn"]
+    assert {case.group for case in compare.choose_cases(["tls"])} == {"TLS"}
+    assert len(compare.choose_cases(["tls-1*k-10"])) == 3
+    assert compare.choose_cases([]) == list(CASES)
+    with pytest.raises(SystemExit, match="no-such-case"):
+        compare.choose_cases(["spawn", "no-such-case"])
+
+
+# ---------------------------------------------------------------- tables
+
+
+def outcome(name, samples, bound=None, **others):
+    bounds = [] if bound is None else [vars(Bound(bound))]
+    row = {"name": name, "group": "Calls", "title": f"title of {name}", "metric": "cpu_ns", "unit": "ns"}
+    samples = {loop: [{"cpu_ns": value} for value in taken] for loop, taken in samples.items()}
+    return row | {"bounds": bounds, "samples": samples, "failures": {}, "unsupported": {}, "revision": "r1"} | others
+
+
+def comparison(*outcomes, **others):
+    machine = {"processor": "one", "cores": 2, "system": "Linux", "python": "3.14.0", "python_compiler": "GCC"}
+    machine |= {"free_threaded": False, "revision": "r1"}
+    settings = {"runs": 3, "seconds": 0.7, "warm_up_s": 0.4, "spin": False, "server_core": 1, "load_core": 0}
+    made = {"schema": 1, "taken": "then", "took_s": 10, "machine": machine, "settings": settings, "missing": {}}
+    made |= {"versions": {"grapeshot": "1", "uvloop": "2"}, "loops": ["grapeshot", "uvloop"], "cases": list(outcomes)}
+    return made | others
+
+
+GOOD = {"grapeshot": [40, 50, 60], "uvloop": [100, 100, 100]}
+
+
+def test_ratios_are_taken_run_by_run_and_held_against_the_bound():
+    held, missed = outcome("spawn", GOOD, 0.5), outcome("sock-pair", GOOD, 0.4)
+    assert tables.ratios(held, "grapeshot", "uvloop") == [0.4, 0.5, 0.6]
+    assert tables.verdict(held, held["bounds"][0]) == "yes"
+    assert tables.verdict(missed, missed["bounds"][0]) == "**no** (+25%)"
+    page = tables.markdown(comparison(held, missed))
+    assert "1 of 2 bounds hold." in page
+    assert "| **0.50** (0.40-0.60) | 0.50 | yes |" in page
+
+
+def test_a_row_without_a_number_says_why():
+    alone = {"uvloop": [100, 100, 100]}
+    lacking = outcome("spawn", alone, 0.5, unsupported={"grapeshot": "NotImplementedError: no children"})
+    failing = outcome("sock-pair", alone, 0.5, failures={"grapeshot": "it ended with 1"})
+    for text in (tables.markdown(comparison(lacking, failing)), tables.brief(comparison(lacking, failing))):
+        assert "- grapeshot has no spawn: NotImplementedError: no children." in text
+        assert "not measured" in text
+        assert "failed" in text
+    assert "it ended with 1" in tables.markdown(comparison(failing))
+
+
+def test_datagrams_that_were_sent_again_are_named():
+    row = outcome("udp-1k-10", GOOD)
+    row["samples"]["uvloop"][1] |= {"resent": 3, "requests": 1000}
+    assert "- udp-1k-10 on uvloop: 3 of 1,000 datagrams were sent again." in tables.markdown(comparison(row))
+
+
+def test_the_short_table_names_every_case_and_loop():
+    lines = tables.brief(comparison(outcome("spawn", GOOD, 0.5), outcome("sock-pair", GOOD))).splitlines()
+    assert lines[0].split() == ["case", "grapeshot", "uvloop", "grapeshot", "/", "uvloop", "bound", "holds"]
+    assert lines[1].startswith("spawn ")
+    assert lines[1].endswith(" yes")
+    assert "*" not in "".join(lines)
+
+
+# ---------------------------------------------------------------- taken in parts
+
+
+def test_merged_rows_replace_their_own_and_keep_the_others():
+    slower = {"grapeshot": [90], "uvloop": [100]}
+    before = comparison(outcome("call-soon-bulk", GOOD), outcome("spawn", slower))
+    after = comparison(outcome("spawn", GOOD, revision="r2"), outcome("tls-1k-10", GOOD, revision="r2"), taken="now")
+    merged = compare.merge(copy.deepcopy(before), copy.deepcopy(after))
+    assert [row["name"] for row in merged["cases"]] == ["tls-1k-10", "call-soon-bulk", "spawn"]
+    assert merged["cases"][1] == before["cases"][0]
+    assert merged["cases"][2] == after["cases"][0]
+    assert (merged["taken"], merged["took_s"]) == ("now", 20)
+    assert "from these revisions: 2 of r2, 1 of r1." in tables.markdown(merged)
+    assert "revisions" not in tables.markdown(before)
+
+
+def test_a_loop_that_was_missing_once_is_not_missing_any_more():
+    before = comparison(outcome("spawn", GOOD), loops=["grapeshot"], missing={"uvloop": "no module", "raw": "no epoll"})
+    merged = compare.merge(before, comparison(outcome("sock-pair", GOOD)))
+    assert merged["loops"] == ["grapeshot", "uvloop"]
+    assert merged["missing"] == {"raw": "no epoll"}
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("machine", "processor", "two"),
+        ("machine", "python", "3.13.0"),
+        ("settings", "runs", 5),
+        ("versions", "uvloop", "3"),
+    ],
+)
+def test_rows_that_may_not_stand_side_by_side_are_refused(part, name, value):
+    before, after = comparison(outcome("spawn", GOOD)), comparison(outcome("spawn", GOOD))
+    after[part] = after[part] | {name: value}
+    with pytest.raises(SystemExit, match=name):
+        compare.merge(before, after)
+
+
+def test_grapeshot_itself_may_change_between_parts():
+    after = comparison(outcome("spawn", GOOD))
+    after["versions"] = after["versions"] | {"grapeshot": "9"}
+    merged = compare.merge(comparison(outcome("spawn", GOOD)), after)
+    assert merged["versions"]["grapeshot"] == "9"
