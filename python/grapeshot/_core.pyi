@@ -13,7 +13,7 @@ from socket import socket
 from traceback import StackSummary
 from typing import Any, Protocol, TypeVar, TypeVarTuple, final
 
-from _typeshed import FileDescriptorLike, ReadableBuffer
+from _typeshed import FileDescriptorLike, ReadableBuffer, WriteableBuffer
 from typing_extensions import disjoint_base
 
 __all__ = [
@@ -225,6 +225,40 @@ class Loop:
     def _remove_writer(self, fd: FileDescriptorLike) -> bool: ...
     def _ensure_fd_no_transport(self, fd: FileDescriptorLike) -> None:
         """Raise RuntimeError if an open transport of this loop uses ``fd``, ValueError if it is not a descriptor."""
+
+    # --- plain sockets: nonblocking ones, which stay their owner's
+    # Each call returns a coroutine of a native type. It makes the system call when it is first stepped, and waits only
+    # if that would block. All of them raise
+    #   OSError: the system call failed
+    #   TypeError: an argument has the wrong type, or ``sock`` is an ``ssl.SSLSocket``
+    #   ValueError: in debug mode, ``sock`` is not non-blocking
+    #   RuntimeError: it has to wait, and a transport of this loop uses the descriptor, or the loop is closed
+
+    def sock_recv(self, sock: socket, nbytes: int) -> Coroutine[Any, Any, bytes]:
+        """Receive up to ``nbytes`` bytes; ``b""`` means that the peer has ended its side."""
+
+    def sock_recv_into(self, sock: socket, buf: WriteableBuffer) -> Coroutine[Any, Any, int]:
+        """Receive into ``buf``, at most its length; return the number of bytes, 0 at the end of the stream."""
+
+    def sock_recvfrom(self, sock: socket, bufsize: int) -> Coroutine[Any, Any, tuple[bytes, Any]]:
+        """Receive a datagram, cut off at ``bufsize`` bytes; return ``(data, address)``, the address None if unknown."""
+
+    def sock_recvfrom_into(
+        self, sock: socket, buf: WriteableBuffer, nbytes: int = 0
+    ) -> Coroutine[Any, Any, tuple[int, Any]]:
+        """Receive a datagram into ``buf``, at most ``nbytes`` bytes (0: its length); return ``(length, address)``."""
+
+    def sock_sendall(self, sock: socket, data: ReadableBuffer) -> Coroutine[Any, Any, None]:
+        """Send all of ``data`` on a connected socket; after an error or a cancellation nothing tells how much went."""
+
+    def sock_sendto(self, sock: socket, data: ReadableBuffer, address: Any) -> Coroutine[Any, Any, int]:
+        """Send one datagram to ``address``; return its length."""
+
+    def sock_accept(self, sock: socket) -> Coroutine[Any, Any, tuple[socket, Any]]:
+        """Accept a connection on the listening ``sock``; return ``(connection, address)``, the former non-blocking."""
+
+    def _wait_writable(self, sock: socket) -> Coroutine[Any, Any, None]:
+        """Wait until ``sock`` takes data, is connected, or has failed; an event from before the call does not count."""
 
     # --- for the Python half of the loop
 

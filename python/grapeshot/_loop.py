@@ -79,11 +79,7 @@ class Loop(BaseLoop):
     connect_write_pipe = _pipes.connect_write_pipe
 
     # plain sockets
-    sock_recv = _sock.sock_recv
-    sock_recv_into = _sock.sock_recv_into
-    sock_sendall = _sock.sock_sendall
     sock_connect = _sock.sock_connect
-    sock_accept = _sock.sock_accept
 
 
 # Found on the exact type, the native methods get CPython's specialized calls.

@@ -4,7 +4,7 @@
 //! not know transports, processes, coros or TLS.
 
 pub(crate) mod errors;
-mod freelist;
+pub(crate) mod freelist;
 mod handle;
 pub(crate) mod log;
 pub(crate) mod names;
@@ -16,7 +16,7 @@ mod scheduling;
 mod slow;
 pub(crate) mod source;
 mod tasks;
-mod watching;
+pub(crate) mod watching;
 
 use pyo3::exceptions::PyImportError;
 use pyo3::ffi;

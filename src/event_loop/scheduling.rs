@@ -117,6 +117,24 @@ fn push(this: This<'_, LoopObject>, handle: HandleRef) {
     }
 }
 
+impl LoopObject {
+    /// `call_soon(callback, *args, context=context)` for native callers inside `exclusively`.
+    pub(crate) fn soon(
+        &self,
+        callback: &Bound<'_, PyAny>,
+        args: &[*mut ffi::PyObject],
+        context: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let (py, reactor, event_loop) = (callback.py(), self.reactor(), self.as_ptr().cast());
+        reactor.check_closed()?;
+        let handle = HandleRef::create(py, event_loop, callback.as_ptr(), args, context.as_ptr(), None)?;
+        reactor.push_soon(handle.new_ref());
+        reactor.note_made(py, handle);
+        handle.release(py);
+        Ok(())
+    }
+}
+
 fn call_soon<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     args.at_least("call_soon", 1)?;
     let reactor = this.reactor();

@@ -73,6 +73,37 @@ impl SourceRef {
     }
 }
 
+/// A native object that waits for one event of a descriptor: a strong reference and the way to wake it.
+#[derive(Clone, Copy)]
+pub(crate) struct WaiterRef {
+    object: *mut ffi::PyObject,
+    wake: Deferred,
+}
+
+impl WaiterRef {
+    /// Takes over the reference. `wake` queues what is to run and calls nothing itself.
+    pub(crate) fn new(object: Bound<'_, PyAny>, wake: Deferred) -> Self {
+        Self {
+            object: object.into_ptr(),
+            wake,
+        }
+    }
+
+    pub(crate) fn as_ptr(self) -> *mut ffi::PyObject {
+        self.object
+    }
+
+    pub(crate) fn wake(self, py: Python<'_>) -> PyResult<()> {
+        // SAFETY: `new` paired the function with its object, whose reference the holder of this still has.
+        unsafe { (self.wake)(py, self.object) }
+    }
+
+    pub(crate) fn release(self, py: Python<'_>) {
+        // SAFETY: the holder's reference moves into the Bound, which drops it.
+        drop(unsafe { Bound::from_owned_ptr(py, self.object) });
+    }
+}
+
 /// What lies in the ready queue: a handle, or a native object with the function to run on it once.
 #[derive(Clone, Copy)]
 pub(crate) struct Ready {

@@ -10,19 +10,13 @@ use super::handle::{HandleRef, check_callback};
 use super::names::names;
 use super::native_type::{Args, This, bool_object, method, none};
 use super::pyloop::LoopObject;
-use super::reactor::Slot;
+use super::reactor::{Direction, Slot, Watcher};
 use super::scheduling::{os_result, remember_source};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Direction {
-    Read,
-    Write,
-}
-
 /// A descriptor from an int or an object with `fileno()`. ValueError otherwise, as `selectors` has it.
-fn descriptor(target: &Bound<'_, PyAny>) -> PyResult<RawFd> {
+pub(crate) fn descriptor(target: &Bound<'_, PyAny>) -> PyResult<RawFd> {
     let number = if target.is_instance_of::<pyo3::types::PyInt>() {
         target.extract::<i64>()
     } else {
@@ -45,21 +39,13 @@ fn descriptor(target: &Bound<'_, PyAny>) -> PyResult<RawFd> {
 }
 
 /// RuntimeError if a transport owns the descriptor.
-fn refuse_transport(this: &LoopObject, py: Python<'_>, fd: RawFd) -> PyResult<()> {
+pub(crate) fn refuse_transport(this: &LoopObject, py: Python<'_>, fd: RawFd) -> PyResult<()> {
     match this.reactor().slot(fd) {
         Some(Slot::Source(source)) => Err(PyRuntimeError::new_err(format!(
             "File descriptor {fd} is used by transport {}",
             source.to_bound(py).repr()?
         ))),
         _ => Ok(()),
-    }
-}
-
-/// The handles now registered on `fd`.
-fn watched(this: &LoopObject, fd: RawFd) -> (Option<HandleRef>, Option<HandleRef>) {
-    match this.reactor().slot(fd) {
-        Some(Slot::Watch { reader, writer }) => (reader, writer),
-        _ => (None, None),
     }
 }
 
@@ -87,38 +73,33 @@ fn add<'py>(
     if is_debug {
         remember_source(py, handle)?;
     }
-    let (reader, writer) = watched(&this, fd);
-    let new = match direction {
-        Direction::Read => (Some(handle), writer),
-        Direction::Write => (reader, Some(handle)),
-    };
-    if let Err(error) = this.reactor().set_watch(fd, new) {
-        handle.release(py);
-        return os_result(Err(error));
+    match this
+        .reactor()
+        .set_watcher(py, fd, direction, Some(Watcher::Handle(handle)))
+    {
+        Ok(replaced) => {
+            let added = handle.new_ref().into_bound(py);
+            if let Some(replaced) = replaced {
+                replaced.end(py);
+            }
+            Ok(added)
+        }
+        Err(error) => {
+            handle.release(py);
+            os_result(Err(error))
+        }
     }
-    let replaced = if direction == Direction::Read {
-        reader
-    } else {
-        writer
-    };
-    if let Some(replaced) = replaced {
-        replaced.cancel(py);
-        replaced.release(py);
-    }
-    Ok(handle.new_ref().into_bound(py))
 }
 
 fn remove(this: This<'_, LoopObject>, fd: RawFd, direction: Direction) -> PyResult<bool> {
     let py = this.py();
-    let (reader, writer) = watched(&this, fd);
-    let (removed, new) = match direction {
-        Direction::Read => (reader, (None, writer)),
-        Direction::Write => (writer, (reader, None)),
-    };
-    let Some(removed) = removed else { return Ok(false) };
-    os_result(this.reactor().set_watch(fd, new))?;
-    removed.cancel(py);
-    removed.release(py);
+    if this.reactor().watcher(fd, direction).is_none() {
+        return Ok(false);
+    }
+    let removed = os_result(this.reactor().set_watcher(py, fd, direction, None))?;
+    if let Some(removed) = removed {
+        removed.end(py);
+    }
     Ok(true)
 }
 

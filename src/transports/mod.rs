@@ -10,6 +10,7 @@ mod outgoing;
 mod pipe;
 mod protocol;
 mod registration;
+mod sock;
 mod socket_object;
 mod stream;
 
@@ -26,6 +27,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     stream::register(module)?;
     listener::register(module)?;
     pipe::register(module)?;
+    sock::register(module)?;
     extend_type(&module.getattr("Loop")?, loop_methods())?;
     module.add_function(wrap_pyfunction!(bind_methods, module)?)
 }
@@ -34,6 +36,7 @@ fn loop_methods() -> Vec<ffi::PyMethodDef> {
     let mut methods = stream::loop_methods();
     methods.extend(listener::loop_methods());
     methods.extend(pipe::loop_methods());
+    methods.extend(sock::loop_methods());
     methods
 }
 

@@ -64,3 +64,8 @@ pub(super) fn address_object<'py>(py: Python<'py>, address: &Address) -> PyResul
         AddressView::Other => Ok(none(py)),
     }
 }
+
+/// Whether `address_object` can show the addresses of a family.
+pub(super) fn is_known_family(family: i32) -> bool {
+    matches!(family, libc::AF_INET | libc::AF_INET6 | libc::AF_UNIX)
+}

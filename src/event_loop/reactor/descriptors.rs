@@ -6,7 +6,6 @@ use std::os::fd::RawFd;
 use pyo3::prelude::*;
 
 use super::{Reactor, Slot, release_slot};
-use crate::event_loop::handle::HandleRef;
 use crate::sys::poller::{Interest, Poller, Token};
 
 /// Size of the buffer that small reads go through.
@@ -36,12 +35,18 @@ impl Reactor {
     ) -> io::Result<Token> {
         let stale = self.slots.borrow_mut().remove(fd);
         let token = self.slots.borrow_mut().insert(fd, slot);
+        // After `sock_connect` the poller knows the socket that a transport now takes over.
+        let is_known = matches!(stale, Some(Slot::Watch(watch)) if watch.is_armed(py));
         if let Some(stale) = stale {
             release_slot(py, stale);
         }
-        if !interest.is_empty()
-            && let Err(error) = self.with_poller(|poller| poller.add(fd, token, interest))
-        {
+        let told = self.with_poller(|poller| match (interest.is_empty(), is_known) {
+            (true, false) => Ok(()),
+            (true, true) => poller.remove(fd),
+            (false, false) => poller.add(fd, token, interest),
+            (false, true) => poller.modify(fd, token, interest),
+        });
+        if let Err(error) = told {
             // The caller still owns what it put in.
             self.slots.borrow_mut().remove(fd);
             return Err(error);
@@ -81,54 +86,6 @@ impl Reactor {
         slot
     }
 
-    /// Changes the handles of `add_reader`/`add_writer` on `fd`. Returns the two that were there before; their
-    /// references go to the caller, except for those that `new` carries on.
-    pub(crate) fn set_watch(
-        &self,
-        fd: RawFd,
-        new: (Option<HandleRef>, Option<HandleRef>),
-    ) -> io::Result<(Option<HandleRef>, Option<HandleRef>)> {
-        let old = match self.slot(fd) {
-            Some(Slot::Watch { reader, writer }) => (reader, writer),
-            _ => (None, None),
-        };
-        let interest = |pair: (Option<HandleRef>, Option<HandleRef>)| {
-            let read = if pair.0.is_some() {
-                Interest::READ
-            } else {
-                Interest::NONE
-            };
-            if pair.1.is_some() {
-                read.with(Interest::WRITE)
-            } else {
-                read
-            }
-        };
-        let (before, after) = (interest(old), interest(new));
-        if after.is_empty() {
-            self.unregister(fd, before);
-            return Ok(old);
-        }
-        let slot = Slot::Watch {
-            reader: new.0,
-            writer: new.1,
-        };
-        if before.is_empty() {
-            let token = self.slots.borrow_mut().insert(fd, slot);
-            if let Err(error) = self.with_poller(|poller| poller.add(fd, token, after)) {
-                self.slots.borrow_mut().remove(fd);
-                return Err(error);
-            }
-        } else {
-            let token = self.slots.borrow().token_of(fd);
-            if let Some(token) = token {
-                self.with_poller(|poller| poller.modify(fd, token, after))?;
-            }
-            self.slots.borrow_mut().replace(fd, slot);
-        }
-        Ok(old)
-    }
-
     /// Runs `read` on the loop's scratch buffer (256 KiB, made at first use). What runs inside may come here again,
     /// and gets a buffer of its own.
     #[inline]
@@ -149,7 +106,7 @@ impl Reactor {
             .iter()
             .filter_map(|(_, slot)| match slot {
                 Slot::Source(source) => Some(source.to_bound(py)),
-                Slot::Watch { .. } => None,
+                Slot::Watch(_) => None,
             })
             .collect()
     }

@@ -33,9 +33,12 @@ mod descriptors;
 mod scheduling;
 mod signals;
 mod turn;
+mod watches;
 
 use signals::Signals;
 use turn::MAX_UNPOLLED_TURNS;
+use watches::WatchRef;
+pub(crate) use watches::{Direction, Watcher};
 
 /// Events taken from the poller at once.
 const EVENTS_PER_POLL: usize = 256;
@@ -49,11 +52,8 @@ const SIGNAL_TOKEN: Token = Token(u64::MAX - 1);
 pub(crate) enum Slot {
     /// A native source: a transport or a listener.
     Source(SourceRef),
-    /// `add_reader`/`add_writer`: handles to put into the ready queue.
-    Watch {
-        reader: Option<HandleRef>,
-        writer: Option<HandleRef>,
-    },
+    /// A descriptor that stays its owner's: `add_reader`, `add_writer`, the plain socket operations.
+    Watch(WatchRef),
 }
 
 pub(crate) struct Reactor {
@@ -240,17 +240,13 @@ impl Reactor {
             return result;
         }
         for (_, slot) in slots.iter() {
-            let pair = match slot {
-                Slot::Source(source) => [Some(source.as_ptr()), None],
-                Slot::Watch { reader, writer } => {
-                    [reader.map(HandleRef::as_ptr), writer.map(HandleRef::as_ptr)]
-                }
+            let result = match slot {
+                Slot::Source(source) => visit_one(source.as_ptr()),
+                // SAFETY: as above.
+                Slot::Watch(watch) => unsafe { watch.traverse(visit, arg) },
             };
-            for object in pair.into_iter().flatten() {
-                let result = visit_one(object);
-                if result != 0 {
-                    return result;
-                }
+            if result != 0 {
+                return result;
             }
         }
         0
@@ -260,11 +256,7 @@ impl Reactor {
 fn release_slot(py: Python<'_>, slot: Slot) {
     match slot {
         Slot::Source(source) => source.release(py),
-        Slot::Watch { reader, writer } => {
-            for handle in [reader, writer].into_iter().flatten() {
-                handle.release(py);
-            }
-        }
+        Slot::Watch(watch) => watch.release(py),
     }
 }
 

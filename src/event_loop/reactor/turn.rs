@@ -1,7 +1,6 @@
 //! Running: one turn after another until `stop()`.
 
 use std::io;
-use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
@@ -146,11 +145,14 @@ impl Reactor {
     }
 
     fn dispatch(&self, py: Python<'_>, event_loop: &LoopObject, count: usize) -> PyResult<()> {
+        let mut result = Ok(());
         for index in 0..count {
             let event = self.events.borrow().get(index);
-            check_signals_at(py, index)?;
+            if result.is_ok() {
+                result = check_signals_at(py, index);
+            }
             if event.token == SIGNAL_TOKEN {
-                self.take_signals(py, event_loop)?;
+                result = result.and_then(|()| self.take_signals(py, event_loop));
                 continue;
             }
             if event.token == WAKER_TOKEN {
@@ -160,20 +162,16 @@ impl Reactor {
             // A stale token (the descriptor was closed, perhaps reused, by an earlier event) finds nothing.
             let slot = self.slots.borrow().get(event.token);
             match slot {
-                Some(Slot::Source(source)) => self.dispatch_source(py, event_loop, source, event)?,
-                Some(Slot::Watch { reader, writer }) => {
-                    if let Some(handle) = reader.filter(|_| event.readiness.is_readable()) {
-                        self.push_watched(py, event, handle, true);
-                    }
-                    if let Some(handle) = writer.filter(|_| event.readiness.is_writable()) {
-                        self.push_watched(py, event, handle, false);
-                    }
+                // After an error sources wait for the next poll, which reports them again; a change is reported once.
+                Some(Slot::Source(source)) if result.is_ok() => {
+                    result = self.dispatch_source(py, event_loop, source, event);
                 }
-                None => {}
+                Some(Slot::Source(_)) | None => {}
+                Some(Slot::Watch(watch)) => result = result.and(self.dispatch_watch(py, event, watch)),
             }
         }
         self.drain_inbox();
-        Ok(())
+        result
     }
 
     #[inline]
@@ -207,22 +205,6 @@ impl Reactor {
             slow::check_source(&kept, started_ns, self.slow_callback_s());
         }
         Ok(())
-    }
-
-    /// Queues the handle of `add_reader`/`add_writer`; a cancelled one ends its watch, as in asyncio.
-    fn push_watched(&self, py: Python<'_>, event: Event, handle: HandleRef, is_reader: bool) {
-        if !handle.is_cancelled(py) {
-            self.push_handle(handle.new_ref());
-            return;
-        }
-        let fd = (event.token.0 & u64::from(u32::MAX)) as RawFd;
-        if let Some(Slot::Watch { reader, writer }) = self.slot(fd) {
-            let kept = if is_reader { (None, writer) } else { (reader, None) };
-            // On failure nothing was changed, and the next event comes here again.
-            if self.set_watch(fd, kept).is_ok() {
-                handle.release(py);
-            }
-        }
     }
 
     /// Runs exactly the entries that are ready now.

@@ -30,6 +30,7 @@ const ONE_STEP_NS: u64 = 50 * NS_PER_MS;
 // libc types the flags as `c_int` and the field that holds them as `u32`.
 const IN: u32 = libc::EPOLLIN.cast_unsigned();
 const OUT: u32 = libc::EPOLLOUT.cast_unsigned();
+const ON_CHANGE: u32 = libc::EPOLLET.cast_unsigned();
 const GONE: u32 = (libc::EPOLLHUP | libc::EPOLLERR).cast_unsigned();
 
 /// The timeout of `epoll_pwait2`: the kernel's own 64-bit layout, on 32-bit machines too, where
@@ -270,6 +271,9 @@ impl Poller {
         }
         if interest.has_write() {
             flags |= OUT;
+        }
+        if interest.is_on_change() {
+            flags |= ON_CHANGE;
         }
         let Err(error) = self.control(operation, fd, flags, token) else {
             return Ok(());

@@ -1,6 +1,6 @@
 //! Readiness of file descriptors: the portable types, and the choice of what implements them.
 //!
-//! Purpose: one level-triggered poller per loop. Each fd is watched for an [`Interest`] under a
+//! Purpose: one poller per loop, level-triggered unless asked otherwise. Each fd is watched for an [`Interest`] under a
 //! [`Token`], and [`Poller::wait`] fills an [`Events`] with what is ready.
 //!
 //! Owner: the loop's thread. It must not know what a token stands for.
@@ -18,6 +18,9 @@
 //!     long in nanoseconds unless an fd becomes ready. A signal ends it with `ErrorKind::Interrupted`.
 //! - [`Interest::NONE`] takes the fd out, so that a hangup on an fd nobody reads or writes cannot turn
 //!   the loop into a busy one.
+//! - [`Interest::on_change`] asks for an event when the state changes rather than for as long as it lasts.
+//!   A poller may ignore it; epoll must not, because there a closed fd stays watched for as long as a
+//!   duplicate of it is open, and nobody can take it out any more.
 //! - A wait may end early without an event where the system limits the length of one sleep (weeks); it
 //!   never ends early for an ordinary deadline.
 //!
@@ -55,6 +58,22 @@ impl Interest {
     pub const WRITE: Self = Self(2);
     /// Both directions.
     pub const BOTH: Self = Self(3);
+    const ON_CHANGE: u8 = 4;
+
+    /// The same directions, reported when they become ready rather than for as long as they are. Adding or
+    /// modifying reports what is ready at that time.
+    #[inline]
+    #[must_use]
+    pub const fn on_change(self) -> Self {
+        Self(self.0 | Self::ON_CHANGE)
+    }
+
+    /// Whether only changes are to be reported.
+    #[inline]
+    #[must_use]
+    pub const fn is_on_change(self) -> bool {
+        self.0 & Self::ON_CHANGE != 0
+    }
 
     /// Whether reading is watched.
     #[inline]
@@ -88,7 +107,7 @@ impl Interest {
     #[inline]
     #[must_use]
     pub const fn is_empty(self) -> bool {
-        self.0 == 0
+        self.0 & Self::BOTH.0 == 0
     }
 }
 

@@ -9,6 +9,7 @@
 //! Source: `recv(2)`, `send(2)`, `sendmsg(2)`, `accept(2)`, `getsockname(2)`, `socket(7)`, `tcp(7)`.
 
 mod address;
+mod borrowed;
 #[cfg(test)]
 mod tests;
 
@@ -18,6 +19,7 @@ use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 pub use address::{Address, AddressView, ipv6_text};
+pub use borrowed::{is_stream, recv_from_now, recv_now, send_now};
 
 use address::Storage;
 
@@ -232,21 +234,18 @@ fn set_flag(fd: RawFd, level: c_int, option: c_int) -> io::Result<()> {
 /// # Errors
 /// `EBADF`, `ENOTSOCK`: the question failed, not the connection.
 pub fn take_error(fd: RawFd) -> io::Result<Option<io::Error>> {
-    let mut errno: c_int = 0;
+    let errno = int_option(fd, libc::SOL_SOCKET, libc::SO_ERROR)?;
+    Ok((errno != 0).then(|| io::Error::from_raw_os_error(errno)))
+}
+
+fn int_option(fd: RawFd, level: c_int, option: c_int) -> io::Result<c_int> {
+    let mut value: c_int = 0;
     let mut len = INT_LEN;
     retried_int(|| {
-        // SAFETY: `errno` and `len` live across the call, which writes one int to each.
-        unsafe {
-            libc::getsockopt(
-                fd,
-                libc::SOL_SOCKET,
-                libc::SO_ERROR,
-                (&raw mut errno).cast(),
-                &raw mut len,
-            )
-        }
+        // SAFETY: `value` and `len` live across the call, which writes one int to each.
+        unsafe { libc::getsockopt(fd, level, option, (&raw mut value).cast(), &raw mut len) }
     })?;
-    Ok((errno != 0).then(|| io::Error::from_raw_os_error(errno)))
+    Ok(value)
 }
 
 const INT_LEN: libc::socklen_t = size_of::<c_int>() as libc::socklen_t;

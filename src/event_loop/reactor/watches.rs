@@ -1,0 +1,402 @@
+//! Descriptors that stay their owner's: `add_reader`, `add_writer` and the plain socket operations.
+//!
+//! Each direction of a descriptor has at most one watcher: a handle, queued at every event, or a native object that
+//! waits for one event. Handles are level-triggered, as in asyncio. Where only objects wait, the poller reports
+//! changes, and is left as it is when the wait is over: the next wait on that socket costs no system call. That is
+//! safe, because whoever waits has just been told by the kernel that the call would block, so that a change must
+//! follow; and it ends with the first event that finds nobody waiting.
+//!
+//! ```text
+//!   wait_once:  another socket than last time, or a handle beside it?  -- yes --> tell the poller
+//!                     | no                                                            |
+//!                     v                                                               v
+//!               armed already for this direction?  ------------- no ----------> tell the poller
+//!                     | yes: no system call
+//! ```
+//! A socket may be closed, and its number be given to another one, between two waits. So the weak reference to the
+//! socket object of the last wait tells whether the registration is still that of the same open file. A duplicate of
+//! a closed socket may keep the old registration alive in the kernel: its events have a token that is over, and there
+//! is one for each change only.
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::os::fd::RawFd;
+use std::ptr::NonNull;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyWeakrefReference;
+
+use super::{Reactor, Slot};
+use crate::event_loop::handle::HandleRef;
+use crate::event_loop::object_cell::ObjectCell;
+use crate::event_loop::source::WaiterRef;
+use crate::sys::poller::{Event, Interest};
+
+/// Reading or writing.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Read,
+    Write,
+}
+
+impl Direction {
+    const BOTH: [Self; 2] = [Self::Read, Self::Write];
+
+    fn interest(self) -> Interest {
+        match self {
+            Self::Read => Interest::READ,
+            Self::Write => Interest::WRITE,
+        }
+    }
+}
+
+/// Who is told when a descriptor is ready. An owned reference.
+#[derive(Clone, Copy)]
+pub(crate) enum Watcher {
+    /// Of `add_reader` or `add_writer`: queued at each event.
+    Handle(HandleRef),
+    /// Woken by one event, which ends the wait.
+    Once(WaiterRef),
+}
+
+impl Watcher {
+    pub(crate) fn as_ptr(self) -> *mut ffi::PyObject {
+        match self {
+            Self::Handle(handle) => handle.as_ptr(),
+            Self::Once(waiter) => waiter.as_ptr(),
+        }
+    }
+
+    /// Drops the reference of a watcher that another one has replaced; a handle is cancelled, as in asyncio.
+    pub(crate) fn end(self, py: Python<'_>) {
+        if let Self::Handle(handle) = self {
+            handle.cancel(py);
+        }
+        self.release(py);
+    }
+
+    pub(super) fn release(self, py: Python<'_>) {
+        match self {
+            Self::Handle(handle) => handle.release(py),
+            Self::Once(waiter) => waiter.release(py),
+        }
+    }
+}
+
+/// The watchers of one descriptor.
+struct Watch {
+    reader: Cell<Option<Watcher>>,
+    writer: Cell<Option<Watcher>>,
+    /// What the poller was told.
+    armed: Cell<Interest>,
+    /// A weak reference to the socket object of the last `wait_once`; empty if there was none.
+    socket: ObjectCell,
+}
+
+impl Watch {
+    fn side(&self, direction: Direction) -> &Cell<Option<Watcher>> {
+        match direction {
+            Direction::Read => &self.reader,
+            Direction::Write => &self.writer,
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.reader.get().is_none() && self.writer.get().is_none()
+    }
+
+    /// The directions somebody waits for, level-triggered if a handle does.
+    fn waited_for(&self) -> Interest {
+        let mut interest = Interest::NONE;
+        let mut has_handle = false;
+        for direction in Direction::BOTH {
+            if let Some(watcher) = self.side(direction).get() {
+                interest = interest.with(direction.interest());
+                has_handle |= matches!(watcher, Watcher::Handle(_));
+            }
+        }
+        if has_handle {
+            interest
+        } else {
+            interest.on_change()
+        }
+    }
+
+    /// What the poller is to be told: beside what is waited for, the directions of earlier waits of the same socket.
+    fn wanted(&self) -> Interest {
+        let waited_for = self.waited_for();
+        let may_keep = self.socket.is_set() && waited_for.is_on_change() && self.armed.get().is_on_change();
+        if may_keep {
+            waited_for.with(self.armed.get())
+        } else {
+            waited_for
+        }
+    }
+
+    /// Whether the last wait was on this very object.
+    fn is_of(&self, socket: &Bound<'_, PyAny>) -> bool {
+        self.socket_alive(socket.py())
+            .is_some_and(|known| known.is(socket))
+    }
+
+    fn socket_alive<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+        self.socket
+            .get(py)?
+            .cast_into::<PyWeakrefReference>()
+            .ok()?
+            .upgrade()
+    }
+
+    /// Remembers the socket object, if it can be referred to weakly.
+    fn note_socket(&self, socket: &Bound<'_, PyAny>) {
+        match PyWeakrefReference::new(socket) {
+            Ok(reference) => self.socket.set(reference.into_any()),
+            Err(_) => drop(self.socket.take(socket.py())),
+        }
+    }
+}
+
+/// The entry of the fd table, which owns the watch.
+#[derive(Clone, Copy)]
+pub(crate) struct WatchRef(NonNull<Watch>);
+
+impl WatchRef {
+    fn new() -> Self {
+        let watch = Watch {
+            reader: Cell::new(None),
+            writer: Cell::new(None),
+            armed: Cell::new(Interest::NONE),
+            socket: ObjectCell::empty(),
+        };
+        Self(NonNull::from(Box::leak(Box::new(watch))))
+    }
+
+    /// For as long as the entry is in the table and nothing else runs.
+    fn get(&self) -> &Watch {
+        // SAFETY: a reference is looked up in the table for each use, and the watch lives until `release`, which
+        // follows its removal from the table.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// True if the poller still watches the socket that was waited for here, as far as can be known without asking.
+    pub(super) fn is_armed(self, py: Python<'_>) -> bool {
+        !self.get().armed.get().is_empty() && self.get().socket_alive(py).is_some()
+    }
+
+    /// Frees a watch that was taken out of the table.
+    pub(super) fn release(self, py: Python<'_>) {
+        // SAFETY: made by `new`; the caller has removed the only entry that leads here.
+        let watch = unsafe { Box::from_raw(self.0.as_ptr()) };
+        for watcher in [watch.reader.get(), watch.writer.get()].into_iter().flatten() {
+            watcher.release(py);
+        }
+        drop(watch.socket.take(py));
+    }
+
+    /// # Safety
+    /// Called by the collector with its own `visit` and `arg`, for an entry of the table.
+    pub(super) unsafe fn traverse(self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        let watch = self.get();
+        for watcher in [watch.reader.get(), watch.writer.get()].into_iter().flatten() {
+            // SAFETY: the watch holds a reference to each watcher; visit and arg are the collector's.
+            let result = unsafe { visit(watcher.as_ptr(), arg) };
+            if result != 0 {
+                return result;
+            }
+        }
+        // SAFETY: visit and arg are the collector's.
+        unsafe { watch.socket.traverse(visit, arg) }
+    }
+}
+
+impl Reactor {
+    fn watch(&self, fd: RawFd) -> Option<WatchRef> {
+        match self.slot(fd) {
+            Some(Slot::Watch(watch)) => Some(watch),
+            _ => None,
+        }
+    }
+
+    fn watch_or_new(&self, fd: RawFd) -> WatchRef {
+        self.watch(fd).unwrap_or_else(|| {
+            let watch = WatchRef::new();
+            self.slots.borrow_mut().insert(fd, Slot::Watch(watch));
+            watch
+        })
+    }
+
+    /// Who watches `fd` in this direction now; the reference stays the table's.
+    pub(crate) fn watcher(&self, fd: RawFd, direction: Direction) -> Option<Watcher> {
+        self.watch(fd)?.get().side(direction).get()
+    }
+
+    /// Sets or removes the watcher of `fd`, which no transport uses. Returns the one before, whose reference goes to
+    /// the caller. On an error nothing has changed.
+    pub(crate) fn set_watcher(
+        &self,
+        py: Python<'_>,
+        fd: RawFd,
+        direction: Direction,
+        watcher: Option<Watcher>,
+    ) -> io::Result<Option<Watcher>> {
+        if watcher.is_none() && self.watch(fd).is_none() {
+            return Ok(None);
+        }
+        let watch = self.watch_or_new(fd);
+        let before = watch.get().side(direction).replace(watcher);
+        // The poller is told of a new handle in any case: the descriptor may have been closed and be another one.
+        self.arm(py, fd, watch, watcher.is_some())
+            .inspect_err(|_| self.put_back(py, fd, direction, before))?;
+        Ok(before)
+    }
+
+    /// Wakes `waiter` at the next event of `socket`, whose descriptor is `fd`. Returns the watcher that it replaces,
+    /// whose reference goes to the caller. `is_anew`: an event from before must not end this wait.
+    pub(crate) fn wait_once(
+        &self,
+        socket: &Bound<'_, PyAny>,
+        fd: RawFd,
+        direction: Direction,
+        waiter: WaiterRef,
+        is_anew: bool,
+    ) -> io::Result<Option<Watcher>> {
+        let py = socket.py();
+        let watch = self.watch_or_new(fd);
+        let is_known = !is_anew && watch.get().is_of(socket);
+        let before = watch.get().side(direction).replace(Some(Watcher::Once(waiter)));
+        if !is_known {
+            // Perhaps another file than the one that was armed: it gets a token of its own.
+            self.slots.borrow_mut().insert(fd, Slot::Watch(watch));
+            if !watch.is_armed(py) {
+                watch.get().armed.set(Interest::NONE);
+            }
+            watch.get().note_socket(socket);
+        }
+        self.arm(py, fd, watch, !is_known)
+            .inspect_err(|_| self.put_back(py, fd, direction, before))?;
+        Ok(before)
+    }
+
+    /// Ends the wait of `waiter` on `fd`, if it is still the one that waits there.
+    pub(crate) fn forget_waiter(
+        &self,
+        py: Python<'_>,
+        fd: RawFd,
+        direction: Direction,
+        waiter: *mut ffi::PyObject,
+    ) {
+        let Some(watch) = self.watch(fd) else { return };
+        let side = watch.get().side(direction);
+        let Some(watcher) = side.get().filter(|watcher| watcher.as_ptr() == waiter) else {
+            return;
+        };
+        side.set(None);
+        // A failure means that the descriptor is closed, and nothing waits there any more.
+        let _ = self.arm(py, fd, watch, false);
+        watcher.release(py);
+    }
+
+    /// After a refusal by the poller: what was there before is there again.
+    fn put_back(&self, py: Python<'_>, fd: RawFd, direction: Direction, before: Option<Watcher>) {
+        let Some(watch) = self.watch(fd) else { return };
+        watch.get().side(direction).set(before);
+        if watch.get().is_idle() && watch.get().armed.get().is_empty() {
+            self.remove_watch(py, fd);
+        }
+    }
+
+    fn remove_watch(&self, py: Python<'_>, fd: RawFd) {
+        let removed = self.slots.borrow_mut().remove(fd);
+        if let Some(Slot::Watch(watch)) = removed {
+            watch.release(py);
+        }
+    }
+
+    /// Brings the poller in line with the watch; `must_tell`: even if it should be so already. A watch that nobody
+    /// needs any more is removed.
+    fn arm(&self, py: Python<'_>, fd: RawFd, watch: WatchRef, must_tell: bool) -> io::Result<()> {
+        let wanted = watch.get().wanted();
+        let keeps_idle = watch.get().socket.is_set() && watch.get().armed.get().is_on_change();
+        if watch.get().is_idle() && !keeps_idle {
+            return self.disarm(py, fd, watch);
+        }
+        if wanted != watch.get().armed.get() || must_tell {
+            self.tell(fd, watch, wanted)?;
+        }
+        Ok(())
+    }
+
+    /// Reduces what the poller reports to what is waited for.
+    #[cold]
+    fn disarm(&self, py: Python<'_>, fd: RawFd, watch: WatchRef) -> io::Result<()> {
+        if !watch.get().is_idle() {
+            return self.tell(fd, watch, watch.get().waited_for());
+        }
+        if !watch.get().armed.get().is_empty() {
+            // A failure means that the kernel no longer knows the descriptor, which is what was wanted.
+            let _ = self.with_poller(|poller| poller.remove(fd));
+        }
+        self.remove_watch(py, fd);
+        Ok(())
+    }
+
+    fn tell(&self, fd: RawFd, watch: WatchRef, wanted: Interest) -> io::Result<()> {
+        let Some(token) = self.slots.borrow().token_of(fd) else {
+            return Ok(());
+        };
+        let is_new = watch.get().armed.get().is_empty();
+        self.with_poller(|poller| {
+            if is_new {
+                poller.add(fd, token, wanted)
+            } else {
+                poller.modify(fd, token, wanted)
+            }
+        })?;
+        watch.get().armed.set(wanted);
+        Ok(())
+    }
+
+    /// An event of a watched descriptor. Runs no callback: handles are queued, and what waits queues its own.
+    pub(super) fn dispatch_watch(&self, py: Python<'_>, event: Event, watch: WatchRef) -> PyResult<()> {
+        let fd = (event.token.0 & u64::from(u32::MAX)) as RawFd;
+        let mut woken = [None; 2];
+        let mut is_awaited = false;
+        for (direction, woken) in Direction::BOTH.into_iter().zip(&mut woken) {
+            let is_ready = match direction {
+                Direction::Read => event.readiness.is_readable(),
+                Direction::Write => event.readiness.is_writable(),
+            };
+            let side = watch.get().side(direction);
+            match side.get().filter(|_| is_ready) {
+                None => {}
+                Some(Watcher::Handle(handle)) if !handle.is_cancelled(py) => {
+                    is_awaited = true;
+                    self.push_handle(handle.new_ref());
+                }
+                // A cancelled handle ends its watch, as in asyncio.
+                Some(watcher) => {
+                    is_awaited = true;
+                    side.set(None);
+                    *woken = Some(watcher);
+                }
+            }
+        }
+        let told = if is_awaited {
+            self.arm(py, fd, watch, false)
+        } else {
+            self.disarm(py, fd, watch)
+        };
+        // A poller that refuses to be told of less reports more than is wanted, until the descriptor is closed.
+        drop(told);
+        let mut result = Ok(());
+        for watcher in woken.into_iter().flatten() {
+            if let Watcher::Once(waiter) = watcher {
+                result = result.and(waiter.wake(py));
+            }
+            watcher.release(py);
+        }
+        result
+    }
+}

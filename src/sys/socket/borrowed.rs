@@ -1,0 +1,83 @@
+//! Calls on sockets that somebody else has opened and configured: nonblocking whatever their mode is.
+//!
+//! Purpose: what [`super::recv`] and [`super::send`] do, for descriptors of which nobody knows whether they
+//! are nonblocking; and datagrams with their senders.
+//!
+//! Owner: any thread; the calls keep no state. It must not know who opened the socket.
+//!
+//! Source: `recv(2)`, `send(2)`.
+
+use std::io;
+use std::os::fd::RawFd;
+
+use super::address::{Address, Storage};
+use super::{SEND_FLAGS, retried};
+
+/// [`super::recv`] that never blocks.
+///
+/// # Errors
+/// As for [`super::recv`].
+///
+/// # Safety
+/// As for [`super::recv`].
+#[inline]
+pub unsafe fn recv_now(fd: RawFd, buf: *mut u8, len: usize) -> io::Result<usize> {
+    retried(|| {
+        // SAFETY: the caller vouches for the buffer; the kernel writes at most `len` bytes to it.
+        unsafe { libc::recv(fd, buf.cast(), len, libc::MSG_DONTWAIT) }
+    })
+}
+
+/// Receives one datagram without blocking: its length, cut off at `len`, and its sender (an address without
+/// a family where the socket names none).
+///
+/// # Errors
+/// As for [`super::recv`], and the errors of datagrams sent before (`ConnectionRefused` ...).
+///
+/// # Safety
+/// As for [`super::recv`].
+pub unsafe fn recv_from_now(fd: RawFd, buf: *mut u8, len: usize) -> io::Result<(usize, Address)> {
+    let mut storage = Storage::new();
+    let mut address_len = Storage::LEN;
+    let received = retried(|| {
+        address_len = Storage::LEN;
+        // SAFETY: the caller vouches for the buffer, of which the kernel writes at most `len` bytes; `storage` is
+        // live, aligned for any address and as long as `address_len` says.
+        unsafe {
+            libc::recvfrom(
+                fd,
+                buf.cast(),
+                len,
+                libc::MSG_DONTWAIT,
+                storage.as_mut_ptr(),
+                &raw mut address_len,
+            )
+        }
+    })?;
+    Ok((received, storage.into_address(address_len)))
+}
+
+/// [`super::send`] that never blocks.
+///
+/// # Errors
+/// As for [`super::send`].
+#[inline]
+pub fn send_now(fd: RawFd, data: &[u8]) -> io::Result<usize> {
+    retried(|| {
+        // SAFETY: the slice is live and as long as said; the kernel only reads it.
+        unsafe {
+            libc::send(
+                fd,
+                data.as_ptr().cast(),
+                data.len(),
+                SEND_FLAGS | libc::MSG_DONTWAIT,
+            )
+        }
+    })
+}
+
+/// Whether the socket is a stream, of which a read may take any part.
+#[must_use]
+pub fn is_stream(fd: RawFd) -> bool {
+    super::int_option(fd, libc::SOL_SOCKET, libc::SO_TYPE).is_ok_and(|kind| kind == libc::SOCK_STREAM)
+}

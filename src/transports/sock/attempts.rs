@@ -1,0 +1,484 @@
+//! The operations themselves: one attempt each, which either ends the operation or says what to wait for.
+//!
+//! Plain sockets (`plain_socket`) are read and written by their descriptor; anything else by its methods, with
+//! `BlockingIOError` for an answer. A system call that would block makes an operation wait only if the socket is
+//! nonblocking: one with a timeout does in asyncio what its methods do.
+
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
+use std::ptr;
+
+use pyo3::exceptions::{PyBlockingIOError, PyInterruptedError, PyTypeError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyTuple};
+
+use super::operation::{Operation, OperationObject};
+use super::plain_socket;
+use crate::event_loop::errors;
+use crate::event_loop::native_type::none;
+use crate::event_loop::reactor::{Direction, Reactor};
+use crate::sys::socket;
+use crate::transports::socket_object;
+
+/// The loop's method that the operation belongs to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Kind {
+    Recv,
+    RecvInto,
+    RecvFrom,
+    RecvFromInto,
+    SendAll,
+    SendTo,
+    Accept,
+    /// Wait for an event and do nothing, for `sock_connect` and `sendfile`.
+    Writable,
+}
+
+impl Kind {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Recv => "sock_recv",
+            Self::RecvInto => "sock_recv_into",
+            Self::RecvFrom => "sock_recvfrom",
+            Self::RecvFromInto => "sock_recvfrom_into",
+            Self::SendAll => "sock_sendall",
+            Self::SendTo => "sock_sendto",
+            Self::Accept => "sock_accept",
+            Self::Writable => "_wait_writable",
+        }
+    }
+
+    fn direction(self) -> Direction {
+        match self {
+            Self::Recv | Self::RecvInto | Self::RecvFrom | Self::RecvFromInto | Self::Accept => {
+                Direction::Read
+            }
+            Self::SendAll | Self::SendTo | Self::Writable => Direction::Write,
+        }
+    }
+}
+
+/// How an attempt ended.
+pub(super) enum Attempt<'py> {
+    Done(Bound<'py, PyAny>),
+    /// It would block.
+    Blocked(Direction),
+    /// It got on, and gives way to others for a turn.
+    Again(Direction),
+}
+
+/// What a native attempt cannot decide itself: the socket's own method does, with its own errors.
+enum Native<'py> {
+    Ended(Attempt<'py>),
+    Method,
+}
+
+type Answer<'py> = PyResult<Native<'py>>;
+
+#[inline]
+pub(super) fn attempt(this: Operation<'_>) -> PyResult<Attempt<'_>> {
+    let py = this.py();
+    let Some(socket) = this.socket.get(py) else {
+        return Ok(Attempt::Done(none(py)));
+    };
+    let kind = this.kind.get();
+    let is_plain = plain_socket::is_plain(&socket);
+    if !this.has_waited.get() {
+        check(this, &socket, is_plain)?;
+    }
+    let ended = match kind {
+        Kind::Writable if this.has_waited.get() => return Ok(Attempt::Done(none(py))),
+        Kind::Writable => return Ok(Attempt::Blocked(Direction::Write)),
+        _ if !is_plain => Native::Method,
+        Kind::Recv => recv(this, &socket)?,
+        Kind::RecvInto => recv_into(this, &socket)?,
+        Kind::RecvFrom => recv_from(this, &socket)?,
+        Kind::RecvFromInto | Kind::SendTo => Native::Method,
+        Kind::SendAll => send_all(this, &socket)?,
+        Kind::Accept => accept(this, &socket)?,
+    };
+    match ended {
+        Native::Ended(attempt) => Ok(attempt),
+        Native::Method => by_method(this, &socket),
+    }
+}
+
+/// The checks that come before anything else: TypeError for a TLS socket, ValueError for a blocking one in debug mode.
+#[inline]
+fn check(this: Operation<'_>, socket: &Bound<'_, PyAny>, is_plain: bool) -> PyResult<()> {
+    if !is_plain {
+        let modules = socket
+            .py()
+            .import("sys")?
+            .getattr("modules")?
+            .cast_into::<PyDict>()?;
+        // A program that has not imported ssl has no SSLSocket either.
+        if let Some(ssl) = modules.get_item("ssl")?
+            && socket.is_instance(&ssl.getattr("SSLSocket")?)?
+        {
+            return Err(PyTypeError::new_err("Socket cannot be of type SSLSocket"));
+        }
+    }
+    if this.loop_object().reactor().is_debug() && !is_nonblocking(socket, is_plain)? {
+        return Err(PyValueError::new_err("the socket must be non-blocking"));
+    }
+    Ok(())
+}
+
+fn is_nonblocking(socket: &Bound<'_, PyAny>, is_plain: bool) -> PyResult<bool> {
+    if is_plain {
+        plain_socket::is_nonblocking(socket)
+    } else {
+        socket.call_method0("gettimeout")?.eq(0)
+    }
+}
+
+/// After a system call on a plain socket has failed.
+#[cold]
+fn failed<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>, error: &io::Error) -> Answer<'py> {
+    if error.kind() != io::ErrorKind::WouldBlock {
+        return Err(errors::os_error(error));
+    }
+    if this.has_waited.get() || plain_socket::is_nonblocking(socket)? {
+        return Ok(Native::Ended(Attempt::Blocked(this.kind.get().direction())));
+    }
+    Ok(Native::Method)
+}
+
+fn done(value: Bound<'_, PyAny>) -> Answer<'_> {
+    Ok(Native::Ended(Attempt::Done(value)))
+}
+
+// ---- receiving -----------------------------------------------------------------------------------------------------
+
+/// The number of bytes asked for, where it is an ordinary one: the method knows what to do with 0, and which error
+/// fits anything else.
+#[inline]
+fn ordinary_len(number: *mut ffi::PyObject) -> Option<usize> {
+    // SAFETY: the operation keeps its argument; only an exact int is converted, which fails with a number alone.
+    unsafe {
+        if number.is_null() || ffi::PyLong_CheckExact(number) == 0 {
+            return None;
+        }
+        let len = ffi::PyLong_AsSsize_t(number);
+        if len == -1 {
+            ffi::PyErr_Clear();
+        }
+        usize::try_from(len).ok().filter(|len| *len > 0)
+    }
+}
+
+fn recv<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> {
+    let Some(len) = ordinary_len(this.first.as_ptr()) else {
+        return Ok(Native::Method);
+    };
+    let fd = plain_socket::descriptor(socket)?;
+    let reactor = this.loop_object().reactor();
+    // SAFETY: the buffer is valid for its length.
+    match receive(this, reactor, fd, len, |buf, len| unsafe {
+        socket::recv_now(fd, buf, len)
+    }) {
+        None => Ok(Native::Method),
+        Some(Ok((data, _))) => done(data),
+        Some(Err(error)) => failed(this, socket, &error),
+    }
+}
+
+/// What the scratch buffer received: the object and the result of the call, or its error. None if the socket must do
+/// it itself.
+type Received<'py, L> = Option<io::Result<(Bound<'py, PyAny>, L)>>;
+
+/// Receives up to `len` bytes through the scratch buffer into an object of the right size. A datagram that may be
+/// longer than the scratch buffer is left to the socket.
+#[inline]
+fn receive<'py, L: Length>(
+    this: Operation<'py>,
+    reactor: &Reactor,
+    fd: RawFd,
+    len: usize,
+    call: impl FnOnce(*mut u8, usize) -> io::Result<L>,
+) -> Received<'py, L> {
+    let py = this.py();
+    reactor.with_scratch(|scratch| {
+        if len > scratch.len() && !socket::is_stream(fd) {
+            return None;
+        }
+        let received = call(scratch.as_mut_ptr(), len.min(scratch.len()));
+        Some(received.map(|received| {
+            let data = PyBytes::new(py, &scratch[..received.len_bytes()]);
+            (data.into_any(), received)
+        }))
+    })
+}
+
+/// What a receiving call returns.
+trait Length {
+    fn len_bytes(&self) -> usize;
+}
+
+impl Length for usize {
+    fn len_bytes(&self) -> usize {
+        *self
+    }
+}
+
+impl Length for (usize, socket::Address) {
+    fn len_bytes(&self) -> usize {
+        self.0
+    }
+}
+
+fn recv_from<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> {
+    let py = this.py();
+    let Some(len) = ordinary_len(this.first.as_ptr()) else {
+        return Ok(Native::Method);
+    };
+    if !socket_object::is_known_family(plain_socket::family(socket)?) {
+        return Ok(Native::Method);
+    }
+    let fd = plain_socket::descriptor(socket)?;
+    let reactor = this.loop_object().reactor();
+    // SAFETY: the buffer is valid for its length.
+    match receive(this, reactor, fd, len, |buf, len| unsafe {
+        socket::recv_from_now(fd, buf, len)
+    }) {
+        None => Ok(Native::Method),
+        Some(Ok((data, (_, sender)))) => {
+            let sender = socket_object::address_object(py, &sender)?;
+            done((data, sender).into_pyobject(py)?.into_any())
+        }
+        Some(Err(error)) => failed(this, socket, &error),
+    }
+}
+
+fn recv_into<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> {
+    let py = this.py();
+    let mut view = ffi::Py_buffer::new();
+    // SAFETY: attached; the operation keeps the object. On success the view is released once, below.
+    if unsafe { ffi::PyObject_GetBuffer(this.first.as_ptr(), &raw mut view, ffi::PyBUF_WRITABLE) } != 0 {
+        drop(errors::fetch(py));
+        return Ok(Native::Method);
+    }
+    let received = match (view.len, plain_socket::descriptor(socket)) {
+        (0, _) => None,
+        (_, Err(error)) => Some(Err(error)),
+        // SAFETY: the view gives `len` writable bytes until it is released.
+        (len, Ok(fd)) => Some(Ok(unsafe { socket::recv_now(fd, view.buf.cast(), len as usize) })),
+    };
+    // SAFETY: filled above, released once.
+    unsafe { ffi::PyBuffer_Release(&raw mut view) };
+    match received.transpose()? {
+        None => Ok(Native::Method),
+        Some(Ok(count)) => done(count.into_pyobject(py)?.into_any()),
+        Some(Err(error)) => failed(this, socket, &error),
+    }
+}
+
+fn accept<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> {
+    let is_known = socket_object::is_known_family(plain_socket::family(socket)?);
+    // There is no way to accept from a blocking socket without blocking.
+    if !is_known || !plain_socket::is_nonblocking(socket)? {
+        return Ok(Native::Method);
+    }
+    match socket::accept(plain_socket::descriptor(socket)?) {
+        Ok((fd, peer)) => {
+            let py = this.py();
+            let connection = connection(socket, fd)?;
+            let peer = socket_object::address_object(py, &peer)?;
+            done((connection, peer).into_pyobject(py)?.into_any())
+        }
+        Err(error) => failed(this, socket, &error),
+    }
+}
+
+/// The nonblocking `socket.socket` of an accepted connection.
+fn connection<'py>(listener: &Bound<'py, PyAny>, fd: OwnedFd) -> PyResult<Bound<'py, PyAny>> {
+    let [family, kind, protocol] = plain_socket::shape(listener)?;
+    let number = std::os::fd::AsRawFd::as_raw_fd(&fd);
+    let connection = listener.get_type().call1((family, kind, protocol, number))?;
+    // The object owns the descriptor from here on.
+    let _ = fd.into_raw_fd();
+    connection.call_method1("setblocking", (false,))?;
+    Ok(connection)
+}
+
+// ---- sending -------------------------------------------------------------------------------------------------------
+
+/// Sends until everything is gone or the kernel takes no more. One that keeps taking parts is left alone for a turn.
+fn send_all<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> {
+    let py = this.py();
+    let fd = plain_socket::descriptor(socket)?;
+    for _ in 0..2 {
+        // SAFETY: the slice is used up to the system call only, and nothing else runs meanwhile.
+        let data = unsafe { unsent(this)? };
+        match socket::send_now(fd, data) {
+            Ok(sent) if sent == data.len() => return done(none(py)),
+            Ok(sent) => this.sent.set(this.sent.get() + sent),
+            Err(error) => return failed(this, socket, &error),
+        }
+    }
+    Ok(Native::Ended(Attempt::Again(Direction::Write)))
+}
+
+/// What is left to send. TypeError or BufferError for data that is not bytes-like and contiguous.
+///
+/// # Safety
+/// The result must not be used after anything else has run.
+#[inline]
+unsafe fn unsent<'a>(this: Operation<'_>) -> PyResult<&'a [u8]> {
+    let data = this.first.as_ptr();
+    // SAFETY: the operation keeps its data, and the view of it, until its end.
+    unsafe {
+        let whole = if ffi::PyBytes_CheckExact(data) != 0 {
+            std::slice::from_raw_parts(ffi::PyBytes_AS_STRING(data).cast(), ffi::Py_SIZE(data) as usize)
+        } else {
+            let view = view_of(this)?;
+            match (*view).len {
+                0 => &[],
+                len => std::slice::from_raw_parts((*view).buf.cast(), len as usize),
+            }
+        };
+        Ok(&whole[this.sent.get()..])
+    }
+}
+
+/// The exported buffer of the data, which stays exported until the operation ends.
+fn view_of(this: Operation<'_>) -> PyResult<*mut ffi::Py_buffer> {
+    let known = this.view.get();
+    if !known.is_null() {
+        return Ok(known);
+    }
+    let mut view = Box::new(ffi::Py_buffer::new());
+    // SAFETY: attached; the operation keeps the object. On success the view is released once, by `release_view`.
+    if unsafe { ffi::PyObject_GetBuffer(this.first.as_ptr(), &raw mut *view, ffi::PyBUF_SIMPLE) } != 0 {
+        return Err(errors::fetch(this.py()));
+    }
+    let view = Box::into_raw(view);
+    this.view.set(view);
+    Ok(view)
+}
+
+/// Gives the exported buffer back, if there is one.
+pub(super) fn release_view(this: &OperationObject) {
+    let view = this.view.replace(ptr::null_mut());
+    if !view.is_null() {
+        // SAFETY: made by `view_of`, and taken out of the only place that knows it; operations end attached.
+        unsafe {
+            let mut view = Box::from_raw(view);
+            ffi::PyBuffer_Release(&raw mut *view);
+        }
+    }
+}
+
+/// # Safety
+/// Called by the collector with its own `visit` and `arg`.
+pub(super) unsafe fn traverse_view(this: &OperationObject, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+    let view = this.view.get();
+    if view.is_null() {
+        return 0;
+    }
+    // SAFETY: a filled view holds a reference to its exporter.
+    unsafe { visit((*view).obj, arg) }
+}
+
+// ---- by the socket's methods -----------------------------------------------------------------------------------------
+
+fn by_method<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> PyResult<Attempt<'py>> {
+    let py = this.py();
+    let called = call_method(this, socket);
+    match called {
+        Ok(Some(value)) => Ok(Attempt::Done(value)),
+        Ok(None) => Ok(Attempt::Blocked(this.kind.get().direction())),
+        Err(error)
+            if error.is_instance_of::<PyBlockingIOError>(py)
+                || error.is_instance_of::<PyInterruptedError>(py) =>
+        {
+            Ok(Attempt::Blocked(this.kind.get().direction()))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The result, or None if there is more to do once the socket is ready again.
+fn call_method<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let py = this.py();
+    let argument =
+        |cell: &crate::event_loop::object_cell::ObjectCell| cell.get(py).unwrap_or_else(|| none(py));
+    let (first, second) = (argument(&this.first), argument(&this.second));
+    let value = match this.kind.get() {
+        Kind::Recv => socket.call_method1("recv", (first,))?,
+        Kind::RecvInto => socket.call_method1("recv_into", (first,))?,
+        Kind::RecvFrom => socket.call_method1("recvfrom", (first,))?,
+        Kind::RecvFromInto => {
+            let len = if second.is_truthy()? {
+                second
+            } else {
+                first.len()?.into_pyobject(py)?.into_any()
+            };
+            socket.call_method1("recvfrom_into", (first, len))?
+        }
+        Kind::SendTo => socket.call_method1("sendto", (first, second))?,
+        Kind::SendAll => return send_by_method(this, socket, &first),
+        Kind::Accept => {
+            let accepted = socket.call_method0("accept")?;
+            accepted.get_item(0)?.call_method1("setblocking", (false,))?;
+            accepted
+        }
+        Kind::Writable => none(py),
+    };
+    Ok(Some(value))
+}
+
+/// One `send()` of what is left; later ones get a view of the rest.
+fn send_by_method<'py>(
+    this: Operation<'py>,
+    socket: &Bound<'py, PyAny>,
+    data: &Bound<'py, PyAny>,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let py = this.py();
+    let sent = this.sent.get();
+    let rest = match this.second.get(py) {
+        None => data.clone(),
+        Some(whole) => {
+            let slice = pyo3::types::PySlice::new(py, sent as isize, isize::MAX, 1);
+            whole.get_item(slice)?
+        }
+    };
+    if !this.second.is_set() {
+        let memory = py.import("builtins")?.getattr("memoryview")?;
+        this.second
+            .set(memory.call1((data,))?.call_method1("cast", ("B",))?);
+    }
+    let count: usize = socket.call_method1("send", (rest,))?.extract()?;
+    this.sent.set(sent + count);
+    let len = this.second.get(py).map_or(Ok(0), |whole| whole.len())?;
+    Ok((this.sent.get() == len).then(|| none(py)))
+}
+
+// ---- where an operation was made -------------------------------------------------------------------------------------
+
+/// `cr_origin`: tuples of (file, line, function), as deep as the interpreter keeps them for coroutines.
+pub(super) fn origin(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
+    let sys = py.import("sys")?;
+    let depth: usize = sys
+        .call_method0("get_coroutine_origin_tracking_depth")?
+        .extract()?;
+    if depth == 0 {
+        return Ok(None);
+    }
+    let mut frames = Vec::with_capacity(depth);
+    let mut frame = sys.call_method1("_getframe", (0,))?;
+    while !frame.is_none() && frames.len() < depth {
+        let code = frame.getattr("f_code")?;
+        frames.push((
+            code.getattr("co_filename")?,
+            frame.getattr("f_lineno")?,
+            code.getattr("co_name")?,
+        ));
+        frame = frame.getattr("f_back")?;
+    }
+    Ok(Some(PyTuple::new(py, frames)?.into_any()))
+}

@@ -1,0 +1,571 @@
+//! The coroutine of one socket operation: its object, its states, and the coroutine protocol.
+//!
+//! ```text
+//!   [ created ] --- first step: the checks, then the system call ---> done at once: [ closed ]
+//!                          | it would block
+//!                          v
+//!                     [ suspended ] <--- yields a waiter ---.
+//!                          | step after the event            | it would block
+//!                          '------- the system call again ---+---> done: [ closed ]
+//!   throw() and close() from any state end in [ closed ], and take the waiter out of the fd table
+//! ```
+//! A native type that is a coroutine to everyone who asks: `collections.abc.Coroutine` knows it by its methods, tasks
+//! step it through `am_send`, `await` through `tp_iternext`. It has no frame. Belongs to the loop's thread.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyTypeError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use super::attempts::{self, Attempt, Kind};
+use super::waiter;
+use crate::event_loop::errors;
+use crate::event_loop::freelist::Freelist;
+use crate::event_loop::native_type::{
+    Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, slot,
+};
+use crate::event_loop::object_cell::ObjectCell;
+use crate::event_loop::pyloop::LoopObject;
+use crate::event_loop::reactor::Direction;
+use crate::event_loop::watching;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum State {
+    Created,
+    Running,
+    Suspended,
+    Closed,
+}
+
+#[repr(C)]
+pub(super) struct OperationObject {
+    base: ffi::PyObject,
+    pub(super) event_loop: ObjectCell,
+    pub(super) socket: ObjectCell,
+    /// The argument: a number of bytes, a buffer, or data.
+    pub(super) first: ObjectCell,
+    /// The further argument, or what an operation keeps between its steps.
+    pub(super) second: ObjectCell,
+    /// What was yielded last, while suspended.
+    waiter: ObjectCell,
+    /// Where the coroutine was made, if the interpreter keeps that.
+    origin: ObjectCell,
+    /// The exported buffer of data that waits to be sent; null if there is none.
+    pub(super) view: Cell<*mut ffi::Py_buffer>,
+    pub(super) sent: Cell<usize>,
+    pub(super) kind: Cell<Kind>,
+    state: Cell<State>,
+    /// Whether it has waited: the checks of the first step are done.
+    pub(super) has_waited: Cell<bool>,
+}
+
+pub(super) type Operation<'py> = This<'py, OperationObject>;
+type Object<'py> = PyResult<Bound<'py, PyAny>>;
+
+static OPERATION_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
+static FREE: Freelist = Freelist::new();
+
+/// The coroutine of an operation that nothing has been done for yet.
+pub(super) fn new_operation<'py>(
+    event_loop: This<'py, LoopObject>,
+    kind: Kind,
+    socket: Bound<'py, PyAny>,
+    first: Option<Bound<'py, PyAny>>,
+    second: Option<Bound<'py, PyAny>>,
+) -> Object<'py> {
+    let py = event_loop.py();
+    let origin = if event_loop.reactor().is_debug() {
+        attempts::origin(py)?
+    } else {
+        None
+    };
+    // SAFETY: attached; the type is made by `register` for this layout. The object comes with its cells empty.
+    unsafe {
+        let object = errors::owned(py, FREE.take_or_alloc(OPERATION_TYPE.load(Ordering::Relaxed)))?;
+        let operation = &*object.as_ptr().cast::<OperationObject>();
+        operation.event_loop.put_new(event_loop.to_bound().into_ptr());
+        operation.socket.put_new(socket.into_ptr());
+        operation
+            .first
+            .put_new(first.map_or(ptr::null_mut(), Bound::into_ptr));
+        operation
+            .second
+            .put_new(second.map_or(ptr::null_mut(), Bound::into_ptr));
+        operation
+            .origin
+            .put_new(origin.map_or(ptr::null_mut(), Bound::into_ptr));
+        operation.sent.set(0);
+        operation.kind.set(kind);
+        operation.state.set(State::Created);
+        operation.has_waited.set(false);
+        if !Freelist::IS_TRACKED {
+            ffi::PyObject_GC_Track(object.as_ptr().cast());
+        }
+        Ok(object)
+    }
+}
+
+/// How a step ended.
+enum Step<'py> {
+    Yield(Bound<'py, PyAny>),
+    Return(Bound<'py, PyAny>),
+}
+
+impl OperationObject {
+    pub(super) fn loop_object(&self) -> &LoopObject {
+        // SAFETY: the operation holds a reference to its loop from its creation to its deallocation.
+        unsafe { &*self.event_loop.as_ptr().cast::<LoopObject>() }
+    }
+}
+
+/// Drops what the operation worked with.
+fn finish(this: Operation<'_>) {
+    let py = this.py();
+    this.state.set(State::Closed);
+    attempts::release_view(&this);
+    for cell in [&this.socket, &this.first, &this.second, &this.origin] {
+        drop(cell.take(py));
+    }
+}
+
+#[inline]
+fn step(this: Operation<'_>) -> PyResult<Step<'_>> {
+    match this.state.get() {
+        State::Created => {}
+        State::Suspended => resume(this)?,
+        State::Running => return Err(PyValueError::new_err("coroutine already executing")),
+        State::Closed => return Err(PyRuntimeError::new_err("cannot reuse already awaited coroutine")),
+    }
+    this.state.set(State::Running);
+    match attempts::attempt(this) {
+        Ok(Attempt::Done(value)) => {
+            finish(this);
+            Ok(Step::Return(value))
+        }
+        Ok(Attempt::Blocked(direction)) => suspend(this, direction, true),
+        Ok(Attempt::Again(direction)) => suspend(this, direction, false),
+        Err(error) => {
+            finish(this);
+            Err(error)
+        }
+    }
+}
+
+/// The wait is over, or somebody else than its task drives the coroutine.
+fn resume(this: Operation<'_>) -> PyResult<()> {
+    let Some(yielded) = this.waiter.get(this.py()) else {
+        return Ok(());
+    };
+    let waiter = waiter::waiter_of(&yielded);
+    if waiter.is_pending() {
+        return Err(PyRuntimeError::new_err("await wasn't used with future"));
+    }
+    drop(this.waiter.take(this.py()));
+    waiter::check_outcome(waiter).inspect_err(|_| finish(this))
+}
+
+/// Yields a waiter: for the event, or for the next turn if the operation only gives way to others.
+fn suspend(this: Operation<'_>, direction: Direction, is_for_event: bool) -> PyResult<Step<'_>> {
+    match new_wait(this, direction, is_for_event) {
+        Ok(waiter) => {
+            this.has_waited.set(true);
+            this.waiter.set(waiter.clone());
+            this.state.set(State::Suspended);
+            Ok(Step::Yield(waiter))
+        }
+        Err(error) => {
+            finish(this);
+            Err(error)
+        }
+    }
+}
+
+fn new_wait(this: Operation<'_>, direction: Direction, is_for_event: bool) -> Object<'_> {
+    let py = this.py();
+    let (Some(event_loop), Some(socket)) = (this.event_loop.get(py), this.socket.get(py)) else {
+        return Err(PyRuntimeError::new_err("the operation has no socket any more"));
+    };
+    let owner = this.loop_object();
+    owner.reactor().check_closed()?;
+    let fd = watching::descriptor(&socket)?;
+    watching::refuse_transport(owner, py, fd)?;
+    let waiter = waiter::new_waiter(&event_loop, fd, direction)?;
+    if !is_for_event {
+        waiter::go_on(waiter::waiter_of(&waiter));
+        return Ok(waiter);
+    }
+    let entry = waiter::entry(&waiter);
+    let is_anew = this.kind.get() == Kind::Writable;
+    match owner.reactor().wait_once(&socket, fd, direction, entry, is_anew) {
+        Ok(replaced) => {
+            if let Some(replaced) = replaced {
+                replaced.end(py);
+            }
+            Ok(waiter)
+        }
+        Err(error) => {
+            entry.release(py);
+            waiter::go_on(waiter::waiter_of(&waiter));
+            Err(errors::os_error(&error))
+        }
+    }
+}
+
+/// Ends the operation wherever it is.
+fn end(this: Operation<'_>) {
+    if let Some(waiter) = this.waiter.take(this.py()) {
+        waiter::leave(waiter::waiter_of(&waiter));
+    }
+    finish(this);
+}
+
+// ---- the coroutine protocol --------------------------------------------------------------------------------------
+
+/// TypeError for a value that nobody receives.
+fn check_sent(this: Operation<'_>, value: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: only the address of None is compared.
+    if this.state.get() == State::Created && value != unsafe { ffi::Py_None() } {
+        return Err(PyTypeError::new_err(
+            "can't send non-None value to a just-started coroutine",
+        ));
+    }
+    Ok(())
+}
+
+unsafe extern "C" fn am_send(
+    slf: *mut ffi::PyObject,
+    value: *mut ffi::PyObject,
+    result: *mut *mut ffi::PyObject,
+) -> ffi::PySendResult {
+    // SAFETY: CPython calls am_send attached with an object of this type and a place for the result.
+    unsafe {
+        let py = Python::assume_attached();
+        let this: Operation<'_> = This::new(py, slf);
+        let (object, outcome) =
+            errors::at_boundary(py, (ptr::null_mut(), ffi::PySendResult::PYGEN_ERROR), || {
+                check_sent(this, value)?;
+                Ok(match step(this)? {
+                    Step::Yield(waiter) => (waiter.into_ptr(), ffi::PySendResult::PYGEN_NEXT),
+                    Step::Return(value) => (value.into_ptr(), ffi::PySendResult::PYGEN_RETURN),
+                })
+            });
+        *result = object;
+        outcome
+    }
+}
+
+unsafe extern "C" fn am_await(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls am_await attached with an object of this type.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            let this: Operation<'_> = This::new(py, slf);
+            match this.state.get() {
+                State::Suspended | State::Running => {
+                    Err(PyRuntimeError::new_err("coroutine is being awaited already"))
+                }
+                State::Created | State::Closed => Ok(ffi::Py_NewRef(slf)),
+            }
+        })
+    }
+}
+
+unsafe extern "C" fn iternext(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls tp_iternext attached with an object of this type.
+    unsafe {
+        let py = Python::assume_attached();
+        let this: Operation<'_> = This::new(py, slf);
+        errors::at_boundary(py, ptr::null_mut(), || {
+            match OperationObject::exclusively(this, || step(this))? {
+                Step::Yield(waiter) => Ok(waiter.into_ptr()),
+                // The end of an iterator without an exception stands for None.
+                Step::Return(value) if value.is_none() => Ok(ptr::null_mut()),
+                Step::Return(value) => Err(stop(value)),
+            }
+        })
+    }
+}
+
+/// `StopIteration(value)`, the way in which an iterator returns.
+fn stop(value: Bound<'_, PyAny>) -> PyErr {
+    let py = value.py();
+    // SAFETY: attached; a plain value becomes the exception's argument, a tuple would become its arguments.
+    unsafe {
+        if value.is_instance_of::<PyTuple>() {
+            return PyStopIteration::new_err((value.unbind(),));
+        }
+        ffi::PyErr_SetObject(ffi::PyExc_StopIteration, value.as_ptr());
+        errors::fetch(py)
+    }
+}
+
+fn send<'py>(this: Operation<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("send", 1)?;
+    check_sent(this, args.positional()[0])?;
+    match step(this)? {
+        Step::Yield(waiter) => Ok(waiter),
+        Step::Return(value) => Err(PyStopIteration::new_err((value.unbind(),))),
+    }
+}
+
+/// `throw(exception)` or `throw(type, value, traceback)`: nothing is caught here, so it comes out again.
+fn throw<'py>(this: Operation<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.at_least("throw", 1)?;
+    let given = |index: usize| args.get(index).filter(|value| !value.is_none());
+    let Some(kind) = args.get(0) else {
+        return Ok(none(this.py()));
+    };
+    let value = given(1);
+    let error = match (kind.is_instance_of::<pyo3::types::PyType>(), value) {
+        (false, Some(_)) => {
+            return Err(PyTypeError::new_err(
+                "instance exception may not have a separate value",
+            ));
+        }
+        (true, Some(value)) if !value.is_instance(&kind)? => kind.call1((value,))?,
+        (true, None) => kind.call0()?,
+        (_, Some(value)) => value,
+        (false, None) => kind,
+    };
+    if let Some(traceback) = given(2) {
+        error.setattr("__traceback__", traceback)?;
+    }
+    match this.state.get() {
+        State::Running => Err(PyValueError::new_err("coroutine already executing")),
+        State::Closed => Err(PyRuntimeError::new_err("cannot reuse already awaited coroutine")),
+        State::Created | State::Suspended => {
+            end(this);
+            Err(PyErr::from_value(error))
+        }
+    }
+}
+
+fn close<'py>(this: Operation<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("close", 0)?;
+    if this.state.get() == State::Running {
+        return Err(PyValueError::new_err("coroutine already executing"));
+    }
+    end(this);
+    Ok(none(this.py()))
+}
+
+fn name(this: Operation<'_>) -> Object<'_> {
+    Ok(this.kind.get().name().into_pyobject(this.py())?.into_any())
+}
+
+fn qualified_name(this: Operation<'_>) -> Object<'_> {
+    let name = format!("Loop.{}", this.kind.get().name());
+    Ok(name.into_pyobject(this.py())?.into_any())
+}
+
+fn is_running(this: Operation<'_>) -> Object<'_> {
+    Ok(bool_object(this.py(), this.state.get() == State::Running))
+}
+
+fn is_suspended(this: Operation<'_>) -> Object<'_> {
+    Ok(bool_object(this.py(), this.state.get() == State::Suspended))
+}
+
+/// `cr_frame` and `cr_code`: there is no Python code behind it.
+fn nothing(this: Operation<'_>) -> Object<'_> {
+    Ok(none(this.py()))
+}
+
+fn origin(this: Operation<'_>) -> Object<'_> {
+    Ok(this.origin.get(this.py()).unwrap_or_else(|| none(this.py())))
+}
+
+unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls tp_repr attached with an object of this type.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            let this: Operation<'_> = This::new(py, slf);
+            let text = format!("<coroutine object Loop.{} at {slf:p}>", this.kind.get().name());
+            Ok(text.into_pyobject(py)?.into_ptr())
+        })
+    }
+}
+
+// ---- the object --------------------------------------------------------------------------------------------------
+
+impl NativeType for OperationObject {
+    const NAME: &'static CStr = c"grapeshot._core._SocketOperation";
+    const DOC: &'static CStr = c"The coroutine of one sock_* call.";
+    const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
+
+    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        for cell in [
+            &self.event_loop,
+            &self.socket,
+            &self.first,
+            &self.second,
+            &self.waiter,
+            &self.origin,
+        ] {
+            // SAFETY: visit and arg are the collector's.
+            let result = unsafe { cell.traverse(visit, arg) };
+            if result != 0 {
+                return result;
+            }
+        }
+        // SAFETY: as above; the view holds a reference of its own to its exporter.
+        unsafe { attempts::traverse_view(self, visit, arg) }
+    }
+
+    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        LoopObject::exclusively_for(this.py(), &this.event_loop, body)
+    }
+
+    fn clear(this: This<'_, Self>) {
+        end(this);
+    }
+}
+
+/// A coroutine that nobody has awaited says so, as one of Python code does.
+unsafe extern "C" fn finalize(slf: *mut ffi::PyObject) {
+    // SAFETY: CPython calls tp_finalize attached with an object of this type; the current exception is kept aside as
+    // PEP 442 asks.
+    unsafe {
+        let py = Python::assume_attached();
+        let this: Operation<'_> = This::new(py, slf);
+        if this.state.get() != State::Created {
+            return;
+        }
+        let pending = PyErr::take(py);
+        errors::at_boundary(py, (), || {
+            let warned = py
+                .import("warnings")
+                .and_then(|warnings| warnings.getattr("_warn_unawaited_coroutine"))
+                .and_then(|warn| warn.call1((this.to_bound(),)));
+            if let Err(error) = warned {
+                error.write_unraisable(py, Some(&this.to_bound()));
+            }
+            OperationObject::exclusively(this, || {
+                end(this);
+                Ok(())
+            })
+        });
+        if let Some(pending) = pending {
+            pending.restore(py);
+        }
+    }
+}
+
+unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
+    // SAFETY: CPython calls this attached with an unreferenced operation; the finalizer may revive one that was never
+    // started, otherwise its cells are emptied and the memory goes to the freelist or back to the allocator.
+    unsafe {
+        let py = Python::assume_attached();
+        let this: Operation<'_> = This::new(py, slf);
+        if this.state.get() == State::Created && ffi::PyObject_CallFinalizerFromDealloc(slf) < 0 {
+            return;
+        }
+        ffi::PyObject_GC_UnTrack(slf.cast());
+        if let Some(waiter) = this.waiter.take(py) {
+            // Dropped in another thread than the loop's: the next event finds out that nobody waits.
+            let _ = OperationObject::exclusively(this, || {
+                waiter::leave(waiter::waiter_of(&waiter));
+                Ok(())
+            });
+        }
+        finish(this);
+        drop(this.event_loop.take(py));
+        if ffi::PyObject_GC_IsFinalized(slf) == 0 {
+            FREE.give(slf);
+        } else {
+            // The collector's mark stays with the memory: another operation in it would never be finalized.
+            let kind = ffi::Py_TYPE(slf);
+            ffi::PyObject_GC_Del(slf.cast());
+            ffi::Py_DECREF(kind.cast());
+        }
+    }
+}
+
+pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let methods = vec![
+        method!(
+            OperationObject,
+            c"send",
+            send,
+            c"Go on; StopIteration holds the result."
+        ),
+        method!(
+            OperationObject,
+            c"throw",
+            throw,
+            c"End the operation with an exception."
+        ),
+        method!(OperationObject, c"close", close, c"End the operation."),
+    ];
+    let getters = vec![
+        getter!(OperationObject, c"__name__", name, c"The loop's method."),
+        getter!(
+            OperationObject,
+            c"__qualname__",
+            qualified_name,
+            c"The loop's method."
+        ),
+        getter!(
+            OperationObject,
+            c"cr_running",
+            is_running,
+            c"True inside of a step."
+        ),
+        getter!(
+            OperationObject,
+            c"cr_suspended",
+            is_suspended,
+            c"True while it waits."
+        ),
+        getter!(
+            OperationObject,
+            c"cr_frame",
+            nothing,
+            c"None: no Python code runs."
+        ),
+        getter!(
+            OperationObject,
+            c"cr_code",
+            nothing,
+            c"None: no Python code runs."
+        ),
+        getter!(
+            OperationObject,
+            c"cr_origin",
+            origin,
+            c"Where it was made, or None."
+        ),
+    ];
+    // SAFETY: the functions are those of this layout, the tables are leaked.
+    let kind = unsafe {
+        new_type::<OperationObject>(
+            module,
+            None,
+            &[
+                slot(ffi::Py_tp_finalize, finalize as *mut c_void),
+                slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
+                slot(ffi::Py_tp_repr, repr as *mut c_void),
+                slot(ffi::Py_tp_iternext, iternext as *mut c_void),
+                slot(ffi::Py_am_await, am_await as *mut c_void),
+                slot(ffi::Py_am_send, am_send as *mut c_void),
+                slot(
+                    ffi::Py_tp_methods,
+                    leak_table(methods, ffi::PyMethodDef::zeroed()),
+                ),
+                slot(
+                    ffi::Py_tp_getset,
+                    leak_table(getters, ffi::PyGetSetDef::default()),
+                ),
+            ],
+        )?
+    };
+    OPERATION_TYPE.store(kind.into_ptr().cast(), Ordering::Release);
+    Ok(())
+}

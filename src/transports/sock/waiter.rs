@@ -1,0 +1,417 @@
+//! What a suspended socket operation yields to its task: the part of `asyncio.Future`'s interface that tasks use.
+//!
+//! ```text
+//!   [ pending, in the fd table ] --- event ---> [ done ]  its callbacks are queued
+//!              |
+//!              | cancel()                                     (left: end of the operation)
+//!              v
+//!        [ cancelled ]  out of the fd table, its callbacks are queued
+//! ```
+//! It says that the system call is worth repeating and nothing more: the call itself is made by the operation when its
+//! task runs, so a wait that is cancelled, even after its event, has taken nothing from the socket. Belongs to the
+//! loop's thread.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_int, c_void};
+use std::os::fd::RawFd;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use pyo3::exceptions::{PyAttributeError, PyTypeError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+
+use crate::event_loop::errors;
+use crate::event_loop::freelist::Freelist;
+use crate::event_loop::native_type::{
+    Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, slot,
+};
+use crate::event_loop::object_cell::ObjectCell;
+use crate::event_loop::pyloop::LoopObject;
+use crate::event_loop::reactor::Direction;
+use crate::event_loop::source::WaiterRef;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum State {
+    Pending,
+    Done,
+    Cancelled,
+}
+
+#[repr(C)]
+pub(super) struct WaiterObject {
+    base: ffi::PyObject,
+    event_loop: ObjectCell,
+    callback: ObjectCell,
+    context: ObjectCell,
+    /// A list of (callback, context), where more than one was added.
+    more: ObjectCell,
+    /// What `cancel()` was given.
+    message: ObjectCell,
+    fd: Cell<RawFd>,
+    direction: Cell<Direction>,
+    state: Cell<State>,
+    /// The mark by which a task knows that it was yielded by `await`.
+    is_blocking: Cell<bool>,
+}
+
+pub(super) type Waiter<'py> = This<'py, WaiterObject>;
+type Object<'py> = PyResult<Bound<'py, PyAny>>;
+
+static WAITER_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
+static FREE: Freelist = Freelist::new();
+
+/// A pending waiter for `fd`.
+pub(super) fn new_waiter<'py>(
+    event_loop: &Bound<'py, PyAny>,
+    fd: RawFd,
+    direction: Direction,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = event_loop.py();
+    // SAFETY: attached; the type is made by `register` for this layout. The object comes with its cells empty.
+    unsafe {
+        let object = errors::owned(py, FREE.take_or_alloc(WAITER_TYPE.load(Ordering::Relaxed)))?;
+        let waiter = &*object.as_ptr().cast::<WaiterObject>();
+        waiter.event_loop.put_new(event_loop.clone().into_ptr());
+        waiter.fd.set(fd);
+        waiter.direction.set(direction);
+        waiter.state.set(State::Pending);
+        waiter.is_blocking.set(true);
+        if !Freelist::IS_TRACKED {
+            ffi::PyObject_GC_Track(object.as_ptr().cast());
+        }
+        Ok(object)
+    }
+}
+
+/// The native side of an object that `new_waiter` has made.
+pub(super) fn waiter_of<'py>(object: &Bound<'py, PyAny>) -> Waiter<'py> {
+    // SAFETY: operations keep only what `new_waiter` made; the caller's Bound keeps it alive meanwhile.
+    unsafe { This::new(object.py(), object.as_ptr()) }
+}
+
+/// The entry of the fd table for a waiter.
+pub(super) fn entry(waiter: &Bound<'_, PyAny>) -> WaiterRef {
+    WaiterRef::new(waiter.clone(), wake)
+}
+
+/// The descriptor is ready.
+unsafe fn wake(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: `entry` paired the function with a waiter, whose reference the fd table held until now.
+    let this: Waiter<'_> = unsafe { This::new(py, object) };
+    if this.state.get() == State::Pending {
+        this.state.set(State::Done);
+        schedule(this)?;
+    }
+    Ok(())
+}
+
+impl WaiterObject {
+    pub(super) fn is_pending(&self) -> bool {
+        self.state.get() == State::Pending
+    }
+
+    /// The loop, by the contract of `new_waiter`.
+    fn loop_object(&self) -> &LoopObject {
+        // SAFETY: the waiter holds a reference to its loop, whose layout `new_waiter`'s caller vouches for.
+        unsafe { &*self.event_loop.as_ptr().cast::<LoopObject>() }
+    }
+}
+
+/// Ends the wait of an operation that goes on (or ends) without it: nobody is called.
+pub(super) fn leave(this: Waiter<'_>) {
+    if this.is_pending() {
+        this.state.set(State::Done);
+        let reactor = this.loop_object().reactor();
+        reactor.forget_waiter(this.py(), this.fd.get(), this.direction.get(), this.as_ptr());
+    }
+}
+
+/// Ends a wait that needs no event: the operation goes on in the next turn.
+pub(super) fn go_on(this: Waiter<'_>) {
+    this.state.set(State::Done);
+}
+
+/// Queues the callbacks, each in its context.
+fn schedule(this: Waiter<'_>) -> PyResult<()> {
+    let py = this.py();
+    if let (Some(callback), Some(context)) = (this.callback.take(py), this.context.take(py)) {
+        schedule_one(this, &callback, &context)?;
+    }
+    if let Some(more) = this.more.take(py) {
+        for entry in more.cast_into::<PyList>()? {
+            let (callback, context): (Bound<'_, PyAny>, Bound<'_, PyAny>) = entry.extract()?;
+            schedule_one(this, &callback, &context)?;
+        }
+    }
+    Ok(())
+}
+
+fn schedule_one(this: Waiter<'_>, callback: &Bound<'_, PyAny>, context: &Bound<'_, PyAny>) -> PyResult<()> {
+    this.loop_object().soon(callback, &[this.as_ptr()], context)
+}
+
+fn add_done_callback<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let py = this.py();
+    let [callback, context] = args.bind("add_done_callback", ["fn", "context"])?;
+    let Some(callback) = callback else {
+        return Err(PyTypeError::new_err("add_done_callback() takes a callback"));
+    };
+    let context = match context.filter(|context| !context.is_none()) {
+        Some(context) => context,
+        // SAFETY: attached; a new reference, or null with an exception set.
+        None => unsafe { errors::owned(py, ffi::PyContext_CopyCurrent())? },
+    };
+    if !this.is_pending() {
+        schedule_one(this, &callback, &context)?;
+    } else if !this.callback.is_set() {
+        this.callback.set(callback);
+        this.context.set(context);
+    } else {
+        if !this.more.is_set() {
+            this.more.set(PyList::empty(py).into_any());
+        }
+        if let Some(more) = this.more.get(py) {
+            more.cast_into::<PyList>()?.append((callback, context))?;
+        }
+    }
+    Ok(none(py))
+}
+
+fn remove_done_callback<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("remove_done_callback", 1)?;
+    let (py, mut removed) = (this.py(), 0_usize);
+    let Some(unwanted) = args.get(0) else {
+        return Ok(none(py));
+    };
+    if let Some(more) = this.more.take(py) {
+        let kept = PyList::empty(py);
+        for entry in more.cast_into::<PyList>()? {
+            if entry.cast::<PyTuple>()?.get_item(0)?.eq(&unwanted)? {
+                removed += 1;
+            } else {
+                kept.append(entry)?;
+            }
+        }
+        this.more.set(kept.into_any());
+    }
+    if let Some(callback) = this.callback.get(py)
+        && callback.eq(&unwanted)?
+    {
+        drop(this.callback.take(py));
+        drop(this.context.take(py));
+        removed += 1;
+    }
+    Ok(removed.into_pyobject(py)?.into_any())
+}
+
+fn cancel<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let [message] = args.bind("cancel", ["msg"])?;
+    let py = this.py();
+    if !this.is_pending() {
+        return Ok(bool_object(py, false));
+    }
+    leave(this);
+    this.state.set(State::Cancelled);
+    if let Some(message) = message.filter(|message| !message.is_none()) {
+        this.message.set(message);
+    }
+    schedule(this)?;
+    Ok(bool_object(py, true))
+}
+
+/// `result()` and `exception()`: None, once the wait is over.
+fn outcome<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("result", 0)?;
+    check_outcome(this)?;
+    Ok(none(this.py()))
+}
+
+/// `CancelledError`, or `InvalidStateError` before the end of the wait.
+pub(super) fn check_outcome(this: Waiter<'_>) -> PyResult<()> {
+    let py = this.py();
+    let class = match this.state.get() {
+        State::Done => return Ok(()),
+        State::Cancelled => "CancelledError",
+        State::Pending => "InvalidStateError",
+    };
+    let class = py.import("asyncio.exceptions")?.getattr(class)?;
+    let error = match (this.state.get(), this.message.get(py)) {
+        (State::Cancelled, Some(message)) => class.call1((message,))?,
+        (State::Cancelled, None) => class.call0()?,
+        _ => class.call1(("Result is not set.",))?,
+    };
+    Err(PyErr::from_value(error))
+}
+
+fn is_cancelled<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("cancelled", 0)?;
+    Ok(bool_object(this.py(), this.state.get() == State::Cancelled))
+}
+
+fn is_done<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("done", 0)?;
+    Ok(bool_object(this.py(), !this.is_pending()))
+}
+
+fn get_loop<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("get_loop", 0)?;
+    Ok(this.event_loop.get(this.py()).unwrap_or_else(|| none(this.py())))
+}
+
+fn blocking(this: Waiter<'_>) -> Object<'_> {
+    Ok(bool_object(this.py(), this.is_blocking.get()))
+}
+
+unsafe extern "C" fn set_blocking(
+    slf: *mut ffi::PyObject,
+    value: *mut ffi::PyObject,
+    _: *mut c_void,
+) -> c_int {
+    // SAFETY: CPython calls setters attached with an object of the type; value is null on deletion.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, -1, || {
+            let Some(value) = Bound::from_borrowed_ptr_or_opt(py, value) else {
+                return Err(PyAttributeError::new_err("cannot delete attribute"));
+            };
+            let this: Waiter<'_> = This::new(py, slf);
+            this.is_blocking.set(value.is_truthy()?);
+            Ok(0)
+        })
+    }
+}
+
+/// `<SocketWaiter pending read fd=5>`, as a task shows what it waits for.
+unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls tp_repr attached with an object of this type.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            let this: Waiter<'_> = This::new(py, slf);
+            let state = match this.state.get() {
+                State::Pending => "pending",
+                State::Done => "done",
+                State::Cancelled => "cancelled",
+            };
+            let direction = match this.direction.get() {
+                Direction::Read => "read",
+                Direction::Write => "write",
+            };
+            let text = format!("<SocketWaiter {state} {direction} fd={}>", this.fd.get());
+            Ok(text.into_pyobject(py)?.into_ptr())
+        })
+    }
+}
+
+impl NativeType for WaiterObject {
+    const NAME: &'static CStr = c"grapeshot._core._SocketWaiter";
+    const DOC: &'static CStr = c"The readiness of a socket, as a task waits for it.";
+    const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
+
+    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        for cell in [
+            &self.event_loop,
+            &self.callback,
+            &self.context,
+            &self.more,
+            &self.message,
+        ] {
+            // SAFETY: visit and arg are the collector's.
+            let result = unsafe { cell.traverse(visit, arg) };
+            if result != 0 {
+                return result;
+            }
+        }
+        0
+    }
+
+    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        LoopObject::exclusively_for(this.py(), &this.event_loop, body)
+    }
+
+    fn clear(this: This<'_, Self>) {
+        let py = this.py();
+        for cell in [&this.callback, &this.context, &this.more, &this.message] {
+            drop(cell.take(py));
+        }
+    }
+}
+
+unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
+    // SAFETY: CPython calls this attached, once, with an unreferenced waiter, which is therefore in no fd table; its
+    // cells are emptied before the memory goes to the freelist or back to the allocator.
+    unsafe {
+        let py = Python::assume_attached();
+        ffi::PyObject_GC_UnTrack(slf.cast());
+        let this: Waiter<'_> = This::new(py, slf);
+        WaiterObject::clear(this);
+        drop(this.event_loop.take(py));
+        FREE.give(slf);
+    }
+}
+
+pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let methods = vec![
+        method!(
+            WaiterObject,
+            c"add_done_callback",
+            add_done_callback,
+            c"Call fn(self) once the wait is over."
+        ),
+        method!(
+            WaiterObject,
+            c"remove_done_callback",
+            remove_done_callback,
+            c"The number of callbacks removed."
+        ),
+        method!(
+            WaiterObject,
+            c"cancel",
+            cancel,
+            c"End the wait; False if it is over already."
+        ),
+        method!(WaiterObject, c"cancelled", is_cancelled, c"True after cancel()."),
+        method!(WaiterObject, c"done", is_done, c"True once the wait is over."),
+        method!(WaiterObject, c"result", outcome, c"None, or CancelledError."),
+        method!(WaiterObject, c"exception", outcome, c"None, or CancelledError."),
+        method!(
+            WaiterObject,
+            c"get_loop",
+            get_loop,
+            c"The loop that the wait belongs to."
+        ),
+    ];
+    let getters = vec![ffi::PyGetSetDef {
+        set: Some(set_blocking),
+        ..getter!(
+            WaiterObject,
+            c"_asyncio_future_blocking",
+            blocking,
+            c"True from the yield until the task has seen it."
+        )
+    }];
+    // SAFETY: the functions are those of this layout, the tables are leaked.
+    let kind = unsafe {
+        new_type::<WaiterObject>(
+            module,
+            None,
+            &[
+                slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
+                slot(ffi::Py_tp_repr, repr as *mut c_void),
+                slot(
+                    ffi::Py_tp_methods,
+                    leak_table(methods, ffi::PyMethodDef::zeroed()),
+                ),
+                slot(
+                    ffi::Py_tp_getset,
+                    leak_table(getters, ffi::PyGetSetDef::default()),
+                ),
+            ],
+        )?
+    };
+    WAITER_TYPE.store(kind.into_ptr().cast(), Ordering::Release);
+    Ok(())
+}
