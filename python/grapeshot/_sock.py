@@ -49,5 +49,3 @@ async def sock_connect(loop: BaseLoop, sock: socket.socket, address: Any) -> Non
         if error not in _STILL_CONNECTING:
             # Raised without a local variable: an exception held by a frame of its own traceback would be a cycle.
             raise OSError(error, f"Connect call failed {address}")
-
-

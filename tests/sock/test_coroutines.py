@@ -1,0 +1,490 @@
+"""The coroutines of sock_* as coroutines, and their arguments."""
+
+from __future__ import annotations
+
+import asyncio
+import collections.abc
+import gc
+import inspect
+import io
+import socket
+import ssl
+import sys
+import warnings
+import weakref
+
+import pytest
+from support import HOST, turns
+
+
+@pytest.fixture
+def pair():
+    first, second = socket.socketpair()
+    first.setblocking(False)
+    second.setblocking(False)
+    with first, second:
+        yield first, second
+
+
+async def waiting(loop, coroutine, count=3):
+    task = loop.create_task(coroutine)
+    await turns(count)
+    assert not task.done()
+    return task
+
+
+OPERATIONS = {
+    "sock_recv": lambda loop, sock: loop.sock_recv(sock, 10),
+    "sock_recv_into": lambda loop, sock: loop.sock_recv_into(sock, bytearray(10)),
+    "sock_recvfrom": lambda loop, sock: loop.sock_recvfrom(sock, 10),
+    "sock_recvfrom_into": lambda loop, sock: loop.sock_recvfrom_into(sock, bytearray(10)),
+    "sock_sendall": lambda loop, sock: loop.sock_sendall(sock, b"x"),
+    "sock_sendto": lambda loop, sock: loop.sock_sendto(sock, b"x", (HOST, 1)),
+    "sock_accept": lambda loop, sock: loop.sock_accept(sock),
+    "sock_connect": lambda loop, sock: loop.sock_connect(sock, (HOST, 1)),
+}
+
+
+@pytest.fixture(params=OPERATIONS)
+def operation(request, loop_kind):
+    name = request.param
+    if loop_kind == "uvloop" and name in ("sock_recvfrom", "sock_recvfrom_into", "sock_sendto", "sock_sendfile"):
+        pytest.skip("#561, #228: uvloop has not implemented it")
+    return OPERATIONS[name]
+
+
+def test_it_is_a_coroutine(loop, pair, operation):
+    coroutine = operation(loop, pair[0])
+    assert asyncio.iscoroutine(coroutine)
+    assert isinstance(coroutine, collections.abc.Coroutine)
+    assert inspect.isawaitable(coroutine)
+    assert not asyncio.isfuture(coroutine)
+    assert coroutine.close() is None
+
+
+async def test_ways_to_run_one(loop, pair):
+    ours, theirs = pair
+    for run in (
+        loop.create_task,
+        asyncio.ensure_future,
+        asyncio.gather,
+        lambda coroutine: asyncio.wait_for(coroutine, 10),
+        lambda coroutine: asyncio.shield(coroutine),
+    ):
+        theirs.send(b"x")
+        assert await run(loop.sock_recv(ours, 10)) in (b"x", [b"x"])
+
+    async def through_a_delegate():
+        return await (await asyncio.sleep(0, loop.sock_recv(ours, 10)))
+
+    theirs.send(b"y")
+    assert await through_a_delegate() == b"y"
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(loop.sock_recv(ours, 10))
+        theirs.send(b"z")
+    assert task.result() == b"z"
+
+
+def test_run_until_complete_takes_one(loop, pair):
+    pair[1].send(b"x")
+    assert loop.run_until_complete(loop.sock_recv(pair[0], 10)) == b"x"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with 3.12")
+async def test_eager_tasks(loop, pair):
+    ours, theirs = pair
+    loop.set_task_factory(asyncio.eager_task_factory)
+    theirs.send(b"x")
+    task = loop.create_task(loop.sock_recv(ours, 10))
+    assert await task == b"x"
+    task = await waiting(loop, loop.sock_recv(ours, 10))
+    theirs.send(b"y")
+    assert await task == b"y"
+    loop.set_task_factory(None)
+
+
+async def test_tasks_written_in_python(loop, pair):
+    """Programs replace asyncio.Task by the Python one, for tracing."""
+    ours, theirs = pair
+    task_type = asyncio.tasks._PyTask
+    task = task_type(loop.sock_recv(ours, 10), loop=loop)
+    await turns(3)
+    theirs.send(b"x")
+    assert await task == b"x"
+    task = task_type(loop.sock_recv(ours, 10), loop=loop)
+    await turns(3)
+    task.cancel("enough")
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    theirs.send(b"y")
+    assert await loop.sock_recv(ours, 10) == b"y"
+
+
+def test_nothing_happens_before_it_is_awaited(loop, pair, quiet):
+    ours, theirs = pair
+    theirs.send(b"x")
+    coroutine = loop.sock_recv(ours, 10)
+    assert ours.recv(10) == b"x"
+    del coroutine
+    gc.collect()
+    [warning] = quiet
+    assert warning.category is RuntimeWarning
+    assert "sock_recv' was never awaited" in str(warning.message)
+
+
+def test_each_one_that_is_never_awaited_warns(loop, pair, quiet):
+    for _ in range(3):
+        loop.sock_recv(pair[0], 10)
+    gc.collect()
+    assert len(quiet) == 3
+
+
+@pytest.mark.deviates(uvloop="compiled coroutines do not know where they were made")
+def test_debug_mode_tells_where_it_was_made(loop, pair, quiet):
+    loop.set_debug(True)
+
+    async def forget():
+        loop.sock_recv(pair[0], 10)
+
+    loop.run_until_complete(forget())
+    gc.collect()
+    texts = [str(warning.message) for warning in quiet if "never awaited" in str(warning.message)]
+    assert len(texts) == 1
+    assert "in forget" in texts[0]
+
+
+def test_closing_one_that_was_not_started(loop, pair):
+    loop.sock_recv(pair[0], 10).close()
+    with pytest.raises(ZeroDivisionError):
+        loop.sock_recv(pair[0], 10).throw(ZeroDivisionError)
+
+
+async def test_a_coroutine_is_awaited_once(loop, pair):
+    ours, theirs = pair
+    theirs.send(b"xy")
+    coroutine = loop.sock_recv(ours, 1)
+    assert await coroutine == b"x"
+    with pytest.raises(RuntimeError, match="already awaited"):
+        await coroutine
+    coroutine.close()
+
+
+@pytest.mark.unfit(uvloop="it waits twice, and the second wait never ends")
+async def test_a_suspended_coroutine_is_nobody_elses(loop, pair):
+    ours, theirs = pair
+    coroutine = loop.sock_recv(ours, 10)
+
+    async def first():
+        return await coroutine
+
+    task = await waiting(loop, first())
+    with pytest.raises(RuntimeError, match="being awaited already"):
+        await coroutine
+    theirs.send(b"x")
+    assert await task == b"x"
+
+
+@pytest.mark.deviates(uvloop="it uses a future of its own, with less to it")
+def test_driven_by_hand(loop, pair):
+    """send() until it waits, and again once it may go on."""
+    ours, theirs = pair
+
+    async def main():
+        coroutine = loop.sock_recv(ours, 10)
+        with pytest.raises(TypeError, match="just-started"):
+            coroutine.send(1)
+        future = coroutine.send(None)
+        assert asyncio.isfuture(future)
+        assert future.get_loop() is loop
+        assert not future.done()
+        assert not future.cancelled()
+        with pytest.raises(asyncio.InvalidStateError):
+            future.result()
+        calls = []
+        future.add_done_callback(calls.append)
+        future.add_done_callback(calls.append)
+        future.add_done_callback(print)
+        assert future.remove_done_callback(print) == 1
+        theirs.send(b"x")
+        while not future.done():
+            await asyncio.sleep(0)
+        await turns(2)
+        assert calls == [future, future]
+        future.result()
+        assert future.exception() is None
+        future.add_done_callback(calls.append)
+        await turns(2)
+        assert len(calls) == 3
+        assert not future.cancel()
+        with pytest.raises(StopIteration) as stopped:
+            coroutine.send(None)
+        assert stopped.value.value == b"x"
+
+    loop.run_until_complete(main())
+
+
+def test_thrown_into_by_hand(loop, pair):
+    async def main():
+        for error in (ZeroDivisionError("why"), ZeroDivisionError, GeneratorExit()):
+            coroutine = loop.sock_recv(pair[0], 10)
+            coroutine.send(None)
+            with pytest.raises((ZeroDivisionError, GeneratorExit)):
+                coroutine.throw(error)
+            with pytest.raises(RuntimeError, match="already awaited"):
+                coroutine.send(None)
+        coroutine = loop.sock_recv(pair[0], 10)
+        coroutine.send(None)
+        coroutine.close()
+        coroutine.close()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # three arguments are deprecated since 3.12
+            coroutine = loop.sock_recv(pair[0], 10)
+            coroutine.send(None)
+            with pytest.raises(ZeroDivisionError, match="why"):
+                coroutine.throw(ZeroDivisionError, "why", None)
+        pair[1].send(b"x")
+        assert await loop.sock_recv(pair[0], 10) == b"x"
+
+    loop.run_until_complete(main())
+
+
+async def test_a_future_of_another_loop_is_refused(loop, new_loop, pair):
+    other = new_loop()
+    with pytest.raises(RuntimeError, match="attached to a different loop"):
+        await loop.create_task(other.sock_recv(pair[0], 10))
+    pair[1].send(b"x")
+    assert await loop.sock_recv(pair[0], 10) == b"x"
+
+
+@pytest.mark.deviates(uvloop="compiled coroutines do not show what they wait for")
+async def test_what_a_task_shows(loop, pair):
+    task = await waiting(loop, loop.sock_recv(pair[0], 10))
+    assert "sock_recv" in repr(task)
+    assert "wait_for=<" in repr(task)
+    task.get_stack()
+    task.print_stack(file=io.StringIO())
+    task.cancel()
+    await asyncio.wait([task])
+
+
+# ---------------------------------------------------------------- references
+
+
+class Holder:
+    pass
+
+
+def test_an_abandoned_wait_is_collected(new_loop, pair):
+    """A cycle through the loop, the wait, the task and the coroutine."""
+    loop = new_loop()
+    holder = Holder()
+    reference = weakref.ref(holder)
+
+    async def wait(event_loop, _holder):
+        await event_loop.sock_recv(pair[0], 10)
+
+    task = loop.create_task(wait(loop, holder))
+    task._log_destroy_pending = False
+    loop.run_until_complete(turns(3))
+    loop.close()
+    del loop, holder, task, wait
+    for _ in range(3):
+        gc.collect()
+    # a fixture keeps the loop
+    assert reference() is None
+
+
+async def test_references_come_back(loop, pair):
+    ours, theirs = pair
+    buffer, size = bytearray(10), 123456789
+    before = [sys.getrefcount(thing) for thing in (loop, ours, buffer, size)]
+    for _ in range(100):
+        theirs.send(b"x")
+        assert await loop.sock_recv_into(ours, buffer) == 1
+        task = loop.create_task(loop.sock_recv(ours, size))
+        await asyncio.sleep(0)
+        theirs.send(b"x")
+        await task
+        task = loop.create_task(loop.sock_recv_into(ours, buffer))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        del task
+    await turns(3)
+    gc.collect()
+    after = [sys.getrefcount(thing) for thing in (loop, ours, buffer, size)]
+    assert all(now <= then + 2 for now, then in zip(after, before, strict=True)), (before, after)
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def outcome(function):
+    try:
+        return function()
+    except Exception as error:
+        return type(error)
+
+
+@pytest.mark.parametrize("size", [-1, 1 << 40, 1 << 62, 1 << 64, "1", 1.5, None, True])
+async def test_strange_sizes(loop, pair, size):
+    ours, theirs = pair
+    theirs.send(b"xy")
+    expected = outcome(lambda: ours.recv(size))
+    theirs.send(b"xy")
+    if expected == b"x":
+        ours.recv(1)
+    try:
+        found = await asyncio.wait_for(loop.sock_recv(ours, size), 10)
+    except Exception as error:
+        found = type(error)
+    if expected is MemoryError and isinstance(found, bytes):
+        return  # no object of that size is made only to be shrunk
+    assert found == expected
+
+
+@pytest.mark.parametrize("buffer", [b"fixed", "text", None, 5, memoryview(bytearray(10))[::2], bytearray()])
+async def test_strange_buffers(loop, loop_kind, pair, buffer):
+    ours, theirs = pair
+    theirs.send(b"x")
+    expected = outcome(lambda: ours.recv_into(buffer))
+    theirs.send(b"x")
+    try:
+        found = await asyncio.wait_for(loop.sock_recv_into(ours, buffer), 10)
+    except Exception as error:
+        found = type(error)
+    assert found == expected
+
+
+@pytest.mark.unfit(uvloop="None is nothing to send for it")
+@pytest.mark.parametrize("data", ["text", None, 5, memoryview(b"0123456789")[::2]])
+async def test_strange_data(loop, pair, data):
+    expected = outcome(lambda: pair[0].send(data))
+    assert isinstance(expected, type)
+    with pytest.raises(expected):
+        await loop.sock_sendall(pair[0], data)
+
+
+def test_wrong_numbers_of_arguments(loop, pair):
+    for call in (
+        lambda: loop.sock_recv(),
+        lambda: loop.sock_recv(pair[0]),
+        lambda: loop.sock_recv(pair[0], 1, 2),
+        lambda: loop.sock_recv(pair[0], 1, bufsize=2),
+        lambda: loop.sock_recv(pair[0], sock=pair[0]),
+        lambda: loop.sock_accept(),
+        lambda: loop.sock_sendto(pair[0], b""),
+    ):
+        with pytest.raises(TypeError):
+            call()
+
+
+async def test_keywords(loop, pair):
+    ours, theirs = pair
+    await loop.sock_sendall(sock=theirs, data=b"xyz")
+    assert await loop.sock_recv_into(sock=ours, buf=bytearray(1)) == 1
+
+
+async def test_debug_mode_wants_a_nonblocking_socket(loop, operation, pair):
+    loop.set_debug(True)
+    pair[0].setblocking(True)
+    with pytest.raises(ValueError, match="non-blocking"):
+        await operation(loop, pair[0])
+    pair[0].settimeout(1)
+    with pytest.raises(ValueError, match="non-blocking"):
+        await operation(loop, pair[0])
+
+
+@pytest.mark.unfit(uvloop="it looks for TLS sockets in debug mode only")
+async def test_a_tls_socket_is_refused(loop, operation):
+    context = ssl.create_default_context()
+    with (
+        socket.socket() as plain,
+        context.wrap_socket(plain, do_handshake_on_connect=False, server_hostname="x") as sock,
+    ):
+        sock.setblocking(False)
+        with pytest.raises(TypeError, match="SSLSocket"):
+            await operation(loop, sock)
+
+
+@pytest.mark.unfit(uvloop="it waits for data without end")
+async def test_a_socket_with_a_timeout_keeps_it(loop, pair):
+    ours, theirs = pair
+    ours.settimeout(0.01)
+    with pytest.raises(TimeoutError):
+        await loop.sock_recv(ours, 10)
+    theirs.send(b"x")
+    assert await loop.sock_recv(ours, 10) == b"x"
+
+
+def test_a_closed_loop(new_loop, pair):
+    loop = new_loop()
+    loop.close()
+    coroutine = loop.sock_recv(pair[0], 10)
+    with pytest.raises(RuntimeError, match="closed"):
+        coroutine.send(None)
+
+
+# ---------------------------------------------------------------- sockets of other classes
+
+
+class Recording(socket.socket):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.calls = []
+
+    def recv(self, *args):
+        self.calls.append("recv")
+        return super().recv(*args)
+
+    def recv_into(self, *args):
+        self.calls.append("recv_into")
+        return super().recv_into(*args)
+
+    def send(self, *args):
+        self.calls.append("send")
+        return super().send(*args)
+
+
+@pytest.fixture
+def recording(pair):
+    sock = Recording(fileno=pair[0].detach())
+    sock.setblocking(False)
+    with sock:
+        yield sock, pair[1]
+
+
+async def test_methods_of_a_subclass_are_called(loop, recording):
+    ours, theirs = recording
+    task = await waiting(loop, loop.sock_recv(ours, 10))
+    theirs.send(b"x")
+    assert await task == b"x"
+    task = await waiting(loop, loop.sock_recv_into(ours, bytearray(10)))
+    theirs.send(b"x")
+    assert await task == 1
+    content = bytes(range(256)) * 10_000
+    sending = loop.create_task(loop.sock_sendall(ours, content))
+    received = bytearray()
+    while len(received) < len(content):
+        received += await loop.sock_recv(theirs, 1 << 18)
+    await sending
+    assert received == content
+    assert set(ours.calls) == {"recv", "recv_into", "send"}
+
+
+async def test_methods_patched_into_the_class_are_called(loop, pair, monkeypatch):
+    calls = []
+    original = socket.socket.recv
+
+    def recv(self, *args):
+        calls.append(args)
+        return original(self, *args)
+
+    pair[1].send(b"xyz")
+    assert await loop.sock_recv(pair[0], 1) == b"x"
+    monkeypatch.setattr(socket.socket, "recv", recv, raising=False)
+    assert await loop.sock_recv(pair[0], 1) == b"y"
+    assert calls == [(1,)]
+    monkeypatch.undo()
+    assert await loop.sock_recv(pair[0], 1) == b"z"
+    assert calls == [(1,)]
