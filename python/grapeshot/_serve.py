@@ -1,4 +1,4 @@
-"""Listening for TCP connections: create_server and the Server it returns.
+"""Listening: create_server, and the Server that it and create_unix_server return.
 
 Accepting is native (``loop._listen``): a connection makes its protocol and transport without passing through here. A
 Server only owns the listening sockets and counts the open connections; which ones they are the native loop knows.
@@ -48,12 +48,18 @@ class Server(asyncio.Server):
     """
 
     def __init__(
-        self, loop: BaseLoop, sockets: list[socket.socket], protocol_factory: ProtocolFactory, backlog: int
+        self,
+        loop: BaseLoop,
+        sockets: list[socket.socket],
+        protocol_factory: ProtocolFactory,
+        backlog: int,
+        on_closed: Callable[[], None] | None = None,
     ) -> None:
         self._loop = loop
         self._sockets: list[socket.socket] | None = sockets
         self._protocol_factory = protocol_factory
         self._backlog = backlog
+        self._on_closed = on_closed
         self._context = contextvars.copy_context()
         self._open_count = 0
         self._is_serving = False
@@ -123,6 +129,8 @@ class Server(asyncio.Server):
             if not self._loop.is_closed():
                 self._loop._unlisten(sock)
             sock.close()
+        if self._on_closed is not None:
+            self._on_closed()
         if self._serving_forever is not None and not self._serving_forever.done():
             self._serving_forever.cancel()
             self._serving_forever = None
@@ -235,9 +243,29 @@ async def create_server(
     else:
         check_stream_socket(sock)
         sockets = [sock]
+    server = await serve(loop, sockets, protocol_factory, backlog, start_serving, is_ours)
+    if loop.get_debug():
+        logger.info("%r is serving", server)
+    return server
+
+
+async def serve(
+    loop: BaseLoop,
+    sockets: list[socket.socket],
+    protocol_factory: ProtocolFactory,
+    backlog: int,
+    start_serving: bool,
+    is_ours: bool,
+    on_closed: Callable[[], None] | None = None,
+) -> Server:
+    """Return a :class:`Server` on bound sockets, serving already if so asked.
+
+    It calls ``on_closed`` after it has closed them. If it cannot serve, the sockets are closed as well where they are
+    ours, otherwise left to the caller.
+    """
     for sock in sockets:
         sock.setblocking(False)
-    server = Server(loop, sockets, protocol_factory, backlog)
+    server = Server(loop, sockets, protocol_factory, backlog, on_closed)
     if start_serving:
         try:
             await server.start_serving()
@@ -245,8 +273,6 @@ async def create_server(
             if is_ours:
                 server.close()
             raise
-    if loop.get_debug():
-        logger.info("%r is serving", server)
     return server
 
 

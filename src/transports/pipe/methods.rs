@@ -132,9 +132,7 @@ fn open<'py, D: Direction>(this: This<'py, LoopObject>, args: Args<'_, 'py>, nam
         )));
     };
     let given = |value: Option<Bound<'py, PyAny>>| value.filter(|value| !value.is_none());
-    let extra = given(extra)
-        .map(|extra| extra.cast_into::<PyDict>())
-        .transpose()?;
+    let extra = given(extra).map(Bound::cast_into::<PyDict>).transpose()?;
     lifecycle::open::<D>(&this.to_bound(), &pipe, &protocol, given(waiter), extra)
 }
 

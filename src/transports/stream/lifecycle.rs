@@ -75,9 +75,11 @@ pub(super) fn open<'py>(
     if fd < 0 {
         return Err(errors::os_error(&std::io::Error::from_raw_os_error(libc::EBADF)));
     }
-    // Refused for what is not TCP, where small segments have no timer to wait for.
-    let _ = socket::set_nodelay(fd);
     let peer = socket::peer_address(fd).ok();
+    if peer.as_ref().is_none_or(|peer| peer.family() != libc::AF_UNIX) {
+        // Refused for what is not TCP, where small segments have no timer to wait for.
+        let _ = socket::set_nodelay(fd);
+    }
     let transport = new_stream(
         event_loop,
         fd,

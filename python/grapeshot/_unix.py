@@ -1,0 +1,213 @@
+"""Unix stream sockets: create_unix_connection and create_unix_server.
+
+Runs once per connection or server, in the loop's thread; transports and accepting are those of TCP. The order of the
+checks and the texts of the errors are asyncio's; ``cleanup_socket`` (3.13+) works on every version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import stat
+import sys
+from asyncio.log import logger
+from collections.abc import Callable
+
+from . import _connect, _serve
+from ._base import BaseLoop
+from ._checks import TLS_IS_LATER, check_plain_socket, check_tls_only_options
+
+TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+if TYPE_CHECKING:
+    from typing import Any, TypeVar
+
+    _P = TypeVar("_P", bound=asyncio.BaseProtocol)
+
+    Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+# Whether this Python's asyncio removes the socket file of a server that is closed.
+_CLEANS_UP = sys.version_info >= (3, 13)
+
+# Seconds between two attempts to connect while the server's queue is full, from the first to the longest.
+_SHORTEST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.05
+
+
+async def create_unix_connection(
+    loop: BaseLoop,
+    protocol_factory: Callable[[], _P],
+    path: Path | None = None,
+    *,
+    ssl: Any = None,
+    sock: socket.socket | None = None,
+    server_hostname: str | None = None,
+    ssl_handshake_timeout: float | None = None,
+    ssl_shutdown_timeout: float | None = None,
+) -> tuple[asyncio.Transport, _P]:
+    r"""Connect to the Unix socket at ``path``, or take the connected ``sock``; return ``(transport, protocol)``.
+
+    A ``path`` that begins with a NUL (``"\0name"``) is a name in Linux' abstract namespace. While the server's queue of
+    connections is full, the attempt is repeated: wrap it in :func:`asyncio.timeout` to limit that.
+
+    Raises:
+        OSError: nobody listens at ``path`` (FileNotFoundError, ConnectionRefusedError), or it is longer than 107 bytes.
+        ValueError: arguments that contradict each other, or ``sock`` is not a Unix stream socket.
+        TypeError: ``path`` is not a path, or ``sock`` is an ``ssl.SSLSocket``.
+        NotImplementedError: ``ssl`` is given.
+
+    Source: :meth:`asyncio.loop.create_unix_connection`.
+    """
+    if ssl and server_hostname is None:
+        raise ValueError("you have to pass server_hostname when using ssl")
+    check_tls_only_options(
+        bool(ssl),
+        server_hostname=server_hostname,
+        ssl_handshake_timeout=ssl_handshake_timeout,
+        ssl_shutdown_timeout=ssl_shutdown_timeout,
+    )
+    if ssl:
+        raise NotImplementedError(TLS_IS_LATER)
+    if path is not None:
+        if sock is not None:
+            raise ValueError("path and sock can not be specified at the same time")
+        sock = await _connected(os.fspath(path))
+    else:
+        if sock is None:
+            raise ValueError("no path and sock were specified")
+        _check_unix_socket(sock)
+    return await _connect.open_transport(loop, sock, protocol_factory)
+
+
+async def create_unix_server(
+    loop: BaseLoop,
+    protocol_factory: Callable[[], asyncio.BaseProtocol],
+    path: Path | None = None,
+    *,
+    sock: socket.socket | None = None,
+    backlog: int = 100,
+    ssl: Any = None,
+    ssl_handshake_timeout: float | None = None,
+    ssl_shutdown_timeout: float | None = None,
+    start_serving: bool = True,
+    cleanup_socket: bool = _CLEANS_UP,
+) -> _serve.Server:
+    """Listen on a Unix socket at ``path``, or on the bound ``sock``; return the :class:`Server`.
+
+    A socket file that lies at ``path`` is removed first, whoever may still listen on it. With ``cleanup_socket`` (the
+    default from Python 3.13 on, accepted on every version) closing the server removes its file, unless another one has
+    taken its place. Names that begin with a NUL are in Linux' abstract namespace and have no file.
+
+    Raises:
+        OSError: ``path`` cannot be bound; EADDRINUSE, with a text that names it, if something else lies there.
+        ValueError: arguments that contradict each other, or ``sock`` is not a Unix stream socket.
+        TypeError: ``path`` is not a path, ``sock`` is an ``ssl.SSLSocket``, or ``ssl`` is a bool.
+        NotImplementedError: ``ssl`` is given.
+
+    Source: :meth:`asyncio.loop.create_unix_server`.
+    """
+    if isinstance(ssl, bool):
+        raise TypeError("ssl argument must be an SSLContext or None")
+    check_tls_only_options(
+        bool(ssl), ssl_handshake_timeout=ssl_handshake_timeout, ssl_shutdown_timeout=ssl_shutdown_timeout
+    )
+    if ssl:
+        raise NotImplementedError(TLS_IS_LATER)
+    is_ours = path is not None
+    if path is not None:
+        if sock is not None:
+            raise ValueError("path and sock can not be specified at the same time")
+        sock = _bound(os.fspath(path))
+    else:
+        if sock is None:
+            raise ValueError("path was not specified, and no sock specified")
+        _check_unix_socket(sock)
+    remove_file = _file_remover(sock) if cleanup_socket else None
+    return await _serve.serve(loop, [sock], protocol_factory, backlog, start_serving, is_ours, remove_file)
+
+
+def has_file(path: str | bytes) -> bool:
+    """Whether a Unix address is in the file system: neither unnamed nor in Linux' abstract namespace."""
+    return path[:1] not in ("", b"", "\0", b"\0")
+
+
+def remove_stale_socket(path: str | bytes) -> None:
+    """Remove what lies at ``path`` if it is a socket; an error (EACCES for instance) is logged."""
+    if not has_file(path):
+        return
+    try:
+        if stat.S_ISSOCK(os.stat(path).st_mode):
+            os.remove(path)
+    except FileNotFoundError:
+        pass
+    except OSError as exc:
+        # A directory may allow to make sockets only; bind() says what matters.
+        logger.error("Unable to check or remove stale UNIX socket %r: %r", path, exc)
+
+
+def _check_unix_socket(sock: socket.socket) -> None:
+    if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM:
+        raise ValueError(f"A UNIX Domain Stream Socket was expected, got {sock!r}")
+    check_plain_socket(sock)
+
+
+async def _connected(path: str | bytes) -> socket.socket:
+    """Return a new socket connected to ``path``.
+
+    The system connects a Unix socket at once or not at all: EAGAIN says that the server's queue is full, and nothing
+    says when there is room in it (connect(2)).
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        pause_s = _SHORTEST_PAUSE_S
+        while True:
+            try:
+                sock.connect(path)
+                return sock
+            except BlockingIOError:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _bound(path: str | bytes) -> socket.socket:
+    """Return a new socket bound to ``path``, in the place of a stale one."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        remove_stale_socket(path)
+        sock.bind(path)
+    except OSError as exc:
+        sock.close()
+        if exc.errno == errno.EADDRINUSE:
+            raise OSError(errno.EADDRINUSE, f"Address {path!r} is already in use") from None
+        raise
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _file_remover(sock: socket.socket) -> Callable[[], None] | None:
+    """Return what removes the file of a bound socket, if it has one; by then the file may be another one's."""
+    path = sock.getsockname()
+    if not has_file(path):
+        return None
+    try:
+        inode = os.stat(path).st_ino
+    except FileNotFoundError:
+        return None
+
+    def remove() -> None:
+        try:
+            if os.stat(path).st_ino == inode:
+                os.unlink(path)
+        except FileNotFoundError:
+            pass
+        except OSError as exc:
+            logger.error("Unable to clean up listening UNIX socket %r: %r", path, exc)
+
+    return remove

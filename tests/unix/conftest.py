@@ -1,0 +1,51 @@
+"""Addresses of Unix sockets that are short enough (107 bytes), and servers that are closed when the test ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="u") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def address_of(folder: Path) -> Callable[[str], Any]:
+    """An address of the named form."""
+
+    def make(form: str) -> Any:
+        path = folder / "sock"
+        if "abstract" in form and not sys.platform.startswith("linux"):
+            pytest.skip("abstract names are Linux'")
+        return {
+            "str": str(path),
+            "bytes": os.fsencode(path),
+            "pathlike": path,
+            "abstract str": f"\0grapeshot test {os.getpid()}",
+            "abstract bytes": b"\0grapeshot\xff\0test %d" % os.getpid(),
+        }[form]
+
+    return make
+
+
+@pytest.fixture
+def serve_unix(loop: Any) -> Iterator[Callable[..., Any]]:
+    """create_unix_server whose servers are closed at the latest when the test ends, be it by a failure."""
+    servers: list[Any] = []
+
+    async def create(*args: Any, **kwargs: Any) -> Any:
+        servers.append(await loop.create_unix_server(*args, **kwargs))
+        return servers[-1]
+
+    yield create
+    while servers:
+        servers.pop().close()
