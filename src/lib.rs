@@ -6,6 +6,8 @@ pub mod sys;
 #[cfg(feature = "python")]
 mod event_loop;
 #[cfg(feature = "python")]
+mod tls;
+#[cfg(feature = "python")]
 mod transports;
 
 /// The extension module `grapeshot._core`.
@@ -14,5 +16,6 @@ mod transports;
 fn _core(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
     event_loop::refuse_subinterpreter(module.py())?;
     event_loop::register(module)?;
-    transports::register(module)
+    transports::register(module)?;
+    tls::register(module)
 }

@@ -17,8 +17,6 @@ except ImportError:  # a Python built without OpenSSL
 else:
     _SSL_SOCKETS = (ssl.SSLSocket,)
 
-TLS_IS_LATER = "grapeshot does not do TLS yet: pass ssl=None, or use asyncio's own event loop for this connection"
-
 
 def is_coroutine_like(callback: object) -> bool:
     """Whether ``callback`` is a coroutine or a coroutine function, neither of which a loop can call."""

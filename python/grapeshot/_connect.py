@@ -14,9 +14,9 @@ import sys
 from asyncio.log import logger
 from collections.abc import Callable, Coroutine, Iterable
 
-from . import _dns
+from . import _dns, _tls
 from ._base import BaseLoop
-from ._checks import TLS_IS_LATER, check_plain_socket, check_stream_socket, check_tls_only_options
+from ._checks import check_plain_socket, check_stream_socket, check_tls_only_options
 
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ async def create_connection(
         ExceptionGroup: the same, with ``all_errors``.
         ValueError: arguments that contradict each other, or ``sock`` is not a stream socket.
         TypeError: ``sock`` is an ``ssl.SSLSocket``.
-        NotImplementedError: ``ssl`` is given.
+        ssl.SSLError, ConnectionResetError, ConnectionAbortedError: the TLS handshake failed; see
+            :func:`grapeshot._tls.open_tls`.
 
     Source: :meth:`asyncio.loop.create_connection`.
     """
@@ -69,8 +70,8 @@ async def create_connection(
     )
     if sock is not None:
         check_plain_socket(sock)
-    if ssl:
-        raise NotImplementedError(TLS_IS_LATER)
+    if server_hostname is None and ssl:
+        server_hostname = host
     if happy_eyeballs_delay is not None and interleave is None:
         interleave = 1
     if host is not None or port is not None:
@@ -86,7 +87,15 @@ async def create_connection(
         raise ValueError("host and port was not specified and no sock specified")
     else:
         check_stream_socket(sock)
-    transport, protocol = await open_transport(loop, sock, protocol_factory)
+    transport, protocol = await open_transport(
+        loop,
+        sock,
+        protocol_factory,
+        ssl,
+        ssl_handshake_timeout,
+        ssl_shutdown_timeout,
+        server_hostname=server_hostname,
+    )
     if loop.get_debug():
         sock = transport.get_extra_info("socket")
         logger.debug("%r connected to %s:%r: (%r, %r)", sock, host, port, transport, protocol)
@@ -107,7 +116,7 @@ async def connect_accepted_socket(
     Raises:
         ValueError: ``sock`` is not a stream socket, or a TLS option without ``ssl``.
         TypeError: ``sock`` is an ``ssl.SSLSocket``.
-        NotImplementedError: ``ssl`` is given.
+        ssl.SSLError, ConnectionResetError, ConnectionAbortedError: the TLS handshake failed.
 
     Source: :meth:`asyncio.loop.connect_accepted_socket`.
     """
@@ -116,21 +125,42 @@ async def connect_accepted_socket(
         bool(ssl), ssl_handshake_timeout=ssl_handshake_timeout, ssl_shutdown_timeout=ssl_shutdown_timeout
     )
     check_plain_socket(sock)
-    if ssl:
-        raise NotImplementedError(TLS_IS_LATER)
-    transport, protocol = await open_transport(loop, sock, protocol_factory)
+    transport, protocol = await open_transport(
+        loop, sock, protocol_factory, ssl, ssl_handshake_timeout, ssl_shutdown_timeout, server_side=True
+    )
     if loop.get_debug():
         logger.debug("%r handled: (%r, %r)", transport.get_extra_info("socket"), transport, protocol)
     return transport, protocol
 
 
 async def open_transport(
-    loop: BaseLoop, sock: socket.socket, protocol_factory: Callable[[], _P]
+    loop: BaseLoop,
+    sock: socket.socket,
+    protocol_factory: Callable[[], _P],
+    ssl: Any = None,
+    handshake_timeout: float | None = None,
+    shutdown_timeout: float | None = None,
+    *,
+    server_side: bool = False,
+    server_hostname: str | None = None,
 ) -> tuple[asyncio.Transport, _P]:
     """Make the protocol and a native transport over ``sock``; return when ``connection_made`` has run.
 
+    With ``ssl`` that is a TLS transport, and it has run after the handshake (see :func:`grapeshot._tls.open_tls`).
+
     A factory that raises, and a cancellation while waiting, cost this connection: its socket is closed.
     """
+    if ssl:
+        return await _tls.open_tls(
+            loop,
+            sock,
+            protocol_factory,
+            ssl,
+            handshake_timeout,
+            shutdown_timeout,
+            server_side=server_side,
+            server_hostname=server_hostname,
+        )
     try:
         sock.setblocking(False)
         protocol = protocol_factory()

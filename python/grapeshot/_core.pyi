@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from contextvars import Context
 from socket import socket
+from ssl import SSLContext
 from traceback import StackSummary
 from typing import Any, Protocol, TypeVar, TypeVarTuple, final
 
@@ -20,6 +21,7 @@ __all__ = [
     "Handle",
     "Loop",
     "ReadPipeTransport",
+    "SSLTransport",
     "StreamTransport",
     "TimerHandle",
     "WritePipeTransport",
@@ -339,12 +341,35 @@ class Loop:
     def _server_transports(self, server: _ConnectionOwner) -> list[StreamTransport]:
         """Return the open transports of the connections accepted for ``server``."""
 
+    def _tls(
+        self,
+        protocol: asyncio.BaseProtocol,
+        sslcontext: SSLContext,
+        waiter: asyncio.Future[None] | None,
+        server_side: bool,
+        server_hostname: str | None,
+        handshake_timeout: float,
+        shutdown_timeout: float,
+        call_connection_made: bool = True,
+        accepted: bool = False,
+    ) -> SSLTransport:
+        """Make a TLS transport for ``protocol``, to be the protocol of the transport below it.
+
+        ``waiter`` gets its result or exception when the handshake ends. Nobody waits for an ``accepted`` one: debug
+        mode reports its failure. Limits in seconds.
+
+        Raises:
+            ValueError, ssl.SSLError: what ``sslcontext.wrap_bio()`` raises.
+        """
+
 @final
 class StreamTransport(asyncio.Transport):
     """A connection over a stream socket. Made by the loop only; it owns the socket and closes it.
 
     A write outside of the protocol's callbacks is sent at once; writes inside a callback go out together after it.
     """
+
+    _start_tls_compatible: bool
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Return ``socket`` (an asyncio ``TransportSocket``), ``sockname`` or ``peername``; else ``default``."""
@@ -475,6 +500,111 @@ class WritePipeTransport(asyncio.WriteTransport):
 
     def abort(self) -> None:
         """Close at once; what was not written is lost. ``connection_lost(None)`` follows from the loop. Idempotent."""
+
+@final
+class SSLTransport(asyncio.Transport, asyncio.Protocol):
+    """TLS above any stream transport. Made by the loop only; it is the protocol of the transport below it as well.
+
+    ``connection_made`` comes when the handshake is complete. Writes inside a callback are encrypted together after it.
+    """
+
+    _start_tls_compatible: bool
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Return ``sslcontext``, ``ssl_object``, ``peercert``, ``cipher`` or ``compression``; else what is below knows.
+
+        All but the first are there once the handshake is complete, and stay after the connection's end.
+        """
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Switch to ``protocol`` at once: bytes not yet delivered go to it."""
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        """Return the application's protocol."""
+
+    def is_closing(self) -> bool:
+        """Whether the transport is closed or about to be."""
+
+    def is_reading(self) -> bool:
+        """Whether received data is delivered."""
+
+    def pause_reading(self) -> None:
+        """Deliver no data until :meth:`resume_reading`. Idempotent."""
+
+    def resume_reading(self) -> None:
+        """Deliver data again, what has come meanwhile from the loop. Idempotent."""
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Call ``pause_writing`` above ``high`` waiting bytes, ``resume_writing`` at ``low`` (512 KiB; a quarter).
+
+        Raises:
+            ValueError: not ``high >= low >= 0``.
+        """
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        """Return ``(low, high)`` in bytes."""
+
+    def get_write_buffer_size(self) -> int:
+        """Return the number of bytes that the transport below has not taken yet."""
+
+    def set_read_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """While reading is paused, receive up to ``high`` bytes (256 KiB; on again at ``low``, a quarter of it).
+
+        Raises:
+            ValueError: not ``high >= low >= 0``.
+        """
+
+    def get_read_buffer_limits(self) -> tuple[int, int]:
+        """Return ``(low, high)`` in bytes."""
+
+    def get_read_buffer_size(self) -> int:
+        """Return the number of received bytes that are not decrypted yet."""
+
+    def write(self, data: ReadableBuffer) -> None:
+        """Encrypt and send ``data`` after everything written before; what is not taken now is kept.
+
+        Raises:
+            TypeError: ``data`` is not bytes-like.
+        """
+
+    def writelines(self, list_of_data: Iterable[ReadableBuffer]) -> None:
+        """Encrypt and send several buffers together. Raises: as :meth:`write`."""
+
+    def write_eof(self) -> None:
+        """Raise NotImplementedError: TLS connections end in both directions at once, as in asyncio."""
+
+    def can_write_eof(self) -> bool:
+        """Return False."""
+
+    def close(self) -> None:
+        """Send what was written and ``close_notify``, await the peer's, then close. Idempotent.
+
+        ``connection_lost(None)`` follows; TimeoutError for it if the peer does not answer in time.
+        """
+
+    def abort(self) -> None:
+        """Close at once; what was not sent is lost. ``connection_lost(None)`` follows from the loop. Idempotent."""
+
+    # The protocol of the transport below.
+    def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
+    def connection_lost(self, exc: Exception | None) -> None: ...
+    def data_received(self, data: bytes) -> None: ...
+    def eof_received(self) -> bool: ...
+    def pause_writing(self) -> None: ...
+    def resume_writing(self) -> None: ...
+    def _feed(self, data: bytes) -> None:
+        """Take ciphertext that somebody else has received before ``connection_made``."""
+
+    def _on_timeout(self) -> None: ...
+    def _force_close(self, exc: BaseException | None) -> None: ...
+
+    # Attributes of asyncio's own TLS transport that programs look at.
+    @property
+    def _ssl_protocol(self) -> SSLTransport: ...
+    @property
+    def _transport(self) -> asyncio.BaseTransport | None: ...
+    @property
+    def _protocol_paused(self) -> bool: ...
 
 def _bind_methods(kind: type[Loop]) -> None:
     """Put the native methods on ``kind`` itself, those aside that it defines; TypeError unless it is a Loop."""

@@ -1,7 +1,7 @@
 """The Loop class: the native core, asyncio's abstract class, and the topic modules put together.
 
 The topic modules are plain functions whose first parameter is the loop; assigned here they are its methods. What an
-asyncio loop has and this one does not yet (TLS, datagrams, subprocesses) is left to
+asyncio loop has and this one does not yet (datagrams, subprocesses) is left to
 :class:`asyncio.AbstractEventLoop`, whose methods raise NotImplementedError.
 """
 
@@ -11,7 +11,7 @@ import os
 import sys
 import warnings
 
-from . import _connect, _core, _dns, _lifecycle, _pipes, _serve, _signals, _sock, _unix
+from . import _connect, _core, _dns, _lifecycle, _pipes, _serve, _signals, _sock, _tls, _unix
 from ._base import BaseLoop
 
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
@@ -73,6 +73,7 @@ class Loop(BaseLoop):
     create_connection = _connect.create_connection
     connect_accepted_socket = _connect.connect_accepted_socket
     create_server = _serve.create_server
+    start_tls = _tls.start_tls
 
     # Unix sockets
     create_unix_connection = _unix.create_unix_connection

@@ -18,9 +18,9 @@ from asyncio import trsock
 from asyncio.log import logger
 from collections.abc import Callable, Iterable, Sequence
 
-from . import _core, _dns
+from . import _core, _dns, _tls
 from ._base import BaseLoop
-from ._checks import TLS_IS_LATER, check_plain_socket, check_stream_socket, check_tls_only_options
+from ._checks import check_plain_socket, check_stream_socket, check_tls_only_options
 from ._connect import error_text
 
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
@@ -139,12 +139,12 @@ class Server(asyncio.Server):
     def close_clients(self) -> None:
         """Close every open connection of this server after its written data is sent. On every Python version."""
         for transport in self._loop._server_transports(self):
-            transport.close()
+            _tls.outermost(transport).close()
 
     def abort_clients(self) -> None:
         """Close every open connection of this server at once; unsent data is lost. On every Python version."""
         for transport in self._loop._server_transports(self):
-            transport.abort()
+            _tls.outermost(transport).abort()
 
     async def wait_closed(self) -> None:
         """Return when the server is closed and its last connection has ended, as asyncio's does from Python 3.12 on.
@@ -217,7 +217,6 @@ async def create_server(
         socket.gaierror: a host does not resolve.
         ValueError: arguments that contradict each other, or ``sock`` is not a stream socket.
         TypeError: ``sock`` is an ``ssl.SSLSocket``, or ``ssl`` is a bool.
-        NotImplementedError: ``ssl`` is given.
 
     Source: :meth:`asyncio.loop.create_server`.
     """
@@ -228,8 +227,7 @@ async def create_server(
     )
     if sock is not None:
         check_plain_socket(sock)
-    if ssl is not None:
-        raise NotImplementedError(TLS_IS_LATER)
+    protocol_factory = _tls.serving_factory(loop, protocol_factory, ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
     is_ours = sock is None
     if host is not None or port is not None:
         if sock is not None:

@@ -15,9 +15,9 @@ import sys
 from asyncio.log import logger
 from collections.abc import Callable
 
-from . import _connect, _serve
+from . import _connect, _serve, _tls
 from ._base import BaseLoop
-from ._checks import TLS_IS_LATER, check_plain_socket, check_tls_only_options
+from ._checks import check_plain_socket, check_tls_only_options
 
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ async def create_unix_connection(
         OSError: nobody listens at ``path`` (FileNotFoundError, ConnectionRefusedError), or it is longer than 107 bytes.
         ValueError: arguments that contradict each other, or ``sock`` is not a Unix stream socket.
         TypeError: ``path`` is not a path, or ``sock`` is an ``ssl.SSLSocket``.
-        NotImplementedError: ``ssl`` is given.
+        ssl.SSLError, ConnectionResetError, ConnectionAbortedError: the TLS handshake failed.
 
     Source: :meth:`asyncio.loop.create_unix_connection`.
     """
@@ -67,8 +67,6 @@ async def create_unix_connection(
         ssl_handshake_timeout=ssl_handshake_timeout,
         ssl_shutdown_timeout=ssl_shutdown_timeout,
     )
-    if ssl:
-        raise NotImplementedError(TLS_IS_LATER)
     if path is not None:
         if sock is not None:
             raise ValueError("path and sock can not be specified at the same time")
@@ -77,7 +75,15 @@ async def create_unix_connection(
         if sock is None:
             raise ValueError("no path and sock were specified")
         _check_unix_socket(sock)
-    return await _connect.open_transport(loop, sock, protocol_factory)
+    return await _connect.open_transport(
+        loop,
+        sock,
+        protocol_factory,
+        ssl,
+        ssl_handshake_timeout,
+        ssl_shutdown_timeout,
+        server_hostname=server_hostname,
+    )
 
 
 async def create_unix_server(
@@ -103,7 +109,6 @@ async def create_unix_server(
         OSError: ``path`` cannot be bound; EADDRINUSE, with a text that names it, if something else lies there.
         ValueError: arguments that contradict each other, or ``sock`` is not a Unix stream socket.
         TypeError: ``path`` is not a path, ``sock`` is an ``ssl.SSLSocket``, or ``ssl`` is a bool.
-        NotImplementedError: ``ssl`` is given.
 
     Source: :meth:`asyncio.loop.create_unix_server`.
     """
@@ -112,8 +117,7 @@ async def create_unix_server(
     check_tls_only_options(
         bool(ssl), ssl_handshake_timeout=ssl_handshake_timeout, ssl_shutdown_timeout=ssl_shutdown_timeout
     )
-    if ssl:
-        raise NotImplementedError(TLS_IS_LATER)
+    protocol_factory = _tls.serving_factory(loop, protocol_factory, ssl, ssl_handshake_timeout, ssl_shutdown_timeout)
     is_ours = path is not None
     if path is not None:
         if sock is not None:

@@ -14,7 +14,7 @@ use pyo3::types::{PyString, PyTuple};
 pub(crate) struct Kept(*mut ffi::PyObject);
 
 impl Kept {
-    fn new(object: &Bound<'_, PyAny>) -> Self {
+    pub(crate) fn new(object: &Bound<'_, PyAny>) -> Self {
         Self(object.clone().into_ptr())
     }
 
@@ -70,6 +70,7 @@ kept! {
         handle_type = "asyncio"."Handle"
         timer_handle_type = "asyncio"."TimerHandle"
         transport_type = "asyncio"."Transport"
+        protocol_type = "asyncio"."Protocol"
         read_transport_type = "asyncio"."ReadTransport"
         write_transport_type = "asyncio"."WriteTransport"
         warn = "warnings"."warn"

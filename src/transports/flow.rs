@@ -17,16 +17,27 @@ const DEFAULT_HIGH: usize = 64 * 1024;
 pub(crate) struct Watermarks {
     high: Cell<usize>,
     low: Cell<usize>,
+    default_high: u32,
     is_paused: Cell<bool>,
 }
 
 impl Watermarks {
     pub(crate) fn new() -> Self {
+        Self::with_default(DEFAULT_HIGH)
+    }
+
+    /// Watermarks whose default is `high`, and a quarter of it.
+    pub(crate) fn with_default(high: usize) -> Self {
         Self {
-            high: Cell::new(DEFAULT_HIGH),
-            low: Cell::new(DEFAULT_HIGH / 4),
+            high: Cell::new(high),
+            low: Cell::new(high / 4),
+            default_high: high as u32,
             is_paused: Cell::new(false),
         }
+    }
+
+    pub(crate) fn is_paused(&self) -> bool {
+        self.is_paused.get()
     }
 
     pub(crate) fn limits(&self) -> (usize, usize) {
@@ -37,7 +48,7 @@ impl Watermarks {
     pub(crate) fn set(&self, high: Option<i64>, low: Option<i64>) -> PyResult<()> {
         let high = match (high, low) {
             (Some(high), _) => high,
-            (None, None) => DEFAULT_HIGH as i64,
+            (None, None) => i64::from(self.default_high),
             (None, Some(low)) => low.saturating_mul(4),
         };
         let low = low.unwrap_or(high.div_euclid(4));

@@ -3,16 +3,17 @@
 //! They belong to the loop's thread and know the loop only through `LoopObject` and `Source`; they must not know
 //! processes, coros or TLS.
 
-mod flow;
+pub(crate) mod flow;
 mod listener;
+pub(crate) mod new_bytes;
 mod object;
-mod outgoing;
+pub(crate) mod outgoing;
 mod pipe;
-mod protocol;
+pub(crate) mod protocol;
 mod registration;
 mod sock;
 mod socket_object;
-mod stream;
+pub(crate) mod stream;
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;

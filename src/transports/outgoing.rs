@@ -20,38 +20,42 @@ use crate::queue::outbuf::OutBuf;
 const SLICES_PER_CALL: usize = 64;
 
 /// The out-buffer of a transport.
-pub(super) struct Outgoing {
+pub(crate) struct Outgoing {
     outbuf: RefCell<OutBuf<Chunk>>,
-    pub(super) watermarks: Watermarks,
+    pub(crate) watermarks: Watermarks,
 }
 
 impl Outgoing {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
+        Self::with_watermarks(Watermarks::new())
+    }
+
+    pub(crate) fn with_watermarks(watermarks: Watermarks) -> Self {
         Self {
             outbuf: RefCell::new(OutBuf::new()),
-            watermarks: Watermarks::new(),
+            watermarks,
         }
     }
 
     #[inline]
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.outbuf.borrow().is_empty()
     }
 
     #[inline]
-    pub(super) fn len_bytes(&self) -> usize {
+    pub(crate) fn len_bytes(&self) -> usize {
         self.outbuf.borrow().len_bytes()
     }
 
     /// Queues all of `data`.
-    pub(super) fn push(&self, data: &Data<'_, '_>) -> PyResult<()> {
+    pub(crate) fn push(&self, data: &Data<'_, '_>) -> PyResult<()> {
         let chunk = data.to_chunk(0)?;
         self.outbuf.borrow_mut().push(chunk);
         Ok(())
     }
 
     /// Queues what is left of `data` after its first `sent` bytes.
-    pub(super) fn push_rest(&self, data: &Data<'_, '_>, sent: usize) -> PyResult<()> {
+    pub(crate) fn push_rest(&self, data: &Data<'_, '_>, sent: usize) -> PyResult<()> {
         let chunk = data.to_chunk(sent)?;
         let skip = if data.is_shared() { sent } else { 0 };
         let mut outbuf = self.outbuf.borrow_mut();
@@ -63,7 +67,7 @@ impl Outgoing {
     /// Hands what is queued to `give` until it is empty or `give` takes less than it was offered. `give` gets some
     /// slices, none of them empty, and returns how many of their bytes it took; it must not call into Python.
     /// `WouldBlock` counts as none. Ok with data left over means that the kernel's buffer is full.
-    pub(super) fn drain(&self, mut give: impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>) -> io::Result<()> {
+    pub(crate) fn drain(&self, mut give: impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>) -> io::Result<()> {
         let mut outbuf = self.outbuf.borrow_mut();
         while !outbuf.is_empty() {
             let (sent, offered) = {
@@ -86,8 +90,21 @@ impl Outgoing {
         Ok(())
     }
 
+    /// Runs `look` on what is queued, which stays as it is meanwhile: `look` must not call into Python.
+    #[inline]
+    pub(crate) fn peek<R>(&self, look: impl FnOnce(&OutBuf<Chunk>) -> R) -> R {
+        look(&self.outbuf.borrow())
+    }
+
+    /// Takes the first `len_bytes` bytes out, or as many as there are.
+    pub(crate) fn advance(&self, len_bytes: usize) {
+        let mut outbuf = self.outbuf.borrow_mut();
+        let len_bytes = len_bytes.min(outbuf.len_bytes());
+        outbuf.advance(len_bytes, &mut drop);
+    }
+
     /// Discards what has not been sent.
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         loop {
             let chunk = self.outbuf.borrow_mut().pop();
             if chunk.is_none() {
@@ -98,24 +115,30 @@ impl Outgoing {
 
     /// True if the protocol has to be told to pause; the caller must then do it.
     #[inline]
-    pub(super) fn must_pause(&self) -> bool {
+    pub(crate) fn must_pause(&self) -> bool {
         self.watermarks.must_pause(self.len_bytes())
     }
 
     /// True if the protocol has to be told to go on; the caller must then do it.
     #[inline]
-    pub(super) fn must_resume(&self) -> bool {
+    pub(crate) fn must_resume(&self) -> bool {
         self.watermarks.must_resume(self.len_bytes())
     }
 }
 
 /// One `bytes` object in the out-buffer.
-pub(super) struct Chunk(*mut ffi::PyObject);
+pub(crate) struct Chunk(*mut ffi::PyObject);
 
 impl Chunk {
     fn new(bytes: Bound<'_, PyAny>) -> Self {
         debug_assert!(bytes.is_instance_of::<PyBytes>());
         Self(bytes.into_ptr())
+    }
+
+    /// A new reference to the `bytes`.
+    pub(crate) fn to_bound<'py>(&self, py: Python<'py>) -> Bound<'py, PyAny> {
+        // SAFETY: the chunk holds a reference; from_borrowed adds one.
+        unsafe { Bound::from_borrowed_ptr(py, self.0) }
     }
 }
 
@@ -138,7 +161,7 @@ impl Drop for Chunk {
 }
 
 /// The bytes of an argument of `write`, borrowed from it.
-pub(super) enum Data<'a, 'py> {
+pub(crate) enum Data<'a, 'py> {
     /// An exact `bytes`: queued without a copy.
     Bytes(&'a Bound<'py, PyBytes>),
     /// Anything else that may change under us: copied where it must wait.
@@ -148,7 +171,7 @@ pub(super) enum Data<'a, 'py> {
 impl<'a, 'py> Data<'a, 'py> {
     /// TypeError if the object is not bytes, bytearray or memoryview, BufferError if its memory is not contiguous.
     #[inline]
-    pub(super) fn new(data: &'a Bound<'py, PyAny>) -> PyResult<Self> {
+    pub(crate) fn new(data: &'a Bound<'py, PyAny>) -> PyResult<Self> {
         if let Ok(bytes) = data.cast_exact::<PyBytes>() {
             return Ok(Self::Bytes(bytes));
         }
@@ -171,7 +194,7 @@ impl<'a, 'py> Data<'a, 'py> {
     }
 
     #[inline]
-    pub(super) fn as_slice(&self) -> &[u8] {
+    pub(crate) fn as_slice(&self) -> &[u8] {
         match self {
             Self::Bytes(bytes) => bytes.as_bytes(),
             Self::View(_, view) if view.len == 0 => &[],

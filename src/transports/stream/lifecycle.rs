@@ -206,8 +206,13 @@ pub(super) fn close(this: Stream<'_>) -> PyResult<()> {
 /// `abort()`: the connection ends now; what is buffered is lost. Corked data is sent first, as it would have been
 /// had every write left at once.
 pub(super) fn abort(this: Stream<'_>) -> PyResult<()> {
+    abort_with(this, None)
+}
+
+/// `abort()` with an exception for `connection_lost`.
+pub(super) fn abort_with(this: Stream<'_>, exception: Option<Bound<'_, PyAny>>) -> PyResult<()> {
     writing::uncork(this)?;
-    finish(this, None)
+    finish(this, exception)
 }
 
 /// Ends the connection with `error` after a fault: reported, unless it is an OSError, which is the network's

@@ -40,6 +40,7 @@ use crate::sys::socket::{self, Address};
 
 pub(super) use lifecycle::accept;
 pub(super) use methods::{loop_methods, register};
+pub(crate) use reading::WritableBuffer;
 
 mod flag {
     /// `pause_reading()` is in force.
@@ -290,6 +291,12 @@ pub(crate) fn write(transport: &Bound<'_, PyAny>, data: &Bound<'_, PyBytes>) -> 
     writing::write(lifecycle::stream_of(transport), data.as_ptr())
 }
 
+/// Ends a transport for which `is_stream` holds at once, with `exception` (or None) for its `connection_lost`.
+pub(crate) fn abort_with(transport: &Bound<'_, PyAny>, exception: Option<Bound<'_, PyAny>>) -> PyResult<()> {
+    debug_assert!(is_stream(transport));
+    lifecycle::abort_with(lifecycle::stream_of(transport), exception)
+}
+
 /// A transport dropped while its descriptor is open: a ResourceWarning, and the descriptor is closed here, while a
 /// socket object that belongs to the same garbage is still whole.
 unsafe extern "C" fn finalize(slf: *mut ffi::PyObject) {
@@ -373,6 +380,8 @@ fn make_type(module: &Bound<'_, PyModule>, slots: &[ffi::PyType_Slot]) -> PyResu
     all.extend(slots.iter().map(|entry| slot(entry.slot, entry.pfunc)));
     // SAFETY: the functions are those of this layout, which starts with the base's (checked above).
     let kind = unsafe { new_type::<StreamObject>(module, Some(&PyTuple::new(py, [base])?), &all)? };
+    // What start_tls() asks of a transport.
+    kind.setattr("_start_tls_compatible", true)?;
     module.add("StreamTransport", &kind)?;
     STREAM_TYPE.store(kind.into_ptr().cast(), Ordering::Release);
     Ok(())

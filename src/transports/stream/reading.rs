@@ -4,7 +4,6 @@
 //! KiB and keep to one size receives the next one straight into an object of that size.
 
 use std::io;
-use std::ptr;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
@@ -14,6 +13,7 @@ use super::{Stream, flag, lifecycle, writing};
 use crate::event_loop::names::names;
 use crate::event_loop::{errors, log};
 use crate::sys::socket;
+use crate::transports::new_bytes::NewBytes;
 use crate::transports::protocol::{Received, Receiver};
 
 /// Reads from this size on are received without the scratch buffer between.
@@ -24,11 +24,6 @@ const READ_UNIT: usize = 4 * 1024;
 const STEADY_READS: u8 = 4;
 /// The most that is received straight into an object.
 const MAX_DIRECT_LEN: usize = 256 * 1024;
-
-unsafe extern "C" {
-    /// Public C API (`Doc/c-api/bytes.rst`), which pyo3-ffi does not export.
-    fn _PyBytes_Resize(bytes: *mut *mut ffi::PyObject, len_bytes: ffi::Py_ssize_t) -> std::ffi::c_int;
-}
 
 #[inline]
 pub(super) fn on_readable(this: Stream<'_>) -> PyResult<()> {
@@ -110,45 +105,15 @@ fn receive_small(this: Stream<'_>) -> Result<Option<Bound<'_, PyAny>>, Failure> 
 /// Straight into a new object of `room` bytes, which then gives back what it has too much. None at the end of the
 /// stream.
 fn receive_direct(this: Stream<'_>, room: usize) -> Result<Option<Bound<'_, PyAny>>, Failure> {
-    let py = this.py();
-    // SAFETY: attached; an object without content is made, filled below before anyone else sees it.
-    let data = unsafe {
-        errors::owned(
-            py,
-            ffi::PyBytes_FromStringAndSize(ptr::null(), room as ffi::Py_ssize_t),
-        )?
-    };
+    let mut data = NewBytes::with_room(this.py(), room)?;
     // SAFETY: the object is new, unshared and has `room` bytes.
-    let len_bytes = unsafe {
-        socket::recv(
-            this.fd.get(),
-            ffi::PyBytes_AS_STRING(data.as_ptr()).cast_mut().cast(),
-            room,
-        )?
-    };
+    let len_bytes = unsafe { socket::recv(this.fd.get(), data.as_mut_ptr(), room)? };
     if len_bytes == 0 {
         return Ok(None);
     }
     // A full object says that there may be more than it had room for: the scratch buffer takes all there is.
     remember_read(this, if len_bytes == room { 0 } else { len_bytes });
-    if len_bytes * 2 < room {
-        // Shrinking by so much would leave a hole of its size beside a small object.
-        // SAFETY: the first `len_bytes` bytes were written by recv.
-        return Ok(Some(unsafe {
-            let content = ffi::PyBytes_AS_STRING(data.as_ptr());
-            errors::owned(
-                py,
-                ffi::PyBytes_FromStringAndSize(content, len_bytes as ffi::Py_ssize_t),
-            )?
-        }));
-    }
-    let mut object = data.into_ptr();
-    // SAFETY: the object is unshared; the call replaces the pointer, or frees the object, clears the pointer and sets
-    // an exception.
-    unsafe {
-        _PyBytes_Resize(&raw mut object, len_bytes as ffi::Py_ssize_t);
-        Ok(Some(errors::owned(py, object)?))
-    }
+    Ok(Some(data.finish(len_bytes)?))
 }
 
 /// Where to receive: the size of an object, or 0 for the scratch buffer. An object is taken once some reads in a row
@@ -272,13 +237,13 @@ fn on_eof(this: Stream<'_>) -> PyResult<()> {
 }
 
 /// A writable buffer of a Python object, released when dropped.
-struct WritableBuffer {
+pub(crate) struct WritableBuffer {
     view: ffi::Py_buffer,
 }
 
 impl WritableBuffer {
     /// BufferError or TypeError if the object offers none, RuntimeError if it is empty.
-    fn new(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+    pub(crate) fn new(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         let mut view = ffi::Py_buffer::new();
         // SAFETY: attached; the view is ours, and on success it is released exactly once, by Drop.
         if unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut view, ffi::PyBUF_WRITABLE) } != 0 {
@@ -289,6 +254,13 @@ impl WritableBuffer {
             return Err(PyRuntimeError::new_err("get_buffer() returned an empty buffer"));
         }
         Ok(buffer)
+    }
+}
+
+impl WritableBuffer {
+    /// The memory: `len` writable bytes while this lives.
+    pub(crate) fn memory(&self) -> (*mut u8, usize) {
+        (self.view.buf.cast(), self.view.len as usize)
     }
 }
 

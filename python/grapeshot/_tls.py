@@ -1,0 +1,222 @@
+"""TLS per connection: contexts and time limits, connections and accepted ones, start_tls. The transport is native.
+
+``ssl=`` of every ``create_*`` and ``connect_*`` method leads here. Errors and their texts are asyncio's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from asyncio import constants
+from collections.abc import Callable
+
+from . import _core
+from ._base import BaseLoop
+
+TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+if TYPE_CHECKING:
+    import ssl
+    from typing import Any, TypeVar
+
+    _P = TypeVar("_P", bound=asyncio.BaseProtocol)
+
+    TimeLimits = tuple[float, float]
+
+
+def time_limits(handshake_timeout: float | None, shutdown_timeout: float | None) -> TimeLimits:
+    """Return both limits in seconds, asyncio's defaults (60 and 30) for None.
+
+    Raises:
+        ValueError: a limit is not positive.
+    """
+    if handshake_timeout is None:
+        handshake_timeout = constants.SSL_HANDSHAKE_TIMEOUT
+    elif handshake_timeout <= 0:
+        raise ValueError(f"ssl_handshake_timeout should be a positive number, got {handshake_timeout}")
+    if shutdown_timeout is None:
+        shutdown_timeout = constants.SSL_SHUTDOWN_TIMEOUT
+    elif shutdown_timeout <= 0:
+        raise ValueError(f"ssl_shutdown_timeout should be a positive number, got {shutdown_timeout}")
+    return handshake_timeout, shutdown_timeout
+
+
+def context_of(ssl_argument: Any, server_side: bool, server_hostname: str | None) -> ssl.SSLContext:
+    """Return the context that the ``ssl`` argument means: itself, or for True the default one for clients.
+
+    Raises:
+        ValueError: True on the side of the server, which needs a certificate.
+    """
+    if not isinstance(ssl_argument, bool):
+        return ssl_argument  # type: ignore[no-any-return]
+    if server_side:
+        raise ValueError("Server side SSL needs a valid SSLContext")
+    import ssl
+
+    context = ssl.create_default_context()
+    if not server_hostname:
+        context.check_hostname = False
+    return context
+
+
+def make_transport(
+    loop: BaseLoop,
+    protocol: asyncio.BaseProtocol,
+    ssl_argument: Any,
+    waiter: asyncio.Future[None] | None,
+    limits: TimeLimits,
+    *,
+    server_side: bool = False,
+    server_hostname: str | None = None,
+    call_connection_made: bool = True,
+    accepted: bool = False,
+) -> _core.SSLTransport:
+    """Return a TLS transport for ``protocol``, to be made the protocol of the transport below it."""
+    context = context_of(ssl_argument, server_side, server_hostname)
+    name = None if server_side else server_hostname or None
+    return loop._tls(protocol, context, waiter, server_side, name, *limits, call_connection_made, accepted)
+
+
+async def open_tls(
+    loop: BaseLoop,
+    sock: socket.socket,
+    protocol_factory: Callable[[], _P],
+    ssl_argument: Any,
+    handshake_timeout: float | None,
+    shutdown_timeout: float | None,
+    *,
+    server_side: bool = False,
+    server_hostname: str | None = None,
+) -> tuple[asyncio.Transport, _P]:
+    """Make the protocol and its TLS transport over the connected ``sock``; return when the handshake is complete.
+
+    Whatever fails, and a cancellation while waiting, cost this connection: its socket is closed.
+
+    Raises:
+        ssl.SSLError: the handshake failed; ``ssl.SSLCertVerificationError`` if the peer's certificate is not accepted.
+        ConnectionResetError: the peer has closed the connection during the handshake.
+        ConnectionAbortedError: the handshake took longer than ``handshake_timeout`` seconds.
+        ValueError: a time limit is not positive, or the context does not accept ``server_hostname``.
+    """
+    try:
+        limits = time_limits(handshake_timeout, shutdown_timeout)
+        sock.setblocking(False)
+        protocol = protocol_factory()
+        waiter = loop.create_future()
+        transport = make_transport(
+            loop,
+            protocol,
+            ssl_argument,
+            waiter,
+            limits,
+            server_side=server_side,
+            server_hostname=server_hostname,
+        )
+        loop._stream(sock, transport)
+    except BaseException:
+        sock.close()
+        raise
+    try:
+        await waiter
+    except BaseException:
+        transport.close()
+        raise
+    finally:
+        del waiter  # holds the exception whose traceback holds this frame
+    return transport, protocol
+
+
+def serving_factory(
+    loop: BaseLoop,
+    protocol_factory: Callable[[], asyncio.BaseProtocol],
+    context: ssl.SSLContext | None,
+    handshake_timeout: float | None,
+    shutdown_timeout: float | None,
+) -> Callable[[], asyncio.BaseProtocol]:
+    """Return what makes the protocol of an accepted connection: with a context, TLS around one of ``protocol_factory``.
+
+    Raises:
+        ValueError: a time limit is not positive.
+    """
+    if not context:
+        return protocol_factory
+    limits = time_limits(handshake_timeout, shutdown_timeout)
+
+    def factory() -> _core.SSLTransport:
+        return loop._tls(protocol_factory(), context, None, True, None, *limits, True, True)
+
+    return factory
+
+
+def outermost(transport: _core.StreamTransport) -> asyncio.Transport:
+    """Return the transport that the application has: the one above ``transport`` if it carries TLS, TLS in TLS too."""
+    top: asyncio.Transport = transport
+    while type(protocol := top.get_protocol()) is _core.SSLTransport:
+        top = protocol
+    return top
+
+
+async def start_tls(
+    loop: BaseLoop,
+    transport: asyncio.WriteTransport,
+    protocol: asyncio.BaseProtocol,
+    sslcontext: ssl.SSLContext,
+    *,
+    server_side: bool = False,
+    server_hostname: str | None = None,
+    ssl_handshake_timeout: float | None = None,
+    ssl_shutdown_timeout: float | None = None,
+) -> asyncio.Transport:
+    """Encrypt a connection that is open already; return the transport that ``protocol`` must use from now on.
+
+    ``transport`` may be any that says so (``_start_tls_compatible``), a TLS transport too. What a server's StreamReader
+    has received already of the handshake is taken from it. ``protocol`` gets no second ``connection_made``.
+
+    Raises:
+        TypeError: ``sslcontext`` is no ``ssl.SSLContext``, or ``transport`` does not support it.
+        ssl.SSLError, ConnectionResetError, ConnectionAbortedError: the handshake failed; the connection is closed.
+        ValueError: a time limit is not positive, or the context does not accept ``server_hostname``.
+
+    Source: :meth:`asyncio.loop.start_tls`.
+    """
+    import ssl
+
+    if not isinstance(sslcontext, ssl.SSLContext):
+        raise TypeError(f"sslcontext is expected to be an instance of ssl.SSLContext, got {sslcontext!r}")
+    if not getattr(transport, "_start_tls_compatible", False):
+        raise TypeError(f"transport {transport!r} is not supported by start_tls()")
+    waiter = loop.create_future()
+    above = make_transport(
+        loop,
+        protocol,
+        sslcontext,
+        waiter,
+        time_limits(ssl_handshake_timeout, ssl_shutdown_timeout),
+        server_side=server_side,
+        server_hostname=server_hostname,
+        call_connection_made=False,
+    )
+    lower: Any = transport
+    lower.pause_reading()  # nothing is to come before connection_made
+    if server_side and isinstance(protocol, asyncio.StreamReaderProtocol):
+        _take_received(protocol, above)
+    lower.set_protocol(above)
+    starting = loop.call_soon(above.connection_made, lower)
+    resuming = loop.call_soon(lower.resume_reading)
+    try:
+        await waiter
+    except BaseException:
+        lower.close()
+        starting.cancel()
+        resuming.cancel()
+        raise
+    finally:
+        del waiter  # holds the exception whose traceback holds this frame
+    return above
+
+
+def _take_received(protocol: asyncio.StreamReaderProtocol, above: _core.SSLTransport) -> None:
+    """Move what the StreamReader holds to the TLS transport: the client's first message, sent behind its request."""
+    reader: Any = protocol._stream_reader  # type: ignore[attr-defined]
+    if reader is not None and reader._buffer:
+        above._feed(bytes(reader._buffer))
+        reader._buffer.clear()

@@ -1,0 +1,314 @@
+//! The `ssl.SSLObject` of a connection and its two memory BIOs: ciphertext in, plaintext out, and back.
+//!
+//! ```text
+//!   feed(ciphertext) --> incoming BIO --> [ SSLObject ] --> read() / read_into()   plaintext
+//!   sealed() ciphertext <-- outgoing BIO <-- [        ] <-- write(plaintext)
+//! ```
+//!
+//! The object inside an exact `SSLObject` is called without the Python methods around it. An instance of a subclass
+//! (`SSLContext.sslobject_class`) is driven through its methods, since it may have its own.
+//!
+//! Every call may run Python code (SNI, ALPN, PSK, key log and message callbacks), which may come back into the
+//! transport; nothing is borrowed meanwhile. Nothing here knows transports or protocols.
+
+use std::ptr;
+
+use pyo3::ffi;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyString};
+
+use super::ssl_module::{SslModule, ssl_module};
+use super::window;
+use crate::event_loop::errors;
+use crate::event_loop::names::Kept;
+use crate::event_loop::object_cell::ObjectCell;
+
+/// What a read gave.
+pub(super) enum Read<T> {
+    Data(T),
+    /// Nothing: the rest of a record must come first.
+    Again,
+    /// The peer's `close_notify`.
+    Closed,
+}
+
+pub(super) struct Engine {
+    module: &'static SslModule,
+    /// The `ssl.SSLObject`.
+    object: ObjectCell,
+    /// The C object inside, if nothing lies between.
+    inner: ObjectCell,
+    incoming: ObjectCell,
+    outgoing: ObjectCell,
+}
+
+impl Engine {
+    /// Wraps two new BIOs. Raises what `sslcontext.wrap_bio()` raises.
+    pub(super) fn new(
+        sslcontext: &Bound<'_, PyAny>,
+        is_server: bool,
+        server_hostname: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let py = sslcontext.py();
+        let module = ssl_module(py)?;
+        let incoming = module.memory_bio_type.bind(py).call0()?;
+        let outgoing = module.memory_bio_type.bind(py).call0()?;
+        let options = PyDict::new(py);
+        options.set_item(intern!(py, "server_side"), is_server)?;
+        options.set_item(intern!(py, "server_hostname"), server_hostname)?;
+        let object =
+            sslcontext.call_method(intern!(py, "wrap_bio"), (&incoming, &outgoing), Some(&options))?;
+        let engine = Self {
+            module,
+            object: ObjectCell::empty(),
+            inner: ObjectCell::empty(),
+            incoming: ObjectCell::empty(),
+            outgoing: ObjectCell::empty(),
+        };
+        if object.get_type().as_ptr() == module.ssl_object_type.as_ptr() {
+            engine.inner.set(object.getattr(intern!(py, "_sslobj"))?);
+        }
+        engine.object.set(object);
+        engine.incoming.set(incoming);
+        engine.outgoing.set(outgoing);
+        Ok(engine)
+    }
+
+    /// The `ssl.SSLObject`; None only after `drop_all`.
+    pub(super) fn object<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+        self.object.get(py)
+    }
+
+    pub(super) fn certificate_error<'py>(&self, py: Python<'py>) -> Bound<'py, PyAny> {
+        self.module.certificate_error.bind(py)
+    }
+
+    /// Puts ciphertext into the incoming BIO.
+    #[inline]
+    pub(super) fn feed(&self, py: Python<'_>, data: &[u8]) -> PyResult<()> {
+        // SAFETY: MemoryBIO.write reads the lent memory, which the slice keeps, and lets go of it.
+        unsafe {
+            window::lend(py, data.as_ptr().cast_mut(), data.len(), |buffer| {
+                call(py, self.module.bio_write, self.incoming.as_ptr(), buffer).map(drop)
+            })
+        }
+    }
+
+    /// All ciphertext that waits in the outgoing BIO, None if there is none.
+    #[inline]
+    pub(super) fn sealed<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let sealed = call(py, self.module.bio_read, self.outgoing.as_ptr(), ptr::null_mut())?;
+        let sealed = sealed.cast_into::<PyBytes>()?;
+        Ok((!sealed.as_bytes().is_empty()).then_some(sealed))
+    }
+
+    /// Bytes in the incoming BIO.
+    pub(super) fn unread_len(&self, py: Python<'_>) -> PyResult<usize> {
+        pending_in(py, &self.incoming)
+    }
+
+    /// Bytes in the outgoing BIO.
+    pub(super) fn unsent_len(&self, py: Python<'_>) -> PyResult<usize> {
+        pending_in(py, &self.outgoing)
+    }
+
+    /// Goes on with the handshake; true when it is complete.
+    pub(super) fn handshake(&self, py: Python<'_>) -> PyResult<bool> {
+        let done = self.ask(
+            py,
+            self.module.do_handshake,
+            intern!(py, "do_handshake"),
+            ptr::null_mut(),
+        )?;
+        Ok(done.is_some())
+    }
+
+    /// Sends `close_notify` and waits for the peer's; true when both have been seen.
+    pub(super) fn shutdown(&self, py: Python<'_>) -> PyResult<bool> {
+        let done = self.ask(py, self.module.shutdown, intern!(py, "unwrap"), ptr::null_mut())?;
+        Ok(done.is_some())
+    }
+
+    /// True if plaintext of a record that was decrypted is still to be read.
+    pub(super) fn has_pending(&self, py: Python<'_>) -> PyResult<bool> {
+        match self.ask(py, self.module.pending, intern!(py, "pending"), ptr::null_mut())? {
+            Some(count) => Ok(count.extract::<usize>()? > 0),
+            None => Ok(false),
+        }
+    }
+
+    /// Up to `room` bytes (at least 1) of plaintext, from one record.
+    #[inline]
+    pub(super) fn read<'py>(&self, py: Python<'py>, room: usize) -> PyResult<Read<Bound<'py, PyBytes>>> {
+        let room = room.max(1).into_pyobject(py)?;
+        let Some(data) = self.ask(py, self.module.read, intern!(py, "read"), room.as_ptr())? else {
+            return Ok(Read::Again);
+        };
+        let data = data.cast_into::<PyBytes>()?;
+        if data.as_bytes().is_empty() {
+            return Ok(Read::Closed);
+        }
+        Ok(Read::Data(data))
+    }
+
+    /// Reads plaintext of one record to `memory`: how many bytes it was, 1 to `room`.
+    ///
+    /// # Safety
+    /// `room` bytes (at least 1) at `memory` may be written, and stay valid whatever Python code does meanwhile.
+    #[inline]
+    pub(super) unsafe fn read_into(
+        &self,
+        py: Python<'_>,
+        memory: *mut u8,
+        room: usize,
+    ) -> PyResult<Read<usize>> {
+        if !self.inner.is_set() {
+            return Ok(match self.read(py, room)? {
+                Read::Data(data) => {
+                    let data = data.as_bytes();
+                    let len = data.len().min(room);
+                    // SAFETY: the caller vouches for `memory`.
+                    unsafe { ptr::copy_nonoverlapping(data.as_ptr(), memory, len) };
+                    Read::Data(len)
+                }
+                Read::Again => Read::Again,
+                Read::Closed => Read::Closed,
+            });
+        }
+        // SAFETY: the caller vouches for the memory; read(0, buffer) fills the buffer and lets go of it.
+        let count = unsafe {
+            window::lend(py, memory, room, |buffer| {
+                let call = [
+                    ptr::null_mut(),
+                    self.inner.as_ptr(),
+                    self.module.zero.as_ptr(),
+                    buffer,
+                ];
+                self.again(py, vectorcall(self.module.read, &call))
+            })?
+        };
+        match count {
+            None => Ok(Read::Again),
+            Some(count) => match count.extract::<usize>()? {
+                0 => Ok(Read::Closed),
+                count => Ok(Read::Data(count)),
+            },
+        }
+    }
+
+    /// Encrypts from the front of `data` (not empty); how many bytes it was, None if the peer must speak first
+    /// (renegotiation), after which the same bytes have to be offered again.
+    #[inline]
+    pub(super) fn write(&self, py: Python<'_>, data: &[u8]) -> PyResult<Option<usize>> {
+        let count = if self.inner.is_set() {
+            // SAFETY: _SSLSocket.write reads the lent memory, which the slice keeps, and lets go of it.
+            unsafe {
+                window::lend(py, data.as_ptr().cast_mut(), data.len(), |buffer| {
+                    let call = [ptr::null_mut(), self.inner.as_ptr(), buffer];
+                    self.again(py, vectorcall(self.module.write, &call))
+                })?
+            }
+        } else {
+            let copy = PyBytes::new(py, data);
+            self.ask(py, self.module.write, intern!(py, "write"), copy.as_ptr())?
+        };
+        count.map(|count| count.extract()).transpose()
+    }
+
+    /// Calls a method with no argument (`arg` null) or one: on the C object if it can be reached, otherwise
+    /// by its Python name. None: the peer must speak first.
+    #[inline]
+    fn ask<'py>(
+        &self,
+        py: Python<'py>,
+        method: Kept,
+        name: &Bound<'py, PyString>,
+        arg: *mut ffi::PyObject,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let count = if arg.is_null() { 2 } else { 3 };
+        // SAFETY: attached; all objects are kept by the engine, the caller or for ever, and call[0] is the free place
+        // that the offset flag allows.
+        unsafe {
+            if self.inner.is_set() {
+                let call = [ptr::null_mut(), self.inner.as_ptr(), arg];
+                self.again(py, vectorcall(method, &call[..count]))
+            } else {
+                let call = [ptr::null_mut(), self.object.as_ptr(), arg];
+                let result = ffi::PyObject_VectorcallMethod(
+                    name.as_ptr(),
+                    call[1..].as_ptr(),
+                    (count - 1) | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
+                    ptr::null_mut(),
+                );
+                self.again(py, result)
+            }
+        }
+    }
+
+    /// # Safety
+    /// `result` is what a C call has returned: a new reference, or null with an exception set.
+    #[inline]
+    unsafe fn again<'py>(
+        &self,
+        py: Python<'py>,
+        result: *mut ffi::PyObject,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        if result.is_null() && self.module.clear_again(py) {
+            return Ok(None);
+        }
+        // SAFETY: passed on from the caller.
+        unsafe { errors::owned(py, result).map(Some) }
+    }
+
+    /// Drops everything; nothing can be read or written after it.
+    pub(super) fn drop_all(&self, py: Python<'_>) {
+        for cell in self.cells() {
+            drop(cell.take(py));
+        }
+    }
+
+    pub(super) fn cells(&self) -> [&ObjectCell; 4] {
+        [&self.object, &self.inner, &self.incoming, &self.outgoing]
+    }
+}
+
+/// `MemoryBIO.pending` of `bio`.
+fn pending_in(py: Python<'_>, bio: &ObjectCell) -> PyResult<usize> {
+    match bio.get(py) {
+        Some(bio) => bio.getattr(intern!(py, "pending"))?.extract(),
+        None => Ok(0),
+    }
+}
+
+/// `method(receiver)` or, unless `arg` is null, `method(receiver, arg)`.
+#[inline]
+fn call(
+    py: Python<'_>,
+    method: Kept,
+    receiver: *mut ffi::PyObject,
+    arg: *mut ffi::PyObject,
+) -> PyResult<Bound<'_, PyAny>> {
+    let call = [ptr::null_mut(), receiver, arg];
+    let count = if arg.is_null() { 2 } else { 3 };
+    // SAFETY: attached; the objects are kept by the caller, and a receiver of the wrong kind (null after `drop_all`) is
+    // never passed, since nothing calls an engine that was dropped.
+    unsafe { errors::owned(py, vectorcall(method, &call[..count])) }
+}
+
+/// Calls `method` with the arguments behind the free first place.
+///
+/// # Safety
+/// Attached; every argument is a live object.
+#[inline]
+unsafe fn vectorcall(method: Kept, call: &[*mut ffi::PyObject]) -> *mut ffi::PyObject {
+    // SAFETY: the caller's contract; call[0] is the free place that the offset flag allows.
+    unsafe {
+        ffi::PyObject_Vectorcall(
+            method.as_ptr(),
+            call[1..].as_ptr(),
+            (call.len() - 1) | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
+            ptr::null_mut(),
+        )
+    }
+}

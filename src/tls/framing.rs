@@ -1,0 +1,161 @@
+//! Where TLS records begin and end in the received bytes: five bytes of header, then as many as it says (RFC 8446, 5.1).
+//!
+//! `SSL_read` on less than a whole record ends in `SSLWantReadError`, and raising that costs more than decrypting a
+//! small record. So the engine reads exactly as often as whole records have come. Knows no Python.
+//!
+//! ```text
+//!   type  version   length        body
+//!   [ 1 ] [ 1 | 1 ] [ 1 | 1 ]     [ length bytes ]
+//! ```
+
+const HEADER_LEN: usize = 5;
+/// Content types: `change_cipher_spec` to `heartbeat`.
+const CONTENT_TYPES: std::ops::RangeInclusive<u8> = 20..=24;
+/// The plaintext of a record and the most that any version may add to it.
+const MAX_BODY_LEN: usize = (1 << 14) + 2048;
+
+/// What `advance` has counted.
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub(super) struct Counted {
+    /// Records that are now whole.
+    pub(super) records: usize,
+    /// No less than the bytes of plaintext in them.
+    pub(super) room: usize,
+}
+
+/// The place in the stream of records.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Framing {
+    header: [u8; HEADER_LEN],
+    header_len: u8,
+    body_len: u16,
+    /// Bytes of the body that have not come yet.
+    missing_len: u16,
+    /// What came is no record: every byte goes to OpenSSL at once, which says what is wrong with it.
+    is_broken: bool,
+}
+
+impl Framing {
+    /// Goes over `data`, the next bytes of the stream. `overhead_len` is what each record certainly has beside its
+    /// plaintext.
+    #[inline]
+    pub(super) fn advance(&mut self, mut data: &[u8], overhead_len: usize) -> Counted {
+        let mut counted = Counted::default();
+        while !data.is_empty() {
+            if self.header_len < HEADER_LEN as u8 && !self.is_broken {
+                data = self.take_header(data);
+                if self.header_len < HEADER_LEN as u8 {
+                    break;
+                }
+            }
+            if self.is_broken {
+                // No less than what OpenSSL may make of it.
+                counted.records += 1 + data.len() / HEADER_LEN;
+                counted.room += HEADER_LEN + data.len();
+                break;
+            }
+            let taken = data.len().min(self.missing_len as usize);
+            self.missing_len -= taken as u16;
+            data = &data[taken..];
+            if self.missing_len == 0 {
+                counted.records += 1;
+                counted.room += (self.body_len as usize).saturating_sub(overhead_len);
+                self.header_len = 0;
+            }
+        }
+        counted
+    }
+
+    #[inline]
+    fn take_header<'a>(&mut self, data: &'a [u8]) -> &'a [u8] {
+        let had = self.header_len as usize;
+        let taken = data.len().min(HEADER_LEN - had);
+        self.header[had..had + taken].copy_from_slice(&data[..taken]);
+        self.header_len += taken as u8;
+        if self.header_len == HEADER_LEN as u8 {
+            let [kind, major, _, high, low] = self.header;
+            self.body_len = u16::from_be_bytes([high, low]);
+            self.missing_len = self.body_len;
+            self.is_broken =
+                !CONTENT_TYPES.contains(&kind) || major != 3 || self.body_len as usize > MAX_BODY_LEN;
+        }
+        &data[taken..]
+    }
+
+    /// How many bytes of the record that is not whole have come. 0 where nothing is known.
+    pub(super) fn partial_len(&self) -> usize {
+        if self.is_broken {
+            0
+        } else if self.header_len < HEADER_LEN as u8 {
+            self.header_len as usize
+        } else {
+            HEADER_LEN + (self.body_len - self.missing_len) as usize
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{Counted, Framing};
+
+    fn record(kind: u8, body_len: usize) -> Vec<u8> {
+        let mut bytes = vec![kind, 3, 3, (body_len >> 8) as u8, body_len as u8];
+        bytes.resize(5 + body_len, 0xAA);
+        bytes
+    }
+
+    #[test]
+    fn one_record() {
+        let mut framing = Framing::default();
+        let counted = framing.advance(&record(23, 100), 17);
+        assert_eq!(counted, Counted { records: 1, room: 83 });
+        assert_eq!(framing.partial_len(), 0);
+    }
+
+    #[test]
+    fn a_record_without_a_body_is_whole_once_its_header_is() {
+        let mut framing = Framing::default();
+        let bytes = record(23, 0);
+        assert_eq!(framing.advance(&bytes[..4], 17).records, 0);
+        assert_eq!(framing.advance(&bytes[4..], 17), Counted { records: 1, room: 0 });
+        assert_eq!(framing.partial_len(), 0);
+    }
+
+    #[test]
+    fn what_is_no_record_is_handed_on_at_once() {
+        for garbage in [b"GET / HTTP/1.1\r\n".to_vec(), record(19, 4), record(23, 20_000)] {
+            let mut framing = Framing::default();
+            assert!(framing.advance(&garbage, 17).records >= 1);
+            assert_eq!(framing.advance(b"x", 17).records, 1);
+            assert_eq!(framing.partial_len(), 0);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_cut_counts_the_same(
+            bodies in prop::collection::vec(1_usize..400, 1..12),
+            cuts in prop::collection::vec(1_usize..50, 1..400),
+        ) {
+            let stream: Vec<u8> = bodies.iter().flat_map(|len| record(23, *len)).collect();
+            let mut framing = Framing::default();
+            let mut total = Counted::default();
+            let mut rest = stream.as_slice();
+            for cut in cuts.iter().cycle() {
+                if rest.is_empty() {
+                    break;
+                }
+                let (now, later) = rest.split_at((*cut).min(rest.len()));
+                let counted = framing.advance(now, 0);
+                total.records += counted.records;
+                total.room += counted.room;
+                rest = later;
+                prop_assert!(framing.partial_len() <= stream.len() - rest.len());
+            }
+            prop_assert_eq!(total, Counted { records: bodies.len(), room: bodies.iter().sum() });
+            prop_assert_eq!(framing.partial_len(), 0);
+        }
+    }
+}

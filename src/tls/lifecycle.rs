@@ -1,0 +1,474 @@
+//! A TLS connection from its handshake to `connection_lost`, and everything that ends it.
+//!
+//! ```text
+//!              connection_made below          SSLObject is done            close(), close_notify, or the end below
+//!   [ Initial ] ------------> [ Handshake ] ------------> [ Open ] ------------> [ Flushing ]
+//!                                  |                         |                        | the backlog is encrypted
+//!                       a fault,   |               a fault,  |                        v
+//!                       time limit |               abort()   |                  [ Shutdown ]  close_notify sent
+//!                                  v                         v                        | the peer's, an end, a fault,
+//!                               [ Over ] <----------------------------------------------' or the time limit
+//! ```
+//! `connection_made` of the application comes when the handshake is complete, `connection_lost` once, after that of
+//! the transport below. Without `connection_made` there is no `connection_lost`.
+
+use pyo3::exceptions::{
+    PyConnectionAbortedError, PyConnectionResetError, PyException, PyOSError, PyTimeoutError,
+};
+use pyo3::ffi;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString};
+
+use super::lower::Tls;
+use super::{State, Told, flag, reading, writing};
+use crate::event_loop::errors;
+use crate::event_loop::log;
+use crate::event_loop::names::names;
+use crate::event_loop::native_type::This;
+use crate::transports::protocol::Receiver;
+
+/// What a TLS 1.3 record always has beside its plaintext: the content type and a tag of 16 bytes.
+const OVERHEAD_LEN: usize = 17;
+
+// ---- handshake -----------------------------------------------------------------------------------------------
+
+/// `connection_made()` of the transport below: the handshake begins.
+pub(super) fn start(this: Tls<'_>, lower: &Bound<'_, PyAny>) -> PyResult<()> {
+    if this.state.get() != State::Initial {
+        return Ok(());
+    }
+    this.lower.set(lower);
+    debug_log(this, "starts the TLS handshake")?;
+    this.state.set(State::Handshake);
+    set_timer(this, &this.handshake_timeout)?;
+    go_on_shaking(this)
+}
+
+fn set_timer(this: Tls<'_>, timeout: &crate::event_loop::object_cell::ObjectCell) -> PyResult<()> {
+    let py = this.py();
+    if let (Some(event_loop), Some(timeout)) = (this.event_loop.get(py), timeout.get(py)) {
+        let on_timeout = this.to_bound().getattr(intern!(py, "_on_timeout"))?;
+        let timer = event_loop.call_method1(intern!(py, "call_later"), (timeout, on_timeout))?;
+        this.timer.set(timer);
+    }
+    Ok(())
+}
+
+fn cancel_timer(this: Tls<'_>) -> PyResult<()> {
+    let py = this.py();
+    match this.timer.take(py) {
+        Some(timer) => timer.call_method0(intern!(py, "cancel")).map(drop),
+        None => Ok(()),
+    }
+}
+
+/// The handshake or the shutdown takes too long.
+pub(super) fn on_timeout(this: Tls<'_>) -> PyResult<()> {
+    let py = this.py();
+    drop(this.timer.take(py));
+    match this.state.get() {
+        State::Handshake => {
+            let limit = match this.handshake_timeout.get(py) {
+                Some(limit) => limit.str()?.to_string_lossy().into_owned(),
+                None => String::new(),
+            };
+            let error = PyConnectionAbortedError::new_err(format!(
+                "SSL handshake is taking longer than {limit} seconds: aborting the connection"
+            ));
+            fail_handshake(this, error, "SSL handshake failed")
+        }
+        State::Flushing | State::Shutdown => {
+            let error = PyTimeoutError::new_err("SSL shutdown timed out");
+            this.state.set(State::Over);
+            this.lower.abort_with(py, Some(value_of(py, &error)))
+        }
+        State::Initial | State::Open | State::Over => Ok(()),
+    }
+}
+
+fn go_on_shaking(this: Tls<'_>) -> PyResult<()> {
+    match this.engine.handshake(this.py()) {
+        // A callback may have ended the connection.
+        _ if this.state.get() != State::Handshake => Ok(()),
+        Ok(true) => finish_handshake(this),
+        Ok(false) => match writing::send_sealed(this) {
+            Ok(()) => Ok(()),
+            Err(error) => fail_handshake(this, error, "SSL handshake failed"),
+        },
+        Err(error) => fail_handshake(this, error, "SSL handshake failed"),
+    }
+}
+
+fn finish_handshake(this: Tls<'_>) -> PyResult<()> {
+    let py = this.py();
+    cancel_timer(this)?;
+    if let Err(error) = note_facts(this) {
+        return fail_handshake(this, error, "SSL handshake failed");
+    }
+    this.state.set(State::Open);
+    debug_log(this, "TLS handshake is complete")?;
+    if this.told.get() == Told::Nothing {
+        this.told.set(Told::Made);
+        let own = this.to_bound();
+        let made = writing::corked(this, || this.calls.call(py, names().connection_made, &[&own]));
+        if let Err(error) = made {
+            return fatal_error(
+                this,
+                error,
+                "Fatal error: protocol.connection_made() call failed.",
+            );
+        }
+    }
+    wake_waiter(this, None)?;
+    match this.state.get() {
+        State::Open => reading::read_app(this, &[]),
+        _ => Ok(()),
+    }
+}
+
+/// What is known once the handshake is complete: the peer's certificate for `get_extra_info`, the size of records.
+fn note_facts(this: Tls<'_>) -> PyResult<()> {
+    let py = this.py();
+    let Some(object) = this.engine.object(py) else {
+        return Ok(());
+    };
+    let certificate = object.call_method0(intern!(py, "getpeercert"))?;
+    let extra = extra_dict(this)?;
+    extra.set_item(intern!(py, "peercert"), certificate)?;
+    let cipher = object.call_method0(intern!(py, "cipher"))?;
+    let is_fixed = object
+        .call_method0(intern!(py, "version"))?
+        .eq(intern!(py, "TLSv1.3"))?
+        // The suites with a short tag, which are off unless asked for.
+        && !cipher.str()?.to_string_lossy().contains("CCM_8");
+    this.overhead_len.set(if is_fixed { OVERHEAD_LEN } else { 0 });
+    extra.set_item(intern!(py, "cipher"), cipher)?;
+    extra.set_item(
+        intern!(py, "compression"),
+        object.call_method0(intern!(py, "compression"))?,
+    )?;
+    extra.set_item(intern!(py, "ssl_object"), object)?;
+    reading::recount(this)
+}
+
+/// The handshake has failed: the peer gets OpenSSL's alert, whoever waits the exception.
+#[cold]
+fn fail_handshake(this: Tls<'_>, error: PyErr, message: &str) -> PyResult<()> {
+    let py = this.py();
+    cancel_timer(this)?;
+    this.state.set(State::Over);
+    if errors::leaves_loop(py, &error) {
+        return Err(error);
+    }
+    let is_certificate = error
+        .matches(py, this.engine.certificate_error(py))
+        .unwrap_or(false);
+    let message = if is_certificate {
+        "SSL handshake failed on verifying the certificate"
+    } else {
+        message
+    };
+    if let Err(error) = writing::send_sealed(this)
+        && errors::leaves_loop(py, &error)
+    {
+        return Err(error);
+    }
+    let exception = value_of(py, &error);
+    if this.has(flag::ACCEPTED) && this.reactor().is_debug() {
+        report_accepted(this, error.clone_ref(py))?;
+    }
+    fatal_error(this, error, message)?;
+    wake_waiter(this, Some(exception))
+}
+
+/// In debug mode asyncio reports every accepted connection that did not come about.
+fn report_accepted(this: Tls<'_>, error: PyErr) -> PyResult<()> {
+    let py = this.py();
+    let (Some(event_loop), Some(protocol)) = (this.event_loop.get(py), this.calls.get(py)) else {
+        return Ok(());
+    };
+    errors::report(
+        &event_loop,
+        "Error on transport creation for incoming connection",
+        error,
+        &[("transport", &this.to_bound()), ("protocol", &protocol)],
+    )
+}
+
+/// Sets the result (None) or the exception of the Future that waits for the handshake.
+fn wake_waiter(this: Tls<'_>, exception: Option<Bound<'_, PyAny>>) -> PyResult<()> {
+    let py = this.py();
+    let Some(waiter) = this.waiter.take(py) else {
+        return Ok(());
+    };
+    if waiter.call_method0(intern!(py, "done"))?.is_truthy()? {
+        return Ok(());
+    }
+    match exception {
+        Some(exception) => waiter.call_method1(intern!(py, "set_exception"), (exception,))?,
+        None => waiter.call_method1(intern!(py, "set_result"), (py.None(),))?,
+    };
+    Ok(())
+}
+
+// ---- going on ------------------------------------------------------------------------------------------------
+
+/// Ciphertext has come outside of the open state, or the application reads again.
+pub(super) fn go_on(this: Tls<'_>) -> PyResult<()> {
+    match this.state.get() {
+        State::Handshake => go_on_shaking(this),
+        State::Open => reading::read_app(this, &[]),
+        State::Flushing => go_on_closing(this),
+        State::Shutdown => shut_down(this),
+        State::Initial | State::Over => Ok(()),
+    }
+}
+
+/// The transport below has reached the end of its stream: true if it is to stay open until the application has read.
+pub(super) fn lower_eof(this: Tls<'_>) -> PyResult<bool> {
+    this.raise_flag(flag::LOWER_EOF);
+    debug_log(this, "received EOF")?;
+    match this.state.get() {
+        State::Handshake => {
+            let error = PyConnectionResetError::new_err(());
+            fail_handshake(this, error, "SSL handshake failed")?;
+        }
+        State::Open => {
+            this.state.set(State::Flushing);
+            if this.has(flag::APP_PAUSED) {
+                return Ok(true);
+            }
+            go_on_closing(this)?;
+        }
+        State::Flushing => go_on_closing(this)?,
+        State::Shutdown => shut_down(this)?,
+        State::Initial | State::Over => {}
+    }
+    Ok(false)
+}
+
+// ---- shutdown ------------------------------------------------------------------------------------------------
+
+/// Our side ends: what was written leaves, then `close_notify`.
+pub(super) fn start_shutdown(this: Tls<'_>) -> PyResult<()> {
+    match this.state.get() {
+        State::Initial | State::Handshake => abort(this, None),
+        State::Open => {
+            this.raise_flag(flag::CLOSED);
+            this.state.set(State::Flushing);
+            set_timer(this, &this.shutdown_timeout)?;
+            go_on_closing(this)
+        }
+        State::Flushing | State::Shutdown | State::Over => Ok(()),
+    }
+}
+
+/// Delivers what has come already, encrypts what was written, and then says goodbye.
+pub(super) fn go_on_closing(this: Tls<'_>) -> PyResult<()> {
+    reading::read_app(this, &[])?;
+    if this.state.get() != State::Flushing {
+        return Ok(());
+    }
+    let is_blocked = !this.backlog.is_empty() && !this.has(flag::LOWER_EOF);
+    if is_blocked || this.has(flag::ENCRYPTING) {
+        // The transport below is full, or the peer renegotiates: either brings us back here, or the time limit ends it.
+        return Ok(());
+    }
+    this.state.set(State::Shutdown);
+    shut_down(this)
+}
+
+fn shut_down(this: Tls<'_>) -> PyResult<()> {
+    let py = this.py();
+    let is_done = if this.has(flag::LOWER_EOF) {
+        Ok(true)
+    } else {
+        this.engine.shutdown(py)
+    };
+    if this.state.get() != State::Shutdown {
+        return Ok(());
+    }
+    let sent = writing::send_sealed(this);
+    match is_done.and_then(|is_done| sent.map(|()| is_done)) {
+        Ok(false) => Ok(()),
+        Ok(true) => {
+            call_eof_received(this)?;
+            cancel_timer(this)?;
+            // Later, as in asyncio: it may call connection_lost at once, and the application is on the stack.
+            this.reactor().defer(this.to_bound(), close_lower);
+            Ok(())
+        }
+        Err(error) => {
+            cancel_timer(this)?;
+            fatal_error(this, error, "Fatal error on transport")
+        }
+    }
+}
+
+unsafe fn close_lower(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: queued by `shut_down` with a transport, whose reference the queue holds.
+    let this: Tls<'_> = unsafe { This::new(py, object) };
+    match this.lower.close(py) {
+        Err(error) => fatal_error(this, error, "Fatal error on transport"),
+        Ok(()) => Ok(()),
+    }
+}
+
+/// `eof_received()` of the application, once. What it answers makes no difference: TLS has no half-closed state here.
+pub(super) fn call_eof_received(this: Tls<'_>) -> PyResult<()> {
+    let py = this.py();
+    if this.told.get() != Told::Made {
+        return Ok(());
+    }
+    this.told.set(Told::Eof);
+    let answer = writing::corked(this, || {
+        this.calls.call(py, names().eof_received, &[])?.is_truthy()
+    });
+    match answer {
+        Ok(true) if !matches!(this.calls.receiver(), Receiver::Native(_)) => {
+            let text = "returning true from eof_received() has no effect when using ssl";
+            log::warning(py, text, &[])
+        }
+        Ok(_) => Ok(()),
+        Err(error) => fatal_error(this, error, "Error calling eof_received()"),
+    }
+}
+
+// ---- the end -------------------------------------------------------------------------------------------------
+
+/// `close()` of the application.
+pub(super) fn close(this: Tls<'_>) -> PyResult<()> {
+    if this.has(flag::CLOSED) {
+        return Ok(());
+    }
+    this.raise_flag(flag::CLOSED);
+    start_shutdown(this)
+}
+
+/// Ends the connection now; what is not sent is lost.
+pub(super) fn abort(this: Tls<'_>, exception: Option<Bound<'_, PyAny>>) -> PyResult<()> {
+    this.raise_flag(flag::CLOSED);
+    if this.state.get() != State::Over && this.state.get() != State::Initial {
+        this.state.set(State::Over);
+    }
+    this.lower.abort_with(this.py(), exception)
+}
+
+/// Ends the connection with `error` after a fault: reported, unless it is an OSError (`SSLError` is one), which is the
+/// network's everyday business (debug mode logs it). Err is only for what must leave the loop.
+#[cold]
+pub(super) fn fatal_error(this: Tls<'_>, error: PyErr, message: &str) -> PyResult<()> {
+    let py = this.py();
+    if errors::leaves_loop(py, &error) {
+        return Err(error);
+    }
+    let exception = value_of(py, &error);
+    this.lower.abort_with(py, Some(exception.clone()))?;
+    if error.is_instance_of::<PyOSError>(py) {
+        if this.reactor().is_debug() {
+            let message = PyString::new(py, message).into_any();
+            log::debug_exception(py, "%r: %s", &[this.to_bound(), message], &exception)?;
+        }
+        return Ok(());
+    }
+    if !error.is_instance_of::<PyException>(py) {
+        // asyncio.CancelledError says that somebody has ended it on purpose.
+        return Ok(());
+    }
+    let Some(event_loop) = this.event_loop.get(py) else {
+        return Ok(());
+    };
+    let own = this.to_bound();
+    match this.calls.get(py) {
+        Some(protocol) => errors::report(
+            &event_loop,
+            message,
+            error,
+            &[("transport", &own), ("protocol", &protocol)],
+        ),
+        None => errors::report(&event_loop, message, error, &[("transport", &own)]),
+    }
+}
+
+/// `connection_lost(exception)` of the transport below.
+pub(super) fn lower_lost(this: Tls<'_>, exception: &Bound<'_, PyAny>) -> PyResult<()> {
+    let py = this.py();
+    this.raise_flag(flag::CLOSED);
+    this.state.set(State::Over);
+    this.lost_writes.set(this.lost_writes.get().saturating_add(1));
+    this.backlog.clear();
+    cancel_timer(this)?;
+    if this.lower.is_ours() {
+        // It has queued this call: no method of the application's is on the stack.
+        return lose(this, exception);
+    }
+    let extra = extra_dict(this)?;
+    extra.set_item(intern!(py, "_lost_with"), exception)?;
+    this.reactor().defer(this.to_bound(), lose_queued);
+    Ok(())
+}
+
+unsafe fn lose_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: queued by `lower_lost` with a transport, whose reference the queue holds.
+    let this: Tls<'_> = unsafe { This::new(py, object) };
+    let extra = extra_dict(this)?;
+    let exception = extra
+        .get_item(intern!(py, "_lost_with"))?
+        .unwrap_or_else(|| py.None().into_bound(py));
+    extra.del_item(intern!(py, "_lost_with"))?;
+    // Whoever has made the transport below may keep its protocol for ever.
+    drop(this.lower.take(py));
+    lose(this, &exception)
+}
+
+/// Tells the application and whoever waits, and lets go of both.
+fn lose(this: Tls<'_>, exception: &Bound<'_, PyAny>) -> PyResult<()> {
+    let py = this.py();
+    let was_made = matches!(this.told.get(), Told::Made | Told::Eof);
+    let protocol = this.calls.get(py);
+    let result = if was_made {
+        this.told.set(Told::Lost);
+        this.calls
+            .call(py, names().connection_lost, &[exception])
+            .map(drop)
+    } else {
+        Ok(())
+    };
+    this.calls.drop_all(py);
+    wake_waiter(this, (!exception.is_none()).then(|| exception.clone()))?;
+    if let (Err(error), Some(event_loop), Some(protocol)) = (result, this.event_loop.get(py), protocol) {
+        return errors::report(
+            &event_loop,
+            "Fatal error: protocol.connection_lost() call failed.",
+            error,
+            &[("transport", &this.to_bound()), ("protocol", &protocol)],
+        );
+    }
+    Ok(())
+}
+
+// ---- helpers -------------------------------------------------------------------------------------------------
+
+/// The dict in the slot `_extra`, made if it is not there.
+pub(super) fn extra_dict(this: Tls<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let py = this.py();
+    if let Some(extra) = this.extra.get(py) {
+        Ok(extra.cast_into::<PyDict>()?)
+    } else {
+        let extra = PyDict::new(py);
+        this.extra.set(extra.clone().into_any());
+        Ok(extra)
+    }
+}
+
+fn value_of<'py>(py: Python<'py>, error: &PyErr) -> Bound<'py, PyAny> {
+    error.clone_ref(py).into_value(py).into_bound(py).into_any()
+}
+
+fn debug_log(this: Tls<'_>, what: &str) -> PyResult<()> {
+    if !this.reactor().is_debug() {
+        return Ok(());
+    }
+    log::debug(this.py(), &format!("%r {what}"), &[this.to_bound()])
+}

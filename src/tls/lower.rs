@@ -1,0 +1,130 @@
+//! The transport below a TLS transport: one of ours, called directly, or anything with the methods of
+//! `asyncio.Transport`.
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
+
+use pyo3::ffi;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use super::{TlsObject, is_tls, lifecycle, tls_of, writing};
+use crate::event_loop::native_type::This;
+use crate::event_loop::object_cell::ObjectCell;
+use crate::transports::stream;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Stream,
+    Tls,
+    Foreign,
+}
+
+pub(super) struct Lower {
+    transport: ObjectCell,
+    kind: Cell<Kind>,
+}
+
+impl Lower {
+    /// No transport yet.
+    pub(super) const fn none() -> Self {
+        Self {
+            transport: ObjectCell::empty(),
+            kind: Cell::new(Kind::Foreign),
+        }
+    }
+
+    pub(super) fn set(&self, transport: &Bound<'_, PyAny>) {
+        self.kind.set(if stream::is_stream(transport) {
+            Kind::Stream
+        } else if is_tls(transport) {
+            Kind::Tls
+        } else {
+            Kind::Foreign
+        });
+        self.transport.set(transport.clone());
+    }
+
+    pub(super) fn get<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+        self.transport.get(py)
+    }
+
+    pub(super) fn take<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+        self.transport.take(py)
+    }
+
+    /// False for a transport that somebody else has made, of which nothing is known.
+    pub(super) fn is_ours(&self) -> bool {
+        self.kind.get() != Kind::Foreign
+    }
+
+    /// `write(data)`; without a transport the data is lost.
+    #[inline]
+    pub(super) fn write(&self, data: &Bound<'_, PyBytes>) -> PyResult<()> {
+        let py = data.py();
+        let Some(transport) = self.get(py) else {
+            return Ok(());
+        };
+        match self.kind.get() {
+            Kind::Stream => stream::write(&transport, data),
+            Kind::Tls => writing::write(tls_of(&transport), data.as_any()),
+            Kind::Foreign => transport.call_method1(intern!(py, "write"), (data,)).map(drop),
+        }
+    }
+
+    /// Ends the connection now, with `exception` for `connection_lost`.
+    pub(super) fn abort_with(&self, py: Python<'_>, exception: Option<Bound<'_, PyAny>>) -> PyResult<()> {
+        let Some(transport) = self.get(py) else {
+            return Ok(());
+        };
+        match self.kind.get() {
+            Kind::Stream => stream::abort_with(&transport, exception),
+            Kind::Tls => lifecycle::abort(tls_of(&transport), exception),
+            Kind::Foreign => {
+                // asyncio's own transports have it, and so has what imitates them.
+                if let Some(force_close) = transport.getattr_opt(intern!(py, "_force_close"))? {
+                    force_close.call1((exception,)).map(drop)
+                } else {
+                    transport.call_method0(intern!(py, "abort")).map(drop)
+                }
+            }
+        }
+    }
+
+    pub(super) fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.call(py, "close")
+    }
+
+    pub(super) fn pause_reading(&self, py: Python<'_>) -> PyResult<()> {
+        self.call(py, "pause_reading")
+    }
+
+    pub(super) fn resume_reading(&self, py: Python<'_>) -> PyResult<()> {
+        self.call(py, "resume_reading")
+    }
+
+    pub(super) fn is_closing(&self, py: Python<'_>) -> PyResult<bool> {
+        match self.get(py) {
+            Some(transport) => transport.call_method0(intern!(py, "is_closing"))?.is_truthy(),
+            None => Ok(false),
+        }
+    }
+
+    fn call(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        match self.get(py) {
+            Some(transport) => transport.call_method0(name).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// # Safety
+    /// Called by the collector with its own `visit` and `arg`.
+    pub(super) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        // SAFETY: passed on from the collector.
+        unsafe { self.transport.traverse(visit, arg) }
+    }
+}
+
+/// The native side of whatever is exactly an `SSLTransport`.
+pub(super) type Tls<'py> = This<'py, TlsObject>;

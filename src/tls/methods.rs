@@ -1,0 +1,305 @@
+//! What the application sees of a TLS transport: the methods of `asyncio.Transport`.
+
+use pyo3::exceptions::{PyNotImplementedError, PyTypeError, PyValueError};
+use pyo3::ffi;
+use pyo3::intern;
+use pyo3::prelude::*;
+
+use super::lower::Tls;
+use super::{State, TlsBody, TlsObject, flag, lifecycle, make_type, protocol_methods, reading, writing};
+use crate::event_loop::native_type::{
+    Args, bool_object, getter, leak_table, method, none, slot, weaklist_member,
+};
+
+type Object<'py> = PyResult<Bound<'py, PyAny>>;
+
+/// The default read limit in bytes, asyncio's for TLS; the low one is a quarter of it.
+pub(super) const READ_HIGH: usize = 256 * 1024;
+
+#[inline]
+fn write<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("write", 1)?;
+    if let Some(data) = args.get(0) {
+        writing::write(this, &data)?;
+    }
+    Ok(none(this.py()))
+}
+
+fn writelines<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("writelines", 1)?;
+    if let Some(items) = args.get(0) {
+        writing::writelines(this, &items)?;
+    }
+    Ok(none(this.py()))
+}
+
+fn write_eof<'py>(_: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("write_eof", 0)?;
+    Err(PyNotImplementedError::new_err(()))
+}
+
+fn can_write_eof<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("can_write_eof", 0)?;
+    Ok(bool_object(this.py(), false))
+}
+
+fn close<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("close", 0)?;
+    lifecycle::close(this)?;
+    Ok(none(this.py()))
+}
+
+fn abort<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("abort", 0)?;
+    lifecycle::abort(this, None)?;
+    Ok(none(this.py()))
+}
+
+fn force_close<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_force_close", 1)?;
+    lifecycle::abort(this, args.get(0).filter(|exception| !exception.is_none()))?;
+    Ok(none(this.py()))
+}
+
+fn is_closing<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("is_closing", 0)?;
+    let py = this.py();
+    let is_closing = this.has(flag::CLOSED) || this.lower.is_closing(py)?;
+    Ok(bool_object(py, is_closing))
+}
+
+fn is_reading<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("is_reading", 0)?;
+    Ok(bool_object(this.py(), !this.has(flag::APP_PAUSED)))
+}
+
+fn pause_reading<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("pause_reading", 0)?;
+    this.raise_flag(flag::APP_PAUSED);
+    Ok(none(this.py()))
+}
+
+fn resume_reading<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("resume_reading", 0)?;
+    if this.has(flag::APP_PAUSED) {
+        this.lower_flag(flag::APP_PAUSED);
+        if !this.reactor().is_closed() {
+            this.reactor().defer(this.to_bound(), reading::resume_queued);
+        }
+    }
+    Ok(none(this.py()))
+}
+
+/// Two optional numbers of `set_..._limits`.
+fn limits<'py>(function: &str, args: Args<'_, 'py>) -> PyResult<(Option<i64>, Option<i64>)> {
+    let [high, low] = args.bind(function, ["high", "low"])?;
+    let number = |value: Option<Bound<'py, PyAny>>| match value {
+        Some(value) if !value.is_none() => value.extract::<i64>().map(Some),
+        _ => Ok(None),
+    };
+    Ok((number(high)?, number(low)?))
+}
+
+fn set_write_buffer_limits<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let (high, low) = limits("set_write_buffer_limits", args)?;
+    this.backlog.watermarks.set(high, low)?;
+    writing::control_app(this)?;
+    Ok(none(this.py()))
+}
+
+fn get_write_buffer_limits<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("get_write_buffer_limits", 0)?;
+    Ok(this
+        .backlog
+        .watermarks
+        .limits()
+        .into_pyobject(this.py())?
+        .into_any())
+}
+
+fn get_write_buffer_size<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("get_write_buffer_size", 0)?;
+    if this.state.get() == State::Open {
+        // What was only collected is not waiting for the peer; whoever asks wants to know what is.
+        writing::flush(this)?;
+    }
+    let py = this.py();
+    let len_bytes = this.backlog.len_bytes() + this.engine.unsent_len(py)?;
+    Ok(len_bytes.into_pyobject(py)?.into_any())
+}
+
+fn set_read_buffer_limits<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let (high, low) = limits("set_read_buffer_limits", args)?;
+    let high = match (high, low) {
+        (Some(high), _) => high,
+        (None, Some(low)) => low.saturating_mul(4),
+        (None, None) => READ_HIGH as i64,
+    };
+    let low = low.unwrap_or(high.div_euclid(4));
+    if high < low || low < 0 {
+        return Err(PyValueError::new_err(format!(
+            "high ({high}) must be >= low ({low}) must be >= 0"
+        )));
+    }
+    this.read_limits.set((high as usize, low as usize));
+    this.raise_flag(flag::READ_LIMITED);
+    reading::control_lower(this)?;
+    Ok(none(this.py()))
+}
+
+fn get_read_buffer_limits<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("get_read_buffer_limits", 0)?;
+    let (high, low) = this.read_limits.get();
+    Ok((low, high).into_pyobject(this.py())?.into_any())
+}
+
+fn get_read_buffer_size<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("get_read_buffer_size", 0)?;
+    let py = this.py();
+    Ok(this.engine.unread_len(py)?.into_pyobject(py)?.into_any())
+}
+
+fn get_protocol<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("get_protocol", 0)?;
+    Ok(this.calls.get(this.py()).unwrap_or_else(|| none(this.py())))
+}
+
+fn set_protocol<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("set_protocol", 1)?;
+    if let Some(protocol) = args.get(0) {
+        this.calls.bind(&protocol)?;
+    }
+    Ok(none(this.py()))
+}
+
+fn get_extra_info<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let py = this.py();
+    let [name, default] = args.bind("get_extra_info", ["name", "default"])?;
+    let Some(name) = name else {
+        return Err(PyTypeError::new_err(
+            "get_extra_info() missing 1 required positional argument: 'name'",
+        ));
+    };
+    let default = default.unwrap_or_else(|| none(py));
+    if let Some(known) = lifecycle::extra_dict(this)?.get_item(&name)? {
+        return Ok(known);
+    }
+    match this.lower.get(py) {
+        Some(lower) => lower.call_method1(intern!(py, "get_extra_info"), (name, default)),
+        None => Ok(default),
+    }
+}
+
+// ---- attributes that programs written for asyncio's own TLS transport look at -----------------------------------
+
+/// `_ssl_protocol`: the object that is the protocol of the transport below, which is this one.
+fn ssl_protocol(this: Tls<'_>) -> Object<'_> {
+    Ok(this.to_bound())
+}
+
+/// `_transport`: the transport below, None before and after the connection.
+fn lower_transport(this: Tls<'_>) -> Object<'_> {
+    let py = this.py();
+    let is_there = !matches!(this.state.get(), State::Initial) && this.calls.get(py).is_some();
+    Ok(this
+        .lower
+        .get(py)
+        .filter(|_| is_there)
+        .unwrap_or_else(|| none(py)))
+}
+
+/// `_protocol_paused`: whether the application was told to stop writing.
+fn is_paused(this: Tls<'_>) -> Object<'_> {
+    Ok(bool_object(this.py(), this.backlog.watermarks.is_paused()))
+}
+
+/// `<SSLTransport open over <StreamTransport ...>>`.
+pub(super) fn describe(this: Tls<'_>) -> String {
+    let state = match this.state.get() {
+        State::Initial => "new",
+        State::Handshake => "handshaking",
+        State::Open => "open",
+        State::Flushing | State::Shutdown => "closing",
+        State::Over => "closed",
+    };
+    let below = match this.lower.get(this.py()) {
+        Some(lower) => lower
+            .repr()
+            .map_or_else(|_| String::from("?"), |text| text.to_string_lossy().into_owned()),
+        None => String::from("nothing"),
+    };
+    format!("<SSLTransport {state} over {below}>")
+}
+
+unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls tp_repr attached with an object of this type.
+    unsafe {
+        let py = Python::assume_attached();
+        crate::event_loop::errors::at_boundary(py, std::ptr::null_mut(), || {
+            Ok(describe(Tls::new(py, slf)).into_pyobject(py)?.into_ptr())
+        })
+    }
+}
+
+#[rustfmt::skip] // one row, one line
+fn rows() -> Vec<ffi::PyMethodDef> {
+    vec![
+        method!(TlsObject, c"write", write, c"Encrypt and send bytes-like data; queued if no more is taken."),
+        method!(TlsObject, c"writelines", writelines, c"Encrypt and send several bytes-like objects together."),
+        method!(TlsObject, c"write_eof", write_eof, c"NotImplementedError: TLS ends in both directions at once."),
+        method!(TlsObject, c"can_write_eof", can_write_eof, c"False."),
+        method!(TlsObject, c"close", close, c"Send what is buffered and close_notify, then end the connection."),
+        method!(TlsObject, c"abort", abort, c"End the connection now."),
+        method!(TlsObject, c"_force_close", force_close, c"End the connection now, with an exception."),
+        method!(TlsObject, c"is_closing", is_closing, c"True once the connection is ending."),
+        method!(TlsObject, c"is_reading", is_reading, c"True while data is delivered."),
+        method!(TlsObject, c"pause_reading", pause_reading, c"Deliver nothing until resume_reading()."),
+        method!(TlsObject, c"resume_reading", resume_reading, c"Deliver again."),
+        method!(TlsObject, c"get_write_buffer_size", get_write_buffer_size, c"Bytes that wait to be encrypted."),
+        method!(TlsObject, c"get_write_buffer_limits", get_write_buffer_limits, c"The (low, high) watermarks in bytes."),
+        method!(TlsObject, c"set_write_buffer_limits", set_write_buffer_limits, c"Set the watermarks in bytes."),
+        method!(TlsObject, c"get_read_buffer_size", get_read_buffer_size, c"Bytes that wait to be decrypted."),
+        method!(TlsObject, c"get_read_buffer_limits", get_read_buffer_limits, c"The (low, high) read limits in bytes."),
+        method!(TlsObject, c"set_read_buffer_limits", set_read_buffer_limits, c"Set the read limits in bytes."),
+        method!(TlsObject, c"get_protocol", get_protocol, c"The protocol, None once the connection is lost."),
+        method!(TlsObject, c"set_protocol", set_protocol, c"Use another protocol from the next event on."),
+        method!(TlsObject, c"get_extra_info", get_extra_info, c"Facts about TLS, else those of the transport below."),
+    ]
+}
+
+pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let mut methods = rows();
+    methods.extend(protocol_methods::rows());
+    let members =
+        weaklist_member(std::mem::offset_of!(TlsObject, body) + std::mem::offset_of!(TlsBody, weakrefs));
+    let getters = vec![
+        getter!(
+            TlsObject,
+            c"_ssl_protocol",
+            ssl_protocol,
+            c"The protocol of the transport below."
+        ),
+        getter!(TlsObject, c"_transport", lower_transport, c"The transport below."),
+        getter!(
+            TlsObject,
+            c"_protocol_paused",
+            is_paused,
+            c"True between pause_writing and resume_writing."
+        ),
+    ];
+    make_type(
+        module,
+        &[
+            slot(ffi::Py_tp_repr, repr as *mut std::ffi::c_void),
+            slot(
+                ffi::Py_tp_methods,
+                leak_table(methods, ffi::PyMethodDef::zeroed()),
+            ),
+            slot(
+                ffi::Py_tp_getset,
+                leak_table(getters, ffi::PyGetSetDef::default()),
+            ),
+            slot(ffi::Py_tp_members, members),
+        ],
+    )
+}

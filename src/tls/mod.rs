@@ -1,0 +1,344 @@
+//! `SSLTransport`: TLS above any stream transport, with the user's own `ssl.SSLContext`.
+//!
+//! - `engine`: the `SSLObject` and its BIOs; `framing`: where records end; `window`: native memory for C functions
+//! - `lifecycle`: handshake, shutdown, and everything that ends a connection
+//! - `reading`, `writing`: the two directions; `lower`: the transport below
+//! - `methods`, `protocol_methods`: what Python sees
+//!
+//! One object is the application's transport and the protocol of the transport below at once:
+//!
+//! ```text
+//!   application protocol          data_received   ^    | write
+//!                                                 |    v
+//!   SSLTransport     reading <-- engine <-- received   writing --> engine --> sealed
+//!                                                 ^    |
+//!   transport below (StreamTransport, ...)        |    v write
+//! ```
+//!
+//! It belongs to the loop's thread. All fields are cells: a call into Python may re-enter every method. It must not
+//! know descriptors: whatever has the methods of `asyncio.Transport` can be below it, another `SSLTransport` too.
+
+mod engine;
+mod framing;
+mod lifecycle;
+mod lower;
+mod methods;
+mod protocol_methods;
+mod reading;
+mod ssl_module;
+mod window;
+mod writing;
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use pyo3::exceptions::PyImportError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::event_loop::errors;
+use crate::event_loop::names::names;
+use crate::event_loop::native_type::{NativeType, This, extend_type, new_type, slot};
+use crate::event_loop::object_cell::ObjectCell;
+use crate::event_loop::pyloop::LoopObject;
+use crate::event_loop::reactor::Reactor;
+use crate::transports::outgoing::Outgoing;
+use crate::transports::protocol::{self, ProtocolCalls};
+use engine::Engine;
+use framing::Framing;
+use lower::{Lower, Tls};
+
+mod flag {
+    /// The application has called `close()` or `abort()`, or the connection is gone.
+    pub(super) const CLOSED: u16 = 1;
+    /// `pause_reading()` of the application is in force.
+    pub(super) const APP_PAUSED: u16 = 1 << 1;
+    /// We have paused the transport below: too much ciphertext is waiting.
+    pub(super) const LOWER_PAUSED: u16 = 1 << 2;
+    /// The transport below has called `pause_writing()`.
+    pub(super) const LOWER_FULL: u16 = 1 << 3;
+    /// The transport below has reached the end of its stream.
+    pub(super) const LOWER_EOF: u16 = 1 << 4;
+    /// The application's own callback runs: writes are encrypted when it has returned.
+    pub(super) const CORKED: u16 = 1 << 5;
+    /// The backlog is being encrypted: a write from inside goes behind it.
+    pub(super) const ENCRYPTING: u16 = 1 << 6;
+    /// Nobody waits for the handshake: debug mode reports its failure.
+    pub(super) const ACCEPTED: u16 = 1 << 7;
+    /// The read limits are not the default ones.
+    pub(super) const READ_LIMITED: u16 = 1 << 8;
+}
+
+/// Where the TLS connection is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// Not connected to a transport below yet.
+    Initial,
+    Handshake,
+    /// Data goes both ways.
+    Open,
+    /// Our side is closing; what was written still leaves.
+    Flushing,
+    /// `close_notify` is sent, the peer's is awaited.
+    Shutdown,
+    /// Nothing goes any more; the transport below is closing or closed.
+    Over,
+}
+
+/// What the application's protocol has been told.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Told {
+    Nothing,
+    Made,
+    Eof,
+    Lost,
+}
+
+/// The object behind `SSLTransport`: the header of `asyncio.BaseTransport`, then our own fields.
+#[repr(C)]
+struct TlsObject {
+    base: ffi::PyObject,
+    /// The slot `_extra` of asyncio.BaseTransport: a dict.
+    extra: ObjectCell,
+    body: ManuallyDrop<TlsBody>,
+    is_body_live: Cell<bool>,
+}
+
+struct TlsBody {
+    weakrefs: Cell<*mut ffi::PyObject>,
+    event_loop: ObjectCell,
+    /// The Future of whoever waits for the handshake.
+    waiter: ObjectCell,
+    /// The TimerHandle of the handshake's or the shutdown's time limit.
+    timer: ObjectCell,
+    /// The limits in seconds, as they were given.
+    handshake_timeout: ObjectCell,
+    shutdown_timeout: ObjectCell,
+    engine: Engine,
+    lower: Lower,
+    calls: ProtocolCalls,
+    /// Plaintext that is not encrypted yet, and its watermarks.
+    backlog: Outgoing,
+    /// Ciphertext in the incoming BIO above which the transport below is paused, and down to which it stays so.
+    read_limits: Cell<(usize, usize)>,
+    framing: Cell<Framing>,
+    /// Whole records in the incoming BIO that were not read yet (at most: those of a handshake may be read already),
+    /// and no less than the plaintext in them.
+    records: Cell<usize>,
+    room: Cell<usize>,
+    /// What each record certainly has beside its plaintext.
+    overhead_len: Cell<usize>,
+    state: Cell<State>,
+    told: Cell<Told>,
+    flags: Cell<u16>,
+    /// Writes after the end, for the warning about them.
+    lost_writes: Cell<u8>,
+}
+
+impl Deref for TlsObject {
+    type Target = TlsBody;
+
+    #[inline]
+    fn deref(&self) -> &TlsBody {
+        &self.body
+    }
+}
+
+static TLS_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
+
+/// True for an `SSLTransport`.
+fn is_tls(transport: &Bound<'_, PyAny>) -> bool {
+    transport.get_type_ptr() == TLS_TYPE.load(Ordering::Relaxed)
+}
+
+/// The native side of an object for which `is_tls` holds.
+fn tls_of<'py>(transport: &Bound<'py, PyAny>) -> Tls<'py> {
+    debug_assert!(is_tls(transport));
+    // SAFETY: checked by the caller; the caller's Bound keeps the object alive meanwhile.
+    unsafe { This::new(transport.py(), transport.as_ptr()) }
+}
+
+impl TlsBody {
+    #[inline]
+    fn has(&self, flag: u16) -> bool {
+        self.flags.get() & flag != 0
+    }
+
+    #[inline]
+    fn raise_flag(&self, flag: u16) {
+        self.flags.set(self.flags.get() | flag);
+    }
+
+    #[inline]
+    fn lower_flag(&self, flag: u16) {
+        self.flags.set(self.flags.get() & !flag);
+    }
+
+    #[inline]
+    fn reactor(&self) -> &Reactor {
+        // SAFETY: the transport holds a reference to its loop from its creation to its deallocation (tp_clear leaves
+        // it), and the loop's layout is LoopObject (checked where transports are made).
+        unsafe { (*self.event_loop.as_ptr().cast::<LoopObject>()).reactor() }
+    }
+
+    fn object_cells(&self) -> [&ObjectCell; 5] {
+        [
+            &self.event_loop,
+            &self.waiter,
+            &self.timer,
+            &self.handshake_timeout,
+            &self.shutdown_timeout,
+        ]
+    }
+}
+
+impl NativeType for TlsObject {
+    const NAME: &'static CStr = c"grapeshot._core.SSLTransport";
+    const DOC: &'static CStr = c"TLS above a stream transport; the interface of asyncio.Transport.";
+    const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
+
+    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        // SAFETY: visit and arg are the collector's, here and below.
+        let result = unsafe { self.extra.traverse(visit, arg) };
+        if result != 0 || !self.is_body_live.get() {
+            return result;
+        }
+        for cell in self.object_cells().into_iter().chain(self.engine.cells()) {
+            // SAFETY: as above.
+            let result = unsafe { cell.traverse(visit, arg) };
+            if result != 0 {
+                return result;
+            }
+        }
+        // SAFETY: as above. The backlog holds only bytes, which cannot be part of a cycle.
+        unsafe {
+            match self.lower.traverse(visit, arg) {
+                0 => self.calls.traverse(visit, arg),
+                result => result,
+            }
+        }
+    }
+
+    /// The loop and the engine stay: methods rely on them, and what refers to them lets go of us.
+    fn clear(this: This<'_, Self>) {
+        let py = this.py();
+        drop(this.extra.take(py));
+        if this.is_body_live.get() {
+            this.calls.drop_all(py);
+            drop(this.lower.take(py));
+            drop(this.waiter.take(py));
+            drop(this.timer.take(py));
+        }
+    }
+
+    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        LoopObject::exclusively_for(this.py(), &this.event_loop, body)
+    }
+}
+
+/// A transport dropped while it is open: a ResourceWarning. What is below it warns and cleans up for itself.
+unsafe extern "C" fn finalize(slf: *mut ffi::PyObject) {
+    // SAFETY: CPython calls tp_finalize attached with an object of this type; the current exception is kept aside
+    // as PEP 442 asks.
+    unsafe {
+        let py = Python::assume_attached();
+        let pending = PyErr::take(py);
+        errors::at_boundary(py, (), || {
+            let this = Tls::new(py, slf);
+            let is_open = this.is_body_live.get()
+                && !this.has(flag::CLOSED)
+                && !matches!(this.state.get(), State::Initial | State::Over);
+            if is_open {
+                this.raise_flag(flag::CLOSED);
+                let category = py.get_type::<pyo3::exceptions::PyResourceWarning>();
+                let message = format!("unclosed transport {}", methods::describe(this));
+                let warned = names()
+                    .warn
+                    .bind(py)
+                    .call1((message, category, 1, this.to_bound()));
+                if let Err(error) = warned {
+                    error.write_unraisable(py, Some(&this.to_bound()));
+                }
+            }
+            Ok(())
+        });
+        if let Some(pending) = pending {
+            pending.restore(py);
+        }
+    }
+}
+
+unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
+    // SAFETY: CPython calls this attached with an unreferenced transport; the finalizer may revive it, then nothing
+    // more is done; otherwise the fields are dropped in place and the memory goes back to the allocator.
+    unsafe {
+        if ffi::PyObject_CallFinalizerFromDealloc(slf) < 0 {
+            return;
+        }
+        let py = Python::assume_attached();
+        ffi::PyObject_GC_UnTrack(slf.cast());
+        let tls = slf.cast::<TlsObject>();
+        if (*tls).is_body_live.get() {
+            let body = &(*tls).body;
+            if !body.weakrefs.get().is_null() {
+                ffi::PyObject_ClearWeakRefs(slf);
+            }
+            drop_fields(py, body);
+            ManuallyDrop::drop(&mut (*tls).body);
+        }
+        drop((*tls).extra.take(py));
+        let kind = ffi::Py_TYPE(slf);
+        ffi::PyObject_GC_Del(slf.cast());
+        ffi::Py_DECREF(kind.cast());
+    }
+}
+
+/// Gives back every reference of a body that is going away.
+fn drop_fields(py: Python<'_>, body: &TlsBody) {
+    body.calls.drop_all(py);
+    body.engine.drop_all(py);
+    drop(body.lower.take(py));
+    for cell in body.object_cells() {
+        drop(cell.take(py));
+    }
+}
+
+/// Makes the type on top of `asyncio.Transport` and `asyncio.Protocol`, so that `isinstance()` holds.
+fn make_type(module: &Bound<'_, PyModule>, slots: &[ffi::PyType_Slot]) -> PyResult<()> {
+    let py = module.py();
+    let base = names().transport_type.bind(py);
+    let base_size: usize = base.getattr("__basicsize__")?.extract()?;
+    if base_size != std::mem::offset_of!(TlsObject, body) {
+        return Err(PyImportError::new_err(format!(
+            "asyncio.Transport has objects of {base_size} bytes here, which this build of grapeshot does not know"
+        )));
+    }
+    let mut all = vec![
+        slot(ffi::Py_tp_finalize, finalize as *mut c_void),
+        slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
+    ];
+    all.extend(slots.iter().map(|entry| slot(entry.slot, entry.pfunc)));
+    let bases = PyTuple::new(py, [base, names().protocol_type.bind(py)])?;
+    // SAFETY: the functions are those of this layout, which starts with the base's (checked above); asyncio.Protocol
+    // adds nothing to it.
+    let kind = unsafe { new_type::<TlsObject>(module, Some(&bases), &all)? };
+    // What asyncio's loop.start_tls() asks of a transport.
+    kind.setattr("_start_tls_compatible", true)?;
+    module.add("SSLTransport", &kind)?;
+    let kind = kind.into_ptr().cast();
+    TLS_TYPE.store(kind, Ordering::Release);
+    protocol::register_native(kind, reading::received_raw);
+    Ok(())
+}
+
+/// Adds the type to the module, and the method that makes it to `grapeshot._core.Loop`.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    window::register(module)?;
+    methods::register(module)?;
+    extend_type(&module.getattr("Loop")?, protocol_methods::loop_methods())
+}

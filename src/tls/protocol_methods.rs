@@ -1,0 +1,219 @@
+//! What the transport below sees of a TLS transport: the methods of an `asyncio.Protocol`; and `Loop._tls`, which makes
+//! the object.
+
+use std::cell::Cell;
+use std::mem::ManuallyDrop;
+use std::ptr;
+use std::sync::atomic::Ordering;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
+use pyo3::intern;
+use pyo3::prelude::*;
+
+use super::engine::Engine;
+use super::framing::Framing;
+use super::lower::{Lower, Tls};
+use super::methods::READ_HIGH;
+use super::{State, TLS_TYPE, TlsBody, TlsObject, Told, drop_fields, flag, lifecycle, reading, writing};
+use crate::event_loop::errors;
+use crate::event_loop::native_type::{Args, This, bool_object, method, none};
+use crate::event_loop::object_cell::ObjectCell;
+use crate::event_loop::pyloop::LoopObject;
+use crate::transports::flow::Watermarks;
+use crate::transports::outgoing::{Data, Outgoing};
+use crate::transports::protocol::ProtocolCalls;
+
+type Object<'py> = PyResult<Bound<'py, PyAny>>;
+
+/// asyncio's high watermark for what waits to be encrypted, in bytes.
+const WRITE_HIGH: usize = 512 * 1024;
+
+fn connection_made<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("connection_made", 1)?;
+    if let Some(lower) = args.get(0) {
+        lifecycle::start(this, &lower)?;
+    }
+    Ok(none(this.py()))
+}
+
+fn connection_lost<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("connection_lost", 1)?;
+    if let Some(exception) = args.get(0) {
+        lifecycle::lower_lost(this, &exception)?;
+    }
+    Ok(none(this.py()))
+}
+
+fn data_received<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("data_received", 1)?;
+    if let Some(data) = args.get(0) {
+        let source = Data::new(&data)?;
+        reading::received(this, source.as_slice())?;
+    }
+    Ok(none(this.py()))
+}
+
+fn eof_received<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("eof_received", 0)?;
+    let stays = lifecycle::lower_eof(this)?;
+    Ok(bool_object(this.py(), stays))
+}
+
+fn pause_writing<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("pause_writing", 0)?;
+    this.raise_flag(flag::LOWER_FULL);
+    Ok(none(this.py()))
+}
+
+fn resume_writing<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("resume_writing", 0)?;
+    writing::lower_drained(this)?;
+    Ok(none(this.py()))
+}
+
+fn on_timeout<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_on_timeout", 0)?;
+    lifecycle::on_timeout(this)?;
+    Ok(none(this.py()))
+}
+
+/// `_feed(data)`: ciphertext that somebody else has received before the handshake.
+fn feed<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_feed", 1)?;
+    if let Some(data) = args.get(0) {
+        let source = Data::new(&data)?;
+        reading::feed(this, source.as_slice())?;
+    }
+    Ok(none(this.py()))
+}
+
+#[rustfmt::skip] // one row, one line
+pub(super) fn rows() -> Vec<ffi::PyMethodDef> {
+    vec![
+        method!(TlsObject, c"connection_made", connection_made, c"The transport below is there: start the handshake."),
+        method!(TlsObject, c"connection_lost", connection_lost, c"The transport below is gone."),
+        method!(TlsObject, c"data_received", data_received, c"Ciphertext has come."),
+        method!(TlsObject, c"eof_received", eof_received, c"The transport below has reached its end."),
+        method!(TlsObject, c"pause_writing", pause_writing, c"The transport below is full."),
+        method!(TlsObject, c"resume_writing", resume_writing, c"The transport below takes data again."),
+        method!(TlsObject, c"_on_timeout", on_timeout, c"The handshake or the shutdown takes too long."),
+        method!(TlsObject, c"_feed", feed, c"Ciphertext that was received before the handshake."),
+    ]
+}
+
+// ---- making ----------------------------------------------------------------------------------------------------
+
+/// `loop._tls(protocol, sslcontext, waiter, server_side, server_hostname, handshake_timeout, shutdown_timeout,
+/// call_connection_made=True, accepted=False)`.
+fn make<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    let [
+        protocol,
+        sslcontext,
+        waiter,
+        server_side,
+        server_hostname,
+        handshake_timeout,
+        shutdown_timeout,
+        call_made,
+        accepted,
+    ] = args.bind(
+        "_tls",
+        [
+            "protocol",
+            "sslcontext",
+            "waiter",
+            "server_side",
+            "server_hostname",
+            "handshake_timeout",
+            "shutdown_timeout",
+            "call_connection_made",
+            "accepted",
+        ],
+    )?;
+    let (Some(protocol), Some(sslcontext), Some(handshake_timeout), Some(shutdown_timeout)) =
+        (protocol, sslcontext, handshake_timeout, shutdown_timeout)
+    else {
+        return Err(PyTypeError::new_err(
+            "_tls() takes a protocol, a context and two time limits",
+        ));
+    };
+    let is_true = |value: Option<Bound<'py, PyAny>>, default: bool| match value {
+        Some(value) => value.is_truthy(),
+        None => Ok(default),
+    };
+    let given = |value: Option<Bound<'py, PyAny>>| value.filter(|value| !value.is_none());
+    let engine = Engine::new(
+        &sslcontext,
+        is_true(server_side, false)?,
+        given(server_hostname).as_ref(),
+    )?;
+    let body = new_body(engine, ProtocolCalls::new(&protocol)?);
+    body.event_loop.set(this.to_bound());
+    body.handshake_timeout.set(handshake_timeout);
+    body.shutdown_timeout.set(shutdown_timeout);
+    if let Some(waiter) = given(waiter) {
+        body.waiter.set(waiter);
+    }
+    if !is_true(call_made, true)? {
+        body.told.set(Told::Made);
+    }
+    if is_true(accepted, false)? {
+        body.raise_flag(flag::ACCEPTED);
+    }
+    let transport = new_object(this.py(), body)?;
+    let extra = lifecycle::extra_dict(super::tls_of(&transport))?;
+    extra.set_item(intern!(this.py(), "sslcontext"), sslcontext)?;
+    Ok(transport)
+}
+
+fn new_body(engine: Engine, calls: ProtocolCalls) -> TlsBody {
+    TlsBody {
+        weakrefs: Cell::new(ptr::null_mut()),
+        event_loop: ObjectCell::empty(),
+        waiter: ObjectCell::empty(),
+        timer: ObjectCell::empty(),
+        handshake_timeout: ObjectCell::empty(),
+        shutdown_timeout: ObjectCell::empty(),
+        engine,
+        lower: Lower::none(),
+        calls,
+        backlog: Outgoing::with_watermarks(Watermarks::with_default(WRITE_HIGH)),
+        read_limits: Cell::new((READ_HIGH, READ_HIGH / 4)),
+        framing: Cell::new(Framing::default()),
+        records: Cell::new(0),
+        room: Cell::new(0),
+        overhead_len: Cell::new(0),
+        state: Cell::new(State::Initial),
+        told: Cell::new(Told::Nothing),
+        flags: Cell::new(0),
+        lost_writes: Cell::new(0),
+    }
+}
+
+fn new_object(py: Python<'_>, body: TlsBody) -> Object<'_> {
+    // SAFETY: the type is made by `register` for this layout; the allocation comes zeroed, so the object is valid
+    // for the collector before the body is in.
+    unsafe {
+        let object = ffi::PyType_GenericAlloc(TLS_TYPE.load(Ordering::Relaxed), 0);
+        if object.is_null() {
+            let error = errors::fetch(py);
+            drop_fields(py, &body);
+            return Err(error);
+        }
+        let tls = object.cast::<TlsObject>();
+        ptr::write(&raw mut (*tls).body, ManuallyDrop::new(body));
+        (*tls).is_body_live.set(true);
+        Ok(Bound::from_owned_ptr(py, object))
+    }
+}
+
+/// The method that this room adds to the loop's type.
+pub(super) fn loop_methods() -> Vec<ffi::PyMethodDef> {
+    vec![method!(
+        LoopObject,
+        c"_tls",
+        make,
+        c"A TLS transport, to be the protocol of the transport below it."
+    )]
+}

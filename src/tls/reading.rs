@@ -1,0 +1,288 @@
+//! The read side: ciphertext from the transport below is decrypted and delivered at once.
+//!
+//! Everything that one call brings is delivered in one `data_received`, or straight into the buffers of a
+//! BufferedProtocol. `SSL_read` is called as often as whole records have come (`framing`).
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use super::engine::Read;
+use super::lower::Tls;
+use super::{State, flag, lifecycle, writing};
+use crate::event_loop::errors;
+use crate::event_loop::native_type::This;
+use crate::transports::new_bytes::NewBytes;
+use crate::transports::protocol::Receiver;
+use crate::transports::stream::WritableBuffer;
+
+/// Ciphertext that goes into the BIO before it is read: a BIO keeps the memory that it once needed.
+const FEED_LEN: usize = 64 * 1024;
+
+/// The way in for native transports below: see `protocol::register_native`.
+///
+/// # Safety
+/// `object` is a live `SSLTransport`.
+pub(super) unsafe fn received_raw(py: Python<'_>, object: *mut ffi::PyObject, data: &[u8]) -> PyResult<()> {
+    // SAFETY: the caller's contract.
+    received(unsafe { This::new(py, object) }, data)
+}
+
+/// Ciphertext has come. Faults of the connection are dealt with inside; Err is only for what must leave the loop.
+pub(super) fn received(this: Tls<'_>, data: &[u8]) -> PyResult<()> {
+    if this.state.get() == State::Open {
+        return read_app(this, data);
+    }
+    if this.state.get() == State::Over {
+        return Ok(());
+    }
+    if let Err(error) = feed(this, data) {
+        return lifecycle::fatal_error(this, error, "Fatal error on SSL protocol");
+    }
+    lifecycle::go_on(this)
+}
+
+/// Data for the application, and what follows from it.
+#[inline]
+pub(super) fn read_app(this: Tls<'_>, data: &[u8]) -> PyResult<()> {
+    let is_closed = match deliver(this, data) {
+        Ok(is_closed) => is_closed,
+        Err(error) => return lifecycle::fatal_error(this, error, "Fatal error on SSL protocol"),
+    };
+    writing::flush(this)?;
+    control_lower(this)?;
+    if is_closed {
+        lifecycle::call_eof_received(this)?;
+        return lifecycle::start_shutdown(this);
+    }
+    Ok(())
+}
+
+/// Puts ciphertext into the BIO and counts its records.
+#[inline]
+pub(super) fn feed(this: Tls<'_>, data: &[u8]) -> PyResult<()> {
+    if data.is_empty() {
+        return Ok(());
+    }
+    let mut framing = this.framing.get();
+    let counted = framing.advance(data, this.overhead_len.get());
+    this.framing.set(framing);
+    this.records.set(this.records.get() + counted.records);
+    this.room.set(this.room.get() + counted.room);
+    this.engine.feed(this.py(), data)
+}
+
+/// Right after the handshake: what lies in the BIO is not known record by record any more.
+pub(super) fn recount(this: Tls<'_>) -> PyResult<()> {
+    let unread_len = this.engine.unread_len(this.py())?;
+    let whole_len = unread_len.saturating_sub(this.framing.get().partial_len());
+    this.room.set(whole_len);
+    // Each record is counted at most; the reads end with what there is.
+    let records = if whole_len == 0 {
+        0
+    } else {
+        this.records.get().max(1)
+    };
+    this.records.set(records);
+    Ok(())
+}
+
+fn may_deliver(this: Tls<'_>) -> bool {
+    matches!(this.state.get(), State::Open | State::Flushing) && !this.has(flag::APP_PAUSED)
+}
+
+/// Decrypts and delivers what is in the BIO and `data` after it. True if the peer has sent `close_notify`.
+#[inline]
+fn deliver(this: Tls<'_>, data: &[u8]) -> PyResult<bool> {
+    let mut rest = data;
+    loop {
+        if !may_deliver(this) {
+            feed(this, rest)?;
+            if this.state.get() == State::Shutdown && !rest.is_empty() {
+                lifecycle::go_on(this)?;
+            }
+            return Ok(false);
+        }
+        let is_closed = match this.calls.receiver() {
+            Receiver::Buffered => fill_buffer(this, &mut rest)?,
+            receiver => deliver_object(this, receiver, std::mem::take(&mut rest))?,
+        };
+        if is_closed || (rest.is_empty() && this.records.get() == 0) {
+            return Ok(is_closed);
+        }
+    }
+}
+
+/// One `data_received` with all there is.
+#[inline]
+fn deliver_object(this: Tls<'_>, receiver: Receiver, data: &[u8]) -> PyResult<bool> {
+    let py = this.py();
+    let (plain, is_closed) = if this.records.get() == 0 && data.len() <= FEED_LEN {
+        feed(this, data)?;
+        match this.records.get() {
+            0 => return Ok(false),
+            1 => read_one(this)?,
+            _ => read_all(this, &[])?,
+        }
+    } else {
+        read_all(this, data)?
+    };
+    if let Some(plain) = plain {
+        writing::corked(this, || match receiver {
+            Receiver::Native(take) => {
+                let bytes = plain.cast::<pyo3::types::PyBytes>()?.as_bytes();
+                this.calls.received(py, take, bytes)
+            }
+            _ => this.calls.data_received(py, &plain),
+        })?;
+    }
+    Ok(is_closed)
+}
+
+/// The plaintext of the one whole record in the BIO: None if it held none.
+#[inline]
+fn read_one(this: Tls<'_>) -> PyResult<(Option<Bound<'_, PyAny>>, bool)> {
+    let room = this.room.get();
+    this.records.set(0);
+    this.room.set(0);
+    Ok(match this.engine.read(this.py(), room)? {
+        Read::Data(data) => (Some(data.into_any()), false),
+        Read::Again => (None, false),
+        Read::Closed => (None, true),
+    })
+}
+
+/// The plaintext of all whole records in the BIO and in `data`, which is fed piece by piece. None if they held none.
+#[inline(never)]
+fn read_all<'py>(this: Tls<'py>, data: &[u8]) -> PyResult<(Option<Bound<'py, PyAny>>, bool)> {
+    let py = this.py();
+    let coming = this.framing.get().advance(data, this.overhead_len.get());
+    // One more than can come, so that there is always room to ask for more.
+    let mut plain = NewBytes::with_room(py, this.room.get() + coming.room + 1)?;
+    let mut filled = 0;
+    let mut pieces = data.chunks(FEED_LEN);
+    let mut is_closed = false;
+    loop {
+        while this.records.get() > 0 && !is_closed {
+            let room = plain.room() - filled;
+            debug_assert!(room > 0);
+            // SAFETY: `room` bytes follow what is filled already, in an object that nobody else knows.
+            match unsafe { this.engine.read_into(py, plain.as_mut_ptr().add(filled), room)? } {
+                Read::Data(count) => {
+                    filled += count;
+                    this.records.set(this.records.get() - 1);
+                }
+                Read::Again => this.records.set(0),
+                Read::Closed => is_closed = true,
+            }
+        }
+        match pieces.next() {
+            Some(piece) if !is_closed => feed(this, piece)?,
+            _ => break,
+        }
+    }
+    this.records.set(0);
+    this.room.set(0);
+    if filled == 0 {
+        return Ok((None, is_closed));
+    }
+    Ok((Some(plain.finish(filled)?), is_closed))
+}
+
+/// BufferedProtocol: one round of `get_buffer` and `buffer_updated`, filled as far as whole records reach. Both calls
+/// are one visit to the protocol's context.
+fn fill_buffer(this: Tls<'_>, rest: &mut &[u8]) -> PyResult<bool> {
+    while this.records.get() == 0 && !rest.is_empty() {
+        let (piece, later) = rest.split_at(rest.len().min(FEED_LEN));
+        *rest = later;
+        feed(this, piece)?;
+    }
+    if this.records.get() == 0 {
+        return Ok(false);
+    }
+    let py = this.py();
+    writing::corked(this, || {
+        this.calls.in_context(py, || {
+            let hint = this.room.get().into_pyobject(py)?;
+            let offered = this.calls.get_buffer(py, hint.as_any())?;
+            let target = WritableBuffer::new(&offered)?;
+            if !may_deliver(this) {
+                return Ok(false);
+            }
+            let (count, is_closed) = read_to(this, &target)?;
+            drop(target);
+            if count > 0 {
+                this.calls.buffer_updated(py, count)?;
+            }
+            Ok(is_closed)
+        })
+    })
+}
+
+/// Fills `target` from the whole records: how many bytes, and whether `close_notify` has come.
+fn read_to(this: Tls<'_>, target: &WritableBuffer) -> PyResult<(usize, bool)> {
+    let py = this.py();
+    let (memory, room) = target.memory();
+    let mut filled = 0;
+    while this.records.get() > 0 && filled < room {
+        // SAFETY: the exported view gives `room` writable bytes until it is released.
+        match unsafe { this.engine.read_into(py, memory.add(filled), room - filled)? } {
+            Read::Data(count) => {
+                filled += count;
+                // A full buffer may have cut the record.
+                if filled < room || !this.engine.has_pending(py)? {
+                    this.records.set(this.records.get() - 1);
+                }
+                this.room.set(this.room.get().saturating_sub(count));
+            }
+            Read::Again => this.records.set(0),
+            Read::Closed => return Ok((filled, true)),
+        }
+    }
+    if this.records.get() == 0 {
+        this.room.set(0);
+    }
+    Ok((filled, false))
+}
+
+/// Pauses the transport below while too much ciphertext waits, and lets it go on when little does.
+#[inline]
+pub(super) fn control_lower(this: Tls<'_>) -> PyResult<()> {
+    if !this.has(flag::APP_PAUSED | flag::LOWER_PAUSED | flag::READ_LIMITED) {
+        // Only a record that is not whole can be waiting.
+        return Ok(());
+    }
+    let py = this.py();
+    let (high, low) = this.read_limits.get();
+    let unread_len = this.engine.unread_len(py)?;
+    let done = if unread_len >= high && !this.has(flag::LOWER_PAUSED) {
+        this.raise_flag(flag::LOWER_PAUSED);
+        this.lower.pause_reading(py)
+    } else if unread_len <= low && this.has(flag::LOWER_PAUSED) {
+        this.lower_flag(flag::LOWER_PAUSED);
+        this.lower.resume_reading(py)
+    } else {
+        Ok(())
+    };
+    match done {
+        Err(error) if errors::leaves_loop(py, &error) => Err(error),
+        Err(error) => lifecycle::fatal_error(this, error, "Fatal error on SSL protocol"),
+        Ok(()) => Ok(()),
+    }
+}
+
+/// `resume_reading()` of the application, from the loop.
+///
+/// # Safety
+/// Called by the loop with an `SSLTransport` whose reference the queue holds.
+pub(super) unsafe fn resume_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: the caller's contract.
+    let this: Tls<'_> = unsafe { This::new(py, object) };
+    if this.has(flag::APP_PAUSED) {
+        return Ok(());
+    }
+    match this.state.get() {
+        State::Open => read_app(this, &[]),
+        State::Flushing | State::Shutdown => lifecycle::go_on(this),
+        State::Initial | State::Handshake | State::Over => Ok(()),
+    }
+}

@@ -1,0 +1,84 @@
+//! What native code needs of the `ssl` module, fetched when the first TLS connection is made: importing the package
+//! does not import `ssl`, and works where there is none.
+//!
+//! Read-only once loaded, so any attached thread may read it.
+
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::event_loop::names::Kept;
+
+pub(super) struct SslModule {
+    /// `ssl.SSLObject`: only an object of exactly this type is driven below its Python methods.
+    pub(super) ssl_object_type: Kept,
+    pub(super) memory_bio_type: Kept,
+    pub(super) certificate_error: Kept,
+    want_read: Kept,
+    syscall_error: Kept,
+    /// Methods of `_ssl._SSLSocket`, the object inside an `SSLObject`.
+    pub(super) read: Kept,
+    pub(super) write: Kept,
+    pub(super) pending: Kept,
+    pub(super) do_handshake: Kept,
+    pub(super) shutdown: Kept,
+    /// Methods of `ssl.MemoryBIO`.
+    pub(super) bio_read: Kept,
+    pub(super) bio_write: Kept,
+    /// The number 0.
+    pub(super) zero: Kept,
+}
+
+static LOADED: AtomicPtr<SslModule> = AtomicPtr::new(ptr::null_mut());
+
+/// The table, loaded now if it is not there. `ImportError` where Python has no `ssl`.
+pub(super) fn ssl_module(py: Python<'_>) -> PyResult<&'static SslModule> {
+    let loaded = LOADED.load(Ordering::Acquire);
+    if !loaded.is_null() {
+        // SAFETY: stored below, never freed.
+        return Ok(unsafe { &*loaded });
+    }
+    // Two threads may both load it; the second table takes the place of the first, and both stay valid.
+    let table: &'static SslModule = Box::leak(Box::new(SslModule::load(py)?));
+    LOADED.store(ptr::from_ref(table).cast_mut(), Ordering::Release);
+    Ok(table)
+}
+
+impl SslModule {
+    fn load(py: Python<'_>) -> PyResult<Self> {
+        let ssl = py.import("ssl")?;
+        let socket = py.import("_ssl")?.getattr("_SSLSocket")?;
+        let bio = ssl.getattr("MemoryBIO")?;
+        let kept = |owner: &Bound<'_, PyAny>, name: &str| owner.getattr(name).map(|found| Kept::new(&found));
+        Ok(Self {
+            ssl_object_type: kept(ssl.as_any(), "SSLObject")?,
+            memory_bio_type: Kept::new(&bio),
+            certificate_error: kept(ssl.as_any(), "CertificateError")?,
+            want_read: kept(ssl.as_any(), "SSLWantReadError")?,
+            syscall_error: kept(ssl.as_any(), "SSLSyscallError")?,
+            read: kept(&socket, "read")?,
+            write: kept(&socket, "write")?,
+            pending: kept(&socket, "pending")?,
+            do_handshake: kept(&socket, "do_handshake")?,
+            shutdown: kept(&socket, "shutdown")?,
+            bio_read: kept(&bio, "read")?,
+            bio_write: kept(&bio, "write")?,
+            zero: Kept::new(0_i32.into_pyobject(py)?.as_any()),
+        })
+    }
+
+    /// Clears the exception that is set now and returns true if it says that OpenSSL needs more from the peer.
+    pub(super) fn clear_again(&self, _: Python<'_>) -> bool {
+        // SAFETY: attached, an exception is set; both classes are kept alive.
+        unsafe {
+            let is_again = ffi::PyErr_ExceptionMatches(self.want_read.as_ptr()) != 0
+                || ffi::PyErr_ExceptionMatches(self.syscall_error.as_ptr()) != 0;
+            if is_again {
+                ffi::PyErr_Clear();
+            }
+            is_again
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! A Python object that lends native memory to one call of a C function through the buffer protocol.
+//!
+//! `MemoryBIO.write`, `_SSLSocket.read` and `_SSLSocket.write` take any buffer and let go of it before they return, so
+//! one object serves all of them, with another piece of memory each time. It is never handed to Python code.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::event_loop::errors;
+use crate::event_loop::native_type::{NativeType, This, new_type, slot};
+
+#[repr(C)]
+struct WindowObject {
+    base: ffi::PyObject,
+    memory: Cell<*mut u8>,
+    len_bytes: Cell<usize>,
+}
+
+static WINDOW_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
+/// The window that is not in use. Taken out while it is, since a call may come back to here (SNI callbacks).
+static SPARE: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
+
+impl NativeType for WindowObject {
+    const NAME: &'static CStr = c"grapeshot._core._Window";
+    const DOC: &'static CStr = c"Native memory, lent for one call.";
+    const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
+
+    unsafe fn traverse(&self, _: ffi::visitproc, _: *mut c_void) -> c_int {
+        0
+    }
+
+    fn clear(_: This<'_, Self>) {}
+
+    /// Whoever has taken it out of `SPARE` is alone with it.
+    fn exclusively<R>(_: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        body()
+    }
+}
+
+/// Runs `call` with an object through which it can read and write `len_bytes` bytes at `memory`.
+///
+/// # Safety
+/// The memory is valid for as long as `call` runs, and `call` only passes the object to C functions that keep neither
+/// it nor a view of it, and that write only if the memory may be written.
+#[inline]
+pub(super) unsafe fn lend<R>(
+    py: Python<'_>,
+    memory: *mut u8,
+    len_bytes: usize,
+    call: impl FnOnce(*mut ffi::PyObject) -> PyResult<R>,
+) -> PyResult<R> {
+    let mut object = SPARE.swap(ptr::null_mut(), Ordering::Acquire);
+    if object.is_null() {
+        // SAFETY: the type is made by `register` for this layout, in which zeroes are valid.
+        object = unsafe {
+            errors::owned(
+                py,
+                ffi::PyType_GenericAlloc(WINDOW_TYPE.load(Ordering::Relaxed), 0),
+            )?
+            .into_ptr()
+        };
+    }
+    // SAFETY: every object in SPARE has this layout, and nobody else uses this one now.
+    let window = unsafe { &*object.cast::<WindowObject>() };
+    window.memory.set(memory);
+    window.len_bytes.set(len_bytes);
+    let result = call(object);
+    window.memory.set(ptr::null_mut());
+    window.len_bytes.set(0);
+    let other = SPARE.swap(object, Ordering::Release);
+    if !other.is_null() {
+        // SAFETY: the reference that SPARE held.
+        unsafe { ffi::Py_DECREF(other) };
+    }
+    result
+}
+
+unsafe extern "C" fn get_buffer(slf: *mut ffi::PyObject, view: *mut ffi::Py_buffer, flags: c_int) -> c_int {
+    // SAFETY: CPython calls this attached with an object of this type and a view to fill.
+    unsafe {
+        let window = &*slf.cast::<WindowObject>();
+        let len = window.len_bytes.get() as ffi::Py_ssize_t;
+        ffi::PyBuffer_FillInfo(view, slf, window.memory.get().cast(), len, 0, flags)
+    }
+}
+
+unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
+    // SAFETY: CPython calls this attached with an unreferenced window, which owns nothing.
+    unsafe {
+        ffi::PyObject_GC_UnTrack(slf.cast());
+        let kind = ffi::Py_TYPE(slf);
+        ffi::PyObject_GC_Del(slf.cast());
+        ffi::Py_DECREF(kind.cast());
+    }
+}
+
+pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    // SAFETY: the functions are those of this layout.
+    let kind = unsafe {
+        new_type::<WindowObject>(
+            module,
+            None,
+            &[
+                slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
+                slot(ffi::Py_bf_getbuffer, get_buffer as *mut c_void),
+            ],
+        )?
+    };
+    WINDOW_TYPE.store(kind.into_ptr().cast(), Ordering::Release);
+    Ok(())
+}

@@ -1,0 +1,251 @@
+//! The write side: plaintext is encrypted and handed to the transport below.
+//!
+//! Outside a callback `write` encrypts at once. Inside the application's own callback writes are collected and
+//! encrypted when it returns: small ones share a record, and everything leaves in one write below. While the transport
+//! below is full, plaintext waits here, under the watermarks.
+
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+
+use pyo3::prelude::*;
+
+use super::lower::Tls;
+use super::{State, flag, lifecycle};
+use crate::event_loop::log;
+use crate::transports::flow;
+use crate::transports::outgoing::Data;
+
+/// The plaintext of a full record; smaller writes are put together up to it.
+const RECORD_LEN: usize = 16 * 1024;
+/// Plaintext that is encrypted before the ciphertext is handed down, so that backpressure is seen in time.
+const STEP_LEN: usize = 64 * 1024;
+/// Collected writes beyond this are encrypted at once.
+const CORK_LEN: usize = 64 * 1024;
+/// Writes after the end that go without a word, as in asyncio.
+const QUIET_LOST_WRITES: u8 = 5;
+
+/// Runs the application's callback `call` with its writes collected; the caller flushes.
+#[inline]
+pub(super) fn corked<R>(this: Tls<'_>, call: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+    let was_corked = this.has(flag::CORKED);
+    this.raise_flag(flag::CORKED);
+    let result = call();
+    if !was_corked {
+        this.lower_flag(flag::CORKED);
+    }
+    result
+}
+
+/// `write(data)`.
+#[inline]
+pub(super) fn write(this: Tls<'_>, data: &Bound<'_, PyAny>) -> PyResult<()> {
+    let source = Data::new(data)?;
+    if source.as_slice().is_empty() {
+        return Ok(());
+    }
+    if !may_write(this)? {
+        return Ok(());
+    }
+    let must_wait = this.state.get() != State::Open
+        || this.has(flag::CORKED | flag::LOWER_FULL | flag::ENCRYPTING)
+        || !this.backlog.is_empty();
+    let sent = if must_wait {
+        0
+    } else {
+        match encrypt_now(this, source.as_slice()) {
+            Ok(sent) => sent,
+            Err(error) => return lifecycle::fatal_error(this, error, "Fatal error on SSL protocol"),
+        }
+    };
+    if sent < source.as_slice().len() {
+        this.backlog.push_rest(&source, sent)?;
+        return after_push(this);
+    }
+    Ok(())
+}
+
+/// `writelines(list_of_data)`: encrypted together.
+pub(super) fn writelines(this: Tls<'_>, items: &Bound<'_, PyAny>) -> PyResult<()> {
+    let items: Vec<_> = items.try_iter()?.collect::<PyResult<_>>()?;
+    let mut sources = Vec::with_capacity(items.len());
+    for item in &items {
+        let source = Data::new(item)?;
+        if !source.as_slice().is_empty() {
+            sources.push(source);
+        }
+    }
+    if sources.is_empty() || !may_write(this)? {
+        return Ok(());
+    }
+    for source in &sources {
+        this.backlog.push(source)?;
+    }
+    after_push(this)
+}
+
+/// False after the end, where a write is ignored; from the sixth on with a warning, as in asyncio.
+#[inline]
+fn may_write(this: Tls<'_>) -> PyResult<bool> {
+    if !matches!(this.state.get(), State::Flushing | State::Shutdown | State::Over) {
+        return Ok(true);
+    }
+    let count = this.lost_writes.get();
+    if count >= QUIET_LOST_WRITES {
+        log::warning(this.py(), "SSL connection is closed", &[])?;
+    }
+    this.lost_writes.set(count.saturating_add(1));
+    Ok(false)
+}
+
+/// After plaintext was put into the backlog.
+fn after_push(this: Tls<'_>) -> PyResult<()> {
+    if this.has(flag::CORKED) && this.backlog.len_bytes() <= CORK_LEN {
+        return Ok(());
+    }
+    flush(this)
+}
+
+/// Encrypts data that nothing waits before and hands it down: how much, less than all if the transport below became
+/// full or the peer must speak first.
+fn encrypt_now(this: Tls<'_>, data: &[u8]) -> PyResult<usize> {
+    let py = this.py();
+    let mut sent = 0;
+    while sent < data.len() && this.state.get() == State::Open && !this.has(flag::LOWER_FULL) {
+        let step = &data[sent..data.len().min(sent + STEP_LEN)];
+        this.raise_flag(flag::ENCRYPTING);
+        let written = this.engine.write(py, step);
+        this.lower_flag(flag::ENCRYPTING);
+        let written = written?;
+        send_sealed(this)?;
+        match written {
+            Some(count) => sent += count,
+            None => break,
+        }
+    }
+    Ok(sent)
+}
+
+/// Hands the ciphertext that waits to the transport below.
+#[inline]
+pub(super) fn send_sealed(this: Tls<'_>) -> PyResult<()> {
+    match this.engine.sealed(this.py())? {
+        Some(sealed) => this.lower.write(&sealed),
+        None => Ok(()),
+    }
+}
+
+/// Encrypts the backlog as far as the transport below takes it, sends what the engine has to say, and tells the
+/// application to pause or to go on. A fault ends the connection; Err is only for what must leave the loop.
+#[inline]
+pub(super) fn flush(this: Tls<'_>) -> PyResult<()> {
+    if this.has(flag::ENCRYPTING) {
+        return Ok(());
+    }
+    if let Err(error) = encrypt_backlog(this).and_then(|()| send_sealed(this)) {
+        return lifecycle::fatal_error(this, error, "Fatal error on SSL protocol");
+    }
+    control_app(this)
+}
+
+fn encrypt_backlog(this: Tls<'_>) -> PyResult<()> {
+    let py = this.py();
+    let mut unsent_len = 0;
+    while matches!(this.state.get(), State::Open | State::Flushing)
+        && !this.has(flag::LOWER_FULL)
+        && !this.backlog.is_empty()
+    {
+        this.raise_flag(flag::ENCRYPTING);
+        let written = encrypt_front(this);
+        this.lower_flag(flag::ENCRYPTING);
+        let Some(count) = written? else {
+            // Renegotiation: the answer of the peer brings us back here.
+            return Ok(());
+        };
+        this.backlog.advance(count);
+        unsent_len += count;
+        if unsent_len >= STEP_LEN {
+            unsent_len = 0;
+            if let Some(sealed) = this.engine.sealed(py)? {
+                this.lower.write(&sealed)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Encrypts from the front of the backlog: up to `STEP_LEN` bytes of one chunk, or one record out of small chunks.
+fn encrypt_front(this: Tls<'_>) -> PyResult<Option<usize>> {
+    let py = this.py();
+    let (data, chunk) = this.backlog.peek(|backlog| {
+        let mut slices = [const { MaybeUninit::<IoSlice<'_>>::uninit() }; 2];
+        match (backlog.slices(&mut slices), backlog.iter().next()) {
+            ([first, _], _) if first.len() < RECORD_LEN => (None, None),
+            ([first, ..], Some(chunk)) => {
+                let data: *const [u8] = &raw const first[..first.len().min(STEP_LEN)];
+                (Some(data), Some(chunk.to_bound(py)))
+            }
+            _ => (None, None),
+        }
+    });
+    let Some(data) = data else {
+        return encrypt_joined(this);
+    };
+    // SAFETY: bytes of the chunk, which the reference in `chunk` keeps alive whatever Python code does meanwhile.
+    let written = this.engine.write(py, unsafe { &*data });
+    drop(chunk);
+    written
+}
+
+/// One record out of several chunks.
+#[inline(never)]
+fn encrypt_joined(this: Tls<'_>) -> PyResult<Option<usize>> {
+    let mut record = [const { MaybeUninit::<u8>::uninit() }; RECORD_LEN];
+    let len_bytes = this.backlog.peek(|backlog| {
+        let mut slices = [const { MaybeUninit::<IoSlice<'_>>::uninit() }; 64];
+        let mut len_bytes = 0;
+        for slice in backlog.slices(&mut slices) {
+            let taken = slice.len().min(RECORD_LEN - len_bytes);
+            for (place, byte) in record[len_bytes..].iter_mut().zip(&slice[..taken]) {
+                place.write(*byte);
+            }
+            len_bytes += taken;
+        }
+        len_bytes
+    });
+    // SAFETY: the loop has written the first `len_bytes` bytes.
+    let joined = unsafe { std::slice::from_raw_parts(record.as_ptr().cast::<u8>(), len_bytes) };
+    this.engine.write(this.py(), joined)
+}
+
+// ---- flow control --------------------------------------------------------------------------------------------
+
+/// Calls `pause_writing` or `resume_writing` if the backlog calls for it.
+#[inline]
+pub(super) fn control_app(this: Tls<'_>) -> PyResult<()> {
+    if this.backlog.must_pause() {
+        return corked(this, || {
+            flow::pause(&this.event_loop, &this.calls, &this.to_bound())
+        });
+    }
+    if this.backlog.must_resume() {
+        corked(this, || {
+            flow::resume(&this.event_loop, &this.calls, &this.to_bound())
+        })?;
+        // What it has written may still lie here, if this was not inside a callback that is flushed after.
+        if !this.has(flag::CORKED) && !this.backlog.is_empty() {
+            return flush(this);
+        }
+    }
+    Ok(())
+}
+
+/// `resume_writing()` of the transport below.
+pub(super) fn lower_drained(this: Tls<'_>) -> PyResult<()> {
+    this.lower_flag(flag::LOWER_FULL);
+    flush(this)?;
+    if this.state.get() == State::Flushing {
+        // It was closed while the transport below was full.
+        return lifecycle::go_on_closing(this);
+    }
+    Ok(())
+}

@@ -1,0 +1,71 @@
+//! A `bytes` object that is being filled: made with room, shrunk to what was written, then shown to others.
+
+use std::ptr;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::event_loop::errors;
+
+unsafe extern "C" {
+    /// Public C API (`Doc/c-api/bytes.rst`), which pyo3-ffi does not export.
+    fn _PyBytes_Resize(bytes: *mut *mut ffi::PyObject, len_bytes: ffi::Py_ssize_t) -> std::ffi::c_int;
+}
+
+/// An unshared `bytes` object without content.
+pub(crate) struct NewBytes<'py> {
+    object: Bound<'py, PyAny>,
+    room: usize,
+}
+
+impl<'py> NewBytes<'py> {
+    /// An object of `room` bytes (at least 1). `MemoryError` if there is no memory.
+    pub(crate) fn with_room(py: Python<'py>, room: usize) -> PyResult<Self> {
+        let room = room.max(1);
+        // SAFETY: attached; the content is written before the object is shown to anyone.
+        let object = unsafe {
+            errors::owned(
+                py,
+                ffi::PyBytes_FromStringAndSize(ptr::null(), room as ffi::Py_ssize_t),
+            )?
+        };
+        Ok(Self { object, room })
+    }
+
+    pub(crate) fn room(&self) -> usize {
+        self.room
+    }
+
+    /// Where the `room` bytes are.
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
+        // SAFETY: the object is a bytes object.
+        unsafe { ffi::PyBytes_AS_STRING(self.object.as_ptr()).cast_mut().cast() }
+    }
+
+    /// The object with its first `len_bytes` bytes, which the caller has written. An object that would give back more
+    /// than half of its room is copied instead: shrunk, it would leave a hole of that size beside it.
+    pub(crate) fn finish(self, len_bytes: usize) -> PyResult<Bound<'py, PyAny>> {
+        debug_assert!(len_bytes <= self.room);
+        let py = self.object.py();
+        if len_bytes == self.room {
+            return Ok(self.object);
+        }
+        if len_bytes * 2 < self.room {
+            // SAFETY: the first `len_bytes` bytes were written.
+            return unsafe {
+                let content = ffi::PyBytes_AS_STRING(self.object.as_ptr());
+                errors::owned(
+                    py,
+                    ffi::PyBytes_FromStringAndSize(content, len_bytes as ffi::Py_ssize_t),
+                )
+            };
+        }
+        let mut object = self.object.into_ptr();
+        // SAFETY: the object is unshared; the call replaces the pointer, or frees the object, clears the pointer and
+        // sets an exception.
+        unsafe {
+            _PyBytes_Resize(&raw mut object, len_bytes as ffi::Py_ssize_t);
+            errors::owned(py, object)
+        }
+    }
+}
