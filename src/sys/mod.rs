@@ -12,7 +12,8 @@
 //! | [`pipe`] | nonblocking reads and writes of pipes and terminals; which writing ends tell that nobody reads | all | all but named FIFOs (Apple) |
 //! | [`poller`] | level-triggered readiness of many fds, one `u64` token each, waits in nanoseconds | epoll | kqueue |
 //! | [`signals`] | a pipe for the numbers of signals, written by handlers | `pipe2` | `pipe` (Apple), `pipe2` |
-//! | [`socket`] | nonblocking stream socket calls that never raise `SIGPIPE` | `MSG_NOSIGNAL`, `accept4` | `SO_NOSIGPIPE` (Apple), `MSG_NOSIGNAL` |
+//! | [`socket`] | nonblocking socket calls that never raise `SIGPIPE` | `MSG_NOSIGNAL`, `accept4` | `SO_NOSIGPIPE` (Apple), `MSG_NOSIGNAL` |
+//! | [`socket::datagram`] | several datagrams per call, one to an address | `recvmmsg` | `recvfrom` |
 //! | [`waker`] | wake a blocked poller from any thread or signal handler | eventfd | pipe |
 //!
 //! Owner: a [`poller::Poller`] and its events belong to the thread of their loop; [`waker::Waker::wake`]

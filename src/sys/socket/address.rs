@@ -17,6 +17,9 @@ use libc::{sa_family_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, s
 /// What lies inline: the size of `sockaddr_in6`, the longer of the two internet addresses.
 const INLINE_LEN: usize = size_of::<sockaddr_in6>();
 
+/// Whether names of Unix sockets that begin with a NUL lie in a namespace beside the file system.
+const HAS_ABSTRACT_NAMES: bool = cfg!(any(target_os = "linux", target_os = "android"));
+
 /// Room for any address. Plain bytes, so that they can be read whatever the kernel wrote.
 #[repr(C, align(8))]
 pub(super) struct Storage([u8; size_of::<sockaddr_storage>()]);
@@ -35,7 +38,7 @@ impl Storage {
     }
 
     /// The address of `len` bytes that the kernel wrote. A longer one was cut off.
-    pub(super) fn into_address(self, len: socklen_t) -> Address {
+    pub(super) fn to_address(&self, len: socklen_t) -> Address {
         let len = usize::try_from(len).unwrap_or(usize::MAX).min(self.0.len());
         Address::new(&self.0[..len])
     }
@@ -88,6 +91,65 @@ pub enum AddressView<'a> {
 }
 
 impl Address {
+    /// An IPv4 address and port.
+    #[must_use]
+    pub fn v4(ip: [u8; 4], port: u16) -> Self {
+        let mut bytes = [0; size_of::<sockaddr_in>()];
+        put_family(&mut bytes, libc::AF_INET);
+        put(&mut bytes, offset_of!(sockaddr_in, sin_port), port.to_be_bytes());
+        put(&mut bytes, offset_of!(sockaddr_in, sin_addr), ip);
+        Self::new(&bytes)
+    }
+
+    /// An IPv6 address and port; what the parts mean is said at [`AddressView::V6`].
+    #[must_use]
+    pub fn v6(ip: [u8; 16], port: u16, flowinfo: u32, scope_id: u32) -> Self {
+        let mut bytes = [0; size_of::<sockaddr_in6>()];
+        put_family(&mut bytes, libc::AF_INET6);
+        put(
+            &mut bytes,
+            offset_of!(sockaddr_in6, sin6_port),
+            port.to_be_bytes(),
+        );
+        put(
+            &mut bytes,
+            offset_of!(sockaddr_in6, sin6_flowinfo),
+            flowinfo.to_be_bytes(),
+        );
+        put(&mut bytes, offset_of!(sockaddr_in6, sin6_addr), ip);
+        put(
+            &mut bytes,
+            offset_of!(sockaddr_in6, sin6_scope_id),
+            scope_id.to_ne_bytes(),
+        );
+        Self::new(&bytes)
+    }
+
+    /// The address of a Unix socket: a path, or (on Linux) a name that begins with a NUL. `None` if it is empty, if
+    /// a path has a NUL in it, or if it is too long for a `sockaddr_un`.
+    #[must_use]
+    pub fn unix(name: &[u8]) -> Option<Self> {
+        const START: usize = offset_of!(sockaddr_un, sun_path);
+        let is_abstract = HAS_ABSTRACT_NAMES && name.first() == Some(&0);
+        // A path ends with a NUL.
+        let len = START + name.len() + usize::from(!is_abstract);
+        if name.is_empty() || len > size_of::<sockaddr_un>() || (!is_abstract && name.contains(&0)) {
+            return None;
+        }
+        let mut bytes = [0; size_of::<sockaddr_un>()];
+        put_family(&mut bytes, libc::AF_UNIX);
+        bytes[START..START + name.len()].copy_from_slice(name);
+        Some(Self::new(&bytes[..len]))
+    }
+
+    /// The `sockaddr` and its length, for the kernel to read while `self` lives.
+    #[inline]
+    pub(super) fn as_raw(&self) -> (*const sockaddr, socklen_t) {
+        let bytes = self.bytes();
+        // Lengths come from socklen_t or are those of the structures above.
+        (bytes.as_ptr().cast(), bytes.len() as socklen_t)
+    }
+
     /// `bytes`: a `sockaddr` of that length.
     fn new(bytes: &[u8]) -> Self {
         let repr = match u8::try_from(bytes.len()) {
@@ -158,7 +220,7 @@ impl Address {
             .bytes()
             .get(offset_of!(sockaddr_un, sun_path)..)
             .unwrap_or_default();
-        let is_abstract = cfg!(any(target_os = "linux", target_os = "android")) && path.first() == Some(&0);
+        let is_abstract = HAS_ABSTRACT_NAMES && path.first() == Some(&0);
         let end = if is_abstract {
             path.len()
         } else {
@@ -170,6 +232,19 @@ impl Address {
             AddressView::Unix(&path[..end])
         }
     }
+}
+
+/// Systems whose addresses have a length field fill it in themselves.
+fn put_family(bytes: &mut [u8], family: i32) {
+    put(
+        bytes,
+        offset_of!(sockaddr, sa_family),
+        (family as sa_family_t).to_ne_bytes(),
+    );
+}
+
+fn put<const N: usize>(bytes: &mut [u8], offset: usize, field: [u8; N]) {
+    bytes[offset..offset + N].copy_from_slice(&field);
 }
 
 /// An IPv6 address as `inet_ntop(3)` writes it. That is RFC 5952, and the last 32 bits in dotted decimals also where
@@ -272,6 +347,17 @@ mod tests {
     }
 
     #[test]
+    fn paths_and_names_are_made_as_the_kernel_gives_them() {
+        let longest = [b'p'; size_of::<libc::sockaddr_un>() - offset_of!(libc::sockaddr_un, sun_path) - 1];
+        for name in [&b"/a/b"[..], b"\0name\0more", &longest] {
+            assert_eq!(Address::unix(name).unwrap().view(), AddressView::Unix(name));
+        }
+        for name in [&b""[..], b"/a\0b", &[b'p'; 200], &[0; 200]] {
+            assert_eq!(Address::unix(name), None);
+        }
+    }
+
+    #[test]
     fn what_is_cut_off_or_unknown_is_not_made_up() {
         let short = size_of::<sockaddr_in>() / 4;
         assert_eq!(address(libc::AF_INET, short, &[]).view(), AddressView::Other);
@@ -280,7 +366,7 @@ mod tests {
         let other = address(200, 40, &[]);
         assert_eq!((other.view(), other.family()), (AddressView::Other, 200));
         assert_eq!(format!("{other:?}"), "Other(family 200)");
-        assert_eq!(Storage::new().into_address(0).family(), libc::AF_UNSPEC);
+        assert_eq!(Storage::new().to_address(0).family(), libc::AF_UNSPEC);
     }
 
     unsafe extern "C" {
@@ -311,6 +397,17 @@ mod tests {
             prop_assert_eq!(ipv6_text(ip), inet_ntop_text(ip));
         }
 
+        #[test]
+        fn internet_addresses_say_what_they_were_made_of(
+            ip in any::<[u8; 16]>(), port in any::<u16>(), flowinfo in any::<u32>(), scope_id in any::<u32>()
+        ) {
+            let first = [ip[0], ip[1], ip[2], ip[3]];
+            let v4 = Address::v4(first, port);
+            prop_assert_eq!(v4.view(), AddressView::V4 { ip: first, port });
+            let v6 = Address::v6(ip, port, flowinfo, scope_id);
+            prop_assert_eq!(v6.view(), AddressView::V6 { ip, port, flowinfo, scope_id });
+        }
+
         /// Whatever the kernel may write, and however long it says that is.
         #[test]
         fn any_bytes_can_be_looked_at(bytes in prop::collection::vec(any::<u8>(), 0..=128), len in any::<u32>()) {
@@ -327,7 +424,7 @@ mod tests {
             let room = bytes.len().min(storage.0.len());
             storage.0[..room].copy_from_slice(&bytes[..room]);
             let capacity = storage.0.len();
-            let kept = storage.into_address(len);
+            let kept = storage.to_address(len);
             prop_assert_eq!(kept.bytes().len(), capacity.min(len as usize));
         }
     }

@@ -1,6 +1,7 @@
-//! Nonblocking stream sockets: the system calls of the hot path, and those around them.
+//! Nonblocking sockets: the system calls of the hot path, and those around them.
 //!
-//! Purpose: `recv`, `send`, `sendmsg`, `accept` and a few more, over raw fds that somebody else owns.
+//! Purpose: `recv`, `send`, `sendmsg`, `accept` and a few more, over raw fds that somebody else owns; those of
+//! datagram sockets are in [`datagram`].
 //! `EINTR` is retried everywhere, `EAGAIN` comes back as `ErrorKind::WouldBlock`, and no call ever raises
 //! `SIGPIPE`.
 //!
@@ -10,6 +11,7 @@
 
 mod address;
 mod borrowed;
+pub mod datagram;
 #[cfg(test)]
 mod tests;
 
@@ -121,7 +123,7 @@ pub fn accept(fd: RawFd) -> io::Result<(OwnedFd, Address)> {
     let accepted = unsafe { OwnedFd::from_raw_fd(accepted as RawFd) };
     #[cfg(target_vendor = "apple")]
     prepare(&accepted)?;
-    Ok((accepted, storage.into_address(len)))
+    Ok((accepted, storage.to_address(len)))
 }
 
 /// # Safety
@@ -200,7 +202,7 @@ fn address_from(fd: RawFd, call: AddressCall) -> io::Result<Address> {
         // no more than that, and the true length to `len`.
         unsafe { call(fd, storage.as_mut_ptr(), &raw mut len) }
     })?;
-    Ok(storage.into_address(len))
+    Ok(storage.to_address(len))
 }
 
 /// Ends the writing half: the peer reads to the end of the stream, and can still send.
