@@ -50,3 +50,15 @@ def check_tls_only_options(uses_tls: bool, **options: Any) -> None:
     for name, value in options.items():
         if value is not None:
             raise ValueError(f"{name} is only meaningful with ssl")
+
+
+def set_reuse_port(sock: socket.socket) -> None:
+    """Set SO_REUSEPORT; raise ValueError where the system does not have it for this kind of socket."""
+    if not hasattr(socket, "SO_REUSEPORT"):
+        raise ValueError("reuse_port not supported by socket module")
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    except OSError:
+        raise ValueError(
+            "reuse_port not supported by socket module, SO_REUSEPORT defined but not implemented."
+        ) from None

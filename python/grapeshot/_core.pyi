@@ -18,6 +18,7 @@ from _typeshed import FileDescriptorLike, ReadableBuffer, WriteableBuffer
 from typing_extensions import disjoint_base
 
 __all__ = [
+    "DatagramTransport",
     "Handle",
     "Loop",
     "ReadPipeTransport",
@@ -338,6 +339,18 @@ class Loop:
     ) -> WritePipeTransport:
         """As :meth:`_read_pipe`, for the end that writes."""
 
+    def _datagram(
+        self,
+        sock: socket,
+        protocol: asyncio.BaseProtocol,
+        remote_address: Any = None,
+        waiter: asyncio.Future[None] | None = None,
+    ) -> DatagramTransport:
+        """Take over the non-blocking datagram ``sock``, which sends to ``remote_address`` only (None: to any).
+
+        ``connection_made``, then ``waiter``, come from the loop.
+        """
+
     def _server_transports(self, server: _ConnectionOwner) -> list[StreamTransport]:
         """Return the open transports of the connections accepted for ``server``."""
 
@@ -605,6 +618,61 @@ class SSLTransport(asyncio.Transport, asyncio.Protocol):
     def _transport(self) -> asyncio.BaseTransport | None: ...
     @property
     def _protocol_paused(self) -> bool: ...
+
+@final
+class DatagramTransport(asyncio.Transport, asyncio.DatagramTransport):
+    """An endpoint over a datagram socket. Made by the loop only; it owns the socket and closes it.
+
+    Errors of the socket go to ``error_received``, and the transport goes on. What the protocol raises is reported to
+    the loop's exception handler and changes nothing else.
+    """
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Switch to ``protocol`` at once."""
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        """Return the protocol in use, None once ``connection_lost`` has run."""
+
+    def is_closing(self) -> bool:
+        """Whether the transport is closed or about to be."""
+
+    def is_reading(self) -> bool:
+        """Whether received datagrams are delivered."""
+
+    def pause_reading(self) -> None:
+        """Deliver no datagram until :meth:`resume_reading`. Idempotent."""
+
+    def resume_reading(self) -> None:
+        """Deliver datagrams again. Idempotent."""
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Call ``pause_writing`` above ``high`` waiting bytes, ``resume_writing`` at ``low`` (64 KiB; a quarter of it).
+
+        Raises:
+            ValueError: not ``high >= low >= 0``.
+        """
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        """Return ``(low, high)`` in bytes."""
+
+    def get_write_buffer_size(self) -> int:
+        """Return the number of bytes that wait to be sent, from Python 3.13 on with 8 for each datagram."""
+
+    def sendto(self, data: ReadableBuffer, addr: Any = None) -> None:
+        """Send ``data`` as one datagram to ``addr`` (None: to the remote address); what has to wait is copied.
+
+        Up to Python 3.12 empty ``data`` is ignored. A refusal by the system goes to ``error_received``.
+
+        Raises:
+            TypeError: ``data`` is not bytes-like.
+            ValueError: the endpoint has a remote address, and ``addr`` is another one.
+        """
+
+    def close(self) -> None:
+        """Stop receiving, send what waits, then close and call ``connection_lost(None)``. Idempotent."""
+
+    def abort(self) -> None:
+        """Close at once; what waits is lost. ``connection_lost(None)`` follows from the loop. Idempotent."""
 
 def _bind_methods(kind: type[Loop]) -> None:
     """Put the native methods on ``kind`` itself, those aside that it defines; TypeError unless it is a Loop."""

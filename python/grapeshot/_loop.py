@@ -1,7 +1,7 @@
 """The Loop class: the native core, asyncio's abstract class, and the topic modules put together.
 
 The topic modules are plain functions whose first parameter is the loop; assigned here they are its methods. What an
-asyncio loop has and this one does not yet (datagrams, subprocesses) is left to
+asyncio loop has and this one does not yet (subprocesses) is left to
 :class:`asyncio.AbstractEventLoop`, whose methods raise NotImplementedError.
 """
 
@@ -11,7 +11,7 @@ import os
 import sys
 import warnings
 
-from . import _connect, _core, _dns, _lifecycle, _pipes, _serve, _signals, _sock, _tls, _unix
+from . import _connect, _core, _datagram, _dns, _lifecycle, _pipes, _serve, _signals, _sock, _tls, _unix
 from ._base import BaseLoop
 
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
@@ -82,6 +82,9 @@ class Loop(BaseLoop):
     # pipes
     connect_read_pipe = _pipes.connect_read_pipe
     connect_write_pipe = _pipes.connect_write_pipe
+
+    # datagrams
+    create_datagram_endpoint = _datagram.create_datagram_endpoint  # type: ignore[assignment]  # no reuse_address: 3.11
 
     # plain sockets
     sock_connect = _sock.sock_connect

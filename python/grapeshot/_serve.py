@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from . import _core, _dns, _tls
 from ._base import BaseLoop
-from ._checks import check_plain_socket, check_stream_socket, check_tls_only_options
+from ._checks import check_plain_socket, check_stream_socket, check_tls_only_options, set_reuse_port
 from ._connect import error_text
 
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
@@ -342,14 +342,7 @@ def _set_options(
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
     if reuse_port and sock.family in (socket.AF_INET, socket.AF_INET6):
         # Linux refuses it for other families since 6.12.9.
-        if not hasattr(socket, "SO_REUSEPORT"):
-            raise ValueError("reuse_port not supported by socket module")
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        except OSError:
-            raise ValueError(
-                "reuse_port not supported by socket module, SO_REUSEPORT defined but not implemented."
-            ) from None
+        set_reuse_port(sock)
     if keep_alive:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, True)
     if sock.family == socket.AF_INET6 and hasattr(socket, "IPPROTO_IPV6"):

@@ -61,7 +61,7 @@ macro_rules! kept {
 kept! {
     strings {
         connection_made connection_lost data_received eof_received get_buffer buffer_updated pause_writing
-        resume_writing set_result done fileno close _attach _detach
+        resume_writing datagram_received error_received sendto recvfrom set_result done fileno close _attach _detach
         context Future Task _signal_handlers
     }
     objects {
@@ -73,6 +73,7 @@ kept! {
         protocol_type = "asyncio"."Protocol"
         read_transport_type = "asyncio"."ReadTransport"
         write_transport_type = "asyncio"."WriteTransport"
+        datagram_transport_type = "asyncio"."DatagramTransport"
         warn = "warnings"."warn"
         set_wakeup_fd = "signal"."set_wakeup_fd"
         buffered_protocol_type = "asyncio"."BufferedProtocol"

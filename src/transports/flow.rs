@@ -7,9 +7,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use super::protocol::ProtocolCalls;
-use crate::event_loop::errors;
 use crate::event_loop::names::{Kept, names};
 use crate::event_loop::object_cell::ObjectCell;
+use crate::event_loop::{errors, log};
 
 const DEFAULT_HIGH: usize = 64 * 1024;
 
@@ -83,6 +83,19 @@ impl Watermarks {
     pub(crate) fn must_resume(&self, len_bytes: usize) -> bool {
         self.is_paused.get() && len_bytes <= self.low.get() && self.is_paused.replace(false)
     }
+}
+
+/// Writes after the connection was lost that go without a word, as in asyncio.
+const QUIET_LOST_WRITES: u8 = 5;
+
+/// Counts a write after the connection was lost; from the fifth on a warning is logged.
+#[cold]
+pub(crate) fn note_lost_write(py: Python<'_>, count: &Cell<u8>) -> PyResult<()> {
+    if count.get() >= QUIET_LOST_WRITES {
+        log::warning(py, "socket.send() raised exception.", &[])?;
+    }
+    count.set(count.get().saturating_add(1));
+    Ok(())
 }
 
 /// Calls `protocol.pause_writing()`; `must_pause` has said so.

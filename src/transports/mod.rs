@@ -3,6 +3,7 @@
 //! They belong to the loop's thread and know the loop only through `LoopObject` and `Source`; they must not know
 //! processes, coros or TLS.
 
+mod datagram;
 pub(crate) mod flow;
 mod listener;
 pub(crate) mod new_bytes;
@@ -29,6 +30,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     listener::register(module)?;
     pipe::register(module)?;
     sock::register(module)?;
+    datagram::register(module)?;
     extend_type(&module.getattr("Loop")?, loop_methods())?;
     module.add_function(wrap_pyfunction!(bind_methods, module)?)
 }
@@ -38,6 +40,7 @@ fn loop_methods() -> Vec<ffi::PyMethodDef> {
     methods.extend(listener::loop_methods());
     methods.extend(pipe::loop_methods());
     methods.extend(sock::loop_methods());
+    methods.extend(datagram::loop_methods());
     methods
 }
 

@@ -216,21 +216,23 @@ unsafe extern "C" fn repr<B: Body>(slf: *mut ffi::PyObject) -> *mut ffi::PyObjec
     }
 }
 
-/// Makes the type on top of asyncio's `base`, adds it to the module and stores it in `place`.
+/// Makes the type on top of asyncio's `bases`, adds it to the module and stores it in `place`.
 pub(super) fn make_type<B: Body>(
     module: &Bound<'_, PyModule>,
-    base: Kept,
+    bases: &[Kept],
     methods: Vec<ffi::PyMethodDef>,
     place: &AtomicPtr<ffi::PyTypeObject>,
 ) -> PyResult<()> {
     let py = module.py();
-    let base = base.bind(py);
-    let base_size: usize = base.getattr("__basicsize__")?.extract()?;
-    if base_size != offset_of!(TransportObject<B>, weakrefs) {
-        return Err(PyImportError::new_err(format!(
-            "{} has objects of {base_size} bytes here, which this build of grapeshot does not know",
-            base.repr()?
-        )));
+    let bases: Vec<_> = bases.iter().map(|base| base.bind(py)).collect();
+    for base in &bases {
+        let base_size: usize = base.getattr("__basicsize__")?.extract()?;
+        if base_size != offset_of!(TransportObject<B>, weakrefs) {
+            return Err(PyImportError::new_err(format!(
+                "{} has objects of {base_size} bytes here, which this build of grapeshot does not know",
+                base.repr()?
+            )));
+        }
     }
     let slots = [
         slot(ffi::Py_tp_finalize, finalize::<B> as *mut c_void),
@@ -245,8 +247,8 @@ pub(super) fn make_type<B: Body>(
             weaklist_member(offset_of!(TransportObject<B>, weakrefs)),
         ),
     ];
-    // SAFETY: the functions are those of this layout, which starts with the base's (checked above).
-    let kind = unsafe { new_type::<TransportObject<B>>(module, Some(&PyTuple::new(py, [base])?), &slots)? };
+    // SAFETY: the functions are those of this layout, which starts with the bases' (checked above).
+    let kind = unsafe { new_type::<TransportObject<B>>(module, Some(&PyTuple::new(py, bases)?), &slots)? };
     module.add(kind.name()?, &kind)?;
     place.store(kind.into_ptr().cast(), Ordering::Release);
     Ok(())

@@ -126,16 +126,17 @@ impl Outgoing {
     }
 }
 
-/// One `bytes` object in the out-buffer.
+/// One `bytes` object in a buffer.
 pub(crate) struct Chunk(*mut ffi::PyObject);
 
 impl Chunk {
-    fn new(bytes: Bound<'_, PyAny>) -> Self {
+    pub(super) fn new(bytes: Bound<'_, PyAny>) -> Self {
         debug_assert!(bytes.is_instance_of::<PyBytes>());
         Self(bytes.into_ptr())
     }
 
     /// A new reference to the `bytes`.
+    #[inline]
     pub(crate) fn to_bound<'py>(&self, py: Python<'py>) -> Bound<'py, PyAny> {
         // SAFETY: the chunk holds a reference; from_borrowed adds one.
         unsafe { Bound::from_borrowed_ptr(py, self.0) }
@@ -204,12 +205,20 @@ impl<'a, 'py> Data<'a, 'py> {
         }
     }
 
+    /// The object that was given.
+    pub(super) fn object(&self) -> &Bound<'py, PyAny> {
+        match self {
+            Self::Bytes(bytes) => bytes.as_any(),
+            Self::View(object, _) => object,
+        }
+    }
+
     fn is_shared(&self) -> bool {
         matches!(self, Self::Bytes(_))
     }
 
     /// A chunk for the out-buffer: the same object, or a copy of what follows the first `sent` bytes.
-    fn to_chunk(&self, sent: usize) -> PyResult<Chunk> {
+    pub(super) fn to_chunk(&self, sent: usize) -> PyResult<Chunk> {
         match self {
             Self::Bytes(bytes) => Ok(Chunk::new((*bytes).clone().into_any())),
             Self::View(data, _) => Ok(Chunk::new(

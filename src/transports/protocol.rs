@@ -56,24 +56,33 @@ fn native_receiver(protocol: &Bound<'_, PyAny>) -> Option<Receiver> {
 /// A protocol, its cached bound methods, and the context its callbacks run in.
 pub(crate) struct ProtocolCalls {
     protocol: ObjectCell,
-    /// `data_received`, or `get_buffer` of a BufferedProtocol.
+    /// `data_received`, `get_buffer` of a BufferedProtocol, or `datagram_received`.
     receive: ObjectCell,
     /// `buffer_updated` of a BufferedProtocol.
     updated: ObjectCell,
     context: ObjectCell,
     receiver: Cell<Receiver>,
+    /// Belongs to a datagram transport, whose protocols have another method.
+    has_datagrams: bool,
 }
 
 impl ProtocolCalls {
     /// Binds `protocol` with a copy of the current context.
     pub(crate) fn new(protocol: &Bound<'_, PyAny>) -> PyResult<Self> {
-        // SAFETY: attached; the call returns a new reference or null with an exception set.
-        let context = unsafe { errors::owned(protocol.py(), ffi::PyContext_CopyCurrent())? };
-        Self::with_context(protocol, context)
+        Self::with_context(protocol, copied_context(protocol.py())?)
+    }
+
+    /// The same for a `DatagramProtocol`.
+    pub(crate) fn for_datagrams(protocol: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Self::bound(protocol, copied_context(protocol.py())?, true)
     }
 
     /// Binds `protocol` with `context`, which is its own from now on.
     pub(crate) fn with_context(protocol: &Bound<'_, PyAny>, context: Bound<'_, PyAny>) -> PyResult<Self> {
+        Self::bound(protocol, context, false)
+    }
+
+    fn bound(protocol: &Bound<'_, PyAny>, context: Bound<'_, PyAny>, has_datagrams: bool) -> PyResult<Self> {
         let py = protocol.py();
         let calls = Self {
             protocol: ObjectCell::empty(),
@@ -81,6 +90,7 @@ impl ProtocolCalls {
             updated: ObjectCell::empty(),
             context: ObjectCell::empty(),
             receiver: Cell::new(Receiver::Data),
+            has_datagrams,
         };
         calls.context.set(context);
         if let Err(error) = calls.bind(protocol) {
@@ -101,7 +111,9 @@ impl ProtocolCalls {
                 None => Ok(none(py)),
             }
         };
-        let (receiver, receive, updated) = if let Some(native) = native_receiver(protocol) {
+        let (receiver, receive, updated) = if self.has_datagrams {
+            (Receiver::Data, method(names().datagram_received)?, None)
+        } else if let Some(native) = native_receiver(protocol) {
             (native, none(py), None)
         } else if protocol.is_instance(&names().buffered_protocol_type.bind(py))? {
             let updated = method(names().buffer_updated)?;
@@ -160,6 +172,31 @@ impl ProtocolCalls {
     pub(crate) fn buffer_updated(&self, py: Python<'_>, len_bytes: usize) -> PyResult<()> {
         let count = len_bytes.into_pyobject(py)?;
         call_bound(py, &self.updated, count.as_ptr()).map(drop)
+    }
+
+    /// `datagram_received(data, addr)`, to be called inside `in_context`.
+    #[inline]
+    pub(crate) fn datagram_received(
+        &self,
+        py: Python<'_>,
+        data: &Bound<'_, PyAny>,
+        sender: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let Some(method) = self.receive.get(py) else {
+            return Err(no_protocol());
+        };
+        let call = [ptr::null_mut(), data.as_ptr(), sender.as_ptr()];
+        // SAFETY: the caller keeps the arguments, `method` is a reference of our own; call[0] is the free place that
+        // the offset flag allows.
+        unsafe {
+            let result = ffi::PyObject_Vectorcall(
+                method.as_ptr(),
+                call[1..].as_ptr(),
+                2 | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
+                ptr::null_mut(),
+            );
+            errors::owned(py, result).map(drop)
+        }
     }
 
     /// Runs `body` in the transport's context.
@@ -236,6 +273,11 @@ pub(crate) fn run_in<R>(context: &Bound<'_, PyAny>, body: impl FnOnce() -> PyRes
         return Err(errors::fetch(py));
     }
     result
+}
+
+fn copied_context(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    // SAFETY: attached; the call returns a new reference or null with an exception set.
+    unsafe { errors::owned(py, ffi::PyContext_CopyCurrent()) }
 }
 
 /// Calls the bound method in `method` with one argument.

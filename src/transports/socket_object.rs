@@ -1,10 +1,11 @@
-//! Between descriptors and Python: `socket.socket` objects and address tuples, made only when someone asks.
+//! Between descriptors and Python: `socket.socket` objects and addresses, made only when someone asks.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::RawFd;
+use std::str::FromStr;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyString};
+use pyo3::types::{PyBytes, PyDict, PyInt, PyString, PyTuple};
 
 use crate::event_loop::native_type::none;
 use crate::sys::socket::{self, Address, AddressView};
@@ -43,9 +44,7 @@ pub(super) fn guarded<'py>(socket: &Bound<'py, PyAny>) -> PyResult<Bound<'py, Py
 /// for an abstract name; None where there is no address or its family is not known.
 pub(super) fn address_object<'py>(py: Python<'py>, address: &Address) -> PyResult<Bound<'py, PyAny>> {
     match address.view() {
-        AddressView::V4 { ip, port } => Ok((Ipv4Addr::from(ip).to_string(), port)
-            .into_pyobject(py)?
-            .into_any()),
+        AddressView::V4 { ip, port } => Ok((Ipv4Text::new(ip).as_str(), port).into_pyobject(py)?.into_any()),
         AddressView::V6 {
             ip,
             port,
@@ -68,4 +67,93 @@ pub(super) fn address_object<'py>(py: Python<'py>, address: &Address) -> PyResul
 /// Whether `address_object` can show the addresses of a family.
 pub(super) fn is_known_family(family: i32) -> bool {
     matches!(family, libc::AF_INET | libc::AF_INET6 | libc::AF_UNIX)
+}
+
+/// An IPv4 address in dotted decimals, made without an allocation: it is made for every datagram of a new sender.
+struct Ipv4Text {
+    bytes: [u8; 15],
+    len: usize,
+}
+
+impl Ipv4Text {
+    fn new(ip: [u8; 4]) -> Self {
+        let mut text = Self {
+            bytes: [0; 15],
+            len: 0,
+        };
+        for (index, part) in ip.into_iter().enumerate() {
+            if index > 0 {
+                text.push(b'.');
+            }
+            if part >= 100 {
+                text.push(b'0' + part / 100);
+            }
+            if part >= 10 {
+                text.push(b'0' + part / 10 % 10);
+            }
+            text.push(b'0' + part % 10);
+        }
+        text
+    }
+
+    fn push(&mut self, byte: u8) {
+        self.bytes[self.len] = byte;
+        self.len += 1;
+    }
+
+    fn as_str(&self) -> &str {
+        // Digits and dots are ASCII, so the other side never comes about.
+        std::str::from_utf8(&self.bytes[..self.len]).unwrap_or_default()
+    }
+}
+
+/// The address that a Python object stands for in a socket of this family, if it is one of the usual: a tuple of a
+/// numeric host and a port (and flow label and scope), a path as str or bytes, an abstract name. None for everything
+/// else (names, `"<broadcast>"`, zones, wrong types, other families), which the socket module has to look at.
+pub(super) fn native_address(family: i32, object: &Bound<'_, PyAny>) -> Option<Address> {
+    match family {
+        libc::AF_INET => {
+            let tuple = object.cast::<PyTuple>().ok()?;
+            if tuple.len() != 2 {
+                return None;
+            }
+            let ip: Ipv4Addr = host(tuple)?;
+            Some(Address::v4(ip.octets(), number(tuple, 1)?))
+        }
+        libc::AF_INET6 => {
+            let tuple = object.cast::<PyTuple>().ok()?;
+            let ip: Ipv6Addr = host(tuple)?;
+            let (flowinfo, scope_id) = match tuple.len() {
+                2 => (0, 0),
+                3 => (number(tuple, 2)?, 0),
+                4 => (number(tuple, 2)?, number(tuple, 3)?),
+                _ => return None,
+            };
+            let port = number(tuple, 1)?;
+            (flowinfo <= MAX_FLOWINFO).then(|| Address::v6(ip.octets(), port, flowinfo, scope_id))
+        }
+        libc::AF_UNIX => {
+            if let Ok(name) = object.cast_exact::<PyBytes>() {
+                return Address::unix(name.as_bytes());
+            }
+            // What is not ASCII goes through the file system's encoding.
+            let path = object.cast_exact::<PyString>().ok()?.to_str().ok()?;
+            path.is_ascii().then(|| Address::unix(path.as_bytes())).flatten()
+        }
+        _ => None,
+    }
+}
+
+/// A flow label and traffic class have 20 bits, says the socket module.
+const MAX_FLOWINFO: u32 = 0xf_ffff;
+
+fn host<T: FromStr>(address: &Bound<'_, PyTuple>) -> Option<T> {
+    let host = address.get_borrowed_item(0).ok()?;
+    host.cast_exact::<PyString>().ok()?.to_str().ok()?.parse().ok()
+}
+
+fn number<'a, 'py, T: FromPyObject<'a, 'py>>(address: &'a Bound<'py, PyTuple>, index: usize) -> Option<T> {
+    let number = address.get_borrowed_item(index).ok()?;
+    number.cast_exact::<PyInt>().ok()?;
+    number.extract().ok()
 }

@@ -90,11 +90,17 @@ impl Reactor {
     /// and gets a buffer of its own.
     #[inline]
     pub(crate) fn with_scratch<R>(&self, read: impl FnOnce(&mut [u8]) -> R) -> R {
+        self.with_scratch_of(SCRATCH_LEN, read)
+    }
+
+    /// The same with `len_bytes` of it, for which it grows if it must. Memory is taken only for what is written to.
+    #[inline]
+    pub(crate) fn with_scratch_of<R>(&self, len_bytes: usize, read: impl FnOnce(&mut [u8]) -> R) -> R {
         let mut scratch = self.scratch.take();
-        if scratch.is_empty() {
-            scratch.resize(SCRATCH_LEN, 0);
+        if scratch.len() < len_bytes {
+            scratch = vec![0; len_bytes.max(SCRATCH_LEN)];
         }
-        let result = read(&mut scratch);
+        let result = read(&mut scratch[..len_bytes]);
         self.scratch.set(scratch);
         result
     }

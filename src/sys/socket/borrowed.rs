@@ -54,7 +54,7 @@ pub unsafe fn recv_from_now(fd: RawFd, buf: *mut u8, len: usize) -> io::Result<(
             )
         }
     })?;
-    Ok((received, storage.into_address(address_len)))
+    Ok((received, storage.to_address(address_len)))
 }
 
 /// [`super::send`] that never blocks.

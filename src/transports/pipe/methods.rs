@@ -267,13 +267,13 @@ fn write_methods() -> Vec<ffi::PyMethodDef> {
 pub(in crate::transports) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     object::make_type::<PipeBody<Reading>>(
         module,
-        names().read_transport_type,
+        &[names().read_transport_type],
         read_methods(),
         Reading::kind(),
     )?;
     object::make_type::<PipeBody<Writing>>(
         module,
-        names().write_transport_type,
+        &[names().write_transport_type],
         write_methods(),
         Writing::kind(),
     )

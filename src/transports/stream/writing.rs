@@ -11,15 +11,13 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::{Stream, flag, lifecycle};
-use crate::event_loop::{errors, log};
+use crate::event_loop::errors;
 use crate::sys::socket;
 use crate::transports::flow;
 use crate::transports::outgoing::Data;
 
 /// Corked data beyond this leaves at once: it fills system calls anyway, and must not count as unsent.
 const CORK_LEN: usize = 64 * 1024;
-/// Writes after the connection was lost that go without a word, as in asyncio.
-const QUIET_LOST_WRITES: u8 = 5;
 
 /// Runs the protocol's callback `call` with writes corked, then sends what it has written. The outer error is
 /// for what must leave the loop, the inner result is the callback's.
@@ -170,19 +168,10 @@ fn may_write(this: Stream<'_>, is_empty: bool) -> PyResult<bool> {
         return Ok(false);
     }
     if this.lost_writes.get() != 0 {
-        return lost_write(this);
+        flow::note_lost_write(this.py(), &this.lost_writes)?;
+        return Ok(false);
     }
     Ok(true)
-}
-
-#[cold]
-fn lost_write(this: Stream<'_>) -> PyResult<bool> {
-    let count = this.lost_writes.get();
-    if count >= QUIET_LOST_WRITES {
-        log::warning(this.py(), "socket.send() raised exception.", &[])?;
-    }
-    this.lost_writes.set(count.saturating_add(1));
-    Ok(false)
 }
 
 /// After data was put behind other data: corked data leaves once there is enough of it, blocked data may pause.

@@ -8,12 +8,12 @@
 //! What the file of an operating system must provide: `receive(fd, buffer, slot_len, limit, each)` with the
 //! contract of [`recv_batch`], for a `limit` of 1 to [`MAX_BATCH`] and a buffer that has the slots.
 //!
-//! Source: `recvmmsg(2)`, `recvfrom(2)`, `sendto(2)`, `udp(7)`.
+//! Source: `recvmmsg(2)`, `sendto(2)`, `udp(7)`.
 
 use std::io;
 use std::os::fd::RawFd;
 
-use super::address::{Address, Storage};
+use super::address::Address;
 use super::{SEND_FLAGS, retried};
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -68,32 +68,6 @@ pub fn recv_batch(
         0 => Err(io::ErrorKind::InvalidInput.into()),
         limit => receive(fd, buffer, slot_len, limit, each),
     }
-}
-
-/// Receives one datagram to `buffer`: its length (what goes beyond the buffer is lost) and its sender.
-///
-/// # Errors
-/// As [`recv_batch`].
-#[inline]
-pub fn recv_from(fd: RawFd, buffer: &mut [u8]) -> io::Result<(usize, Address)> {
-    let mut storage = Storage::new();
-    let mut address_len = Storage::LEN;
-    let len_bytes = retried(|| {
-        address_len = Storage::LEN;
-        // SAFETY: both buffers are live and as long as said; the call writes no more than that, and the length of the
-        // address to `address_len`.
-        unsafe {
-            libc::recvfrom(
-                fd,
-                buffer.as_mut_ptr().cast(),
-                buffer.len(),
-                0,
-                storage.as_mut_ptr(),
-                &raw mut address_len,
-            )
-        }
-    })?;
-    Ok((len_bytes, storage.to_address(address_len)))
 }
 
 /// Sends `data`, which may be empty, as one datagram to `to`.

@@ -4,7 +4,8 @@ use std::io;
 use std::os::fd::RawFd;
 
 use super::super::address::Address;
-use super::{Batch, recv_from};
+use super::super::recv_from_now;
+use super::Batch;
 
 /// See [`super::recv_batch`].
 #[inline]
@@ -17,7 +18,8 @@ pub(super) fn receive(
 ) -> io::Result<Batch> {
     let mut count = 0;
     for slot in buffer.chunks_exact_mut(slot_len).take(limit) {
-        match recv_from(fd, slot) {
+        // SAFETY: the slot is live, as long as said, and borrowed for the call.
+        match unsafe { recv_from_now(fd, slot.as_mut_ptr(), slot.len()) } {
             Ok((len_bytes, sender)) => {
                 each(&slot[..len_bytes], sender);
                 count += 1;

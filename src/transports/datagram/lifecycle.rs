@@ -1,0 +1,226 @@
+//! An endpoint from `connection_made` to `connection_lost`, and everything that ends it.
+//!
+//! ```text
+//!   open --> connection_made --> registered --close()--> [buffer drains] --finish--> connection_lost --> closed
+//!                                     '------- abort(), fault ------------------^
+//! ```
+//! `connection_lost` is always queued, never called inside the call that ends the transport, and comes once. The
+//! descriptor leaves the poller before it is queued, and the socket is closed after it has run.
+//!
+//! An OSError of the socket ends nothing: the protocol hears of it through `error_received`, and the transport goes on.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::RawFd;
+
+use pyo3::exceptions::PyOSError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use super::methods::DATAGRAM_TYPE;
+use super::senders::Senders;
+use super::{Datagram, DatagramBody, Family, Peer, flag, sending, sync_interest};
+use crate::event_loop::errors;
+use crate::event_loop::names::names;
+use crate::event_loop::native_type::{This, none};
+use crate::event_loop::object_cell::ObjectCell;
+use crate::sys::socket::{self, Address, AddressView};
+use crate::transports::flow::Watermarks;
+use crate::transports::protocol::ProtocolCalls;
+use crate::transports::registration::Registration;
+use crate::transports::{object, socket_object};
+
+/// Makes the transport of a nonblocking socket object, which it takes over, and queues its start: `connection_made`,
+/// then `waiter`. With `remote` nothing can be sent to any other address.
+pub(super) fn open<'py>(
+    event_loop: &Bound<'py, PyAny>,
+    socket: &Bound<'py, PyAny>,
+    protocol: &Bound<'py, PyAny>,
+    remote: Option<Bound<'py, PyAny>>,
+    waiter: Option<Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let name = names().fileno.bind(event_loop.py()).cast_into::<PyString>()?;
+    let fd: RawFd = socket.call_method0(name)?.extract()?;
+    if fd < 0 {
+        return Err(errors::os_error(&io::Error::from_raw_os_error(libc::EBADF)));
+    }
+    // Refused for what is no socket, which will fail at the first datagram.
+    let _ = socket::suppress_sigpipe(fd);
+    let (local, peer) = (socket::local_address(fd).ok(), socket::peer_address(fd).ok());
+    let body = new_body(socket, fd, local.as_ref(), peer.as_ref(), protocol)?;
+    let transport = object::make(&DATAGRAM_TYPE, event_loop, body)?;
+    // SAFETY: made just above with this body.
+    let this: Datagram<'_> = unsafe { object::object_of(&transport) };
+    if let Some(remote) = remote {
+        this.remote.set(remote);
+    }
+    let extra = object::extra_dict(this)?;
+    extra.set_item("sockname", shown(this, socket, "getsockname", local)?)?;
+    extra.set_item("peername", shown(this, socket, "getpeername", peer)?)?;
+    extra.set_item("socket", socket_object::guarded(socket)?)?;
+    if let Some(waiter) = waiter {
+        this.waiter.set(waiter);
+    }
+    this.reactor().defer(transport.clone(), start);
+    Ok(transport)
+}
+
+fn new_body(
+    socket: &Bound<'_, PyAny>,
+    fd: RawFd,
+    local: Option<&Address>,
+    peer: Option<&Address>,
+    protocol: &Bound<'_, PyAny>,
+) -> PyResult<DatagramBody> {
+    let body = DatagramBody {
+        socket: ObjectCell::empty(),
+        waiter: ObjectCell::empty(),
+        exception: ObjectCell::empty(),
+        remote: ObjectCell::empty(),
+        calls: ProtocolCalls::for_datagrams(protocol)?,
+        registration: Registration::new(fd),
+        fileno: fd,
+        family: match local.map_or(libc::AF_UNSPEC, Address::family) {
+            family @ (libc::AF_INET | libc::AF_INET6) => Family::Internet(family),
+            libc::AF_UNIX => Family::Unix,
+            _ => Family::Other,
+        },
+        peer: match peer.map(Address::view) {
+            None => Peer::None,
+            Some(AddressView::Unnamed) => Peer::Unnamed,
+            Some(_) => Peer::Named,
+        },
+        senders: Senders::new(),
+        pending: RefCell::new(VecDeque::new()),
+        outgoing: RefCell::new(VecDeque::new()),
+        outgoing_len: Cell::new(0),
+        watermarks: Watermarks::new(),
+        flags: Cell::new(0),
+        lost_writes: Cell::new(0),
+    };
+    body.socket.set(socket.clone());
+    Ok(body)
+}
+
+/// What `get_extra_info` shows of an address: None if there is none.
+fn shown<'py>(
+    this: Datagram<'py>,
+    socket: &Bound<'py, PyAny>,
+    method: &str,
+    address: Option<Address>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = this.py();
+    if this.family != Family::Other {
+        return address.map_or_else(
+            || Ok(none(py)),
+            |address| socket_object::address_object(py, &address),
+        );
+    }
+    match socket.call_method0(method) {
+        Err(error) if error.is_instance_of::<PyOSError>(py) => Ok(none(py)),
+        answer => answer,
+    }
+}
+
+/// `connection_made`, then datagrams are received, then the waiter is told.
+unsafe fn start(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: queued by `open` with a transport of this type, whose reference the queue holds.
+    let this: Datagram<'_> = unsafe { This::new(py, object) };
+    let own = this.to_bound();
+    if let Err(error) = this.calls.call(py, names().connection_made, &[&own]) {
+        object::report(this, error, "Exception in callback protocol.connection_made()")?;
+    }
+    if !this.is_finished() {
+        let entered = this
+            .registration
+            .enter(this, this.reactor(), this.wanted_interest());
+        if let Err(error) = entered {
+            let message = "Fatal error on datagram transport";
+            fatal_error(this, errors::os_error(&error), message)?;
+        }
+    }
+    object::wake(py, &this.waiter)
+}
+
+/// `close()`: what is buffered still leaves, then the transport ends.
+pub(super) fn close(this: Datagram<'_>) -> PyResult<()> {
+    if this.has(flag::CLOSING) {
+        return Ok(());
+    }
+    this.raise_flag(flag::CLOSING);
+    if this.has(flag::BLOCKED) {
+        return sync_interest(this);
+    }
+    finish(this, None);
+    Ok(())
+}
+
+/// Ends the transport with `error`: reported, unless it is an OSError, which debug mode logs. Err is only for what must
+/// leave the loop.
+#[cold]
+pub(super) fn fatal_error(this: Datagram<'_>, error: PyErr, message: &str) -> PyResult<()> {
+    let py = this.py();
+    if errors::leaves_loop(py, &error) {
+        return Err(error);
+    }
+    let exception = error.clone_ref(py).into_value(py).into_bound(py).into_any();
+    if error.is_instance_of::<PyOSError>(py) {
+        object::log_fault(this, message, &exception)?;
+    } else {
+        object::report(this, error, message)?;
+    }
+    finish(this, Some(exception));
+    Ok(())
+}
+
+/// Stops all I/O and queues `connection_lost(exception)`. Does nothing the second time.
+pub(super) fn finish(this: Datagram<'_>, exception: Option<Bound<'_, PyAny>>) {
+    this.raise_flag(flag::CLOSING);
+    if this.is_finished() {
+        return;
+    }
+    this.lost_writes.set(1);
+    let own = this.to_bound();
+    sending::drop_buffer(&this);
+    this.registration.leave(this, this.reactor());
+    if let Some(exception) = exception {
+        this.exception.set(exception);
+    }
+    if this.reactor().is_closed() {
+        // Nothing will run any more; at least the descriptor does not leak.
+        object::Body::close(&**this, this.py());
+        return;
+    }
+    this.reactor().defer(own, lose);
+}
+
+/// `connection_lost`, and then the socket is closed.
+unsafe fn lose(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: queued by `finish` with a transport of this type, whose reference the queue holds.
+    let this: Datagram<'_> = unsafe { This::new(py, object) };
+    let argument = this.exception.take(py).unwrap_or_else(|| none(py));
+    let lost = this.calls.call(py, names().connection_lost, &[&argument]);
+    let closed = close_socket(py, &this);
+    let reported = match lost {
+        Ok(_) => Ok(()),
+        Err(error) => object::report(this, error, "Exception in callback protocol.connection_lost()"),
+    };
+    let closed = match closed {
+        Ok(()) => Ok(()),
+        Err(error) => object::report(this, error, "Exception in callback socket.close()"),
+    };
+    this.calls.drop_all(py);
+    reported.and(closed)
+}
+
+/// Closes the socket object. Does nothing the second time.
+pub(super) fn close_socket(py: Python<'_>, body: &DatagramBody) -> PyResult<()> {
+    let Some(socket) = body.socket.take(py) else {
+        return Ok(());
+    };
+    body.registration.take_fd();
+    let name = names().close.bind(py).cast_into::<PyString>()?;
+    socket.call_method0(name).map(drop)
+}

@@ -1,0 +1,212 @@
+//! What Python sees of datagram transports: the methods of `asyncio.DatagramTransport` and those that asyncio's own have
+//! beside them, and `loop._datagram`. `get_extra_info` is asyncio's own.
+
+use std::ptr;
+use std::sync::atomic::AtomicPtr;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use super::{Datagram, DatagramBody, DatagramObject, flag, lifecycle, receiving, sending};
+use crate::event_loop::names::names;
+use crate::event_loop::native_type::{Args, This, bool_object, method, none};
+use crate::event_loop::pyloop::LoopObject;
+use crate::transports::object;
+
+type Object<'py> = PyResult<Bound<'py, PyAny>>;
+
+pub(super) static DATAGRAM_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
+
+#[inline]
+fn sendto<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let py = this.py();
+    let [data, addr] = if args.kwnames().is_null() && matches!(args.positional().len(), 1 | 2) {
+        [args.get(0), args.get(1)]
+    } else {
+        args.bind("sendto", ["data", "addr"])?
+    };
+    let Some(data) = data else {
+        return Err(PyTypeError::new_err(
+            "sendto() missing 1 required positional argument: 'data'",
+        ));
+    };
+    let addr = addr.unwrap_or_else(|| none(py));
+    sending::send_to(this, &data, &addr)?;
+    Ok(none(py))
+}
+
+fn close<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("close", 0)?;
+    object::check_thread(this)?;
+    lifecycle::close(this)?;
+    Ok(none(this.py()))
+}
+
+fn abort<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("abort", 0)?;
+    object::check_thread(this)?;
+    lifecycle::finish(this, None);
+    Ok(none(this.py()))
+}
+
+fn is_closing<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("is_closing", 0)?;
+    Ok(bool_object(this.py(), this.has(flag::CLOSING)))
+}
+
+fn is_reading<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("is_reading", 0)?;
+    Ok(bool_object(this.py(), !this.has(flag::CLOSING | flag::PAUSED)))
+}
+
+fn pause_reading<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("pause_reading", 0)?;
+    receiving::pause(this)?;
+    Ok(none(this.py()))
+}
+
+fn resume_reading<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("resume_reading", 0)?;
+    receiving::resume(this)?;
+    Ok(none(this.py()))
+}
+
+fn get_write_buffer_size<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("get_write_buffer_size", 0)?;
+    Ok(this.outgoing_len.get().into_pyobject(this.py())?.into_any())
+}
+
+fn get_write_buffer_limits<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("get_write_buffer_limits", 0)?;
+    Ok(this.watermarks.limits().into_pyobject(this.py())?.into_any())
+}
+
+fn set_write_buffer_limits<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let limits = args.bind("set_write_buffer_limits", ["high", "low"])?;
+    this.watermarks.set_from(limits)?;
+    sending::maybe_pause(this)?;
+    Ok(none(this.py()))
+}
+
+fn get_protocol<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("get_protocol", 0)?;
+    Ok(this.calls.get(this.py()).unwrap_or_else(|| none(this.py())))
+}
+
+fn set_protocol<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("set_protocol", 1)?;
+    if let Some(protocol) = args.get(0) {
+        this.calls.bind(&protocol)?;
+    }
+    Ok(none(this.py()))
+}
+
+// ---- on the loop ---------------------------------------------------------------------------------------------
+
+/// `loop._datagram(sock, protocol, remote_address=None, waiter=None)`: the transport of a nonblocking socket.
+fn open_datagram<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    this.reactor().check_closed()?;
+    let names = ["sock", "protocol", "remote_address", "waiter"];
+    let [socket, protocol, remote, waiter] = args.bind("_datagram", names)?;
+    let (Some(socket), Some(protocol)) = (socket, protocol) else {
+        return Err(PyTypeError::new_err("_datagram() takes a socket and a protocol"));
+    };
+    let given = |value: Option<Bound<'py, PyAny>>| value.filter(|value| !value.is_none());
+    lifecycle::open(&this.to_bound(), &socket, &protocol, given(remote), given(waiter))
+}
+
+/// Methods that this room adds to the loop's type.
+pub(in crate::transports) fn loop_methods() -> Vec<ffi::PyMethodDef> {
+    vec![method!(
+        LoopObject,
+        c"_datagram",
+        open_datagram,
+        c"The transport of a datagram socket."
+    )]
+}
+
+fn sending_methods() -> Vec<ffi::PyMethodDef> {
+    vec![
+        method!(
+            DatagramObject,
+            c"sendto",
+            sendto,
+            c"Send bytes-like data as one datagram; queued if the kernel takes no more."
+        ),
+        method!(
+            DatagramObject,
+            c"get_write_buffer_size",
+            get_write_buffer_size,
+            c"Bytes that the kernel has not taken yet."
+        ),
+        method!(
+            DatagramObject,
+            c"get_write_buffer_limits",
+            get_write_buffer_limits,
+            c"The (low, high) watermarks in bytes."
+        ),
+        method!(
+            DatagramObject,
+            c"set_write_buffer_limits",
+            set_write_buffer_limits,
+            c"Set the watermarks in bytes; ValueError unless high >= low >= 0."
+        ),
+    ]
+}
+
+fn other_methods() -> Vec<ffi::PyMethodDef> {
+    vec![
+        method!(
+            DatagramObject,
+            c"close",
+            close,
+            c"Send what is buffered, then close the socket."
+        ),
+        method!(DatagramObject, c"abort", abort, c"Close the socket now."),
+        method!(
+            DatagramObject,
+            c"is_closing",
+            is_closing,
+            c"True once the transport is ending."
+        ),
+        method!(
+            DatagramObject,
+            c"is_reading",
+            is_reading,
+            c"True while datagrams are delivered."
+        ),
+        method!(
+            DatagramObject,
+            c"pause_reading",
+            pause_reading,
+            c"Deliver nothing until resume_reading()."
+        ),
+        method!(
+            DatagramObject,
+            c"resume_reading",
+            resume_reading,
+            c"Deliver again."
+        ),
+        method!(
+            DatagramObject,
+            c"get_protocol",
+            get_protocol,
+            c"The protocol, None once connection_lost() has run."
+        ),
+        method!(
+            DatagramObject,
+            c"set_protocol",
+            set_protocol,
+            c"Use another protocol from the next event on."
+        ),
+    ]
+}
+
+pub(in crate::transports) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let mut methods = sending_methods();
+    methods.extend(other_methods());
+    // Both, as asyncio's own, which inherits what it shares with streams.
+    let bases = [names().transport_type, names().datagram_transport_type];
+    object::make_type::<DatagramBody>(module, &bases, methods, &DATAGRAM_TYPE)
+}

@@ -1,0 +1,228 @@
+//! `DatagramTransport`: the transport of sockets that carry datagrams: UDP, Unix, and whatever else Python can open.
+//!
+//! - `lifecycle`: from `connection_made` to `connection_lost`
+//! - `receiving`, `sending`: the two directions
+//! - `senders`: the addresses of those who sent, as Python objects
+//! - `methods`: what Python sees
+//!
+//! The object belongs to the loop's thread. It owns the socket object, which owns the descriptor and is closed exactly
+//! once. All fields are cells: a call into Python may re-enter every method.
+
+mod lifecycle;
+mod methods;
+mod receiving;
+mod senders;
+mod sending;
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::ffi::{CStr, c_int};
+use std::os::fd::RawFd;
+
+use pyo3::prelude::*;
+
+use super::flow::Watermarks;
+use super::object::{Body, TransportObject};
+use super::protocol::ProtocolCalls;
+use super::registration::Registration;
+use crate::event_loop::errors;
+use crate::event_loop::native_type::This;
+use crate::event_loop::object_cell::ObjectCell;
+use crate::event_loop::source::Source;
+use crate::sys::poller::{Interest, Readiness};
+
+use receiving::Inbound;
+use senders::Senders;
+use sending::Outbound;
+
+pub(super) use methods::{loop_methods, register};
+
+/// Since Python 3.13 asyncio sends empty datagrams, which it ignored before, and counts a header with each of those that
+/// wait.
+const HAS_EMPTY_DATAGRAMS: bool = cfg!(Py_3_13);
+const HEADER_LEN: usize = if HAS_EMPTY_DATAGRAMS { 8 } else { 0 };
+
+mod flag {
+    /// `close()` or `abort()` was called, or the transport failed.
+    pub(super) const CLOSING: u8 = 1;
+    /// `pause_reading()` is in force.
+    pub(super) const PAUSED: u8 = 1 << 1;
+    /// Datagrams wait for the descriptor to become writable.
+    pub(super) const BLOCKED: u8 = 1 << 2;
+}
+
+/// Where a datagram without an address goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Peer {
+    /// Nowhere: it must have one.
+    None,
+    /// To the socket's peer, which has no name and so may be left for another address.
+    Unnamed,
+    /// To the socket's peer, and every other datagram too.
+    Named,
+}
+
+/// What the transport must know about its family.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Family {
+    /// `AF_INET`, `AF_INET6`: native, datagrams of up to 64 KiB.
+    Internet(i32),
+    /// `AF_UNIX`: native, datagrams of any size.
+    Unix,
+    /// Addresses that only the socket module can read and write: it receives and sends.
+    Other,
+}
+
+pub(super) struct DatagramBody {
+    /// The `socket.socket`; empty once it is closed.
+    socket: ObjectCell,
+    /// The Future of whoever waits for the endpoint to be set up.
+    waiter: ObjectCell,
+    /// What `connection_lost` will be called with.
+    exception: ObjectCell,
+    /// The remote address that the endpoint was made with.
+    remote: ObjectCell,
+    calls: ProtocolCalls,
+    registration: Registration,
+    /// The descriptor, kept for `repr()`.
+    fileno: RawFd,
+    family: Family,
+    peer: Peer,
+    senders: Senders,
+    /// Received and not delivered yet: the protocol has paused the transport, or left the loop, inside a batch.
+    pending: RefCell<VecDeque<Inbound>>,
+    /// What the kernel has not taken yet.
+    outgoing: RefCell<VecDeque<Outbound>>,
+    /// The size of `outgoing` as `get_write_buffer_size()` counts it.
+    outgoing_len: Cell<usize>,
+    watermarks: Watermarks,
+    flags: Cell<u8>,
+    /// 0 while open; then the number of datagrams after the transport was given up, plus one.
+    lost_writes: Cell<u8>,
+}
+
+type DatagramObject = TransportObject<DatagramBody>;
+type Datagram<'py> = This<'py, DatagramObject>;
+
+impl DatagramBody {
+    #[inline]
+    fn has(&self, flag: u8) -> bool {
+        self.flags.get() & flag != 0
+    }
+
+    #[inline]
+    fn raise_flag(&self, flag: u8) {
+        self.flags.set(self.flags.get() | flag);
+    }
+
+    #[inline]
+    fn lower_flag(&self, flag: u8) {
+        self.flags.set(self.flags.get() & !flag);
+    }
+
+    /// Whether all I/O has stopped.
+    #[inline]
+    fn is_finished(&self) -> bool {
+        self.lost_writes.get() != 0
+    }
+
+    /// The interest that follows from the state.
+    fn wanted_interest(&self) -> Interest {
+        let read = if self.has(flag::PAUSED | flag::CLOSING) {
+            Interest::NONE
+        } else {
+            Interest::READ
+        };
+        if self.has(flag::BLOCKED) {
+            read.with(Interest::WRITE)
+        } else {
+            read
+        }
+    }
+}
+
+/// Brings the poller in line with the state.
+fn sync_interest(this: Datagram<'_>) -> PyResult<()> {
+    this.registration
+        .sync(this.reactor(), this.wanted_interest())
+        .map_err(|error| errors::os_error(&error))
+}
+
+impl Source for DatagramObject {
+    #[inline]
+    fn on_ready(this: This<'_, Self>, readiness: Readiness) -> PyResult<()> {
+        if readiness.is_readable() && this.registration.interest().has_read() {
+            receiving::on_readable(this)?;
+        }
+        if readiness.is_writable() && this.has(flag::BLOCKED) {
+            sending::on_writable(this)?;
+        }
+        Ok(())
+    }
+}
+
+impl Body for DatagramBody {
+    const NAME: &'static CStr = c"grapeshot._core.DatagramTransport";
+    const DOC: &'static CStr =
+        c"The transport of a datagram socket; the interface of asyncio.DatagramTransport.";
+
+    /// `<DatagramTransport fd=7 read=polling write=<idle, bufsize=0>>`, the words of asyncio's own transports.
+    fn describe(this: Datagram<'_>) -> String {
+        if !this.is_open() {
+            return format!("<DatagramTransport closed fd={}>", this.fileno);
+        }
+        let state = if this.has(flag::CLOSING) { " closing" } else { "" };
+        let interest = this.registration.interest();
+        let word = |is_polled| if is_polled { "polling" } else { "idle" };
+        format!(
+            "<DatagramTransport{state} fd={} read={} write=<{}, bufsize={}>>",
+            this.fileno,
+            word(interest.has_read()),
+            word(interest.has_write()),
+            this.outgoing_len.get()
+        )
+    }
+
+    fn is_open(&self) -> bool {
+        self.socket.is_set()
+    }
+
+    fn close(&self, py: Python<'_>) {
+        if let Err(error) = lifecycle::close_socket(py, self) {
+            error.write_unraisable(py, None);
+        }
+    }
+
+    fn calls(&self) -> &ProtocolCalls {
+        &self.calls
+    }
+
+    fn visit(&self, visit: &mut dyn FnMut(&ObjectCell) -> c_int) -> c_int {
+        let cells = [&self.socket, &self.waiter, &self.exception, &self.remote];
+        if let Some(result) = cells.into_iter().map(&mut *visit).find(|result| *result != 0) {
+            return result;
+        }
+        // Addresses that only the socket module understands may be any object. What else waits is bytes, which
+        // cannot be part of a cycle.
+        let Ok(outgoing) = self.outgoing.try_borrow() else {
+            return 0;
+        };
+        let mut waiting = outgoing.iter().filter_map(Outbound::address_object);
+        waiting
+            .find_map(|cell| Some(visit(cell)).filter(|result| *result != 0))
+            .unwrap_or(0)
+    }
+
+    fn clear(&self, py: Python<'_>) {
+        for cell in [&self.waiter, &self.exception, &self.remote] {
+            drop(cell.take(py));
+        }
+        sending::drop_buffer(self);
+    }
+
+    fn release(&self, py: Python<'_>) {
+        self.clear(py);
+        self.senders.clear(py);
+        drop(self.socket.take(py));
+    }
+}

@@ -1,0 +1,226 @@
+//! The read side: as many datagrams per readiness as one system call takes, each delivered on its own.
+//!
+//! ```text
+//!   recv_batch --> the first ----------------------> datagram_received, ... one visit to the context
+//!              '-> the others --> pending --> each --^
+//!                                    '-- left there by pause_reading(), or by what leaves the loop
+//! ```
+//! A fault of the protocol is reported and costs nothing else, as with asyncio's datagram transports.
+
+use std::io;
+
+use pyo3::exceptions::{PyBlockingIOError, PyInterruptedError, PyOSError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyString, PyTuple};
+
+use super::{Datagram, Family, flag, lifecycle, sync_interest};
+use crate::event_loop::errors;
+use crate::event_loop::names::names;
+use crate::event_loop::native_type::This;
+use crate::sys::socket::Address;
+use crate::sys::socket::datagram::{self, INTERNET_SLOT_LEN, MAX_BATCH};
+use crate::transports::object;
+use crate::transports::outgoing::Chunk;
+
+/// The most that is received of one datagram, as in asyncio.
+const MAX_DATAGRAM_LEN: usize = 256 * 1024;
+/// How many Unix datagrams are received at once: as many as have room where internet datagrams are received.
+const UNIX_BATCH: usize = MAX_BATCH * INTERNET_SLOT_LEN / MAX_DATAGRAM_LEN;
+
+/// A datagram and its sender.
+pub(super) struct Inbound {
+    data: Chunk,
+    sender: Address,
+}
+
+#[inline]
+pub(super) fn on_readable(this: Datagram<'_>) -> PyResult<()> {
+    if !this.pending.borrow().is_empty() {
+        return deliver(this, None);
+    }
+    match this.family {
+        Family::Internet(_) => receive(this, INTERNET_SLOT_LEN, MAX_BATCH),
+        Family::Unix => receive(this, MAX_DATAGRAM_LEN, UNIX_BATCH),
+        Family::Other => receive_by_object(this),
+    }
+}
+
+#[inline]
+fn receive(this: Datagram<'_>, slot_len: usize, limit: usize) -> PyResult<()> {
+    let (py, fd) = (this.py(), this.registration.fd());
+    let mut first = None;
+    let mut fault = None;
+    let received = this.reactor().with_scratch_of(slot_len * limit, |scratch| {
+        let mut pending = this.pending.borrow_mut();
+        datagram::recv_batch(fd, scratch, slot_len, limit, |data, sender| {
+            // SAFETY: attached; making a bytes object copies the data and runs no Python code.
+            let made = unsafe {
+                let len_bytes = data.len() as ffi::Py_ssize_t;
+                errors::owned(
+                    py,
+                    ffi::PyBytes_FromStringAndSize(data.as_ptr().cast(), len_bytes),
+                )
+            };
+            match made {
+                Err(error) => fault = Some(error),
+                Ok(data) => {
+                    let inbound = Inbound {
+                        data: Chunk::new(data),
+                        sender,
+                    };
+                    if first.is_none() {
+                        first = Some(inbound);
+                    } else {
+                        pending.push_back(inbound);
+                    }
+                }
+            }
+        })
+    });
+    let after = match received {
+        Ok(batch) => {
+            if first.is_some() {
+                deliver(this, first)?;
+            }
+            batch.error
+        }
+        Err(error) => Some(error),
+    };
+    if let Some(error) = fault {
+        return lifecycle::fatal_error(this, error, "Fatal read error on datagram transport");
+    }
+    match after {
+        Some(error) => on_read_error(this, &error),
+        None => Ok(()),
+    }
+}
+
+/// Delivers `first` and then what is pending, until the protocol has had enough.
+#[inline]
+fn deliver(this: Datagram<'_>, first: Option<Inbound>) -> PyResult<()> {
+    let py = this.py();
+    let delivered = this.calls.in_context(py, || {
+        let mut next = first.or_else(|| this.pending.borrow_mut().pop_front());
+        while let Some(Inbound { data, sender }) = next {
+            let sender = this.senders.object_of(py, sender)?;
+            if let Err(error) = this.calls.datagram_received(py, &data.to_bound(py), &sender) {
+                object::report(this, error, "Exception in callback protocol.datagram_received()")?;
+            }
+            next = if this.has(flag::PAUSED | flag::CLOSING) {
+                None
+            } else {
+                this.pending.borrow_mut().pop_front()
+            };
+        }
+        Ok(())
+    });
+    if !this.pending.borrow().is_empty() {
+        keep_for_later(this, delivered.is_err());
+    }
+    match delivered {
+        Ok(()) => Ok(()),
+        Err(error) => lifecycle::fatal_error(
+            this,
+            error,
+            "Fatal error: protocol.datagram_received() call failed.",
+        ),
+    }
+}
+
+/// What was received but not delivered: dropped by a closed transport, kept by a paused one until it goes on, and by
+/// one whose protocol has left the loop until the loop runs again.
+#[cold]
+fn keep_for_later(this: Datagram<'_>, has_failed: bool) {
+    if this.has(flag::CLOSING) {
+        this.pending.borrow_mut().clear();
+    } else if has_failed {
+        this.reactor().defer(this.to_bound(), deliver_pending);
+    }
+}
+
+unsafe fn deliver_pending(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: queued with a transport of this type, whose reference the queue holds.
+    let this: Datagram<'_> = unsafe { This::new(py, object) };
+    if this.has(flag::PAUSED | flag::CLOSING) || this.pending.borrow().is_empty() {
+        return Ok(());
+    }
+    deliver(this, None)
+}
+
+/// `pause_reading()`: nothing is delivered until `resume`.
+pub(super) fn pause(this: Datagram<'_>) -> PyResult<()> {
+    if this.has(flag::PAUSED | flag::CLOSING) {
+        return Ok(());
+    }
+    this.raise_flag(flag::PAUSED);
+    sync_interest(this)?;
+    object::log_change(this, "%r pauses reading")
+}
+
+pub(super) fn resume(this: Datagram<'_>) -> PyResult<()> {
+    if this.has(flag::CLOSING) || !this.has(flag::PAUSED) {
+        return Ok(());
+    }
+    this.lower_flag(flag::PAUSED);
+    if !this.pending.borrow().is_empty() {
+        this.reactor().defer(this.to_bound(), deliver_pending);
+    }
+    sync_interest(this)?;
+    object::log_change(this, "%r resumes reading")
+}
+
+#[cold]
+fn on_read_error(this: Datagram<'_>, error: &io::Error) -> PyResult<()> {
+    if error.kind() == io::ErrorKind::WouldBlock || this.has(flag::CLOSING) {
+        return Ok(());
+    }
+    tell_error(this, errors::os_error(error))
+}
+
+/// `error_received(error)` in the transport's context; what it raises is reported.
+#[cold]
+pub(super) fn tell_error(this: Datagram<'_>, error: PyErr) -> PyResult<()> {
+    let py = this.py();
+    let exception = error.into_value(py).into_bound(py).into_any();
+    match this.calls.call(py, names().error_received, &[&exception]) {
+        Ok(_) => Ok(()),
+        Err(error) => object::report(this, error, "Exception in callback protocol.error_received()"),
+    }
+}
+
+/// Families whose addresses only the socket module understands.
+#[cold]
+fn receive_by_object(this: Datagram<'_>) -> PyResult<()> {
+    let py = this.py();
+    let Some(socket) = this.socket.get(py) else {
+        return Ok(());
+    };
+    let received = names()
+        .recvfrom
+        .bind(py)
+        .cast_into::<PyString>()
+        .map_err(PyErr::from)
+        .and_then(|name| socket.call_method1(name, (MAX_DATAGRAM_LEN,)))
+        .and_then(|received| Ok(received.cast_into::<PyTuple>()?));
+    let delivered = match received {
+        Ok(pair) => this.calls.in_context(py, || {
+            this.calls
+                .datagram_received(py, &pair.get_item(0)?, &pair.get_item(1)?)
+        }),
+        Err(error) if is_temporary(py, &error) => return Ok(()),
+        Err(error) if error.is_instance_of::<PyOSError>(py) => return tell_error(this, error),
+        Err(error) => {
+            return lifecycle::fatal_error(this, error, "Fatal read error on datagram transport");
+        }
+    };
+    match delivered {
+        Ok(()) => Ok(()),
+        Err(error) => object::report(this, error, "Exception in callback protocol.datagram_received()"),
+    }
+}
+
+/// True for what a socket object raises when the call has to be repeated later.
+pub(super) fn is_temporary(py: Python<'_>, error: &PyErr) -> bool {
+    error.is_instance_of::<PyBlockingIOError>(py) || error.is_instance_of::<PyInterruptedError>(py)
+}

@@ -1,0 +1,271 @@
+//! The write side: a datagram is sent at once, wherever `sendto` is called; what the kernel does not take waits for
+//! writability, under the watermarks.
+//!
+//! Replies are not collected for one `sendmmsg`: measured, it saves nothing, and errors would come later than asyncio's.
+
+use std::io;
+
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use super::{
+    Datagram, DatagramBody, Family, HAS_EMPTY_DATAGRAMS, HEADER_LEN, Peer, flag, lifecycle, receiving,
+    sync_interest,
+};
+use crate::event_loop::errors;
+use crate::event_loop::names::names;
+use crate::event_loop::object_cell::ObjectCell;
+use crate::sys::socket::{self, Address, datagram};
+use crate::transports::outgoing::{Chunk, Data};
+use crate::transports::{flow, socket_object};
+
+/// Where a datagram goes.
+enum Target {
+    /// To the peer that the socket is connected to.
+    Peer,
+    Address(Address),
+    /// Through the socket object, which alone understands the address.
+    Object(AddressObject),
+}
+
+/// Any object that may be an address.
+struct AddressObject(ObjectCell);
+
+impl Drop for AddressObject {
+    fn drop(&mut self) {
+        // SAFETY: targets live on the stack of native methods and inside transports, whose code runs attached.
+        drop(self.0.take(unsafe { Python::assume_attached() }));
+    }
+}
+
+/// A datagram that the kernel has not taken yet.
+pub(super) struct Outbound {
+    data: Chunk,
+    target: Target,
+}
+
+impl Outbound {
+    /// The address, if it may be any object.
+    pub(super) fn address_object(&self) -> Option<&ObjectCell> {
+        match &self.target {
+            Target::Object(address) => Some(&address.0),
+            _ => None,
+        }
+    }
+
+    fn counted_len(&self) -> usize {
+        self.data.as_ref().len() + HEADER_LEN
+    }
+}
+
+/// What became of a datagram.
+enum Sent {
+    /// The kernel has it, or it is lost.
+    Done,
+    /// There is no room.
+    Blocked,
+    /// The socket says no; the protocol has to be told.
+    Refused(PyErr),
+    /// No datagram at all: the address is of a wrong type, for instance.
+    Failed(PyErr),
+}
+
+/// `sendto(data, addr)`. Err: wrong arguments, what the protocol's `error_received` raises, and what must leave the
+/// loop.
+#[inline]
+pub(super) fn send_to(this: Datagram<'_>, data: &Bound<'_, PyAny>, to: &Bound<'_, PyAny>) -> PyResult<()> {
+    let data = Data::new(data)?;
+    if !HAS_EMPTY_DATAGRAMS && data.as_slice().is_empty() {
+        return Ok(());
+    }
+    check_remote(this, to)?;
+    if this.is_finished() && (this.remote.is_set() || !this.socket.is_set()) {
+        return flow::note_lost_write(this.py(), &this.lost_writes);
+    }
+    let target = target_of(this, to);
+    if this.has(flag::BLOCKED) {
+        return wait_writable(this, &data, target);
+    }
+    let sent = match &target {
+        Target::Object(address) => send_by_object(this, data.object(), address),
+        native => send_native(this, data.as_slice(), native),
+    };
+    match sent {
+        Sent::Done => Ok(()),
+        Sent::Blocked => wait_writable(this, &data, target),
+        Sent::Refused(error) => tell_sender(this, error),
+        Sent::Failed(error) => lifecycle::fatal_error(this, error, "Fatal write error on datagram transport"),
+    }
+}
+
+/// ValueError if the endpoint was made with a remote address and this is another one.
+#[inline]
+fn check_remote(this: Datagram<'_>, to: &Bound<'_, PyAny>) -> PyResult<()> {
+    if to.is_none() {
+        return Ok(());
+    }
+    match this.remote.get(this.py()) {
+        Some(remote) if !to.is(&remote) && !to.eq(&remote)? => Err(PyValueError::new_err(format!(
+            "Invalid address: must be None or {}",
+            remote.str()?
+        ))),
+        _ => Ok(()),
+    }
+}
+
+#[inline]
+fn target_of(this: Datagram<'_>, to: &Bound<'_, PyAny>) -> Target {
+    if this.peer == Peer::Named || (this.peer == Peer::Unnamed && to.is_none()) {
+        return Target::Peer;
+    }
+    let remote = this.remote.get(this.py());
+    let to = remote.as_ref().unwrap_or(to);
+    let family = match this.family {
+        Family::Internet(family) => family,
+        Family::Unix => libc::AF_UNIX,
+        Family::Other => libc::AF_UNSPEC,
+    };
+    let address = this.senders.address_of(to.as_ptr());
+    if let Some(address) = address.or_else(|| socket_object::native_address(family, to)) {
+        return Target::Address(address);
+    }
+    let address = ObjectCell::empty();
+    address.set(to.clone());
+    Target::Object(AddressObject(address))
+}
+
+#[inline]
+fn send_native(this: Datagram<'_>, data: &[u8], target: &Target) -> Sent {
+    let fd = this.registration.fd();
+    let sent = match target {
+        Target::Address(address) => datagram::send_to(fd, data, address),
+        _ => socket::send(fd, data).map(drop),
+    };
+    match sent {
+        Ok(()) => Sent::Done,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Sent::Blocked,
+        Err(error) => Sent::Refused(errors::os_error(&error)),
+    }
+}
+
+/// `socket.sendto(data, address)`.
+#[cold]
+fn send_by_object(this: Datagram<'_>, data: &Bound<'_, PyAny>, address: &AddressObject) -> Sent {
+    let py = this.py();
+    let (Some(socket), Some(address)) = (this.socket.get(py), address.0.get(py)) else {
+        return Sent::Done;
+    };
+    let name = names()
+        .sendto
+        .bind(py)
+        .cast_into::<PyString>()
+        .map_err(PyErr::from);
+    match name.and_then(|name| socket.call_method1(name, (data, address))) {
+        Ok(_) => Sent::Done,
+        Err(error) if receiving::is_temporary(py, &error) => Sent::Blocked,
+        Err(error) if error.is_instance_of::<PyOSError>(py) => Sent::Refused(error),
+        Err(error) => Sent::Failed(error),
+    }
+}
+
+/// `error_received(error)` inside `sendto`: in the caller's context, and to the caller goes what it raises.
+#[cold]
+fn tell_sender(this: Datagram<'_>, error: PyErr) -> PyResult<()> {
+    let py = this.py();
+    let Some(protocol) = this.calls.get(py) else {
+        return Ok(());
+    };
+    let name = names().error_received.bind(py).cast_into::<PyString>()?;
+    protocol.call_method1(name, (error.into_value(py),)).map(drop)
+}
+
+/// Queues a datagram until the descriptor is writable. One for a transport that has been given up is lost.
+#[cold]
+fn wait_writable(this: Datagram<'_>, data: &Data<'_, '_>, target: Target) -> PyResult<()> {
+    if this.is_finished() {
+        return Ok(());
+    }
+    let outbound = Outbound {
+        data: data.to_chunk(0)?,
+        target,
+    };
+    this.outgoing_len
+        .set(this.outgoing_len.get() + outbound.counted_len());
+    this.outgoing.borrow_mut().push_back(outbound);
+    if !this.has(flag::BLOCKED) {
+        this.raise_flag(flag::BLOCKED);
+        sync_interest(this)?;
+    }
+    maybe_pause(this)
+}
+
+/// The descriptor takes datagrams again.
+#[cold]
+pub(super) fn on_writable(this: Datagram<'_>) -> PyResult<()> {
+    let py = this.py();
+    while let Some(outbound) = pop(this) {
+        let sent = match &outbound.target {
+            Target::Object(address) => send_by_object(this, &outbound.data.to_bound(py), address),
+            native => send_native(this, outbound.data.as_ref(), native),
+        };
+        match sent {
+            Sent::Done => {}
+            Sent::Blocked => {
+                push_front(this, outbound);
+                break;
+            }
+            Sent::Refused(error) => {
+                // The others are sent when the descriptor is reported once more.
+                return receiving::tell_error(this, error);
+            }
+            Sent::Failed(error) => {
+                return lifecycle::fatal_error(this, error, "Fatal write error on datagram transport");
+            }
+        }
+    }
+    if this.watermarks.must_resume(this.outgoing_len.get()) {
+        flow::resume(&this.event_loop, &this.calls, &this.to_bound())?;
+    }
+    if this.is_finished() || !this.outgoing.borrow().is_empty() {
+        return Ok(());
+    }
+    this.lower_flag(flag::BLOCKED);
+    if this.has(flag::CLOSING) {
+        lifecycle::finish(this, None);
+        return Ok(());
+    }
+    sync_interest(this)
+}
+
+fn pop(this: Datagram<'_>) -> Option<Outbound> {
+    let outbound = this.outgoing.borrow_mut().pop_front()?;
+    this.outgoing_len
+        .set(this.outgoing_len.get() - outbound.counted_len());
+    Some(outbound)
+}
+
+/// Puts a datagram back, unless the transport was given up meanwhile.
+fn push_front(this: Datagram<'_>, outbound: Outbound) {
+    if this.is_finished() {
+        return;
+    }
+    this.outgoing_len
+        .set(this.outgoing_len.get() + outbound.counted_len());
+    this.outgoing.borrow_mut().push_front(outbound);
+}
+
+/// Discards what has not been sent.
+pub(super) fn drop_buffer(body: &DatagramBody) {
+    drop(body.outgoing.take());
+    body.outgoing_len.set(0);
+    body.lower_flag(flag::BLOCKED);
+}
+
+/// Calls `pause_writing` if what waits has passed the high watermark.
+pub(super) fn maybe_pause(this: Datagram<'_>) -> PyResult<()> {
+    if this.watermarks.must_pause(this.outgoing_len.get()) {
+        return flow::pause(&this.event_loop, &this.calls, &this.to_bound());
+    }
+    Ok(())
+}

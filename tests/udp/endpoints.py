@@ -1,0 +1,134 @@
+"""What the datagram tests share: a protocol that writes down its callbacks, raw sockets, free addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+from support import HOST, turns, until
+
+ANY = (HOST, 0)
+
+opened: list[Any] = []
+"""The transports that this test has made."""
+
+
+class Datagrams(asyncio.DatagramProtocol):
+    """Writes down which callbacks came, in order, and what was received."""
+
+    def __init__(self) -> None:
+        self.transport: Any = None
+        self.events: list[str] = []
+        self.received: list[tuple[bytes, Any]] = []
+        self.errors: list[OSError] = []
+        self.lost_with: list[BaseException | None] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self.events.append("made")
+
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        assert type(data) is bytes
+        self.received.append((data, addr))
+
+    def error_received(self, exc: Exception) -> None:
+        assert isinstance(exc, OSError)
+        self.errors.append(exc)
+
+    def pause_writing(self) -> None:
+        self.events.append("pause")
+
+    def resume_writing(self) -> None:
+        self.events.append("resume")
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.events.append("lost")
+        self.lost_with.append(exc)
+        self.transport = None
+
+    @property
+    def data(self) -> list[bytes]:
+        return [data for data, _ in self.received]
+
+    @property
+    def is_lost(self) -> bool:
+        return bool(self.lost_with)
+
+
+class EchoDatagrams(Datagrams):
+    """Sends everything back."""
+
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        super().datagram_received(data, addr)
+        self.transport.sendto(data, addr)
+
+
+async def endpoint(
+    loop: asyncio.AbstractEventLoop, factory: Any = Datagrams, /, **arguments: Any
+) -> tuple[Any, Any, Any]:
+    """The transport, the protocol and the address of a new endpoint, bound to a free port unless told otherwise."""
+    transport, protocol = await loop.create_datagram_endpoint(factory, **(arguments or {"local_addr": ANY}))
+    opened.append(transport)
+    return transport, protocol, transport.get_extra_info("sockname")
+
+
+async def finish(*protocols: Datagrams) -> None:
+    """Closes the transports; returns when their sockets are closed."""
+    for protocol in protocols:
+        if protocol.transport is not None:
+            protocol.transport.close()
+    await until(lambda: all(protocol.is_lost for protocol in protocols), "connection_lost")
+    await turns(2)
+
+
+@contextlib.contextmanager
+def raw_socket(family: int = socket.AF_INET, address: Any = ANY) -> Iterator[socket.socket]:
+    """A nonblocking datagram socket, bound unless `address` is None, driven without the loop's help."""
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.setblocking(False)
+        if address is not None:
+            sock.bind(address)
+        yield sock
+
+
+async def received_by(sock: socket.socket, count: int = 1) -> list[bytes]:
+    """The next datagrams of a raw socket."""
+    found: list[bytes] = []
+
+    def take() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            while len(found) < count:
+                found.append(sock.recv(1 << 18))
+        return len(found) == count
+
+    await until(take, f"{count} datagrams")
+    return found
+
+
+def deaf_address() -> Any:
+    """An address on which nobody listens: a port that was free a moment ago."""
+    with raw_socket() as sock:
+        return sock.getsockname()
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[list[str]]:
+    """The messages that reach asyncio's logger."""
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("asyncio")
+    level = logger.level
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False  # pytest keeps the records of the root, and with them the transports
+    logger.addHandler(handler)
+    try:
+        yield messages
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = True
