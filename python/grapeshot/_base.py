@@ -11,7 +11,7 @@ import asyncio
 import concurrent.futures
 import contextvars
 import weakref
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 
 from . import _core
 
@@ -36,6 +36,9 @@ class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
     _asyncgens_shutdown_called: bool = False
     # debug mode: the depth to put back, None while coroutine origins are not tracked
     _coroutine_origin_depth: int | None = None
+    # sendfile by the system alone, under the names that asyncio's own loops have for it
+    _sendfile_native: Callable[..., Coroutine[Any, Any, int]]
+    _sock_sendfile_native: Callable[..., Coroutine[Any, Any, int]]
     # signals: handlers by number, and the numbers that have not come out of the pipe since their Python handler ran:
     # what a full pipe has lost is among them
     _signal_handlers: dict[int, SignalHandler] | None = None

@@ -441,6 +441,26 @@ class StreamTransport(asyncio.Transport):
     def abort(self) -> None:
         """Close at once; what was not sent is lost. ``connection_lost(None)`` follows from the loop. Idempotent."""
 
+    # for Loop.sendfile
+    _sendfile_compatible: Any
+    @property
+    def _protocol_paused(self) -> bool:
+        """Whether the protocol was told to pause writing, and not yet to resume."""
+
+    def _start_sendfile(self, future: asyncio.Future[None], /) -> None:
+        """Refuse writes until :meth:`_end_sendfile`; ``future`` is done once what was written before has left.
+
+        Raises:
+            RuntimeError: another sendfile is in progress.
+            ConnectionError: the connection is over; ``future`` gets it when that happens later.
+        """
+
+    def _wait_writable(self, future: asyncio.Future[None], /) -> None:
+        """``future`` is done once the socket takes data. Raises: ConnectionError, as :meth:`_start_sendfile`."""
+
+    def _end_sendfile(self) -> None:
+        """Take writes again. Idempotent."""
+
 @final
 class ReadPipeTransport(asyncio.ReadTransport):
     """The reading end of a pipe, FIFO, terminal or socket. Made by the loop only; it owns the pipe and closes it."""

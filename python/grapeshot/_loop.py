@@ -11,7 +11,7 @@ import os
 import sys
 import warnings
 
-from . import _connect, _core, _datagram, _dns, _lifecycle, _pipes, _serve, _signals, _sock, _tls, _unix
+from . import _connect, _core, _datagram, _dns, _lifecycle, _pipes, _sendfile, _serve, _signals, _sock, _tls, _unix
 from ._base import BaseLoop
 
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
@@ -88,6 +88,12 @@ class Loop(BaseLoop):
 
     # plain sockets
     sock_connect = _sock.sock_connect
+
+    # files
+    sendfile = _sendfile.sendfile
+    sock_sendfile = _sendfile.sock_sendfile
+    _sendfile_native = _sendfile.sendfile_native
+    _sock_sendfile_native = _sendfile.sock_sendfile_native
 
 
 # Found on the exact type, the native methods get CPython's specialized calls.

@@ -61,7 +61,7 @@ macro_rules! kept {
 kept! {
     strings {
         connection_made connection_lost data_received eof_received get_buffer buffer_updated pause_writing
-        resume_writing datagram_received error_received sendto recvfrom set_result done fileno close _attach _detach
+        resume_writing datagram_received error_received sendto recvfrom set_result set_exception done fileno close _attach _detach
         context Future Task _signal_handlers
     }
     objects {

@@ -14,7 +14,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use super::{Stream, StreamBody, StreamObject, flag, new_stream, writing};
+use super::{Stream, StreamBody, StreamObject, flag, new_stream, sendfile, writing};
 use crate::event_loop::names::names;
 use crate::event_loop::native_type::This;
 use crate::event_loop::reactor::Slot;
@@ -256,6 +256,9 @@ pub(super) fn finish(this: Stream<'_>, exception: Option<Bound<'_, PyAny>>) -> P
     let own = this.to_bound();
     writing::drop_buffer(this);
     unregister(this);
+    if this.has(flag::SENDFILE) {
+        sendfile::on_lost(this)?;
+    }
     if let Some(exception) = exception {
         this.exception.set(exception);
     }

@@ -6,11 +6,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
 use super::{
-    Stream, StreamBody, StreamObject, flag, lifecycle, local_address, make_type, socket_of, writing,
+    Stream, StreamBody, StreamObject, flag, lifecycle, local_address, make_type, sendfile, socket_of, writing,
 };
 use crate::event_loop::log;
 use crate::event_loop::native_type::{
-    Args, This, bool_object, leak_table, method, none, slot, weaklist_member,
+    Args, This, bool_object, getter, leak_table, method, none, slot, weaklist_member,
 };
 use crate::event_loop::pyloop::LoopObject;
 use crate::transports::socket_object;
@@ -247,6 +247,34 @@ unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
     }
 }
 
+// ---- for loop.sendfile ------------------------------------------------------------------------------------------
+
+fn start_sendfile<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_start_sendfile", 1)?;
+    if let Some(future) = args.get(0) {
+        sendfile::start(this, future)?;
+    }
+    Ok(none(this.py()))
+}
+
+fn wait_writable<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_wait_writable", 1)?;
+    if let Some(future) = args.get(0) {
+        sendfile::wait_writable(this, future)?;
+    }
+    Ok(none(this.py()))
+}
+
+fn end_sendfile<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_end_sendfile", 0)?;
+    sendfile::end(this)?;
+    Ok(none(this.py()))
+}
+
+fn is_protocol_paused(this: Stream<'_>) -> Object<'_> {
+    Ok(bool_object(this.py(), this.outgoing.watermarks.is_paused()))
+}
+
 // ---- on the loop ---------------------------------------------------------------------------------------------
 
 /// `loop._stream(sock, protocol, waiter=None, server=None)`: the transport of a connected, nonblocking socket.
@@ -380,15 +408,43 @@ pub(in crate::transports) fn register(module: &Bound<'_, PyModule>) -> PyResult<
                 get_extra_info,
                 c"socket, sockname, peername; default for anything else."
             ),
+            method!(
+                StreamObject,
+                c"_start_sendfile",
+                start_sendfile,
+                c"Refuse writes; the future is done once the buffer is empty."
+            ),
+            method!(
+                StreamObject,
+                c"_wait_writable",
+                wait_writable,
+                c"The future is done once the socket takes data."
+            ),
+            method!(
+                StreamObject,
+                c"_end_sendfile",
+                end_sendfile,
+                c"Take writes again."
+            ),
         ],
         ffi::PyMethodDef::zeroed(),
     );
     let members = weaklist_member(
         std::mem::offset_of!(StreamObject, body) + std::mem::offset_of!(StreamBody, weakrefs),
     );
+    let getters = leak_table(
+        vec![getter!(
+            StreamObject,
+            c"_protocol_paused",
+            is_protocol_paused,
+            c"True between pause_writing() and resume_writing()."
+        )],
+        ffi::PyGetSetDef::default(),
+    );
     make_type(
         module,
         &[
+            slot(ffi::Py_tp_getset, getters),
             slot(ffi::Py_tp_repr, repr as *mut std::ffi::c_void),
             slot(ffi::Py_tp_methods, methods),
             slot(ffi::Py_tp_members, members),

@@ -1,7 +1,7 @@
 //! `StreamTransport`: the transport of connected stream sockets (TCP and Unix), for Protocol and BufferedProtocol.
 //!
 //! - `lifecycle`: from `connection_made` to `connection_lost`
-//! - `reading`, `writing`: the two directions
+//! - `reading`, `writing`: the two directions; `sendfile`: what the transport does for `loop.sendfile`
 //! - `methods`: what Python sees
 //!
 //! The object belongs to the loop's thread. It owns its descriptor, closes it exactly once, and is entered in the
@@ -10,6 +10,7 @@
 mod lifecycle;
 mod methods;
 mod reading;
+mod sendfile;
 mod writing;
 
 use std::cell::{Cell, OnceCell};
@@ -59,6 +60,8 @@ mod flag {
     pub(super) const REGISTERED: u16 = 1 << 6;
     /// `connection_made` was called, so `connection_lost` must be.
     pub(super) const MADE: u16 = 1 << 7;
+    /// `loop.sendfile` writes to the socket, and nobody else may.
+    pub(super) const SENDFILE: u16 = 1 << 8;
 }
 
 /// The object behind `StreamTransport`: the header of `asyncio.BaseTransport`, then our own fields.
@@ -78,7 +81,7 @@ pub(super) struct StreamBody {
     server: ObjectCell,
     /// The `socket.socket` that owns the descriptor, if there is one; else the transport owns it itself.
     socket: ObjectCell,
-    /// The Future of whoever waits for the connection to be set up.
+    /// The Future of whoever waits for the connection to be set up, later of `loop.sendfile`.
     waiter: ObjectCell,
     /// What `connection_lost` will be called with.
     exception: ObjectCell,
@@ -141,7 +144,7 @@ impl StreamBody {
     fn wanted_interest(&self) -> Interest {
         let flags = self.flags.get();
         let read = flags & (flag::PAUSED | flag::CLOSING | flag::EOF_RECEIVED) == 0;
-        let write = flags & flag::BLOCKED != 0;
+        let write = flags & flag::BLOCKED != 0 || (flags & flag::SENDFILE != 0 && self.waiter.is_set());
         match (read, write) {
             (true, true) => Interest::BOTH,
             (true, false) => Interest::READ,
@@ -177,8 +180,13 @@ impl Source for StreamObject {
                 this.sync_interest()?;
             }
         }
-        if readiness.is_writable() && this.has(flag::BLOCKED) {
-            writing::on_writable(this)?;
+        if readiness.is_writable() {
+            if this.has(flag::BLOCKED) {
+                writing::on_writable(this)?;
+            }
+            if this.has(flag::SENDFILE) {
+                sendfile::on_writable(this)?;
+            }
         }
         Ok(())
     }
@@ -382,6 +390,9 @@ fn make_type(module: &Bound<'_, PyModule>, slots: &[ffi::PyType_Slot]) -> PyResu
     let kind = unsafe { new_type::<StreamObject>(module, Some(&PyTuple::new(py, [base])?), &all)? };
     // What start_tls() asks of a transport.
     kind.setattr("_start_tls_compatible", true)?;
+    // What asyncio's `loop.sendfile` asks of a transport.
+    let mode = py.import("asyncio.constants")?.getattr("_SendfileMode")?;
+    kind.setattr("_sendfile_compatible", mode.getattr("TRY_NATIVE")?)?;
     module.add("StreamTransport", &kind)?;
     STREAM_TYPE.store(kind.into_ptr().cast(), Ordering::Release);
     Ok(())

@@ -120,7 +120,7 @@ pub(super) fn write(this: Stream<'_>, data: *mut ffi::PyObject) -> PyResult<()> 
     // SAFETY: `data` is an argument of the running call, so it is alive.
     let data = unsafe { Bound::from_borrowed_ptr(py, data) };
     let source = Data::new(&data)?;
-    if !may_write(this, source.as_slice().is_empty())? {
+    if !may_write(this, source.as_slice().is_empty(), "write")? {
         return Ok(());
     }
     if this.has(flag::CORKED | flag::BLOCKED) {
@@ -144,7 +144,11 @@ pub(super) fn write(this: Stream<'_>, data: *mut ffi::PyObject) -> PyResult<()> 
 pub(super) fn writelines(this: Stream<'_>, items: &Bound<'_, PyAny>) -> PyResult<()> {
     let items: Vec<_> = items.try_iter()?.collect::<PyResult<_>>()?;
     let sources: Vec<_> = items.iter().map(Data::new).collect::<PyResult<_>>()?;
-    if !may_write(this, sources.iter().all(|source| source.as_slice().is_empty()))? {
+    if !may_write(
+        this,
+        sources.iter().all(|source| source.as_slice().is_empty()),
+        "writelines",
+    )? {
         return Ok(());
     }
     for source in &sources {
@@ -158,11 +162,12 @@ pub(super) fn writelines(this: Stream<'_>, items: &Bound<'_, PyAny>) -> PyResult
     flush(this)
 }
 
-/// False if there is nothing to do: no data, or the connection is gone. RuntimeError after `write_eof`.
+/// False if there is nothing to do: no data, or the connection is gone. RuntimeError after `write_eof`, and while
+/// `loop.sendfile` writes.
 #[inline]
-fn may_write(this: Stream<'_>, is_empty: bool) -> PyResult<bool> {
-    if this.has(flag::EOF_WRITTEN) {
-        return Err(PyRuntimeError::new_err("Cannot call write() after write_eof()"));
+fn may_write(this: Stream<'_>, is_empty: bool, method: &str) -> PyResult<bool> {
+    if this.has(flag::EOF_WRITTEN | flag::SENDFILE) {
+        return Err(refused(this, method));
     }
     if is_empty {
         return Ok(false);
@@ -172,6 +177,14 @@ fn may_write(this: Stream<'_>, is_empty: bool) -> PyResult<bool> {
         return Ok(false);
     }
     Ok(true)
+}
+
+#[cold]
+fn refused(this: Stream<'_>, method: &str) -> PyErr {
+    if this.has(flag::EOF_WRITTEN) {
+        return PyRuntimeError::new_err("Cannot call write() after write_eof()");
+    }
+    PyRuntimeError::new_err(format!("unable to {method}; sendfile is in progress"))
 }
 
 /// After data was put behind other data: corked data leaves once there is enough of it, blocked data may pause.

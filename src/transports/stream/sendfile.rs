@@ -1,0 +1,97 @@
+//! The transport's part in `loop.sendfile`: who else writes is refused, and the sender is told when the socket takes
+//! more. The system call is made in Python (`_sendfile.py`): once per buffer of the kernel it costs nothing that shows.
+//!
+//! ```text
+//!   _start_sendfile(future) --> out-buffer empty? future done --> os.sendfile --> would block: _wait_writable(future)
+//!                                                                     ^                            |
+//!                                                                     '------- writable -----------'
+//!   _end_sendfile() in any case; a connection that is lost meanwhile ends the wait with ConnectionError
+//! ```
+
+use pyo3::exceptions::{PyConnectionError, PyRuntimeError};
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use super::{Stream, flag, writing};
+use crate::event_loop::names::{Kept, names};
+
+/// `_start_sendfile(future)`: the transport refuses writes until `end`; the future is done once all that was written
+/// before has left.
+pub(super) fn start(this: Stream<'_>, future: Bound<'_, PyAny>) -> PyResult<()> {
+    if this.has(flag::SENDFILE) {
+        return Err(PyRuntimeError::new_err("another sendfile is in progress"));
+    }
+    writing::uncork(this)?;
+    check_connected(this)?;
+    this.raise_flag(flag::SENDFILE);
+    if this.has(flag::BLOCKED) {
+        this.waiter.set(future);
+        return Ok(());
+    }
+    settle(
+        &future,
+        names().set_result,
+        this.py().None().into_bound(this.py()),
+    )
+}
+
+/// `_wait_writable(future)`: done once the socket takes data.
+pub(super) fn wait_writable(this: Stream<'_>, future: Bound<'_, PyAny>) -> PyResult<()> {
+    check_connected(this)?;
+    this.waiter.set(future);
+    this.sync_interest()
+}
+
+/// `_end_sendfile()`. Idempotent.
+pub(super) fn end(this: Stream<'_>) -> PyResult<()> {
+    this.lower_flag(flag::SENDFILE);
+    drop(this.waiter.take(this.py()));
+    this.sync_interest()
+}
+
+/// The descriptor is writable, and what the transport itself had to write has been tried.
+pub(super) fn on_writable(this: Stream<'_>) -> PyResult<()> {
+    if this.has(flag::BLOCKED) {
+        return Ok(());
+    }
+    let Some(future) = this.waiter.take(this.py()) else {
+        return Ok(());
+    };
+    this.sync_interest()?;
+    settle(
+        &future,
+        names().set_result,
+        this.py().None().into_bound(this.py()),
+    )
+}
+
+/// The connection is over.
+pub(super) fn on_lost(this: Stream<'_>) -> PyResult<()> {
+    match this.waiter.take(this.py()) {
+        Some(future) => {
+            let error = closed_error().into_value(this.py()).into_bound(this.py());
+            settle(&future, names().set_exception, error.into_any())
+        }
+        None => Ok(()),
+    }
+}
+
+fn check_connected(this: Stream<'_>) -> PyResult<()> {
+    if this.lost_writes.get() == 0 {
+        return Ok(());
+    }
+    Err(closed_error())
+}
+
+fn closed_error() -> PyErr {
+    PyConnectionError::new_err("Connection is closed by peer")
+}
+
+fn settle(future: &Bound<'_, PyAny>, method: Kept, value: Bound<'_, PyAny>) -> PyResult<()> {
+    let py = future.py();
+    let name = |kept: Kept| kept.bind(py).cast_into::<PyString>();
+    if !future.call_method0(name(names().done)?)?.is_truthy()? {
+        future.call_method1(name(method)?, (value,))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,427 @@
+"""loop.sendfile and loop.sock_sendfile: by the system, and by reading and writing where the system cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import random
+import socket
+import sys
+
+import pytest
+from support import Peer, Recorder, connected, raw_pair, turns, until
+
+pytestmark = pytest.mark.unfit(uvloop="#228: it has neither")
+
+CONTENT = random.Random(5).randbytes(3_000_000)
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "content"
+    path.write_bytes(CONTENT)
+    with open(path, "rb") as opened:
+        yield opened
+
+
+class Unmappable(io.BytesIO):
+    """A file without a descriptor."""
+
+
+# Its transports keep views of what they have to send later (since 3.12), and its fallback reads the next block into
+# the same buffer.
+is_torn = pytest.mark.unfit(when=sys.version_info >= (3, 12), asyncio="its fallback overwrites what waits to be sent")
+WAYS = [True, pytest.param(False, marks=is_torn)]
+
+
+async def read_for(task, peer):
+    """Reads until the task is done, and then what has arrived."""
+    data = bytearray()
+    while not task.done():
+        try:
+            data += peer.sock.recv(1 << 16)
+        except BlockingIOError:
+            await asyncio.sleep(0.0005)
+    await asyncio.wait([task])
+    return data
+
+
+async def sent_through(loop, transport, peer, opened, *args, **kwargs):
+    """What sendfile returns and what the peer has received of it."""
+    task = loop.create_task(loop.sendfile(transport, opened, *args, **kwargs))
+    data = await read_for(task, peer)
+    count = await task
+    data += await peer.read_exactly(count - len(data)) if count > len(data) else b""
+    return count, data
+
+
+WINDOWS = [
+    ((), 0, 3_000_000),
+    ((1000,), 1000, 3_000_000),
+    ((0, 1), 0, 1),
+    ((5, 200_000), 5, 200_005),
+    ((2_999_000, 5000), 2_999_000, 3_000_000),
+    ((3_000_000,), 3_000_000, 3_000_000),
+    ((4_000_000,), 4_000_000, 4_000_000),
+    ((4_000_000, 10), 4_000_000, 4_000_000),
+]
+
+
+@pytest.mark.parametrize(("args", "start", "end"), WINDOWS)
+@pytest.mark.parametrize("is_native", WAYS, ids=["native", "fallback"])
+async def test_windows_of_a_file(loop, file, args, start, end, is_native):
+    opened = file if is_native else Unmappable(CONTENT)
+    transport, _, peer = await connected(loop, small=True)
+    with peer:
+        count, data = await sent_through(loop, transport, peer, opened, *args)
+        assert count == min(end, len(CONTENT)) - min(start, len(CONTENT))
+        assert data == CONTENT[start:end]
+        assert not count or opened.tell() == end
+        transport.abort()
+        await turns(3)
+
+
+@pytest.mark.parametrize(("args", "start", "end"), WINDOWS)
+@pytest.mark.parametrize("is_native", WAYS, ids=["native", "fallback"])
+async def test_windows_of_a_file_on_a_socket(loop, file, args, start, end, is_native):
+    opened = file if is_native else Unmappable(CONTENT)
+    ours, theirs = raw_pair(small=True)
+    with ours, Peer(theirs) as peer:
+        ours.setblocking(False)
+        task = loop.create_task(loop.sock_sendfile(ours, opened, *args))
+        data = await read_for(task, peer)
+        count = await task
+        data += await peer.read_exactly(count - len(data)) if count > len(data) else b""
+        assert count == len(data)
+        assert data == CONTENT[start:end]
+        assert not count or opened.tell() == end
+
+
+@pytest.mark.unfit(when=sys.version_info < (3, 14, 7), asyncio="earlier ones leave the file where it was")
+async def test_the_position_when_nothing_is_sent(loop, file):
+    ours, theirs = raw_pair()
+    with ours, theirs:
+        ours.setblocking(False)
+        for opened in (file, Unmappable(CONTENT)):
+            assert await loop.sock_sendfile(ours, opened, 4_000_000) == 0
+            assert opened.tell() == 4_000_000
+
+
+async def test_an_empty_file(loop, tmp_path):
+    path = tmp_path / "empty"
+    path.touch()
+    transport, _, peer = await connected(loop)
+    with peer, open(path, "rb") as empty:
+        assert await loop.sendfile(transport, empty) == 0
+        assert await loop.sendfile(transport, Unmappable()) == 0
+        transport.close()
+        assert await peer.read_to_end() == b""
+
+
+@pytest.mark.parametrize("is_native", WAYS, ids=["native", "fallback"])
+async def test_it_comes_between_what_is_written(loop, file, is_native):
+    opened = file if is_native else Unmappable(CONTENT)
+    transport, protocol, peer = await connected(loop, small=True)
+    with peer:
+        before, after = b"before" * 100_000, b"after" * 100_000
+        transport.write(before)
+        assert "pause" in protocol.events
+        task = loop.create_task(loop.sendfile(transport, opened))
+        data = await read_for(task, peer)
+        transport.write(after)
+        transport.close()
+        data += await peer.read_to_end()
+        assert data == before + CONTENT + after
+        assert transport.get_write_buffer_size() == 0
+        # pauses and their ends alternate, whoever was told of them
+        flow = [event for event in protocol.events if event in ("pause", "resume")]
+        assert flow[::2] == ["pause"] * len(flow[::2])
+        assert flow[1::2] == ["resume"] * len(flow[1::2])
+        await until(lambda: protocol.is_lost)
+
+
+@pytest.mark.parametrize("is_native", WAYS, ids=["native", "fallback"])
+async def test_nothing_is_read_meanwhile(loop, file, is_native):
+    opened = file if is_native else Unmappable(CONTENT)
+    transport, protocol, peer = await connected(loop, small=True)
+    with peer:
+        task = loop.create_task(loop.sendfile(transport, opened))
+        await turns(5)
+        assert not transport.is_reading()
+        await peer.send(b"hello")
+        await turns(5)
+        assert protocol.data == b""
+        await read_for(task, peer)
+        assert transport.is_reading()
+        assert transport.get_protocol() is protocol
+        await until(lambda: protocol.data == b"hello")
+        transport.abort()
+        await turns(3)
+
+
+@pytest.mark.parametrize("is_native", WAYS, ids=["native", "fallback"])
+async def test_a_paused_transport_stays_paused(loop, file, is_native):
+    opened = file if is_native else Unmappable(CONTENT)
+    transport, _, peer = await connected(loop)
+    with peer:
+        transport.pause_reading()
+        await sent_through(loop, transport, peer, opened)
+        assert not transport.is_reading()
+        transport.abort()
+        await turns(3)
+
+
+async def test_writes_are_refused_meanwhile(loop, file):
+    transport, _, peer = await connected(loop, small=True)
+    with peer:
+        task = loop.create_task(loop.sendfile(transport, file))
+        await turns(5)
+        with pytest.raises(RuntimeError, match="unable to write; sendfile is in progress"):
+            transport.write(b"x")
+        with pytest.raises(RuntimeError, match="sendfile is in progress"):
+            transport.writelines([b"x"])
+        assert not task.done()
+        data = await read_for(task, peer)
+        data += await peer.read_exactly(len(CONTENT) - len(data))
+        assert data == CONTENT
+        transport.write(b"x")
+        assert await peer.read_exactly(1) == b"x"
+        transport.abort()
+        await turns(3)
+
+
+@pytest.mark.deviates(asyncio="KeyError, and the first one is left without its transport")
+async def test_one_transfer_at_a_time(loop, file):
+    transport, _, peer = await connected(loop, small=True)
+    with peer:
+        task = loop.create_task(loop.sendfile(transport, file))
+        await turns(5)
+        try:
+            with pytest.raises(RuntimeError):
+                await loop.sendfile(transport, file)
+        finally:
+            data = await read_for(task, peer)
+        data += await peer.read_exactly(len(CONTENT) - len(data))
+        assert data == CONTENT
+        assert transport.is_reading()
+        transport.abort()
+        await turns(3)
+
+
+@pytest.mark.parametrize("is_native", WAYS, ids=["native", "fallback"])
+async def test_a_cancelled_transfer_leaves_the_transport_usable(loop, file, is_native):
+    opened = file if is_native else Unmappable(CONTENT)
+    transport, protocol, peer = await connected(loop, small=True)
+    with peer:
+        task = loop.create_task(loop.sendfile(transport, opened))
+        data = bytearray()
+        while len(data) < 100_000:
+            data += await peer.recv(1000)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert transport.get_protocol() is protocol
+        assert transport.is_reading()
+        transport.write(b"end")
+        transport.close()
+        data += await peer.read_to_end()
+        assert data.endswith(b"end")
+        assert data[:-3] == CONTENT[: len(data) - 3]
+        await until(lambda: protocol.is_lost)
+
+
+@pytest.mark.unfit(asyncio="it leaves the file where it was before")
+async def test_the_position_after_a_cancellation(loop, file):
+    ours, theirs = raw_pair(small=True)
+    with ours, Peer(theirs) as peer:
+        ours.setblocking(False)
+        task = loop.create_task(loop.sock_sendfile(ours, file, 10))
+        data = bytearray()
+        while len(data) < 100_000:
+            data += await peer.recv(1000)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        ours.close()
+        data += await peer.read_to_end()
+        assert data == CONTENT[10 : 10 + len(data)]
+        assert file.tell() == 10 + len(data)
+
+
+@pytest.mark.parametrize("is_native", WAYS, ids=["native", "fallback"])
+async def test_the_peer_goes_away(loop, file, is_native):
+    opened = file if is_native else Unmappable(CONTENT)
+    transport, protocol, peer = await connected(loop, small=True)
+    task = loop.create_task(loop.sendfile(transport, opened))
+    await peer.read_exactly(10_000)
+    peer.reset()
+    with pytest.raises(ConnectionError):
+        await task
+    assert 0 < opened.tell() < len(CONTENT)
+    await until(lambda: protocol.is_lost)
+    assert protocol.events.count("lost") == 1
+
+
+@pytest.mark.unfit(asyncio="its transfer never ends")
+async def test_aborting_the_transport_ends_the_transfer(loop, file):
+    transport, protocol, peer = await connected(loop, small=True)
+    with peer:
+        task = loop.create_task(loop.sendfile(transport, file))
+        await peer.read_exactly(10_000)
+        transport.abort()
+        with pytest.raises(ConnectionError):
+            await task
+        assert protocol.lost_with == [None]
+        assert file.tell() >= 10_000
+
+
+@pytest.mark.unfit(asyncio="its transfer never ends")
+async def test_aborting_the_transport_while_it_waits_for_earlier_writes(loop, file):
+    transport, protocol, peer = await connected(loop, small=True)
+    with peer:
+        transport.write(bytes(2_000_000))
+        task = loop.create_task(loop.sendfile(transport, file))
+        await turns(3)
+        transport.abort()
+        with pytest.raises(ConnectionError):
+            await task
+        await until(lambda: protocol.is_lost)
+        assert file.tell() == 0
+
+
+async def test_the_connection_of_the_fallback_is_lost(loop):
+    """The transport's protocol hears of it, although another one stands in for it."""
+    transport, protocol, peer = await connected(loop, small=True)
+    with peer:
+        task = loop.create_task(loop.sendfile(transport, Unmappable(CONTENT)))
+        await peer.read_exactly(10_000)
+        transport.abort()
+        with pytest.raises(ConnectionError):
+            await task
+        assert protocol.lost_with == [None]
+
+
+async def test_a_closing_transport(loop, file):
+    transport, _, peer = await connected(loop)
+    with peer:
+        transport.close()
+        with pytest.raises(RuntimeError, match="closing"):
+            await loop.sendfile(transport, file)
+        await turns(3)
+
+
+async def test_without_the_fallback(loop):
+    transport, _, peer = await connected(loop)
+    ours, theirs = raw_pair()
+    with peer, ours, theirs:
+        ours.setblocking(False)
+        with pytest.raises(asyncio.SendfileNotAvailableError):
+            await loop.sendfile(transport, Unmappable(b"x"), fallback=False)
+        with pytest.raises(asyncio.SendfileNotAvailableError):
+            await loop.sock_sendfile(ours, Unmappable(b"x"), fallback=False)
+        transport.write(b"usable")
+        assert await peer.read_exactly(6) == b"usable"
+        transport.abort()
+        await turns(3)
+
+
+async def test_a_transport_that_cannot(loop, file):
+    reading, writing = os.pipe()
+    with open(reading, "rb") as received:
+        transport, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, open(writing, "wb", buffering=0))
+        with pytest.raises(RuntimeError, match="not supported"):
+            await loop.sendfile(transport, file)
+        transport.close()
+        await turns(3)
+        assert received.read() == b""
+
+
+async def test_a_pipe_as_the_file(loop):
+    """No regular file: its size is 0, so nothing is sent; with a count it is read."""
+    reading, writing = os.pipe()
+    os.write(writing, b"through a pipe")
+    os.close(writing)
+    ours, theirs = raw_pair()
+    with ours, theirs, open(reading, "rb", buffering=0) as pipe:
+        ours.setblocking(False)
+        assert await loop.sock_sendfile(ours, pipe) == 0
+
+
+def outcome(error):
+    return type(error), str(error)
+
+
+ARGUMENTS = {
+    "negative offset": {"offset": -1},
+    "offset": {"offset": "1"},
+    "no count": {"count": 0},
+    "negative count": {"count": -5},
+    "count": {"count": 1.5},
+    "text": {"text": True},
+    "datagrams": {"datagrams": True},
+}
+MESSAGES = {
+    "negative offset": (ValueError, "offset must be a non-negative integer (got -1)"),
+    "offset": (TypeError, "offset must be a non-negative integer (got '1')"),
+    "no count": (ValueError, "count must be a positive integer (got 0)"),
+    "negative count": (ValueError, "count must be a positive integer (got -5)"),
+    "count": (TypeError, "count must be a positive integer (got 1.5)"),
+    "text": (ValueError, "file should be opened in binary mode"),
+    "datagrams": (ValueError, "only SOCK_STREAM type sockets are supported"),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+async def test_arguments(loop, file, name):
+    arguments = dict(ARGUMENTS[name])
+    kind = socket.SOCK_DGRAM if arguments.pop("datagrams", False) else socket.SOCK_STREAM
+    with socket.socket(type=kind) as sock, open(file.name) as text:
+        sock.setblocking(False)
+        opened = text if arguments.pop("text", False) else file
+        with pytest.raises((TypeError, ValueError)) as caught:
+            await loop.sock_sendfile(sock, opened, **arguments)
+        assert outcome(caught.value) == MESSAGES[name]
+        if kind == socket.SOCK_STREAM:
+            transport, _, peer = await connected(loop)
+            with peer:
+                with pytest.raises((TypeError, ValueError)) as caught:
+                    await loop.sendfile(transport, opened, **arguments)
+                assert outcome(caught.value) == MESSAGES[name]
+                assert transport.is_reading()
+                transport.abort()
+                await turns(3)
+
+
+async def test_a_socket_that_is_not_connected(loop, file):
+    with socket.socket() as sock:
+        sock.setblocking(False)
+        with pytest.raises(OSError):
+            await loop.sock_sendfile(sock, file)
+        assert file.tell() in (0, len(CONTENT), 262144)
+
+
+async def test_the_descriptor_of_a_transport_is_refused(loop, file):
+    ours, theirs = raw_pair(small=True)
+    with theirs:
+        ours.setblocking(False)
+        transport, _ = await loop.connect_accepted_socket(Recorder, ours)
+        with pytest.raises(RuntimeError, match="is used by transport"):
+            await loop.sock_sendfile(ours, file)
+        transport.abort()
+        await turns(3)
+
+
+async def test_a_file_that_grows_and_shrinks(loop, tmp_path):
+    path = tmp_path / "changing"
+    path.write_bytes(bytes(2_000_000))
+    transport, _, peer = await connected(loop, small=True)
+    with peer, open(path, "rb") as opened:
+        task = loop.create_task(loop.sendfile(transport, opened))
+        await peer.read_exactly(100_000)
+        os.truncate(path, 1_000_000)
+        await read_for(task, peer)
+        assert 100_000 < await task <= 1_000_000 or await task < 2_000_000
+        assert opened.tell() == await task
+        transport.abort()
+        await turns(3)
