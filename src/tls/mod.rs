@@ -329,6 +329,9 @@ fn make_type(module: &Bound<'_, PyModule>, slots: &[ffi::PyType_Slot]) -> PyResu
     let kind = unsafe { new_type::<TlsObject>(module, Some(&bases), &all)? };
     // What asyncio's loop.start_tls() asks of a transport.
     kind.setattr("_start_tls_compatible", true)?;
+    // And sendfile(): what the system sends is not encrypted, so the file is read and written.
+    let mode = py.import("asyncio.constants")?.getattr("_SendfileMode")?;
+    kind.setattr("_sendfile_compatible", mode.getattr("FALLBACK")?)?;
     module.add("SSLTransport", &kind)?;
     let kind = kind.into_ptr().cast();
     TLS_TYPE.store(kind, Ordering::Release);

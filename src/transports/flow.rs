@@ -72,11 +72,6 @@ impl Watermarks {
         self.set(number(high)?, number(low)?)
     }
 
-    /// Whether the protocol has been told to pause.
-    pub(crate) fn is_paused(&self) -> bool {
-        self.is_paused.get()
-    }
-
     /// True if a buffer of `len_bytes` calls for `pause_writing` now; the caller must then call it.
     #[inline]
     pub(crate) fn must_pause(&self, len_bytes: usize) -> bool {

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 from support import Peer, Recorder, connected, raw_pair, turns, until
+from tls.endpoints import connected as tls_connected
 
 pytestmark = pytest.mark.unfit(uvloop="#228: it has neither")
 
@@ -324,6 +325,24 @@ async def test_without_the_fallback(loop):
         assert await peer.read_exactly(6) == b"usable"
         transport.abort()
         await turns(3)
+
+
+@pytest.mark.unfit(when=sys.version_info >= (3, 12), asyncio="its fallback overwrites what waits to be sent")
+async def test_over_tls(loop, file):
+    transport, protocol, peer = await tls_connected(loop, small=True)
+    with peer:
+        transport.write(b"before")
+        task = loop.create_task(loop.sendfile(transport, file, 7))
+        data = await peer.read_exactly(6 + len(CONTENT) - 7)
+        assert await task == len(CONTENT) - 7
+        assert file.tell() == len(CONTENT)
+        with pytest.raises(RuntimeError, match="fallback is disabled"):
+            await loop.sendfile(transport, file, fallback=False)
+        transport.write(b"after")
+        data += await peer.read_exactly(5)
+        assert data == b"before" + CONTENT[7:] + b"after"
+        transport.abort()
+        await until(lambda: protocol.is_lost)
 
 
 async def test_a_transport_that_cannot(loop, file):
