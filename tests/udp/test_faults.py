@@ -1,0 +1,306 @@
+"""Errors of the socket and of the protocol, after which the endpoint goes on; pauses; unusual ends."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import weakref
+
+import pytest
+from support import HOST, run_script, turns, until
+from udp.endpoints import (
+    Datagrams,
+    EchoDatagrams,
+    deaf_address,
+    endpoint,
+    finish,
+    logged,
+    opened,
+    raw_socket,
+    received_by,
+)
+
+
+class Broken(LookupError):
+    pass
+
+
+def failing(name, kind=Broken, base=Datagrams):
+    def fails(self, *args):
+        getattr(base, name)(self, *args)
+        raise kind(name)
+
+    return type("Failing", (base,), {name: fails})
+
+
+# ---------------------------------------------------------------- the socket's errors
+
+
+async def test_goes_on_after_a_refusal(loop):
+    """#338: a connected socket hears of ICMP, and is as good as before."""
+    address = deaf_address()
+    transport, protocol, own = await endpoint(loop, remote_addr=address)
+    for count in (1, 2):
+        transport.sendto(b"anyone?")
+        await until(lambda: len(protocol.errors) == count)
+    assert [type(error) for error in protocol.errors] == [ConnectionRefusedError] * 2
+    assert [error.errno for error in protocol.errors] == [errno.ECONNREFUSED] * 2
+    assert not transport.is_closing()
+    with raw_socket(address=address) as peer:
+        transport.sendto(b"now?")
+        assert await received_by(peer) == [b"now?"]
+        peer.sendto(b"yes", own)
+        await until(lambda: protocol.received)
+    assert protocol.received == [(b"yes", address)]
+    await finish(protocol)
+
+
+async def test_a_refusal_that_sendto_hears_of(loop):
+    """The answer to the first datagram is there before the second one, which it costs."""
+    transport, protocol, _ = await endpoint(loop, remote_addr=deaf_address())
+    transport.sendto(b"one")
+    transport.sendto(b"two")
+    transport.sendto(b"three")
+    assert [type(error) for error in protocol.errors] == [ConnectionRefusedError]
+    await until(lambda: len(protocol.errors) == 2)
+    await finish(protocol)
+
+
+async def test_refusals_inside_a_batch(loop):
+    deaf = deaf_address()
+    transport, protocol, address = await endpoint(loop, EchoDatagrams)
+    with raw_socket(address=deaf) as peer:
+        for number in range(5):
+            peer.sendto(b"%d" % number, address)
+    await until(lambda: len(protocol.received) == 5)
+    await turns(3)
+    assert protocol.errors == []
+    assert not transport.is_closing()
+    await finish(protocol)
+
+
+# ---------------------------------------------------------------- the protocol's
+
+
+async def test_what_datagram_received_raises_is_reported_and_no_more(loop, reported):
+    transport, protocol, address = await endpoint(loop, failing("datagram_received"))
+    with raw_socket() as peer:
+        for number in range(3):
+            peer.sendto(b"%d" % number, address)
+        await until(lambda: len(reported) == 3)
+    assert protocol.data == [b"0", b"1", b"2"]
+    assert [type(exception) for exception in reported.exceptions] == [Broken] * 3
+    assert not transport.is_closing()
+    reported.clear()
+    await finish(protocol)
+
+
+@pytest.mark.unfit(uvloop="it loses one of them")
+async def test_what_error_received_raises_is_reported_and_no_more(loop, reported):
+    transport, protocol, _ = await endpoint(loop, failing("error_received"), remote_addr=deaf_address())
+    for count in (1, 2):
+        transport.sendto(b"anyone?")
+        await until(lambda: len(reported) == count)
+    assert [type(exception) for exception in reported.exceptions] == [Broken] * 2
+    assert not transport.is_closing()
+    reported.clear()
+    await finish(protocol)
+
+
+@pytest.mark.deviates(asyncio="the handle of its own method", uvloop="no message at all")
+async def test_the_report_names_transport_and_protocol(loop, reported):
+    transport, protocol, address = await endpoint(loop, failing("datagram_received"))
+    transport.sendto(b"x", address)
+    await until(lambda: reported)
+    [context] = reported
+    assert context["message"] == "Exception in callback protocol.datagram_received()"
+    assert context["transport"] is transport
+    assert context["protocol"] is protocol
+    reported.clear()
+    await finish(protocol)
+
+
+async def test_error_received_that_raises_inside_sendto(loop):
+    """Then the caller of sendto gets it."""
+    transport, protocol, _ = await endpoint(loop, failing("error_received"), local_addr=(HOST, 0))
+    with pytest.raises(Broken):
+        transport.sendto(b"everybody", ("255.255.255.255", 9))
+    assert not transport.is_closing()
+    await finish(protocol)
+
+
+@pytest.mark.unfit(uvloop="nothing is received then")
+async def test_connection_made_that_raises(loop, reported):
+    transport, protocol, address = await endpoint(loop, failing("connection_made"))
+    transport.sendto(b"hello", address)
+    await until(lambda: protocol.received)
+    assert [type(exception) for exception in reported.exceptions] == [Broken]
+    reported.clear()
+    await finish(protocol)
+
+
+async def test_connection_lost_that_raises(loop, reported):
+    transport, protocol, _ = await endpoint(loop, failing("connection_lost"))
+    sock = transport.get_extra_info("socket")
+    transport.close()
+    await until(lambda: reported)
+    assert [type(exception) for exception in reported.exceptions] == [Broken]
+    assert sock.fileno() == -1
+    reported.clear()
+    await turns(2)
+    assert protocol.events == ["made", "lost"]
+
+
+async def test_a_protocol_without_the_methods(loop, reported):
+    transport, protocol = await loop.create_datagram_endpoint(asyncio.BaseProtocol, local_addr=(HOST, 0))
+    transport.sendto(b"x", transport.get_extra_info("sockname"))
+    await until(lambda: reported)
+    assert {type(exception) for exception in reported.exceptions} <= {AttributeError, TypeError}
+    assert transport.get_protocol() is protocol
+    reported.clear()
+    transport.close()
+    await turns(5)
+
+
+@pytest.mark.unfit(uvloop="it reports them like any error")
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_what_leaves_the_loop_costs_no_datagram(loop, kind):
+    class Leaving(Datagrams):
+        def datagram_received(self, data, addr):
+            super().datagram_received(data, addr)
+            if data == b"leave":
+                raise kind
+
+    protocols = []
+
+    async def start():
+        _, protocol, address = await endpoint(loop, Leaving)
+        protocols.append(protocol)
+        with raw_socket() as peer:
+            for data in (b"1", b"leave", b"2", b"leave", b"3"):
+                peer.sendto(data, address)
+        await until(lambda: len(protocol.received) == 5)
+
+    task = loop.create_task(start())
+    for _ in range(2):
+        with pytest.raises(kind):
+            loop.run_until_complete(task)
+    loop.run_until_complete(task)
+    assert protocols[0].data == [b"1", b"leave", b"2", b"leave", b"3"]
+    loop.run_until_complete(finish(*protocols))
+
+
+# ---------------------------------------------------------------- pausing
+
+
+@pytest.mark.unfit(uvloop="no such methods")
+async def test_pause_reading_inside_a_batch(loop):
+    class Pausing(Datagrams):
+        def datagram_received(self, data, addr):
+            super().datagram_received(data, addr)
+            self.transport.pause_reading()
+
+    transport, protocol, address = await endpoint(loop, Pausing)
+    with raw_socket() as peer:
+        for number in range(5):
+            peer.sendto(b"%d" % number, address)
+        for count in range(1, 6):
+            await until(lambda: len(protocol.received) == count)
+            await turns(3)
+            assert len(protocol.received) == count
+            assert not transport.is_reading()
+            transport.resume_reading()
+            assert transport.is_reading()
+            transport.resume_reading()
+    assert protocol.data == [b"0", b"1", b"2", b"3", b"4"]
+    await finish(protocol)
+    assert not transport.is_reading()
+
+
+@pytest.mark.unfit(uvloop="no such methods")
+async def test_closed_while_paused_inside_a_batch(loop):
+    class Pausing(Datagrams):
+        def datagram_received(self, data, addr):
+            super().datagram_received(data, addr)
+            self.transport.pause_reading()
+
+    transport, protocol, address = await endpoint(loop, Pausing)
+    with raw_socket() as peer:
+        for number in range(5):
+            peer.sendto(b"%d" % number, address)
+        await until(lambda: protocol.received)
+    transport.close()
+    transport.resume_reading()
+    await until(lambda: protocol.is_lost)
+    await turns(3)
+    assert protocol.data == [b"0"]
+
+
+# ---------------------------------------------------------------- ends
+
+
+@pytest.mark.deviates(uvloop="it warns of something else")
+def test_a_loop_closed_over_open_endpoints(loop_kind):
+    out = run_script(
+        loop_kind,
+        """
+        import asyncio, gc, warnings
+        warnings.simplefilter("always")
+        shown = []
+        warnings.showwarning = lambda message, category, *rest: shown.append((category, str(message)))
+        async def main():
+            return await asyncio.get_running_loop().create_datagram_endpoint(
+                asyncio.DatagramProtocol, local_addr=("127.0.0.1", 0))
+        loop = new_event_loop()
+        transport, protocol = loop.run_until_complete(main())
+        sock = transport.get_extra_info("socket")
+        name = repr(transport).split()[0]
+        loop.close()
+        del transport, protocol
+        gc.collect()
+        print(sock.fileno() == -1)
+        print([text.startswith(f"unclosed transport {name}") for kind, text in shown if kind is ResourceWarning])
+        """,
+    )
+    assert out.splitlines() == ["True", "[True]"]
+
+
+async def test_a_closed_endpoint_is_not_kept(loop):
+    transport, protocol, _ = await endpoint(loop)
+    protocol.itself = transport  # a cycle, as usual
+    gone = weakref.ref(transport), weakref.ref(protocol)
+    await finish(protocol)
+    opened.clear()
+    del transport, protocol
+    await turns(2)
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None]
+
+
+@pytest.mark.deviates(uvloop="it has the repr of its own class")
+async def test_repr(loop):
+    transport, protocol, address = await endpoint(loop)
+    fd = transport.get_extra_info("socket").fileno()
+    assert f"Transport fd={fd} read=polling write=<idle, bufsize=0>>" in repr(transport)
+    transport.close()
+    assert f"closing fd={fd} read=idle" in repr(transport)
+    await until(lambda: protocol.is_lost)
+    assert f"closed fd={fd}>" in repr(transport)
+    assert address
+
+
+@pytest.mark.deviates(uvloop="it logs nothing")
+async def test_debug_mode_logs_pauses(loop):
+    loop.set_debug(True)
+    loop.slow_callback_duration = 60
+    transport, protocol, _ = await endpoint(loop)
+    with logged() as messages:
+        transport.pause_reading()
+        transport.pause_reading()
+        transport.resume_reading()
+    assert [message.partition(" ")[2].partition("> ")[2] for message in messages] == [
+        "pauses reading",
+        "resumes reading",
+    ]
+    await finish(protocol)
