@@ -88,7 +88,10 @@ class TlsPeer:
 
     async def read(self, limit: int = 65536) -> bytes:
         """Up to `limit` bytes; b"" after the other side's close_notify. SSLEOFError if the stream ends without one."""
-        return await self._step(self.object.read, limit)
+        try:
+            return await self._step(self.object.read, limit)
+        except ssl.SSLZeroReturnError:  # close_notify after our own
+            return b""
 
     async def read_exactly(self, count: int) -> bytes:
         data = bytearray()

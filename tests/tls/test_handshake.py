@@ -1,0 +1,565 @@
+"""The handshake: what is negotiated, what is refused, and what becomes of connections that fail in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import logging
+import socket
+import ssl
+import sys
+
+import pytest
+from support import HOST, Echo, Peer, Recorder, raw_pair, turns, until
+from tls.contexts import HOSTNAME, TlsPeer, authority, certificate, client_context, server_context
+from tls.endpoints import SIDES, begin, client_of, connected
+
+TLS12, TLS13 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
+
+
+async def end(transport, protocol, peer):
+    transport.abort()
+    peer.close()
+    await until(lambda: protocol.is_lost, "connection_lost")
+
+
+async def fails(connecting, expected, match=None):
+    """The exception that the task ends with, without what its traceback keeps alive."""
+    with pytest.raises(expected, match=match) as caught:
+        await connecting
+    exception = caught.value
+    exception.__traceback__ = None
+    return exception
+
+
+# ---------------------------------------------------------------- what is negotiated
+
+
+@pytest.mark.unfit(uvloop="its transports are no asyncio.Transport")
+@pytest.mark.parametrize("side", SIDES)
+async def test_extra_info(loop, side):
+    ours = client_context() if side == "client" else server_context()
+    transport, protocol, peer = await connected(loop, side=side, ours=ours)
+    assert isinstance(transport, asyncio.Transport)
+    assert "ssl" in type(transport).__name__.lower()
+    assert transport.get_extra_info("sslcontext") is ours
+    ssl_object = transport.get_extra_info("ssl_object")
+    assert isinstance(ssl_object, ssl.SSLObject)
+    assert ssl_object.version() == "TLSv1.3"
+    assert transport.get_extra_info("cipher") == ssl_object.cipher()
+    assert transport.get_extra_info("compression") is None
+    assert transport.get_extra_info("peername") == peer.peer.sock.getsockname()
+    assert transport.get_extra_info("socket").fileno() > 0
+    assert transport.get_extra_info("nothing", "default") == "default"
+    names = transport.get_extra_info("peercert")
+    if side == "client":
+        assert names["subjectAltName"] == (("DNS", HOSTNAME),)
+    else:
+        assert names is None
+    await end(transport, protocol, peer)
+
+
+async def test_ssl_object_comes_with_the_handshake(loop):
+    """During connection_made everything is known already."""
+    seen = []
+
+    class Looks(Recorder):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            seen.append(transport.get_extra_info("ssl_object").version())
+
+    transport, protocol, peer = await connected(loop, Looks)
+    assert seen == ["TLSv1.3"]
+    await end(transport, protocol, peer)
+
+
+@pytest.mark.parametrize("side", SIDES)
+async def test_alpn(loop, side):
+    ours = client_context() if side == "client" else server_context()
+    theirs = server_context() if side == "client" else client_context()
+    ours.set_alpn_protocols(["h2", "http/1.1"])
+    theirs.set_alpn_protocols(["http/1.1"])
+    transport, protocol, peer = await connected(loop, side=side, ours=ours, theirs=theirs)
+    assert transport.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
+    assert peer.object.selected_alpn_protocol() == "http/1.1"
+    await end(transport, protocol, peer)
+
+
+async def test_sni_switches_the_context(loop, serve):
+    other = server_context("other.test")
+    first, asked = server_context(), []
+
+    def switch(ssl_object, name, _context):
+        asked.append(name)
+        if name == "other.test":
+            ssl_object.context = other
+
+    first.sni_callback = switch
+    server = await serve(Echo, HOST, 0, ssl=first)
+    for name in (HOSTNAME, "other.test"):
+        with await client_of(server, server_hostname=name) as peer:
+            assert peer.object.getpeercert()["subjectAltName"] == (("DNS", name),)
+            await peer.write(b"ping")
+            assert await peer.read_exactly(4) == b"ping"
+            await peer.unwrap()
+    assert asked == [HOSTNAME, "other.test"]
+
+
+async def test_sni_callback_refuses(loop, serve):
+    context = server_context()
+    context.sni_callback = lambda *_: ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
+    made = []
+    server = await serve(lambda: made.append(Recorder()) or made[-1], HOST, 0, ssl=context)
+    with pytest.raises((ssl.SSLError, ConnectionResetError)):
+        await client_of(server)
+    await turns(3)
+    assert [protocol.events for protocol in made] == [[]]
+
+
+async def test_sni_callback_raises(loop, serve, _contexts):
+    context = server_context()
+
+    def fail(*_args):
+        raise RuntimeError("in the SNI callback")
+
+    context.sni_callback = fail
+    raised = []
+    hook, sys.unraisablehook = sys.unraisablehook, lambda args: raised.append(str(args.exc_value))
+    try:
+        server = await serve(Recorder, HOST, 0, ssl=context)
+        with pytest.raises((ssl.SSLError, ConnectionResetError)):
+            await client_of(server)
+    finally:
+        sys.unraisablehook = hook
+    assert raised == ["in the SNI callback"]
+
+
+@pytest.mark.parametrize("version", [TLS12, TLS13])
+async def test_session_reuse_by_clients(loop, serve, version):
+    """A server of the loop takes sessions up again."""
+    server = await serve(Echo, HOST, 0, ssl=server_context(version=version))
+    context, reused, session = client_context(version), [], None
+    for _ in range(3):
+        with await client_of(server, context, session=session) as peer:
+            await peer.write(b"ping")
+            assert await peer.read_exactly(4) == b"ping"  # the tickets of TLS 1.3 have come before
+            session = peer.object.session
+            reused.append(peer.object.session_reused)
+            await peer.unwrap()
+    assert reused == [False, True, True]
+
+
+async def test_session_reuse_as_client(loop):
+    """A context class may give the session; `session_reused` is seen through `ssl_object`."""
+
+    class Remembering(ssl.SSLContext):
+        last = None
+
+        def wrap_bio(self, *args, **kwargs):
+            return super().wrap_bio(*args, session=self.last, **kwargs)
+
+    ours = Remembering(ssl.PROTOCOL_TLS_CLIENT)
+    authority().configure_trust(ours)
+    theirs, reused = server_context(version=TLS12), []
+    for _ in range(2):
+        transport, protocol, peer = await connected(loop, ours=ours, theirs=theirs)
+        ssl_object = transport.get_extra_info("ssl_object")
+        reused.append(ssl_object.session_reused)
+        ours.last = ssl_object.session
+        transport.close()
+        with peer:
+            assert await peer.read() == b""
+            await peer.unwrap()
+        await until(lambda: protocol.is_lost, "connection_lost")
+    assert reused == [False, True]
+    ours.last = None
+
+
+async def test_own_ssl_object_class(loop):
+    """An SSLObject subclass is driven through its own methods."""
+    calls = []
+
+    class Counting(ssl.SSLObject):
+        def read(self, *args):
+            calls.append("read")
+            return super().read(*args)
+
+        def write(self, data):
+            calls.append("write")
+            return super().write(data)
+
+        def do_handshake(self):
+            calls.append("handshake")
+            return super().do_handshake()
+
+        def unwrap(self):
+            calls.append("unwrap")
+            return super().unwrap()
+
+    ours = client_context()
+    ours.sslobject_class = Counting
+    for factory in (Recorder,):
+        transport, protocol, peer = await connected(loop, factory, ours=ours)
+        assert type(transport.get_extra_info("ssl_object")) is Counting
+        transport.write(b"x" * 100_000)
+        await peer.read_exactly(100_000)
+        await peer.write(b"y" * 50_000)
+        await until(lambda protocol=protocol: len(protocol.data) == 50_000, "the data")
+        transport.close()
+        with peer:
+            assert await peer.read() == b""
+            await peer.unwrap()
+        await until(lambda protocol=protocol: protocol.is_lost, "connection_lost")
+    assert {"read", "write", "handshake", "unwrap"} == set(calls)
+
+
+async def test_default_context(loop):
+    """ssl=True is asyncio's default context, which does not trust the test authority."""
+    connecting, peer = begin(loop, ours=True)
+    handshake = asyncio.ensure_future(peer.handshake())
+    await fails(connecting, ssl.SSLCertVerificationError)
+    await asyncio.wait([handshake])
+    assert handshake.exception() is not None
+    peer.close()
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+async def refused(loop, expected, match=None, **options):
+    """The loop's client fails; what the other side saw."""
+    made = []
+    connecting, peer = begin(loop, lambda: made.append(Recorder()) or made[-1], **options)
+    handshake = asyncio.ensure_future(peer.handshake())
+    exception = await fails(connecting, expected, match)
+    await asyncio.wait([handshake])
+    seen = handshake.exception()
+    peer.close()
+    await turns(3)
+    assert made[0].events == []
+    return exception, seen
+
+
+async def test_wrong_host_name(loop):
+    exception, _ = await refused(
+        loop, ssl.SSLCertVerificationError, "Hostname mismatch", server_hostname="somebody.else.test"
+    )
+    assert exception.verify_code == 62
+
+
+@pytest.mark.deviates(asyncio="closes without an alert", uvloop="closes without an alert")
+async def test_the_peer_is_told_why(loop):
+    _, seen = await refused(loop, ssl.SSLCertVerificationError, theirs=server_context(version=TLS12), ours=untrusting())
+    assert isinstance(seen, ssl.SSLError)
+    assert "unknown ca" in str(seen).lower()
+
+
+def untrusting():
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.maximum_version = TLS12
+    return context
+
+
+async def test_unknown_authority(loop):
+    await refused(loop, ssl.SSLCertVerificationError, ours=untrusting())
+
+
+async def test_no_common_version(loop):
+    await refused(loop, ssl.SSLError, ours=client_context(TLS12), theirs=server_context(version=TLS13))
+
+
+async def test_client_certificate(loop, serve):
+    context = server_context()
+    context.verify_mode = ssl.CERT_REQUIRED
+    authority().configure_trust(context)
+    seen = []
+
+    class Looks(Echo):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            seen.append(transport.get_extra_info("peercert")["subjectAltName"])
+
+    server = await serve(Looks, HOST, 0, ssl=context)
+    with_certificate = client_context()
+    certificate("somebody.test").configure_cert(with_certificate)
+    with await client_of(server, with_certificate) as peer:
+        await peer.write(b"ping")
+        assert await peer.read_exactly(4) == b"ping"
+        await peer.unwrap()
+    # In TLS 1.3 the client is done before the server says that it wants a certificate.
+    with await client_of(server) as peer, pytest.raises((ssl.SSLError, ConnectionResetError)):
+        await peer.read()
+    assert seen == [(("DNS", "somebody.test"),)]
+
+
+GARBAGE = [
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"\x16\x03\x01\xff\xff" + b"x" * 100,
+    b"\x00" * 20_000,
+    b"\x15\x03\x03\x00\x02\x02\x28",
+]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE, ids=["http", "too long", "zeroes", "alert"])
+async def test_garbage_instead_of_a_handshake(loop, serve, garbage):
+    """A plain-text client loses its connection; the server goes on."""
+    made = []
+    server = await serve(lambda: made.append(Recorder()) or made[-1], HOST, 0, ssl=server_context())
+    with Peer(socket.create_connection(server.sockets[0].getsockname())) as peer:
+        await peer.send(garbage)
+        peer.shutdown()
+        assert await peer.is_ended()
+    await until(lambda: made, "the factory")
+    await turns(3)
+    assert made[0].events == []
+    with await client_of(server) as peer:
+        await peer.unwrap()
+    await until(lambda: made[1].is_lost, "connection_lost")
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("garbage", [GARBAGE[0], b"\x17\x03\x03\x00\x20" + b"x" * 32], ids=["http", "record"])
+async def test_garbage_after_the_handshake(loop, side, garbage):
+    transport, protocol, peer = await connected(loop, side=side)
+    await peer.write(b"before")
+    await until(lambda: protocol.data == b"before", "the data before")
+    await peer.peer.send(garbage)
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert isinstance(protocol.lost_with[0], ssl.SSLError)
+    protocol.lost_with.clear()
+    peer.close()
+
+
+# ---------------------------------------------------------------- handshakes that do not end
+
+
+@pytest.mark.parametrize("side", SIDES)
+async def test_peer_hangs_up(loop, side):
+    connecting, peer = begin(loop, side=side)
+    if side == "client":
+        await peer.peer.recv()
+    peer.peer.shutdown()
+    await fails(connecting, ConnectionResetError)
+    peer.close()
+
+
+@pytest.mark.parametrize("side", SIDES)
+async def test_peer_resets(loop, side):
+    connecting, peer = begin(loop, side=side)
+    await turns(3)
+    peer.peer.reset()
+    await fails(connecting, ConnectionResetError)
+
+
+@pytest.mark.parametrize("side", SIDES)
+async def test_time_limit(loop, side):
+    connecting, peer = begin(loop, side=side, ssl_handshake_timeout=0.05)
+    text = r"SSL handshake is taking longer than 0.05 seconds: aborting the connection"
+    await fails(connecting, ConnectionAbortedError, text)
+    assert await peer.peer.is_ended()
+    peer.close()
+
+
+async def test_time_limit_of_a_server(loop, serve):
+    made = []
+    server = await serve(
+        lambda: made.append(Recorder()) or made[-1], HOST, 0, ssl=server_context(), ssl_handshake_timeout=0.05
+    )
+    with Peer(socket.create_connection(server.sockets[0].getsockname())) as peer:
+        assert await peer.is_ended()
+    assert made[0].events == []
+
+
+@pytest.mark.parametrize("name", ["ssl_handshake_timeout", "ssl_shutdown_timeout"])
+@pytest.mark.parametrize("value", [0, -1])
+@pytest.mark.leaves(asyncio="does not close the socket", uvloop="does not close the socket")
+async def test_wrong_time_limits(loop, name, value, quiet):
+    connecting, peer = begin(loop, **{name: value})
+    await fails(connecting, ValueError, f"{name} should be a positive number, got {value}")
+    peer.close()
+
+
+@pytest.mark.parametrize("side", SIDES)
+async def test_cancelled(loop, side):
+    made = []
+    connecting, peer = begin(loop, lambda: made.append(Recorder()) or made[-1], side)
+    if side == "client":
+        await peer.peer.recv()
+    else:
+        await until(lambda: made, "the factory")
+        await turns(3)
+    connecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    assert await peer.peer.is_ended()
+    assert made[0].events == []
+    peer.close()
+
+
+@pytest.mark.parametrize("side", SIDES)
+async def test_half_a_handshake_in_single_bytes(loop, side):
+    """A handshake that comes byte by byte succeeds."""
+    connecting, peer = begin(loop, side=side)
+    send = peer.peer.send
+
+    async def drip(data):
+        for at in range(len(data)):
+            await send(data[at : at + 1])
+            await asyncio.sleep(0)
+
+    peer.peer.send = drip
+    handshake = asyncio.ensure_future(peer.handshake())
+    transport, _ = await connecting
+    await handshake
+    del peer.peer.send
+    protocol = transport.get_protocol()
+    await peer.write(b"data")
+    await until(lambda: protocol.data == b"data", "the data")
+    await end(transport, protocol, peer)
+
+
+async def test_data_behind_the_handshake(loop):
+    """What comes in one piece with the client's last handshake message is delivered."""
+    connecting, peer = begin(loop, side="server")
+    send, held = peer.peer.send, []
+
+    async def hold(data):
+        if peer.object.version() and len(held) == 0 and peer.incoming_seen:
+            held.append(data)
+        else:
+            await send(data)
+
+    peer.incoming_seen = False
+    receive = peer.peer.recv
+
+    async def note(limit=65536):
+        data = await receive(limit)
+        peer.incoming_seen = True
+        return data
+
+    peer.peer.send, peer.peer.recv = hold, note
+    await peer.handshake()
+    assert len(held) == 1
+    await send(held[0] + peer.seal(b"first") + peer.seal(b"second"))
+    transport, _ = await connecting
+    del peer.peer.send, peer.peer.recv
+    protocol = transport.get_protocol()
+    await until(lambda: protocol.data == b"firstsecond", "the data behind the handshake")
+    await end(transport, protocol, peer)
+
+
+async def test_connection_made_raises(loop, reported):
+    class Fails(Recorder):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            raise RuntimeError("in connection_made")
+
+    made = []
+    connecting, peer = begin(loop, lambda: made.append(Fails()) or made[-1])
+    handshake = asyncio.ensure_future(peer.handshake())
+    await fails(connecting, RuntimeError, "in connection_made")
+    await asyncio.wait([handshake])
+    assert await peer.peer.is_ended()
+    peer.close()
+    await until(lambda: made[0].is_lost, "connection_lost")
+    assert [str(exception) for exception in reported.exceptions] == ["in connection_made"]
+    assert str(made[0].lost_with[0]) == "in connection_made"
+    made.clear()
+    reported.clear()
+
+
+@pytest.mark.leaves(asyncio="does not close the socket", uvloop="does not close the socket")
+async def test_factory_raises(loop):
+    def fail():
+        raise RuntimeError("in the factory")
+
+    connecting, peer = begin(loop, fail)
+    await fails(connecting, RuntimeError, "in the factory")
+    peer.close()
+
+
+@pytest.mark.unfit(uvloop="says nothing")
+async def test_debug_mode_reports_failed_clients(loop, serve, reported, caplog):
+    loop.set_debug(True)
+    caplog.set_level(logging.DEBUG, logger="asyncio")
+    server = await serve(Recorder, HOST, 0, ssl=server_context())
+    with Peer(socket.create_connection(server.sockets[0].getsockname())) as peer:
+        await peer.send(b"GET / HTTP/1.1\r\n\r\n")
+        assert await peer.is_ended()
+    await until(lambda: reported, "the report")
+    assert reported.messages == ["Error on transport creation for incoming connection"]
+    assert isinstance(reported.exceptions[0], ssl.SSLError)
+    reported.clear()
+    caplog.clear()
+    loop.set_debug(False)
+
+
+async def test_context_of_callbacks(loop):
+    """Callbacks run in the context that the connection was made in."""
+    variable = contextvars.ContextVar("variable", default="unset")
+    seen = []
+
+    class Looks(Recorder):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            seen.append(variable.get())
+
+        def data_received(self, data):
+            super().data_received(data)
+            seen.append(variable.get())
+
+    variable.set("set")
+    transport, protocol, peer = await connected(loop, Looks)
+    variable.set("changed")
+    await peer.write(b"x")
+    await until(lambda: protocol.data, "the data")
+    await end(transport, protocol, peer)
+    assert seen == ["set"] * 2
+
+
+@pytest.mark.parametrize("count", [40])
+async def test_many_handshakes_at_once_some_fail(loop, serve, count):
+    made = []
+    server = await serve(lambda: made.append(Recorder()) or made[-1], HOST, 0, ssl=server_context())
+    address = server.sockets[0].getsockname()
+
+    async def one(number):
+        kind = number % 4
+        if kind == 0:
+            with await client_of(server) as peer:
+                await peer.unwrap()
+        elif kind == 1:
+            with Peer(socket.create_connection(address)) as plain:
+                await plain.send(b"hello?\r\n")
+                await plain.is_ended()
+        elif kind == 2:
+            Peer(socket.create_connection(address)).reset()
+        else:
+            untrusting_client = functools.partial(client_of, server, untrusting())
+            with pytest.raises(ssl.SSLError):
+                await untrusting_client()
+
+    await asyncio.gather(*map(one, range(count)))
+    await until(lambda: sum(protocol.is_lost for protocol in made) >= count // 4, "the ends of the good ones")
+    assert sum("made" in protocol.events for protocol in made) >= count // 4
+    assert all(protocol.events in ([], ["made", "eof", "lost"], ["made", "lost"]) for protocol in made)
+
+
+@pytest.mark.leaves(asyncio="does not close the socket")
+@pytest.mark.unfit(uvloop="reports it as well")
+async def test_wrap_bio_refuses(loop):
+    """What the context itself refuses comes out of create_connection, and the socket is closed."""
+    connecting, peer = begin(loop, server_hostname="x" * 300)
+    await fails(connecting, ValueError)
+    peer.close()
+
+
+async def test_peer_is_another_engine(loop):
+    """TlsPeer itself is sound: two of them talk to each other without a loop's TLS."""
+    one, other = (Peer(sock) for sock in raw_pair())
+    left, right = TlsPeer(one, client_context()), TlsPeer(other, server_context(), server_side=True)
+    with left, right:
+        await asyncio.gather(left.handshake(), right.handshake())
+        await left.write(b"hello")
+        assert await right.read_exactly(5) == b"hello"

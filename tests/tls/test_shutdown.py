@@ -1,0 +1,393 @@
+"""The end of TLS connections: close_notify, ends without one, time limits, and what is written or sent meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+
+import pytest
+from support import HOST, Echo, Recorder, turns, until
+from tls.contexts import server_context
+from tls.endpoints import SIDES, client_of, connected
+
+
+@pytest.mark.parametrize("side", SIDES)
+async def test_close(loop, side):
+    """close_notify goes out, the peer's is awaited, and connection_lost(None) follows."""
+    transport, protocol, peer = await connected(loop, side=side)
+    transport.close()
+    assert transport.is_closing()
+    assert await peer.read() == b""
+    assert not protocol.is_lost
+    await peer.unwrap()
+    assert await peer.peer.is_ended()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert protocol.lost_with == [None]
+    assert protocol.events[-1] == "lost"
+    transport.close()
+    peer.close()
+
+
+@pytest.mark.parametrize("side", SIDES)
+async def test_peer_says_close_notify(loop, side):
+    transport, protocol, peer = await connected(loop, side=side)
+    await peer.write(b"last words")
+    await peer.unwrap()  # returns only when the loop has answered with its own
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert protocol.events == ["made", "data", "eof", "lost"]
+    assert protocol.data == b"last words"
+    assert protocol.lost_with == [None]
+    assert transport.is_closing()
+    peer.close()
+
+
+@pytest.mark.unfit(uvloop="does not call eof_received()")
+@pytest.mark.parametrize("side", SIDES)
+async def test_end_without_close_notify(loop, side):
+    transport, protocol, peer = await connected(loop, side=side)
+    await peer.write(b"last words")
+    peer.peer.shutdown()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert protocol.events == ["made", "data", "eof", "lost"]
+    assert protocol.data == b"last words"
+    assert protocol.lost_with == [None]
+    peer.close()
+
+
+async def test_end_inside_a_record(loop):
+    transport, protocol, peer = await connected(loop)
+    await peer.peer.send(peer.seal(b"whole") + peer.seal(b"cut")[:-1])
+    peer.peer.shutdown()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert protocol.data == b"whole"
+    assert protocol.lost_with == [None]
+    peer.close()
+
+
+async def test_reset(loop):
+    transport, protocol, peer = await connected(loop)
+    peer.peer.reset()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert isinstance(protocol.lost_with[0], ConnectionResetError)
+    protocol.lost_with.clear()
+
+
+async def test_abort(loop):
+    transport, protocol, peer = await connected(loop)
+    transport.abort()
+    assert transport.is_closing()
+    assert not protocol.is_lost
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert protocol.lost_with == [None]
+    transport.abort()
+    transport.close()
+    assert await peer.peer.is_ended()
+    peer.close()
+
+
+@pytest.mark.parametrize("size", [1, 100_000, 3_000_000])
+@pytest.mark.parametrize("where", ["inside", "outside"])
+async def test_what_was_written_before_close_arrives(loop, size, where):
+    """However full the socket is."""
+    data = os.urandom(size)
+
+    class Answers(Recorder):
+        def data_received(self, received):
+            super().data_received(received)
+            self.transport.write(data)
+            self.transport.close()
+
+    transport, protocol, peer = await connected(loop, Answers if where == "inside" else Recorder, small=True)
+    if where == "inside":
+        await peer.write(b"?")
+    else:
+        transport.write(data)
+        transport.close()
+    assert await peer.read_exactly(size) == data
+    assert await peer.read() == b""
+    await peer.unwrap()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert protocol.lost_with == [None]
+    peer.close()
+
+
+async def test_eof_then_answer_is_lost(loop):
+    """TLS here has no half-closed state: after the peer's close_notify nothing more is sent, whatever is returned."""
+
+    class KeepsOpen(Recorder):
+        keep_open = True
+
+        def eof_received(self):
+            super().eof_received()
+            return True
+
+    transport, protocol, peer = await connected(loop, KeepsOpen)
+    await peer.unwrap()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert protocol.events == ["made", "eof", "lost"]
+    peer.close()
+
+
+async def test_no_half_close(loop):
+    transport, protocol, peer = await connected(loop)
+    assert not transport.can_write_eof()
+    with pytest.raises(NotImplementedError):
+        transport.write_eof()
+    transport.abort()
+    peer.close()
+    await until(lambda: protocol.is_lost, "connection_lost")
+
+
+async def test_write_after_close(loop, caplog):
+    transport, protocol, peer = await connected(loop)
+    transport.close()
+    for _ in range(10):
+        transport.write(b"too late")
+    assert "SSL connection is closed" in caplog.text
+    assert await peer.read_to_end() == b""
+    await peer.unwrap()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    peer.close()
+
+
+async def test_shutdown_time_limit(loop):
+    """A peer that never answers close_notify is given up."""
+    transport, protocol, peer = await connected(loop, ssl_shutdown_timeout=0.05)
+    transport.close()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert isinstance(protocol.lost_with[0], TimeoutError)
+    assert "SSL shutdown timed out" in str(protocol.lost_with[0])
+    protocol.lost_with.clear()
+    peer.close()
+
+
+async def test_shutdown_time_limit_while_the_socket_is_full(loop):
+    transport, protocol, peer = await connected(loop, ssl_shutdown_timeout=0.05, small=True)
+    transport.write(bytes(3_000_000))
+    transport.close()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert isinstance(protocol.lost_with[0], TimeoutError)
+    protocol.lost_with.clear()
+    peer.close()
+
+
+@pytest.mark.unfit(uvloop="downloads on and on")
+async def test_peer_goes_on_sending_after_close(loop):
+    """close() ends the download: the connection does not live until the peer has sent all it has."""
+    transport, protocol, peer = await connected(loop, small=True)
+    await peer.write(b"begin")
+    await until(lambda: protocol.data == b"begin", "the begin")
+    transport.close()
+    with pytest.raises((ConnectionResetError, BrokenPipeError, AssertionError)):
+        for _ in range(2000):
+            await peer.write(bytes(16_000))
+            await asyncio.sleep(0)
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert protocol.lost_with[0] is None or isinstance(protocol.lost_with[0], OSError)
+    protocol.lost_with.clear()
+    peer.close()
+
+
+@pytest.mark.unfit(uvloop="loses the data")
+async def test_end_while_paused(loop):
+    """What came before the end is delivered when the application reads again."""
+    transport, protocol, peer = await connected(loop)
+    transport.pause_reading()
+    await peer.write(b"x" * 40_000)
+    peer.peer.shutdown()
+    await turns(10)
+    assert protocol.events == ["made"]
+    transport.resume_reading()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert protocol.events == ["made", "data", "eof", "lost"]
+    assert len(protocol.data) == 40_000
+    peer.close()
+
+
+async def test_a_peer_that_is_done_receives_what_was_written(loop):
+    """close_notify comes while much is still to be sent; all of it is, before our own."""
+    data = os.urandom(3_000_000)
+    transport, protocol, peer = await connected(loop, small=True)
+    transport.write(data)
+    await peer.say_goodbye()
+    received = bytearray()
+    while more := await peer.read():
+        received += more
+    assert received == data
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert [event for event in protocol.events if event not in ("pause", "resume")] == ["made", "eof", "lost"]
+    assert protocol.lost_with == [None]
+    peer.close()
+
+
+@pytest.mark.parametrize("method", ["data_received", "eof_received"])
+async def test_callback_raises(loop, reported, method):
+    class Fails(Recorder):
+        pass
+
+    def fail(self, *_args):
+        raise RuntimeError(f"in {method}")
+
+    setattr(Fails, method, fail)
+    transport, protocol, peer = await connected(loop, Fails)
+    await peer.write(b"x")
+    await peer.say_goodbye()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert [str(exception) for exception in reported.exceptions] == [f"in {method}"]
+    assert str(protocol.lost_with[0]) == f"in {method}"
+    protocol.lost_with.clear()
+    reported.clear()
+    peer.close()
+
+
+@pytest.mark.unfit(asyncio="asks for a buffer without data", uvloop="asks for a buffer without data")
+async def test_get_buffer_raises(loop, reported):
+    class Fails(asyncio.BufferedProtocol):
+        lost = None
+
+        def get_buffer(self, _hint):
+            raise RuntimeError("in get_buffer")
+
+        def connection_lost(self, exc):
+            self.lost = str(exc)
+
+    transport, protocol, peer = await connected(loop, Fails)
+    await peer.write(b"x")
+    await until(lambda: protocol.lost, "connection_lost")
+    assert protocol.lost == "in get_buffer"
+    assert [str(exception) for exception in reported.exceptions] == ["in get_buffer"]
+    reported.clear()
+    peer.close()
+
+
+async def test_connection_lost_raises(loop, reported):
+    class Fails(Recorder):
+        def connection_lost(self, exc):
+            super().connection_lost(exc)
+            raise RuntimeError("in connection_lost")
+
+    transport, protocol, peer = await connected(loop, Fails)
+    transport.abort()
+    await until(lambda: reported, "the report")
+    assert str(reported.exceptions[0]) == "in connection_lost"
+    assert protocol.lost_with == [None]
+    reported.clear()
+    peer.close()
+
+
+async def test_abort_inside_data_received(loop):
+    class Aborts(Recorder):
+        def data_received(self, data):
+            super().data_received(data)
+            self.transport.abort()
+
+    transport, protocol, peer = await connected(loop, Aborts)
+    await peer.write(b"x")
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert protocol.events == ["made", "data", "lost"]
+    assert await peer.peer.is_ended()
+    peer.close()
+
+
+async def test_close_inside_connection_made(loop):
+    class Closes(Recorder):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            transport.write(b"hello and goodbye")
+            transport.close()
+
+    transport, protocol, peer = await connected(loop, Closes)
+    assert await peer.read_to_end() == b"hello and goodbye"
+    await peer.unwrap()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    peer.close()
+
+
+@pytest.mark.deviates(
+    asyncio="closes the transport below", uvloop="has no close_clients()", when=sys.version_info >= (3, 13)
+)
+@pytest.mark.unfit(asyncio="has no close_clients()", when=sys.version_info < (3, 13))
+@pytest.mark.deviates(uvloop="has no close_clients()", when=sys.version_info < (3, 13))
+async def test_close_clients_says_close_notify(loop, serve):
+    made = []
+    server = await serve(lambda: made.append(Recorder()) or made[-1], HOST, 0, ssl=server_context())
+    peer = await client_of(server)
+    with peer:
+        await until(lambda: made[0].transport, "connection_made")
+        server.close()
+        server.close_clients()
+        assert await peer.read() == b""  # and not SSLEOFError
+        await peer.unwrap()
+        await server.wait_closed()
+        await until(lambda: made[0].is_lost, "connection_lost")
+    assert made[0].lost_with == [None]
+
+
+@pytest.mark.unfit(uvloop="has no abort_clients()")
+@pytest.mark.unfit(asyncio="has no abort_clients()", when=sys.version_info < (3, 13))
+async def test_abort_clients(loop, serve):
+    made = []
+    server = await serve(lambda: made.append(Recorder()) or made[-1], HOST, 0, ssl=server_context())
+    with await client_of(server) as peer:
+        await until(lambda: made[0].transport, "connection_made")
+        server.close()
+        server.abort_clients()
+        await server.wait_closed()
+        await until(lambda: made[0].is_lost, "connection_lost")
+        assert await peer.peer.is_ended()
+    assert made[0].lost_with == [None]
+
+
+async def test_extra_info_after_the_end(loop):
+    transport, protocol, peer = await connected(loop)
+    ssl_object = transport.get_extra_info("ssl_object")
+    transport.abort()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert transport.get_extra_info("ssl_object") is ssl_object
+    assert transport.get_extra_info("cipher")
+    peer.close()
+
+
+@pytest.mark.unfit(uvloop="logs other words")
+async def test_debug_mode(loop, caplog):
+    loop.set_debug(True)
+    caplog.set_level(logging.DEBUG, logger="asyncio")
+    transport, protocol, peer = await connected(loop)
+    await peer.write(b"x")
+    await until(lambda: protocol.data, "the data")
+    peer.peer.shutdown()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    for text in ("handshake", "received EOF"):
+        assert text in caplog.text
+    caplog.clear()
+    peer.close()
+    loop.set_debug(False)
+
+
+async def test_echo_server_survives_a_storm_of_ends(loop, serve):
+    """Clients that go in every way there is, thirty at a time; the server counts down to none."""
+    server = await serve(Echo, HOST, 0, ssl=server_context())
+
+    async def one(number):
+        peer = await client_of(server)
+        with peer:
+            await peer.write(b"x" * 1000)
+            kind = number % 5
+            if kind == 0:
+                await peer.read_exactly(1000)
+                await peer.unwrap()
+            elif kind == 1:
+                peer.peer.reset()
+            elif kind == 2:
+                await peer.peer.send(b"garbage garbage")
+                await peer.peer.is_ended()
+            elif kind == 3:
+                await peer.say_goodbye()
+            else:
+                assert await peer.read_exactly(1000) == b"x" * 1000
+
+    await asyncio.gather(*map(one, range(30)), return_exceptions=False)
+    server.close()
+    await server.wait_closed()

@@ -1,0 +1,302 @@
+"""start_tls: both sides, with what was received before, above every kind of transport, and its failures."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import sys
+
+import pytest
+from support import HOST, Echo, Peer, Recorder, raw_pair, turns, until
+from tls.contexts import HOSTNAME, TlsPeer, client_context, server_context
+from tls.endpoints import SIDES
+
+
+def options(side):
+    return {"server_side": True} if side == "server" else {"server_hostname": HOSTNAME}
+
+
+def context(side):
+    return server_context() if side == "server" else client_context()
+
+
+def peer_of(sock, side):
+    """The other end of the loop's `side`."""
+    if side == "server":
+        return TlsPeer(Peer(sock), client_context())
+    return TlsPeer(Peer(sock), server_context(), server_side=True)
+
+
+async def plain(loop, factory=Recorder):
+    sock, other = raw_pair()
+    sock.setblocking(False)
+    transport, _ = await loop.connect_accepted_socket(factory, sock)
+    return transport, transport.get_protocol(), other
+
+
+async def upgraded(loop, side, factory=Recorder):
+    transport, protocol, other = await plain(loop, factory)
+    peer = peer_of(other, side)
+    handshake = asyncio.ensure_future(peer.handshake())
+    above = await loop.start_tls(transport, protocol, context(side), **options(side))
+    await handshake
+    return transport, above, protocol, peer
+
+
+@pytest.mark.parametrize("side", SIDES)
+async def test_upgrade(loop, side):
+    transport, above, protocol, peer = await upgraded(loop, side)
+    assert above is not transport
+    assert above.get_protocol() is protocol
+    assert above.get_extra_info("ssl_object").version() == "TLSv1.3"
+    assert above.get_extra_info("socket").fileno() == transport.get_extra_info("socket").fileno()
+    await peer.write(b"ping")
+    await until(lambda: protocol.data == b"ping", "the data")
+    above.write(b"pong" * 10_000)
+    assert await peer.read_exactly(40_000) == b"pong" * 10_000
+    above.close()
+    assert await peer.read() == b""
+    await peer.unwrap()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert protocol.events == ["made", "data", "eof", "lost"] or protocol.events == ["made", "data", "lost"]
+    assert protocol.lost_with == [None]
+    peer.close()
+
+
+async def test_streams_both_sides(loop):
+    async def handle(reader, writer):
+        assert await reader.readline() == b"STARTTLS\n"
+        writer.write(b"OK\n")
+        await writer.start_tls(server_context())
+        writer.write((await reader.readline()).upper())
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(handle, HOST, 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    writer.write(b"STARTTLS\n")
+    assert await reader.readline() == b"OK\n"
+    await writer.start_tls(client_context(), server_hostname=HOSTNAME)
+    assert writer.get_extra_info("ssl_object") is not None
+    writer.write(b"hello\n")
+    assert await reader.readline() == b"HELLO\n"
+    assert await reader.read() == b""
+    writer.close()
+    await writer.wait_closed()
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.mark.unfit(uvloop="loses the data and waits for ever")
+@pytest.mark.unfit(asyncio="loses the data on this version", when=sys.version_info < (3, 13, 12))
+async def test_the_client_does_not_wait_for_the_answer(loop):
+    """Its first handshake message lies in the server's StreamReader when start_tls() is called."""
+    done = loop.create_future()
+
+    async def handle(reader, writer):
+        assert await reader.readline() == b"STARTTLS\n"
+        while not reader._buffer:  # the message itself must have come
+            await asyncio.sleep(0)
+        await writer.start_tls(server_context())
+        done.set_result(await reader.readline())
+        writer.close()
+
+    server = await asyncio.start_server(handle, HOST, 0)
+    with TlsPeer(Peer(socket.create_connection(server.sockets[0].getsockname())), client_context()) as peer:
+        try:
+            peer.object.do_handshake()
+        except ssl.SSLWantReadError:
+            pass
+        await peer.peer.send(b"STARTTLS\n" + peer.outgoing.read())
+        await peer.handshake()
+        await peer.write(b"secret\n")
+        assert await done == b"secret\n"
+        assert await peer.read() == b""
+        await peer.unwrap()
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.mark.parametrize("side", SIDES)
+async def test_tls_in_tls(loop, side):
+    """A TLS connection inside a TLS connection, to the hand-driven peer's own two layers."""
+    _, outer, protocol, peer = await upgraded(loop, side)
+
+    class Inside:
+        """The raw socket of the inner layer: what the outer one carries."""
+
+        send = staticmethod(peer.write)
+        close = staticmethod(peer.close)
+
+        @staticmethod
+        async def recv(limit=65536):
+            return await peer.read(limit)
+
+    inner_peer = peer_of_inside(Inside(), side)
+    handshake = asyncio.ensure_future(inner_peer.handshake())
+    inner = await loop.start_tls(outer, protocol, context(side), **options(side))
+    await handshake
+    assert inner.get_extra_info("ssl_object") is not outer.get_extra_info("ssl_object")
+    for size in (1, 50_000):
+        await inner_peer.write(b"x" * size)
+        protocol.data.clear()
+        await until(lambda size=size: len(protocol.data) == size, "the data")
+        inner.write(b"y" * size)
+        assert await inner_peer.read_exactly(size) == b"y" * size
+    inner.close()
+    assert await inner_peer.read() == b""
+    await inner_peer.unwrap()
+    assert await peer.read() == b""
+    await peer.unwrap()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert protocol.lost_with == [None]
+    peer.close()
+
+
+def peer_of_inside(carrier, side):
+    if side == "server":
+        return TlsPeer(carrier, client_context())
+    return TlsPeer(carrier, server_context(), server_side=True)
+
+
+class OverEverything(asyncio.Transport):
+    """A transport of the user's own: hands everything to another one, and has no private parts."""
+
+    _start_tls_compatible = True
+
+    def __init__(self, lower):
+        super().__init__()
+        self.lower = lower
+        self.calls = []
+
+    def __getattribute__(self, name):
+        if name in ("lower", "calls", "_start_tls_compatible", "__class__"):
+            return object.__getattribute__(self, name)
+        if name == "_force_close":
+            raise AttributeError(name)
+        object.__getattribute__(self, "calls").append(name)
+        return getattr(object.__getattribute__(self, "lower"), name)
+
+
+@pytest.mark.unfit(asyncio="wants the private _force_close()", uvloop="takes its own transports only")
+@pytest.mark.parametrize("end", ["close", "abort", "garbage"])
+async def test_above_a_transport_of_the_user(loop, end, reported):
+    transport, protocol, other = await plain(loop)
+    lower = OverEverything(transport)
+    peer = peer_of(other, "server")
+    handshake = asyncio.ensure_future(peer.handshake())
+    above = await loop.start_tls(lower, protocol, server_context(), server_side=True)
+    await handshake
+    above.write(b"x" * 50_000)
+    assert await peer.read_exactly(50_000) == b"x" * 50_000
+    await peer.write(b"y" * 50_000)
+    await until(lambda: len(protocol.data) == 50_000, "the data")
+    if end == "close":
+        above.close()
+        assert await peer.read() == b""
+        await peer.unwrap()
+    elif end == "abort":
+        above.abort()
+    else:
+        await peer.peer.send(b"\x17\x03\x03\x00\x20" + b"x" * 32)
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert {"write", "pause_reading", "resume_reading", "set_protocol"} <= set(lower.calls)
+    assert not reported
+    peer.close()
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("what", ["garbage", "end", "reset", "time"])
+async def test_failure(loop, side, what, reported):
+    """The exception comes out, the connection is closed; connection_lost comes once (asyncio: at most once)."""
+    transport, protocol, other = await plain(loop)
+    limit = {"ssl_handshake_timeout": 0.05} if what == "time" else {}
+    starting = asyncio.ensure_future(loop.start_tls(transport, protocol, context(side), **options(side), **limit))
+    await turns(3)
+    peer = Peer(other)
+    if what == "garbage":
+        await peer.send(b"no TLS at all\r\n")
+    elif what == "end":
+        peer.shutdown()
+    elif what == "reset":
+        peer.reset()
+    expected = {"garbage": ssl.SSLError, "time": ConnectionAbortedError}.get(what, ConnectionResetError)
+    with pytest.raises(expected) as caught:
+        await starting
+    caught.value.__traceback__ = None
+    await until(lambda: transport.is_closing(), "the transport to close")
+    await turns(5)
+    assert protocol.events.count("lost") <= 1
+    assert protocol.events[0] == "made"
+    if type(loop).__module__.startswith("grapeshot"):
+        assert protocol.events[-1] == "lost"
+    protocol.lost_with.clear()
+    assert not reported
+    peer.close()
+
+
+async def test_cancelled(loop):
+    transport, protocol, other = await plain(loop)
+    starting = asyncio.ensure_future(loop.start_tls(transport, protocol, client_context(), server_hostname=HOSTNAME))
+    await turns(3)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    with Peer(other) as peer:
+        assert await peer.is_ended()
+    await turns(3)
+    assert protocol.events.count("lost") <= 1
+
+
+@pytest.mark.parametrize("wrong", [None, True, "context", ssl])
+async def test_wants_a_context(loop, wrong):
+    transport, protocol, other = await plain(loop)
+    with pytest.raises(TypeError, match=r"sslcontext is expected to be an instance of ssl\.SSLContext"):
+        await loop.start_tls(transport, protocol, wrong)
+    transport.abort()
+    other.close()
+    await until(lambda: protocol.is_lost, "connection_lost")
+
+
+async def test_wants_a_transport_that_supports_it(loop):
+    class Other(asyncio.Transport):
+        pass
+
+    with pytest.raises(TypeError, match=r"is not supported by start_tls\(\)"):
+        await loop.start_tls(Other(), Recorder(), client_context())
+
+
+@pytest.mark.parametrize("name", ["ssl_handshake_timeout", "ssl_shutdown_timeout"])
+async def test_wrong_time_limits(loop, name):
+    transport, protocol, other = await plain(loop)
+    with pytest.raises(ValueError, match=f"{name} should be a positive number, got 0"):
+        await loop.start_tls(transport, protocol, client_context(), server_hostname=HOSTNAME, **{name: 0})
+    transport.abort()
+    other.close()
+    await until(lambda: protocol.is_lost, "connection_lost")
+
+
+async def test_between_two_loops_transports(loop, serve):
+    """Server and client of one loop, upgraded at once, with data waiting in both directions."""
+    made = []
+
+    class Upgrades(Echo):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            made.append(self)
+
+        async def upgrade(self):
+            self.transport = await loop.start_tls(self.transport, self, server_context(), server_side=True)
+
+    server = await serve(Upgrades, HOST, 0)
+    transport, protocol = await loop.create_connection(Recorder, *server.sockets[0].getsockname())
+    await until(lambda: made, "the server's side")
+    upgrade = asyncio.ensure_future(made[0].upgrade())
+    above = await loop.start_tls(transport, protocol, client_context(), server_hostname=HOSTNAME)
+    await upgrade
+    above.write(b"z" * 200_000)
+    await until(lambda: len(protocol.data) == 200_000, "the echo")
+    above.close()
+    await until(lambda: protocol.is_lost and made[0].transport is None, "both ends")
+    made.clear()
