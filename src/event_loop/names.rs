@@ -14,6 +14,7 @@ use pyo3::types::{PyString, PyTuple};
 pub(crate) struct Kept(*mut ffi::PyObject);
 
 impl Kept {
+    /// Keeps `object` for good.
     pub(crate) fn new(object: &Bound<'_, PyAny>) -> Self {
         Self(object.clone().into_ptr())
     }
@@ -40,6 +41,8 @@ macro_rules! kept {
             pub(crate) threadsafe_handle_type: Option<Kept>,
             /// `("loop",)`: the keyword names of a vectorcall.
             pub(crate) kw_loop: Kept,
+            /// `()`
+            pub(crate) no_args: Kept,
         }
 
         impl Names {
@@ -51,6 +54,7 @@ macro_rules! kept {
                         .import("asyncio.events")?
                         .getattr_opt("_ThreadSafeHandle")?
                         .map(|kind| Kept::new(&kind)),
+                    no_args: Kept::new(PyTuple::empty(py).as_any()),
                     kw_loop: Kept::new(PyTuple::new(py, [PyString::intern(py, "loop")])?.as_any()),
                 })
             }
@@ -74,6 +78,7 @@ kept! {
         read_transport_type = "asyncio"."ReadTransport"
         write_transport_type = "asyncio"."WriteTransport"
         datagram_transport_type = "asyncio"."DatagramTransport"
+        future_type = "_asyncio"."Future"
         warn = "warnings"."warn"
         set_wakeup_fd = "signal"."set_wakeup_fd"
         buffered_protocol_type = "asyncio"."BufferedProtocol"

@@ -32,6 +32,8 @@ pub(crate) struct LoopObject {
     pub(super) task_factory: ObjectCell,
     /// Keyword names that `create_task` saw last, and the same with "loop" before them.
     pub(super) task_kwnames: (ObjectCell, ObjectCell),
+    /// `{"loop": self}`, the keywords that futures are made with. Only while the loop runs, since it is a cycle.
+    pub(super) future_kwargs: ObjectCell,
     is_reactor_live: Cell<bool>,
 }
 
@@ -120,7 +122,12 @@ impl NativeType for LoopObject {
     const FLAGS: u64 = ffi::Py_TPFLAGS_BASETYPE;
 
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        for cell in [&self.task_factory, &self.task_kwnames.0, &self.task_kwnames.1] {
+        for cell in [
+            &self.task_factory,
+            &self.task_kwnames.0,
+            &self.task_kwnames.1,
+            &self.future_kwargs,
+        ] {
             // SAFETY: visit and arg are the collector's.
             let result = unsafe { cell.traverse(visit, arg) };
             if result != 0 {
@@ -141,6 +148,7 @@ impl NativeType for LoopObject {
     fn clear(this: This<'_, Self>) {
         let py = this.py();
         drop(this.task_factory.take(py));
+        drop(this.future_kwargs.take(py));
         if this.is_reactor_live.get() {
             this.reactor.drop_work(py);
         }
@@ -185,6 +193,7 @@ unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
             &(*body).task_factory,
             &(*body).task_kwnames.0,
             &(*body).task_kwnames.1,
+            &(*body).future_kwargs,
         ] {
             drop(cell.take(py));
         }

@@ -29,8 +29,14 @@ fn context_keyword(args: &Args<'_, '_>, function: &str) -> PyResult<*mut ffi::Py
 
 fn find_context(args: &Args<'_, '_>, function: &str) -> PyResult<*mut ffi::PyObject> {
     let mut context = ptr::null_mut();
+    let context_name = names().context.as_ptr();
     for (name, value) in args.keywords() {
-        if name.as_ptr() != names().context.as_ptr() && !name.eq("context")? {
+        // CPython's own tasks and futures bring a string that is not interned.
+        let is_other = name.as_ptr() != context_name && {
+            // SAFETY: two live strings: keyword names are, by the calling convention.
+            unsafe { ffi::PyUnicode_Compare(name.as_ptr(), context_name) != 0 }
+        };
+        if is_other {
             return Err(PyTypeError::new_err(format!(
                 "{function}() got an unexpected keyword argument '{name}'"
             )));

@@ -62,6 +62,7 @@ impl Reactor {
         self.is_stopping.store(false, Ordering::Relaxed);
         self.drain_inbox();
         self.track_kept(py);
+        drop(event_loop.future_kwargs.take(py));
         self.leave_signals(py, event_loop);
         result
     }
