@@ -15,6 +15,7 @@ mod registration;
 mod sock;
 mod socket_object;
 pub(crate) mod stream;
+mod stream_reader;
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
@@ -31,6 +32,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     pipe::register(module)?;
     sock::register(module)?;
     datagram::register(module)?;
+    stream_reader::register(module.py())?;
     extend_type(&module.getattr("Loop")?, loop_methods())?;
     module.add_function(wrap_pyfunction!(bind_methods, module)?)
 }

@@ -11,12 +11,14 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyString;
+use pyo3::types::{PyBytes, PyString};
 
 use crate::event_loop::errors;
 use crate::event_loop::names::{Kept, names};
 use crate::event_loop::native_type::none;
 use crate::event_loop::object_cell::ObjectCell;
+
+use super::stream_reader::{self, Feed};
 
 /// Takes what a transport has received on behalf of a native protocol object. The data is lent for the call.
 pub(crate) type Received = unsafe fn(Python<'_>, *mut ffi::PyObject, &[u8]) -> PyResult<()>;
@@ -64,6 +66,8 @@ pub(crate) struct ProtocolCalls {
     receiver: Cell<Receiver>,
     /// Belongs to a datagram transport, whose protocols have another method.
     has_datagrams: bool,
+    /// The protocol is one that `stream_reader` may feed.
+    has_reader: Cell<bool>,
 }
 
 impl ProtocolCalls {
@@ -91,6 +95,7 @@ impl ProtocolCalls {
             context: ObjectCell::empty(),
             receiver: Cell::new(Receiver::Data),
             has_datagrams,
+            has_reader: Cell::new(false),
         };
         calls.context.set(context);
         if let Err(error) = calls.bind(protocol) {
@@ -122,6 +127,9 @@ impl ProtocolCalls {
             (Receiver::Data, method(names().data_received)?, None)
         };
         self.receiver.set(receiver);
+        let is_plain = !self.has_datagrams && matches!(receiver, Receiver::Data);
+        self.has_reader
+            .set(is_plain && stream_reader::is_stock_protocol(protocol));
         self.receive.set(receive);
         match updated {
             Some(updated) => self.updated.set(updated),
@@ -151,9 +159,36 @@ impl ProtocolCalls {
         unsafe { received(py, protocol.as_ptr(), data) }
     }
 
-    /// `data_received(data)`, in the context.
+    /// The way to the buffer of an `asyncio.StreamReader`, if the protocol's is to be fed natively now.
+    #[inline]
+    pub(crate) fn feed<'py>(&self, py: Python<'py>) -> Option<Feed<'py>> {
+        if !self.has_reader.get() {
+            return None;
+        }
+        Feed::of(&self.protocol.get(py)?)
+    }
+
+    /// After `Feed::extend` or `Feed::receive` has put data into the buffer.
+    #[inline]
+    pub(crate) fn fed(&self, feed: Feed<'_>) -> PyResult<()> {
+        feed.finish(self)
+    }
+
+    /// `data_received(data)`, in the context; natively where a stream reader may be fed.
     #[inline]
     pub(crate) fn data_received(&self, py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<()> {
+        if let Some(feed) = self.feed(py)
+            && let Ok(bytes) = data.cast_exact::<PyBytes>()
+            && feed.extend(bytes.as_bytes())
+        {
+            return self.fed(feed);
+        }
+        self.call_data_received(py, data)
+    }
+
+    /// `data_received(data)`, in the context, whatever the protocol is.
+    #[inline]
+    pub(crate) fn call_data_received(&self, py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<()> {
         self.in_context(py, || call_bound(py, &self.receive, data.as_ptr()).map(drop))
     }
 

@@ -15,6 +15,7 @@ use crate::event_loop::{errors, log};
 use crate::sys::socket;
 use crate::transports::new_bytes::NewBytes;
 use crate::transports::protocol::{Received, Receiver};
+use crate::transports::stream_reader::Feed;
 
 /// Reads from this size on are received without the scratch buffer between.
 const MIN_DIRECT_LEN: usize = 8 * 1024;
@@ -28,7 +29,10 @@ const MAX_DIRECT_LEN: usize = 256 * 1024;
 #[inline]
 pub(super) fn on_readable(this: Stream<'_>) -> PyResult<()> {
     match this.calls.receiver() {
-        Receiver::Data => read_object(this),
+        Receiver::Data => match this.calls.feed(this.py()) {
+            Some(feed) => read_into_reader(this, feed),
+            None => read_object(this),
+        },
         Receiver::Buffered => read_into_protocol(this),
         Receiver::Native(received) => read_native(this, received),
     }
@@ -43,22 +47,69 @@ fn read_object(this: Stream<'_>) -> PyResult<()> {
         len_bytes => receive_direct(this, len_bytes),
     };
     match received {
-        Ok(Some(data)) => {
-            let result = writing::corked(this, || this.calls.data_received(py, &data))?;
-            if let Err(error) = result {
-                return lifecycle::fatal_error(
-                    this,
-                    error,
-                    "Fatal error: protocol.data_received() call failed.",
-                );
-            }
-            Ok(())
-        }
+        Ok(Some(data)) => after_delivery(
+            this,
+            writing::corked(this, || this.calls.call_data_received(py, &data))?,
+        ),
         Ok(None) => on_eof(this),
-        Err(Failure::System(error)) => on_read_error(this, &error),
-        Err(Failure::Python(error)) => {
-            lifecycle::fatal_error(this, error, "Fatal read error on socket transport")
+        Err(failure) => on_failure(this, failure),
+    }
+}
+
+#[cold]
+fn on_failure(this: Stream<'_>, failure: Failure) -> PyResult<()> {
+    match failure {
+        Failure::System(error) => on_read_error(this, &error),
+        Failure::Python(error) => lifecycle::fatal_error(this, error, "Fatal read error on socket transport"),
+    }
+}
+
+/// A fault of `data_received` costs the connection.
+#[inline]
+fn after_delivery(this: Stream<'_>, result: PyResult<()>) -> PyResult<()> {
+    match result {
+        Ok(()) => Ok(()),
+        Err(error) => {
+            lifecycle::fatal_error(this, error, "Fatal error: protocol.data_received() call failed.")
         }
+    }
+}
+
+/// asyncio's streams: receive into the reader's buffer, large reads straight, small ones through the scratch buffer.
+fn read_into_reader<'py>(this: Stream<'py>, feed: Feed<'py>) -> PyResult<()> {
+    let fd = this.fd.get();
+    // SAFETY: whoever calls it gives `len` writable bytes.
+    let receive = |start: *mut u8, len: usize| unsafe { socket::recv(fd, start, len) };
+    let room = direct_len(this);
+    let received = if room == 0 {
+        this.reactor().with_scratch(|scratch| {
+            let len_bytes = receive(scratch.as_mut_ptr(), scratch.len())?;
+            let data = &scratch[..len_bytes];
+            if data.is_empty() || feed.extend(data) {
+                return Ok((len_bytes, None));
+            }
+            Ok((len_bytes, Some(bytes_of(this.py(), data)?)))
+        })
+    } else {
+        match feed.receive(room, receive) {
+            Some(received) => received
+                .map(|len_bytes| (len_bytes, None))
+                .map_err(Failure::System),
+            None => return read_object(this),
+        }
+    };
+    match received {
+        Ok((0, _)) => on_eof(this),
+        Ok((len_bytes, refused)) => {
+            // A full buffer says that there may be more than it had room for.
+            remember_read(this, if len_bytes == room { 0 } else { len_bytes });
+            let result = writing::corked(this, || match refused {
+                None => this.calls.fed(feed),
+                Some(data) => this.calls.call_data_received(this.py(), &data),
+            })?;
+            after_delivery(this, result)
+        }
+        Err(failure) => on_failure(this, failure),
     }
 }
 
@@ -91,15 +142,20 @@ fn receive_small(this: Stream<'_>) -> Result<Option<Bound<'_, PyAny>>, Failure> 
             return Ok(None);
         }
         remember_read(this, len_bytes);
-        // SAFETY: recv has written `len_bytes` bytes; making a bytes object copies them and runs no Python code.
-        let data = unsafe {
-            errors::owned(
-                py,
-                ffi::PyBytes_FromStringAndSize(scratch.as_ptr().cast(), len_bytes as ffi::Py_ssize_t),
-            )?
-        };
-        Ok(Some(data))
+        Ok(Some(bytes_of(py, &scratch[..len_bytes])?))
     })
+}
+
+/// A `bytes` with a copy of `data`. MemoryError if there is no room for it.
+#[inline]
+fn bytes_of<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: the call copies `len` readable bytes into a new object, or returns null with an exception set.
+    unsafe {
+        errors::owned(
+            py,
+            ffi::PyBytes_FromStringAndSize(data.as_ptr().cast(), data.len() as ffi::Py_ssize_t),
+        )
+    }
 }
 
 /// Straight into a new object of `room` bytes, which then gives back what it has too much. None at the end of the

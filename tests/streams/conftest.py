@@ -1,0 +1,24 @@
+"""Streams that a test has left open are closed before their loop is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from streams import readers
+from support import turns
+
+
+@pytest.fixture(autouse=True)
+def _close_what_is_open(request: pytest.FixtureRequest) -> Iterator[None]:
+    if "loop" not in request.fixturenames:
+        yield
+        return
+    loop: asyncio.AbstractEventLoop = request.getfixturevalue("loop")
+    yield
+    for stream in readers.opened:
+        stream.close()
+    if readers.opened and not loop.is_closed():
+        loop.run_until_complete(turns(5))
+    readers.opened.clear()

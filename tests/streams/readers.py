@@ -1,0 +1,77 @@
+"""A StreamReader on one end of a pair of sockets, the other end as a plain one, and a record of what runs in Python."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from support import Peer, turns
+
+
+class PlainReader(asyncio.StreamReader):
+    """Nothing is different, but it is a subclass: fed by Python code on every loop."""
+
+
+class Stream:
+    """What the tests hold of one connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, protocol: Any, transport: Any, peer: Peer) -> None:
+        self.reader: Any = reader
+        self.protocol = protocol
+        self.transport = transport
+        self.peer = peer
+
+    async def send(self, data: bytes) -> None:
+        """Sends and lets the loop turn until what comes of it has come."""
+        await self.peer.send(data)
+        await turns(3)
+
+    def close(self) -> None:
+        self.transport.abort()
+        self.peer.close()
+
+
+opened: list[Stream] = []
+
+
+async def open_stream(
+    loop: asyncio.AbstractEventLoop,
+    limit: int = 2**16,
+    reader_type: type[asyncio.StreamReader] = asyncio.StreamReader,
+    protocol_type: type[asyncio.StreamReaderProtocol] = asyncio.StreamReaderProtocol,
+    prepare: Callable[[Any, Any], None] = lambda reader, protocol: None,
+) -> Stream:
+    """Connects; `prepare` gets reader and protocol before the transport does."""
+    reader = reader_type(limit=limit, loop=loop)
+    protocol = protocol_type(reader, loop=loop)
+    prepare(reader, protocol)
+    ours, other = socket.socketpair()
+    for sock in (ours, other):
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    transport, _ = await loop.connect_accepted_socket(lambda: protocol, ours)
+    opened.append(Stream(reader, protocol, transport, Peer(other)))
+    return opened[-1]
+
+
+class PythonCalls:
+    """Counts the calls of asyncio's Python functions that feed a reader."""
+
+    NAMES = ("data_received", "feed_data", "_wakeup_waiter")
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def __enter__(self) -> PythonCalls:
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        sys.setprofile(None)
+
+    def _note(self, frame: Any, event: str, _argument: Any) -> None:
+        if event == "call" and frame.f_code.co_name in self.NAMES:
+            self.names.append(frame.f_code.co_name)

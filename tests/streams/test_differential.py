@@ -1,0 +1,195 @@
+"""The same random traffic gives the same results and states: fed natively, fed by Python, and on asyncio's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from streams import readers
+from streams.readers import PlainReader, open_stream
+from support import loop_factory, turns
+
+SEPARATORS = (b"\n", b"ab", b"\r\n", b"x")
+
+
+def shown(value):
+    """A result that can be compared: exceptions by type, text and what they carry."""
+    if isinstance(value, asyncio.IncompleteReadError):
+        return ("IncompleteReadError", value.partial, value.expected)
+    if isinstance(value, asyncio.LimitOverrunError):
+        return ("LimitOverrunError", value.args, value.consumed)
+    if isinstance(value, BaseException):
+        return (type(value).__name__, str(value))
+    return value
+
+
+class Traffic:
+    """One seeded sequence of steps. Each step settles before the next, so that the cuts of the data are the same."""
+
+    def __init__(self, seed, reader_type):
+        self.rng = random.Random(seed)
+        self.reader_type = reader_type
+        self.limit = self.rng.choice((1, 2, 10, 100, 1000, 2**16))
+        self.log = []
+        self.pending = None
+        self.is_over = False
+
+    async def run(self, loop):
+        self.loop = loop
+        self.stream = await open_stream(loop, self.limit, self.reader_type)
+        # It closes the transport when it is dropped, so it is kept until the end.
+        self.writer = asyncio.StreamWriter(self.stream.transport, self.stream.protocol, self.stream.reader, loop)
+        for _ in range(self.rng.randrange(5, 40)):
+            step = self.rng.choices(*zip(*self.steps(), strict=True))[0]
+            self.log.append(step.__name__)
+            await step()
+            await turns(4)
+            self.note_state()
+            if self.is_over:
+                break
+        await self.finish()
+        return self.log
+
+    def steps(self):
+        return (
+            (self.send, 10),
+            (self.send_much, 1),
+            (self.read, 10),
+            (self.read_again, 1),
+            (self.cancel, 1),
+            (self.pause, 1),
+            (self.resume, 1),
+            (self.reply, 1),
+            (self.feed, 1),
+            (self.shut_down, 0.5),
+            (self.set_exception, 0.2),
+            (self.feed_eof, 0.2),
+            (self.close, 0.3),
+        )
+
+    def note_state(self):
+        reader = self.stream.reader
+        if self.pending is not None and self.pending.done():
+            task, self.pending = self.pending, None
+            self.log.append(("cancelled",) if task.cancelled() else shown(task.exception() or task.result()))
+        self.log.append(
+            (
+                bytes(reader._buffer),
+                reader._eof,
+                reader._paused,
+                reader.at_eof(),
+                reader._waiter is None,
+                shown(reader.exception()),
+                self.stream.transport.is_reading(),
+                self.stream.transport.is_closing(),
+            )
+        )
+
+    # ------------------------------------------------------------ steps
+
+    async def send(self):
+        text = bytes(self.rng.choices(b"abx\r\n-", k=self.rng.choice((1, 2, 3, 10, 50, 300))))
+        await self.send_text(text)
+
+    async def send_much(self):
+        await self.send_text(bytes(self.rng.choices(b"abx\r\n-", k=4000)))
+
+    async def send_text(self, text):
+        try:
+            await self.stream.peer.send(text)
+        except BrokenPipeError:
+            self.log.append("the peer's side is shut down")
+
+    async def read(self):
+        if self.pending is None:
+            self.pending = self.loop.create_task(self.one_read())
+
+    async def one_read(self):
+        reader, rng = self.stream.reader, self.rng
+        match rng.randrange(6):
+            case 0:
+                return await reader.read(rng.choice((0, 1, 5, 100, 5000)))
+            case 1:
+                return await reader.readline()
+            case 2:
+                return await reader.readexactly(rng.choice((0, 1, 7, 400, 3000)))
+            case 3:
+                return await reader.readuntil(rng.choice(SEPARATORS))
+            case 4:
+                return [line async for line in reader]
+        return await reader.read()
+
+    async def read_again(self):
+        if self.pending is not None and not self.stream.reader._buffer:
+            try:
+                self.log.append(await self.stream.reader.read(1))
+            except Exception as error:
+                self.log.append(shown(error))
+
+    async def cancel(self):
+        if self.pending is not None:
+            self.pending.cancel()
+
+    async def pause(self):
+        self.stream.transport.pause_reading()
+
+    async def resume(self):
+        self.stream.transport.resume_reading()
+
+    async def reply(self):
+        if not self.stream.transport.is_closing():
+            self.writer.write(b"reply")
+            try:
+                await self.writer.drain()
+            except Exception as error:
+                self.log.append(shown(error))
+            self.log.append(await self.stream.peer.recv(5))
+
+    async def feed(self):
+        if not self.stream.reader._eof:
+            self.stream.reader.feed_data(b"fed by hand\n")
+
+    async def shut_down(self):
+        self.stream.peer.shutdown()
+
+    async def set_exception(self):
+        self.stream.reader.set_exception(ValueError("set by hand"))
+
+    async def feed_eof(self):
+        self.stream.reader.feed_eof()
+        self.is_over = True
+
+    async def close(self):
+        self.stream.transport.close()
+        self.is_over = True
+
+    async def finish(self):
+        if self.pending is not None:
+            self.pending.cancel()
+            await asyncio.wait([self.pending])
+            self.note_state()
+        self.stream.close()
+        readers.opened.remove(self.stream)
+        await turns(4)
+        self.note_state()
+
+
+def log_of(kind, seed, reader_type):
+    with asyncio.Runner(loop_factory=loop_factory(kind)) as runner:
+        reported = []
+        runner.get_loop().set_exception_handler(lambda _, context: reported.append(context["message"]))
+        log = runner.run(Traffic(seed, reader_type).run(runner.get_loop()))
+        return [*log, *reported]
+
+
+@pytest.mark.parametrize("seeds", [range(start, start + 25) for start in range(0, 100, 25)], ids=lambda seeds: seeds[0])
+def test_same_traffic_same_results(seeds):
+    kinds = [("grapeshot", asyncio.StreamReader), ("grapeshot", PlainReader), ("asyncio", asyncio.StreamReader)]
+    lengths = []
+    for seed in seeds:
+        natively, in_python, on_asyncio = (log_of(kind, seed, reader_type) for kind, reader_type in kinds)
+        assert natively == in_python, f"seed {seed}"
+        assert natively == on_asyncio, f"seed {seed}"
+        lengths.append(len(natively))
+    assert sum(lengths) > 20 * len(seeds)
