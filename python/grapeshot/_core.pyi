@@ -263,6 +263,28 @@ class Loop:
     def _wait_writable(self, sock: socket) -> Coroutine[Any, Any, None]:
         """Wait until ``sock`` takes data, is connected, or has failed; an event from before the call does not count."""
 
+    # --- names
+
+    def getaddrinfo(
+        self,
+        host: bytes | str | None,
+        port: bytes | str | int | None,
+        *,
+        family: int = 0,
+        type: int = 0,  # noqa: A002
+        proto: int = 0,
+        flags: int = 0,
+    ) -> Coroutine[Any, Any, list[Any]]:
+        """Return what :func:`socket.getaddrinfo` returns, without blocking the loop.
+
+        Literals with a numeric port are answered natively; anything else, and everything in debug mode or with a
+        replaced ``socket.getaddrinfo``, goes to ``_resolve``, which takes the same arguments.
+
+        Raises:
+            socket.gaierror: the name does not resolve.
+            RuntimeError: the default executor was shut down, or the loop is closed.
+        """
+
     # --- for the Python half of the loop
 
     @property

@@ -1,9 +1,10 @@
 """Name resolution: the system resolver in the executor, except for what needs no resolver.
 
-An address literal with a numeric port asks no server and reads no file, so the C library's ``getaddrinfo`` answers it
-in about two microseconds; sending that to a thread would cost fifty. Whether an argument is such a literal is decided
-by ``inet_pton``, and the answer still comes from the C library, so that scope ids, flags and the order of several
-socket types are exactly those of :func:`socket.getaddrinfo`.
+Ordinary literals with a numeric port never get here: ``Loop.getaddrinfo`` answers them natively
+(``src/transports/sock/literals.rs``). What is left of literals (zones, ``host=None``, odd flags, the debug mode) asks
+no server and reads no file, so the C library answers it in about two microseconds; a thread would cost fifty. Whether
+an argument is such a literal is decided by ``inet_pton``, and the answer comes from the C library, so that scope ids,
+flags and the order of several socket types are exactly those of :func:`socket.getaddrinfo`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ async def getaddrinfo(
     proto: int = 0,
     flags: int = 0,
 ) -> list[Any]:
-    """Return what :func:`socket.getaddrinfo` returns, without blocking the loop.
+    """Return what :func:`socket.getaddrinfo` returns, without blocking the loop. ``Loop.getaddrinfo`` leads here.
 
     Literals (``"127.0.0.1"``, ``"::1"``, ``"fe80::1%eth0"``) and ``host=None`` with a numeric or absent port are
     answered in the calling turn; every other name goes to the default executor. An empty host is a name like any

@@ -63,7 +63,7 @@ class Loop(BaseLoop):
     call_exception_handler = _lifecycle.call_exception_handler
 
     # names and signals
-    getaddrinfo = _dns.getaddrinfo
+    _resolve = _dns.getaddrinfo
     getnameinfo = _dns.getnameinfo
     add_signal_handler = _signals.add_signal_handler
     remove_signal_handler = _signals.remove_signal_handler

@@ -39,6 +39,8 @@ macro_rules! kept {
             $(pub(crate) $object: Kept,)*
             /// `asyncio.events._ThreadSafeHandle`, from 3.14 on.
             pub(crate) threadsafe_handle_type: Option<Kept>,
+            /// `"type"`, which is no identifier of Rust.
+            pub(crate) type_keyword: Kept,
             /// `("loop",)`: the keyword names of a vectorcall.
             pub(crate) kw_loop: Kept,
             /// `()`
@@ -55,6 +57,7 @@ macro_rules! kept {
                         .getattr_opt("_ThreadSafeHandle")?
                         .map(|kind| Kept::new(&kind)),
                     no_args: Kept::new(PyTuple::empty(py).as_any()),
+                    type_keyword: Kept::new(PyString::intern(py, "type").as_any()),
                     kw_loop: Kept::new(PyTuple::new(py, [PyString::intern(py, "loop")])?.as_any()),
                 })
             }
@@ -66,7 +69,7 @@ kept! {
     strings {
         connection_made connection_lost data_received eof_received get_buffer buffer_updated pause_writing
         resume_writing datagram_received error_received sendto recvfrom set_result set_exception done fileno close _attach _detach
-        context Future Task _signal_handlers
+        context Future Task _signal_handlers family proto flags getaddrinfo _resolve
         _stream_reader_wr feed_data _wakeup_waiter _eof _buffer _waiter _transport _paused _limit cancelled pause_reading
     }
     objects {
@@ -82,6 +85,8 @@ kept! {
         future_type = "_asyncio"."Future"
         warn = "warnings"."warn"
         set_wakeup_fd = "signal"."set_wakeup_fd"
+        socket_dict = "socket"."__dict__"
+        resolver = "socket"."getaddrinfo"
         buffered_protocol_type = "asyncio"."BufferedProtocol"
     }
 }

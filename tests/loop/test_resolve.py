@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import random
 import socket
 import threading
 
 import pytest
-from support import turns
+from support import run_script, turns
 
 HOSTS = [
     "127.0.0.1",
@@ -142,6 +143,122 @@ async def test_types_of_a_literals_answer(loop):
     assert info == (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 80))
     assert isinstance(info[0], socket.AddressFamily)
     assert isinstance(info[1], socket.SocketKind)
+
+
+def literals(seed, count):
+    """IPv4 and IPv6 literals in all their spellings, and texts that come close."""
+    pattern = random.Random(seed)
+
+    def group():
+        return pattern.choice(["0", "1", "ffff", "0db8", "a", "1.2.3.4", "10000", "g", f"{pattern.randrange(65536):x}"])
+
+    for _ in range(count):
+        if pattern.random() < 0.3:
+            numbers = [
+                str(pattern.choice([0, 1, 9, 10, 127, 255, 256, 300])) for _ in range(pattern.choice([4, 4, 4, 3, 5]))
+            ]
+            text = ".".join(numbers)
+            if pattern.random() < 0.2:
+                text = text.replace(pattern.choice("1023"), pattern.choice(["01", "", " ", "0x1", "-1"]), 1)
+        else:
+            groups = [group() for _ in range(pattern.choice([1, 2, 3, 6, 7, 8, 8, 8, 9]))]
+            if pattern.random() < 0.7:
+                groups.insert(pattern.randrange(len(groups) + 1), "")
+            text = ":".join(groups)
+            text = pattern.choice(
+                [text, "::" + text, text + "::", text.upper(), text + "%lo", text + "%1", f"[{text}]"]
+            )
+        yield pattern.choice([text, text, text.encode()])
+
+
+@pytest.mark.unfit(uvloop="#539: scope ids are lost, and other short cuts differ")
+@pytest.mark.parametrize("seed", range(4))
+def test_any_literal_equals_the_socket_module(loop, seed):
+    """Random literals with random questions; AI_NUMERICHOST keeps those that are none from the name servers."""
+    pattern = random.Random(seed)
+
+    async def main():
+        different = {}
+        for host in literals(seed, 1500):
+            arguments = {
+                "family": pattern.choice([0, 0, socket.AF_INET, socket.AF_INET6, socket.AF_UNIX, 99]),
+                "type": pattern.choice([0, 0, *socket.SocketKind, 77]),
+                "proto": pattern.choice([0, 0, 0, socket.IPPROTO_TCP, socket.IPPROTO_UDP, 99]),
+            }
+            is_literal = is_numeric(host)
+            arguments["flags"] = (0 if is_literal else socket.AI_NUMERICHOST) | pattern.choice([0, 0, *FLAGS])
+            port = pattern.choice([0, 80, 65535, "80", None, 70000])
+            expected = answer(lambda h=host, p=port, a=arguments: socket.getaddrinfo(h, p, **a))
+            found = await ask(loop, host, port, **arguments)
+            if found != expected:
+                different[host, port, *arguments.values()] = (found, expected)
+            elif isinstance(found, list):
+                types = [[type(part) for part in info] for info in found]
+                assert types == [[type(part) for part in info] for info in expected]
+        return different
+
+    assert loop.run_until_complete(main()) == {}
+
+
+async def test_the_answer_belongs_to_its_asker(loop):
+    first = await loop.getaddrinfo("127.0.0.1", 80, type=socket.SOCK_STREAM)
+    first.append("mine")
+    assert len(await loop.getaddrinfo("127.0.0.1", 80, type=socket.SOCK_STREAM)) == 1
+
+
+@pytest.mark.unfit(uvloop="it does not use the socket module")
+async def test_a_replaced_resolver_is_asked(loop, monkeypatch):
+    """Programs and their tests replace socket.getaddrinfo; literals are no exception."""
+    asked = []
+
+    def resolver(*args):
+        asked.append(args)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", args[1]))]
+
+    await loop.getaddrinfo("127.0.0.1", 80)
+    monkeypatch.setattr(socket, "getaddrinfo", resolver)
+    for host in ("127.0.0.1", "name.invalid"):
+        [info] = await loop.getaddrinfo(host, 80)
+        assert info[4] == ("192.0.2.1", 80)
+    assert [args[:2] for args in asked] == [("127.0.0.1", 80), ("name.invalid", 80)]
+    monkeypatch.undo()
+    assert (await loop.getaddrinfo("127.0.0.1", 80))[0][4] == ("127.0.0.1", 80)
+
+
+def test_it_is_a_coroutine(loop):
+    for host in ("127.0.0.1", "localhost"):
+        coroutine = loop.getaddrinfo(host, 80)
+        assert asyncio.iscoroutine(coroutine)
+        coroutine.close()
+    assert loop.run_until_complete(loop.getaddrinfo("::1", 80))
+    assert loop.run_until_complete(loop.create_task(loop.getaddrinfo("::1", 80)))
+
+
+def test_wrong_arguments(loop):
+    for call in (
+        lambda: loop.getaddrinfo("127.0.0.1"),
+        lambda: loop.getaddrinfo("127.0.0.1", 80, socket.AF_INET),
+        lambda: loop.getaddrinfo("127.0.0.1", 80, kind=1),
+    ):
+        with pytest.raises(TypeError):
+            call()
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "grapeshot"])
+def test_audit_hooks_hear_of_literals(kind):
+    code = """
+    import asyncio, socket, sys
+    seen = []
+    sys.addaudithook(lambda event, args: seen.append(args) if event == "socket.getaddrinfo" else None)
+    loop = new_event_loop()
+    for port in (80, 443):
+        loop.run_until_complete(loop.getaddrinfo("127.0.0.1", port, type=socket.SOCK_STREAM))
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+    asked = [args for args in seen if args[0] == "127.0.0.1" and args[1] != 1]
+    assert asked == [("127.0.0.1", port, 0, socket.SOCK_STREAM, 0) for port in (80, 443)], seen
+    """
+    run_script(kind, code)
 
 
 async def test_unknown_names(loop):

@@ -35,6 +35,8 @@ pub(super) enum Kind {
     Accept,
     /// Wait for an event and do nothing, for `sock_connect` and `sendfile`.
     Writable,
+    /// No operation: `getaddrinfo` of a literal, whose answer is there already.
+    Answer,
 }
 
 impl Kind {
@@ -48,6 +50,7 @@ impl Kind {
             Self::SendTo => "sock_sendto",
             Self::Accept => "sock_accept",
             Self::Writable => "_wait_writable",
+            Self::Answer => "getaddrinfo",
         }
     }
 
@@ -56,7 +59,7 @@ impl Kind {
             Self::Recv | Self::RecvInto | Self::RecvFrom | Self::RecvFromInto | Self::Accept => {
                 Direction::Read
             }
-            Self::SendAll | Self::SendTo | Self::Writable => Direction::Write,
+            Self::SendAll | Self::SendTo | Self::Writable | Self::Answer => Direction::Write,
         }
     }
 }
@@ -82,7 +85,7 @@ type Answer<'py> = PyResult<Native<'py>>;
 pub(super) fn attempt(this: Operation<'_>) -> PyResult<Attempt<'_>> {
     let py = this.py();
     let Some(socket) = this.socket.get(py) else {
-        return Ok(Attempt::Done(none(py)));
+        return Ok(Attempt::Done(this.first.get(py).unwrap_or_else(|| none(py))));
     };
     let kind = this.kind.get();
     let is_plain = plain_socket::is_plain(&socket);
@@ -96,7 +99,7 @@ pub(super) fn attempt(this: Operation<'_>) -> PyResult<Attempt<'_>> {
         Kind::Recv => recv(this, &socket)?,
         Kind::RecvInto => recv_into(this, &socket)?,
         Kind::RecvFrom => recv_from(this, &socket)?,
-        Kind::RecvFromInto | Kind::SendTo => Native::Method,
+        Kind::RecvFromInto | Kind::SendTo | Kind::Answer => Native::Method,
         Kind::SendAll => send_all(this, &socket)?,
         Kind::Accept => accept(this, &socket)?,
     };
@@ -427,7 +430,7 @@ fn call_method<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> PyResul
             accepted.get_item(0)?.call_method1("setblocking", (false,))?;
             accepted
         }
-        Kind::Writable => none(py),
+        Kind::Writable | Kind::Answer => none(py),
     };
     Ok(Some(value))
 }

@@ -4,12 +4,14 @@
 //! - `attempts`: what it does, one attempt at a time
 //! - `waiter`: what it yields when it has to wait
 //! - `plain_socket`: which sockets need no method call
+//! - `literals`: `getaddrinfo` where nothing has to be asked, by the same kind of coroutine
 //!
 //! Each operation makes the system call first and waits only if it would block, in the loop's fd table
 //! (`event_loop::reactor::watches`). The call is repeated by the coroutine, never by the event, so a task that is
 //! cancelled while it waits has taken nothing from the socket, and the next operation finds it as it was.
 
 mod attempts;
+mod literals;
 mod operation;
 mod plain_socket;
 mod waiter;
@@ -61,7 +63,7 @@ fn start<'py, const N: usize>(
     let Some(socket) = socket else {
         return Err(PyTypeError::new_err("a socket is required"));
     };
-    operation::new_operation(this, kind, socket, first, second)
+    operation::new_operation(this, kind, Some(socket), first, second)
 }
 
 fn sock_recv<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
@@ -147,5 +149,6 @@ pub(super) fn loop_methods() -> Vec<ffi::PyMethodDef> {
             wait_writable,
             c"Wait until a socket takes data, is connected, or has failed."
         ),
+        literals::loop_method(),
     ]
 }

@@ -75,7 +75,7 @@ static FREE: Freelist = Freelist::new();
 pub(super) fn new_operation<'py>(
     event_loop: This<'py, LoopObject>,
     kind: Kind,
-    socket: Bound<'py, PyAny>,
+    socket: Option<Bound<'py, PyAny>>,
     first: Option<Bound<'py, PyAny>>,
     second: Option<Bound<'py, PyAny>>,
 ) -> Object<'py> {
@@ -90,7 +90,9 @@ pub(super) fn new_operation<'py>(
         let object = errors::owned(py, FREE.take_or_alloc(OPERATION_TYPE.load(Ordering::Relaxed)))?;
         let operation = &*object.as_ptr().cast::<OperationObject>();
         operation.event_loop.put_new(event_loop.to_bound().into_ptr());
-        operation.socket.put_new(socket.into_ptr());
+        operation
+            .socket
+            .put_new(socket.map_or(ptr::null_mut(), Bound::into_ptr));
         operation
             .first
             .put_new(first.map_or(ptr::null_mut(), Bound::into_ptr));

@@ -1,0 +1,289 @@
+//! `loop.getaddrinfo` of an address literal with a numeric port, answered without a resolver and without a thread.
+//!
+//! What `socket.getaddrinfo` says about a literal depends on the literal only in the address itself. So the C library is
+//! asked once for each combination of family, type, protocol and flags, and its answer is the pattern for all others:
+//! which kinds of sockets there are, in which order, with the very objects of the `socket` module. Everything that is
+//! not an ordinary literal (a zone, a service name, flags that change more than the question) goes the way of a name.
+
+use std::ffi::{c_char, c_int};
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::ptr;
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
+
+use super::attempts::Kind;
+use super::operation;
+use crate::event_loop::errors;
+use crate::event_loop::names::names;
+use crate::event_loop::native_type::{Args, This, method};
+use crate::event_loop::pyloop::LoopObject;
+use crate::sys::socket;
+
+type Object<'py> = PyResult<Bound<'py, PyAny>>;
+
+/// Flags that ask for what a literal with a numeric port gives anyway.
+const HARMLESS_FLAGS: c_int = libc::AI_PASSIVE | libc::AI_NUMERICHOST | libc::AI_NUMERICSERV;
+/// Combinations that are remembered; a program uses a handful.
+const MAX_PATTERNS: usize = 64;
+
+/// What the answer depends on beside the address.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Question {
+    is_v6: bool,
+    family: c_int,
+    kind: c_int,
+    protocol: c_int,
+    flags: c_int,
+}
+
+/// The answer to a question as tuples of (family, type, proto, canonname), kept for ever.
+#[derive(Clone, Copy)]
+struct Pattern(*mut ffi::PyObject);
+
+// SAFETY: a tuple that is never freed nor changed; it is read by attached threads only.
+unsafe impl Send for Pattern {}
+
+static PATTERNS: Mutex<Vec<(Question, Pattern)>> = Mutex::new(Vec::new());
+
+unsafe extern "C" {
+    /// Public C API (`Doc/c-api/sys.rst`), which pyo3-ffi does not export. Calls nothing if there is no hook.
+    fn PySys_Audit(event: *const c_char, format: *const c_char, ...) -> c_int;
+}
+
+#[derive(Clone, Copy)]
+enum Literal {
+    V4(Ipv4Addr),
+    V6(Ipv6Addr),
+}
+
+impl Literal {
+    fn parse(text: &str) -> Option<Self> {
+        if text.contains(':') {
+            text.parse().ok().map(Self::V6)
+        } else {
+            text.parse().ok().map(Self::V4)
+        }
+    }
+
+    /// The host of its socket address; `given` itself if that is the text, which for IPv4 has only one form.
+    fn host<'py>(self, py: Python<'py>, given: &Bound<'py, PyAny>) -> Bound<'py, PyAny> {
+        match self {
+            Self::V4(_) if given.is_exact_instance_of::<PyString>() => given.clone(),
+            Self::V4(ip) => PyString::new(py, &ip.to_string()).into_any(),
+            Self::V6(ip) => PyString::new(py, &socket::ipv6_text(ip.octets())).into_any(),
+        }
+    }
+
+    fn socket_address<'py>(self, given: &Bound<'py, PyAny>, port: u16) -> PyResult<Bound<'py, PyTuple>> {
+        let py = given.py();
+        let host = self.host(py, given);
+        match self {
+            Self::V4(_) => (host, port).into_pyobject(py),
+            Self::V6(_) => (host, port, 0, 0).into_pyobject(py),
+        }
+    }
+}
+
+/// The literal of a host argument: an exact `str` or `bytes`.
+#[inline]
+fn literal(host: &Bound<'_, PyAny>) -> Option<Literal> {
+    if let Ok(text) = host.cast_exact::<PyString>() {
+        return Literal::parse(text.to_str().ok()?);
+    }
+    let bytes = host.cast_exact::<PyBytes>().ok()?;
+    Literal::parse(std::str::from_utf8(bytes.as_bytes()).ok()?)
+}
+
+/// The number of an exact int that is a port, 0 for None.
+#[inline]
+fn port_number(port: &Bound<'_, PyAny>) -> Option<u16> {
+    if port.is_none() {
+        return Some(0);
+    }
+    // SAFETY: the argument is alive; only exact ints are converted.
+    if unsafe { ffi::PyLong_CheckExact(port.as_ptr()) } == 0 {
+        return None;
+    }
+    port.extract().ok()
+}
+
+/// Family, type, protocol and flags from the keywords of the call; None if there is any other.
+#[inline]
+fn keywords(args: &Args<'_, '_>) -> Option<[c_int; 4]> {
+    let known = names();
+    let keys = [known.family, known.type_keyword, known.proto, known.flags];
+    let mut values = [0; 4];
+    for (name, value) in args.keywords() {
+        let place = keys.iter().position(|key| key.as_ptr() == name.as_ptr())?;
+        // SAFETY: keyword values are alive for the length of the call; ints and their subclasses are numbers.
+        let number = unsafe {
+            if ffi::PyLong_Check(value) == 0 {
+                return None;
+            }
+            ffi::PyLong_AsLongAndOverflow(value, &mut 0)
+        };
+        values[place] = c_int::try_from(number).ok().filter(|number| *number >= 0)?;
+    }
+    Some(values)
+}
+
+/// The pattern for a question, asked of `socket.getaddrinfo` the first time. None if it has no answer: the error is
+/// then raised in the ordinary way.
+fn pattern<'py>(
+    py: Python<'py>,
+    question: Question,
+    resolver: &Bound<'py, PyAny>,
+) -> PyResult<Option<Bound<'py, PyTuple>>> {
+    let known = {
+        let patterns = PATTERNS.lock().unwrap_or_else(PoisonError::into_inner);
+        patterns
+            .iter()
+            .find(|(known, _)| *known == question)
+            .map(|(_, pattern)| pattern.0)
+    };
+    if let Some(known) = known {
+        // SAFETY: patterns are never freed.
+        let known = unsafe { Bound::from_borrowed_ptr(py, known) };
+        return Ok(Some(known.cast_into()?));
+    }
+    learn(py, question, resolver)
+}
+
+#[cold]
+fn learn<'py>(
+    py: Python<'py>,
+    question: Question,
+    resolver: &Bound<'py, PyAny>,
+) -> PyResult<Option<Bound<'py, PyTuple>>> {
+    let example = if question.is_v6 { "::1" } else { "127.0.0.1" };
+    let asked = (
+        example,
+        1,
+        question.family,
+        question.kind,
+        question.protocol,
+        question.flags,
+    );
+    let Ok(answer) = resolver.call1(asked) else {
+        return Ok(None);
+    };
+    let mut kinds = Vec::new();
+    for info in answer.cast_into::<PyList>()? {
+        kinds.push(info.cast_into::<PyTuple>()?.get_slice(0, 4));
+    }
+    let learnt = PyTuple::new(py, kinds)?;
+    let mut patterns = PATTERNS.lock().unwrap_or_else(PoisonError::into_inner);
+    if patterns.len() < MAX_PATTERNS {
+        patterns.push((question, Pattern(learnt.clone().into_ptr())));
+    }
+    Ok(Some(learnt))
+}
+
+/// The answer, or None if the question needs more than this.
+#[inline]
+fn answer<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let py = this.py();
+    let (2, Some(host), Some(port)) = (args.positional().len(), args.get(0), args.get(1)) else {
+        return Ok(None);
+    };
+    let (Some(literal), Some(number), Some([family, kind, protocol, flags])) =
+        (literal(&host), port_number(&port), keywords(args))
+    else {
+        return Ok(None);
+    };
+    let (is_v6, own_family) = match literal {
+        Literal::V4(_) => (false, libc::AF_INET),
+        Literal::V6(_) => (true, libc::AF_INET6),
+    };
+    let fits = family == libc::AF_UNSPEC || family == own_family;
+    // Debug mode logs the question. Programs and tests replace the function in the socket module.
+    let resolver = names()
+        .socket_dict
+        .bind(py)
+        .cast_into::<PyDict>()?
+        .get_item(names().getaddrinfo.bind(py))?;
+    let Some(resolver) = resolver.filter(|known| known.as_ptr() == names().resolver.as_ptr()) else {
+        return Ok(None);
+    };
+    if !fits || flags & !HARMLESS_FLAGS != 0 || this.reactor().is_debug() {
+        return Ok(None);
+    }
+    let question = Question {
+        is_v6,
+        family,
+        kind,
+        protocol,
+        flags,
+    };
+    let Some(pattern) = pattern(py, question, &resolver)? else {
+        return Ok(None);
+    };
+    // SAFETY: the format has one letter for each value; objects are borrowed for the call.
+    let audited = unsafe {
+        PySys_Audit(
+            c"socket.getaddrinfo".as_ptr(),
+            c"OOiii".as_ptr(),
+            host.as_ptr(),
+            port.as_ptr(),
+            family,
+            kind,
+            protocol,
+        )
+    };
+    if audited != 0 {
+        return Err(errors::fetch(py));
+    }
+    let address = literal.socket_address(&host, number)?;
+    let infos = pattern.iter_borrowed().map(|kinds| info(&kinds, &address));
+    Ok(Some(
+        PyList::new(py, infos.collect::<PyResult<Vec<_>>>()?)?.into_any(),
+    ))
+}
+
+/// (family, type, proto, canonname, sockaddr).
+fn info<'py>(kinds: &Bound<'py, PyAny>, address: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyTuple>> {
+    let kinds = kinds.cast::<PyTuple>()?;
+    let part = |index: usize| kinds.get_borrowed_item(index);
+    PyTuple::new(
+        address.py(),
+        [
+            part(0)?.to_owned(),
+            part(1)?.to_owned(),
+            part(2)?.to_owned(),
+            part(3)?.to_owned(),
+            address.clone().into_any(),
+        ],
+    )
+}
+
+/// `loop.getaddrinfo(host, port, *, family=0, type=0, proto=0, flags=0)`: a coroutine either way.
+fn getaddrinfo<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    if let Some(answer) = answer(this, &args)? {
+        return operation::new_operation(this, Kind::Answer, None, Some(answer), None);
+    }
+    let mut call = vec![ptr::null_mut(), this.as_ptr()];
+    call.extend_from_slice(args.values());
+    // SAFETY: the values are those of the running call, behind `self`; call[0] is the free place that the offset flag
+    // allows.
+    unsafe {
+        let result = ffi::PyObject_VectorcallMethod(
+            names()._resolve.as_ptr(),
+            call[1..].as_ptr(),
+            (1 + args.positional().len()) | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
+            args.kwnames(),
+        );
+        errors::owned(this.py(), result)
+    }
+}
+
+pub(super) fn loop_method() -> ffi::PyMethodDef {
+    method!(
+        LoopObject,
+        c"getaddrinfo",
+        getaddrinfo,
+        c"What socket.getaddrinfo() returns, without blocking the loop."
+    )
+}
