@@ -63,6 +63,8 @@ pub(crate) struct ProtocolCalls {
     /// `buffer_updated` of a BufferedProtocol.
     updated: ObjectCell,
     context: ObjectCell,
+    /// One of the calls is on the stack, in the context.
+    is_inside: Cell<bool>,
     receiver: Cell<Receiver>,
     /// Belongs to a datagram transport, whose protocols have another method.
     has_datagrams: bool,
@@ -93,6 +95,7 @@ impl ProtocolCalls {
             receive: ObjectCell::empty(),
             updated: ObjectCell::empty(),
             context: ObjectCell::empty(),
+            is_inside: Cell::new(false),
             receiver: Cell::new(Receiver::Data),
             has_datagrams,
             has_reader: Cell::new(false),
@@ -235,12 +238,21 @@ impl ProtocolCalls {
     }
 
     /// Runs `body` in the transport's context.
+    ///
+    /// What a callback of the protocol causes at once (TLS: `close()` in `data_received`, when the peer's end has come
+    /// already) is called from within it, in the context that it has; one context cannot be entered twice.
     #[inline]
     pub(crate) fn in_context<R>(&self, py: Python<'_>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
-        match self.context.get(py) {
-            Some(context) => run_in(&context, body),
-            None => Err(no_protocol()),
+        if self.is_inside.get() {
+            return body();
         }
+        let Some(context) = self.context.get(py) else {
+            return Err(no_protocol());
+        };
+        self.is_inside.set(true);
+        let result = run_in(&context, body);
+        self.is_inside.set(false);
+        result
     }
 
     /// Calls `protocol.<name>(*args)` in the context: for what runs once per connection or on flow control.
