@@ -1,0 +1,150 @@
+"""What the loop does without: large buffers for small reads, a system call per write, threads, giving up the GIL."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+import struct
+import sys
+import threading
+import tracemalloc
+
+import pytest
+from support import HOST, Echo, Recorder, connected, gil_is_enabled, until
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel what only Linux tells")
+
+
+@pytest.mark.deviates(asyncio="a bytes of 256 KiB per read, cut off afterwards")
+async def test_a_small_read_allocates_little(loop):
+    """1 KiB arrives without a moment at which Python's allocator has handed out much more than that."""
+    _, protocol, peer = await connected(loop)
+    with peer:
+        await peer.send(b"warm up")
+        await until(lambda: len(protocol.data) == 7)
+        protocol.data = bytearray(1 << 20)  # has room for what comes
+        del protocol.data[7:]
+        tracemalloc.start()
+        try:
+            for _ in range(3):
+                before, _ = tracemalloc.get_traced_memory()
+                tracemalloc.reset_peak()
+                await peer.send(b"x" * 1024)
+                length = len(protocol.data) + 1024
+                await until(lambda length=length: len(protocol.data) == length)
+                _, peak = tracemalloc.get_traced_memory()
+                assert peak - before < 64 * 1024
+        finally:
+            tracemalloc.stop()
+
+
+async def test_what_is_received_has_its_own_size(loop):
+    """No spare room is kept alive behind the bytes that a protocol is given."""
+    sizes = []
+
+    class Sizes(Recorder):
+        def data_received(self, data):
+            sizes.append(sys.getsizeof(data) - len(data))
+            super().data_received(data)
+
+    _, protocol, peer = await connected(loop, Sizes)
+    with peer:
+        for length in (1, 1000, 70_000, 300_000):
+            wanted = len(protocol.data) + length
+            await asyncio.gather(peer.send(b"x" * length), until(lambda wanted=wanted: len(protocol.data) == wanted))
+    assert set(sizes) == {sys.getsizeof(b"")}
+
+
+def data_segments_sent(sock: socket.socket) -> int:
+    """How many TCP segments with data this end has sent (Source: `struct tcp_info` of linux/tcp.h)."""
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
+    [segments] = struct.unpack_from("=I", info, 156)
+    return segments
+
+
+@linux_only
+@pytest.mark.deviates(asyncio="a system call per write", uvloop="a system call per write")
+async def test_writes_of_one_callback_leave_together(loop):
+    """Four writes in data_received are one system call: with Nagle's algorithm off each would be a segment."""
+
+    class Pieces(Recorder):
+        def data_received(self, data):
+            for piece in (b"HTTP/1.1 200 OK\r\n", b"Content-Length: 5\r\n", b"\r\n", b"hello"):
+                self.transport.write(piece)
+
+    transport, _, peer = await connected(loop, Pieces)
+    with peer:
+        for _ in range(3):
+            before = data_segments_sent(transport.get_extra_info("socket"))
+            await peer.send(b"GET")
+            assert await peer.read_exactly(43) == b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
+            assert data_segments_sent(transport.get_extra_info("socket")) == before + 1
+
+
+async def test_the_first_write_outside_of_a_callback_leaves_at_once(loop):
+    transport, _, peer = await connected(loop)
+    with peer:
+        transport.write(b"at once")
+        assert peer.sock.recv(100) == b"at once"  # the loop has not turned
+
+
+@linux_only
+@pytest.mark.deviates(uvloop="resolves an address literal in libuv's pool of threads")
+async def test_no_thread_is_started(loop, serve):
+    """Connecting, serving, reading, writing and waiting happen on the loop's own thread."""
+
+    def count() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    counts = [count()]
+    server = await serve(Echo, HOST, 0)
+    counts.append(count())
+    transport, protocol = await loop.create_connection(Recorder, *server.sockets[0].getsockname())
+    transport.write(b"hello")
+    await until(lambda: protocol.data == b"hello")
+    await asyncio.sleep(0.01)
+    counts.append(count())
+    transport.close()
+    server.close()
+    await server.wait_closed()
+    assert max(counts) == counts[0]  # a thread of the test before may end meanwhile
+
+
+@pytest.mark.skipif(not gil_is_enabled(), reason="there is no GIL to give up")
+@pytest.mark.unfit(
+    asyncio="gives up the GIL whenever it looks at its sockets; who gets it is up to the system",
+    uvloop="the same",
+)
+async def test_the_gil_is_kept_while_work_is_ready(loop):
+    """Another thread that wants to run gets to after the switch interval, not between any two callbacks."""
+    rounds, seen, turns_made = 2000, [], asyncio.Event()
+    counter, stopped = [0], threading.Event()
+
+    def count() -> None:
+        while not stopped.is_set():
+            counter[0] += 1
+
+    def step(number: int) -> None:
+        seen.append(counter[0])
+        if number:
+            loop.call_soon(step, number - 1)
+        else:
+            turns_made.set()
+
+    interval_s = sys.getswitchinterval()
+    thread = threading.Thread(target=count)
+    thread.start()
+    try:
+        while not counter[0]:
+            await asyncio.sleep(0)
+        sys.setswitchinterval(1.0)
+        loop.call_soon(step, rounds)
+        await turns_made.wait()
+    finally:
+        sys.setswitchinterval(interval_s)
+        stopped.set()
+        thread.join()
+    changes = sum(earlier != later for earlier, later in itertools.pairwise(seen))
+    assert changes <= rounds // 100
