@@ -53,26 +53,6 @@ def postgres_server(certificates: Certificates) -> Iterator[PostgresAddress]:
         yield server.address
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    import grapeshot
-
-    names = {"tls": "start_tls", "unix": "create_unix_server", "programs": "subprocess_exec"}
-    lacks = {
-        word
-        for word, name in names.items()
-        if getattr(grapeshot.Loop, name) is getattr(asyncio.AbstractEventLoop, name)
-    }
-    for item in items:
-        callspec = getattr(item, "callspec", None)
-        if callspec is None or callspec.params.get("kind") != "grapeshot":
-            continue
-        words = set(item.name.replace("[", "_").replace("]", "_").replace("-", "_").split("_"))
-        if words & {"https", "wss", "authority"}:
-            words.add("tls")
-        if words & lacks and "tornado" not in str(item.path):
-            item.add_marker(pytest.mark.skip(reason="not there yet"))
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if requirements.ABSENT:
         terminalreporter.section("NOT TESTED: programs are missing on this machine", sep="=")
