@@ -173,16 +173,16 @@ async def test_default_of_cleanup_socket(loop, serve_unix, address_of, form):
 @pytest.mark.parametrize("how", ["path", "sock"])
 async def test_cleanup_socket_on_every_version(loop, serve_unix, address_of, how, is_wanted):
     address = address_of("str")
-    if how == "path":
-        server = await serve_unix(Echo, address, cleanup_socket=is_wanted)
-    else:
-        sock = socket.socket(socket.AF_UNIX)
-        sock.bind(address)
-        server = await serve_unix(Echo, sock=sock, cleanup_socket=is_wanted, start_serving=False)
-    assert os.path.exists(address)
-    server.close()
-    server.close()
-    assert os.path.exists(address) != is_wanted
+    with socket.socket(socket.AF_UNIX) as sock:
+        if how == "path":
+            server = await serve_unix(Echo, address, cleanup_socket=is_wanted)
+        else:
+            sock.bind(address)
+            server = await serve_unix(Echo, sock=sock, cleanup_socket=is_wanted, start_serving=False)
+        assert os.path.exists(address)
+        server.close()
+        server.close()
+        assert os.path.exists(address) != is_wanted
 
 
 @pytest.mark.deviates(when=BEFORE_CLEANUP, asyncio="a new argument of 3.13")
