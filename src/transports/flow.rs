@@ -62,8 +62,8 @@ impl Watermarks {
         Ok(())
     }
 
-    /// Sets them from the Python arguments `high` and `low`. TypeError or OverflowError unless they are integers, None
-    /// or absent; otherwise as `set`.
+    /// Sets them from the Python arguments `high` and `low`. TypeError unless they are integers, None or absent, and
+    /// `OverflowError` beyond 64 bits; otherwise as `set`.
     pub(crate) fn set_from(&self, [high, low]: [Option<Bound<'_, PyAny>>; 2]) -> PyResult<()> {
         let number = |value: Option<Bound<'_, PyAny>>| match value {
             Some(value) if !value.is_none() => value.extract::<i64>().map(Some),

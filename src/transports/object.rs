@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use pyo3::exceptions::{PyImportError, PyResourceWarning};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString, PyTuple};
+use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 
 use super::protocol::ProtocolCalls;
 use crate::event_loop::names::{Kept, names};
@@ -217,12 +217,13 @@ unsafe extern "C" fn repr<B: Body>(slf: *mut ffi::PyObject) -> *mut ffi::PyObjec
 }
 
 /// Makes the type on top of asyncio's `bases`, adds it to the module and stores it in `place`.
-pub(super) fn make_type<B: Body>(
-    module: &Bound<'_, PyModule>,
+pub(super) fn make_type<'py, B: Body>(
+    module: &Bound<'py, PyModule>,
     bases: &[Kept],
     methods: Vec<ffi::PyMethodDef>,
+    getters: Vec<ffi::PyGetSetDef>,
     place: &AtomicPtr<ffi::PyTypeObject>,
-) -> PyResult<()> {
+) -> PyResult<Bound<'py, PyType>> {
     let py = module.py();
     let bases: Vec<_> = bases.iter().map(|base| base.bind(py)).collect();
     for base in &bases {
@@ -243,6 +244,10 @@ pub(super) fn make_type<B: Body>(
             leak_table(methods, ffi::PyMethodDef::zeroed()),
         ),
         slot(
+            ffi::Py_tp_getset,
+            leak_table(getters, ffi::PyGetSetDef::default()),
+        ),
+        slot(
             ffi::Py_tp_members,
             weaklist_member(offset_of!(TransportObject<B>, weakrefs)),
         ),
@@ -250,8 +255,8 @@ pub(super) fn make_type<B: Body>(
     // SAFETY: the functions are those of this layout, which starts with the bases' (checked above).
     let kind = unsafe { new_type::<TransportObject<B>>(module, Some(&PyTuple::new(py, bases)?), &slots)? };
     module.add(kind.name()?, &kind)?;
-    place.store(kind.into_ptr().cast(), Ordering::Release);
-    Ok(())
+    place.store(kind.clone().into_ptr().cast(), Ordering::Release);
+    Ok(kind)
 }
 
 // ---- what transports do alike ------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ use crate::event_loop::source::{Source, SourceRef};
 use crate::sys::poller::{Interest, Token};
 
 pub(super) struct Registration {
-    /// Negative once it is closed.
+    /// Once closed its complement (`!fd`), which is negative.
     fd: Cell<RawFd>,
     token: Cell<Token>,
     /// What the poller waits for now.
@@ -31,15 +31,26 @@ impl Registration {
         }
     }
 
+    /// The descriptor, negative once it is closed.
     #[inline]
     pub(super) fn fd(&self) -> RawFd {
         self.fd.get()
     }
 
-    /// Forgets the descriptor and returns it to be closed, None the second time.
+    /// The number of the descriptor, also once it is closed.
+    pub(super) fn number(&self) -> RawFd {
+        let fd = self.fd.get();
+        if fd < 0 { !fd } else { fd }
+    }
+
+    /// Marks the descriptor as closed and returns it, None the second time.
     pub(super) fn take_fd(&self) -> Option<RawFd> {
-        let fd = self.fd.replace(-1);
-        (fd >= 0).then_some(fd)
+        let fd = self.fd.get();
+        if fd < 0 {
+            return None;
+        }
+        self.fd.set(!fd);
+        Some(fd)
     }
 
     #[inline]

@@ -208,5 +208,6 @@ pub(in crate::transports) fn register(module: &Bound<'_, PyModule>) -> PyResult<
     methods.extend(other_methods());
     // Both, as asyncio's own, which inherits what it shares with streams.
     let bases = [names().transport_type, names().datagram_transport_type];
-    object::make_type::<DatagramBody>(module, &bases, methods, &DATAGRAM_TYPE)
+    object::make_type::<DatagramBody>(module, &bases, methods, Vec::new(), &DATAGRAM_TYPE)?;
+    Ok(())
 }

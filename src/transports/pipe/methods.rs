@@ -269,12 +269,15 @@ pub(in crate::transports) fn register(module: &Bound<'_, PyModule>) -> PyResult<
         module,
         &[names().read_transport_type],
         read_methods(),
+        Vec::new(),
         Reading::kind(),
     )?;
     object::make_type::<PipeBody<Writing>>(
         module,
         &[names().write_transport_type],
         write_methods(),
+        Vec::new(),
         Writing::kind(),
-    )
+    )?;
+    Ok(())
 }

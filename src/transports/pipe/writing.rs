@@ -237,7 +237,7 @@ fn on_write_error(this: Pipe<'_, Writing>, error: &io::Error) -> PyResult<()> {
     )
 }
 
-/// The last reader has gone: BrokenPipeError if something was still to be written, otherwise an ordinary end.
+/// The last reader has gone: `BrokenPipeError` if something was still to be written, otherwise an ordinary end.
 #[cold]
 fn on_reader_lost(this: Pipe<'_, Writing>) -> PyResult<()> {
     lifecycle::log_closed_by_peer(this)?;

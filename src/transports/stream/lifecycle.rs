@@ -14,14 +14,12 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use super::{Stream, StreamBody, StreamObject, flag, new_stream, sendfile, writing};
+use super::{Stream, StreamBody, flag, new_stream, sendfile, writing};
+use crate::event_loop::errors;
 use crate::event_loop::names::names;
 use crate::event_loop::native_type::This;
-use crate::event_loop::reactor::Slot;
-use crate::event_loop::source::SourceRef;
-use crate::event_loop::{errors, log};
-use crate::sys::poller::Interest;
 use crate::sys::socket::{self, Address};
+use crate::transports::object;
 use crate::transports::protocol::{ProtocolCalls, run_in};
 
 /// Sets up an accepted connection: protocol, transport, `connection_made`, all of them in `context`, which is the
@@ -104,25 +102,15 @@ pub(super) fn open<'py>(
 
 /// The native side of a transport object.
 pub(super) fn stream_of<'py>(transport: &Bound<'py, PyAny>) -> Stream<'py> {
-    // SAFETY: called only with objects that `new_stream` has made; the caller's Bound keeps it alive meanwhile.
-    unsafe { This::new(transport.py(), transport.as_ptr()) }
+    // SAFETY: called only with objects that `new_stream` has made.
+    unsafe { object::object_of(transport) }
 }
 
 unsafe fn start_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: queued by `open` with a transport, whose reference the queue holds.
     let this: Stream<'_> = unsafe { This::new(py, object) };
     start(this)?;
-    if let Some(waiter) = this.waiter.take(py)
-        && !waiter
-            .call_method0(names().done.bind(py).cast_into::<PyString>()?)?
-            .is_truthy()?
-    {
-        waiter.call_method1(
-            names().set_result.bind(py).cast_into::<PyString>()?,
-            (py.None().into_bound(py),),
-        )?;
-    }
-    Ok(())
+    object::wake(py, &this.waiter)
 }
 
 /// `connection_made`, then the wait for data begins.
@@ -147,42 +135,14 @@ fn start(this: Stream<'_>) -> PyResult<()> {
 
 /// Enters the transport into the loop's fd table, unless it is closed already.
 fn register(this: Stream<'_>) -> PyResult<()> {
-    if this.lost_writes.get() != 0 || this.has(flag::REGISTERED) {
+    if this.lost_writes.get() != 0 || this.registration.is_entered() {
         return Ok(());
     }
-    let interest = this.wanted_interest();
-    let source = SourceRef::new::<StreamObject>(this);
-    match this
-        .reactor()
-        .register(this.py(), this.fd.get(), Slot::Source(source), interest)
-    {
-        Ok(token) => {
-            this.token.set(token);
-            this.interest.set(interest);
-            this.raise_flag(flag::REGISTERED);
-            Ok(())
-        }
-        Err(error) => {
-            source.release(this.py());
-            fatal_error(this, errors::os_error(&error), "Fatal error on socket transport")
-        }
+    let wanted = this.wanted_interest();
+    match this.registration.enter(this, this.reactor(), wanted) {
+        Ok(()) => Ok(()),
+        Err(error) => fatal_error(this, errors::os_error(&error), "Fatal error on socket transport"),
     }
-}
-
-/// Takes the transport out of the poller and the fd table. The caller holds a reference of its own.
-fn unregister(this: Stream<'_>) {
-    if !this.has(flag::REGISTERED) {
-        return;
-    }
-    this.lower_flag(flag::REGISTERED);
-    let fd = this.fd.get();
-    // An entry that is no longer ours belongs to whoever got the descriptor after it was closed behind our back.
-    let is_ours =
-        matches!(this.reactor().slot(fd), Some(Slot::Source(source)) if source.as_ptr() == this.as_ptr());
-    if is_ours && let Some(Slot::Source(source)) = this.reactor().unregister(fd, this.interest.get()) {
-        source.release(this.py());
-    }
-    this.interest.set(Interest::NONE);
 }
 
 /// `close()`: what is buffered still leaves, then the connection ends.
@@ -225,23 +185,9 @@ pub(super) fn fatal_error(this: Stream<'_>, error: PyErr, message: &str) -> PyRe
     }
     let exception = error.clone_ref(py).into_value(py).into_bound(py).into_any();
     if error.is_instance_of::<PyOSError>(py) {
-        if this.reactor().is_debug() {
-            let args = [this.to_bound(), message.into_pyobject(py)?.into_any()];
-            log::debug_exception(py, "%r: %s", &args, &exception)?;
-        }
-    } else if let Some(event_loop) = this.event_loop.get(py) {
-        let own = this.to_bound();
-        match this.calls.get(py) {
-            Some(protocol) => {
-                errors::report(
-                    &event_loop,
-                    message,
-                    error,
-                    &[("transport", &own), ("protocol", &protocol)],
-                )?;
-            }
-            None => errors::report(&event_loop, message, error, &[("transport", &own)])?,
-        }
+        object::log_fault(this, message, &exception)?;
+    } else {
+        object::report(this, error, message)?;
     }
     finish(this, Some(exception))
 }
@@ -255,7 +201,7 @@ pub(super) fn finish(this: Stream<'_>, exception: Option<Bound<'_, PyAny>>) -> P
     this.raise_flag(flag::CLOSING);
     let own = this.to_bound();
     writing::drop_buffer(this);
-    unregister(this);
+    this.registration.leave(this, this.reactor());
     if this.has(flag::SENDFILE) {
         sendfile::on_lost(this)?;
     }
@@ -287,24 +233,16 @@ unsafe fn lose(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
         Ok(())
     };
     close_descriptor(py, &this);
-    let protocol = this.calls.get(py);
     let server = this.server.take(py);
-    this.calls.drop_all(py);
-    if let Err(error) = result
-        && let Some(event_loop) = this.event_loop.get(py)
-    {
-        let own = this.to_bound();
-        let mut details = vec![("transport", &own)];
-        if let Some(protocol) = &protocol {
-            details.push(("protocol", protocol));
-        }
-        errors::report(
-            &event_loop,
-            "Fatal error: protocol.connection_lost() call failed.",
+    let reported = match result {
+        Ok(()) => Ok(()),
+        Err(error) => object::report(
+            this,
             error,
-            &details,
-        )?;
-    }
+            "Fatal error: protocol.connection_lost() call failed.",
+        ),
+    };
+    this.calls.drop_all(py);
     if let Some(server) = server {
         let detached = server.call_method1(
             names()._detach.bind(py).cast_into::<PyString>()?,
@@ -319,12 +257,12 @@ unsafe fn lose(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
             )?;
         }
     }
-    Ok(())
+    reported
 }
 
 /// Closes the descriptor, or the socket object that owns it. Does nothing the second time.
 pub(super) fn close_descriptor(py: Python<'_>, body: &StreamBody) {
-    let fd = body.fd.get();
+    let fd = body.fd();
     if fd < 0 {
         return;
     }
@@ -332,7 +270,7 @@ pub(super) fn close_descriptor(py: Python<'_>, body: &StreamBody) {
         // A value set before stays: it is the same address.
         let _ = body.local.set(Box::new(address));
     }
-    body.fd.set(!fd);
+    body.registration.take_fd();
     match body.socket.get(py) {
         None => close_raw(fd),
         Some(socket) => {

@@ -3,17 +3,16 @@
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::PyString;
 
 use super::{
-    Stream, StreamBody, StreamObject, flag, lifecycle, local_address, make_type, sendfile, socket_of, writing,
+    STREAM_TYPE, Stream, StreamBody, StreamObject, flag, lifecycle, local_address, sendfile, socket_of,
+    writing,
 };
-use crate::event_loop::log;
-use crate::event_loop::native_type::{
-    Args, This, bool_object, getter, leak_table, method, none, slot, weaklist_member,
-};
+use crate::event_loop::names::names;
+use crate::event_loop::native_type::{Args, This, bool_object, getter, method, none};
 use crate::event_loop::pyloop::LoopObject;
-use crate::transports::socket_object;
+use crate::transports::{object, socket_object};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
@@ -50,27 +49,16 @@ fn can_write_eof<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), true))
 }
 
-/// RuntimeError in debug mode on a thread that does not run the loop, for what schedules `connection_lost`.
-fn check_thread(this: Stream<'_>) -> PyResult<()> {
-    if !this.reactor().is_debug() {
-        return Ok(());
-    }
-    match this.event_loop.get(this.py()) {
-        Some(event_loop) => LoopObject::of(&event_loop).check_thread(),
-        None => Ok(()),
-    }
-}
-
 fn close<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("close", 0)?;
-    check_thread(this)?;
+    object::check_thread(this)?;
     lifecycle::close(this)?;
     Ok(none(this.py()))
 }
 
 fn abort<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("abort", 0)?;
-    check_thread(this)?;
+    object::check_thread(this)?;
     lifecycle::abort(this)?;
     Ok(none(this.py()))
 }
@@ -85,14 +73,6 @@ fn is_reading<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), !this.has(flag::CLOSING | flag::PAUSED)))
 }
 
-/// Debug mode tells of the change that `format` says.
-fn log_change(this: Stream<'_>, format: &str) -> PyResult<()> {
-    if !this.reactor().is_debug() {
-        return Ok(());
-    }
-    log::debug(this.py(), format, &[this.to_bound()])
-}
-
 fn pause_reading<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("pause_reading", 0)?;
     if !this.has(flag::CLOSING) {
@@ -100,7 +80,7 @@ fn pause_reading<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
         let was_reading = !this.has(flag::PAUSED);
         this.raise_flag(flag::PAUSED);
         if was_reading {
-            log_change(this, "%r pauses reading")?;
+            object::log_change(this, "%r pauses reading")?;
         }
     }
     Ok(none(this.py()))
@@ -111,7 +91,7 @@ fn resume_reading<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     if !this.has(flag::CLOSING) && this.has(flag::PAUSED) {
         this.lower_flag(flag::PAUSED);
         this.sync_interest()?;
-        log_change(this, "%r resumes reading")?;
+        object::log_change(this, "%r resumes reading")?;
     }
     Ok(none(this.py()))
 }
@@ -165,7 +145,7 @@ fn get_extra_info<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
         ));
     };
     let default = default.unwrap_or_else(|| none(py));
-    let extra = extra_dict(this)?;
+    let extra = object::extra_dict(this)?;
     if let Some(known) = extra.get_item(&name)? {
         return Ok(known);
     }
@@ -195,32 +175,19 @@ fn get_extra_info<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     }
 }
 
-/// The dict in the slot `_extra`, made if it is not there.
-fn extra_dict(this: Stream<'_>) -> PyResult<Bound<'_, PyDict>> {
-    let py = this.py();
-    if let Some(extra) = this.extra.get(py) {
-        Ok(extra.cast_into::<PyDict>()?)
-    } else {
-        let extra = PyDict::new(py);
-        this.extra.set(extra.clone().into_any());
-        Ok(extra)
-    }
-}
-
-/// `<StreamTransport fd=7 read=polling write=<idle, bufsize=0>>`, or `<StreamTransport closed fd=7>`: the words of asyncio's own transports.
+/// `<StreamTransport fd=7 read=polling write=<idle, bufsize=0>>`, or `<StreamTransport closed fd=7>`: the words of
+/// asyncio's own transports.
 pub(super) fn describe(this: Stream<'_>) -> String {
     let mut text = String::from("<StreamTransport");
-    let fd = this.fd.get();
-    if fd < 0 {
-        text += &format!(" closed fd={}", !fd);
-    } else {
-        if this.has(flag::CLOSING) {
-            text.push_str(" closing");
-        }
-        text += &format!(" fd={fd}");
+    let is_open = this.fd() >= 0;
+    if !is_open {
+        text.push_str(" closed");
+    } else if this.has(flag::CLOSING) {
+        text.push_str(" closing");
     }
-    if fd >= 0 && !this.reactor().is_closed() {
-        let read = if this.interest.get().has_read() && !this.has(flag::PAUSED) {
+    text += &format!(" fd={}", this.registration.number());
+    if is_open && !this.reactor().is_closed() {
+        let read = if this.registration.interest().has_read() && !this.has(flag::PAUSED) {
             "polling"
         } else {
             "idle"
@@ -235,16 +202,6 @@ pub(super) fn describe(this: Stream<'_>) -> String {
     }
     text.push('>');
     text
-}
-
-unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls tp_repr attached with an object of this type.
-    unsafe {
-        let py = Python::assume_attached();
-        crate::event_loop::errors::at_boundary(py, std::ptr::null_mut(), || {
-            Ok(describe(Stream::new(py, slf)).into_pyobject(py)?.into_ptr())
-        })
-    }
 }
 
 // ---- for loop.sendfile ------------------------------------------------------------------------------------------
@@ -324,130 +281,125 @@ pub(in crate::transports) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     ]
 }
 
-pub(in crate::transports) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let methods = leak_table(
-        vec![
-            method!(
-                StreamObject,
-                c"write",
-                write,
-                c"Send bytes-like data; queued if the kernel takes no more."
-            ),
-            method!(
-                StreamObject,
-                c"writelines",
-                writelines,
-                c"Send several bytes-like objects in one call."
-            ),
-            method!(
-                StreamObject,
-                c"write_eof",
-                write_eof,
-                c"End our side once the buffer is empty."
-            ),
-            method!(StreamObject, c"can_write_eof", can_write_eof, c"True."),
-            method!(
-                StreamObject,
-                c"close",
-                close,
-                c"Send what is buffered, then end the connection."
-            ),
-            method!(StreamObject, c"abort", abort, c"End the connection now."),
-            method!(
-                StreamObject,
-                c"is_closing",
-                is_closing,
-                c"True once the connection is ending."
-            ),
-            method!(
-                StreamObject,
-                c"is_reading",
-                is_reading,
-                c"True while data is received."
-            ),
-            method!(
-                StreamObject,
-                c"pause_reading",
-                pause_reading,
-                c"Receive nothing until resume_reading()."
-            ),
-            method!(StreamObject, c"resume_reading", resume_reading, c"Receive again."),
-            method!(
-                StreamObject,
-                c"get_write_buffer_size",
-                get_write_buffer_size,
-                c"Bytes that the kernel has not taken yet."
-            ),
-            method!(
-                StreamObject,
-                c"get_write_buffer_limits",
-                get_write_buffer_limits,
-                c"The (low, high) watermarks in bytes."
-            ),
-            method!(
-                StreamObject,
-                c"set_write_buffer_limits",
-                set_write_buffer_limits,
-                c"Set the watermarks in bytes; ValueError unless high >= low >= 0."
-            ),
-            method!(
-                StreamObject,
-                c"get_protocol",
-                get_protocol,
-                c"The protocol, None once the connection is lost."
-            ),
-            method!(
-                StreamObject,
-                c"set_protocol",
-                set_protocol,
-                c"Use another protocol from the next event on."
-            ),
-            method!(
-                StreamObject,
-                c"get_extra_info",
-                get_extra_info,
-                c"socket, sockname, peername; default for anything else."
-            ),
-            method!(
-                StreamObject,
-                c"_start_sendfile",
-                start_sendfile,
-                c"Refuse writes; the future is done once the buffer is empty."
-            ),
-            method!(
-                StreamObject,
-                c"_wait_writable",
-                wait_writable,
-                c"The future is done once the socket takes data."
-            ),
-            method!(
-                StreamObject,
-                c"_end_sendfile",
-                end_sendfile,
-                c"Take writes again."
-            ),
-        ],
-        ffi::PyMethodDef::zeroed(),
-    );
-    let members = weaklist_member(
-        std::mem::offset_of!(StreamObject, body) + std::mem::offset_of!(StreamBody, weakrefs),
-    );
-    let getters = leak_table(
-        vec![getter!(
+fn methods() -> Vec<ffi::PyMethodDef> {
+    vec![
+        method!(
             StreamObject,
-            c"_protocol_paused",
-            is_protocol_paused,
-            c"True between pause_writing() and resume_writing()."
-        )],
-        ffi::PyGetSetDef::default(),
-    );
-    make_type(
-        module,
-        &[
-            slot(ffi::Py_tp_getset, getters),
-            slot(ffi::Py_tp_repr, repr as *mut std::ffi::c_void),
-            slot(ffi::Py_tp_methods, methods),
-            slot(ffi::Py_tp_members, members),
-        ],
-    )
+            c"write",
+            write,
+            c"Send bytes-like data; queued if the kernel takes no more."
+        ),
+        method!(
+            StreamObject,
+            c"writelines",
+            writelines,
+            c"Send several bytes-like objects in one call."
+        ),
+        method!(
+            StreamObject,
+            c"write_eof",
+            write_eof,
+            c"End our side once the buffer is empty."
+        ),
+        method!(StreamObject, c"can_write_eof", can_write_eof, c"True."),
+        method!(
+            StreamObject,
+            c"close",
+            close,
+            c"Send what is buffered, then end the connection."
+        ),
+        method!(StreamObject, c"abort", abort, c"End the connection now."),
+        method!(
+            StreamObject,
+            c"is_closing",
+            is_closing,
+            c"True once the connection is ending."
+        ),
+        method!(
+            StreamObject,
+            c"is_reading",
+            is_reading,
+            c"True while data is received."
+        ),
+        method!(
+            StreamObject,
+            c"pause_reading",
+            pause_reading,
+            c"Receive nothing until resume_reading()."
+        ),
+        method!(StreamObject, c"resume_reading", resume_reading, c"Receive again."),
+        method!(
+            StreamObject,
+            c"get_write_buffer_size",
+            get_write_buffer_size,
+            c"Bytes that the kernel has not taken yet."
+        ),
+        method!(
+            StreamObject,
+            c"get_write_buffer_limits",
+            get_write_buffer_limits,
+            c"The (low, high) watermarks in bytes."
+        ),
+        method!(
+            StreamObject,
+            c"set_write_buffer_limits",
+            set_write_buffer_limits,
+            c"Set the watermarks in bytes; ValueError unless high >= low >= 0."
+        ),
+        method!(
+            StreamObject,
+            c"get_protocol",
+            get_protocol,
+            c"The protocol, None once the connection is lost."
+        ),
+        method!(
+            StreamObject,
+            c"set_protocol",
+            set_protocol,
+            c"Use another protocol from the next event on."
+        ),
+        method!(
+            StreamObject,
+            c"get_extra_info",
+            get_extra_info,
+            c"socket, sockname, peername; default for anything else."
+        ),
+        method!(
+            StreamObject,
+            c"_start_sendfile",
+            start_sendfile,
+            c"Refuse writes; the future is done once the buffer is empty."
+        ),
+        method!(
+            StreamObject,
+            c"_wait_writable",
+            wait_writable,
+            c"The future is done once the socket takes data."
+        ),
+        method!(
+            StreamObject,
+            c"_end_sendfile",
+            end_sendfile,
+            c"Take writes again."
+        ),
+    ]
+}
+
+pub(in crate::transports) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let getters = vec![getter!(
+        StreamObject,
+        c"_protocol_paused",
+        is_protocol_paused,
+        c"True between pause_writing() and resume_writing()."
+    )];
+    let bases = [names().transport_type];
+    let kind = object::make_type::<StreamBody>(module, &bases, methods(), getters, &STREAM_TYPE)?;
+    // What start_tls() asks of a transport.
+    kind.setattr("_start_tls_compatible", true)?;
+    // What asyncio's `loop.sendfile` asks of a transport.
+    let mode = module
+        .py()
+        .import("asyncio.constants")?
+        .getattr("_SendfileMode")?;
+    kind.setattr("_sendfile_compatible", mode.getattr("TRY_NATIVE")?)
 }

@@ -14,29 +14,25 @@ mod sendfile;
 mod writing;
 
 use std::cell::{Cell, OnceCell};
-use std::ffi::{CStr, c_int, c_void};
-use std::mem::ManuallyDrop;
-use std::ops::Deref;
+use std::ffi::{CStr, c_int};
 use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyTuple};
+use pyo3::types::PyBytes;
 
+use super::object::{self, Body, TransportObject};
 use super::outgoing::Outgoing;
 use super::protocol::ProtocolCalls;
+use super::registration::Registration;
 use super::socket_object;
 use crate::event_loop::errors;
-use crate::event_loop::names::names;
-use crate::event_loop::native_type::{NativeType, This, new_type, slot};
+use crate::event_loop::native_type::This;
 use crate::event_loop::object_cell::ObjectCell;
-use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::reactor::Reactor;
 use crate::event_loop::source::Source;
-use crate::sys::poller::{Interest, Readiness, Token};
+use crate::sys::poller::{Interest, Readiness};
 use crate::sys::socket::{self, Address};
 
 pub(super) use lifecycle::accept;
@@ -56,27 +52,13 @@ mod flag {
     pub(super) const CORKED: u16 = 1 << 4;
     /// The out-buffer waits for the descriptor to become writable.
     pub(super) const BLOCKED: u16 = 1 << 5;
-    /// In the loop's fd table.
-    pub(super) const REGISTERED: u16 = 1 << 6;
     /// `connection_made` was called, so `connection_lost` must be.
-    pub(super) const MADE: u16 = 1 << 7;
+    pub(super) const MADE: u16 = 1 << 6;
     /// `loop.sendfile` writes to the socket, and nobody else may.
-    pub(super) const SENDFILE: u16 = 1 << 8;
-}
-
-/// The object behind `StreamTransport`: the header of `asyncio.BaseTransport`, then our own fields.
-#[repr(C)]
-pub(super) struct StreamObject {
-    base: ffi::PyObject,
-    /// The slot `_extra` of asyncio.BaseTransport: a dict, made when first needed.
-    extra: ObjectCell,
-    body: ManuallyDrop<StreamBody>,
-    is_body_live: Cell<bool>,
+    pub(super) const SENDFILE: u16 = 1 << 7;
 }
 
 pub(super) struct StreamBody {
-    weakrefs: Cell<*mut ffi::PyObject>,
-    event_loop: ObjectCell,
     /// The server that accepted the connection.
     server: ObjectCell,
     /// The `socket.socket` that owns the descriptor, if there is one; else the transport owns it itself.
@@ -90,12 +72,8 @@ pub(super) struct StreamBody {
     peer: Option<Address>,
     /// The local address, kept when the descriptor is closed.
     local: OnceCell<Box<Address>>,
-    token: Cell<Token>,
-    /// The open descriptor; once closed its complement (`!fd`), which is negative.
-    fd: Cell<RawFd>,
+    registration: Registration,
     flags: Cell<u16>,
-    /// What the poller waits for now.
-    interest: Cell<Interest>,
     /// 0 while connected; then the number of writes after the connection was given up, plus one.
     lost_writes: Cell<u8>,
     /// The size of the `bytes` that would have suited the last read, 0 if it was small or very large.
@@ -104,15 +82,7 @@ pub(super) struct StreamBody {
     steady_reads: Cell<u8>,
 }
 
-impl Deref for StreamObject {
-    type Target = StreamBody;
-
-    #[inline]
-    fn deref(&self) -> &StreamBody {
-        &self.body
-    }
-}
-
+pub(super) type StreamObject = TransportObject<StreamBody>;
 type Stream<'py> = This<'py, StreamObject>;
 
 static STREAM_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
@@ -133,11 +103,10 @@ impl StreamBody {
         self.flags.set(self.flags.get() & !flag);
     }
 
+    /// The open descriptor, negative once it is closed.
     #[inline]
-    fn reactor(&self) -> &Reactor {
-        // SAFETY: the transport holds a reference to its loop from its creation to its deallocation (tp_clear leaves
-        // it), and the loop's layout is LoopObject (checked where transports are made).
-        unsafe { (*self.event_loop.as_ptr().cast::<LoopObject>()).reactor() }
+    fn fd(&self) -> RawFd {
+        self.registration.fd()
     }
 
     /// The interest that follows from the state.
@@ -152,27 +121,21 @@ impl StreamBody {
             (false, false) => Interest::NONE,
         }
     }
+}
 
+impl StreamObject {
     /// Brings the poller in line with the state.
     fn sync_interest(&self) -> PyResult<()> {
-        if !self.has(flag::REGISTERED) {
-            return Ok(());
-        }
-        let (old, new) = (self.interest.get(), self.wanted_interest());
-        if old != new {
-            self.reactor()
-                .set_interest(self.fd.get(), self.token.get(), old, new)
-                .map_err(|error| errors::os_error(&error))?;
-            self.interest.set(new);
-        }
-        Ok(())
+        self.registration
+            .sync(self.reactor(), self.wanted_interest())
+            .map_err(|error| errors::os_error(&error))
     }
 }
 
 impl Source for StreamObject {
     #[inline]
     fn on_ready(this: This<'_, Self>, readiness: Readiness) -> PyResult<()> {
-        if readiness.is_readable() && this.interest.get().has_read() {
+        if readiness.is_readable() && this.registration.interest().has_read() {
             if this.wanted_interest().has_read() {
                 reading::on_readable(this)?;
             } else {
@@ -192,48 +155,45 @@ impl Source for StreamObject {
     }
 }
 
-impl NativeType for StreamObject {
+impl Body for StreamBody {
     const NAME: &'static CStr = c"grapeshot._core.StreamTransport";
     const DOC: &'static CStr =
         c"The transport of a connected stream socket; the interface of asyncio.Transport.";
-    const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
 
-    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        // SAFETY: visit and arg are the collector's, here and below.
-        let result = unsafe { self.extra.traverse(visit, arg) };
-        if result != 0 || !self.is_body_live.get() {
-            return result;
-        }
-        for cell in [
-            &self.event_loop,
-            &self.server,
-            &self.socket,
-            &self.waiter,
-            &self.exception,
-        ] {
-            // SAFETY: as above.
-            let result = unsafe { cell.traverse(visit, arg) };
-            if result != 0 {
-                return result;
-            }
-        }
-        // SAFETY: as above. The out-buffer holds only bytes, which cannot be part of a cycle.
-        unsafe { self.calls.traverse(visit, arg) }
+    fn describe(this: Stream<'_>) -> String {
+        methods::describe(this)
     }
 
-    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
-        LoopObject::exclusively_for(this.py(), &this.event_loop, body)
+    fn is_open(&self) -> bool {
+        self.fd() >= 0
     }
 
-    fn clear(this: This<'_, Self>) {
-        let py = this.py();
-        drop(this.extra.take(py));
-        if this.is_body_live.get() {
-            this.calls.drop_all(py);
-            drop(this.server.take(py));
-            drop(this.waiter.take(py));
-            drop(this.exception.take(py));
+    fn close(&self, py: Python<'_>) {
+        lifecycle::close_descriptor(py, self);
+    }
+
+    fn calls(&self) -> &ProtocolCalls {
+        &self.calls
+    }
+
+    /// The out-buffer holds only bytes, which cannot be part of a cycle.
+    fn visit(&self, visit: &mut dyn FnMut(&ObjectCell) -> c_int) -> c_int {
+        [&self.server, &self.socket, &self.waiter, &self.exception]
+            .into_iter()
+            .map(visit)
+            .find(|result| *result != 0)
+            .unwrap_or(0)
+    }
+
+    fn clear(&self, py: Python<'_>) {
+        for cell in [&self.server, &self.waiter, &self.exception] {
+            drop(cell.take(py));
         }
+    }
+
+    fn release(&self, py: Python<'_>) {
+        self.clear(py);
+        drop(self.socket.take(py));
     }
 }
 
@@ -245,10 +205,7 @@ fn new_stream<'py>(
     calls: ProtocolCalls,
     peer: Option<Address>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let py = event_loop.py();
     let body = StreamBody {
-        weakrefs: Cell::new(ptr::null_mut()),
-        event_loop: ObjectCell::empty(),
         server: ObjectCell::empty(),
         socket: ObjectCell::empty(),
         waiter: ObjectCell::empty(),
@@ -257,34 +214,16 @@ fn new_stream<'py>(
         outgoing: Outgoing::new(),
         peer,
         local: OnceCell::new(),
-        token: Cell::new(Token(0)),
-        fd: Cell::new(fd),
+        registration: Registration::new(fd),
         flags: Cell::new(0),
-        interest: Cell::new(Interest::NONE),
         lost_writes: Cell::new(0),
         suitable_read_len: Cell::new(0),
         steady_reads: Cell::new(0),
     };
-    body.event_loop.set(event_loop.clone());
     if let Some(socket) = socket {
         body.socket.set(socket);
     }
-    // SAFETY: the type is made by `register` for this layout; the allocation comes zeroed, so the object is valid
-    // for the collector before the body is in.
-    unsafe {
-        let object = ffi::PyType_GenericAlloc(STREAM_TYPE.load(Ordering::Relaxed), 0);
-        if object.is_null() {
-            let error = errors::fetch(py);
-            body.calls.drop_all(py);
-            drop(body.event_loop.take(py));
-            drop(body.socket.take(py));
-            return Err(error);
-        }
-        let stream = object.cast::<StreamObject>();
-        ptr::write(&raw mut (*stream).body, ManuallyDrop::new(body));
-        (*stream).is_body_live.set(true);
-        Ok(Bound::from_owned_ptr(py, object))
-    }
+    object::make(&STREAM_TYPE, event_loop, body)
 }
 
 /// True for a `StreamTransport`.
@@ -305,104 +244,11 @@ pub(crate) fn abort_with(transport: &Bound<'_, PyAny>, exception: Option<Bound<'
     lifecycle::abort_with(lifecycle::stream_of(transport), exception)
 }
 
-/// A transport dropped while its descriptor is open: a ResourceWarning, and the descriptor is closed here, while a
-/// socket object that belongs to the same garbage is still whole.
-unsafe extern "C" fn finalize(slf: *mut ffi::PyObject) {
-    // SAFETY: CPython calls tp_finalize attached with an object of this type; the current exception is kept aside
-    // as PEP 442 asks.
-    unsafe {
-        let py = Python::assume_attached();
-        let pending = PyErr::take(py);
-        errors::at_boundary(py, (), || {
-            let this = Stream::new(py, slf);
-            if this.is_body_live.get() && this.fd.get() >= 0 {
-                let text = methods::describe(this);
-                let category = py.get_type::<pyo3::exceptions::PyResourceWarning>();
-                let message = format!("unclosed transport {text}");
-                let warned = names()
-                    .warn
-                    .bind(py)
-                    .call1((message, category, 1, this.to_bound()));
-                if let Err(error) = warned {
-                    error.write_unraisable(py, Some(&this.to_bound()));
-                }
-                lifecycle::close_descriptor(py, &this);
-            }
-            Ok(())
-        });
-        if let Some(pending) = pending {
-            pending.restore(py);
-        }
-    }
-}
-
-unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
-    // SAFETY: CPython calls this attached with an unreferenced transport; the finalizer may revive it, then nothing
-    // more is done; otherwise the fields are dropped in place and the memory goes back to the allocator.
-    unsafe {
-        if ffi::PyObject_CallFinalizerFromDealloc(slf) < 0 {
-            return;
-        }
-        let py = Python::assume_attached();
-        ffi::PyObject_GC_UnTrack(slf.cast());
-        let stream = slf.cast::<StreamObject>();
-        if (*stream).is_body_live.get() {
-            let body = &(*stream).body;
-            if !body.weakrefs.get().is_null() {
-                ffi::PyObject_ClearWeakRefs(slf);
-            }
-            lifecycle::close_descriptor(py, body);
-            body.calls.drop_all(py);
-            for cell in [
-                &body.server,
-                &body.socket,
-                &body.waiter,
-                &body.exception,
-                &body.event_loop,
-            ] {
-                drop(cell.take(py));
-            }
-            ManuallyDrop::drop(&mut (*stream).body);
-        }
-        drop((*stream).extra.take(py));
-        let kind = ffi::Py_TYPE(slf);
-        ffi::PyObject_GC_Del(slf.cast());
-        ffi::Py_DECREF(kind.cast());
-    }
-}
-
-/// Makes the type on top of `asyncio.Transport`, so that `isinstance()` holds.
-fn make_type(module: &Bound<'_, PyModule>, slots: &[ffi::PyType_Slot]) -> PyResult<()> {
-    let py = module.py();
-    let base = names().transport_type.bind(py);
-    let base_size: usize = base.getattr("__basicsize__")?.extract()?;
-    if base_size != std::mem::offset_of!(StreamObject, body) {
-        return Err(PyImportError::new_err(format!(
-            "asyncio.Transport has objects of {base_size} bytes here, which this build of grapeshot does not know"
-        )));
-    }
-    let mut all = vec![
-        slot(ffi::Py_tp_finalize, finalize as *mut c_void),
-        slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
-    ];
-    all.extend(slots.iter().map(|entry| slot(entry.slot, entry.pfunc)));
-    // SAFETY: the functions are those of this layout, which starts with the base's (checked above).
-    let kind = unsafe { new_type::<StreamObject>(module, Some(&PyTuple::new(py, [base])?), &all)? };
-    // What start_tls() asks of a transport.
-    kind.setattr("_start_tls_compatible", true)?;
-    // What asyncio's `loop.sendfile` asks of a transport.
-    let mode = py.import("asyncio.constants")?.getattr("_SendfileMode")?;
-    kind.setattr("_sendfile_compatible", mode.getattr("TRY_NATIVE")?)?;
-    module.add("StreamTransport", &kind)?;
-    STREAM_TYPE.store(kind.into_ptr().cast(), Ordering::Release);
-    Ok(())
-}
-
 /// The local address, from the descriptor while it is open.
 fn local_address(body: &StreamBody) -> Option<Address> {
     match body.local.get() {
         Some(address) => Some((**address).clone()),
-        None if body.fd.get() >= 0 => socket::local_address(body.fd.get()).ok(),
+        None if body.fd() >= 0 => socket::local_address(body.fd()).ok(),
         None => None,
     }
 }
@@ -413,10 +259,10 @@ fn socket_of(this: Stream<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
     if let Some(socket) = this.socket.get(py) {
         return Ok(Some(socket));
     }
-    if this.fd.get() < 0 {
+    if this.fd() < 0 {
         return Ok(None);
     }
-    let socket = socket_object::adopt(py, this.fd.get())?;
+    let socket = socket_object::adopt(py, this.fd())?;
     this.socket.set(socket.clone());
     Ok(Some(socket))
 }

@@ -77,7 +77,7 @@ fn after_delivery(this: Stream<'_>, result: PyResult<()>) -> PyResult<()> {
 
 /// asyncio's streams: receive into the reader's buffer, large reads straight, small ones through the scratch buffer.
 fn read_into_reader<'py>(this: Stream<'py>, feed: Feed<'py>) -> PyResult<()> {
-    let fd = this.fd.get();
+    let fd = this.fd();
     // SAFETY: whoever calls it gives `len` writable bytes.
     let receive = |start: *mut u8, len: usize| unsafe { socket::recv(fd, start, len) };
     let room = direct_len(this);
@@ -134,7 +134,7 @@ impl From<PyErr> for Failure {
 /// Through the scratch buffer into an exactly sized object. None at the end of the stream.
 #[inline]
 fn receive_small(this: Stream<'_>) -> Result<Option<Bound<'_, PyAny>>, Failure> {
-    let (py, fd) = (this.py(), this.fd.get());
+    let (py, fd) = (this.py(), this.fd());
     this.reactor().with_scratch(|scratch| {
         // SAFETY: the buffer is borrowed for the length of the call.
         let len_bytes = unsafe { socket::recv(fd, scratch.as_mut_ptr(), scratch.len())? };
@@ -163,7 +163,7 @@ fn bytes_of<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyAny>> {
 fn receive_direct(this: Stream<'_>, room: usize) -> Result<Option<Bound<'_, PyAny>>, Failure> {
     let mut data = NewBytes::with_room(this.py(), room)?;
     // SAFETY: the object is new, unshared and has `room` bytes.
-    let len_bytes = unsafe { socket::recv(this.fd.get(), data.as_mut_ptr(), room)? };
+    let len_bytes = unsafe { socket::recv(this.fd(), data.as_mut_ptr(), room)? };
     if len_bytes == 0 {
         return Ok(None);
     }
@@ -208,7 +208,7 @@ fn suitable_len(len_bytes: usize) -> u32 {
 
 /// A native protocol: it gets what lies in the scratch buffer.
 fn read_native(this: Stream<'_>, received: Received) -> PyResult<()> {
-    let (py, fd) = (this.py(), this.fd.get());
+    let (py, fd) = (this.py(), this.fd());
     let outcome = writing::corked(this, || {
         this.reactor().with_scratch(|scratch| {
             // SAFETY: the buffer is borrowed for the length of the call.
@@ -237,12 +237,12 @@ fn read_into_protocol(this: Stream<'_>) -> PyResult<()> {
         this.calls.in_context(py, || {
             let offered = this.calls.get_buffer(py, (-1_i32).into_pyobject(py)?.as_any())?;
             let target = WritableBuffer::new(&offered)?;
-            if this.fd.get() < 0 || this.has(flag::CLOSING | flag::PAUSED) {
+            if this.fd() < 0 || this.has(flag::CLOSING | flag::PAUSED) {
                 return Ok(None);
             }
             let room = target.view.len as usize;
             // SAFETY: the view gives `len` writable bytes and stays exported until it is dropped.
-            let received = unsafe { socket::recv(this.fd.get(), target.view.buf.cast(), room) };
+            let received = unsafe { socket::recv(this.fd(), target.view.buf.cast(), room) };
             drop(target);
             if let Ok(len_bytes @ 1..) = received {
                 stage = "Fatal error: protocol.buffer_updated() call failed.";

@@ -62,7 +62,7 @@ fn wait_writable(this: Stream<'_>) -> PyResult<()> {
 
 /// One or more system calls; Ok with data left over means that the kernel's buffer is full.
 fn send_buffered(this: Stream<'_>) -> io::Result<()> {
-    let fd = this.fd.get();
+    let fd = this.fd();
     this.outgoing.drain(|slices| match slices {
         [one] => socket::send(fd, one),
         many => socket::send_vectored(fd, many),
@@ -110,7 +110,7 @@ pub(super) fn on_writable(this: Stream<'_>) -> PyResult<()> {
 
 /// Ends our side of the connection; a peer that is already gone shows on the read side.
 pub(super) fn shutdown(this: Stream<'_>) {
-    let _ = socket::shutdown_write(this.fd.get());
+    let _ = socket::shutdown_write(this.fd());
 }
 
 /// `write(data)`.
@@ -128,7 +128,7 @@ pub(super) fn write(this: Stream<'_>, data: *mut ffi::PyObject) -> PyResult<()> 
         return after_push(this);
     }
     let bytes = source.as_slice();
-    let sent = match socket::send(this.fd.get(), bytes) {
+    let sent = match socket::send(this.fd(), bytes) {
         Ok(sent) => sent,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
         Err(error) => return on_write_error(this, &error),
