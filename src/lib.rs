@@ -6,6 +6,8 @@ pub mod sys;
 #[cfg(feature = "python")]
 mod event_loop;
 #[cfg(feature = "python")]
+mod process;
+#[cfg(feature = "python")]
 mod tls;
 #[cfg(feature = "python")]
 mod transports;
@@ -17,5 +19,6 @@ fn _core(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> 
     event_loop::refuse_subinterpreter(module.py())?;
     event_loop::register(module)?;
     transports::register(module)?;
+    process::register(module)?;
     tls::register(module)
 }

@@ -317,6 +317,17 @@ class Loop:
             RuntimeError: the loop is running.
         """
 
+    def _watch_child(self, pid: int, callback: Callable[[int | None], object]) -> None:
+        """Call ``callback(returncode)`` in the current context, straight from the poller, when child ``pid`` has ended.
+
+        Its status is fetched in the same step; None says that somebody else has fetched it. SIGCHLD is not used.
+
+        Raises:
+            ProcessLookupError: the child has ended, and somebody else has fetched its status already.
+            RuntimeError: the loop is closed.
+            OSError: no descriptor is left.
+        """
+
     def _stream(
         self,
         sock: socket,

@@ -1,8 +1,6 @@
 """The Loop class: the native core, asyncio's abstract class, and the topic modules put together.
 
-The topic modules are plain functions whose first parameter is the loop; assigned here they are its methods. What an
-asyncio loop has and this one does not yet (subprocesses) is left to
-:class:`asyncio.AbstractEventLoop`, whose methods raise NotImplementedError.
+The topic modules are plain functions whose first parameter is the loop; assigned here they are its methods.
 """
 
 from __future__ import annotations
@@ -11,7 +9,21 @@ import os
 import sys
 import warnings
 
-from . import _connect, _core, _datagram, _dns, _lifecycle, _pipes, _sendfile, _serve, _signals, _sock, _tls, _unix
+from . import (
+    _connect,
+    _core,
+    _datagram,
+    _dns,
+    _lifecycle,
+    _pipes,
+    _sendfile,
+    _serve,
+    _signals,
+    _sock,
+    _subprocess,
+    _tls,
+    _unix,
+)
 from ._base import BaseLoop
 
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
@@ -86,6 +98,10 @@ class Loop(BaseLoop):
     # datagrams
     create_datagram_endpoint = _datagram.create_datagram_endpoint  # type: ignore[assignment]  # no reuse_address: 3.11
 
+    # subprocesses
+    subprocess_exec = _subprocess.subprocess_exec
+    subprocess_shell = _subprocess.subprocess_shell
+
     # plain sockets
     sock_connect = _sock.sock_connect
 
@@ -108,4 +124,4 @@ def new_event_loop() -> Loop:
     Raises:
         OSError: the system has no descriptor left for the poller (``EMFILE``, ``ENFILE``).
     """
-    return Loop()  # type: ignore[abstract]  # what is still missing raises NotImplementedError, as in the abstract class
+    return Loop()

@@ -1,0 +1,456 @@
+"""Subprocesses: started by :class:`subprocess.Popen`, watched by the loop, with pipes as transports.
+
+    subprocess_exec, subprocess_shell -> Popen -> SubprocessTransport
+                                                    |- one pipe transport per PIPE among stdin, stdout, stderr
+                                                    '- the child's end, told by the native loop (a pidfd; no SIGCHLD)
+
+``Popen`` starts the child with ``vfork`` where it can: the parent's cost is small and does not grow with its memory,
+and no at-fork hooks run. A ``preexec_fn`` is Python code between fork and exec, and its parent waits for it; such a
+child is started in a helper thread, so that the loop goes on meanwhile.
+
+Where asyncio's versions differ this follows the newest on all: ``wait()`` returns when the process has ended, whether
+or not somebody keeps its pipes open, and no signal is sent to a process that has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import functools
+import os
+import signal
+import subprocess
+import warnings
+from asyncio.log import logger
+from collections.abc import Callable
+
+from ._base import BaseLoop
+
+TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+if TYPE_CHECKING:
+    from typing import IO, Any, Literal, TypeVar
+
+    _P = TypeVar("_P", bound=asyncio.BaseProtocol)
+    Process = subprocess.Popen[bytes]
+
+# What is reported for a child whose status somebody else has fetched.
+_UNKNOWN_RETURNCODE = 255
+
+# --- starting -------------------------------------------------------------------------------------
+
+
+async def subprocess_exec(
+    loop: BaseLoop,
+    protocol_factory: Callable[[], _P],
+    program: Any,
+    *args: Any,
+    stdin: int | IO[Any] | None = subprocess.PIPE,
+    stdout: int | IO[Any] | None = subprocess.PIPE,
+    stderr: int | IO[Any] | None = subprocess.PIPE,
+    universal_newlines: Literal[False] = False,
+    shell: Literal[False] = False,
+    bufsize: Literal[0] = 0,
+    encoding: None = None,
+    errors: None = None,
+    text: Literal[False] | None = None,
+    **kwargs: Any,
+) -> tuple[SubprocessTransport, _P]:
+    """Start ``program`` with ``args``; return its transport and the protocol, whose ``connection_made`` was called.
+
+    ``kwargs`` are those of :class:`subprocess.Popen`. A ``preexec_fn`` runs without holding up the loop.
+
+    Raises:
+        ValueError: text mode, buffering or ``shell=True`` is asked for.
+        OSError: the program cannot be started.
+    """
+    if shell:
+        raise ValueError("shell must be False")
+    _check_bytes_only(universal_newlines, bufsize, text, encoding, errors)
+    protocol = protocol_factory()
+    describe = functools.partial("execute program {!r}".format, program)
+    options = dict(kwargs, stdin=stdin, stdout=stdout, stderr=stderr, bufsize=bufsize, shell=False)
+    return await _spawn(loop, protocol, (program, *args), options, describe), protocol
+
+
+async def subprocess_shell(
+    loop: BaseLoop,
+    protocol_factory: Callable[[], _P],
+    cmd: str | bytes,
+    *,
+    stdin: int | IO[Any] | None = subprocess.PIPE,
+    stdout: int | IO[Any] | None = subprocess.PIPE,
+    stderr: int | IO[Any] | None = subprocess.PIPE,
+    universal_newlines: Literal[False] = False,
+    shell: Literal[True] = True,
+    bufsize: Literal[0] = 0,
+    encoding: None = None,
+    errors: None = None,
+    text: Literal[False] | None = None,
+    **kwargs: Any,
+) -> tuple[SubprocessTransport, _P]:
+    """Run the command line ``cmd`` in the shell; otherwise as :meth:`subprocess_exec`.
+
+    Raises:
+        ValueError: ``cmd`` is neither str nor bytes, text mode or buffering is asked for, or ``shell=False``.
+        OSError: the shell cannot be started.
+    """
+    if not isinstance(cmd, (bytes, str)):
+        raise ValueError("cmd must be a string")
+    if not shell:
+        raise ValueError("shell must be True")
+    _check_bytes_only(universal_newlines, bufsize, text, encoding, errors)
+    protocol = protocol_factory()
+    describe = functools.partial("run shell command {!r}".format, cmd)
+    options = dict(kwargs, stdin=stdin, stdout=stdout, stderr=stderr, bufsize=bufsize, shell=True)
+    return await _spawn(loop, protocol, cmd, options, describe), protocol
+
+
+def _check_bytes_only(
+    universal_newlines: bool, bufsize: int, text: bool | None, encoding: str | None, errors: str | None
+) -> None:
+    """Raise ValueError for what only a file object could do: the pipes here carry bytes, unbuffered."""
+    if universal_newlines:
+        raise ValueError("universal_newlines must be False")
+    if bufsize != 0:
+        raise ValueError("bufsize must be 0")
+    if text:
+        raise ValueError("text must be False")
+    if encoding is not None:
+        raise ValueError("encoding must be None")
+    if errors is not None:
+        raise ValueError("errors must be None")
+
+
+async def _spawn(
+    loop: BaseLoop,
+    protocol: asyncio.BaseProtocol,
+    command: Any,
+    options: dict[str, Any],
+    describe: Callable[[], str],
+) -> SubprocessTransport:
+    is_debug = loop.get_debug()
+    if is_debug:
+        # Without the arguments, which may be long, or secret.
+        logger.debug("%s%s", describe(), _describe_stdio(options))
+    start: Callable[[], Process] = lambda: subprocess.Popen(command, **options)  # noqa: E731
+    process = start() if options.get("preexec_fn") is None else await _start_in_thread(loop, start)
+    transport = SubprocessTransport(loop, protocol, process)
+    if is_debug:
+        program = command if isinstance(command, (bytes, str)) else command[0]
+        logger.debug("process %r created: pid %s", program, process.pid)
+    try:
+        transport._watch()
+        await transport._connect_pipes()
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException:
+        transport.close()
+        await asyncio.shield(transport._wait())
+        raise
+    if is_debug:
+        logger.info("%s: %r", describe(), transport)
+    return transport
+
+
+def _describe_stdio(options: dict[str, Any]) -> str:
+    words = {subprocess.PIPE: "<pipe>", subprocess.STDOUT: "<stdout>", subprocess.DEVNULL: "<devnull>"}
+    names = ["stdin", "stdout", "stderr"]
+    shown = {name: options[name] for name in names if options[name] is not None}
+    return "".join(f" {name}={words[value] if value in words else repr(value)}" for name, value in shown.items())
+
+
+# --- starting with a preexec_fn -------------------------------------------------------------------
+
+# The threads that start children with a preexec_fn, and the process that they belong to. They stay until the program
+# ends: PR_SET_PDEATHSIG, which a preexec_fn often sets, fires when the thread ends that has started the child.
+_starters: tuple[int, concurrent.futures.ThreadPoolExecutor] | None = None
+
+
+def _starter_threads() -> concurrent.futures.ThreadPoolExecutor:
+    global _starters
+    if _starters is None or _starters[0] != os.getpid():  # after a fork the parent's threads are not there
+        _starters = os.getpid(), concurrent.futures.ThreadPoolExecutor(16, "grapeshot-preexec")
+    return _starters[1]
+
+
+async def _start_in_thread(loop: BaseLoop, start: Callable[[], Process]) -> Process:
+    """Return ``start()``, called in a helper thread. When cancelled, the child is killed as soon as it is there."""
+    threads = _starter_threads()
+    starting = threads.submit(contextvars.copy_context().run, start)
+    try:
+        return await asyncio.wrap_future(starting, loop=loop)
+    except asyncio.CancelledError:
+        if not starting.cancel():
+            threads.submit(_discard, starting)
+        raise
+
+
+def _discard(starting: concurrent.futures.Future[Process]) -> None:
+    """In a helper thread: wait for a child that nobody wants any more, and end it."""
+    if starting.exception() is not None:
+        return
+    process = starting.result()
+    with process:  # closes its pipes and waits
+        process.kill()
+
+
+# --- the transport --------------------------------------------------------------------------------
+
+
+class SubprocessTransport(asyncio.SubprocessTransport):
+    """A child process and its pipes. Made by the loop only.
+
+    ``get_extra_info("subprocess")`` is the :class:`subprocess.Popen`. Closing kills the process if it still runs.
+    """
+
+    def __init__(self, loop: BaseLoop, protocol: asyncio.BaseProtocol, process: Process) -> None:
+        super().__init__({"subprocess": process})
+        self._loop: BaseLoop | None = loop
+        self._protocol: asyncio.BaseProtocol | None = protocol
+        self._process: Process | None = process
+        self._pid = process.pid
+        self._returncode: int | None = None
+        self._closed = False
+        # by the child's descriptor; None: not connected yet
+        files = (process.stdin, process.stdout, process.stderr)
+        self._pipes: dict[int, _Pipe | None] = {fd: None for fd, file in enumerate(files) if file is not None}
+        # calls of the protocol that have to wait for connection_made; None once it is scheduled
+        self._held_back: list[tuple[Any, ...]] | None = []
+        self._waiters: set[asyncio.Future[int]] = set()
+
+    def __repr__(self) -> str:
+        state = "running" if self._returncode is None else f"returncode={self._returncode}"
+        words = [type(self).__name__, *(["closed"] if self._closed else []), f"pid={self._pid}", state]
+        for fd, name in enumerate(("stdin", "stdout", "stderr")):
+            pipe = self._pipes.get(fd)
+            if pipe is not None:
+                words.append(f"{name}={pipe.transport!r}")
+        return f"<{' '.join(words)}>"
+
+    def __del__(self, _warn: Any = warnings.warn) -> None:
+        if not self._closed:
+            _warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
+            self.close()
+
+    def get_pid(self) -> int:
+        """Return the process number, also after the process has ended."""
+        return self._pid
+
+    def get_returncode(self) -> int | None:
+        """Return the exit code, the negative number of the signal that ended the process, or None while it runs.
+
+        255 stands for a status that somebody else has fetched (``os.waitpid``, or SIGCHLD set to be ignored).
+        """
+        return self._returncode
+
+    def get_pipe_transport(self, fd: int) -> asyncio.BaseTransport | None:
+        """Return the transport of the child's descriptor 0, 1 or 2; None where that is not a pipe."""
+        pipe = self._pipes.get(fd)
+        return None if pipe is None else pipe.transport
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        """Return the protocol in use, None after ``connection_lost``."""
+        return self._protocol  # type: ignore[return-value]  # as asyncio's
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Use ``protocol`` from the next event on."""
+        self._protocol = protocol
+
+    def is_closing(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed
+
+    def send_signal(self, signal: int) -> None:
+        """Send ``signal`` to the process; nothing is sent to one that has ended.
+
+        Raises:
+            ProcessLookupError: ``connection_lost`` was called.
+        """
+        process = self._process
+        if process is None:
+            raise ProcessLookupError
+        # The second: somebody has waited by means of the Popen object, and the loop has not noticed yet.
+        if self._returncode is not None or process.returncode is not None:
+            return
+        try:
+            os.kill(self._pid, signal)
+        except ProcessLookupError:
+            pass  # somebody else has fetched the status
+
+    def terminate(self) -> None:
+        """Send SIGTERM. Raises: as :meth:`send_signal`."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL. Raises: as :meth:`send_signal`."""
+        self.send_signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Close the pipes, and kill the process if it still runs. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        loop, process = self._loop, self._process
+        if loop is not None and not loop.is_closed():
+            self._close_pipes()
+        if process is None or self._returncode is not None or _has_ended(process):
+            return
+        if loop is not None and loop.get_debug():
+            logger.warning("Close running child process: kill %r", self)
+        try:
+            process.kill()
+        except (ProcessLookupError, PermissionError):
+            pass  # it has ended meanwhile, or runs as another user
+
+    def _close_pipes(self) -> None:
+        for pipe in self._pipes.values():
+            if pipe is not None and pipe.transport is not None:
+                pipe.transport.close()
+
+    async def _wait(self) -> int:
+        """Return the return code once the process has ended; :class:`asyncio.subprocess.Process` waits here."""
+        if self._returncode is not None:
+            return self._returncode
+        waiter: asyncio.Future[int] = _require(self._loop).create_future()
+        self._waiters.add(waiter)
+        try:
+            return await waiter
+        finally:
+            self._waiters.discard(waiter)
+
+    # --- setting up
+
+    def _watch(self) -> None:
+        """Have the loop tell :meth:`_process_ended` about the end of the process."""
+        loop = _require(self._loop)
+        try:
+            loop._watch_child(self._pid, self._process_ended)
+        except ProcessLookupError:
+            loop.call_soon(self._process_ended, None)  # its status is gone, so it has ended
+        except BaseException:
+            # Nobody would notice its end: it ends here.
+            process = _require(self._process)
+            self._closed = True
+            with process:  # closes its pipes and waits
+                process.kill()
+            self._process_ended(process.returncode)
+            raise
+
+    async def _connect_pipes(self) -> None:
+        """Make the pipe transports, then call ``connection_made`` and what was held back until then."""
+        loop, process = _require(self._loop), _require(self._process)
+        try:
+            if process.stdin is not None:
+                _, self._pipes[0] = await loop.connect_write_pipe(lambda: _Pipe(self, 0), process.stdin)
+            if process.stdout is not None:
+                _, self._pipes[1] = await loop.connect_read_pipe(lambda: _ReadPipe(self, 1), process.stdout)
+            if process.stderr is not None:
+                _, self._pipes[2] = await loop.connect_read_pipe(lambda: _ReadPipe(self, 2), process.stderr)
+        except BaseException:
+            self._close_pipes()
+            for file in (process.stdin, process.stdout, process.stderr):
+                if file is not None:
+                    file.close()  # no transport has taken it, or one that waits for nothing any more
+            raise
+        loop.call_soon(_require(self._protocol).connection_made, self)
+        held_back, self._held_back = self._held_back or [], None
+        for call in held_back:
+            loop.call_soon(*call)
+        await asyncio.sleep(0)  # whoever started the process goes on after connection_made
+
+    # --- events
+
+    def _call(self, callback: Callable[..., object], *args: Any) -> None:
+        """Schedule a call of the protocol, in the order of the events and never before ``connection_made``."""
+        if self._held_back is not None:
+            self._held_back.append((callback, *args))
+        else:
+            _require(self._loop).call_soon(callback, *args)
+
+    def _pipe_data_received(self, fd: int, data: bytes) -> None:
+        self._call(_require(self._protocol).pipe_data_received, fd, data)
+
+    def _pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        self._call(_require(self._protocol).pipe_connection_lost, fd, exc)
+        self._finish_if_over()
+
+    def _process_ended(self, returncode: int | None) -> None:
+        """The process has ended; None: with an unknown status, because somebody else has fetched it."""
+        process = _require(self._process)
+        if returncode is None:
+            returncode = process.returncode  # known if it was fetched by means of the Popen object
+        if returncode is None:
+            returncode = _UNKNOWN_RETURNCODE
+            logger.warning(
+                "child process pid %d exit status already read:  will report returncode %d", self._pid, returncode
+            )
+        self._returncode = returncode
+        if process.returncode is None:
+            process.returncode = returncode  # so that it does not wait, or warn, for a process that is gone
+        if _require(self._loop).get_debug():
+            logger.info("%r exited with return code %r", self, returncode)
+        self._call(_require(self._protocol).process_exited)
+        self._finish_if_over()
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(returncode)
+
+    def _finish_if_over(self) -> None:
+        if self._returncode is not None and all(pipe is not None and pipe.is_lost for pipe in self._pipes.values()):
+            self._call(self._connection_lost)
+
+    def _connection_lost(self) -> None:
+        try:
+            _require(self._protocol).connection_lost(None)
+        finally:
+            self._loop = self._process = self._protocol = None
+
+
+class _Pipe(asyncio.BaseProtocol):
+    """The protocol of one pipe: hands its events to the transport of the process."""
+
+    def __init__(self, owner: SubprocessTransport, fd: int) -> None:
+        self._owner: SubprocessTransport | None = owner
+        self._fd = fd
+        self.transport: Any = None
+        self.is_lost = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} fd={self._fd} transport={self.transport!r}>"
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
+        owner, self._owner = self._owner, None
+        _require(owner)._pipe_connection_lost(self._fd, exc)
+
+    def pause_writing(self) -> None:
+        _require(_require(self._owner)._protocol).pause_writing()
+
+    def resume_writing(self) -> None:
+        _require(_require(self._owner)._protocol).resume_writing()
+
+
+class _ReadPipe(_Pipe, asyncio.Protocol):
+    def data_received(self, data: bytes) -> None:
+        _require(self._owner)._pipe_data_received(self._fd, data)
+
+
+def _has_ended(process: Process) -> bool:
+    """Whether the process has ended; its status stays where it is, for the loop to fetch."""
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13
+        return process.poll() is not None
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
+def _require(value: Any) -> Any:
+    """``value``, which is there as long as events of the process come."""
+    if value is None:
+        raise RuntimeError("an event of a process after its connection_lost()")
+    return value

@@ -1,0 +1,198 @@
+//! A child whose end is waited for: a `Source` over an fd that is readable once the child has ended.
+//!
+//! Belongs to the loop's thread. The loop's fd table keeps it alive; it fetches the child's status once and calls back
+//! in the same step, so that nobody sends a signal to a process number that is free again.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::event_loop::errors;
+use crate::event_loop::native_type::{Args, NativeType, This, method, new_type, none, slot};
+use crate::event_loop::object_cell::ObjectCell;
+use crate::event_loop::pyloop::LoopObject;
+use crate::event_loop::reactor::Slot;
+use crate::event_loop::source::{Source, SourceRef};
+use crate::sys::child::{ExitWatch, Reaped};
+use crate::sys::poller::{Interest, Readiness};
+
+/// All zeroes is a watch that is over.
+#[repr(C)]
+struct ChildObject {
+    base: ffi::PyObject,
+    event_loop: ObjectCell,
+    /// `callback(returncode)`, with None if somebody else has fetched the status.
+    callback: ObjectCell,
+    /// The context that the callback runs in.
+    context: ObjectCell,
+    /// None once the end was noticed.
+    exit: Cell<Option<Box<ExitWatch>>>,
+    pid: Cell<libc::pid_t>,
+}
+
+static CHILD_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
+
+impl Source for ChildObject {
+    fn on_ready(this: This<'_, Self>, _: Readiness) -> PyResult<()> {
+        let Some(exit) = this.exit.take() else {
+            return Ok(());
+        };
+        match exit.reap() {
+            Reaped::Running => {
+                this.exit.set(Some(exit));
+                Ok(())
+            }
+            Reaped::Ended(code) => finish(this, exit, Some(code)),
+            Reaped::Unknown => finish(this, exit, None),
+        }
+    }
+}
+
+/// Ends the watch and calls back.
+fn finish(this: This<'_, ChildObject>, exit: Box<ExitWatch>, code: Option<i32>) -> PyResult<()> {
+    let py = this.py();
+    let (Some(event_loop), Some(callback), Some(context)) = (
+        this.event_loop.get(py),
+        this.callback.take(py),
+        this.context.take(py),
+    ) else {
+        return Ok(());
+    };
+    let slot = LoopObject::of(&event_loop)
+        .reactor()
+        .unregister(exit.fd(), Interest::READ);
+    drop(exit);
+    if let Some(Slot::Source(source)) = slot {
+        source.release(py);
+    }
+    match context.call_method1("run", (callback, code)) {
+        Ok(_) => Ok(()),
+        Err(error) => errors::report(
+            &event_loop,
+            "Exception in the callback of a child's end",
+            error,
+            &[],
+        ),
+    }
+}
+
+impl NativeType for ChildObject {
+    const NAME: &'static CStr = c"grapeshot._core._Child";
+    const DOC: &'static CStr = c"A child process whose end the loop waits for.";
+    const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
+
+    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        for cell in [&self.event_loop, &self.callback, &self.context] {
+            // SAFETY: visit and arg are the collector's.
+            let result = unsafe { cell.traverse(visit, arg) };
+            if result != 0 {
+                return result;
+            }
+        }
+        0
+    }
+
+    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        LoopObject::exclusively_for(this.py(), &this.event_loop, body)
+    }
+
+    fn clear(this: This<'_, Self>) {
+        for cell in [&this.event_loop, &this.callback, &this.context] {
+            drop(cell.take(this.py()));
+        }
+    }
+}
+
+unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
+    // SAFETY: CPython calls this attached with an unreferenced object; its fields are emptied and the memory goes
+    // back to the allocator.
+    unsafe {
+        ffi::PyObject_GC_UnTrack(slf.cast());
+        let this: This<'_, ChildObject> = This::new(Python::assume_attached(), slf);
+        ChildObject::clear(this);
+        drop(this.exit.take());
+        let kind = ffi::Py_TYPE(slf);
+        ffi::PyObject_GC_Del(slf.cast());
+        ffi::Py_DECREF(kind.cast());
+    }
+}
+
+unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls tp_repr attached with an object of this type.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            let this: This<'_, ChildObject> = This::new(py, slf);
+            Ok(format!("<_Child pid={}>", this.pid.get())
+                .into_pyobject(py)?
+                .into_ptr())
+        })
+    }
+}
+
+/// `loop._watch_child(pid, callback)`.
+fn watch_child<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+    let py = this.py();
+    this.reactor().check_closed()?;
+    args.exactly("_watch_child", 2)?;
+    let (Some(pid), Some(callback)) = (args.get(0), args.get(1)) else {
+        return Err(PyTypeError::new_err("_watch_child() takes a pid and a callback"));
+    };
+    let pid = pid.extract::<libc::pid_t>()?;
+    let exit = ExitWatch::new(pid).map_err(|error| errors::os_error(&error))?;
+    let fd = exit.fd();
+    // SAFETY: attached; the call returns a new reference or null with an exception set.
+    let context = unsafe { errors::owned(py, ffi::PyContext_CopyCurrent())? };
+    // SAFETY: the type is made by `register` for this layout; the allocation comes zeroed, which is a valid state.
+    let child = unsafe {
+        let made = ffi::PyType_GenericAlloc(CHILD_TYPE.load(Ordering::Relaxed), 0);
+        errors::owned(py, made)?
+    };
+    // SAFETY: made just above with this layout, kept alive by `child`.
+    let body: This<'_, ChildObject> = unsafe { This::new(py, child.as_ptr()) };
+    body.event_loop.set(this.to_bound());
+    body.callback.set(callback);
+    body.context.set(context);
+    body.exit.set(Some(Box::new(exit)));
+    body.pid.set(pid);
+    let source = SourceRef::new::<ChildObject>(body);
+    let registered = this
+        .reactor()
+        .register(py, fd, Slot::Source(source), Interest::READ);
+    if let Err(error) = registered {
+        source.release(py);
+        return Err(errors::os_error(&error));
+    }
+    Ok(none(py))
+}
+
+pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    // SAFETY: the functions are those of this layout.
+    let kind = unsafe {
+        new_type::<ChildObject>(
+            module,
+            None,
+            &[
+                slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
+                slot(ffi::Py_tp_repr, repr as *mut c_void),
+            ],
+        )?
+    };
+    CHILD_TYPE.store(kind.into_ptr().cast(), Ordering::Release);
+    Ok(())
+}
+
+/// Methods that this room adds to the loop's type.
+pub(super) fn loop_methods() -> Vec<ffi::PyMethodDef> {
+    vec![method!(
+        LoopObject,
+        c"_watch_child",
+        watch_child,
+        c"Call callback(returncode) when the child has ended."
+    )]
+}

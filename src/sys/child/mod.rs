@@ -1,0 +1,101 @@
+//! Child processes: an fd that becomes readable when a child has ended, and the fetching of its status.
+//!
+//! Purpose: to wait for children in the poller, without SIGCHLD and without touching anybody else's children.
+//!
+//! Owner: the loop's thread. It must not know who started a child, or why.
+//!
+//! What the file of an operating system must provide: `watch(pid) -> io::Result<OwnedFd>`, an fd, close-on-exec,
+//! that is readable from the end of the child on (also if that was before the call), and not before. Watching does
+//! not fetch the status: the process number stays the child's until [`reap`]. `ESRCH` if there is no such process any
+//! more, because somebody else has fetched the status.
+//!
+//! | | fd |
+//! |---|---|
+//! | Linux from 5.3 on | a pidfd |
+//! | macOS, BSD | a kqueue with one `EVFILT_PROC` |
+//! | neither | a pipe whose other end a waiting thread closes |
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+mod pidfd;
+#[cfg(any(target_os = "linux", target_os = "android"))]
+use pidfd::watch;
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+mod kqueue;
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+use kqueue::watch;
+
+// For old kernels, and for sandboxes that refuse pidfds.
+#[cfg(any(test, target_os = "linux", target_os = "android"))]
+mod thread;
+
+#[cfg(test)]
+mod tests;
+
+/// A child whose end is waited for.
+pub struct ExitWatch {
+    fd: OwnedFd,
+    pid: libc::pid_t,
+}
+
+/// What [`ExitWatch::reap`] found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reaped {
+    /// The child still runs.
+    Running,
+    /// It has ended: its exit code, or the negative number of the signal that ended it. Returned once.
+    Ended(i32),
+    /// It has ended, and somebody else has fetched its status.
+    Unknown,
+}
+
+impl ExitWatch {
+    /// Watches the child process `pid` of this process.
+    ///
+    /// # Errors
+    /// `ESRCH` if there is no such process any more, `EMFILE` or `ENFILE`.
+    pub fn new(pid: libc::pid_t) -> io::Result<Self> {
+        Ok(Self { fd: watch(pid)?, pid })
+    }
+
+    /// The descriptor to watch for reading. Stays owned by the watch.
+    #[must_use]
+    pub fn fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    /// Fetches the status of the child if it has ended, without blocking. From then on its number may belong to
+    /// another process.
+    ///
+    /// Source: `waitpid(2)`.
+    #[must_use]
+    pub fn reap(&self) -> Reaped {
+        let mut status = 0;
+        loop {
+            // SAFETY: `status` is a live int for the call to fill.
+            let found = unsafe { libc::waitpid(self.pid, &raw mut status, libc::WNOHANG) };
+            if found == self.pid {
+                return Reaped::Ended(returncode(status));
+            }
+            if found == 0 {
+                return Reaped::Running;
+            }
+            // Only EINTR and ECHILD are possible for these arguments.
+            if io::Error::last_os_error().kind() != io::ErrorKind::Interrupted {
+                return Reaped::Unknown;
+            }
+        }
+    }
+}
+
+/// A wait status as Python's `os.waitstatus_to_exitcode` shows it.
+fn returncode(status: i32) -> i32 {
+    if libc::WIFSIGNALED(status) {
+        -libc::WTERMSIG(status)
+    } else {
+        libc::WEXITSTATUS(status)
+    }
+}

@@ -1,0 +1,37 @@
+//! The end of a child on Linux: a pidfd, which is readable once the process has ended.
+//!
+//! Purpose: the contract of [`super`].
+//!
+//! Owner: the loop's thread.
+//!
+//! Source: `pidfd_open(2)`.
+
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+
+use super::thread;
+
+pub(super) fn watch(pid: libc::pid_t) -> io::Result<OwnedFd> {
+    match open(pid) {
+        // Kernels before 5.3 and sandboxes that do not know the call.
+        Err(error)
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::ENOSYS | libc::EPERM | libc::EACCES)
+            ) =>
+        {
+            thread::watch(pid)
+        }
+        result => result,
+    }
+}
+
+fn open(pid: libc::pid_t) -> io::Result<OwnedFd> {
+    // SAFETY: the call takes two integers. (Not in the C libraries that we support: hence by its number.)
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: `fd` was just opened (close-on-exec, as every pidfd is), and nothing else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
+}

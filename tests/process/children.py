@@ -1,0 +1,61 @@
+"""What the tests of subprocesses share: short programs, a recording protocol, counting of children."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+from support import until
+
+SHELL = "/bin/sh"
+
+
+def sh(script: str) -> tuple[str, str, str]:
+    """The arguments that run `script` in a small shell."""
+    return SHELL, "-c", script
+
+
+# Ends when its standard input is closed.
+CAT = sh("exec cat")
+# Runs until it is killed.
+BLOCKED = sh("exec sleep 3600")
+
+
+class Events(asyncio.SubprocessProtocol):
+    """Writes down its callbacks in order. Data of one pipe appears once, in `data`."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self.data = {1: b"", 2: b""}
+        self.transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        self.events.append("made")
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        if ("data", fd) not in self.events:
+            self.events.append(("data", fd))
+        self.data[fd] += data
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        self.events.append(("pipe lost", fd))
+
+    def process_exited(self) -> None:
+        self.events.append("exited")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.events.append("lost")
+
+    async def wait_lost(self) -> None:
+        await until(lambda: "lost" in self.events, "connection_lost")
+
+
+def has_children() -> bool:
+    """Whether this process has children, ended or not, whose status nobody has fetched."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
