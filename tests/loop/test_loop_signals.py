@@ -235,6 +235,49 @@ def test_the_python_handler_runs_during_a_blocking_poll(loop_kind):
         assert script.finish().strip() == "handled"
 
 
+def test_an_interrupt_loses_no_event_of_the_same_poll(loop_kind):
+    """The poll has returned with an event and waits for the GIL when the signal comes."""
+    out = run_script(
+        loop_kind,
+        """
+        import asyncio, ctypes, signal, socket, sys, threading
+
+        ours, other = socket.socketpair()
+        ours.setblocking(False)
+        loop = new_event_loop()
+        send = ctypes.PyDLL(None).send  # keeps the GIL
+        main = threading.main_thread().ident
+        sys.setswitchinterval(60)
+        is_waiting = threading.Event()
+
+        def send_and_interrupt():
+            is_waiting.wait()
+            send(other.fileno(), b"x", 1, 0)
+            for _ in range(10**6):
+                pass
+            signal.pthread_kill(main, signal.SIGINT)
+
+        async def receive():
+            asyncio.get_running_loop().call_soon(is_waiting.set)
+            return await loop.sock_recv(ours, 10)
+
+        thread = threading.Thread(target=send_and_interrupt)
+        thread.start()
+        task = loop.create_task(receive())
+        try:
+            loop.run_until_complete(task)
+        except KeyboardInterrupt:
+            print("interrupted")
+        thread.join()
+        print(loop.run_until_complete(asyncio.wait_for(task, 10)))
+        loop.close()
+        ours.close()
+        other.close()
+        """,
+    )
+    assert out.splitlines()[-1] == "b'x'"
+
+
 def test_runner_turns_an_interrupt_into_a_cancel(loop_kind):
     with Script(
         loop_kind,

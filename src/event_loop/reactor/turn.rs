@@ -135,18 +135,17 @@ impl Reactor {
             poller.wait(&mut events, Some(0))
         };
         drop(events);
-        let count = match result {
-            Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
-            Err(error) => return Err(errors::os_error(&error)),
-        };
-        // Python's signal handlers run in bytecode, or here: a loop of native callbacks must still see Ctrl-C.
-        py.check_signals()?;
-        Ok(count)
+        match result {
+            Ok(count) => Ok(count),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(0),
+            Err(error) => Err(errors::os_error(&error)),
+        }
     }
 
     fn dispatch(&self, py: Python<'_>, event_loop: &LoopObject, count: usize) -> PyResult<()> {
-        let mut result = Ok(());
+        // Python's signal handlers run in bytecode, or here: a loop of native callbacks must still see Ctrl-C. What they
+        // raise leaves the run, but not before the events of this poll are noted.
+        let mut result = py.check_signals();
         for index in 0..count {
             let event = self.events.borrow().get(index);
             if result.is_ok() {
