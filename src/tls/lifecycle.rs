@@ -39,6 +39,10 @@ pub(super) fn start(this: Tls<'_>, lower: &Bound<'_, PyAny>) -> PyResult<()> {
         return Ok(());
     }
     this.lower.set(lower);
+    if this.has(flag::CLOSED) {
+        this.state.set(State::Over);
+        return this.lower.abort_with(this.py(), None);
+    }
     debug_log(this, "starts the TLS handshake")?;
     this.state.set(State::Handshake);
     set_timer(this, &this.handshake_timeout)?;
@@ -343,6 +347,11 @@ pub(super) fn close(this: Tls<'_>) -> PyResult<()> {
         return Ok(());
     }
     this.raise_flag(flag::CLOSED);
+    if this.state.get() == State::Flushing && this.has(flag::LOWER_EOF) {
+        // The stream has ended and only what the application did not want to read yet is left.
+        this.state.set(State::Shutdown);
+        return shut_down(this);
+    }
     start_shutdown(this)
 }
 

@@ -59,9 +59,10 @@ pub(super) fn write(this: Tls<'_>, data: &Bound<'_, PyAny>) -> PyResult<()> {
     };
     if sent < source.as_slice().len() {
         this.backlog.push_rest(&source, sent)?;
-        return after_push(this);
+    } else if this.backlog.is_empty() {
+        return Ok(());
     }
-    Ok(())
+    after_push(this)
 }
 
 /// `writelines(list_of_data)`: encrypted together.

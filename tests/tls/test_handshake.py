@@ -397,6 +397,20 @@ async def test_cancelled(loop, side):
     peer.close()
 
 
+async def test_cancelled_before_it_begins(loop):
+    """The transport below has not called connection_made yet."""
+    made = []
+    connecting, peer = begin(loop, lambda: made.append(Recorder()) or made[-1])
+    await asyncio.sleep(0)
+    assert made
+    connecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    assert await peer.peer.is_ended()
+    assert made[0].events == []
+    peer.close()
+
+
 @pytest.mark.parametrize("side", SIDES)
 async def test_half_a_handshake_in_single_bytes(loop, side):
     """A handshake that comes byte by byte succeeds."""

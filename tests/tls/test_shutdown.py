@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import ssl
 import sys
 
 import pytest
-from support import HOST, Echo, Recorder, turns, until
+from support import HOST, BufferedRecorder, Echo, Recorder, turns, until
 from tls.contexts import server_context
 from tls.endpoints import SIDES, client_of, connected
 
@@ -288,6 +290,54 @@ async def test_abort_inside_data_received(loop):
     await until(lambda: protocol.is_lost, "connection_lost")
     assert protocol.events == ["made", "data", "lost"]
     assert await peer.peer.is_ended()
+    peer.close()
+
+
+@pytest.mark.parametrize("buffered", [False, True])
+@pytest.mark.parametrize("end", ["close", "abort"])
+async def test_end_inside_data_received_behind_which_the_peer_has_ended(loop, buffered, end):
+    """Data and close_notify lie in one piece; eof_received comes from inside of close() then, as in asyncio."""
+    seen = []
+
+    class Ends(BufferedRecorder if buffered else Recorder):
+        def data_received(self, data):
+            super().data_received(data)
+            getattr(self.transport, end)()
+
+        def buffer_updated(self, nbytes):
+            super().buffer_updated(nbytes)
+            getattr(self.transport, end)()
+
+        def eof_received(self):
+            seen.append("eof")
+
+    transport, protocol, peer = await connected(loop, Ends)
+    await peer.peer.send(peer.seal(b"data") + close_notify(peer))
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert protocol.data == b"data"
+    assert protocol.lost_with == [None]
+    assert len(seen) <= 1
+    peer.close()
+
+
+def close_notify(peer):
+    """Sealed, not sent."""
+    with contextlib.suppress(ssl.SSLWantReadError):
+        peer.object.unwrap()
+    return peer.outgoing.read()
+
+
+@pytest.mark.unfit(asyncio="waits for resume_reading() for ever", uvloop="loses the data")
+async def test_close_after_the_end_while_paused(loop):
+    transport, protocol, peer = await connected(loop)
+    transport.pause_reading()
+    await peer.write(b"never read")
+    peer.peer.shutdown()
+    await turns(10)
+    transport.close()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert not protocol.data
+    assert protocol.lost_with == [None]
     peer.close()
 
 
