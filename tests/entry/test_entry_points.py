@@ -253,6 +253,42 @@ def test_a_policy_set_by_the_user_survives_uninstall():
     assert out == "asyncio"
 
 
+def test_works_where_policies_are_gone():
+    """As in Python 3.16, on any version: nothing in asyncio has "policy" in its name, a loop is made by a function."""
+    out = script(
+        """
+        import asyncio, warnings
+        from asyncio import events, unix_events
+
+        if any("olicy" in name for name in dir(events)):
+            for module in (asyncio, events, unix_events):
+                for name in [name for name in dir(module) if "olicy" in name]:
+                    if name in vars(module):
+                        delattr(module, name)
+            asyncio.new_event_loop = events.new_event_loop = unix_events._UnixSelectorEventLoop
+            asyncio.set_event_loop = events.set_event_loop = lambda loop: None
+        assert not any("olicy" in name for name in dir(asyncio))
+
+        import grapeshot
+
+        async def main():
+            return isinstance(asyncio.get_running_loop(), grapeshot.Loop)
+
+        print(grapeshot.run(main()))
+        print(asyncio.run(main()))
+        grapeshot.install()
+        print(asyncio.run(main()))
+        grapeshot.uninstall()
+        print(asyncio.run(main()))
+        try:
+            grapeshot.EventLoopPolicy
+        except (AttributeError, ImportError):
+            print("no policy")
+        """
+    )
+    assert out.split("\n") == ["True", "False", "True", "False", "no policy"]
+
+
 def test_reload_and_two_imports():
     assert script("import grapeshot, grapeshot._core as c; import grapeshot as g; print(g is grapeshot)") == "True"
 

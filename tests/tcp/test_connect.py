@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import sys
 
@@ -264,6 +265,32 @@ def test_the_slow_address_loses_the_race(loop, loop_kind):
                 sock.close()
 
     run_on(other, main)
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
+@pytest.mark.parametrize(
+    ("options", "order"),
+    [
+        ({}, "66644"),
+        ({"interleave": 1}, "64646"),
+        ({"interleave": 2}, "66464"),
+        ({"interleave": 9}, "66644"),
+        ({"happy_eyeballs_delay": 60.0}, "64646"),
+    ],
+)
+def test_interleave_orders_the_addresses(loop, loop_kind, options, order):
+    """All of them refuse; the error names them in the order in which they were asked."""
+    if loop_kind == "uvloop":
+        pytest.skip("#406: no such argument")
+    other, port, asked = subclassed(loop, "::1", "::1", "::1", "127.0.0.1", "127.0.0.2"), free_port(), []
+
+    async def main():
+        with pytest.raises(OSError, match="Multiple exceptions: ") as caught:
+            await other.create_connection(Recorder, "name", port, **options)
+        asked.extend(re.findall(r"call failed \('([^']+)'", str(caught.value)))
+
+    run_on(other, main)
+    assert "".join("6" if ":" in address else "4" for address in asked) == order
 
 
 def test_no_addresses(loop, loop_kind):

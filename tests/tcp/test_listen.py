@@ -362,6 +362,29 @@ async def test_many_connections_at_once(loop, serve):
     await shut(server)
 
 
+async def test_clients_see_the_end_of_transports_that_are_kept(loop, serve):
+    """`close()` closes the descriptor, whoever still holds the transport."""
+
+    class Leaves(Recorder):
+        def data_received(self, data):
+            self.transport.write(data)
+            self.transport.close()
+
+    factory = Keeping(Leaves)
+    server = await serve(factory, HOST, 0)
+    peers = [await dial(address_of(server)) for _ in range(150)]
+    await until(lambda: len(factory.made) == 150 and all(protocol.transport for protocol in factory.made))
+    kept = [(protocol.transport, protocol.transport.get_extra_info("socket")) for protocol in factory.made]
+    for peer in peers:
+        await peer.send(b"bye")
+    for peer in peers:
+        with peer:
+            assert await peer.read_to_end() == b"bye"
+    await until(lambda: all(protocol.is_lost for protocol in factory.made))
+    assert [sock.fileno() for _, sock in kept] == [-1] * 150
+    await shut(server)
+
+
 async def test_close_with_connections_in_the_backlog(loop, serve):
     server = await serve(Recorder, HOST, 0, start_serving=False)
     await server.start_serving()
