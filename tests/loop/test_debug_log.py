@@ -446,7 +446,15 @@ def test_the_environment_variable(loop_kind, monkeypatch):
     code = "loop = new_event_loop(); print(loop.get_debug()); loop.close()"
     monkeypatch.setenv("PYTHONASYNCIODEBUG", "1")
     assert run_script(loop_kind, code).strip() == "True"
-    assert run_script(loop_kind, code, flags=("-E",)).strip() == "False"
+    # -E ignores PYTHONPATH as well
+    ignoring = f"""
+        import sys
+        sys.path[:0] = {sys.path!r}
+        from support import loop_factory
+        new_event_loop = loop_factory({loop_kind!r})
+        {code}
+    """
+    assert run_script(None, ignoring, flags=("-E",)).strip() == "False"
     monkeypatch.setenv("PYTHONASYNCIODEBUG", "")
     assert run_script(loop_kind, code).strip() == "False"
 
