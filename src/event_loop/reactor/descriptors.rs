@@ -6,6 +6,7 @@ use std::os::fd::RawFd;
 use pyo3::prelude::*;
 
 use super::{Reactor, Slot, release_slot};
+use crate::sys::heap;
 use crate::sys::poller::{Interest, Poller, Token};
 
 /// Size of the buffer that small reads go through.
@@ -99,6 +100,7 @@ impl Reactor {
         let mut scratch = self.scratch.take();
         if scratch.len() < len_bytes {
             scratch = vec![0; len_bytes.max(SCRATCH_LEN)];
+            heap::keep_freed_buffers();
         }
         let result = read(&mut scratch[..len_bytes]);
         self.scratch.set(scratch);
