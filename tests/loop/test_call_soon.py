@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import socket
 import sys
 
 import pytest
-from support import turns
+from support import turns, until
 
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
 
@@ -196,3 +197,32 @@ def test_many_generations_from_one_burst(loop):
     for _ in range(51):
         run_turn(loop)
     assert seen == [0] * 100
+
+
+@pytest.mark.deviates(uvloop="libuv calls what a poll finds at once")
+def test_what_was_ready_runs_before_the_events_of_the_next_poll(loop):
+    """A connection's data is there when a callback is scheduled: the callback still runs first, turn for turn."""
+    log = []
+
+    class Logging(asyncio.Protocol):
+        def data_received(self, data):
+            log.append(data)
+
+    async def run():
+        here, there = socket.socketpair()
+        with there:
+            transport, _ = await loop.connect_accepted_socket(Logging, here)
+            for number in range(50):
+                ready = loop.create_future()
+                for turn in range(40):  # more turns than the loop goes without a poll
+                    loop.call_soon(log.append, turn)
+                there.send(b"%d" % number)
+                loop.call_soon(loop.call_soon, ready.set_result, None)
+                await ready
+                await until(lambda: any(isinstance(entry, bytes) for entry in log))
+                assert log == [*range(40), b"%d" % number]
+                log.clear()
+            transport.close()
+            await asyncio.sleep(0)
+
+    loop.run_until_complete(run())

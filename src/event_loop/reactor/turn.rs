@@ -24,6 +24,16 @@ const MAX_UNPOLLED_NS: u64 = 100_000;
 /// A poll never blocks longer than this (asyncio's `MAXIMUM_SELECT_TIMEOUT`).
 const MAX_BLOCK_NS: u64 = 24 * 3600 * 1_000_000_000;
 
+/// Which events to deal with.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    All,
+    /// What goes to the ready queue: readers, writers, signals; and the waker.
+    Watches,
+    /// Transports and listeners, which are called at once.
+    Sources,
+}
+
 /// Gives up what `claim` took, even if a panic ends the run.
 struct Claimed<'a>(&'a Reactor);
 
@@ -89,18 +99,42 @@ impl Reactor {
             } else {
                 self.time_to_deadline_ns(py, now_ns)
             };
+            let ready_before = self.ready.borrow().len();
             let count = self.poll(py, timeout_ns)?;
             self.unpolled_turns.set(0);
-            self.dispatch(py, event_loop, count)?;
             if has_timers && timeout_ns != Some(0) {
                 now_ns = clock::now_ns();
             }
             self.last_poll_ns.set(now_ns);
+            if ready_before > 0 && count > 0 {
+                return self.finish_turn(py, event_loop, count, ready_before, now_ns);
+            }
+            self.dispatch(py, event_loop, count, Part::All)?;
         }
         if has_timers {
             self.expire_timers(py, now_ns);
         }
-        self.run_ready(py, event_loop)
+        let count = self.ready.borrow().len();
+        self.run_ready(py, event_loop, count)
+    }
+
+    /// The rest of a turn whose poll found events while handles were ready: those come first, then the events, then
+    /// the due timers, as if the events had been queued behind them.
+    fn finish_turn(
+        &self,
+        py: Python<'_>,
+        event_loop: &LoopObject,
+        count: usize,
+        ready_before: usize,
+        now_ns: u64,
+    ) -> PyResult<()> {
+        let result = self.dispatch(py, event_loop, count, Part::Watches);
+        self.expire_timers(py, now_ns);
+        result?;
+        let total = self.ready.borrow().len();
+        self.run_ready(py, event_loop, ready_before)?;
+        self.dispatch(py, event_loop, count, Part::Sources)?;
+        self.run_ready(py, event_loop, total - ready_before)
     }
 
     fn time_to_deadline_ns(&self, py: Python<'_>, now_ns: u64) -> Option<u64> {
@@ -142,14 +176,19 @@ impl Reactor {
         }
     }
 
-    fn dispatch(&self, py: Python<'_>, event_loop: &LoopObject, count: usize) -> PyResult<()> {
-        // Python's signal handlers run in bytecode, or here: a loop of native callbacks must still see Ctrl-C. What they
-        // raise leaves the run, but not before the events of this poll are noted.
+    /// Deals with `part` of the `count` events of the last poll. An error (one that leaves the loop) keeps sources
+    /// waiting for the next poll, which reports them again; everything else is reported once, and noted.
+    fn dispatch(&self, py: Python<'_>, event_loop: &LoopObject, count: usize, part: Part) -> PyResult<()> {
+        // Python's signal handlers run in bytecode, or here: a loop of native callbacks must still see Ctrl-C.
         let mut result = py.check_signals();
         for index in 0..count {
             let event = self.events.borrow().get(index);
-            if result.is_ok() {
+            if result.is_ok() && index > 0 {
                 result = check_signals_at(py, index);
+            }
+            let is_own = event.token == SIGNAL_TOKEN || event.token == WAKER_TOKEN;
+            if is_own && part == Part::Sources {
+                continue;
             }
             if event.token == SIGNAL_TOKEN {
                 result = result.and_then(|()| self.take_signals(py, event_loop));
@@ -162,12 +201,14 @@ impl Reactor {
             // A stale token (the descriptor was closed, perhaps reused, by an earlier event) finds nothing.
             let slot = self.slots.borrow().get(event.token);
             match slot {
-                // After an error sources wait for the next poll, which reports them again; a change is reported once.
-                Some(Slot::Source(source)) if result.is_ok() => {
+                Some(Slot::Source(source)) if result.is_ok() && part != Part::Watches => {
                     result = self.dispatch_source(py, event_loop, source, event);
                 }
                 Some(Slot::Source(_)) | None => {}
-                Some(Slot::Watch(watch)) => result = result.and(self.dispatch_watch(py, event, watch)),
+                Some(Slot::Watch(watch)) if part != Part::Sources => {
+                    result = result.and(self.dispatch_watch(py, event, watch));
+                }
+                Some(Slot::Watch(_)) => {}
             }
         }
         self.drain_inbox();
@@ -207,9 +248,8 @@ impl Reactor {
         Ok(())
     }
 
-    /// Runs exactly the entries that are ready now.
-    fn run_ready(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
-        let count = self.ready.borrow().len();
+    /// Runs the first `count` entries of the ready queue.
+    fn run_ready(&self, py: Python<'_>, event_loop: &LoopObject, count: usize) -> PyResult<()> {
         for index in 0..count {
             check_signals_at(py, index)?;
             let entry = self.ready.borrow_mut().pop_front();
