@@ -33,7 +33,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     pyloop::register(module)
 }
 
-/// ImportError outside the main interpreter: the tables of names and types are one for the process. From 3.12 on
+/// `ImportError` outside the main interpreter: the tables of names and types are one for the process. From 3.12 on
 /// CPython refuses by itself, before it comes here.
 pub(crate) fn refuse_subinterpreter(_: Python<'_>) -> PyResult<()> {
     // SAFETY: attached, so there is a current interpreter.

@@ -7,6 +7,7 @@
 //! | [`inbox`] | what other threads hand over | lock-free queue and a sleep flag |
 //! | [`outbuf`] | chunks waiting to be written | inline slot, then a deque |
 //! | [`slots`] | who is registered for an fd | table by fd, with generations |
+//! | [`records`] | where TLS records end in received bytes | a header of five bytes and a count |
 //!
 //! Owner: the thread of the loop, except [`inbox::Inbox::push`]. Elements are opaque: what is `Copy` here
 //! is usually a pointer whose references the rooms above count.
@@ -14,5 +15,6 @@
 pub mod inbox;
 pub mod outbuf;
 pub mod ready;
+pub mod records;
 pub mod slots;
 pub mod timers;

@@ -1,6 +1,6 @@
 //! `SSLTransport`: TLS above any stream transport, with the user's own `ssl.SSLContext`.
 //!
-//! - `engine`: the `SSLObject` and its BIOs; `framing`: where records end; `window`: native memory for C functions
+//! - `engine`: the `SSLObject` and its BIOs; `window`: native memory for C functions
 //! - `lifecycle`: handshake, shutdown, and everything that ends a connection
 //! - `reading`, `writing`: the two directions; `lower`: the transport below
 //! - `methods`, `protocol_methods`: what Python sees
@@ -19,7 +19,6 @@
 //! know descriptors: whatever has the methods of `asyncio.Transport` can be below it, another `SSLTransport` too.
 
 mod engine;
-mod framing;
 mod lifecycle;
 mod lower;
 mod methods;
@@ -47,10 +46,10 @@ use crate::event_loop::native_type::{NativeType, This, extend_type, new_type, sl
 use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Reactor;
+use crate::queue::records::Framing;
 use crate::transports::outgoing::Outgoing;
 use crate::transports::protocol::{self, ProtocolCalls};
 use engine::Engine;
-use framing::Framing;
 use lower::{Lower, Tls};
 
 mod flag {

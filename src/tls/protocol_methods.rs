@@ -12,7 +12,6 @@ use pyo3::intern;
 use pyo3::prelude::*;
 
 use super::engine::Engine;
-use super::framing::Framing;
 use super::lower::{Lower, Tls};
 use super::methods::READ_HIGH;
 use super::{State, TLS_TYPE, TlsBody, TlsObject, Told, drop_fields, flag, lifecycle, reading, writing};
@@ -20,6 +19,7 @@ use crate::event_loop::errors;
 use crate::event_loop::native_type::{Args, This, bool_object, method, none};
 use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
+use crate::queue::records::Framing;
 use crate::transports::flow::Watermarks;
 use crate::transports::outgoing::{Data, Outgoing};
 use crate::transports::protocol::ProtocolCalls;

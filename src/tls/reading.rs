@@ -1,7 +1,7 @@
 //! The read side: ciphertext from the transport below is decrypted and delivered at once.
 //!
 //! Everything that one call brings is delivered in one `data_received`, or straight into the buffers of a
-//! BufferedProtocol. `SSL_read` is called as often as whole records have come (`framing`).
+//! BufferedProtocol. `SSL_read` is called as often as whole records have come (`queue/records`).
 
 use pyo3::ffi;
 use pyo3::prelude::*;

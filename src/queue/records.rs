@@ -14,18 +14,18 @@ const CONTENT_TYPES: std::ops::RangeInclusive<u8> = 20..=24;
 /// The plaintext of a record and the most that any version may add to it.
 const MAX_BODY_LEN: usize = (1 << 14) + 2048;
 
-/// What `advance` has counted.
+/// What [`Framing::advance`] has counted.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
-pub(super) struct Counted {
+pub struct Counted {
     /// Records that are now whole.
-    pub(super) records: usize,
+    pub records: usize,
     /// No less than the bytes of plaintext in them.
-    pub(super) room: usize,
+    pub room: usize,
 }
 
 /// The place in the stream of records.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Framing {
+pub struct Framing {
     header: [u8; HEADER_LEN],
     header_len: u8,
     body_len: u16,
@@ -36,10 +36,10 @@ pub(super) struct Framing {
 }
 
 impl Framing {
-    /// Goes over `data`, the next bytes of the stream. `overhead_len` is what each record certainly has beside its
+    /// Goes over `data`, the next bytes of the stream, and counts what they complete. `overhead_len` is what each record certainly has beside its
     /// plaintext.
     #[inline]
-    pub(super) fn advance(&mut self, mut data: &[u8], overhead_len: usize) -> Counted {
+    pub fn advance(&mut self, mut data: &[u8], overhead_len: usize) -> Counted {
         let mut counted = Counted::default();
         while !data.is_empty() {
             if self.header_len < HEADER_LEN as u8 && !self.is_broken {
@@ -83,7 +83,8 @@ impl Framing {
     }
 
     /// How many bytes of the record that is not whole have come. 0 where nothing is known.
-    pub(super) fn partial_len(&self) -> usize {
+    #[must_use]
+    pub fn partial_len(&self) -> usize {
         if self.is_broken {
             0
         } else if self.header_len < HEADER_LEN as u8 {
