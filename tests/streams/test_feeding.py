@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import os
 import sys
 import weakref
 
 import pytest
 from streams.readers import PlainReader, PythonCalls, open_stream
-from support import turns, until
+from support import HOST, turns, until
+from tls.contexts import client_context, server_context
 
 FRAMES = ["data_received", "feed_data", "_wakeup_waiter"]
 IS_NOT_FATAL = "it reports the error and goes on with the connection"
@@ -171,6 +173,43 @@ async def test_a_reader_is_not_kept(loop):
     stream.reader = None
     gc.collect()
     assert gone() is None
+
+
+async def test_over_tls(loop, loop_kind):
+    accepted = loop.create_future()
+    server = await asyncio.start_server(
+        lambda *streams: accepted.set_result(streams), HOST, 0, ssl=server_context("localhost")
+    )
+    address = server.sockets[0].getsockname()
+    reader, writer = await asyncio.open_connection(*address, ssl=client_context(), server_hostname="localhost")
+    _, other = await accepted
+    with PythonCalls() as calls:
+        for size in (1, 1000, 100_000):
+            other.write(b"x" * size)
+            assert await reader.readexactly(size) == b"x" * size
+    # the ciphertext of a loop written in Python goes through a data_received, too
+    assert ("feed_data" in calls.names) == (loop_kind != "grapeshot")
+    for stream in (other, writer):
+        stream.close()
+        await stream.wait_closed()
+    server.close()
+    await server.wait_closed()
+
+
+async def test_from_a_pipe(loop, loop_kind):
+    source, sink = os.pipe()
+    reader = asyncio.StreamReader(loop=loop)
+    transport, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader, loop=loop), os.fdopen(source, "rb", 0)
+    )
+    with PythonCalls() as calls:
+        os.write(sink, b"through the pipe\n")
+        assert await reader.readline() == b"through the pipe\n"
+    assert calls.names == frames_of(loop_kind)
+    os.close(sink)
+    assert await reader.read() == b""
+    transport.close()
+    await turns(3)
 
 
 async def test_another_protocol_and_back(loop, loop_kind):
