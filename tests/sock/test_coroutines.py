@@ -7,6 +7,7 @@ import collections.abc
 import gc
 import inspect
 import io
+import re
 import socket
 import ssl
 import sys
@@ -14,7 +15,8 @@ import warnings
 import weakref
 
 import pytest
-from support import HOST, turns
+from loop.test_introspection import NEW_IN_3_14, look_at
+from support import HOST, Script, turns
 
 
 @pytest.fixture
@@ -267,6 +269,56 @@ async def test_what_a_task_shows(loop, pair):
     task.print_stack(file=io.StringIO())
     task.cancel()
     await asyncio.wait([task])
+
+
+@NEW_IN_3_14
+async def test_call_graphs(loop, pair):
+    async def within():
+        await loop.sock_recv(pair[1], 10)
+
+    direct = await waiting(loop, loop.sock_recv(pair[0], 10))
+    awaited = await waiting(loop, within())
+    assert asyncio.format_call_graph(direct).startswith("* Task(")
+    assert "within()" in asyncio.format_call_graph(awaited)
+    for task in (direct, awaited):
+        task.cancel()
+    await asyncio.wait([direct, awaited])
+
+
+OPERATIONS_THAT_WAIT = """
+    import asyncio, socket
+
+    async def within(loop, sock):
+        await loop.sock_recv(sock, 10)
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        pair, other = socket.socketpair(), socket.socketpair()
+        for sock in (*pair, *other):
+            sock.setblocking(False)
+        tasks = [
+            loop.create_task(loop.sock_recv(pair[0], 10), name="direct"),
+            loop.create_task(loop.sock_sendall(pair[0], memoryview(bytes(10_000_000))), name="sending"),
+            loop.create_task(within(loop, other[0]), name="awaited"),
+        ]
+        loop.call_later(0.01, print, "waiting")
+        await asyncio.wait(tasks)
+
+    loop = new_event_loop()
+    loop.run_until_complete(main())
+"""
+
+
+@NEW_IN_3_14
+@pytest.mark.parametrize("kind", ["asyncio", "grapeshot"])
+def test_ps_shows_tasks_of_operations(kind):
+    with Script(kind, OPERATIONS_THAT_WAIT) as script:
+        assert script.line() == "waiting"
+        script.wait_blocked()
+        output = look_at(script.process, "ps")
+    for name in ("direct", "sending", "awaited"):
+        assert re.search(rf"\s{name}\s", output), output
+    assert re.search(r"\sawaited\s.*\bwithin\b", output), output
 
 
 # ---------------------------------------------------------------- references

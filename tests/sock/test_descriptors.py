@@ -371,6 +371,34 @@ async def test_a_duplicate_of_a_closed_socket_does_not_speak_for_the_next_owner(
             assert duplicate.recv(1000) == b"to the duplicate" * 5
 
 
+async def test_a_duplicate_of_a_closed_socket_does_not_call_the_reader_of_the_next_owner(loop):
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    task = await waiting(loop, loop.sock_recv(ours, 10))
+    theirs.send(b"x")
+    assert await task == b"x"
+    number = ours.fileno()
+    duplicate = ours.dup()
+    ours.close()
+    reading, writing = os.pipe()
+    if reading != number:
+        os.dup2(reading, number)
+        os.close(reading)
+    try:
+        with duplicate, theirs:
+            seen = []
+            loop.add_reader(number, lambda: seen.append(os.read(number, 10)))
+            theirs.send(b"to the duplicate")
+            await turns(5)
+            assert seen == []
+            os.write(writing, b"y")
+            await until(lambda: seen == [b"y"])
+            assert loop.remove_reader(number) in (True, None)
+    finally:
+        os.close(number)
+        os.close(writing)
+
+
 async def test_a_closed_socket_with_a_duplicate_does_not_keep_the_loop_busy(loop):
     ours, theirs = socket.socketpair()
     ours.setblocking(False)

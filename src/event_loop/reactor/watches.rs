@@ -16,7 +16,7 @@
 //! A socket may be closed, and its number be given to another one, between two waits. So the weak reference to the
 //! socket object of the last wait tells whether the registration is still that of the same open file. A duplicate of
 //! a closed socket may keep the old registration alive in the kernel: its events have a token that is over, and there
-//! is one for each change only.
+//! is one for each change only. Not seen is a descriptor that `os.dup2` replaces under a socket object that lives on.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -245,6 +245,14 @@ impl Reactor {
             return Ok(None);
         }
         let watch = self.watch_or_new(fd);
+        if watch.get().is_idle() {
+            // Left by a wait on a socket, which may be closed: what is watched now gets a token of its own.
+            self.slots.borrow_mut().insert(fd, Slot::Watch(watch));
+            if !watch.is_armed(py) {
+                watch.get().armed.set(Interest::NONE);
+            }
+            drop(watch.get().socket.take(py));
+        }
         let before = watch.get().side(direction).replace(watcher);
         // The poller is told of a new handle in any case: the descriptor may have been closed and be another one.
         self.arm(py, fd, watch, watcher.is_some())

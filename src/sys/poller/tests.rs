@@ -65,6 +65,18 @@ fn interests_combine() {
     assert_eq!(both.without(both), Interest::NONE);
     assert_eq!(Interest::NONE.without(Interest::READ), Interest::NONE);
     assert!(Interest::NONE.is_empty());
+    let on_change = Interest::READ.on_change();
+    assert_eq!(
+        (
+            on_change.has_read(),
+            on_change.is_on_change(),
+            on_change.is_empty()
+        ),
+        (true, true, false)
+    );
+    assert_ne!(on_change, Interest::READ);
+    assert_eq!(on_change.with(Interest::WRITE), Interest::BOTH.on_change());
+    assert!(Interest::NONE.on_change().is_empty());
     assert_eq!(
         (Interest::READ.has_write(), Interest::WRITE.has_read()),
         (false, false)
@@ -131,6 +143,55 @@ fn both_directions_come_together_or_in_two_events() {
             .iter()
             .fold(Readiness::NONE, |all, event| all.with(event.readiness));
         assert_eq!(all, Readiness::READ.with(Readiness::WRITE), "{name}");
+    }
+}
+
+#[test]
+fn changes_are_reported_each_time() {
+    for (name, poller) in pollers() {
+        let (mut left, mut right) = pair();
+        let fd = left.as_raw_fd();
+        right.write_all(b"x").unwrap();
+        poller.add(fd, Token(1), Interest::READ.on_change()).unwrap();
+        let readable = [event(1, Readiness::READ)];
+        assert_eq!(look(&poller), readable, "{name}: what is ready when it is added");
+        for _ in 0..3 {
+            assert_eq!(left.read(&mut [0; 8]).unwrap(), 1);
+            assert_eq!(look(&poller), [], "{name}");
+            right.write_all(b"x").unwrap();
+            assert_eq!(wait(&poller, CAP_NS), readable, "{name}");
+        }
+        poller.modify(fd, Token(1), Interest::BOTH.on_change()).unwrap();
+        let all = look(&poller)
+            .iter()
+            .fold(Readiness::NONE, |all, event| all.with(event.readiness));
+        assert_eq!(all, Readiness::READ.with(Readiness::WRITE), "{name}: modified");
+    }
+}
+
+/// What makes a watch that outlives its fd harmless, where it does.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+#[test]
+fn a_change_is_reported_once_and_so_is_one_of_a_closed_fd() {
+    for (name, poller) in pollers() {
+        let (left, mut right) = pair();
+        poller
+            .add(left.as_raw_fd(), Token(1), Interest::READ.on_change())
+            .unwrap();
+        right.write_all(b"x").unwrap();
+        assert_eq!(look(&poller), [event(1, Readiness::READ)], "{name}");
+        assert_eq!(look(&poller), [], "{name}: nothing has changed");
+        let duplicate = left.try_clone().unwrap();
+        drop(left);
+        right.write_all(b"x").unwrap();
+        assert_eq!(
+            look(&poller),
+            [event(1, Readiness::READ)],
+            "{name}: still watched"
+        );
+        assert_eq!(look(&poller), [], "{name}");
+        drop(duplicate);
+        assert_eq!(look(&poller), [], "{name}");
     }
 }
 

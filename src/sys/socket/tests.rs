@@ -66,6 +66,53 @@ fn bytes_arrive_as_they_were_sent() {
 }
 
 #[test]
+fn borrowed_sockets_do_not_block_whatever_their_mode() {
+    let (left, right) = UnixStream::pair().unwrap();
+    let mut buffer = [0; 8];
+    // SAFETY: the buffer is live, as long as said, and nobody else knows it.
+    let mut receive_now = || unsafe { recv_now(right.as_raw_fd(), buffer.as_mut_ptr(), buffer.len()) };
+    assert_eq!(receive_now().unwrap_err().kind(), ErrorKind::WouldBlock);
+    assert_eq!(send_now(left.as_raw_fd(), b"abc").unwrap(), 3);
+    assert_eq!(receive_now().unwrap(), 3);
+    let block = vec![0; 1 << 16];
+    let error = loop {
+        if let Err(error) = send_now(left.as_raw_fd(), &block) {
+            break error;
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+    drop(right);
+    assert_eq!(
+        send_now(left.as_raw_fd(), b"x").unwrap_err().kind(),
+        ErrorKind::BrokenPipe
+    );
+    assert!(is_stream(left.as_raw_fd()));
+    assert!(!is_stream(-1));
+}
+
+#[test]
+fn borrowed_datagrams_come_with_their_senders() {
+    let (ours, theirs) = (
+        UdpSocket::bind("127.0.0.1:0").unwrap(),
+        UdpSocket::bind("127.0.0.1:0").unwrap(),
+    );
+    let mut buffer = [0; 4];
+    // SAFETY: the buffer is live, as long as said, and nobody else knows it.
+    let mut receive_now = || unsafe { recv_from_now(ours.as_raw_fd(), buffer.as_mut_ptr(), buffer.len()) };
+    assert_eq!(receive_now().unwrap_err().kind(), ErrorKind::WouldBlock);
+    theirs.send_to(b"abcdef", ours.local_addr().unwrap()).unwrap();
+    let (len, sender) = receive_now().unwrap();
+    assert_eq!((len, sender.view()), (4, view_of(theirs.local_addr().unwrap())));
+    assert_eq!(&buffer, b"abcd");
+    assert!(!is_stream(ours.as_raw_fd()));
+    let (left, right) = pair();
+    assert_eq!(send_now(left.as_raw_fd(), b"x").unwrap(), 1);
+    // SAFETY: as above.
+    let (len, sender) = unsafe { recv_from_now(right.as_raw_fd(), buffer.as_mut_ptr(), 4) }.unwrap();
+    assert_eq!((len, sender.family()), (1, libc::AF_UNSPEC));
+}
+
+#[test]
 fn a_send_takes_what_there_is_room_for() {
     let (left, right) = pair();
     let data = vec![7; 8 << 20];

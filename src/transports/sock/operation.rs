@@ -15,7 +15,7 @@
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
 use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyTypeError, PyValueError};
 use pyo3::ffi;
@@ -23,6 +23,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use super::attempts::{self, Attempt, Kind};
+use super::plain_socket;
 use super::waiter;
 use crate::event_loop::errors;
 use crate::event_loop::freelist::Freelist;
@@ -43,6 +44,9 @@ enum State {
     Closed,
 }
 
+/// The order of the first fields matters: `python -m asyncio ps` reads the coroutine of a task from outside, and takes
+/// any for one of Python code. Where it looks for the state of that one's frame there must be "cleared", or it goes on
+/// to read a frame.
 #[repr(C)]
 pub(super) struct OperationObject {
     base: ffi::PyObject,
@@ -56,19 +60,28 @@ pub(super) struct OperationObject {
     waiter: ObjectCell,
     /// Where the coroutine was made, if the interpreter keeps that.
     origin: ObjectCell,
-    /// The exported buffer of data that waits to be sent; null if there is none.
-    pub(super) view: Cell<*mut ffi::Py_buffer>,
-    pub(super) sent: Cell<usize>,
     pub(super) kind: Cell<Kind>,
     state: Cell<State>,
     /// Whether it has waited: the checks of the first step are done.
     pub(super) has_waited: Cell<bool>,
+    /// The byte that is a generator's `gi_frame_state`.
+    frame_state: Cell<u8>,
+    /// The exported buffer of data that waits to be sent; null if there is none.
+    pub(super) view: Cell<*mut ffi::Py_buffer>,
+    pub(super) sent: Cell<usize>,
+}
+
+/// `FRAME_CLEARED` of the running version (`Include/internal/pycore_frame.h`); what is read from outside knows it.
+fn cleared_frame(py: Python<'_>) -> u8 {
+    if py.version_info() >= (3, 15) { 5 } else { 4 }
 }
 
 pub(super) type Operation<'py> = This<'py, OperationObject>;
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
 static OPERATION_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
+/// What `cleared_frame` has found.
+static CLEARED_FRAME: AtomicU8 = AtomicU8::new(0);
 static FREE: Freelist = Freelist::new();
 
 /// The coroutine of an operation that nothing has been done for yet.
@@ -106,6 +119,7 @@ pub(super) fn new_operation<'py>(
         operation.kind.set(kind);
         operation.state.set(State::Created);
         operation.has_waited.set(false);
+        operation.frame_state.set(CLEARED_FRAME.load(Ordering::Relaxed));
         if !Freelist::IS_TRACKED {
             ffi::PyObject_GC_Track(object.as_ptr().cast());
         }
@@ -195,7 +209,14 @@ fn new_wait(this: Operation<'_>, direction: Direction, is_for_event: bool) -> Ob
     };
     let owner = this.loop_object();
     owner.reactor().check_closed()?;
-    let fd = watching::descriptor(&socket)?;
+    let mut fd = -1;
+    if plain_socket::is_plain(&socket) {
+        fd = plain_socket::descriptor(&socket)?;
+    }
+    if fd < 0 {
+        // The ordinary way knows what to raise for a closed socket.
+        fd = watching::descriptor(&socket)?;
+    }
     watching::refuse_transport(owner, py, fd)?;
     let waiter = waiter::new_waiter(&event_loop, fd, direction)?;
     if !is_for_event {
@@ -288,7 +309,12 @@ unsafe extern "C" fn iternext(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
                 Step::Yield(waiter) => Ok(waiter.into_ptr()),
                 // The end of an iterator without an exception stands for None.
                 Step::Return(value) if value.is_none() => Ok(ptr::null_mut()),
-                Step::Return(value) => Err(stop(value)),
+                // A tuple would become the exception's arguments.
+                Step::Return(value) if value.is_instance_of::<PyTuple>() => Err(stop(value)),
+                Step::Return(value) => {
+                    ffi::PyErr_SetObject(ffi::PyExc_StopIteration, value.as_ptr());
+                    Ok(ptr::null_mut())
+                }
             }
         })
     }
@@ -296,15 +322,7 @@ unsafe extern "C" fn iternext(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
 
 /// `StopIteration(value)`, the way in which an iterator returns.
 fn stop(value: Bound<'_, PyAny>) -> PyErr {
-    let py = value.py();
-    // SAFETY: attached; a plain value becomes the exception's argument, a tuple would become its arguments.
-    unsafe {
-        if value.is_instance_of::<PyTuple>() {
-            return PyStopIteration::new_err((value.unbind(),));
-        }
-        ffi::PyErr_SetObject(ffi::PyExc_StopIteration, value.as_ptr());
-        errors::fetch(py)
-    }
+    PyStopIteration::new_err((value.unbind(),))
 }
 
 fn send<'py>(this: Operation<'py>, args: Args<'_, 'py>) -> Object<'py> {
@@ -312,7 +330,7 @@ fn send<'py>(this: Operation<'py>, args: Args<'_, 'py>) -> Object<'py> {
     check_sent(this, args.positional()[0])?;
     match step(this)? {
         Step::Yield(waiter) => Ok(waiter),
-        Step::Return(value) => Err(PyStopIteration::new_err((value.unbind(),))),
+        Step::Return(value) => Err(stop(value)),
     }
 }
 
@@ -491,6 +509,7 @@ unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
 }
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    CLEARED_FRAME.store(cleared_frame(module.py()), Ordering::Relaxed);
     let methods = vec![
         method!(
             OperationObject,
