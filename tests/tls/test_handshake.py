@@ -281,7 +281,8 @@ async def test_connection_made_raises(loop, reported):
     connecting, peer = begin(loop, lambda: made.append(Fails()) or made[-1])
     handshake = asyncio.ensure_future(peer.handshake())
     await fails(connecting, RuntimeError, "in connection_made")
-    await asyncio.wait([handshake])
+    await asyncio.gather(handshake, return_exceptions=True)
+    del handshake
     assert await peer.peer.is_ended()
     peer.close()
     await until(lambda: made[0].is_lost, "connection_lost")
