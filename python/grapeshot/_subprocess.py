@@ -206,15 +206,17 @@ class SubprocessTransport(asyncio.SubprocessTransport):
 
     def __init__(self, loop: BaseLoop, protocol: asyncio.BaseProtocol, process: Process) -> None:
         super().__init__({"subprocess": process})
-        self._loop: BaseLoop | None = loop
-        self._protocol: asyncio.BaseProtocol | None = protocol
-        self._process: Process | None = process
+        # None after connection_lost, behind which no event comes
+        self._loop: Any = loop
+        self._protocol: Any = protocol
+        self._process: Any = process
         self._pid = process.pid
         self._returncode: int | None = None
         self._closed = False
         # by the child's descriptor; None: not connected yet
         files = (process.stdin, process.stdout, process.stderr)
         self._pipes: dict[int, _Pipe | None] = {fd: None for fd, file in enumerate(files) if file is not None}
+        self._live_pipes = len(self._pipes)
         # calls of the protocol that have to wait for connection_made; None once it is scheduled
         self._held_back: list[tuple[Any, ...]] | None = []
         self._waiters: set[asyncio.Future[int]] = set()
@@ -251,7 +253,8 @@ class SubprocessTransport(asyncio.SubprocessTransport):
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         """Return the protocol in use, None after ``connection_lost``."""
-        return self._protocol  # type: ignore[return-value]  # as asyncio's
+        protocol: asyncio.BaseProtocol = self._protocol
+        return protocol
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Use ``protocol`` from the next event on."""
@@ -312,7 +315,7 @@ class SubprocessTransport(asyncio.SubprocessTransport):
         """Return the return code once the process has ended; :class:`asyncio.subprocess.Process` waits here."""
         if self._returncode is not None:
             return self._returncode
-        waiter: asyncio.Future[int] = _require(self._loop).create_future()
+        waiter: asyncio.Future[int] = self._loop.create_future()
         self._waiters.add(waiter)
         try:
             return await waiter
@@ -323,14 +326,14 @@ class SubprocessTransport(asyncio.SubprocessTransport):
 
     def _watch(self) -> None:
         """Have the loop tell :meth:`_process_ended` about the end of the process."""
-        loop = _require(self._loop)
+        loop = self._loop
         try:
             loop._watch_child(self._pid, self._process_ended)
         except ProcessLookupError:
             loop.call_soon(self._process_ended, None)  # its status is gone, so it has ended
         except BaseException:
             # Nobody would notice its end: it ends here.
-            process = _require(self._process)
+            process = self._process
             self._closed = True
             with process:  # closes its pipes and waits
                 process.kill()
@@ -339,7 +342,7 @@ class SubprocessTransport(asyncio.SubprocessTransport):
 
     async def _connect_pipes(self) -> None:
         """Make the pipe transports, then call ``connection_made`` and what was held back until then."""
-        loop, process = _require(self._loop), _require(self._process)
+        loop, process = self._loop, self._process
         try:
             if process.stdin is not None:
                 _, self._pipes[0] = await loop.connect_write_pipe(lambda: _Pipe(self, 0), process.stdin)
@@ -353,7 +356,7 @@ class SubprocessTransport(asyncio.SubprocessTransport):
                 if file is not None:
                     file.close()  # no transport has taken it, or one that waits for nothing any more
             raise
-        loop.call_soon(_require(self._protocol).connection_made, self)
+        loop.call_soon(self._protocol.connection_made, self)
         held_back, self._held_back = self._held_back or [], None
         for call in held_back:
             loop.call_soon(*call)
@@ -366,18 +369,19 @@ class SubprocessTransport(asyncio.SubprocessTransport):
         if self._held_back is not None:
             self._held_back.append((callback, *args))
         else:
-            _require(self._loop).call_soon(callback, *args)
+            self._loop.call_soon(callback, *args)
 
     def _pipe_data_received(self, fd: int, data: bytes) -> None:
-        self._call(_require(self._protocol).pipe_data_received, fd, data)
+        self._call(self._protocol.pipe_data_received, fd, data)
 
     def _pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
-        self._call(_require(self._protocol).pipe_connection_lost, fd, exc)
+        self._live_pipes -= 1
+        self._call(self._protocol.pipe_connection_lost, fd, exc)
         self._finish_if_over()
 
     def _process_ended(self, returncode: int | None) -> None:
         """The process has ended; None: with an unknown status, because somebody else has fetched it."""
-        process = _require(self._process)
+        process = self._process
         if returncode is None:
             returncode = process.returncode  # known if it was fetched by means of the Popen object
         if returncode is None:
@@ -388,21 +392,21 @@ class SubprocessTransport(asyncio.SubprocessTransport):
         self._returncode = returncode
         if process.returncode is None:
             process.returncode = returncode  # so that it does not wait, or warn, for a process that is gone
-        if _require(self._loop).get_debug():
+        if self._loop.get_debug():
             logger.info("%r exited with return code %r", self, returncode)
-        self._call(_require(self._protocol).process_exited)
+        self._call(self._protocol.process_exited)
         self._finish_if_over()
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(returncode)
 
     def _finish_if_over(self) -> None:
-        if self._returncode is not None and all(pipe is not None and pipe.is_lost for pipe in self._pipes.values()):
+        if self._returncode is not None and self._live_pipes == 0:
             self._call(self._connection_lost)
 
     def _connection_lost(self) -> None:
         try:
-            _require(self._protocol).connection_lost(None)
+            self._protocol.connection_lost(None)
         finally:
             self._loop = self._process = self._protocol = None
 
@@ -411,10 +415,9 @@ class _Pipe(asyncio.BaseProtocol):
     """The protocol of one pipe: hands its events to the transport of the process."""
 
     def __init__(self, owner: SubprocessTransport, fd: int) -> None:
-        self._owner: SubprocessTransport | None = owner
+        self._owner: Any = owner  # None after connection_lost
         self._fd = fd
         self.transport: Any = None
-        self.is_lost = False
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} fd={self._fd} transport={self.transport!r}>"
@@ -423,20 +426,19 @@ class _Pipe(asyncio.BaseProtocol):
         self.transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.is_lost = True
         owner, self._owner = self._owner, None
-        _require(owner)._pipe_connection_lost(self._fd, exc)
+        owner._pipe_connection_lost(self._fd, exc)
 
     def pause_writing(self) -> None:
-        _require(_require(self._owner)._protocol).pause_writing()
+        self._owner._protocol.pause_writing()
 
     def resume_writing(self) -> None:
-        _require(_require(self._owner)._protocol).resume_writing()
+        self._owner._protocol.resume_writing()
 
 
 class _ReadPipe(_Pipe, asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
-        _require(self._owner)._pipe_data_received(self._fd, data)
+        self._owner._pipe_data_received(self._fd, data)
 
 
 def _has_ended(process: Process) -> bool:
@@ -447,10 +449,3 @@ def _has_ended(process: Process) -> bool:
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
         return True
-
-
-def _require(value: Any) -> Any:
-    """``value``, which is there as long as events of the process come."""
-    if value is None:
-        raise RuntimeError("an event of a process after its connection_lost()")
-    return value

@@ -8,7 +8,7 @@ import signal
 import threading
 
 import pytest
-from support import Script, run_script, until
+from support import Script, gil_is_enabled, run_script, until
 
 
 async def test_handler_runs_in_the_loop(loop):
@@ -235,6 +235,7 @@ def test_the_python_handler_runs_during_a_blocking_poll(loop_kind):
         assert script.finish().strip() == "handled"
 
 
+@pytest.mark.skipif(not gil_is_enabled(), reason="nothing keeps the loop from going on before the signal")
 def test_an_interrupt_loses_no_event_of_the_same_poll(loop_kind):
     """The poll has returned with an event and waits for the GIL when the signal comes."""
     out = run_script(
