@@ -204,11 +204,11 @@ impl Reactor {
                 Some(Slot::Source(source)) if result.is_ok() && part != Part::Watches => {
                     result = self.dispatch_source(py, event_loop, source, event);
                 }
-                Some(Slot::Source(_)) | None => {}
                 Some(Slot::Watch(watch)) if part != Part::Sources => {
                     result = result.and(self.dispatch_watch(py, event, watch));
                 }
-                Some(Slot::Watch(_)) => {}
+                // A source after an error, a part that is not asked for, or a stale token.
+                Some(_) | None => {}
             }
         }
         self.drain_inbox();
