@@ -1,6 +1,7 @@
 """The Loop class: the native core, asyncio's abstract class, and the topic modules put together.
 
-The topic modules are plain functions whose first parameter is the loop; assigned here they are its methods.
+The topic modules are plain functions whose first parameter is the loop; assigned here they are its methods. Those that
+few programs need are imported at first use.
 """
 
 from __future__ import annotations
@@ -9,26 +10,18 @@ import os
 import sys
 import warnings
 
-from . import (
-    _connect,
-    _core,
-    _datagram,
-    _dns,
-    _lifecycle,
-    _pipes,
-    _sendfile,
-    _serve,
-    _signals,
-    _sock,
-    _subprocess,
-    _tls,
-    _unix,
-)
+from . import _connect, _core, _dns, _lifecycle, _serve, _signals, _sock, _tls
 from ._base import BaseLoop
+from ._topics import Topic
 
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
 if TYPE_CHECKING:
     from typing import Any
+
+    from . import _datagram, _pipes, _sendfile, _subprocess, _unix
+else:
+    _datagram, _pipes, _sendfile = Topic("datagram"), Topic("pipes"), Topic("sendfile")
+    _subprocess, _unix = Topic("subprocess"), Topic("unix")
 
 
 def _is_debug_mode() -> bool:
