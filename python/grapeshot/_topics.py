@@ -16,16 +16,24 @@ if TYPE_CHECKING:
 
 def _load(topic: str) -> types.ModuleType:
     if topic == "datagram":
-        from . import _datagram as module
-    elif topic == "pipes":
-        from . import _pipes as module
-    elif topic == "sendfile":
-        from . import _sendfile as module
-    elif topic == "subprocess":
-        from . import _subprocess as module
-    else:
-        from . import _unix as module
-    return module
+        from . import _datagram
+
+        return _datagram
+    if topic == "pipes":
+        from . import _pipes
+
+        return _pipes
+    if topic == "sendfile":
+        from . import _sendfile
+
+        return _sendfile
+    if topic == "subprocess":
+        from . import _subprocess
+
+        return _subprocess
+    from . import _unix
+
+    return _unix
 
 
 class Topic:
