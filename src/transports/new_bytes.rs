@@ -12,6 +12,18 @@ unsafe extern "C" {
     fn _PyBytes_Resize(bytes: *mut *mut ffi::PyObject, len_bytes: ffi::Py_ssize_t) -> std::ffi::c_int;
 }
 
+/// A `bytes` with a copy of `data`. `MemoryError` if there is no room for it.
+#[inline]
+pub(crate) fn copied<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: the call copies `len` readable bytes into a new object, or returns null with an exception set.
+    unsafe {
+        errors::owned(
+            py,
+            ffi::PyBytes_FromStringAndSize(data.as_ptr().cast(), data.len() as ffi::Py_ssize_t),
+        )
+    }
+}
+
 /// An unshared `bytes` object without content.
 pub(crate) struct NewBytes<'py> {
     object: Bound<'py, PyAny>,

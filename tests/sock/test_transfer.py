@@ -109,6 +109,29 @@ async def test_a_datagram_longer_than_any_buffer_of_the_loop_comes_whole(loop):
         assert await loop.sock_recvfrom(ours, 1 << 20) == (content, None)
 
 
+async def test_reads_that_keep_to_a_size_and_then_do_not(loop, pair):
+    ours, theirs = pair
+    for size in [20_000] * 8 + [60_000, 5, 20_000] + [50_000] * 8 + [50_001, 3, 70_000]:
+        content = random.Random(size).randbytes(size)
+        task = await waiting(loop, loop.sock_recv(ours, 1 << 18), 1)
+        theirs.send(content)
+        received = await task
+        while len(received) < size:
+            received += await loop.sock_recv(ours, 1 << 18)
+        assert received == content
+
+
+async def test_datagrams_that_keep_to_a_size_and_then_do_not(loop):
+    """None is cut off for being longer than those before."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with ours, theirs:
+        ours.setblocking(False)
+        for size in [10_000] * 10 + [50_000, 10_000, 60_000]:
+            task = await waiting(loop, loop.sock_recv(ours, 1 << 16), 1)
+            theirs.send(bytes(size))
+            assert len(await task) == size
+
+
 @pytest.mark.parametrize(
     "make",
     [

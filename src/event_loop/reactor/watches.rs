@@ -32,6 +32,7 @@ use super::{Reactor, Slot};
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::source::WaiterRef;
+use crate::queue::read_size::ReadSize;
 use crate::sys::poller::{Event, Interest};
 
 /// Reading or writing.
@@ -93,6 +94,8 @@ struct Watch {
     armed: Cell<Interest>,
     /// A weak reference to the socket object of the last `wait_once`; empty if there was none.
     socket: ObjectCell,
+    /// What reads of that socket bring.
+    read_size: ReadSize,
 }
 
 impl Watch {
@@ -151,6 +154,7 @@ impl Watch {
 
     /// Remembers the socket object, if it can be referred to weakly.
     fn note_socket(&self, socket: &Bound<'_, PyAny>) {
+        self.read_size.reset();
         match PyWeakrefReference::new(socket) {
             Ok(reference) => self.socket.set(reference.into_any()),
             Err(_) => drop(self.socket.take(socket.py())),
@@ -169,6 +173,7 @@ impl WatchRef {
             writer: Cell::new(None),
             armed: Cell::new(Interest::NONE),
             socket: ObjectCell::empty(),
+            read_size: ReadSize::new(),
         };
         Self(NonNull::from(Box::leak(Box::new(watch))))
     }
@@ -285,6 +290,19 @@ impl Reactor {
         self.arm(py, fd, watch, !is_known)
             .inspect_err(|_| self.put_back(py, fd, direction, before))?;
         Ok(before)
+    }
+
+    /// The length in bytes of an object for the next read of a socket that waits now and then; 0: through the scratch
+    /// buffer.
+    pub(crate) fn read_room(&self, fd: RawFd) -> usize {
+        self.watch(fd).map_or(0, |watch| watch.get().read_size.room())
+    }
+
+    /// After a read of `len_bytes` into `room` bytes.
+    pub(crate) fn note_read(&self, fd: RawFd, len_bytes: usize, room: usize) {
+        if let Some(watch) = self.watch(fd) {
+            watch.get().read_size.note(len_bytes, room);
+        }
     }
 
     /// Ends the wait of `waiter` on `fd`, if it is still the one that waits there.

@@ -12,7 +12,7 @@ use std::ptr;
 use pyo3::exceptions::{PyBlockingIOError, PyInterruptedError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyTuple};
+use pyo3::types::{PyDict, PyTuple};
 
 use super::operation::{Operation, OperationObject};
 use super::plain_socket;
@@ -20,6 +20,7 @@ use crate::event_loop::errors;
 use crate::event_loop::native_type::none;
 use crate::event_loop::reactor::{Direction, Reactor};
 use crate::sys::socket;
+use crate::transports::new_bytes::{self, NewBytes};
 use crate::transports::socket_object;
 
 /// The loop's method that the operation belongs to.
@@ -180,22 +181,56 @@ fn recv<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> {
     };
     let fd = plain_socket::descriptor(socket)?;
     let reactor = this.loop_object().reactor();
+    let room = direct_room(this, reactor, fd, len);
     // SAFETY: the buffer is valid for its length.
-    match receive(this, reactor, fd, len, |buf, len| unsafe {
-        socket::recv_now(fd, buf, len)
-    }) {
+    let call = |buf, len| unsafe { socket::recv_now(fd, buf, len) };
+    let received = match room {
+        0 => receive(this, reactor, fd, len, call)?,
+        room => Some(receive_direct(this, room, call)?),
+    };
+    match received {
         None => Ok(Native::Method),
-        Some(Ok((data, _))) => done(data),
+        Some(Ok((data, len_bytes))) => {
+            // A read that is as long as was asked for says nothing about what there is.
+            let limit = if room == len { usize::MAX } else { room };
+            reactor.note_read(fd, len_bytes, limit);
+            done(data)
+        }
         Some(Err(error)) => failed(this, socket, &error),
     }
 }
 
-/// What the scratch buffer received: the object and the result of the call, or its error. None if the socket must do
-/// it itself.
+/// The size of an object to receive into, at most `len`; 0: through the scratch buffer. Only after an event, since
+/// most first attempts find nothing, and only from a stream, of which nothing is lost if there was more.
+#[inline]
+fn direct_room(this: Operation<'_>, reactor: &Reactor, fd: RawFd, len: usize) -> usize {
+    if !this.has_waited.get() {
+        return 0;
+    }
+    match reactor.read_room(fd).min(len) {
+        room if room == 0 || room == len || socket::is_stream(fd) => room,
+        _ => 0,
+    }
+}
+
+/// Receives straight into a new object of `room` bytes, which then gives back what it has too much.
+fn receive_direct(
+    this: Operation<'_>,
+    room: usize,
+    call: impl FnOnce(*mut u8, usize) -> io::Result<usize>,
+) -> PyResult<io::Result<(Bound<'_, PyAny>, usize)>> {
+    let mut data = NewBytes::with_room(this.py(), room)?;
+    match call(data.as_mut_ptr(), room) {
+        Ok(len_bytes) => Ok(Ok((data.finish(len_bytes)?, len_bytes))),
+        Err(error) => Ok(Err(error)),
+    }
+}
+
+/// What was received: the object and the result of the call, or its error. None if the socket must do it itself.
 type Received<'py, L> = Option<io::Result<(Bound<'py, PyAny>, L)>>;
 
 /// Receives up to `len` bytes through the scratch buffer into an object of the right size. A datagram that may be
-/// longer than the scratch buffer is left to the socket.
+/// longer than the scratch buffer is left to the socket. `MemoryError` if there is no room for the object.
 #[inline]
 fn receive<'py, L: Length>(
     this: Operation<'py>,
@@ -203,16 +238,15 @@ fn receive<'py, L: Length>(
     fd: RawFd,
     len: usize,
     call: impl FnOnce(*mut u8, usize) -> io::Result<L>,
-) -> Received<'py, L> {
+) -> PyResult<Received<'py, L>> {
     let py = this.py();
     reactor.with_scratch(|scratch| {
         if len > scratch.len() && !socket::is_stream(fd) {
-            return None;
+            return Ok(None);
         }
-        let received = call(scratch.as_mut_ptr(), len.min(scratch.len()));
-        Some(received.map(|received| {
-            let data = PyBytes::new(py, &scratch[..received.len_bytes()]);
-            (data.into_any(), received)
+        Ok(Some(match call(scratch.as_mut_ptr(), len.min(scratch.len())) {
+            Ok(received) => Ok((new_bytes::copied(py, &scratch[..received.len_bytes()])?, received)),
+            Err(error) => Err(error),
         }))
     })
 }
@@ -247,7 +281,7 @@ fn recv_from<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'p
     // SAFETY: the buffer is valid for its length.
     match receive(this, reactor, fd, len, |buf, len| unsafe {
         socket::recv_from_now(fd, buf, len)
-    }) {
+    })? {
         None => Ok(Native::Method),
         Some(Ok((data, (_, sender)))) => {
             let sender = socket_object::address_object(py, &sender)?;

@@ -32,6 +32,7 @@ use crate::event_loop::errors;
 use crate::event_loop::native_type::This;
 use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::source::Source;
+use crate::queue::read_size::ReadSize;
 use crate::sys::poller::{Interest, Readiness};
 use crate::sys::socket::{self, Address};
 
@@ -76,10 +77,7 @@ pub(super) struct StreamBody {
     flags: Cell<u16>,
     /// 0 while connected; then the number of writes after the connection was given up, plus one.
     lost_writes: Cell<u8>,
-    /// The size of the `bytes` that would have suited the last read, 0 if it was small or very large.
-    suitable_read_len: Cell<u32>,
-    /// How many reads in a row it has suited (saturating).
-    steady_reads: Cell<u8>,
+    read_size: ReadSize,
 }
 
 pub(super) type StreamObject = TransportObject<StreamBody>;
@@ -217,8 +215,7 @@ fn new_stream<'py>(
         registration: Registration::new(fd),
         flags: Cell::new(0),
         lost_writes: Cell::new(0),
-        suitable_read_len: Cell::new(0),
-        steady_reads: Cell::new(0),
+        read_size: ReadSize::new(),
     };
     if let Some(socket) = socket {
         body.socket.set(socket);

@@ -1,7 +1,7 @@
 //! The read side: one `recv` per readiness, delivered to the protocol at once.
 //!
-//! Reads go through the loop's scratch buffer into an exactly sized `bytes`. A transport whose reads are of 8 to 256
-//! KiB and keep to one size receives the next one straight into an object of that size.
+//! Reads go through the loop's scratch buffer into an exactly sized `bytes`; those that keep to one size are received
+//! straight into an object of that size (`queue::read_size`).
 
 use std::io;
 
@@ -13,18 +13,9 @@ use super::{Stream, flag, lifecycle, writing};
 use crate::event_loop::names::names;
 use crate::event_loop::{errors, log};
 use crate::sys::socket;
-use crate::transports::new_bytes::NewBytes;
+use crate::transports::new_bytes::{self, NewBytes};
 use crate::transports::protocol::{Received, Receiver};
 use crate::transports::stream_reader::Feed;
-
-/// Reads from this size on are received without the scratch buffer between.
-const MIN_DIRECT_LEN: usize = 8 * 1024;
-/// Sizes of objects to receive into are multiples of this.
-const READ_UNIT: usize = 4 * 1024;
-/// Reads of one size before the next is received straight into an object.
-const STEADY_READS: u8 = 4;
-/// The most that is received straight into an object.
-const MAX_DIRECT_LEN: usize = 256 * 1024;
 
 #[inline]
 pub(super) fn on_readable(this: Stream<'_>) -> PyResult<()> {
@@ -42,7 +33,7 @@ pub(super) fn on_readable(this: Stream<'_>) -> PyResult<()> {
 #[inline]
 fn read_object(this: Stream<'_>) -> PyResult<()> {
     let py = this.py();
-    let received = match direct_len(this) {
+    let received = match this.read_size.room() {
         0 => receive_small(this),
         len_bytes => receive_direct(this, len_bytes),
     };
@@ -80,7 +71,7 @@ fn read_into_reader<'py>(this: Stream<'py>, feed: Feed<'py>) -> PyResult<()> {
     let fd = this.fd();
     // SAFETY: whoever calls it gives `len` writable bytes.
     let receive = |start: *mut u8, len: usize| unsafe { socket::recv(fd, start, len) };
-    let room = direct_len(this);
+    let room = this.read_size.room();
     let received = if room == 0 {
         this.reactor().with_scratch(|scratch| {
             let len_bytes = receive(scratch.as_mut_ptr(), scratch.len())?;
@@ -88,7 +79,7 @@ fn read_into_reader<'py>(this: Stream<'py>, feed: Feed<'py>) -> PyResult<()> {
             if data.is_empty() || feed.extend(data) {
                 return Ok((len_bytes, None));
             }
-            Ok((len_bytes, Some(bytes_of(this.py(), data)?)))
+            Ok((len_bytes, Some(new_bytes::copied(this.py(), data)?)))
         })
     } else {
         match feed.receive(room, receive) {
@@ -101,8 +92,7 @@ fn read_into_reader<'py>(this: Stream<'py>, feed: Feed<'py>) -> PyResult<()> {
     match received {
         Ok((0, _)) => on_eof(this),
         Ok((len_bytes, refused)) => {
-            // A full buffer says that there may be more than it had room for.
-            remember_read(this, if len_bytes == room { 0 } else { len_bytes });
+            this.read_size.note(len_bytes, room);
             let result = writing::corked(this, || match refused {
                 None => this.calls.fed(feed),
                 Some(data) => this.calls.call_data_received(this.py(), &data),
@@ -141,21 +131,9 @@ fn receive_small(this: Stream<'_>) -> Result<Option<Bound<'_, PyAny>>, Failure> 
         if len_bytes == 0 {
             return Ok(None);
         }
-        remember_read(this, len_bytes);
-        Ok(Some(bytes_of(py, &scratch[..len_bytes])?))
+        this.read_size.note(len_bytes, scratch.len());
+        Ok(Some(new_bytes::copied(py, &scratch[..len_bytes])?))
     })
-}
-
-/// A `bytes` with a copy of `data`. MemoryError if there is no room for it.
-#[inline]
-fn bytes_of<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyAny>> {
-    // SAFETY: the call copies `len` readable bytes into a new object, or returns null with an exception set.
-    unsafe {
-        errors::owned(
-            py,
-            ffi::PyBytes_FromStringAndSize(data.as_ptr().cast(), data.len() as ffi::Py_ssize_t),
-        )
-    }
 }
 
 /// Straight into a new object of `room` bytes, which then gives back what it has too much. None at the end of the
@@ -167,43 +145,8 @@ fn receive_direct(this: Stream<'_>, room: usize) -> Result<Option<Bound<'_, PyAn
     if len_bytes == 0 {
         return Ok(None);
     }
-    // A full object says that there may be more than it had room for: the scratch buffer takes all there is.
-    remember_read(this, if len_bytes == room { 0 } else { len_bytes });
+    this.read_size.note(len_bytes, room);
     Ok(Some(data.finish(len_bytes)?))
-}
-
-/// Where to receive: the size of an object, or 0 for the scratch buffer. An object is taken once some reads in a row
-/// have called for the same size: one chosen by a single odd read would cut the next message into pieces.
-#[inline]
-fn direct_len(this: Stream<'_>) -> usize {
-    if this.steady_reads.get() < STEADY_READS {
-        0
-    } else {
-        this.suitable_read_len.get() as usize
-    }
-}
-
-#[inline]
-fn remember_read(this: Stream<'_>, len_bytes: usize) {
-    let suitable = suitable_len(len_bytes);
-    let is_steady = this.suitable_read_len.replace(suitable) == suitable;
-    this.steady_reads.set(if is_steady {
-        this.steady_reads.get().saturating_add(1)
-    } else {
-        0
-    });
-}
-
-/// The size of an object for a read of `len_bytes`: room for a little more, so that a read of the same size is seen
-/// to be all there is. 0 for reads that go through the scratch buffer.
-#[inline]
-fn suitable_len(len_bytes: usize) -> u32 {
-    let room = (len_bytes + READ_UNIT) & !(READ_UNIT - 1);
-    if len_bytes < MIN_DIRECT_LEN || room > MAX_DIRECT_LEN {
-        0
-    } else {
-        room as u32
-    }
 }
 
 /// A native protocol: it gets what lies in the scratch buffer.

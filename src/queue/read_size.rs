@@ -1,0 +1,154 @@
+//! How much a socket's reads bring: what decides where the next one is received.
+//!
+//! Purpose: small and irregular reads go through a scratch buffer into an object of exactly their size; reads of 8 to
+//! 256 KiB that keep to one size are received straight into an object of it. An object is taken only after some reads
+//! in a row have called for the same size: one chosen by a single odd read would cut the next message into pieces.
+//!
+//! Owner: the thread of the loop. It must not know what is read, nor from where.
+
+use std::cell::Cell;
+
+/// Reads from this size on are received without the scratch buffer between.
+const MIN_DIRECT_LEN: usize = 8 * 1024;
+/// The most that is received straight into an object.
+const MAX_DIRECT_LEN: usize = 256 * 1024;
+/// Sizes of objects to receive into are multiples of this.
+const UNIT: usize = 4 * 1024;
+/// Reads of one size before the next is received straight into an object.
+const STEADY_READS: u8 = 4;
+
+/// The history of one socket, in two bytes: every open connection has one.
+#[derive(Debug)]
+pub struct ReadSize {
+    /// The size, in units, of the object that would have suited the last read; 0 if it was small or very large.
+    units: Cell<u8>,
+    /// How many reads in a row it has suited (saturating).
+    steady: Cell<u8>,
+}
+
+impl ReadSize {
+    /// Of a socket that was not read yet.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            units: Cell::new(0),
+            steady: Cell::new(0),
+        }
+    }
+
+    /// The length in bytes of an object for the next read; 0: through the scratch buffer.
+    #[inline]
+    #[must_use]
+    pub fn room(&self) -> usize {
+        if self.steady.get() < STEADY_READS {
+            0
+        } else {
+            usize::from(self.units.get()) * UNIT
+        }
+    }
+
+    /// After a read of `len_bytes` into `room` bytes. A full room says that there may be more than it could hold, so
+    /// that the next read goes through the scratch buffer.
+    #[inline]
+    pub fn note(&self, len_bytes: usize, room: usize) {
+        let suitable = if len_bytes == room {
+            0
+        } else {
+            suitable_units(len_bytes)
+        };
+        let is_steady = self.units.replace(suitable) == suitable;
+        self.steady.set(if is_steady {
+            self.steady.get().saturating_add(1)
+        } else {
+            0
+        });
+    }
+
+    /// Forgets everything.
+    pub fn reset(&self) {
+        self.units.set(0);
+        self.steady.set(0);
+    }
+}
+
+impl Default for ReadSize {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The size of an object for a read of `len_bytes`: room for a little more, so that a read of the same size is seen to
+/// be all there is. 0 for reads that go through the scratch buffer.
+#[inline]
+fn suitable_units(len_bytes: usize) -> u8 {
+    let units = len_bytes / UNIT + 1;
+    if len_bytes < MIN_DIRECT_LEN || units > MAX_DIRECT_LEN / UNIT {
+        0
+    } else {
+        units as u8
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{MAX_DIRECT_LEN, MIN_DIRECT_LEN, ReadSize, STEADY_READS, UNIT};
+
+    /// A history of so many reads of one size, as the scratch buffer takes them.
+    fn after(len_bytes: usize, count: u8) -> ReadSize {
+        let size = ReadSize::new();
+        for _ in 0..count {
+            size.note(len_bytes, 1 << 20);
+        }
+        size
+    }
+
+    #[test]
+    fn steady_reads_get_an_object_that_holds_them_with_a_byte_to_spare() {
+        for len_bytes in [MIN_DIRECT_LEN, 100_000, 102_400, MAX_DIRECT_LEN - 1] {
+            assert_eq!(after(len_bytes, STEADY_READS).room(), 0, "{len_bytes}");
+            let room = after(len_bytes, STEADY_READS + 1).room();
+            assert!(
+                (len_bytes + 1..=len_bytes + UNIT).contains(&room),
+                "{len_bytes}: {room}"
+            );
+        }
+    }
+
+    #[test]
+    fn small_and_very_large_reads_do_not() {
+        for len_bytes in [1, MIN_DIRECT_LEN - 1, MAX_DIRECT_LEN, 1 << 19] {
+            assert_eq!(after(len_bytes, 100).room(), 0, "{len_bytes}");
+        }
+    }
+
+    #[test]
+    fn an_odd_read_and_a_full_object_end_it() {
+        let size = after(100_000, 10);
+        size.note(20_000, 1 << 20);
+        assert_eq!(size.room(), 0);
+        let size = after(100_000, 10);
+        let room = size.room();
+        size.note(room, room);
+        assert_eq!(size.room(), 0);
+        let size = after(100_000, 255);
+        size.note(100_000, 1 << 20);
+        assert_ne!(size.room(), 0, "the count does not wrap");
+        size.reset();
+        assert_eq!(size.room(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn room_is_for_what_came_last(lens in prop::collection::vec(0_usize..600_000, 1..60)) {
+            let size = ReadSize::default();
+            for len_bytes in lens {
+                let room = size.room();
+                prop_assert!(room <= MAX_DIRECT_LEN && room % UNIT == 0);
+                let limit = if room == 0 { MAX_DIRECT_LEN } else { room };
+                size.note(len_bytes.min(limit), limit);
+            }
+        }
+    }
+}
