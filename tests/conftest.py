@@ -14,6 +14,7 @@ import inspect
 import os
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -156,6 +157,17 @@ def _loop_objects() -> dict[int, object]:
     }
 
 
+def _left_objects(before: set[int]) -> list[str]:
+    """What is there beside the objects of `before`. A thread that ends, or stays, may let go of one a moment later."""
+    deadline = time.monotonic() + 2
+    while True:
+        left = [repr(thing)[:300] for key, thing in _loop_objects().items() if key not in before]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.01)
+        gc.collect()
+
+
 @pytest.fixture
 def _audit(loop_kind: str, request: pytest.FixtureRequest) -> Iterator[None]:
     unraisable: list[str] = []
@@ -181,7 +193,7 @@ def _audit(loop_kind: str, request: pytest.FixtureRequest) -> Iterator[None]:
     if item.stash.get(_failed, False) or leaves:
         return
     wait_until(lambda: set(threading.enumerate()) <= threads, "the threads of the test to end")
-    left = [repr(thing)[:300] for key, thing in _loop_objects().items() if key not in objects]
+    left = _left_objects(objects)
     problems = {
         "unraisable": unraisable,
         "raised in threads": in_threads,
