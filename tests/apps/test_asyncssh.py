@@ -350,12 +350,8 @@ def test_a_command_is_given_up(run: Run, keys: Keys) -> None:
     run(main())
 
 
-def test_real_programs_behind_the_server(run: Run, keys: Keys, kind: str) -> None:
+def test_real_programs_behind_the_server(run: Run, keys: Keys) -> None:
     """The server hands its channel's streams to a subprocess of the loop, as a shell server does."""
-    import grapeshot
-
-    if kind == "grapeshot" and grapeshot.Loop.subprocess_exec is asyncio.AbstractEventLoop.subprocess_exec:
-        pytest.skip("subprocesses are not there yet")
 
     async def shell(process: asyncssh.SSHServerProcess[bytes]) -> None:
         assert process.command is not None
