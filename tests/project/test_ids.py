@@ -1,0 +1,77 @@
+"""Ids of tests that other files name (`tests/tcp/test_write.py::test_abort`): they exist, and grapeshot passes them."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = "grapeshot"
+
+
+@functools.cache
+def functions(path: Path) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The functions of a test file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def problems_with(test: str) -> Iterator[str]:
+    """What is wrong with a test's id: no such file, no such function, or a test that grapeshot is let off."""
+    name, _, function = test.partition("::")
+    path = ROOT / name
+    if not path.is_file():
+        yield f"{test}: no such file"
+    elif path.suffix == ".rs":
+        if not re.search(rf"#\[test\]\s*(\#\[[^\]]*\]\s*)*fn {function}\(", path.read_text(encoding="utf-8")):
+            yield f"{test}: no such test"
+    elif function not in functions(path):
+        yield f"{test}: no such test"
+    else:
+        yield from (f"{test}: {why}" for why in let_off(functions(path)[function]))
+
+
+def let_off(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+    """The marks that excuse grapeshot from a test."""
+    for decorator in function.decorator_list:
+        if isinstance(decorator, ast.Call):
+            mark = ast.unparse(decorator.func).removeprefix("pytest.mark.")
+            names = {keyword.arg for keyword in decorator.keywords}
+            if mark in {"deviates", "unfit"} and names & {OURS, None}:
+                yield f"{mark} for {OURS}"
+        elif ast.unparse(decorator) in {"pytest.mark.skip", "pytest.mark.xfail"}:
+            yield "never passes"
+
+
+@pytest.mark.parametrize(
+    ("test", "problem"),
+    [
+        ("tests/project/test_ids.py::test_a_wrong_id_is_caught", None),
+        ("tests/project/test_ids.py::test_gone", "no such test"),
+        ("tests/project/test_gone.py::test_gone", "no such file"),
+        ("src/queue/slots.rs::gone", "no such test"),
+    ],
+)
+def test_a_wrong_id_is_caught(test, problem):
+    assert list(problems_with(test)) == ([f"{test}: {problem}"] if problem else [])
+
+
+@pytest.mark.parametrize(
+    ("mark", "count"),
+    [
+        ("deviates(uvloop='why')", 0),
+        ("deviates(grapeshot='why')", 1),
+        ("unfit(**reasons)", 1),
+        ("skip", 1),
+        ("parametrize('a', [1])", 0),
+    ],
+)
+def test_a_test_that_grapeshot_is_let_off_is_caught(mark, count):
+    [function] = ast.parse(f"@pytest.mark.{mark}\ndef test():\n    pass\n").body
+    assert isinstance(function, ast.FunctionDef)
+    assert len(list(let_off(function))) == count
