@@ -1,0 +1,87 @@
+"""README's feature table and docs/features.md, from the committed outcomes: `python -m benchmarks.feature_table`."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from benchmarks._machine import ROOT
+from benchmarks.features import FREE_THREADED, LOOPS
+
+ROWS = ROOT / "benchmarks" / "features.toml"
+RESULTS = ROOT / "benchmarks" / "results" / "features.json"
+README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "features.md"
+BEGIN, END = "<!-- feature table: begin -->\n", "<!-- feature table: end -->\n"
+
+INTRODUCTION = """\
+# Features, and what holds them up
+
+Each row of the README's feature table: the tests that hold up grapeshot's cell, and what the other loops answered. The
+probes are small programs in [benchmarks/probes](../benchmarks/probes); each ran three times on each loop, in a process
+of its own, and a loop has a feature if it worked every time. `python -m benchmarks.features` asks them again (with the
+loops installed), `make tables` writes this page and the table.
+"""
+
+
+def load() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The rows and the outcomes."""
+    return tomllib.loads(ROWS.read_text(encoding="utf-8")), json.loads(RESULTS.read_text(encoding="utf-8"))
+
+
+def compact(rows: dict[str, Any], result: dict[str, Any]) -> str:
+    """The README's table."""
+    versions = result["versions"]
+    heads = [f"{loop} {versions.get(loop, '')}".strip() for loop in LOOPS]
+    lines = [f"| | {' | '.join(heads)} |", "|---|" + "---|" * len(LOOPS)]
+    pythons = {"asyncio": "all"} | result["requires_python"]
+    table = {"CPython": [pythons[loop].replace(">=", "from ") for loop in LOOPS]}
+    for row in rows["row"]:
+        outcomes = result["outcomes"][row["probe"]]
+        table[row["title"]] = ["yes" if outcomes[loop] is None else "no" for loop in LOOPS]
+    table |= {row["title"]: [row[loop][0] for loop in LOOPS] for row in rows["known"]}
+    lines += [f"| {title} | {' | '.join(cells)} |" for title, cells in table.items()]
+    machine = result["machine"]
+    note = (
+        f"CPython {machine['python']} (free-threaded CPython in its row), {machine['system'].split()[0]}; asked on "
+        f"{result['taken'][:10]}. [docs/features.md](docs/features.md) has the tests behind each cell of grapeshot's, "
+        "and what the others answered."
+    )
+    return "\n".join([*lines, "", *textwrap.wrap(note, 118)]) + "\n"
+
+
+def page(rows: dict[str, Any], result: dict[str, Any]) -> str:
+    """docs/features.md."""
+    lines = [INTRODUCTION]
+    for row in rows["row"]:
+        outcomes = result["outcomes"][row["probe"]]
+        lines += [f"## {row['title']}", ""]
+        lines += [f"- grapeshot: {', '.join(f'`{test}`' for test in row['tests'])}"]
+        lines += [f"- {loop}: {outcome(outcomes[loop])}" for loop in LOOPS if loop != "grapeshot"]
+        interpreter = ", on a free-threaded interpreter" if row["probe"] == FREE_THREADED else ""
+        lines += [f"- probe: `{row['probe']}`{interpreter}", ""]
+    for row in rows["known"]:
+        lines += [f"## {row['title']}", ""]
+        lines += [f"- {loop}: {row[loop][0]}, {row[loop][1]}" for loop in LOOPS]
+        lines += [""]
+    return "\n".join(lines)
+
+
+def outcome(why: str | None) -> str:
+    return "yes" if why is None else f"no (`{why}`)"
+
+
+def expected() -> dict[Path, str]:
+    """What the two pages must say: the whole README with the table in its place, and docs/features.md."""
+    rows, result = load()
+    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return {README: before + BEGIN + compact(rows, result) + END + after, PAGE: page(rows, result)}
+
+
+if __name__ == "__main__":
+    for path, text in expected().items():
+        path.write_text(text, encoding="utf-8")

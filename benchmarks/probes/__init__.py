@@ -1,0 +1,129 @@
+"""What the feature table asks of an event loop: one function per row, which raises where the loop does not have it.
+
+Each runs in a process of its own (see features.py), with nothing but the standard library and the loop's factory. A
+probe looks at behaviour, not at names: a method that is there and raises NotImplementedError does not count. Here are
+the list of them and what they share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import socket
+import ssl
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+HOST = "127.0.0.1"
+CAP_S = 5.0
+certificate_folder = Path()  # with cert.pem and key.pem
+
+Loop = asyncio.AbstractEventLoop
+Probe = Callable[[Callable[[], Loop]], Any]
+PROBES: dict[str, Probe] = {}
+
+
+def sync_probe(function: Probe) -> Probe:
+    """A probe that takes the factory."""
+    PROBES[function.__name__] = function
+    return function
+
+
+def probe(function: Callable[[Any], Coroutine[Any, Any, Any]]) -> None:
+    """A probe that is a coroutine function of the running loop; whatever reaches the exception handler fails it."""
+
+    def run(factory: Callable[[], Loop]) -> None:
+        contexts: list[dict[str, Any]] = []
+        loop = factory()
+        loop.set_exception_handler(lambda _loop, context: contexts.append(context))
+        try:
+            loop.run_until_complete(asyncio.wait_for(function(loop), 3 * CAP_S))
+        finally:
+            with contextlib.suppress(Exception):
+                loop.close()
+        assert not contexts, f"reported to the exception handler: {contexts[0].get('message')}"
+
+    PROBES[function.__name__] = run
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    give_up_s = time.monotonic() + CAP_S
+    while not condition():
+        assert time.monotonic() < give_up_s, "it never came"
+        await asyncio.sleep(0.001)
+
+
+def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """The server's and the client's."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate_folder / "cert.pem", certificate_folder / "key.pem")
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    return server, client
+
+
+async def received(sock: socket.socket) -> bytes:
+    """What arrives next at the other end, which is no part of the loop; nothing at its end."""
+    sock.setblocking(False)
+    give_up_s = time.monotonic() + CAP_S
+    while True:
+        try:
+            return sock.recv(100)
+        except BlockingIOError:
+            assert time.monotonic() < give_up_s, "nothing arrives"
+            await asyncio.sleep(0.001)
+
+
+class Recorder(asyncio.Protocol):
+    def __init__(self) -> None:
+        self.data, self.events, self.transport = bytearray(), list[str](), None
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        self.events.append("made")
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
+
+    def eof_received(self) -> bool:
+        self.events.append("eof")
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.events.append("lost")
+
+
+class Collector(Recorder):
+    def eof_received(self) -> bool:
+        self.events.append("eof")
+        return False
+
+
+class Echo(Collector):
+    def data_received(self, data: bytes) -> None:
+        self.transport.write(data)
+
+
+def port_of(server: Any) -> int:
+    port: int = server.sockets[0].getsockname()[1]
+    return port
+
+
+async def exchange(loop: Any, factory: Any = Recorder, **options: Any) -> tuple[Any, Any, Any]:
+    """A server that echoes, and a connection that has had its echo."""
+    tls = options.pop("tls", None)
+    server = await loop.create_server(Echo, HOST, 0, ssl=tls and tls[0])
+    transport, protocol = await loop.create_connection(factory, HOST, port_of(server), ssl=tls and tls[1], **options)
+    transport.write(b"hello")
+    await until(lambda: protocol.data == b"hello")
+    return server, transport, protocol
+
+
+def every_probe() -> dict[str, Probe]:
+    """All of them by name, in the order of the modules."""
+    for module in ("connections", "channels", "scheduling"):
+        importlib.import_module(f"{__name__}.{module}")
+    return PROBES

@@ -1,0 +1,72 @@
+"""The feature table is true: its probes work on grapeshot, its tests exist, its pages are what the JSON says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from project.test_ids import problems_with
+
+from benchmarks import feature_table, probes
+from benchmarks.features import FREE_THREADED, LOOPS, TIMEOUT_S
+from tests.apps.certificates import Certificates
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS, RESULT = feature_table.load()
+HAS_GIL = not sysconfig.get_config_var("Py_GIL_DISABLED")
+NEWER = {"eager_tasks": (3, 12), "call_graph": (3, 14)}  # what CPython itself has only since then
+
+
+@pytest.fixture(scope="module")
+def certificate_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certificate")
+    certificates = Certificates(folder)
+    (folder / "cert.pem").write_text(certificates.chain)
+    (folder / "key.pem").write_text(certificates.key)
+    return folder
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "grapeshot"])
+@pytest.mark.parametrize("name", list(probes.every_probe()))
+def test_a_probe_works_here(name: str, loop: str, certificate_folder: Path) -> None:
+    if name == FREE_THREADED and HAS_GIL:
+        pytest.skip("asks a free-threaded interpreter")
+    if sys.version_info < NEWER.get(name, (3, 11)):
+        pytest.skip("this Python's asyncio does not have it")
+    if loop == "asyncio" and name in ("close_clients", "keep_alive") and sys.version_info < (3, 13):
+        pytest.skip("asyncio's own loop has it since 3.13")
+    command = [sys.executable, "-m", "benchmarks.features", "--certificate", str(certificate_folder)]
+    done = subprocess.run(
+        [*command, "--probe", name, loop], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_probe_is_a_row() -> None:
+    assert sorted(row["probe"] for row in ROWS["row"]) == sorted(probes.every_probe())
+    assert {row["probe"] for row in ROWS["row"]} == RESULT["outcomes"].keys()
+    assert all(outcomes.keys() == set(LOOPS) for outcomes in RESULT["outcomes"].values())
+
+
+def test_grapeshot_has_all_of_it() -> None:
+    assert {name: outcomes["grapeshot"] for name, outcomes in RESULT["outcomes"].items() if outcomes["grapeshot"]} == {}
+
+
+def test_every_row_has_tests_that_exist() -> None:
+    assert [row["title"] for row in ROWS["row"] if not row["tests"]] == []
+    assert [problem for row in ROWS["row"] for test in row["tests"] for problem in problems_with(test)] == []
+
+
+def test_what_is_not_probed_has_a_source() -> None:
+    for row in ROWS["known"]:
+        assert all(len(row[loop]) == 2 and row[loop][1] for loop in LOOPS)
+
+
+def test_the_pages_are_what_the_outcomes_say() -> None:
+    """After new outcomes: `make tables`."""
+    for path, text in feature_table.expected().items():
+        assert path.exists(), f"{path.name} is not written yet"
+        assert path.read_text(encoding="utf-8") == text, f"{path.name} is not what the JSON says"
