@@ -2,7 +2,8 @@
 
 A test that asks for `loop` (or `new_loop`) runs once per kind: asyncio's own loop (which proves the test), uvloop where
 it is installed (known deviations are marked) and grapeshot. Nothing here skips grapeshot: if it cannot be imported, its
-tests fail.
+tests fail. `TEST_LOOPS="grapeshot"` in the environment leaves out the other kinds, where they have proved the tests
+already.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def pytest_unconfigure() -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "loop_kind" in metafunc.fixturenames:
-        kinds = ["asyncio", *(["uvloop"] if has_uvloop() else []), "grapeshot"]
-        metafunc.parametrize("loop_kind", kinds)
+        wanted = os.environ.get("TEST_LOOPS", "asyncio uvloop grapeshot").split()
+        metafunc.parametrize("loop_kind", [kind for kind in wanted if kind != "uvloop" or has_uvloop()])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

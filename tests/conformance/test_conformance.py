@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ RUNNER = HERE / "run.py"
 DATA = tomllib.loads((HERE / "exclusions.toml").read_text())
 MODULES = DATA["modules"]
 TIMEOUT_S = 300.0
+WORKERS = min(4, os.cpu_count() or 1)
 NOT_SHIPPED = (
     f"CONFORMANCE NOT RUN: {sys.executable} was installed without its own tests (test.test_asyncio); "
     "nothing here shows that this version's asyncio tests pass on grapeshot"
@@ -71,11 +75,33 @@ def test_every_module_is_run_or_left_out_with_a_reason(folder: Path) -> None:
     assert shipped - {*MODULES, *left_out} == set()
 
 
+Outcome = tuple[list[dict[str, Any]], str]
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[Outcome]]]:
+    """The outcomes of the chosen modules, which run side by side: most of the time their tests wait."""
+    chosen = [
+        item.callspec.params["module"]
+        for item in request.session.items
+        if hasattr(item, "callspec") and getattr(item, "originalname", "") == "test_cpythons_own"
+    ]
+    with ThreadPoolExecutor(WORKERS) as pool:
+        yield {
+            module: pool.submit(run, tmp_path_factory.mktemp(module), "--subject", "grapeshot", module)
+            for module in chosen
+            if (folder / f"{module}.py").exists()
+        }
+        pool.shutdown(cancel_futures=True)
+
+
 @pytest.mark.parametrize("module", MODULES)
-def test_cpythons_own(module: str, folder: Path, tmp_path: Path, summaries: list[str]) -> None:
-    if not (folder / f"{module}.py").exists():
+def test_cpythons_own(module: str, outcomes: dict[str, Future[Outcome]], summaries: list[str]) -> None:
+    if module not in outcomes:
         pytest.skip(f"this version of Python has no {module}")
-    [report], output = run(tmp_path, "--subject", "grapeshot", module)
+    [report], output = outcomes[module].result()
     summaries.append(output.splitlines()[0])
     assert not report["problems"], "\n\n".join(report["problems"])
     assert report["on_subject"] > 0

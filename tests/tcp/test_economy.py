@@ -91,7 +91,9 @@ async def test_the_first_write_outside_of_a_callback_leaves_at_once(loop):
 
 
 @linux_only
-@pytest.mark.deviates(uvloop="resolves an address literal in libuv's pool of threads")
+@pytest.mark.unfit(
+    uvloop="resolves an address literal in libuv's pool of threads, which a test before may have started"
+)
 async def test_no_thread_is_started(loop, serve):
     """Connecting, serving, reading, writing and waiting happen on the loop's own thread."""
 
