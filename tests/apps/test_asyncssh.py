@@ -294,11 +294,19 @@ def test_port_forwarding(run: Run, keys: Keys, direction: str) -> None:
 
 def test_forwarding_between_unix_sockets(run: Run, keys: Keys, tmp_path: Path) -> None:
     async def main() -> None:
-        behind = await asyncio.start_unix_server(shout, str(tmp_path / "behind"))
+        ended = asyncio.Event()
+
+        async def shout_to_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await shout(reader, writer)
+            await writer.wait_closed()
+            ended.set()
+
+        behind = await asyncio.start_unix_server(shout_to_the_end, str(tmp_path / "behind"))
         async with behind, serving(keys) as server, server.connect() as client:
             listener = await client.forward_local_path(str(tmp_path / "front"), str(tmp_path / "behind"))
             reader, writer = await asyncio.open_unix_connection(str(tmp_path / "front"))
             assert await shouted(reader, writer, "over unix") == "OVER UNIX"
+            await asyncio.wait_for(ended.wait(), CAP_S)  # Python 3.11 does not wait for it with the server
             listener.close()
             await listener.wait_closed()
 

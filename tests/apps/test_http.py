@@ -10,6 +10,7 @@ import errno
 import gc
 import hashlib
 import socket
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -162,7 +163,9 @@ def test_client_goes_in_the_middle_of_its_body(app: App, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "reset"])
-def test_client_goes_in_the_middle_of_the_reply(app: App, how: str) -> None:
+def test_client_goes_in_the_middle_of_the_reply(app: App, kind: str, scheme: str, how: str) -> None:
+    if kind == "asyncio" and scheme == "https" and sys.version_info < (3, 12):
+        pytest.skip("asyncio's TLS of 3.11 takes what is written to a lost connection, for ever")
     for _ in range(3):
         wire = Wire(app.port, app.for_client)
         wire.send(head("GET", "/endless"))
