@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 ROWS, RESULT = feature_table.load()
 HAS_GIL = not sysconfig.get_config_var("Py_GIL_DISABLED")
 NEWER = {"eager_tasks": (3, 12), "call_graph": (3, 14)}  # what CPython itself has only since then
+# Since when asyncio's own loop has what ours has on every version.
+ASYNCIO_HAS = {"all_errors": (3, 12), "close_clients": (3, 13), "keep_alive": (3, 13)}
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +38,8 @@ def test_a_probe_works_here(name: str, loop: str, certificate_folder: Path) -> N
         pytest.skip("asks a free-threaded interpreter")
     if sys.version_info < NEWER.get(name, (3, 11)):
         pytest.skip("this Python's asyncio does not have it")
-    if loop == "asyncio" and name in ("close_clients", "keep_alive") and sys.version_info < (3, 13):
-        pytest.skip("asyncio's own loop has it since 3.13")
+    if loop == "asyncio" and sys.version_info < ASYNCIO_HAS.get(name, (3, 11)):
+        pytest.skip("a later version of asyncio has it")
     command = [sys.executable, "-m", "benchmarks.features", "--certificate", str(certificate_folder)]
     done = subprocess.run(
         [*command, "--probe", name, loop], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
