@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import Any
 
+import psutil
 from support import until
 
 SHELL = "/bin/sh"
@@ -52,10 +52,21 @@ class Events(asyncio.SubprocessProtocol):
         await until(lambda: "lost" in self.events, "connection_lost")
 
 
+# Children that are not of the test: servers of other tests may run for the whole session.
+_others: set[int] = set()
+
+
+def note_other_children() -> None:
+    """What is there now is not counted."""
+    _others.clear()
+    _others.update(children())
+
+
+def children() -> set[int]:
+    """The children of this process, ended or not, whose status nobody has fetched, but for those noted before."""
+    return {child.pid for child in psutil.Process().children()} - _others
+
+
 def has_children() -> bool:
-    """Whether this process has children, ended or not, whose status nobody has fetched."""
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
+    """Whether there are any."""
+    return bool(children())

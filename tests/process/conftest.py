@@ -6,14 +6,13 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from process.children import has_children
+from process.children import children, note_other_children
 
 
 @pytest.fixture(autouse=True)
 def _no_children(loop_kind: str) -> Iterator[None]:
-    assert not has_children()
+    note_other_children()
     yield
-    left = []
-    while has_children():
-        left.append(os.waitpid(-1, 0))  # so that the tests behind this one have none
+    # Fetched, so that the tests behind this one have none.
+    left = [os.waitpid(pid, 0) for pid in children()]
     assert not left, f"children left behind by the test, (pid, status): {left}"
