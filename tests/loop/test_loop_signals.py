@@ -235,6 +235,7 @@ def test_the_python_handler_runs_during_a_blocking_poll(loop_kind):
         assert script.finish().strip() == "handled"
 
 
+@pytest.mark.unfit(uvloop="now and then it says that it was stopped before the future has completed")
 @pytest.mark.skipif(not gil_is_enabled(), reason="nothing keeps the loop from going on before the signal")
 def test_an_interrupt_loses_no_event_of_the_same_poll(loop_kind):
     """The poll has returned with an event and waits for the GIL when the signal comes."""
