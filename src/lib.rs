@@ -1,5 +1,6 @@
 //! grapeshot's native core. This file registers the rooms and nothing else; `docs/architecture.md` draws them.
 
+mod coro;
 pub mod queue;
 pub mod sys;
 
@@ -20,5 +21,6 @@ fn _core(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> 
     event_loop::register(module)?;
     transports::register(module)?;
     process::register(module)?;
+    coro::register(module)?;
     tls::register(module)
 }

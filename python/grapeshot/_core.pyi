@@ -12,12 +12,14 @@ from contextvars import Context
 from socket import socket
 from ssl import SSLContext
 from traceback import StackSummary
+from types import FrameType
 from typing import Any, Protocol, TypeVar, TypeVarTuple, final
 
 from _typeshed import FileDescriptorLike, ReadableBuffer, WriteableBuffer
 from typing_extensions import disjoint_base
 
 __all__ = [
+    "Coro",
     "DatagramTransport",
     "Handle",
     "Loop",
@@ -27,6 +29,20 @@ __all__ = [
     "TimerHandle",
     "WritePipeTransport",
     "_bind_methods",
+    "_coro_current",
+    "_coro_current_or_none",
+    "_coro_end_sleep",
+    "_coro_fail_evacuations",
+    "_coro_live",
+    "_coro_new",
+    "_coro_set_stack_slots",
+    "_coro_setup",
+    "_coro_sleep_absolute",
+    "_coro_sleep_relative",
+    "_coro_spawn",
+    "_coro_statistics",
+    "_coro_wait",
+    "_coro_yield_slice",
 ]
 
 _T = TypeVar("_T")
@@ -729,3 +745,94 @@ class DatagramTransport(asyncio.Transport, asyncio.DatagramTransport):
 
 def _bind_methods(kind: type[Loop]) -> None:
     """Put the native methods on ``kind`` itself, those aside that it defines; TypeError unless it is a Loop."""
+
+@disjoint_base
+class Coro:
+    """The native part of :class:`grapeshot.coro.Coro`: a function with a stack of its own, run by the loop."""
+
+    @property
+    def id(self) -> int:
+        """A number that no other coro of the process has."""
+    @property
+    def name(self) -> str:
+        """The name, ``coro <id>`` unless it was given one."""
+    @property
+    def _status(self) -> str:
+        """One of new, ready, running, waiting, done."""
+    @property
+    def _loop(self) -> Any:
+        """The loop that runs it."""
+    @property
+    def _context(self) -> Context | None:
+        """The context it runs in, None once it has ended."""
+    @property
+    def _is_unseen(self) -> bool:
+        """Whether it has raised and nobody has looked."""
+    def start(self) -> None:
+        """Schedule a new coro. ScheduleError if it was started before."""
+    def done(self) -> bool:
+        """Whether it has returned or raised."""
+    def set_name(self, name: object, /) -> None:
+        """Give it the name ``str(name)``."""
+    def get_frame(self) -> FrameType | None:
+        """Return the innermost frame of a suspended coro, None if it runs, has not begun or has ended."""
+    def _wake(self, value: Any = None) -> None:
+        """Let a waiting coro go on; its wait returns ``value``. ScheduleError if it does not wait."""
+    def _throw(self, exception: BaseException, /) -> None:
+        """Raise ``exception`` where it waits; at once if it runs, and in place of what it was woken with."""
+    def _throw_later(self, exception: BaseException | None, /) -> None:
+        """The same, but a running coro gets it with its next wait. None takes that back."""
+    def _outcome(self) -> Any:
+        """Return what the function has returned, or raise what it has raised."""
+    def _failure(self) -> BaseException | None:
+        """Return what the function has raised, or None."""
+    def _failure_unseen(self) -> BaseException | None:
+        """The same, None too if somebody has looked before."""
+    def _undelivered(self) -> Any:
+        """Take what an interrupted wait would have returned, None if it was not over."""
+    def _on_done(self, callback: Callable[[Any], object], context: Context, /) -> None:
+        """Call ``callback(self)`` from the loop, in ``context``, once it has ended."""
+    def _forget_done(self, callback: Callable[[Any], object], /) -> int:
+        """Take such callbacks back; return their number."""
+
+def _coro_setup(errors: Any, kind: type[Coro], /) -> str | None:
+    """Take the package's exception classes and its Coro; None, or why there are no coros on this interpreter."""
+
+def _coro_new(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Make a coro of ``function(*args, **kwargs)``, not started; ``name``, ``context`` and ``stack`` are its own."""
+
+def _coro_spawn(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """The same, started: it runs in the next turn of the running loop."""
+
+def _coro_current() -> Any:
+    """Return the coro that runs. YieldFromMain if none does."""
+
+def _coro_current_or_none() -> Any:
+    """Return the coro that runs, or None."""
+
+def _coro_yield_slice() -> None:
+    """Let everything run that is ready. YieldFromMain outside of a coro."""
+
+def _coro_wait() -> Any:
+    """Wait until somebody wakes this coro; return what it is woken with. YieldFromMain outside of a coro."""
+
+def _coro_sleep_absolute(when: float, /) -> None:
+    """Wait until ``loop.time()`` is ``when``."""
+
+def _coro_sleep_relative(delay: float, /) -> None:
+    """Wait for ``delay`` seconds."""
+
+def _coro_end_sleep(coro: Coro, /) -> None:
+    """What the timer of a sleep calls."""
+
+def _coro_live() -> list[Any]:
+    """Return the coros of this thread between their start and their end."""
+
+def _coro_statistics() -> dict[str, Any]:
+    """Return this thread's counters: switches, evacuations, bytes copied, bytes saved now, coros started, slots."""
+
+def _coro_set_stack_slots(count: int, /) -> None:
+    """Let later coros of this thread share ``count`` stacks (1 to 4096; 1 at the start)."""
+
+def _coro_fail_evacuations(count: int, /) -> None:
+    """Let that many evacuations fail as if there were no memory: for tests."""

@@ -5,7 +5,7 @@
 
 pub(crate) mod errors;
 pub(crate) mod freelist;
-mod handle;
+pub(crate) mod handle;
 pub(crate) mod log;
 pub(crate) mod names;
 pub(crate) mod native_type;

@@ -114,6 +114,21 @@ impl<'a, 'py> Args<'a, 'py> {
         }
     }
 
+    /// The arguments of a function of a module; see `new`.
+    ///
+    /// # Safety
+    /// As for `new`.
+    #[inline]
+    pub(crate) unsafe fn from_fastcall(
+        py: Python<'py>,
+        args: *const *mut ffi::PyObject,
+        nargs: ffi::Py_ssize_t,
+        kwnames: *mut ffi::PyObject,
+    ) -> Self {
+        // SAFETY: passed on.
+        unsafe { Self::new(py, args, nargs, kwnames) }
+    }
+
     /// The positional arguments as borrowed pointers.
     #[inline]
     pub(crate) fn positional(&self) -> &'a [*mut ffi::PyObject] {

@@ -284,6 +284,11 @@ impl HandleRef {
         }
     }
 
+    /// True while it lies in the timer heap.
+    pub(crate) fn is_scheduled(self, py: Python<'_>) -> bool {
+        self.this(py).has(flag::SCHEDULED)
+    }
+
     pub(crate) fn set_source_traceback(self, py: Python<'_>, traceback: Bound<'_, PyAny>) {
         self.this(py).source_traceback.set(traceback);
     }

@@ -1,0 +1,103 @@
+//! x86-64, System V ABI (Linux, the BSDs, macOS).
+//!
+//! A stack that is switched away from, growing down:
+//!
+//! ```text
+//!        higher addresses
+//!   +----------------------+
+//!   | return address       |  where `switch` was called
+//!   | rbp                  |
+//!   | rbx                  |
+//!   | r12                  |
+//!   | r13                  |
+//!   | r14                  |
+//!   | r15                  |
+//!   | MXCSR | x87 control  |  4 + 2 bytes, 2 unused
+//!   +----------------------+  <- stack pointer kept in `*from`
+//! ```
+//!
+//! The return address is popped and jumped to, rather than returned to: the processor's own stack of return
+//! addresses would predict the wrong one each time (10 ns against 30 per switch).
+//!
+//! A new stack has the same frame with `start` as the return address, `entry` in r12 and its argument in r13.
+
+use std::arch::naked_asm;
+use std::ffi::c_void;
+
+use super::Entry;
+
+pub(in crate::coro) const IS_SUPPORTED: bool = true;
+
+/// See the module above. On entry: rdi = `from`, rsi = `to`; the direction flag is clear, as the ABI wants it.
+///
+/// # Safety
+/// `to` is a stack pointer that `switch` has stored or `prepare` has made, used once; its stack is mapped and belongs
+/// to this thread. `from` is writable, and whoever reads it does so while this stack is not running.
+#[unsafe(naked)]
+pub(in crate::coro) unsafe extern "C" fn switch(from: *mut usize, to: usize) {
+    naked_asm!(
+        "push rbp",
+        "push rbx",
+        "push r12",
+        "push r13",
+        "push r14",
+        "push r15",
+        "sub rsp, 8",
+        "stmxcsr [rsp]",
+        "fnstcw [rsp + 4]",
+        "mov [rdi], rsp",
+        "mov rsp, rsi",
+        "ldmxcsr [rsp]",
+        "fldcw [rsp + 4]",
+        "add rsp, 8",
+        "pop r15",
+        "pop r14",
+        "pop r13",
+        "pop r12",
+        "pop rbx",
+        "pop rbp",
+        "pop rcx",
+        "jmp rcx",
+    )
+}
+
+/// The first thing on a new stack. On entry: r12 = `entry`, r13 = its argument, rsp 16 bytes aligned. The undefined
+/// return address ends the chain for unwinders and debuggers.
+#[unsafe(naked)]
+unsafe extern "C" fn start() -> ! {
+    naked_asm!(
+        ".cfi_startproc",
+        ".cfi_undefined rip",
+        "xor ebp, ebp",
+        "mov rdi, r13",
+        "call r12",
+        "ud2",
+        ".cfi_endproc",
+    )
+}
+
+/// See the module above.
+///
+/// # Safety
+/// The 128 bytes below `top` are writable and unused.
+pub(in crate::coro) unsafe fn prepare(top: usize, entry: Entry, argument: *mut c_void) -> usize {
+    /// The control words of a thread at its start: all exceptions masked, round to nearest, x87 in full precision.
+    const MXCSR: u64 = 0x1f80;
+    const X87_CONTROL: u64 = 0x037f;
+    debug_assert!(top.is_multiple_of(16));
+    let frame: [u64; 8] = [
+        MXCSR | X87_CONTROL << 32,
+        0,                         // r15
+        0,                         // r14
+        argument as u64,           // r13
+        entry as usize as u64,     // r12
+        0,                         // rbx
+        0,                         // rbp
+        start as *const () as u64, // return address
+    ];
+    // Popping the frame must leave rsp as `start` wants it: 16 bytes aligned before its call.
+    let sp = top - 16 - size_of_val(&frame);
+    // SAFETY: within the 128 bytes that the caller gives.
+    unsafe { (sp as *mut [u64; 8]).write(frame) };
+    sp
+}

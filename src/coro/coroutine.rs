@@ -1,0 +1,158 @@
+//! `Coro`: a function with a stack of its own, run by the loop.
+//!
+//! ```text
+//!   new() --> [ new ] --start()--> [ ready ] <---- yield_slice() ---- [ running ] ---- returns, raises --> [ done ]
+//!                                   |     ^                            ^     |
+//!                                   |     '--- schedule(), interrupt --|--.  | waits for something
+//!                                   '---- its entry in the ready queue-'  |  v
+//!                                                                       [ waiting ]
+//! ```
+//!
+//! The object belongs to the thread of its loop. All its fields are cells: whatever runs may call every method.
+
+use std::cell::{Cell, UnsafeCell};
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use super::machine::Machine;
+use crate::event_loop::native_type::{NativeType, This, one_at_a_time};
+use crate::event_loop::object_cell::ObjectCell;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Status {
+    /// Not started.
+    New,
+    /// In the loop's ready queue.
+    Ready,
+    Running,
+    /// Suspended until somebody wakes it.
+    Waiting,
+    Done,
+}
+
+#[repr(C)]
+pub(super) struct CoroObject {
+    base: ffi::PyObject,
+    pub(super) event_loop: ObjectCell,
+    pub(super) function: ObjectCell,
+    /// A tuple.
+    pub(super) args: ObjectCell,
+    /// A dict, or empty.
+    pub(super) kwargs: ObjectCell,
+    /// The context to run in; its own copy unless the caller gave one.
+    pub(super) context: ObjectCell,
+    pub(super) name: ObjectCell,
+    /// What the function has returned.
+    pub(super) result: ObjectCell,
+    /// What it has raised.
+    pub(super) exception: ObjectCell,
+    /// What the wait that is over returns, or raises.
+    pub(super) wake_value: ObjectCell,
+    pub(super) wake_exception: ObjectCell,
+    /// A list: what to call when the coro has ended.
+    pub(super) callbacks: ObjectCell,
+    weakrefs: Cell<*mut ffi::PyObject>,
+    pub(super) id: Cell<u64>,
+    /// Where the runtime's table of live coros has it.
+    pub(super) place: Cell<usize>,
+    /// `threading.get_ident()` of the only thread that may run it, 0 until it is started.
+    pub(super) thread: Cell<u64>,
+    pub(super) status: Cell<Status>,
+    pub(super) has_own_stack: Cell<bool>,
+    /// An exception in it went to nobody yet.
+    pub(super) is_unseen: Cell<bool>,
+    /// The part that is there from the first run to the end.
+    pub(super) machine: UnsafeCell<Option<Box<Machine>>>,
+}
+
+pub(super) type Coro<'py> = This<'py, CoroObject>;
+
+impl CoroObject {
+    fn cells(&self) -> [&ObjectCell; 11] {
+        [
+            &self.event_loop,
+            &self.function,
+            &self.args,
+            &self.kwargs,
+            &self.context,
+            &self.name,
+            &self.result,
+            &self.exception,
+            &self.wake_value,
+            &self.wake_exception,
+            &self.callbacks,
+        ]
+    }
+
+    #[inline]
+    pub(super) fn is_done(&self) -> bool {
+        self.status.get() == Status::Done
+    }
+
+    pub(super) const fn weakrefs_offset() -> usize {
+        std::mem::offset_of!(CoroObject, weakrefs)
+    }
+
+    /// Fills the fields whose empty state is not zero. Called on a zeroed allocation.
+    pub(super) fn init(&self) {
+        self.status.set(Status::New);
+    }
+}
+
+impl NativeType for CoroObject {
+    const NAME: &'static CStr = c"grapeshot._core.Coro";
+    const DOC: &'static CStr = c"A function with a stack of its own, run by the loop.";
+    const FLAGS: u64 = ffi::Py_TPFLAGS_BASETYPE | ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
+
+    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        for cell in self.cells() {
+            // SAFETY: visit and arg are the collector's.
+            let result = unsafe { cell.traverse(visit, arg) };
+            if result != 0 {
+                return result;
+            }
+        }
+        0
+    }
+
+    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        one_at_a_time(this, body)
+    }
+
+    fn clear(this: This<'_, Self>) {
+        // A coro that has begun is kept by the runtime, so only one that never ran or has ended comes here.
+        for cell in this.cells() {
+            drop(cell.take(this.py()));
+        }
+    }
+}
+
+/// # Safety
+/// Called by CPython with an unreferenced coro: one that never ran, or has ended.
+pub(super) unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
+    // SAFETY: attached; the finalizer may revive the object, then nothing more is done. A coro between its start and
+    // its end is referenced by the runtime, so there is no stack to be lost here.
+    unsafe {
+        if ffi::PyObject_CallFinalizerFromDealloc(slf) < 0 {
+            return;
+        }
+        let py = Python::assume_attached();
+        ffi::PyObject_GC_UnTrack(slf.cast());
+        let body = &*slf.cast::<CoroObject>();
+        if !body.weakrefs.get().is_null() {
+            ffi::PyObject_ClearWeakRefs(slf);
+        }
+        for cell in body.cells() {
+            drop(cell.take(py));
+        }
+        ptr::drop_in_place(body.machine.get());
+        let kind = ffi::Py_TYPE(slf);
+        if let Some(free) = (*kind).tp_free {
+            free(slf.cast());
+        }
+        ffi::Py_DECREF(kind.cast());
+    }
+}

@@ -1,0 +1,32 @@
+//! The coro mode: ordinary blocking-style functions as cooperative threads, in the loop's own ready queue.
+//!
+//! - `arch`: the switch of registers; `stack`: the memory that coros run on (both without Python)
+//! - `pystate`: what of the interpreter's thread state belongs to a coro, per minor version
+//! - `coroutine`: the `Coro` object; `scheduler`: who runs, who waits, and who is woken
+//!
+//! Everything belongs to the thread that runs the loop. The scheduler runs on the thread's own stack and never on a
+//! coro's; it must not know what coros wait for.
+
+// Without Python only the tests use the stacks.
+#![cfg_attr(not(feature = "python"), allow(dead_code))]
+
+mod arch;
+mod stack;
+
+#[cfg(feature = "python")]
+mod coroutine;
+#[cfg(feature = "python")]
+mod errors;
+#[cfg(feature = "python")]
+mod machine;
+#[cfg(feature = "python")]
+mod methods;
+#[cfg(feature = "python")]
+mod pystate;
+#[cfg(feature = "python")]
+mod scheduler;
+#[cfg(feature = "python")]
+mod tasks;
+
+#[cfg(feature = "python")]
+pub(crate) use methods::register;

@@ -1,0 +1,112 @@
+//! Root chunks of the data stack, in which Python frames live: small and pooled. The interpreter's own are 16 KiB and
+//! mapped one by one, which would be most of what an idle coro needs.
+//!
+//! ```text
+//!   _PyStackChunk        previous | size | top | data[0] (unused in a root chunk) | data[1] ...
+//! ```
+//!
+//! CPython never frees a root chunk; what does not fit goes to chunks behind it, which it allocates and frees itself.
+
+use std::ptr;
+
+use pyo3::ffi;
+
+use super::field;
+
+/// Room for about a dozen frames of ordinary functions.
+const CHUNK_LEN: usize = 2 * 1024;
+/// Chunks kept for the next coros.
+const KEPT: usize = 1024;
+
+const PREVIOUS: usize = 0;
+const SIZE: usize = 8;
+const TOP: usize = 16;
+const DATA: usize = 24;
+
+/// Where the first frame goes, and the end of the chunk.
+pub(super) fn bounds(chunk: *mut u8) -> (*mut u8, *mut u8) {
+    // The first word of a root chunk stays unused: a top at its very start would mean "free this chunk".
+    // SAFETY: a chunk has CHUNK_LEN bytes.
+    unsafe { (chunk.add(DATA + size_of::<usize>()), chunk.add(CHUNK_LEN)) }
+}
+
+/// The chunks that no coro uses.
+pub(in crate::coro) struct Chunks {
+    kept: Vec<*mut u8>,
+}
+
+impl Chunks {
+    pub(in crate::coro) const fn new() -> Self {
+        Self { kept: Vec::new() }
+    }
+
+    /// An empty root chunk, or None if there is no memory.
+    #[inline]
+    pub(in crate::coro) fn take(&mut self) -> Option<*mut u8> {
+        if let Some(chunk) = self.kept.pop() {
+            return Some(chunk);
+        }
+        // SAFETY: plain allocation, checked below; the header's fields lie inside.
+        unsafe {
+            let chunk = libc::malloc(CHUNK_LEN).cast::<u8>();
+            if chunk.is_null() {
+                return None;
+            }
+            *field::<usize>(chunk, PREVIOUS) = 0;
+            *field::<usize>(chunk, SIZE) = CHUNK_LEN;
+            *field::<usize>(chunk, TOP) = 0;
+            Some(chunk)
+        }
+    }
+
+    /// Takes back the chunks of a coro that has ended. Those behind the root are the interpreter's and go back to
+    /// its arena allocator; there are some only if the coro's frames were abandoned.
+    ///
+    /// # Safety
+    /// `chunk` is the innermost chunk of a coro none of whose frames is alive.
+    #[inline]
+    pub(in crate::coro) unsafe fn give(&mut self, mut chunk: *mut u8) {
+        // SAFETY: the chain of a coro ends in a root chunk that `take` has made (contract).
+        unsafe {
+            loop {
+                let previous: *mut u8 = *field(chunk, PREVIOUS);
+                if previous.is_null() {
+                    break;
+                }
+                free_later_chunk(chunk);
+                chunk = previous;
+            }
+            *field::<usize>(chunk, TOP) = 0;
+            if self.kept.len() < KEPT {
+                self.kept.push(chunk);
+            } else {
+                libc::free(chunk.cast());
+            }
+        }
+    }
+}
+
+#[cold]
+unsafe fn free_later_chunk(chunk: *mut u8) {
+    let mut arena = ffi::PyObjectArenaAllocator {
+        ctx: ptr::null_mut(),
+        alloc: None,
+        free: None,
+    };
+    // SAFETY: the chunk came from the interpreter's arena allocator, with its size in the header.
+    unsafe {
+        ffi::PyObject_GetArenaAllocator(&raw mut arena);
+        if let Some(free) = arena.free {
+            free(arena.ctx, chunk.cast(), *field::<usize>(chunk, SIZE));
+        }
+    }
+}
+
+impl Drop for Chunks {
+    fn drop(&mut self) {
+        for chunk in &self.kept {
+            // SAFETY: made by `take`, and no coro uses it.
+            unsafe { libc::free(chunk.cast()) };
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! What of the interpreter's thread state belongs to a coro: swapped whenever the stack is switched.
+//!
+//! `PyThreadState` is not part of the stable ABI, so each minor version has a file with the offsets of its fields
+//! (`v311` to `v314`); they are checked against the headers when the crate is built (`build.rs`) and against the running
+//! interpreter when the module is imported (`self_check`). A version without a file builds, and `coro` refuses.
+//!
+//! | field | why it is the coro's |
+//! |---|---|
+//! | `cframe` (to 3.12) or `current_frame` | the chain of Python frames; it ends at the coro's base |
+//! | `exc_info` | what `except` blocks of the coro are handling (`sys.exc_info()`, bare `raise`) |
+//! | `context`, `context_ver` | its `contextvars` |
+//! | `datastack_*` | the memory of its Python frames |
+//! | recursion counters | kept as the depth used, since the limit may change meanwhile |
+//! | `tracing`, `what_event` | a yield inside a trace function |
+//! | trash nesting (to 3.12) | a yield inside a nested deallocation |
+//! | the executor (3.14) | the JIT's code that is running |
+//!
+//! Functions of tracing and profiling, `delete_later` and everything else stay the thread's.
+//!
+//! Called on the thread's own stack by the scheduler, attached. It must not know what a coro is.
+
+use std::ffi::c_int;
+use std::ptr;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+#[cfg(all(Py_3_11, not(Py_3_12)))]
+#[path = "v311.rs"]
+mod imp;
+#[cfg(all(Py_3_12, not(Py_3_13)))]
+#[path = "v312.rs"]
+mod imp;
+#[cfg(all(Py_3_13, not(Py_3_14), not(Py_GIL_DISABLED)))]
+#[path = "v313.rs"]
+mod imp;
+#[cfg(all(Py_3_14, not(Py_3_15), not(Py_GIL_DISABLED)))]
+#[path = "v314.rs"]
+mod imp;
+#[cfg(any(Py_3_15, Py_GIL_DISABLED))]
+#[path = "none.rs"]
+mod imp;
+
+/// Whether asyncio keeps the running task in the thread state, so that `PyState::swap` takes it along.
+pub(super) const SWAPS_TASK: bool = imp::RUNNING_TASK.is_some();
+
+mod check;
+mod chunk;
+mod frames;
+
+pub(super) use check::self_check;
+pub(super) use chunk::Chunks;
+pub(super) use frames::Relinked;
+
+/// Bytes of stack that one level of C recursion may take (measured: the deepest, `json` and `repr`, stay below).
+const C_LEVEL_LEN: usize = 5 * 1024;
+
+/// The part of a thread state that belongs to one stack. Its pointers are borrowed from the coro, which keeps them.
+#[repr(C)]
+pub(super) struct PyState {
+    /// `cframe` or `current_frame`.
+    frame: *mut u8,
+    exc_info: *mut ExcInfo,
+    /// Owned by the thread state while it is there, else by this.
+    context: *mut ffi::PyObject,
+    chunk: *mut u8,
+    chunk_top: *mut u8,
+    chunk_limit: *mut u8,
+    executor: *mut ffi::PyObject,
+    /// The task that asyncio sees (3.14): the coro itself, or what it was doing when it was suspended.
+    task: *mut ffi::PyObject,
+    py_depth: c_int,
+    c_remaining: c_int,
+    tracing: c_int,
+    what_event: c_int,
+    trash_nesting: c_int,
+}
+
+/// `_PyErr_StackItem`.
+#[repr(C)]
+pub(super) struct ExcInfo {
+    value: *mut ffi::PyObject,
+    previous: *mut ExcInfo,
+}
+
+/// `_PyCFrame` of 3.11 and 3.12 (which has no `use_tracing`).
+#[repr(C)]
+pub(super) struct CFrame {
+    words: [usize; 3],
+}
+
+/// What a coro keeps for its thread state to point to, at one address for as long as it lives.
+#[repr(C)]
+pub(super) struct Base {
+    exc_info: ExcInfo,
+    cframe: CFrame,
+}
+
+impl Base {
+    pub(super) const fn new() -> Self {
+        Self {
+            exc_info: ExcInfo {
+                value: ptr::null_mut(),
+                previous: ptr::null_mut(),
+            },
+            cframe: CFrame { words: [0; 3] },
+        }
+    }
+}
+
+impl PyState {
+    /// Nothing: the place for the state of a stack that runs.
+    pub(super) const fn empty() -> Self {
+        Self {
+            frame: ptr::null_mut(),
+            exc_info: ptr::null_mut(),
+            context: ptr::null_mut(),
+            chunk: ptr::null_mut(),
+            chunk_top: ptr::null_mut(),
+            chunk_limit: ptr::null_mut(),
+            executor: ptr::null_mut(),
+            task: ptr::null_mut(),
+            py_depth: 0,
+            c_remaining: 0,
+            tracing: 0,
+            what_event: -1,
+            trash_nesting: 0,
+        }
+    }
+
+    /// The state of a stack on which nothing has run yet: no frames, no exception, no context.
+    ///
+    /// # Safety
+    /// `base` stays where it is, and `chunk` is given back only after the coro has ended.
+    pub(super) unsafe fn fresh(base: *mut Base, chunk: *mut u8, stack_len: usize) -> Self {
+        let (chunk_top, chunk_limit) = chunk::bounds(chunk);
+        // SAFETY: `base` is alive (contract); only addresses are taken.
+        let (frame, exc_info) = unsafe {
+            (
+                imp::base_frame(&raw mut (*base).cframe),
+                &raw mut (*base).exc_info,
+            )
+        };
+        Self {
+            frame,
+            exc_info,
+            chunk,
+            chunk_top,
+            chunk_limit,
+            c_remaining: check::c_recursion_limit().min((stack_len / C_LEVEL_LEN) as c_int),
+            ..Self::empty()
+        }
+    }
+
+    /// Exchanges this state with the thread's.
+    ///
+    /// # Safety
+    /// `thread` is the attached thread's state; the next thing to happen is a switch to the stack this state belongs
+    /// to (or back). No exception is set.
+    #[inline(always)]
+    pub(super) unsafe fn swap(&mut self, thread: *mut ffi::PyThreadState) {
+        let thread = thread.cast::<u8>();
+        // SAFETY: the offsets are those of this interpreter (checked at build and at import), the thread is attached.
+        unsafe {
+            imp::before_swap(thread, self.frame);
+            ptr::swap(field(thread, imp::FRAME), &raw mut self.frame);
+            ptr::swap(field(thread, imp::EXC_INFO), &raw mut self.exc_info);
+            ptr::swap(field(thread, imp::CONTEXT), &raw mut self.context);
+            let version = field::<u64>(thread, imp::CONTEXT_VER);
+            *version = (*version).wrapping_add(1);
+            ptr::swap(field(thread, imp::DATASTACK_CHUNK), &raw mut self.chunk);
+            ptr::swap(field(thread, imp::DATASTACK_TOP), &raw mut self.chunk_top);
+            ptr::swap(field(thread, imp::DATASTACK_LIMIT), &raw mut self.chunk_limit);
+            ptr::swap(field(thread, imp::TRACING), &raw mut self.tracing);
+            ptr::swap(field(thread, imp::WHAT_EVENT), &raw mut self.what_event);
+            let limit = *field::<c_int>(thread, imp::RECURSION_LIMIT);
+            let remaining = field::<c_int>(thread, imp::RECURSION_REMAINING);
+            let depth = limit - *remaining;
+            *remaining = limit - self.py_depth;
+            self.py_depth = depth;
+            if let Some(offset) = imp::C_RECURSION_REMAINING {
+                ptr::swap(field(thread, offset), &raw mut self.c_remaining);
+            }
+            if let Some(offset) = imp::TRASH_NESTING {
+                ptr::swap(field(thread, offset), &raw mut self.trash_nesting);
+            }
+            if let Some(offset) = imp::EXECUTOR {
+                ptr::swap(field(thread, offset), &raw mut self.executor);
+            }
+            if let Some(offset) = imp::RUNNING_TASK {
+                ptr::swap(field(thread, offset), &raw mut self.task);
+            }
+        }
+    }
+
+    /// The innermost Python frame of a state that is not the thread's now, null if there is none.
+    ///
+    /// # Safety
+    /// The stack of the state is in its place.
+    pub(super) unsafe fn innermost(&self) -> *mut u8 {
+        // SAFETY: the pointer is the coro's base or lies on its stack (contract).
+        unsafe { imp::innermost(self.frame) }
+    }
+
+    /// The place of the running task; what is there is owned.
+    pub(super) fn task(&mut self) -> &mut *mut ffi::PyObject {
+        &mut self.task
+    }
+
+    /// The root chunk and what was put behind it.
+    pub(super) fn chunk(&self) -> *mut u8 {
+        self.chunk
+    }
+}
+
+/// A field of a C structure.
+///
+/// # Safety
+/// There is a field of type `T` at `offset`.
+#[inline(always)]
+unsafe fn field<T>(object: *mut u8, offset: usize) -> *mut T {
+    // SAFETY: by the contract.
+    unsafe { object.add(offset).cast() }
+}
+
+/// The frame object of `innermost`, None if that is null.
+///
+/// # Safety
+/// Attached; `innermost` is the innermost frame of a suspended stack.
+pub(super) unsafe fn frame_object(py: Python<'_>, innermost: *mut u8) -> Option<Bound<'_, PyAny>> {
+    let mut holder = CFrame { words: [0; 3] };
+    // SAFETY: the thread shows the other chain of frames only inside the getter, which allocates at most a frame
+    // object; the collector is kept from running meanwhile.
+    unsafe {
+        let thread = ffi::PyThreadState_Get();
+        let place = field::<*mut u8>(thread.cast(), imp::FRAME);
+        let was_enabled = ffi::PyGC_Disable();
+        let own = std::mem::replace(&mut *place, imp::show(&raw mut holder, innermost));
+        let frame = ffi::PyThreadState_GetFrame(thread);
+        *place = own;
+        if was_enabled != 0 {
+            ffi::PyGC_Enable();
+        }
+        Bound::from_owned_ptr_or_opt(py, frame.cast())
+    }
+}
+
+/// Tells the interpreter which stack C code is going to run on, so that deep recursion ends in `RecursionError`.
+///
+/// # Safety
+/// The thread is attached, and about to switch to that stack.
+#[inline(always)]
+pub(super) unsafe fn protect(thread: *mut ffi::PyThreadState, base: usize, len_bytes: usize) {
+    // SAFETY: by the contract.
+    unsafe { imp::protect(thread, base, len_bytes) }
+}
+
+/// The thread's own stack again.
+///
+/// # Safety
+/// The thread is attached and on its own stack.
+#[inline(always)]
+pub(super) unsafe fn unprotect(thread: *mut ffi::PyThreadState) {
+    // SAFETY: by the contract.
+    unsafe { imp::unprotect(thread) }
+}

@@ -1,0 +1,70 @@
+//! An interpreter whose thread state is not known, or which has no GIL: the package works, `coro` refuses.
+
+use std::ptr;
+
+use pyo3::ffi;
+
+use super::CFrame;
+
+/// Why coros are not available.
+#[cfg(Py_GIL_DISABLED)]
+pub(in crate::coro) const UNSUPPORTED: Option<&str> =
+    Some("coros need the GIL: this is a free-threaded build of Python");
+#[cfg(not(Py_GIL_DISABLED))]
+pub(in crate::coro) const UNSUPPORTED: Option<&str> =
+    Some("coros know the interpreters of CPython 3.11 to 3.14 only");
+
+pub(super) const INTERP: usize = 0;
+pub(super) const RECURSION_REMAINING: usize = 0;
+pub(super) const RECURSION_LIMIT: usize = 0;
+pub(super) const TRACING: usize = 0;
+pub(super) const WHAT_EVENT: usize = 0;
+pub(super) const FRAME: usize = 0;
+pub(super) const CURRENT_EXCEPTION: usize = 0;
+pub(super) const EXC_INFO: usize = 0;
+pub(super) const THREAD_ID: usize = 0;
+pub(super) const CONTEXT: usize = 0;
+pub(super) const CONTEXT_VER: usize = 0;
+pub(super) const DATASTACK_CHUNK: usize = 0;
+pub(super) const DATASTACK_TOP: usize = 0;
+pub(super) const DATASTACK_LIMIT: usize = 0;
+pub(super) const EXC_STATE: usize = 0;
+pub(super) const C_RECURSION_REMAINING: Option<usize> = None;
+pub(super) const TRASH_NESTING: Option<usize> = None;
+pub(super) const EXECUTOR: Option<usize> = None;
+pub(super) const FRAME_PREVIOUS: usize = 0;
+pub(super) const RUNNING_TASK: Option<usize> = None;
+
+pub(super) fn look_up() -> Option<&'static str> {
+    UNSUPPORTED
+}
+
+pub(super) fn base_frame(_base: *mut CFrame) -> *mut u8 {
+    ptr::null_mut()
+}
+
+/// # Safety
+/// Never called: there are no coros.
+pub(super) unsafe fn innermost(_frame: *mut u8) -> *mut u8 {
+    ptr::null_mut()
+}
+
+/// # Safety
+/// Never called: there are no coros.
+pub(super) unsafe fn before_swap(_thread: *mut u8, _next: *mut u8) {}
+
+/// # Safety
+/// Never called: there are no coros.
+pub(super) unsafe fn protect(_thread: *mut ffi::PyThreadState, _base: usize, _len_bytes: usize) {}
+
+/// # Safety
+/// Never called: there are no coros.
+pub(super) unsafe fn unprotect(_thread: *mut ffi::PyThreadState) {}
+
+/// What a thread state has to hold to show `innermost`.
+///
+/// # Safety
+/// None is needed.
+pub(super) unsafe fn show(_holder: *mut CFrame, innermost: *mut u8) -> *mut u8 {
+    innermost
+}

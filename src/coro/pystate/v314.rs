@@ -1,0 +1,114 @@
+//! CPython 3.14: offsets in `struct _ts` (`Include/cpython/pystate.h`) and `struct _PyInterpreterFrame`
+//! (`Include/internal/pycore_interpframe_structs.h`), for 64-bit builds with the GIL.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use pyo3::ffi;
+
+use super::CFrame;
+
+/// Why coros are not available, if they are not.
+pub(in crate::coro) const UNSUPPORTED: Option<&str> = None;
+
+pub(super) const INTERP: usize = 16;
+pub(super) const RECURSION_REMAINING: usize = 48;
+pub(super) const RECURSION_LIMIT: usize = 52;
+pub(super) const TRACING: usize = 60;
+pub(super) const WHAT_EVENT: usize = 64;
+pub(super) const FRAME: usize = 72;
+pub(super) const CURRENT_EXCEPTION: usize = 112;
+pub(super) const EXC_INFO: usize = 120;
+pub(super) const THREAD_ID: usize = 152;
+pub(super) const CONTEXT: usize = 208;
+pub(super) const CONTEXT_VER: usize = 216;
+pub(super) const DATASTACK_CHUNK: usize = 232;
+pub(super) const DATASTACK_TOP: usize = 240;
+pub(super) const DATASTACK_LIMIT: usize = 248;
+pub(super) const EXC_STATE: usize = 256;
+pub(super) const C_RECURSION_REMAINING: Option<usize> = None;
+pub(super) const TRASH_NESTING: Option<usize> = None;
+pub(super) const EXECUTOR: Option<usize> = Some(272);
+pub(super) const FRAME_PREVIOUS: usize = 8;
+
+/// The chain of frames begins with none.
+pub(super) fn base_frame(_base: *mut CFrame) -> *mut u8 {
+    ptr::null_mut()
+}
+
+/// # Safety
+/// None is needed.
+pub(super) unsafe fn innermost(frame: *mut u8) -> *mut u8 {
+    frame
+}
+
+/// # Safety
+/// None is needed.
+#[inline(always)]
+pub(super) unsafe fn before_swap(_thread: *mut u8, _next: *mut u8) {}
+
+/// `asyncio_running_task` in `_PyThreadStateImpl` (`Include/internal/pycore_tstate.h`).
+pub(super) const RUNNING_TASK: Option<usize> = Some(872);
+
+type SetProtection = unsafe extern "C" fn(*mut ffi::PyThreadState, *mut c_void, usize) -> c_int;
+type ResetProtection = unsafe extern "C" fn(*mut ffi::PyThreadState);
+
+/// `PyUnstable_ThreadState_SetStackProtection` and its counterpart (`Include/cpython/pystate.h`), from 3.14.1 on: looked up,
+/// since an extension that links to them could not be loaded by 3.14.0.
+static SET: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+static RESET: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// Finds what this version needs of the interpreter; what is missing otherwise.
+pub(super) fn look_up() -> Option<&'static str> {
+    // SAFETY: names that end in NUL; the default search order includes the interpreter.
+    let (set, reset) = unsafe {
+        (
+            libc::dlsym(
+                libc::RTLD_DEFAULT,
+                c"PyUnstable_ThreadState_SetStackProtection".as_ptr(),
+            ),
+            libc::dlsym(
+                libc::RTLD_DEFAULT,
+                c"PyUnstable_ThreadState_ResetStackProtection".as_ptr(),
+            ),
+        )
+    };
+    if set.is_null() || reset.is_null() {
+        return Some("coros need CPython 3.14.1 or later: 3.14.0 cannot be told about their stacks");
+    }
+    SET.store(set, Ordering::Relaxed);
+    RESET.store(reset, Ordering::Relaxed);
+    None
+}
+
+/// # Safety
+/// The thread is attached, and about to switch to that stack.
+#[inline(always)]
+pub(super) unsafe fn protect(thread: *mut ffi::PyThreadState, base: usize, len_bytes: usize) {
+    // SAFETY: `look_up` has found a function of this type; there are no coros otherwise. It fails only for stacks
+    // much smaller than any of ours.
+    unsafe {
+        let set = std::mem::transmute::<*mut c_void, SetProtection>(SET.load(Ordering::Relaxed));
+        set(thread, base as *mut c_void, len_bytes);
+    }
+}
+
+/// # Safety
+/// The thread is attached and on its own stack.
+#[inline(always)]
+pub(super) unsafe fn unprotect(thread: *mut ffi::PyThreadState) {
+    // SAFETY: as above.
+    unsafe {
+        let reset = std::mem::transmute::<*mut c_void, ResetProtection>(RESET.load(Ordering::Relaxed));
+        reset(thread);
+    }
+}
+
+/// What a thread state has to hold to show `innermost`.
+///
+/// # Safety
+/// None is needed.
+pub(super) unsafe fn show(_holder: *mut CFrame, innermost: *mut u8) -> *mut u8 {
+    innermost
+}

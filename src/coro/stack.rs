@@ -1,0 +1,328 @@
+//! The memory that coros run on, and the copies of it that suspended coros leave behind.
+//!
+//! ```text
+//!   Slot (8 MiB of address space)                     the slot's coro      another coro of the slot
+//!   +------------+ top                                 runs or is           evacuated:
+//!   |  used      |                                     suspended in place
+//!   |            |  <- sp --------------------------------------------+    +------------+ Saved: exactly
+//!   |            |     below it nothing is kept                       +--> |  sp .. top |  as long as the
+//!   |            |                                                         +------------+  used part
+//!   +------------+ base
+//!   |   guard    |  one page without access
+//!   +------------+
+//! ```
+//!
+//! A coro belongs to one slot for life, so that pointers into its stack are right whenever it runs. While it is
+//! suspended its bytes stay in the slot until another coro needs the place: then they move to a `Saved`.
+//!
+//! Belongs to one thread. It must not know Python or who runs when.
+
+use std::cell::Cell;
+use std::io;
+use std::ptr;
+
+use crate::sys::pages;
+
+/// Saved stacks are rounded up to this, so that buffers of one size serve many.
+const SAVED_UNIT: usize = 64;
+/// Buffers up to this many units are kept for the next evacuation.
+const POOLED_UNITS: usize = 128;
+/// Buffers kept per size.
+const KEPT_PER_SIZE: usize = 64;
+/// A stack that has been used deeper than this gives its memory back at a trim.
+const RESIDENT_LEN: usize = 256 * 1024;
+/// Trims are made once in so many evacuations.
+const EVACUATIONS_PER_TRIM: u32 = 1024;
+/// What evicted stacks are overwritten with in the debug mode that evicts always.
+const POISON: u8 = 0xDD;
+
+/// One mapping with a guard page below.
+pub(super) struct Slot {
+    mapping: *mut libc::c_void,
+    mapping_len: usize,
+    base: usize,
+    top: usize,
+    evacuations: Cell<u32>,
+}
+
+fn page_len() -> usize {
+    // SAFETY: no memory is involved.
+    let len = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(len).unwrap_or(4096)
+}
+
+impl Slot {
+    /// Maps `len_bytes` (rounded up to pages) of stack, without memory behind it until it is used.
+    pub(super) fn new(len_bytes: usize) -> io::Result<Self> {
+        let page = page_len();
+        let usable = len_bytes.next_multiple_of(page);
+        let mapping_len = usable + page;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let mapping = unsafe { libc::mmap(ptr::null_mut(), mapping_len, libc::PROT_NONE, flags, -1, 0) };
+        if mapping == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = mapping as usize + page;
+        let slot = Self {
+            mapping,
+            mapping_len,
+            base,
+            top: base + usable,
+            evacuations: Cell::new(0),
+        };
+        // SAFETY: inside the mapping made above; on failure the slot is dropped and unmapped.
+        let is_usable = unsafe {
+            libc::mprotect(
+                base as *mut libc::c_void,
+                usable,
+                libc::PROT_READ | libc::PROT_WRITE,
+            ) == 0
+        };
+        if !is_usable {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: inside the mapping made above.
+        unsafe { pages::refuse_huge_pages(base, usable) };
+        Ok(slot)
+    }
+
+    /// The highest address, 16 bytes aligned; stacks begin below it.
+    #[inline]
+    pub(super) fn top(&self) -> usize {
+        self.top
+    }
+
+    /// The lowest usable address.
+    #[inline]
+    pub(super) fn base(&self) -> usize {
+        self.base
+    }
+
+    #[inline]
+    pub(super) fn len_bytes(&self) -> usize {
+        self.top - self.base
+    }
+
+    #[inline]
+    pub(super) fn contains(&self, address: usize) -> bool {
+        self.base <= address && address < self.top
+    }
+
+    /// Copies the used part of the stack at `sp` into `saved`, which has been made for its length.
+    ///
+    /// # Safety
+    /// The stack at `sp` is suspended, in this slot.
+    #[inline]
+    pub(super) unsafe fn evacuate(&self, sp: usize, saved: &Saved) {
+        debug_assert!(self.contains(sp) && saved.len_bytes == self.top - sp);
+        // SAFETY: `sp..top` is mapped and not running (contract); the buffer has that length and is elsewhere.
+        unsafe { ptr::copy_nonoverlapping(sp as *const u8, saved.data, saved.len_bytes) };
+        let count = self.evacuations.get() + 1;
+        self.evacuations.set(count);
+        if count.is_multiple_of(EVACUATIONS_PER_TRIM) {
+            self.trim(sp);
+        }
+    }
+
+    /// Copies a saved stack back to where it was.
+    ///
+    /// # Safety
+    /// No stack is running or suspended in place in this slot; `saved` was evacuated from it.
+    #[inline]
+    pub(super) unsafe fn restore(&self, saved: &Saved) {
+        // SAFETY: the slot is free (contract), and has at least the length that was taken out of it.
+        unsafe {
+            ptr::copy_nonoverlapping(
+                saved.data,
+                (self.top - saved.len_bytes) as *mut u8,
+                saved.len_bytes,
+            );
+        }
+    }
+
+    /// Overwrites everything from `sp` up, so that a pointer into a moved stack shows at once.
+    ///
+    /// # Safety
+    /// No stack is running or suspended in place in this slot.
+    pub(super) unsafe fn poison(&self, sp: usize) {
+        // SAFETY: mapped, and free (contract).
+        unsafe { ptr::write_bytes(sp as *mut u8, POISON, self.top - sp) };
+    }
+
+    /// Gives back the memory of a deep excursion: what lies more than `RESIDENT_LEN` below the top, as far as the
+    /// stack at `sp` does not use it. True if there was any.
+    pub(super) fn trim(&self, sp: usize) -> bool {
+        let page = page_len();
+        let end = (sp.min(self.top) - page).min(self.top - RESIDENT_LEN.min(self.len_bytes())) & !(page - 1);
+        if end <= self.base {
+            return false;
+        }
+        let mut residency = 0_u8;
+        // SAFETY: one page inside the mapping, and one byte for it (mincore(2)).
+        let known = unsafe {
+            libc::mincore(
+                (end - page) as *mut libc::c_void,
+                page,
+                (&raw mut residency).cast(),
+            ) == 0
+        };
+        if !known || residency & 1 == 0 {
+            return false;
+        }
+        // SAFETY: the pages lie below every stack pointer in use, so nothing in them is needed.
+        unsafe {
+            libc::madvise(
+                self.base as *mut libc::c_void,
+                end - self.base,
+                libc::MADV_DONTNEED,
+            )
+        };
+        true
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and whoever drops the slot has ended all coros on it.
+        unsafe { libc::munmap(self.mapping, self.mapping_len) };
+    }
+}
+
+/// The bytes of an evacuated stack.
+pub(super) struct Saved {
+    data: *mut u8,
+    len_bytes: usize,
+}
+
+impl Saved {
+    pub(super) fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+}
+
+/// Buffers for saved stacks, kept by size.
+pub(super) struct Pool {
+    kept: Vec<Vec<*mut u8>>,
+}
+
+fn units(len_bytes: usize) -> usize {
+    len_bytes.div_ceil(SAVED_UNIT)
+}
+
+impl Pool {
+    pub(super) fn new() -> Self {
+        Self {
+            kept: (0..=POOLED_UNITS).map(|_| Vec::new()).collect(),
+        }
+    }
+
+    /// A buffer of `len_bytes`, or None if there is no memory.
+    #[inline]
+    pub(super) fn take(&mut self, len_bytes: usize) -> Option<Saved> {
+        let size = units(len_bytes);
+        let data = match self.kept.get_mut(size).and_then(Vec::pop) {
+            Some(data) => data,
+            // SAFETY: plain allocation; null is checked below.
+            None => unsafe { libc::malloc(size * SAVED_UNIT) }.cast::<u8>(),
+        };
+        if data.is_null() {
+            return None;
+        }
+        Some(Saved { data, len_bytes })
+    }
+
+    /// Takes a buffer back.
+    #[inline]
+    #[allow(clippy::needless_pass_by_value)] // the buffer is given up
+    pub(super) fn give(&mut self, saved: Saved) {
+        let kept = self.kept.get_mut(units(saved.len_bytes));
+        match kept {
+            Some(kept) if kept.len() < KEPT_PER_SIZE => kept.push(saved.data),
+            // SAFETY: allocated by `take`, given up by the caller.
+            _ => unsafe { libc::free(saved.data.cast()) },
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        for data in self.kept.iter().flatten() {
+            // SAFETY: allocated by `take` and owned by the pool.
+            unsafe { libc::free(data.cast()) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fill(slot: &Slot, sp: usize, value: u8) {
+        // SAFETY: mapped and unused by others.
+        unsafe { ptr::write_bytes(sp as *mut u8, value, slot.top() - sp) };
+    }
+
+    fn content(slot: &Slot, sp: usize) -> Vec<u8> {
+        // SAFETY: mapped, initialized by `fill` or zero.
+        unsafe { std::slice::from_raw_parts(sp as *const u8, slot.top() - sp).to_vec() }
+    }
+
+    #[test]
+    fn stacks_come_back_as_they_were() {
+        let slot = Slot::new(1 << 20).unwrap();
+        let mut pool = Pool::new();
+        let lens = [64, 65, 1000, 4096, 100_000];
+        let saved: Vec<Saved> = lens
+            .iter()
+            .zip(1_u8..)
+            .map(|(len, value)| {
+                let sp = slot.top() - len;
+                fill(&slot, sp, value);
+                let saved = pool.take(*len).unwrap();
+                // SAFETY: nothing runs on the slot.
+                unsafe {
+                    slot.evacuate(sp, &saved);
+                    slot.poison(sp);
+                }
+                saved
+            })
+            .collect();
+        for ((saved, len), value) in saved.into_iter().zip(lens).zip(1_u8..) {
+            assert_eq!(saved.len_bytes(), len);
+            // SAFETY: nothing runs on the slot.
+            unsafe { slot.restore(&saved) };
+            assert!(content(&slot, slot.top() - len).iter().all(|byte| *byte == value));
+            pool.give(saved);
+        }
+    }
+
+    #[test]
+    fn a_deep_excursion_gives_its_memory_back() {
+        let slot = Slot::new(4 << 20).unwrap();
+        assert!(!slot.trim(slot.top() - 1000));
+        fill(&slot, slot.base(), 7);
+        let sp = slot.top() - 1000;
+        assert!(slot.trim(sp));
+        assert!(!slot.trim(sp));
+        assert!(content(&slot, sp).iter().all(|byte| *byte == 7));
+        assert_eq!(content(&slot, slot.base())[0], 0);
+    }
+
+    #[test]
+    fn addresses_are_told_apart() {
+        let slot = Slot::new(1).unwrap();
+        assert_eq!(slot.len_bytes(), page_len());
+        assert!(slot.contains(slot.base()) && slot.contains(slot.top() - 1) && !slot.contains(slot.top()));
+        assert_eq!(slot.top() % 16, 0);
+    }
+
+    #[test]
+    fn buffers_are_used_again() {
+        let mut pool = Pool::new();
+        let first = pool.take(1000).unwrap();
+        let data = first.data;
+        pool.give(first);
+        assert_eq!(pool.take(1010).unwrap().data, data);
+    }
+}
