@@ -181,7 +181,6 @@ def _audit(loop_kind: str, request: pytest.FixtureRequest) -> Iterator[None]:
     sys.unraisablehook = on_unraisable
     threading.excepthook = lambda args: in_threads.append(repr(args.exc_value))
     gc.collect()
-    gc.freeze()  # what the test runner has gathered since: a collection would take longer with every test
     unraisable.clear()  # of a failed test before this one: its frames lived on in its report
     fds, threads, objects = _open_fds(), set(threading.enumerate()), set(_loop_objects())
     try:

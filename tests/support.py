@@ -19,6 +19,15 @@ from collections.abc import Callable
 from typing import Any
 
 
+def coro_is_available() -> bool:
+    """Whether this interpreter and processor can run coros."""
+    try:
+        import grapeshot.coro  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
 def gil_is_enabled() -> bool:
     """Whether this is a build with a GIL, or a free-threaded one that runs with it."""
     return getattr(sys, "_is_gil_enabled", lambda: True)()

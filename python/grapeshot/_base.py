@@ -29,6 +29,8 @@ class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
     # executor
     _default_executor: concurrent.futures.Executor | None = None
     _executor_shutdown_called: bool = False
+    # what coros, once they are imported, have to do first: a plain function, taken from the class without a binding
+    _before_close: staticmethod[[Any], None] | Callable[[Any], None] | None = None
     # errors
     _exception_handler: ExceptionHandler | None = None
     # asynchronous generators

@@ -110,6 +110,9 @@ def close(loop: BaseLoop) -> None:
         return
     if loop.get_debug():
         logger.debug("Close %r", loop)
+    before_close = loop._before_close
+    if before_close is not None:
+        before_close(loop)
     try:
         _signals.remove_all(loop)
     finally:

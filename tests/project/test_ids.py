@@ -15,11 +15,10 @@ OURS = "grapeshot"
 
 
 @functools.cache
-def functions(path: Path) -> dict[str, list[str]]:
-    """The functions of a test file, each with the marks that excuse grapeshot from it."""
+def functions(path: Path) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The functions of a test file."""
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    found = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    return {node.name: list(let_off(node)) for node in found}
+    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 def problems_with(test: str) -> Iterator[str]:
@@ -34,7 +33,7 @@ def problems_with(test: str) -> Iterator[str]:
     elif function not in functions(path):
         yield f"{test}: no such test"
     else:
-        yield from (f"{test}: {why}" for why in functions(path)[function])
+        yield from (f"{test}: {why}" for why in let_off(functions(path)[function]))
 
 
 def let_off(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:

@@ -1,0 +1,76 @@
+"""The exceptions of the coro mode. The names are Shrapnel's."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+
+TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+if TYPE_CHECKING:
+    from typing import Any
+
+
+# asyncio's, for the modules that have no other business with asyncio.
+CancelledError = asyncio.CancelledError
+
+
+class Interrupted(asyncio.CancelledError):
+    """A coro was interrupted where it waited; ``value`` is what :meth:`Coro.interrupt` was given.
+
+    A subclass of :class:`asyncio.CancelledError`, so that ``except Exception`` lets it pass.
+    """
+
+    def __init__(self, value: Any = None) -> None:
+        super().__init__(*(() if value is None else (value,)))
+        self.value = value
+
+
+class Shutdown(Interrupted):
+    """A coro is to end: :meth:`Coro.shutdown` was called, or its loop is being closed."""
+
+
+class TimeoutError(builtins.TimeoutError):  # noqa: A001  # Shrapnel's name, and a subclass of the builtin
+    """The time of ``with_timeout`` or ``timeout`` is over."""
+
+
+class ScheduleError(Exception):
+    """A coro cannot be scheduled as it was asked for."""
+
+
+class DeadCoroutine(ScheduleError):  # noqa: N818  # Shrapnel's name
+    """The coro has ended."""
+
+
+class NotStartedError(ScheduleError):
+    """The coro was not started."""
+
+
+class SimultaneousError(Exception):
+    """Two coros wait on one descriptor for the same thing."""
+
+
+class ClosedError(Exception):
+    """A descriptor was closed while a coro waited on it."""
+
+
+class YieldFromMain(RuntimeError):  # noqa: N818  # Shrapnel's name
+    """Something that waits was called outside of a coro."""
+
+
+class LockError(RuntimeError):
+    """A lock was released that the coro does not hold."""
+
+
+class InParallelError(Exception):
+    """Some of the functions of ``in_parallel`` have raised.
+
+    ``result_list`` has one entry per function, in order: ``(True, result)`` or ``(False, exception)``.
+    """
+
+    def __init__(self, result_list: list[tuple[bool, Any]]) -> None:
+        super().__init__(result_list)
+        self.result_list = result_list
+
+
+class WakeUp(Exception):  # noqa: N818  # Shrapnel's name
+    """For programs that wake a coro with an exception of no other meaning."""
