@@ -32,6 +32,7 @@ __all__ = [
     "_coro_current",
     "_coro_current_or_none",
     "_coro_end_sleep",
+    "_coro_evict_always",
     "_coro_fail_evacuations",
     "_coro_live",
     "_coro_new",
@@ -833,6 +834,9 @@ def _coro_statistics() -> dict[str, Any]:
 
 def _coro_set_stack_slots(count: int, /) -> None:
     """Let later coros of this thread share ``count`` stacks (1 to 4096; 1 at the start)."""
+
+def _coro_evict_always(flag: bool, /) -> None:
+    """Whether this thread's stacks are moved away and poisoned after each switch: for tests."""
 
 def _coro_fail_evacuations(count: int, /) -> None:
     """Let that many evacuations fail as if there were no memory: for tests."""

@@ -481,6 +481,13 @@ fn set_slots<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(py))
 }
 
+fn evict_always<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_evict_always", 1)?;
+    let is_on = args.get(0).map_or(Ok(true), |flag| flag.is_truthy())?;
+    with_runtime(|runtime| runtime.options.evicts_always.set(is_on));
+    Ok(none(py))
+}
+
 fn fail_evacuations<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("_fail_evacuations", 1)?;
     let count: u32 = args.get(0).map_or(Ok(0), |count| count.extract())?;
@@ -659,6 +666,11 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             c"_coro_set_stack_slots",
             set_slots,
             c"How many stacks coros share from now on."
+        ),
+        function!(
+            c"_coro_evict_always",
+            evict_always,
+            c"Whether this thread's stacks are moved away after each switch."
         ),
         function!(
             c"_coro_fail_evacuations",
