@@ -1,0 +1,344 @@
+//! Native methods and attributes of `Coro`.
+
+use std::ffi::c_void;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyString, PyTuple, PyType};
+
+use super::Object;
+use crate::coro::coroutine::{Coro, CoroObject, Status, dealloc};
+use crate::coro::errors::{self as coro_errors, Kind};
+use crate::coro::scheduler;
+use crate::event_loop::native_type::{
+    Args, bool_object, getter, leak_table, method, new_type, none, slot, weaklist_member,
+};
+use crate::event_loop::pyloop::LoopObject;
+use crate::event_loop::reactor::current_thread;
+
+/// `ScheduleError` unless the coro is of this thread.
+fn check_thread(coro: Coro<'_>) -> PyResult<()> {
+    let owner = coro.thread.get();
+    if owner == 0 || owner == current_thread() {
+        return Ok(());
+    }
+    Err(coro_errors::new(
+        coro.py(),
+        Kind::ScheduleError,
+        "a coro belongs to the thread of its loop: use loop.call_soon_threadsafe()",
+    ))
+}
+
+fn start<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("start", 0)?;
+    if this.status.get() != Status::New {
+        return Err(coro_errors::new(
+            this.py(),
+            Kind::ScheduleError,
+            "the coro was started before",
+        ));
+    }
+    if let Some(event_loop) = this.event_loop.get(this.py()) {
+        LoopObject::of(&event_loop).reactor().check_closed()?;
+    }
+    scheduler::start(this);
+    Ok(none(this.py()))
+}
+
+/// `_wake(value=None)`: a waiting coro goes on, and its wait returns `value`. `ScheduleError` if it does not wait.
+fn wake<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let [value] = args.bind("_wake", ["value"])?;
+    check_thread(this)?;
+    match this.status.get() {
+        Status::Waiting => {
+            if let Some(value) = value {
+                this.wake_value.set(value);
+            }
+            scheduler::make_ready(this);
+            Ok(none(this.py()))
+        }
+        status => Err(wrong_status(this, status)),
+    }
+}
+
+/// `_throw_later(exception)`: raised where the coro waits next, or waits now; None takes it back.
+fn throw_later<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_throw_later", 1)?;
+    check_thread(this)?;
+    let py = this.py();
+    match args.get(0) {
+        Some(exception) if !exception.is_none() => match this.status.get() {
+            Status::Waiting => return throw(this, args),
+            Status::Done => return Err(wrong_status(this, Status::Done)),
+            _ => this.wake_exception.set(exception),
+        },
+        _ => drop(this.wake_exception.take(py)),
+    }
+    Ok(none(py))
+}
+
+/// `_throw(exception)`: raised where the coro waits; at once if it runs, before its function if it has not begun.
+fn throw<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_throw", 1)?;
+    check_thread(this)?;
+    let Some(exception) = args.get(0) else {
+        return Ok(none(this.py()));
+    };
+    if !exception.is_instance_of::<pyo3::exceptions::PyBaseException>() {
+        return Err(PyTypeError::new_err("an exception is required"));
+    }
+    match this.status.get() {
+        Status::Waiting => {
+            this.wake_exception.set(exception);
+            scheduler::make_ready(this);
+        }
+        Status::Ready => this.wake_exception.set(exception),
+        Status::Running => return Err(PyErr::from_value(exception)),
+        status => return Err(wrong_status(this, status)),
+    }
+    Ok(none(this.py()))
+}
+
+#[cold]
+fn wrong_status(this: Coro<'_>, status: Status) -> PyErr {
+    let (kind, message) = match status {
+        Status::New => (Kind::NotStarted, "the coro was not started"),
+        Status::Done => (Kind::DeadCoroutine, "the coro has ended"),
+        Status::Ready => (Kind::ScheduleError, "the coro is scheduled already"),
+        Status::Running | Status::Waiting => (Kind::ScheduleError, "the coro is running"),
+    };
+    coro_errors::new(this.py(), kind, message)
+}
+
+fn done<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("done", 0)?;
+    Ok(bool_object(this.py(), this.is_done()))
+}
+
+/// The result or the exception of a coro that has ended.
+fn outcome<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_outcome", 0)?;
+    let py = this.py();
+    if let Some(exception) = this.exception.get(py) {
+        this.is_unseen.set(false);
+        return Err(PyErr::from_value(exception));
+    }
+    Ok(this.result.get(py).unwrap_or_else(|| none(py)))
+}
+
+fn failure<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_failure", 0)?;
+    this.is_unseen.set(false);
+    Ok(this.exception.get(this.py()).unwrap_or_else(|| none(this.py())))
+}
+
+/// `_on_done(callback, context)`: as a callback of a Future, in order.
+fn on_done<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_on_done", 2)?;
+    let py = this.py();
+    let entry = PyTuple::new(py, [args.get(0), args.get(1)])?;
+    match this.callbacks.get(py) {
+        Some(callbacks) => callbacks.cast::<PyList>()?.append(entry)?,
+        None => this.callbacks.set(PyList::new(py, [entry])?.into_any()),
+    }
+    Ok(none(py))
+}
+
+/// `_forget_done(callback)`: takes callbacks back; their number.
+fn forget_done<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_forget_done", 1)?;
+    let py = this.py();
+    let (Some(callbacks), Some(callback)) = (this.callbacks.get(py), args.get(0)) else {
+        return Ok(0_usize.into_pyobject(py)?.into_any());
+    };
+    let kept = PyList::empty(py);
+    let callbacks = callbacks.cast_into::<PyList>()?;
+    for entry in callbacks.iter() {
+        if !entry.get_item(0)?.eq(&callback)? {
+            kept.append(entry)?;
+        }
+    }
+    let removed = callbacks.len() - kept.len();
+    this.callbacks.set(kept.into_any());
+    Ok(removed.into_pyobject(py)?.into_any())
+}
+
+/// `_undelivered()`: what an interrupted wait would have returned, None if it was not over yet.
+fn undelivered<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_undelivered", 0)?;
+    Ok(this.wake_value.take(this.py()).unwrap_or_else(|| none(this.py())))
+}
+
+/// The exception if it went to nobody yet, else None.
+fn failure_unseen<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_failure_unseen", 0)?;
+    let py = this.py();
+    Ok(this
+        .exception
+        .get(py)
+        .filter(|_| this.is_unseen.get())
+        .unwrap_or_else(|| none(py)))
+}
+
+/// The innermost frame of a suspended coro, or None.
+fn frame<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("get_frame", 0)?;
+    let py = this.py();
+    scheduler::frame(this).map(|frame| frame.unwrap_or_else(|| none(py)))
+}
+
+fn id(this: Coro<'_>) -> Object<'_> {
+    Ok(this.id.get().into_pyobject(this.py())?.into_any())
+}
+
+fn name(this: Coro<'_>) -> Object<'_> {
+    let py = this.py();
+    Ok(match this.name.get(py) {
+        Some(name) => name,
+        None => PyString::new(py, &format!("coro {}", this.id.get())).into_any(),
+    })
+}
+
+fn set_name<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("set_name", 1)?;
+    if let Some(name) = args.get(0) {
+        this.name.set(name.str()?.into_any());
+    }
+    Ok(none(this.py()))
+}
+
+fn status(this: Coro<'_>) -> Object<'_> {
+    let text = match this.status.get() {
+        Status::New => "new",
+        Status::Ready => "ready",
+        Status::Running => "running",
+        Status::Waiting => "waiting",
+        Status::Done => "done",
+    };
+    Ok(PyString::intern(this.py(), text).into_any())
+}
+
+fn event_loop(this: Coro<'_>) -> Object<'_> {
+    Ok(this.event_loop.get(this.py()).unwrap_or_else(|| none(this.py())))
+}
+
+fn context(this: Coro<'_>) -> Object<'_> {
+    Ok(this.context.get(this.py()).unwrap_or_else(|| none(this.py())))
+}
+
+fn is_unseen(this: Coro<'_>) -> Object<'_> {
+    Ok(bool_object(this.py(), this.is_unseen.get()))
+}
+
+fn methods() -> Vec<ffi::PyMethodDef> {
+    vec![
+        method!(CoroObject, c"start", start, c"Schedule a new coro."),
+        method!(CoroObject, c"_wake", wake, c"Let a waiting coro go on."),
+        method!(
+            CoroObject,
+            c"_throw",
+            throw,
+            c"Raise an exception where the coro waits."
+        ),
+        method!(
+            CoroObject,
+            c"_throw_later",
+            throw_later,
+            c"Raise an exception where the coro waits next."
+        ),
+        method!(CoroObject, c"done", done, c"True once it has returned or raised."),
+        method!(
+            CoroObject,
+            c"_outcome",
+            outcome,
+            c"What it has returned, or raised."
+        ),
+        method!(CoroObject, c"_failure", failure, c"What it has raised, or None."),
+        method!(
+            CoroObject,
+            c"_on_done",
+            on_done,
+            c"Call callback(coro) in a context once it has ended."
+        ),
+        method!(
+            CoroObject,
+            c"_forget_done",
+            forget_done,
+            c"Take callbacks back; how many there were."
+        ),
+        method!(
+            CoroObject,
+            c"_undelivered",
+            undelivered,
+            c"What an interrupted wait would have returned."
+        ),
+        method!(
+            CoroObject,
+            c"_failure_unseen",
+            failure_unseen,
+            c"The exception if it went to nobody, else None."
+        ),
+        method!(
+            CoroObject,
+            c"get_frame",
+            frame,
+            c"The innermost frame while it is suspended, else None."
+        ),
+        method!(CoroObject, c"set_name", set_name, c"Give it another name."),
+    ]
+}
+
+fn getters() -> Vec<ffi::PyGetSetDef> {
+    vec![
+        getter!(
+            CoroObject,
+            c"id",
+            id,
+            c"A number that no other coro of the process has."
+        ),
+        getter!(CoroObject, c"name", name, c"Its name."),
+        getter!(
+            CoroObject,
+            c"_status",
+            status,
+            c"new, ready, running, waiting or done."
+        ),
+        getter!(CoroObject, c"_loop", event_loop, c"Its loop."),
+        getter!(
+            CoroObject,
+            c"_context",
+            context,
+            c"Its contextvars.Context while it runs."
+        ),
+        getter!(
+            CoroObject,
+            c"_is_unseen",
+            is_unseen,
+            c"Its exception went to nobody."
+        ),
+    ]
+}
+
+/// Makes the native type.
+pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'py, PyType>> {
+    // SAFETY: the functions are those of this layout, the tables are leaked.
+    unsafe {
+        new_type::<CoroObject>(
+            module,
+            None,
+            &[
+                slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
+                slot(
+                    ffi::Py_tp_methods,
+                    leak_table(methods(), ffi::PyMethodDef::zeroed()),
+                ),
+                slot(
+                    ffi::Py_tp_getset,
+                    leak_table(getters(), ffi::PyGetSetDef::default()),
+                ),
+                slot(ffi::Py_tp_members, weaklist_member(CoroObject::weakrefs_offset())),
+            ],
+        )
+    }
+}

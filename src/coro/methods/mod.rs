@@ -1,0 +1,136 @@
+//! What Python sees: the methods of `Coro` and the functions of the native module that the package `coro` is built on.
+
+mod coro;
+mod functions;
+mod making;
+
+use std::ptr;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use super::scheduler;
+use crate::event_loop::errors;
+use crate::event_loop::native_type::Args;
+
+type Object<'py> = PyResult<Bound<'py, PyAny>>;
+
+/// A row of a function table around `fn(Python, Args)`.
+macro_rules! function {
+    ($name:literal, $body:path, $doc:literal) => {{
+        unsafe extern "C" fn raw(
+            _: *mut ffi::PyObject,
+            args: *const *mut ffi::PyObject,
+            nargs: ffi::Py_ssize_t,
+            kwnames: *mut ffi::PyObject,
+        ) -> *mut ffi::PyObject {
+            // SAFETY: only CPython calls this, attached, through a METH_FASTCALL|METH_KEYWORDS function.
+            unsafe {
+                let py = Python::assume_attached();
+                errors::at_boundary(py, ptr::null_mut(), || {
+                    $body(py, Args::from_fastcall(py, args, nargs, kwnames)).map(Bound::into_ptr)
+                })
+            }
+        }
+        ffi::PyMethodDef {
+            ml_name: $name.as_ptr(),
+            ml_meth: ffi::PyMethodDefPointer {
+                PyCFunctionFastWithKeywords: raw,
+            },
+            ml_flags: ffi::METH_FASTCALL | ffi::METH_KEYWORDS,
+            ml_doc: $doc.as_ptr(),
+        }
+    }};
+}
+
+fn functions() -> Vec<ffi::PyMethodDef> {
+    vec![
+        function!(
+            c"_coro_new",
+            making::new,
+            c"new(function, *args, name=None, context=None, stack='shared', **kwargs)"
+        ),
+        function!(
+            c"_coro_spawn",
+            making::spawn,
+            c"spawn(function, *args, name=None, context=None, stack='shared', **kwargs)"
+        ),
+        function!(
+            c"_coro_current",
+            functions::current,
+            c"The coro that runs; YieldFromMain if none does."
+        ),
+        function!(
+            c"_coro_current_or_none",
+            functions::current_or_none,
+            c"The coro that runs, or None."
+        ),
+        function!(
+            c"_coro_yield_slice",
+            functions::yield_slice,
+            c"Let everything run that is ready."
+        ),
+        function!(
+            c"_coro_wait",
+            functions::wait,
+            c"Wait until somebody wakes this coro."
+        ),
+        function!(
+            c"_coro_sleep_absolute",
+            functions::sleep_until,
+            c"Wait until loop.time() is there."
+        ),
+        function!(
+            c"_coro_sleep_relative",
+            functions::sleep_for,
+            c"Wait for so many seconds."
+        ),
+        function!(c"_coro_end_sleep", functions::end_sleep, c"What a timer calls."),
+        function!(
+            c"_coro_live",
+            functions::live,
+            c"The coros of this thread between start and end."
+        ),
+        function!(
+            c"_coro_statistics",
+            functions::statistics,
+            c"Counters of this thread's coros."
+        ),
+        function!(
+            c"_coro_set_stack_slots",
+            functions::set_slots,
+            c"How many stacks coros share from now on."
+        ),
+        function!(
+            c"_coro_evict_always",
+            functions::evict_always,
+            c"Whether this thread's stacks are moved away after each switch."
+        ),
+        function!(
+            c"_coro_fail_evacuations",
+            functions::fail_evacuations,
+            c"Let evacuations fail, for tests."
+        ),
+        function!(
+            c"_coro_setup",
+            functions::set_up,
+            c"Take the package's classes; why there are no coros, or None."
+        ),
+    ]
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("Coro", coro::make_type(module)?)?;
+    for definition in functions() {
+        let definition = Box::leak(Box::new(definition));
+        // SAFETY: the definition is leaked, its name a C string literal.
+        let (name, made) = unsafe {
+            let name = std::ffi::CStr::from_ptr(definition.ml_name);
+            let made = ffi::PyCFunction_NewEx(definition, ptr::null_mut(), ptr::null_mut());
+            (name, errors::owned(module.py(), made)?)
+        };
+        module.add(name.to_string_lossy().as_ref(), made)?;
+    }
+    scheduler::set_end_sleep(&module.getattr("_coro_end_sleep")?);
+    Ok(())
+}
