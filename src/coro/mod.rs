@@ -2,7 +2,8 @@
 //!
 //! - `arch`: the switch of registers; `stack`: the memory that coros run on (both without Python)
 //! - `pystate`: what of the interpreter's thread state belongs to a coro, per minor version
-//! - `coroutine`: the `Coro` object; `scheduler`: who runs, who waits, and who is woken
+//! - `coroutine`: the `Coro` object; `runtime`: what a thread has for its coros; `scheduler`: who runs, who waits, and who
+//!   is woken
 //!
 //! Everything belongs to the thread that runs the loop. The scheduler runs on the thread's own stack and never on a
 //! coro's; it must not know what coros wait for.
@@ -23,6 +24,8 @@ mod machine;
 mod methods;
 #[cfg(feature = "python")]
 mod pystate;
+#[cfg(feature = "python")]
+mod runtime;
 #[cfg(feature = "python")]
 mod scheduler;
 #[cfg(feature = "python")]

@@ -10,14 +10,14 @@
 //! Everything but `suspend` and the function of a coro runs on the thread's own stack. Belongs to its thread; nothing
 //! here stays borrowed across a call into Python or a switch.
 
-use std::cell::{Cell, RefCell, UnsafeCell};
+use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
@@ -26,270 +26,13 @@ use super::arch;
 use super::coroutine::{Coro, CoroObject, Status};
 use super::errors::{self as coro_errors, Kind};
 use super::machine::{Machine, SharedSlot};
-use super::pystate::{self, Base, Chunks, PyState, Relinked};
-use super::stack::{Pool, Slot};
-use super::tasks;
+use super::runtime::{Runtime, current, with_runtime};
+use super::{pystate, tasks};
 use crate::event_loop::errors;
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::native_type::{This, none};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::current_thread;
-
-/// Address space of one stack.
-pub(super) const STACK_LEN: usize = 8 * 1024 * 1024;
-/// What a thread has for its coros.
-pub(super) struct Runtime {
-    /// The coro whose stack runs now, null on the thread's own stack.
-    current: Cell<*mut ffi::PyObject>,
-    /// Where the thread's own stack was left.
-    main_sp: Cell<usize>,
-    shared: RefCell<Vec<Rc<SharedSlot>>>,
-    /// Which of them the next coro gets.
-    next_slot: Cell<usize>,
-    pool: RefCell<Pool>,
-    chunks: RefCell<Chunks>,
-    /// References to the coros between their start and their end; null where a place is free.
-    live: RefCell<Vec<*mut ffi::PyObject>>,
-    free_places: RefCell<Vec<usize>>,
-    pub(super) stats: Stats,
-    pub(super) options: Options,
-}
-
-/// Counted since the thread's first coro.
-#[derive(Default)]
-pub(super) struct Stats {
-    pub(super) switches: Cell<u64>,
-    pub(super) evacuations: Cell<u64>,
-    pub(super) copied_len: Cell<u64>,
-    pub(super) saved_len: Cell<usize>,
-    pub(super) started: Cell<u64>,
-}
-
-pub(super) struct Options {
-    /// Stacks that coros share.
-    pub(super) slots: Cell<usize>,
-    /// Evacuate after each switch and poison what is left (`GRAPESHOT_CORO_EVICT=always`).
-    pub(super) evicts_always: Cell<bool>,
-    /// Fail so many evacuations from now on, as if there were no memory (for tests).
-    pub(super) failing_evacuations: Cell<u32>,
-}
-
-thread_local! {
-    static RUNTIME: Runtime = Runtime::new();
-}
-
-/// The thread's runtime.
-#[inline]
-pub(super) fn with_runtime<R>(body: impl FnOnce(&Runtime) -> R) -> R {
-    RUNTIME.with(body)
-}
-
-/// The coro that runs here, or None on the thread's own stack.
-#[inline]
-pub(super) fn current(py: Python<'_>) -> Option<Coro<'_>> {
-    let object = with_runtime(|runtime| runtime.current.get());
-    if object.is_null() {
-        None
-    } else {
-        // SAFETY: the running coro is kept by the runtime's table.
-        Some(unsafe { This::new(py, object) })
-    }
-}
-
-impl Runtime {
-    fn new() -> Self {
-        Self {
-            current: Cell::new(ptr::null_mut()),
-            main_sp: Cell::new(0),
-            shared: RefCell::new(Vec::new()),
-            next_slot: Cell::new(0),
-            pool: RefCell::new(Pool::new()),
-            chunks: RefCell::new(Chunks::new()),
-            live: RefCell::new(Vec::new()),
-            free_places: RefCell::new(Vec::new()),
-            stats: Stats::default(),
-            options: Options {
-                slots: Cell::new(1),
-                evicts_always: Cell::new(
-                    std::env::var("GRAPESHOT_CORO_EVICT").is_ok_and(|text| text == "always"),
-                ),
-                failing_evacuations: Cell::new(0),
-            },
-        }
-    }
-
-    /// New references to the coros between their start and their end.
-    pub(super) fn live<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
-        let live = self.live.borrow();
-        live.iter()
-            .filter(|object| !object.is_null())
-            // SAFETY: the table holds a reference to each.
-            .map(|object| unsafe { Bound::from_borrowed_ptr(py, *object) })
-            .collect()
-    }
-
-    /// Keeps a coro that has been started.
-    pub(super) fn enter(&self, coro: Coro<'_>) {
-        let object = coro.to_bound().into_ptr();
-        let place = self.free_places.borrow_mut().pop();
-        let mut live = self.live.borrow_mut();
-        let place = if let Some(place) = place {
-            live[place] = object;
-            place
-        } else {
-            live.push(object);
-            live.len() - 1
-        };
-        coro.place.set(place);
-        self.stats.started.set(self.stats.started.get() + 1);
-    }
-
-    /// Gives up a coro that has ended; the reference goes to the caller.
-    fn leave<'py>(&self, coro: Coro<'py>) -> Bound<'py, PyAny> {
-        let place = coro.place.get();
-        let object = std::mem::replace(&mut self.live.borrow_mut()[place], ptr::null_mut());
-        self.free_places.borrow_mut().push(place);
-        // SAFETY: the table held a reference since `enter`.
-        unsafe { Bound::from_owned_ptr(coro.py(), object) }
-    }
-
-    /// A stack for a new coro: one of its own, or one of the shared ones in turn.
-    fn assign_slot(&self, has_own_stack: bool) -> std::io::Result<Rc<SharedSlot>> {
-        let make = || -> std::io::Result<Rc<SharedSlot>> {
-            Ok(Rc::new(SharedSlot {
-                slot: Slot::new(STACK_LEN)?,
-                occupant: Cell::new(ptr::null_mut()),
-            }))
-        };
-        if has_own_stack {
-            return make();
-        }
-        let mut shared = self.shared.borrow_mut();
-        let count = self.options.slots.get().max(1);
-        let index = self.next_slot.get() % count;
-        self.next_slot.set(index + 1);
-        while shared.len() <= index {
-            shared.push(make()?);
-        }
-        Ok(Rc::clone(&shared[index]))
-    }
-
-    /// Moves the suspended stack that lies in `shared` out of it. None if there is no memory for it; then nothing
-    /// was changed.
-    #[inline]
-    fn evacuate(&self, shared: &SharedSlot) -> Option<()> {
-        let occupant = shared.occupant.get();
-        if occupant.is_null() {
-            return Some(());
-        }
-        let failing = self.options.failing_evacuations.get();
-        if failing > 0 {
-            self.options.failing_evacuations.set(failing - 1);
-            return None;
-        }
-        // SAFETY: the occupant is the machine of a live coro of this thread, which is suspended: nobody else looks at
-        // it.
-        let machine = unsafe { &mut *occupant };
-        let len_bytes = machine.used_len();
-        let saved = self.pool.borrow_mut().take(len_bytes)?;
-        // SAFETY: the stack is suspended in place; its frames are relinked while it still is.
-        unsafe {
-            machine.innermost = machine.state.innermost();
-            machine.relinked.skip(machine.innermost, &shared.slot);
-            shared.slot.evacuate(machine.sp, &saved);
-        }
-        machine.saved = Some(saved);
-        shared.occupant.set(ptr::null_mut());
-        let stats = &self.stats;
-        stats.evacuations.set(stats.evacuations.get() + 1);
-        stats.copied_len.set(stats.copied_len.get() + len_bytes as u64);
-        stats.saved_len.set(stats.saved_len.get() + len_bytes);
-        if self.options.evicts_always.get() {
-            // SAFETY: the slot is free now.
-            unsafe { shared.slot.poison(machine.sp) };
-        }
-        Some(())
-    }
-
-    /// Brings the coro's stack into its slot. MemoryError if the one that lies there cannot be moved away.
-    #[inline]
-    fn install(&self, coro: Coro<'_>) -> PyResult<*mut Machine> {
-        // SAFETY: only the scheduler touches machines, on the thread's own stack, and no other reference is held.
-        let place = unsafe { &mut *coro.machine.get() };
-        let Some(machine) = place else {
-            return self.build(coro);
-        };
-        let pointer: *mut Machine = &raw mut **machine;
-        let shared = Rc::as_ptr(&machine.slot);
-        // SAFETY: the machine keeps its slot.
-        let shared = unsafe { &*shared };
-        if shared.occupant.get() == pointer {
-            return Ok(pointer);
-        }
-        self.evacuate(shared).ok_or_else(no_memory)?;
-        if let Some(saved) = machine.saved.take() {
-            // SAFETY: the slot is free, and the bytes were taken out of it.
-            unsafe {
-                shared.slot.restore(&saved);
-                machine.relinked.restore();
-            }
-            let len_bytes = saved.len_bytes();
-            let stats = &self.stats;
-            stats.copied_len.set(stats.copied_len.get() + len_bytes as u64);
-            stats.saved_len.set(stats.saved_len.get() - len_bytes);
-            self.pool.borrow_mut().give(saved);
-        }
-        shared.occupant.set(pointer);
-        Ok(pointer)
-    }
-
-    /// Makes the machine of a coro that has not run yet, with its stack laid out in the slot.
-    #[cold]
-    fn build(&self, coro: Coro<'_>) -> PyResult<*mut Machine> {
-        let shared = self
-            .assign_slot(coro.has_own_stack.get())
-            .map_err(|error| errors::os_error(&error))?;
-        self.evacuate(&shared).ok_or_else(no_memory)?;
-        let chunk = self.chunks.borrow_mut().take().ok_or_else(no_memory)?;
-        let mut machine = Box::new(Machine {
-            slot: Rc::clone(&shared),
-            sp: 0,
-            saved: None,
-            relinked: Relinked::new(),
-            innermost: ptr::null_mut(),
-            state: PyState::empty(),
-            base: Base::new(),
-        });
-        // SAFETY: the base lies in the box, which does not move; the slot is free, so its top can be written to.
-        unsafe {
-            machine.state = PyState::fresh(&raw mut machine.base, chunk, shared.slot.len_bytes());
-            machine.sp = arch::prepare(shared.slot.top(), run_on_stack, coro.as_ptr().cast());
-        }
-        tasks::begin(&mut machine, coro);
-        let pointer: *mut Machine = &raw mut *machine;
-        shared.occupant.set(pointer);
-        // SAFETY: as in `install`.
-        unsafe { *coro.machine.get() = Some(machine) };
-        Ok(pointer)
-    }
-
-    /// Takes the machine of a coro that has ended apart.
-    fn dismantle(&self, coro: Coro<'_>) {
-        // SAFETY: as in `install`; the coro does not run any more.
-        let Some(mut machine) = (unsafe { (*coro.machine.get()).take() }) else {
-            return;
-        };
-        machine.slot.occupant.set(ptr::null_mut());
-        tasks::end(&mut machine, coro.py());
-        // SAFETY: its function has returned, so none of its frames is alive.
-        unsafe { self.chunks.borrow_mut().give(machine.state.chunk()) };
-    }
-}
-
-#[cold]
-fn no_memory() -> PyErr {
-    PyMemoryError::new_err("no memory to move a coro's stack to")
-}
 
 /// The entry of a coro in the loop's ready queue.
 pub(super) unsafe fn resume_entry(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
@@ -303,7 +46,7 @@ fn resume(coro: Coro<'_>) -> PyResult<()> {
     if coro.status.get() != Status::Ready {
         return Ok(());
     }
-    RUNTIME.with(|runtime| {
+    with_runtime(|runtime| {
         if !runtime.current.get().is_null() {
             return report(
                 coro,
@@ -369,7 +112,7 @@ pub(super) fn suspend(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
     if coro.wake_value.is_set() {
         drop(coro.wake_value.take(py));
     }
-    let (main_sp, sp_place) = RUNTIME.with(|runtime| {
+    let (main_sp, sp_place) = with_runtime(|runtime| {
         // SAFETY: the running coro has a machine; only its address is taken.
         let sp_place = unsafe {
             (*coro.machine.get())
@@ -513,7 +256,7 @@ pub(super) fn start(coro: Coro<'_>) {
 }
 
 /// The first and only function on a coro's stack.
-unsafe extern "C" fn run_on_stack(argument: *mut c_void) -> ! {
+pub(super) unsafe extern "C" fn run_on_stack(argument: *mut c_void) -> ! {
     // SAFETY: the scheduler switches here attached, with the coro that `build` has laid the stack out for.
     let coro: Coro<'static> = unsafe { This::new(Python::assume_attached(), argument.cast()) };
     let caught = catch_unwind(AssertUnwindSafe(|| run_function(coro)));

@@ -7,13 +7,13 @@ use pyo3::types::{PyDict, PyList, PyString, PyType};
 use super::{Object, making};
 use crate::coro::coroutine::Status;
 use crate::coro::errors::{self as coro_errors, Kind};
-use crate::coro::scheduler::{self, with_runtime};
-use crate::coro::{arch, pystate, tasks};
+use crate::coro::runtime::{current as running, with_runtime};
+use crate::coro::{arch, pystate, scheduler, tasks};
 use crate::event_loop::native_type::{Args, This, none};
 
 pub(super) fn current<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("current", 0)?;
-    match scheduler::current(py) {
+    match running(py) {
         Some(coro) => Ok(coro.to_bound()),
         None => Err(coro_errors::new(
             py,
@@ -25,7 +25,7 @@ pub(super) fn current<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> 
 
 pub(super) fn current_or_none<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("_current_or_none", 0)?;
-    Ok(scheduler::current(py).map_or_else(|| none(py), This::to_bound))
+    Ok(running(py).map_or_else(|| none(py), This::to_bound))
 }
 
 pub(super) fn yield_slice<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {

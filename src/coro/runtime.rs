@@ -1,0 +1,278 @@
+//! What a thread has for its coros: their stacks, which of them lies in which slot, and who is alive.
+//!
+//! Everything is called on the thread's own stack. Belongs to its thread; nothing here stays borrowed across a call into
+//! Python or a switch. It must not know who runs when.
+
+use std::cell::{Cell, RefCell};
+use std::ptr;
+use std::rc::Rc;
+
+use pyo3::exceptions::PyMemoryError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use super::arch;
+use super::coroutine::Coro;
+use super::machine::{Machine, SharedSlot};
+use super::pystate::{Base, Chunks, PyState, Relinked};
+use super::scheduler::run_on_stack;
+use super::stack::{Pool, Slot};
+use super::tasks;
+use crate::event_loop::errors;
+use crate::event_loop::native_type::This;
+
+/// Address space of one stack.
+pub(super) const STACK_LEN: usize = 8 * 1024 * 1024;
+/// What a thread has for its coros.
+pub(super) struct Runtime {
+    /// The coro whose stack runs now, null on the thread's own stack.
+    pub(super) current: Cell<*mut ffi::PyObject>,
+    /// Where the thread's own stack was left.
+    pub(super) main_sp: Cell<usize>,
+    shared: RefCell<Vec<Rc<SharedSlot>>>,
+    /// Which of them the next coro gets.
+    next_slot: Cell<usize>,
+    pool: RefCell<Pool>,
+    chunks: RefCell<Chunks>,
+    /// References to the coros between their start and their end; null where a place is free.
+    live: RefCell<Vec<*mut ffi::PyObject>>,
+    free_places: RefCell<Vec<usize>>,
+    pub(super) stats: Stats,
+    pub(super) options: Options,
+}
+
+/// Counted since the thread's first coro.
+#[derive(Default)]
+pub(super) struct Stats {
+    pub(super) switches: Cell<u64>,
+    pub(super) evacuations: Cell<u64>,
+    pub(super) copied_len: Cell<u64>,
+    pub(super) saved_len: Cell<usize>,
+    pub(super) started: Cell<u64>,
+}
+
+pub(super) struct Options {
+    /// Stacks that coros share.
+    pub(super) slots: Cell<usize>,
+    /// Evacuate after each switch and poison what is left (`GRAPESHOT_CORO_EVICT=always`).
+    pub(super) evicts_always: Cell<bool>,
+    /// Fail so many evacuations from now on, as if there were no memory (for tests).
+    pub(super) failing_evacuations: Cell<u32>,
+}
+
+thread_local! {
+    static RUNTIME: Runtime = Runtime::new();
+}
+
+/// The thread's runtime.
+#[inline]
+pub(super) fn with_runtime<R>(body: impl FnOnce(&Runtime) -> R) -> R {
+    RUNTIME.with(body)
+}
+
+/// The coro that runs here, or None on the thread's own stack.
+#[inline]
+pub(super) fn current(py: Python<'_>) -> Option<Coro<'_>> {
+    let object = with_runtime(|runtime| runtime.current.get());
+    if object.is_null() {
+        None
+    } else {
+        // SAFETY: the running coro is kept by the runtime's table.
+        Some(unsafe { This::new(py, object) })
+    }
+}
+
+impl Runtime {
+    fn new() -> Self {
+        Self {
+            current: Cell::new(ptr::null_mut()),
+            main_sp: Cell::new(0),
+            shared: RefCell::new(Vec::new()),
+            next_slot: Cell::new(0),
+            pool: RefCell::new(Pool::new()),
+            chunks: RefCell::new(Chunks::new()),
+            live: RefCell::new(Vec::new()),
+            free_places: RefCell::new(Vec::new()),
+            stats: Stats::default(),
+            options: Options {
+                slots: Cell::new(1),
+                evicts_always: Cell::new(
+                    std::env::var("GRAPESHOT_CORO_EVICT").is_ok_and(|text| text == "always"),
+                ),
+                failing_evacuations: Cell::new(0),
+            },
+        }
+    }
+
+    /// New references to the coros between their start and their end.
+    pub(super) fn live<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
+        let live = self.live.borrow();
+        live.iter()
+            .filter(|object| !object.is_null())
+            // SAFETY: the table holds a reference to each.
+            .map(|object| unsafe { Bound::from_borrowed_ptr(py, *object) })
+            .collect()
+    }
+
+    /// Keeps a coro that has been started.
+    pub(super) fn enter(&self, coro: Coro<'_>) {
+        let object = coro.to_bound().into_ptr();
+        let place = self.free_places.borrow_mut().pop();
+        let mut live = self.live.borrow_mut();
+        let place = if let Some(place) = place {
+            live[place] = object;
+            place
+        } else {
+            live.push(object);
+            live.len() - 1
+        };
+        coro.place.set(place);
+        self.stats.started.set(self.stats.started.get() + 1);
+    }
+
+    /// Gives up a coro that has ended; the reference goes to the caller.
+    pub(super) fn leave<'py>(&self, coro: Coro<'py>) -> Bound<'py, PyAny> {
+        let place = coro.place.get();
+        let object = std::mem::replace(&mut self.live.borrow_mut()[place], ptr::null_mut());
+        self.free_places.borrow_mut().push(place);
+        // SAFETY: the table held a reference since `enter`.
+        unsafe { Bound::from_owned_ptr(coro.py(), object) }
+    }
+
+    /// A stack for a new coro: one of its own, or one of the shared ones in turn.
+    fn assign_slot(&self, has_own_stack: bool) -> std::io::Result<Rc<SharedSlot>> {
+        let make = || -> std::io::Result<Rc<SharedSlot>> {
+            Ok(Rc::new(SharedSlot {
+                slot: Slot::new(STACK_LEN)?,
+                occupant: Cell::new(ptr::null_mut()),
+            }))
+        };
+        if has_own_stack {
+            return make();
+        }
+        let mut shared = self.shared.borrow_mut();
+        let count = self.options.slots.get().max(1);
+        let index = self.next_slot.get() % count;
+        self.next_slot.set(index + 1);
+        while shared.len() <= index {
+            shared.push(make()?);
+        }
+        Ok(Rc::clone(&shared[index]))
+    }
+
+    /// Moves the suspended stack that lies in `shared` out of it. None if there is no memory for it; then nothing
+    /// was changed.
+    #[inline]
+    pub(super) fn evacuate(&self, shared: &SharedSlot) -> Option<()> {
+        let occupant = shared.occupant.get();
+        if occupant.is_null() {
+            return Some(());
+        }
+        let failing = self.options.failing_evacuations.get();
+        if failing > 0 {
+            self.options.failing_evacuations.set(failing - 1);
+            return None;
+        }
+        // SAFETY: the occupant is the machine of a live coro of this thread, which is suspended: nobody else looks at
+        // it.
+        let machine = unsafe { &mut *occupant };
+        let len_bytes = machine.used_len();
+        let saved = self.pool.borrow_mut().take(len_bytes)?;
+        // SAFETY: the stack is suspended in place; its frames are relinked while it still is.
+        unsafe {
+            machine.innermost = machine.state.innermost();
+            machine.relinked.skip(machine.innermost, &shared.slot);
+            shared.slot.evacuate(machine.sp, &saved);
+        }
+        machine.saved = Some(saved);
+        shared.occupant.set(ptr::null_mut());
+        let stats = &self.stats;
+        stats.evacuations.set(stats.evacuations.get() + 1);
+        stats.copied_len.set(stats.copied_len.get() + len_bytes as u64);
+        stats.saved_len.set(stats.saved_len.get() + len_bytes);
+        if self.options.evicts_always.get() {
+            // SAFETY: the slot is free now.
+            unsafe { shared.slot.poison(machine.sp) };
+        }
+        Some(())
+    }
+
+    /// Brings the coro's stack into its slot. MemoryError if the one that lies there cannot be moved away.
+    #[inline]
+    pub(super) fn install(&self, coro: Coro<'_>) -> PyResult<*mut Machine> {
+        // SAFETY: only the scheduler touches machines, on the thread's own stack, and no other reference is held.
+        let place = unsafe { &mut *coro.machine.get() };
+        let Some(machine) = place else {
+            return self.build(coro);
+        };
+        let pointer: *mut Machine = &raw mut **machine;
+        let shared = Rc::as_ptr(&machine.slot);
+        // SAFETY: the machine keeps its slot.
+        let shared = unsafe { &*shared };
+        if shared.occupant.get() == pointer {
+            return Ok(pointer);
+        }
+        self.evacuate(shared).ok_or_else(no_memory)?;
+        if let Some(saved) = machine.saved.take() {
+            // SAFETY: the slot is free, and the bytes were taken out of it.
+            unsafe {
+                shared.slot.restore(&saved);
+                machine.relinked.restore();
+            }
+            let len_bytes = saved.len_bytes();
+            let stats = &self.stats;
+            stats.copied_len.set(stats.copied_len.get() + len_bytes as u64);
+            stats.saved_len.set(stats.saved_len.get() - len_bytes);
+            self.pool.borrow_mut().give(saved);
+        }
+        shared.occupant.set(pointer);
+        Ok(pointer)
+    }
+
+    /// Makes the machine of a coro that has not run yet, with its stack laid out in the slot.
+    #[cold]
+    fn build(&self, coro: Coro<'_>) -> PyResult<*mut Machine> {
+        let shared = self
+            .assign_slot(coro.has_own_stack.get())
+            .map_err(|error| errors::os_error(&error))?;
+        self.evacuate(&shared).ok_or_else(no_memory)?;
+        let chunk = self.chunks.borrow_mut().take().ok_or_else(no_memory)?;
+        let mut machine = Box::new(Machine {
+            slot: Rc::clone(&shared),
+            sp: 0,
+            saved: None,
+            relinked: Relinked::new(),
+            innermost: ptr::null_mut(),
+            state: PyState::empty(),
+            base: Base::new(),
+        });
+        // SAFETY: the base lies in the box, which does not move; the slot is free, so its top can be written to.
+        unsafe {
+            machine.state = PyState::fresh(&raw mut machine.base, chunk, shared.slot.len_bytes());
+            machine.sp = arch::prepare(shared.slot.top(), run_on_stack, coro.as_ptr().cast());
+        }
+        tasks::begin(&mut machine, coro);
+        let pointer: *mut Machine = &raw mut *machine;
+        shared.occupant.set(pointer);
+        // SAFETY: as in `install`.
+        unsafe { *coro.machine.get() = Some(machine) };
+        Ok(pointer)
+    }
+
+    /// Takes the machine of a coro that has ended apart.
+    pub(super) fn dismantle(&self, coro: Coro<'_>) {
+        // SAFETY: as in `install`; the coro does not run any more.
+        let Some(mut machine) = (unsafe { (*coro.machine.get()).take() }) else {
+            return;
+        };
+        machine.slot.occupant.set(ptr::null_mut());
+        tasks::end(&mut machine, coro.py());
+        // SAFETY: its function has returned, so none of its frames is alive.
+        unsafe { self.chunks.borrow_mut().give(machine.state.chunk()) };
+    }
+}
+
+#[cold]
+fn no_memory() -> PyErr {
+    PyMemoryError::new_err("no memory to move a coro's stack to")
+}
