@@ -220,7 +220,10 @@ pub(super) fn sleep_until(coro: Coro<'_>, when_s: f64) -> PyResult<Bound<'_, PyA
     )?;
     native.reactor().push_timer(py, handle.new_ref());
     let result = wait(coro);
-    if result.is_err() && handle.is_scheduled(py) && handle.cancel(py) {
+    // Interrupted, or woken by somebody else: the timer must not end a later wait. If it is due already, it lies in the
+    // ready queue, and is in no heap any more.
+    let was_scheduled = handle.is_scheduled(py);
+    if handle.event_loop(py).is_some() && handle.cancel(py) && was_scheduled {
         native.reactor().timer_cancelled(py, handle);
     }
     handle.release(py);

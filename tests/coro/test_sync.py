@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 from support import coro_is_available
@@ -279,3 +280,31 @@ def test_interruptions_lose_no_item(seed):
 
     coro.run(main)
     assert sorted(popped) == list(range(200))
+
+
+@pytest.mark.parametrize("way", ["interrupt", "schedule"])
+def test_the_timer_of_a_sleep_that_is_over_wakes_nobody(way):
+    """The sleep ends early in the turn in which its timer becomes due: the timer must not end the next wait."""
+    woken = []
+
+    def sleeper():
+        try:
+            coro.sleep_relative(0.01)
+        except coro.Interrupted:
+            pass
+        woken.append(coro.wait())
+
+    def main():
+        thread = coro.spawn(sleeper)
+        coro.yield_slice()
+        thread.interrupt() if way == "interrupt" else coro.schedule(thread)
+        due = time.monotonic() + 0.02
+        while time.monotonic() < due:
+            pass
+        turns(5)
+        assert woken == []
+        coro.schedule(thread, "asked for")
+        thread.join()
+
+    coro.run(main)
+    assert woken == ["asked for"]
