@@ -28,6 +28,17 @@ def coro_is_available() -> bool:
     return True
 
 
+def together(function: Callable[[int], Any], count: int = 10, **options: Any) -> list[Any]:
+    """Runs function(number) in `count` coros at once; their results. The options are those of `coro.spawn`."""
+    from grapeshot import coro
+
+    def main() -> list[Any]:
+        threads = [coro.spawn(function, number, **options) for number in range(count)]
+        return [thread.join() for thread in threads]
+
+    return coro.run(main)
+
+
 def gil_is_enabled() -> bool:
     """Whether this is a build with a GIL, or a free-threaded one that runs with it."""
     return getattr(sys, "_is_gil_enabled", lambda: True)()

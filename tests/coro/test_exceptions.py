@@ -10,7 +10,7 @@ import threading
 import traceback
 
 import pytest
-from support import coro_is_available, run_script
+from support import coro_is_available, run_script, together
 
 import grapeshot
 
@@ -19,16 +19,6 @@ if coro_is_available():
     from grapeshot import coro
 
 COUNT = 10
-
-
-def together(function, count=COUNT):
-    """Runs function(number) in that many coros at once; their results."""
-
-    def main():
-        threads = [coro.spawn(function, number) for number in range(count)]
-        return [thread.join() for thread in threads]
-
-    return coro.run(main)
 
 
 def handled():

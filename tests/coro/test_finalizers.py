@@ -1,0 +1,129 @@
+"""Coros that yield in finalizers and callbacks of weak references, where reference counting calls them."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+from support import coro_is_available, together
+
+pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+if coro_is_available():
+    from grapeshot import coro
+
+COUNT = 10
+
+
+def slow(value):
+    """The value, after others have run."""
+    coro.yield_slice()
+    return value
+
+
+def test_del_and_weakref_callbacks_by_reference_counting():
+    log: list = []
+
+    class Ending:
+        def __init__(self, number, depth):
+            self.number = number
+            self.inner = Ending(number, depth - 1) if depth else None
+
+        def __del__(self):
+            coro.yield_slice()
+            log.append(self.number)
+            coro.yield_slice()
+
+    def work(number):
+        ending = Ending(number, 3)
+        called: list = []
+
+        def callback(reference):
+            coro.yield_slice()
+            assert reference() is None
+            called.append(number)
+
+        reference = weakref.ref(ending, callback)
+        finalizer = weakref.finalize(ending, lambda: called.append(slow(-number)))
+        coro.yield_slice()
+        del ending
+        assert not finalizer.alive
+        assert reference() is None
+        return called
+
+    assert together(work) == [[-number, number] for number in range(COUNT)]
+    assert sorted(log) == sorted([*range(COUNT)] * 4)
+
+
+@pytest.mark.parametrize("kind", ["list", "tuple", "dict", "object"])
+def test_deeply_nested_deallocation_that_yields(kind):
+    """The nesting of deallocations is bounded per coro; what is put off is done by whoever comes to the end."""
+    log: list = []
+
+    class Holder:
+        inner: object = None
+
+    class Ending(Holder):
+        def __del__(self):
+            coro.yield_slice()
+            log.append(1)
+
+    def wrap(inner, number):
+        if number % 100 == 0:
+            ending = Ending()
+            ending.inner = inner
+            return ending
+        if kind == "object":
+            holder = Holder()
+            holder.inner = inner
+            return holder
+        return {"list": lambda: [inner], "tuple": lambda: (inner,), "dict": lambda: {"inner": inner}}[kind]()
+
+    def work(_):
+        nested: object = None
+        for number in range(1, 2001):
+            nested = wrap(nested, number)
+        coro.yield_slice()
+        del nested
+        coro.yield_slice()
+
+    together(work, 5)
+    assert len(log) == 5 * 20
+
+
+def test_a_finalizer_that_yields_while_an_exception_is_on_its_way():
+    class Ending:
+        def __del__(self):
+            with pytest.raises(KeyError):
+                raise KeyError(slow("inside"))
+
+    def fail(number):
+        ending = Ending()  # noqa: F841
+        raise ValueError(number)
+
+    def work(number):
+        try:
+            fail(number)
+        except ValueError as exc:
+            exc.__traceback__ = None  # here the frame of fail() goes, and `ending` with it
+            coro.yield_slice()
+            return exc.args
+        return None
+
+    assert together(work) == [(number,) for number in range(COUNT)]
+
+
+def test_collections_go_on_meanwhile():
+    """The threshold of the collector as low as it gets, while coros are suspended inside C functions."""
+
+    def work(number):
+        cycle: list = []
+        cycle.append(cycle)
+        return sorted([[slow(x)] for x in range(number)], key=lambda item: slow([-item[0]]))
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        assert together(work) == [[[x] for x in reversed(range(number))] for number in range(COUNT)]
+    finally:
+        gc.set_threshold(*thresholds)
