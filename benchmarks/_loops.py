@@ -16,7 +16,18 @@ LOOPS = ("grapeshot", "uvloop", "asyncio")
 # Not an event loop: the epoll server of the load generator's crate. It takes part where it can serve (plain echo).
 RAW = "raw"
 
-PACKAGES = ("grapeshot", "uvloop", "zuvloop", "rloop", "aiohttp", "uvicorn", "httptools", "starlette")
+# What is compared, and what it is compared with.
+PACKAGES = (
+    "grapeshot",
+    "uvloop",
+    "aiohttp",
+    "uvicorn",
+    "httptools",
+    "starlette",
+    "zuvloop",
+    "rloop",
+    "rsloop",
+)
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -64,20 +75,10 @@ def available(names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
     return usable, missing
 
 
-def versions() -> dict[str, str]:
-    """The versions of what is compared and of what it is compared with."""
+def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
+    """The versions of those that are installed, and of OpenSSL."""
     found = {}
-    for package in (
-        "grapeshot",
-        "uvloop",
-        "aiohttp",
-        "uvicorn",
-        "httptools",
-        "starlette",
-        "zuvloop",
-        "rloop",
-        "rsloop",
-    ):
+    for package in packages:
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

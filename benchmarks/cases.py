@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks import memory, micro, servers, startup
 from benchmarks._load import MeasurementError, Server, UnsupportedError, run_load
@@ -49,9 +50,11 @@ class Case:
     metric: str
     unit: str
     bounds: tuple[Bound, ...]
-    measure: Callable[[str, Settings], Sample]
+    measure: Callable[[str, Any], Sample]
     # Whether the raw server takes part.
     with_raw: bool = False
+    # Who takes part, where it is not everybody.
+    only: tuple[str, ...] = ()
 
 
 def load_sample(
@@ -89,9 +92,9 @@ def load_sample(
     return sample
 
 
-def micro_sample(kind: str, loop: str, settings: Settings) -> Sample:
-    """One fresh process that measures itself."""
-    command = [sys.executable, "-m", "benchmarks.micro", kind, "--loop", loop, "--seconds", str(settings.micro_s)]
+def own_sample(module: str, kind: str, loop: str, *options: str) -> Sample:
+    """One fresh process that measures itself: `options` are those of the module `benchmarks.<module>`."""
+    command = [sys.executable, "-m", f"benchmarks.{module}", kind, *options]
     with on_core(cores()[0]):
         process = subprocess.Popen(command, cwd=ROOT, env=child_environment(), stdout=subprocess.PIPE, text=True)
     output = process.communicate()[0]
@@ -184,7 +187,7 @@ def _echo(
 
 def _micro(name: str, title: str, at_most: float | None) -> Case:
     def measure(loop: str, settings: Settings) -> Sample:
-        return micro_sample(name, loop, settings)
+        return own_sample("micro", name, loop, "--loop", loop, "--seconds", str(settings.micro_s))
 
     if name not in micro.KINDS:
         raise ValueError(name)

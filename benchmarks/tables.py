@@ -46,6 +46,25 @@ def ratio_text(taken: Sequence[float]) -> str:
     return f"**{statistics.median(taken):.2f}** ({min(taken):.2f}-{max(taken):.2f})"
 
 
+def peers(outcome: Outcome) -> list[str]:
+    """Whom grapeshot is compared with in this row."""
+    return list(outcome.get("peers", [PEER]))
+
+
+def ratio_cell(outcome: Outcome) -> str:
+    """The ratios to all peers, one per line where there are several."""
+    against = peers(outcome)
+    if against == [PEER]:
+        return ratio_text(ratios(outcome, OURS, PEER))
+    taken = [(peer, ratios(outcome, OURS, peer)) for peer in against]
+    return "<br>".join(f"{ratio_text(found)} of {peer}" for peer, found in taken if found) or "-"
+
+
+def ratio_header(outcomes: Iterable[Outcome]) -> str:
+    against = {peer for outcome in outcomes for peer in peers(outcome)}
+    return f"{OURS} / {PEER if against == {PEER} else 'peer'}"
+
+
 def judge(outcome: Outcome, bound: dict[str, Any]) -> tuple[str, bool | None]:
     """What a bound demands, and whether it holds; None: grapeshot or the peer is missing."""
     at_most, peer = bound["at_most"], bound["peer"]
@@ -71,8 +90,8 @@ def one_line(outcome: Outcome) -> str:
     """A case in short, for whoever watches the runs."""
     metric = outcome["metric"]
     parts = [f"{loop} {with_spread(values(outcome, loop, metric))}" for loop in outcome["samples"]]
-    if taken := ratios(outcome, OURS, PEER):
-        parts.append(f"ratio {statistics.median(taken):.2f}")
+    taken = [(ratios(outcome, OURS, peer), "" if peer == PEER else f" of {peer}") for peer in peers(outcome)]
+    parts += [f"ratio {statistics.median(found):.2f}{whose}" for found, whose in taken if found]
     parts += [f"bound {judge(outcome, bound)[0]}: {verdict(outcome, bound)}" for bound in outcome["bounds"]]
     return ", ".join(parts)
 
@@ -86,12 +105,12 @@ def cell(outcome: Outcome, loop: str) -> str:
 
 def brief(result: dict[str, Any]) -> str:
     """The chosen rows in plain text, for a terminal."""
-    header = ["case", *result["loops"], f"{OURS} / {PEER}", "bound", "holds"]
+    header = ["case", *result["loops"], ratio_header(result["cases"]), "bound", "holds"]
     body = [
         [
             outcome["name"],
             *(cell(outcome, loop) for loop in result["loops"]),
-            ratio_text(ratios(outcome, OURS, PEER)).replace("*", ""),
+            ratio_cell(outcome).replace("*", "").replace("<br>", "; "),
             "; ".join(judge(outcome, bound)[0] for bound in outcome["bounds"]),
             "; ".join(verdict(outcome, bound).replace("*", "") for bound in outcome["bounds"]),
         ]
@@ -120,6 +139,9 @@ def remarks(result: dict[str, Any]) -> list[str]:
             if resent := sum(values(outcome, loop, "resent")):
                 of = sum(values(outcome, loop, "requests"))
                 lines.append(f"{outcome['name']} on {loop}: {resent:,.0f} of {of:,.0f} datagrams were sent again.")
+            if early := sum(values(outcome, loop, "early")):
+                of = sum(values(outcome, loop, "sleeps"))
+                lines.append(f"{outcome['name']}, {loop}: {early:,.0f} of {of:,.0f} sleeps ended before their time.")
     return lines
 
 
@@ -129,7 +151,7 @@ def rows(header: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
 
 
 def main_table(outcomes: Sequence[Outcome], loops: Sequence[str]) -> list[str]:
-    header = [f"{outcomes[0]['group']}", *loops, f"{OURS} / {PEER}", "bound", "holds"]
+    header = [f"{outcomes[0]['group']}", *loops, ratio_header(outcomes), "bound", "holds"]
     body = []
     for outcome in outcomes:
         judged = [(judge(outcome, bound)[0], verdict(outcome, bound)) for bound in outcome["bounds"]]
@@ -137,7 +159,7 @@ def main_table(outcomes: Sequence[Outcome], loops: Sequence[str]) -> list[str]:
             [
                 f"{outcome['title']}, {outcome['unit']}",
                 *(cell(outcome, loop) for loop in loops),
-                ratio_text(ratios(outcome, OURS, PEER)),
+                ratio_cell(outcome),
                 "<br>".join(text for text, _ in judged) or "-",
                 "<br>".join(text for _, text in judged) or "-",
             ]
@@ -187,6 +209,17 @@ def separate_parts(result: dict[str, Any]) -> str:
     return f"The rows were taken in parts, from these revisions: {counted}."
 
 
+def how(settings: dict[str, Any]) -> str:
+    """How loops are compared."""
+    return (
+        f"{settings['runs']} alternated runs, a fresh process each; loads of {settings['seconds']:g} s after "
+        f"{settings['warm_up_s']:g} s of warm-up{', spinning' if settings['spin'] else ''}; server on core "
+        f"{settings['server_core']}, load on core {settings['load_core']}. Each number is the median with half of the "
+        "range; ratios are taken run by run and stand with their range; below 1 grapeshot needs less. The raw server "
+        "is epoll without Python, for TLS with the interpreter's OpenSSL."
+    )
+
+
 def markdown(result: dict[str, Any]) -> str:
     """The whole page."""
     machine, settings = result["machine"], result["settings"]
@@ -196,14 +229,15 @@ def markdown(result: dict[str, Any]) -> str:
         f"Taken {result['taken']}: {machine['processor']}, {machine['cores']} cores, {machine['system']}; "
         f"{python} ({machine['python_compiler']}); {packages}; revision {machine['revision'] or 'unknown'}."
     )
-    how = (
-        f"{settings['runs']} alternated runs, a fresh process each; loads of {settings['seconds']:g} s after "
-        f"{settings['warm_up_s']:g} s of warm-up{', spinning' if settings['spin'] else ''}; server on core "
-        f"{settings['server_core']}, load on core {settings['load_core']}. Each number is the median with half of the "
-        "range; ratios are taken run by run and stand with their range; below 1 grapeshot needs less. The raw server "
-        "is epoll without Python, for TLS with the interpreter's OpenSSL."
-    )
-    lines = ["# Comparison", "", where, "", how, "", summary(result)]
+    lines = [
+        result.get("heading", "# Comparison"),
+        "",
+        where,
+        "",
+        result.get("how") or how(settings),
+        "",
+        summary(result),
+    ]
     if parts := separate_parts(result):
         lines += ["", parts]
     lines += [f"\n**{name} was left out**: {reason}" for name, reason in result["missing"].items()]

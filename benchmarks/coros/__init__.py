@@ -1,0 +1,1 @@
+"""Coros beside greenlet, gevent, greenback and asyncio's tasks: `python -m benchmarks.coros`."""

@@ -1,0 +1,35 @@
+"""Compares coros with their peers: `python -m benchmarks.coros [CASE ...]`. See README.md.
+
+Every run is a fresh process; the peers alternate within one run (A B C, then C B A, ...). Ratios are taken run by run,
+and their median counts.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from benchmarks.compare import RESULTS, Suite, main
+from benchmarks.coros.cases import ALL, CASES, QUICK, CoroSettings
+from benchmarks.coros.styles import available
+
+HOW = (
+    "Five alternated runs, a fresh process each. CPU time per operation, the median with half of the range; ratios are "
+    "taken run by run and stand with their range; below 1 grapeshot needs less. greenlet runs behind a hub written in "
+    "Python (a deque of what is ready, a heap of timers), gevent unpatched; tasks are asyncio's, in grapeshot's loop, "
+    "and greenback runs in one of them."
+)
+
+SUITE = Suite(
+    cases=CASES,
+    loops=ALL,
+    available=available,
+    packages=("grapeshot", "greenlet", "gevent", "greenback"),
+    settings=CoroSettings(),
+    quick=QUICK,
+    committed=RESULTS / "coros.json",
+    has_load=False,
+    page={"heading": "# Coros", "how": HOW},
+)
+
+if __name__ == "__main__":
+    sys.exit(main(suite=SUITE, description=__doc__))

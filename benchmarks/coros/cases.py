@@ -1,0 +1,64 @@
+"""The cases of coros, with the bounds that they must keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks._load import MeasurementError
+from benchmarks.cases import Bound, Case, Sample, own_sample
+from benchmarks.coros.styles import TASKS
+
+OURS, GREENLET, GEVENT, GREENBACK = "grapeshot", "greenlet", "gevent", "greenback"
+ALL = (OURS, GREENLET, GEVENT, GREENBACK, TASKS)
+
+
+@dataclass(frozen=True)
+class CoroSettings:
+    """How long one run takes."""
+
+    # CPU time that is measured.
+    seconds: float = 0.4
+    # How many are held when memory is measured.
+    threads: int = 100_000
+
+
+QUICK = CoroSettings(seconds=0.1, threads=20_000)
+
+
+def _case(kind: str, title: str, *bounds: Bound, peers: tuple[str, ...], is_memory: bool = False) -> Case:
+    def measure(style: str, settings: CoroSettings) -> Sample:
+        options = ("--style", style, "--seconds", str(settings.seconds), "--threads", str(settings.threads))
+        sample = own_sample("coros.programs", kind, style, *options)
+        if style == OURS and sample.get("early"):
+            raise MeasurementError(f"{sample['early']} of {sample['sleeps']} sleeps ended before their time")
+        return sample
+
+    metric, unit = ("kib", "KiB each") if is_memory else ("cpu_ns", "ns CPU")
+    return Case(kind.replace("_", "-"), "Coros", title, metric, unit, bounds, measure, only=(OURS, *peers))
+
+
+GREEN = (GREENLET, GEVENT)
+
+CASES: tuple[Case, ...] = (
+    _case(
+        "yield_shallow",
+        "yield and resume, 1,000 of them",
+        Bound(0.30, GREENLET),
+        Bound(0.15, GEVENT),
+        peers=(*GREEN, TASKS),
+    ),
+    _case("yield_deep", "the same, 20 Python frames deep", Bound(0.25, GREENLET), peers=GREEN),
+    _case("yield_reduce", "the same, inside functools.reduce", Bound(0.45, GREENLET), peers=GREEN),
+    _case("yield_sorted", "the same, inside sorted(key=)", Bound(0.60, GREENLET), peers=GREEN),
+    _case("spawn", "spawn and finish", Bound(0.10, GREENLET), Bound(1.0, TASKS), peers=(*GREEN, TASKS)),
+    _case("semaphore", "semaphores, there and back", Bound(0.25, GEVENT), peers=(GEVENT,)),
+    _case("fifo", "queues, there and back", Bound(0.25, GEVENT), peers=(GEVENT,)),
+    _case("channel", "channels, there and back", Bound(0.25, GEVENT), peers=(GEVENT,)),
+    _case("due_together", "10,000 sleep until one moment, each", Bound(0.4, GEVENT), peers=GREEN),
+    _case("sleepers", "1,000 sleep 10 to 20 ms, each", Bound(0.4, GEVENT), peers=GREEN),
+    _case("await_ended", "`await` of one that has ended", Bound(2000, None), peers=(TASKS,)),
+    _case("await_future", "`await_` of a future that is done", Bound(2000, None), peers=(GREENBACK,)),
+    _case("await_sleep", "`await_(asyncio.sleep(0))`", peers=(GREENBACK,)),
+    _case("idle", "memory, suspended three calls deep", Bound(3.5, None), peers=GREEN, is_memory=True),
+    _case("asleep", "memory, asleep three calls deep", peers=GREEN, is_memory=True),
+)

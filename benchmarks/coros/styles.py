@@ -1,0 +1,180 @@
+"""Ways to write cooperative threads, each with the same few names, so that one program measures all of them.
+
+A style's names are the peer's own functions wherever it has one that does just that: no wrapper is measured. What is
+measured runs inside of `run(program)`, as an ordinary cooperative thread of its style.
+"""
+
+from __future__ import annotations
+
+import collections
+import heapq
+import itertools
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from benchmarks._machine import ROOT
+
+# asyncio's tasks in grapeshot's loop: not a style, but they stand beside coros.
+TASKS = "tasks"
+
+Function = Callable[..., Any]
+
+
+class Style(Protocol):
+    """What every style has."""
+
+    # Runs a program, and what it leaves behind, to the end.
+    run: Function
+    # spawn(function, *arguments): it begins when the caller gives way.
+    spawn: Function
+    # Lets everything run that is ready.
+    give_way: Function
+    # Waits until something else wakes it, which never happens here.
+    wait: Function
+    # Waits for so many seconds.
+    sleep: Function
+
+
+class Coros:
+    """grapeshot's coros, in its loop."""
+
+    def __init__(self) -> None:
+        from grapeshot import coro
+
+        self.run = coro.run
+        self.spawn = coro.spawn
+        self.give_way = coro.yield_slice
+        self.wait = coro.wait
+        self.sleep = coro.sleep_relative
+        self.semaphore = coro.semaphore
+        self._fifo, self._channel = coro.fifo, coro.channel
+
+    def fifo(self) -> tuple[Function, Function]:
+        """How to put into a new queue without a bound, and how to get out of it."""
+        queue = self._fifo()
+        return queue.push, queue.pop
+
+    def channel(self) -> tuple[Function, Function]:
+        """How to send through a new channel, and how to receive."""
+        channel = self._channel()
+        return channel.send, channel.receive
+
+
+class Greenlets:
+    """greenlet behind a hub in Python, as one writes it by hand: a deque of what is ready and a heap of timers.
+
+    Every switch goes through the hub, which is what makes a round fair, and what gevent does too.
+    """
+
+    def __init__(self) -> None:
+        import greenlet
+
+        kind, getcurrent = greenlet.greenlet, greenlet.getcurrent
+        ready: collections.deque[Any] = collections.deque()
+        timers: list[tuple[float, int, Any]] = []
+        # greenlet ends a suspended thread that nobody refers to.
+        waiting: list[Any] = []
+        counter = itertools.count()
+        monotonic = time.monotonic
+
+        def loop() -> None:
+            popleft = ready.popleft
+            while ready or timers:
+                if timers:
+                    now = monotonic()
+                    if not ready and timers[0][0] > now:
+                        time.sleep(timers[0][0] - now)
+                        now = monotonic()
+                    while timers and timers[0][0] <= now:
+                        ready.append(heapq.heappop(timers)[2])
+                for _ in range(len(ready)):
+                    popleft().switch()
+
+        hub = kind(loop)
+
+        def spawn(function: Function, *arguments: Any) -> Any:
+            # The first switch passes the arguments; the hub's switches have none.
+            thread = kind(lambda: function(*arguments), hub) if arguments else kind(function, hub)
+            ready.append(thread)
+            return thread
+
+        def give_way() -> None:
+            ready.append(getcurrent())
+            hub.switch()
+
+        def wait() -> None:
+            waiting.append(getcurrent())
+            hub.switch()
+
+        def sleep(seconds: float) -> None:
+            heapq.heappush(timers, (monotonic() + seconds, next(counter), getcurrent()))
+            hub.switch()
+
+        def run(program: Function, *arguments: Any) -> Any:
+            outcome: list[Any] = []
+            spawn(lambda: outcome.append(program(*arguments)))
+            hub.switch()
+            return outcome[0]
+
+        self.run = run
+        self.spawn = spawn
+        self.give_way = give_way
+        self.wait = wait
+        self.sleep = sleep
+
+
+class Gevent:
+    """gevent; nothing is patched."""
+
+    def __init__(self) -> None:
+        import gevent
+        import gevent.hub
+        import gevent.lock
+        import gevent.queue
+
+        def run(program: Function, *arguments: Any) -> Any:
+            return gevent.spawn(program, *arguments).get()
+
+        self.run = run
+        self.spawn = gevent.spawn
+        self.give_way = gevent.sleep
+        self.wait = gevent.hub.get_hub().switch
+        self.sleep = gevent.sleep
+        self.semaphore = gevent.lock.Semaphore
+        self._queues = gevent.queue
+
+    def fifo(self) -> tuple[Function, Function]:
+        """The quicker one of its unbounded queues."""
+        queue = self._queues.SimpleQueue()
+        return queue.put, queue.get
+
+    def channel(self) -> tuple[Function, Function]:
+        """As in `Coros`."""
+        channel = self._queues.Channel()
+        return channel.put, channel.get
+
+
+STYLES: dict[str, Callable[[], Style]] = {"grapeshot": Coros, "greenlet": Greenlets, "gevent": Gevent}
+
+
+def why_missing(name: str) -> str | None:
+    """Why what is called so cannot take part here, or None when it can. Tried in a process of its own."""
+    module = {"grapeshot": "grapeshot.coro", TASKS: "grapeshot"}.get(name, name)
+    command = [sys.executable, "-c", f"import {module}"]
+    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    if outcome.returncode == 0:
+        return None
+    lines = outcome.stderr.strip().splitlines()
+    return lines[-1] if lines else f"exit status {outcome.returncode}"
+
+
+def available(names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
+    """The names that can take part, and the reasons for the others, which are also said loudly."""
+    reasons = {name: why_missing(name) for name in names}
+    missing = {name: reason for name, reason in reasons.items() if reason is not None}
+    for name, reason in missing.items():
+        print(f"!!! {name} IS LEFT OUT: {reason}", file=sys.stderr, flush=True)
+    return [name for name in reasons if name not in missing], missing
