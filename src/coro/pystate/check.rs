@@ -1,12 +1,14 @@
 //! Does the running interpreter look as the offsets say? Asked once, when the module is imported.
 
 use std::ffi::c_int;
+use std::ptr;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 
-use super::{field, imp};
+use super::{PREVIOUS_ITEM, chunk, field, imp};
 use crate::event_loop::errors;
 
 /// Levels of C recursion that the interpreter allows a thread (3.12 and 3.13).
@@ -45,24 +47,37 @@ pub(in crate::coro) fn self_check(py: Python<'_>) -> PyResult<Option<&'static st
             (limit == ffi::Py_GetRecursionLimit(), "the recursion limit"),
             (0 < remaining && remaining <= limit, "the recursion depth"),
             (
+                *field::<c_int>(start, imp::RECURSION_HEADROOM) == 0,
+                "the recursion headroom",
+            ),
+            (has_c_recursion(start), "the depth of C recursion"),
+            (has_tracing(thread), "the depth of tracing"),
+            (
+                (-1..=32).contains(&*field::<c_int>(start, imp::WHAT_EVENT)),
+                "the event that is traced",
+            ),
+            (has_trash_nesting(py, start)?, "the depth of nested deallocation"),
+            (
+                imp::EXECUTOR.is_none_or(|offset| (*field::<usize>(start, offset)).is_multiple_of(8)),
+                "the executor",
+            ),
+            (
                 *field::<usize>(start, imp::CURRENT_EXCEPTION) == 0,
                 "the current exception",
             ),
             (has_exc_info(start), "exc_info"),
             (!chunk.is_null(), "the data stack"),
             (
-                (chunk as usize) < top && top <= end && chunk as usize + *field::<usize>(chunk, 8) == end,
+                (chunk as usize) < top
+                    && top <= end
+                    && chunk as usize + *field::<usize>(chunk, chunk::SIZE) == end,
                 "the bounds of the data stack",
             ),
             (has_context(py, start)?, "context"),
             (has_frame(py, thread)?, "the frame"),
+            (has_caller(py, thread)?, "the frame of the caller"),
             (has_task(py, start)?, "the running task"),
         ];
-        if let Some(offset) = imp::C_RECURSION_REMAINING {
-            C_LIMIT.store(*field::<c_int>(start, offset), Ordering::Relaxed);
-        } else {
-            C_LIMIT.store(c_int::MAX, Ordering::Relaxed);
-        }
         Ok(checks
             .iter()
             .find(|(is_right, _)| !is_right)
@@ -82,7 +97,7 @@ unsafe fn has_exc_info(thread: *mut u8) -> bool {
             if item.is_null() {
                 return false;
             }
-            item = *field(item, size_of::<usize>());
+            item = *field(item, PREVIOUS_ITEM);
         }
         false
     }
@@ -104,10 +119,70 @@ unsafe fn has_context(py: Python<'_>, thread: *mut u8) -> PyResult<bool> {
     }
 }
 
+/// Entering C recursion counts the levels that are left down by one. Notes how many a thread has.
+unsafe fn has_c_recursion(thread: *mut u8) -> bool {
+    let Some(offset) = imp::C_RECURSION_REMAINING else {
+        C_LIMIT.store(c_int::MAX, Ordering::Relaxed);
+        return true;
+    };
+    // SAFETY: as in `self_check`; entered and left on this thread.
+    unsafe {
+        let before = *field::<c_int>(thread, offset);
+        if ffi::Py_EnterRecursiveCall(c"".as_ptr()) != 0 {
+            ffi::PyErr_Clear();
+            return false;
+        }
+        let inside = *field::<c_int>(thread, offset);
+        ffi::Py_LeaveRecursiveCall();
+        C_LIMIT.store(before, Ordering::Relaxed);
+        before > 0 && inside == before - 1 && *field::<c_int>(thread, offset) == before
+    }
+}
+
+/// Tracing that is entered counts up by one.
+unsafe fn has_tracing(thread: *mut ffi::PyThreadState) -> bool {
+    // SAFETY: as in `self_check`; entered and left on this thread.
+    unsafe {
+        let place = field::<c_int>(thread.cast(), imp::TRACING);
+        let before = *place;
+        ffi::PyThreadState_EnterTracing(thread);
+        let inside = *place;
+        ffi::PyThreadState_LeaveTracing(thread);
+        before >= 0 && inside == before + 1 && *place == before
+    }
+}
+
+/// What the depth of nested deallocation was when the capsule below was deallocated.
+static NESTING: AtomicI32 = AtomicI32::new(-1);
+
+unsafe extern "C" fn note_nesting(_capsule: *mut ffi::PyObject) {
+    if let Some(offset) = imp::TRASH_NESTING {
+        // SAFETY: as in `self_check`: objects are deallocated by attached threads.
+        let nesting = unsafe { *field::<c_int>(ffi::PyThreadState_Get().cast(), offset) };
+        NESTING.store(nesting, Ordering::Relaxed);
+    }
+}
+
+/// A list in a list is deallocated two levels down.
+unsafe fn has_trash_nesting(py: Python<'_>, thread: *mut u8) -> PyResult<bool> {
+    let Some(offset) = imp::TRASH_NESTING else {
+        return Ok(true);
+    };
+    // SAFETY: as in `self_check`; the capsule's pointer is not null and is never used.
+    unsafe {
+        let before = *field::<c_int>(thread, offset);
+        let capsule = ffi::PyCapsule_New(ptr::without_provenance_mut(1), ptr::null(), Some(note_nesting));
+        let inner = PyList::new(py, [errors::owned(py, capsule)?])?;
+        drop(PyList::new(py, [inner])?);
+        Ok(NESTING.load(Ordering::Relaxed) == before + 2 && *field::<c_int>(thread, offset) == before)
+    }
+}
+
+/// `f_frame` in `PyFrameObject`: after the header and `f_back`.
+const F_FRAME: usize = 24; // void *PyFrameObject.f_frame
+
 /// The frame object of the current frame points to the innermost frame of the chain.
 unsafe fn has_frame(py: Python<'_>, thread: *mut ffi::PyThreadState) -> PyResult<bool> {
-    /// `f_frame` in `PyFrameObject` (`Include/internal/pycore_frame.h`): after the header and `f_back`.
-    const F_FRAME: usize = 24;
     // SAFETY: attached; the getter gives a new reference or null.
     unsafe {
         let frame = ffi::PyThreadState_GetFrame(thread);
@@ -118,6 +193,36 @@ unsafe fn has_frame(py: Python<'_>, thread: *mut ffi::PyThreadState) -> PyResult
         let shown: *mut u8 = *field(frame.as_ptr().cast(), F_FRAME);
         let chain = imp::innermost(*field(thread.cast(), imp::FRAME));
         Ok(shown == chain)
+    }
+}
+
+/// `previous` of the innermost frame leads to its caller, past the entry frames on this thread's stack (3.12 and later).
+unsafe fn has_caller(py: Python<'_>, thread: *mut ffi::PyThreadState) -> PyResult<bool> {
+    /// How far above this function an entry frame may lie.
+    const STACK_LEN: usize = 8 * 1024 * 1024;
+    let here = &raw const thread as usize;
+    // SAFETY: attached; the getters give new references or null; a frame is readable, and what lies on this stack is.
+    unsafe {
+        let frame = ffi::PyThreadState_GetFrame(thread);
+        if frame.is_null() {
+            return Ok(true);
+        }
+        let frame = errors::owned(py, frame.cast())?;
+        let caller = ffi::PyFrame_GetBack(frame.as_ptr().cast());
+        if caller.is_null() {
+            return Ok(true);
+        }
+        let caller = errors::owned(py, caller.cast())?;
+        let wanted: *mut u8 = *field(caller.as_ptr().cast(), F_FRAME);
+        let mut previous: *mut u8 = *field(*field(frame.as_ptr().cast(), F_FRAME), imp::FRAME_PREVIOUS);
+        // An entry frame each of the calls through C between the two.
+        for _ in 0..100 {
+            if previous == wanted || !(here..here + STACK_LEN).contains(&(previous as usize)) {
+                break;
+            }
+            previous = *field(previous, imp::FRAME_PREVIOUS);
+        }
+        Ok(previous == wanted)
     }
 }
 

@@ -18,10 +18,10 @@ const CHUNK_LEN: usize = 2 * 1024;
 /// Chunks kept for the next coros.
 const KEPT: usize = 1024;
 
-const PREVIOUS: usize = 0;
-const SIZE: usize = 8;
-const TOP: usize = 16;
-const DATA: usize = 24;
+const PREVIOUS: usize = 0; // void *_PyStackChunk.previous
+pub(super) const SIZE: usize = 8; // size_t _PyStackChunk.size
+const TOP: usize = 16; // size_t _PyStackChunk.top
+const DATA: usize = 24; // void *_PyStackChunk.data
 
 /// Where the first frame goes, and the end of the chunk.
 pub(super) fn bounds(chunk: *mut u8) -> (*mut u8, *mut u8) {

@@ -11,6 +11,7 @@
 //! | `context`, `context_ver` | its `contextvars` |
 //! | `datastack_*` | the memory of its Python frames |
 //! | recursion counters | kept as the depth used, since the limit may change meanwhile |
+//! | `recursion_headroom` | a yield while an exception is made, which may go beyond the limit |
 //! | `tracing`, `what_event` | a yield inside a trace function |
 //! | trash nesting (to 3.12) | a yield inside a nested deallocation |
 //! | the executor (3.14) | the JIT's code that is running |
@@ -71,10 +72,17 @@ pub(super) struct PyState {
     task: *mut ffi::PyObject,
     py_depth: c_int,
     c_remaining: c_int,
+    headroom: c_int,
     tracing: c_int,
     what_event: c_int,
     trash_nesting: c_int,
 }
+
+/// Offset and size in `_PyErr_StackItem`.
+const PREVIOUS_ITEM: usize = 8; // void *_PyErr_StackItem.previous_item
+const EXC_INFO_LEN: usize = 16; // sizeof(_PyErr_StackItem)
+const _: () =
+    assert!(PREVIOUS_ITEM == std::mem::offset_of!(ExcInfo, previous) && EXC_INFO_LEN == size_of::<ExcInfo>());
 
 /// `_PyErr_StackItem`.
 #[repr(C)]
@@ -122,6 +130,7 @@ impl PyState {
             task: ptr::null_mut(),
             py_depth: 0,
             c_remaining: 0,
+            headroom: 0,
             tracing: 0,
             what_event: -1,
             trash_nesting: 0,
@@ -178,6 +187,7 @@ impl PyState {
             let depth = limit - *remaining;
             *remaining = limit - self.py_depth;
             self.py_depth = depth;
+            ptr::swap(field(thread, imp::RECURSION_HEADROOM), &raw mut self.headroom);
             if let Some(offset) = imp::C_RECURSION_REMAINING {
                 ptr::swap(field(thread, offset), &raw mut self.c_remaining);
             }

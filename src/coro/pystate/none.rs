@@ -17,6 +17,7 @@ pub(in crate::coro) const UNSUPPORTED: Option<&str> =
 pub(super) const INTERP: usize = 0;
 pub(super) const RECURSION_REMAINING: usize = 0;
 pub(super) const RECURSION_LIMIT: usize = 0;
+pub(super) const RECURSION_HEADROOM: usize = 0;
 pub(super) const TRACING: usize = 0;
 pub(super) const WHAT_EVENT: usize = 0;
 pub(super) const FRAME: usize = 0;

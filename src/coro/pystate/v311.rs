@@ -8,28 +8,32 @@ use super::CFrame;
 /// Why coros are not available, if they are not.
 pub(in crate::coro) const UNSUPPORTED: Option<&str> = None;
 
-pub(super) const INTERP: usize = 16;
-pub(super) const RECURSION_REMAINING: usize = 32;
-pub(super) const RECURSION_LIMIT: usize = 36;
-pub(super) const TRACING: usize = 44;
-pub(super) const WHAT_EVENT: usize = 48;
-pub(super) const FRAME: usize = 56;
-pub(super) const CURRENT_EXCEPTION: usize = 96;
-pub(super) const EXC_INFO: usize = 120;
-pub(super) const THREAD_ID: usize = 152;
-pub(super) const CONTEXT: usize = 224;
-pub(super) const CONTEXT_VER: usize = 232;
-pub(super) const DATASTACK_CHUNK: usize = 296;
-pub(super) const DATASTACK_TOP: usize = 304;
-pub(super) const DATASTACK_LIMIT: usize = 312;
-pub(super) const EXC_STATE: usize = 320;
+pub(super) const INTERP: usize = 16; // void *PyThreadState.interp
+pub(super) const RECURSION_REMAINING: usize = 32; // int PyThreadState.recursion_remaining
+pub(super) const RECURSION_LIMIT: usize = 36; // int PyThreadState.recursion_limit
+pub(super) const RECURSION_HEADROOM: usize = 40; // int PyThreadState.recursion_headroom
+pub(super) const TRACING: usize = 44; // int PyThreadState.tracing
+pub(super) const WHAT_EVENT: usize = 48; // int PyThreadState.tracing_what
+pub(super) const FRAME: usize = 56; // void *PyThreadState.cframe
+pub(super) const CURRENT_EXCEPTION: usize = 96; // void *PyThreadState.curexc_type
+pub(super) const EXC_INFO: usize = 120; // void *PyThreadState.exc_info
+pub(super) const THREAD_ID: usize = 152; // unsigned long PyThreadState.thread_id
+pub(super) const CONTEXT: usize = 224; // void *PyThreadState.context
+pub(super) const CONTEXT_VER: usize = 232; // uint64_t PyThreadState.context_ver
+pub(super) const DATASTACK_CHUNK: usize = 296; // void *PyThreadState.datastack_chunk
+pub(super) const DATASTACK_TOP: usize = 304; // void *PyThreadState.datastack_top
+pub(super) const DATASTACK_LIMIT: usize = 312; // void *PyThreadState.datastack_limit
+pub(super) const EXC_STATE: usize = 320; // _PyErr_StackItem PyThreadState.exc_state
 pub(super) const C_RECURSION_REMAINING: Option<usize> = None;
-pub(super) const TRASH_NESTING: Option<usize> = Some(168);
+pub(super) const TRASH_NESTING: Option<usize> = Some(168); // int PyThreadState.trash_delete_nesting
 pub(super) const EXECUTOR: Option<usize> = None;
-pub(super) const FRAME_PREVIOUS: usize = 48;
+pub(super) const FRAME_PREVIOUS: usize = 48; // void *_PyInterpreterFrame.previous
 
-/// Offset of `current_frame` in `_PyCFrame`.
-const CURRENT_FRAME: usize = 8;
+/// What a `_PyCFrame` is made of.
+const USE_TRACING: usize = 0; // uint8_t _PyCFrame.use_tracing
+const CFRAME_LEN: usize = 24; // sizeof(_PyCFrame)
+const _: () = assert!(CFRAME_LEN == size_of::<CFrame>());
+const CURRENT_FRAME: usize = 8; // void *_PyCFrame.current_frame
 
 /// The chain of frames begins in a `_PyCFrame` of the coro's own.
 pub(super) fn base_frame(base: *mut CFrame) -> *mut u8 {
@@ -49,10 +53,10 @@ pub(super) unsafe fn innermost(frame: *mut u8) -> *mut u8 {
 /// `thread` is a thread state, `next` a live `_PyCFrame`.
 #[inline(always)]
 pub(super) unsafe fn before_swap(thread: *mut u8, next: *mut u8) {
-    // SAFETY: by the contract; `use_tracing` is the first byte of a `_PyCFrame`.
+    // SAFETY: by the contract.
     unsafe {
         let current: *mut u8 = *thread.add(FRAME).cast();
-        *next = *current;
+        *next.add(USE_TRACING) = *current.add(USE_TRACING);
     }
 }
 

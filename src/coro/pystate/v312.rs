@@ -8,28 +8,31 @@ use super::CFrame;
 /// Why coros are not available, if they are not.
 pub(in crate::coro) const UNSUPPORTED: Option<&str> = None;
 
-pub(super) const INTERP: usize = 16;
-pub(super) const RECURSION_REMAINING: usize = 28;
-pub(super) const RECURSION_LIMIT: usize = 32;
-pub(super) const TRACING: usize = 44;
-pub(super) const WHAT_EVENT: usize = 48;
-pub(super) const FRAME: usize = 56;
-pub(super) const CURRENT_EXCEPTION: usize = 96;
-pub(super) const EXC_INFO: usize = 104;
-pub(super) const THREAD_ID: usize = 136;
-pub(super) const CONTEXT: usize = 208;
-pub(super) const CONTEXT_VER: usize = 216;
-pub(super) const DATASTACK_CHUNK: usize = 232;
-pub(super) const DATASTACK_TOP: usize = 240;
-pub(super) const DATASTACK_LIMIT: usize = 248;
-pub(super) const EXC_STATE: usize = 256;
-pub(super) const C_RECURSION_REMAINING: Option<usize> = Some(36);
-pub(super) const TRASH_NESTING: Option<usize> = Some(152);
+pub(super) const INTERP: usize = 16; // void *PyThreadState.interp
+pub(super) const RECURSION_REMAINING: usize = 28; // int PyThreadState.py_recursion_remaining
+pub(super) const RECURSION_LIMIT: usize = 32; // int PyThreadState.py_recursion_limit
+pub(super) const RECURSION_HEADROOM: usize = 40; // int PyThreadState.recursion_headroom
+pub(super) const TRACING: usize = 44; // int PyThreadState.tracing
+pub(super) const WHAT_EVENT: usize = 48; // int PyThreadState.what_event
+pub(super) const FRAME: usize = 56; // void *PyThreadState.cframe
+pub(super) const CURRENT_EXCEPTION: usize = 96; // void *PyThreadState.current_exception
+pub(super) const EXC_INFO: usize = 104; // void *PyThreadState.exc_info
+pub(super) const THREAD_ID: usize = 136; // unsigned long PyThreadState.thread_id
+pub(super) const CONTEXT: usize = 208; // void *PyThreadState.context
+pub(super) const CONTEXT_VER: usize = 216; // uint64_t PyThreadState.context_ver
+pub(super) const DATASTACK_CHUNK: usize = 232; // void *PyThreadState.datastack_chunk
+pub(super) const DATASTACK_TOP: usize = 240; // void *PyThreadState.datastack_top
+pub(super) const DATASTACK_LIMIT: usize = 248; // void *PyThreadState.datastack_limit
+pub(super) const EXC_STATE: usize = 256; // _PyErr_StackItem PyThreadState.exc_state
+pub(super) const C_RECURSION_REMAINING: Option<usize> = Some(36); // int PyThreadState.c_recursion_remaining
+pub(super) const TRASH_NESTING: Option<usize> = Some(152); // int PyThreadState.trash.delete_nesting
 pub(super) const EXECUTOR: Option<usize> = None;
-pub(super) const FRAME_PREVIOUS: usize = 8;
+pub(super) const FRAME_PREVIOUS: usize = 8; // void *_PyInterpreterFrame.previous
 
-/// Offset of `current_frame` in `_PyCFrame`.
-const CURRENT_FRAME: usize = 0;
+/// What a `_PyCFrame` is made of.
+const CFRAME_LEN: usize = 16; // sizeof(_PyCFrame)
+const _: () = assert!(CFRAME_LEN <= size_of::<CFrame>());
+const CURRENT_FRAME: usize = 0; // void *_PyCFrame.current_frame
 
 /// The chain of frames begins in a `_PyCFrame` of the coro's own.
 pub(super) fn base_frame(base: *mut CFrame) -> *mut u8 {

@@ -12,25 +12,26 @@ use super::CFrame;
 /// Why coros are not available, if they are not.
 pub(in crate::coro) const UNSUPPORTED: Option<&str> = None;
 
-pub(super) const INTERP: usize = 16;
-pub(super) const RECURSION_REMAINING: usize = 48;
-pub(super) const RECURSION_LIMIT: usize = 52;
-pub(super) const TRACING: usize = 60;
-pub(super) const WHAT_EVENT: usize = 64;
-pub(super) const FRAME: usize = 72;
-pub(super) const CURRENT_EXCEPTION: usize = 112;
-pub(super) const EXC_INFO: usize = 120;
-pub(super) const THREAD_ID: usize = 152;
-pub(super) const CONTEXT: usize = 208;
-pub(super) const CONTEXT_VER: usize = 216;
-pub(super) const DATASTACK_CHUNK: usize = 232;
-pub(super) const DATASTACK_TOP: usize = 240;
-pub(super) const DATASTACK_LIMIT: usize = 248;
-pub(super) const EXC_STATE: usize = 256;
+pub(super) const INTERP: usize = 16; // void *PyThreadState.interp
+pub(super) const RECURSION_REMAINING: usize = 48; // int PyThreadState.py_recursion_remaining
+pub(super) const RECURSION_LIMIT: usize = 52; // int PyThreadState.py_recursion_limit
+pub(super) const RECURSION_HEADROOM: usize = 56; // int PyThreadState.recursion_headroom
+pub(super) const TRACING: usize = 60; // int PyThreadState.tracing
+pub(super) const WHAT_EVENT: usize = 64; // int PyThreadState.what_event
+pub(super) const FRAME: usize = 72; // void *PyThreadState.current_frame
+pub(super) const CURRENT_EXCEPTION: usize = 112; // void *PyThreadState.current_exception
+pub(super) const EXC_INFO: usize = 120; // void *PyThreadState.exc_info
+pub(super) const THREAD_ID: usize = 152; // unsigned long PyThreadState.thread_id
+pub(super) const CONTEXT: usize = 208; // void *PyThreadState.context
+pub(super) const CONTEXT_VER: usize = 216; // uint64_t PyThreadState.context_ver
+pub(super) const DATASTACK_CHUNK: usize = 232; // void *PyThreadState.datastack_chunk
+pub(super) const DATASTACK_TOP: usize = 240; // void *PyThreadState.datastack_top
+pub(super) const DATASTACK_LIMIT: usize = 248; // void *PyThreadState.datastack_limit
+pub(super) const EXC_STATE: usize = 256; // _PyErr_StackItem PyThreadState.exc_state
 pub(super) const C_RECURSION_REMAINING: Option<usize> = None;
 pub(super) const TRASH_NESTING: Option<usize> = None;
-pub(super) const EXECUTOR: Option<usize> = Some(272);
-pub(super) const FRAME_PREVIOUS: usize = 8;
+pub(super) const EXECUTOR: Option<usize> = Some(272); // void *PyThreadState.current_executor
+pub(super) const FRAME_PREVIOUS: usize = 8; // void *_PyInterpreterFrame.previous
 
 /// The chain of frames begins with none.
 pub(super) fn base_frame(_base: *mut CFrame) -> *mut u8 {
@@ -49,7 +50,7 @@ pub(super) unsafe fn innermost(frame: *mut u8) -> *mut u8 {
 pub(super) unsafe fn before_swap(_thread: *mut u8, _next: *mut u8) {}
 
 /// `asyncio_running_task` in `_PyThreadStateImpl` (`Include/internal/pycore_tstate.h`).
-pub(super) const RUNNING_TASK: Option<usize> = Some(872);
+pub(super) const RUNNING_TASK: Option<usize> = Some(872); // void *_PyThreadStateImpl.asyncio_running_task
 
 type SetProtection = unsafe extern "C" fn(*mut ffi::PyThreadState, *mut c_void, usize) -> c_int;
 type ResetProtection = unsafe extern "C" fn(*mut ffi::PyThreadState);

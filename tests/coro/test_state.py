@@ -1,0 +1,226 @@
+"""What of the interpreter's state belongs to a coro; where the state is not known, coros are refused."""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import warnings
+from pathlib import Path
+
+import pytest
+from support import coro_is_available, gil_is_enabled
+
+needs_coros = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+if coro_is_available():
+    from grapeshot import coro
+
+
+# ---------------------------------------------------------------------------------------------- refused, with a reason
+
+REFUSAL = """
+import asyncio, grapeshot
+assert grapeshot.run(asyncio.sleep(0, 5)) == 5
+try:
+    import grapeshot.coro
+except ImportError as exc:
+    print(exc)
+"""
+
+
+@pytest.mark.skipif(coro_is_available(), reason="coros are available here")
+def test_an_interpreter_that_is_not_known_is_refused_with_the_reason():
+    done = subprocess.run([sys.executable, "-c", REFUSAL], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    if not gil_is_enabled():
+        assert done.stdout == "coros need the GIL: this is a free-threaded build of Python\n"
+    else:
+        assert done.stdout == "coros know the interpreters of CPython 3.11 to 3.14 only\n"
+
+
+@needs_coros
+@pytest.mark.skipif(sys.version_info[:2] != (3, 14), reason="only 3.14.0 lacks the functions")
+def test_an_interpreter_that_cannot_be_told_about_stacks_is_refused(tmp_path):
+    """3.14.0, made from the one at hand by renaming what it lacks."""
+    program = Path(sys.executable).resolve()
+    library = None
+    if sysconfig.get_config_var("Py_ENABLE_SHARED"):
+        library = Path(sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("INSTSONAME"))
+    original = library or program
+    content = original.read_bytes()
+    assert b"\0PyUnstable_ThreadState_SetStackProtection\0" in content
+    copy = tmp_path / original.name
+    copy.write_bytes(
+        content.replace(
+            b"\0PyUnstable_ThreadState_SetStackProtection\0", b"\0PyUnstable_ThreadState_SetStackProtectioX\0"
+        )
+    )
+    shutil.copymode(original, copy)
+    environment = {**os.environ, "PYTHONHOME": sys.base_prefix, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    if library is not None:
+        environment["LD_LIBRARY_PATH"] = str(tmp_path)
+    done = subprocess.run(
+        [str(program if library else copy), "-c", REFUSAL],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "coros need CPython 3.14.1 or later: 3.14.0 cannot be told about their stacks\n"
+
+
+# ---------------------------------------------------------------------------------------------- per coro
+
+
+@needs_coros
+def test_room_for_errors_is_not_shared():
+    """While an exception is made the interpreter lets a thread go beyond its limit; another coro must not get that."""
+
+    class Slow(Exception):
+        def __init__(self, *args):
+            coro.wait()
+
+    def make_slowly():
+        generator = (number for number in range(2))
+        next(generator)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with pytest.raises(Slow):
+                generator.throw(Slow, 1)
+
+    def deep(level):
+        return deep(level + 1)
+
+    def main():
+        slow = [coro.spawn(make_slowly) for _ in range(100)]
+        coro.yield_slice()
+        with pytest.raises(RecursionError):
+            coro.spawn(deep, 0).join()
+        for co in slow:
+            coro.schedule(co)
+        for co in slow:
+            co.join()
+
+    coro.run(main)
+
+
+@needs_coros
+def test_nested_deallocation_across_yields():
+    """A finalizer deep inside nested containers yields; others deallocate meanwhile."""
+    log = []
+
+    class Last:
+        def __init__(self, number):
+            self.number = number
+
+        def __del__(self):
+            coro.yield_slice()
+            log.append(self.number)
+            coro.yield_slice()
+
+    def nest(number):
+        nested = (Last(number),)
+        for _ in range(40 + number):
+            nested = (nested, [number])
+        del nested
+        coro.yield_slice()
+
+    def drop():
+        for _ in range(20):
+            nested = []
+            for _ in range(10_000):
+                nested = [nested]
+            del nested
+            coro.yield_slice()
+
+    def main():
+        threads = [coro.spawn(nest, number) for number in range(20)] + [coro.spawn(drop)]
+        for thread in threads:
+            thread.join()
+
+    coro.run(main)
+    assert sorted(log) == list(range(20))
+
+
+@needs_coros
+def test_context_variables_are_looked_up_again_after_a_switch():
+    """The interpreter caches a variable's value by a version of the context."""
+    variable = contextvars.ContextVar("variable")
+
+    def look(number):
+        variable.set(number)
+        for _ in range(50):
+            coro.yield_slice()
+            assert variable.get() == number
+            with pytest.raises(LookupError):
+                contextvars.Context().run(variable.get)
+
+    def main():
+        threads = [coro.spawn(look, number) for number in range(5)]
+        for thread in threads:
+            thread.join()
+        with pytest.raises(LookupError):
+            variable.get()
+
+    coro.run(main)
+
+
+@needs_coros
+def test_frames_beyond_the_first_piece_of_their_memory():
+    """A coro begins with a small piece of memory for its frames, and gets more in pieces as it needs them."""
+
+    def deep(level, *values):
+        if level == 0:
+            coro.yield_slice()
+            return sum(values)
+        below = deep(level - 1, *range(level))
+        coro.yield_slice()
+        return below + sum(values)
+
+    def measure(depth):
+        return [deep(depth, depth) for _ in range(3)]
+
+    def main():
+        threads = [coro.spawn(measure, depth) for depth in (1, 5, 20, 80, 200)]
+        return [thread.join() for thread in threads]
+
+    expected = [[sum(sum(range(level)) for level in range(1, depth + 1)) + depth] * 3 for depth in (1, 5, 20, 80, 200)]
+    assert coro.run(main) == expected
+
+
+@needs_coros
+def test_the_recursion_limit_may_change_while_coros_are_suspended():
+    def deep(level):
+        if level == 0:
+            coro.wait()
+            return 0
+        return 1 + deep(level - 1)
+
+    def endless(level=0):
+        return endless(level + 1)
+
+    def main():
+        limit = sys.getrecursionlimit()
+        threads = [coro.spawn(deep, 300) for _ in range(3)]
+        coro.yield_slice()
+        try:
+            sys.setrecursionlimit(limit + 500)
+            for thread in threads[:1]:
+                coro.schedule(thread)
+                assert thread.join() == 300
+            with pytest.raises(RecursionError):
+                coro.spawn(endless).join()
+        finally:
+            sys.setrecursionlimit(limit)
+        for thread in threads[1:]:
+            coro.schedule(thread)
+            assert thread.join() == 300
+        with pytest.raises(RecursionError):
+            coro.spawn(endless).join()
+
+    coro.run(main)
