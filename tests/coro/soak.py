@@ -1,0 +1,262 @@
+"""A soak of the coro mode: several threads, each with a loop of its own, in which random coros do random things.
+
+    python tests/coro/soak.py --seconds 60 --seed 7
+    GRAPESHOT_CORO_EVICT=always python tests/coro/soak.py --steps 2000
+
+Coros yield, sleep, recurse, raise, sort, lock, send, await, time out, make garbage; meanwhile others are killed, stacks
+cannot be moved for want of memory, the collector runs, and frames of suspended coros are looked at from other threads.
+What must hold is checked all the time; the first thing that does not is printed, and the exit status is 1. The things
+themselves are in soak_scenes.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import gc
+import itertools
+import json
+import os
+import random
+import sys
+import threading
+import time
+import traceback
+import warnings
+from typing import Any
+
+from soak_scenes import FAMILY, INJECTED, SCENES, Broken, Injected, World, check
+
+from grapeshot import _core, coro
+
+# Coros that are kept busy per loop.
+POPULATION = 30
+# Steps after which a loop is closed over whatever is suspended in it, and its thread ends.
+STEPS_PER_ROUND = 400
+# Nothing has happened for so long: the process hangs.
+PATIENCE_S = 120.0
+
+
+class Soak:
+    """What the threads share."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.ends_at = time.monotonic() + options.seconds if options.seconds else None
+        self.failures: list[str] = []
+        self.steps = 0
+        self.kills = 0
+        self.rounds = 0
+        self.evacuations = 0
+        self.scenes: dict[str, int] = {}
+
+    def is_over(self) -> bool:
+        if self.failures or (self.options.steps and self.steps >= self.options.steps):
+            return True
+        return self.ends_at is not None and time.monotonic() >= self.ends_at
+
+    def fail(self, text: str) -> None:
+        self.failures.append(text)
+
+
+def actor(world: World) -> None:
+    """A few scenes one after the other. What comes out of it is an injected exception, or nothing."""
+    own = next(world.families)
+    FAMILY.set(own)
+    world.begun += 1
+    generator = world.generator
+    mark = generator.randbytes(generator.randrange(20, 200))
+    digest = hash(mark)
+    try:
+        for _ in range(generator.randrange(1, 6)):
+            scene = generator.choice(world.scenes)
+            world.count(scene)
+            try:
+                scene(world)
+            except INJECTED as exc:
+                if own not in world.killed and not world.is_closing:
+                    raise Broken(f"{scene.__name__}: nobody has killed this coro: {exc!r}") from exc
+                if generator.random() < 0.8:
+                    raise
+            check(FAMILY.get() == own, "the context is another coro's")
+            check(sys.exc_info() == (None, None, None), "an exception was left behind")
+            check(hash(mark) == digest, "the bytes have changed")
+    finally:
+        world.ended += 1
+        if generator.random() < 0.2:
+            coro.yield_slice()
+
+
+def on_end(world: World, co: Any) -> None:
+    world.actors.discard(co)
+    exc = co._failure()
+    if exc is not None and not isinstance(exc, INJECTED):
+        world.soak.fail("".join(traceback.format_exception(exc)))
+
+
+def kill_some(world: World) -> None:
+    """Interrupt coros, those that others wait for among them; not the one that does this."""
+    generator = world.generator
+    victims = [co for co in coro.get_live_coros() if co is not coro.current()]
+    for co in generator.sample(victims, min(len(victims), generator.randrange(1, 4))):
+        context = co.get_context()
+        if co.done() or context is None:
+            continue
+        # From here on an injected exception may come out of it, of what waits for it, and of what it belongs to.
+        world.killed.add(context.get(FAMILY))
+        world.soak.kills += 1
+        how = generator.randrange(4)
+        if how == 0:
+            co.interrupt(generator.random())
+        elif how == 1:
+            co.shutdown()
+        elif how == 2:
+            co.cancel()
+        else:
+            co.raise_exception(Injected("injected"))
+
+
+def look_around(world: World) -> None:
+    """Walk the frames of everything, in this thread and in the others."""
+    for co in coro.get_live_coros():
+        frame = co.get_frame()
+        names = []
+        while frame is not None:
+            names.append((frame.f_code.co_name, frame.f_lineno, len(frame.f_locals)))
+            frame = frame.f_back
+        check(not names or "actor" in names[-1][0] or len(names) < 2000, f"a strange stack: {names}")
+    for frame in list(sys._current_frames().values()):
+        walked: Any = frame
+        while walked is not None:
+            walked = walked.f_back
+    repr(coro.get_live_coros())
+
+
+def disturb(world: World) -> None:
+    generator = world.generator
+    what = generator.randrange(12)
+    if what < 4:
+        kill_some(world)
+    elif what == 4:
+        look_around(world)
+    elif what == 5:
+        coro.set_stack_slots(generator.choice([1, 1, 1, 2, 3, 8]))
+    elif what == 6:
+        gc.collect(generator.randrange(3))
+    elif what == 7:
+        gc.set_threshold(*generator.choice([(1, 1, 1), (5, 2, 2), (700, 10, 10)]))
+    elif what == 8 and world.soak.options.faults:
+        world.faults += 5
+        _core._coro_fail_evacuations(5)
+    elif what == 9:
+        world.wake_everybody()
+    elif what == 10:
+        traceback.format_stack()
+    else:
+        _core._coro_evict_always(generator.random() < 0.5 if world.is_mixed else world.evicts_always)
+
+
+def loop_main(world: World) -> None:
+    """The first coro of a loop: keeps the others busy, then leaves them where they are."""
+    FAMILY.set(0)
+    loop = coro.current()._loop
+    loop.set_exception_handler(world.on_report)
+    limit = world.soak.options.round or STEPS_PER_ROUND
+    while world.steps < limit and not world.soak.is_over():
+        while len(world.actors) < POPULATION:
+            stack = "own" if world.generator.random() < 0.05 else "shared"
+            co = coro.spawn(actor, world, stack=stack)
+            world.actors.add(co)
+            co.add_done_callback(lambda co: on_end(world, co))
+        for _ in range(world.generator.randrange(1, 5)):
+            coro.yield_slice()
+        if world.generator.random() < 0.2:
+            coro.sleep_relative(world.generator.random() / 500)
+        disturb(world)
+    _core._coro_fail_evacuations(0)
+    world.is_closing = True
+
+
+def one_round(soak: Soak, seed: str) -> None:
+    """One loop in this thread, from its start to its end with coros suspended in it."""
+    world = World(soak, random.Random(seed))
+    world.is_mixed = soak.options.mixed
+    world.evicts_always = coro.stack_info()["evicts_always"]
+    try:
+        coro.run(loop_main, world)
+        check(coro.get_live_coros() == [], "coros are left")
+        check(coro.stack_info()["bytes_saved"] == 0, "saved stacks are left")
+        check(world.begun == world.ended, f"{world.begun} coros have begun, {world.ended} have ended")
+        for co in list(world.actors):
+            check(co.done(), "a coro has not ended")
+    except BaseException:
+        soak.fail(f"round {seed}:\n{traceback.format_exc()}")
+    soak.evacuations += coro.stack_info()["evacuations"]
+    soak.rounds += 1
+
+
+def worker(soak: Soak, number: int) -> None:
+    """Rounds, each in a thread of its own, so that threads that had coros end too."""
+    for count in itertools.count():
+        if soak.is_over():
+            return
+        thread = threading.Thread(target=one_round, args=(soak, f"{soak.options.seed}.{number}.{count}"))
+        thread.start()
+        thread.join()
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=0.0, help="end after so long (10 if there is no --steps)")
+    parser.add_argument("--steps", type=int, default=0, help="end after so many scenes in all")
+    parser.add_argument("--threads", type=int, default=3)
+    parser.add_argument("--round", type=int, default=0, help=f"scenes per loop and thread (default {STEPS_PER_ROUND})")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--no-faults", dest="faults", action="store_false", help="no evacuations that fail")
+    parser.add_argument("--mixed", action="store_true", help="change the way of eviction all the time")
+    parser.add_argument("--only", default="", help="names of scenes, with commas")
+    options = parser.parse_args(arguments)
+    if not options.seconds and not options.steps:
+        options.seconds = 10.0
+    options.scenes = [scene for scene in SCENES if not options.only or scene.__name__ in options.only.split(",")]
+    return options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(arguments)
+    warnings.simplefilter("ignore")  # killed coros leave coroutines behind that nobody awaits
+    faulthandler.enable()
+    sys.setswitchinterval(0.0005)
+    soak = Soak(options)
+    sys.unraisablehook = lambda unraisable: soak.fail(
+        f"unraisable in {unraisable.object!r}: {unraisable.err_msg}\n"
+        + "".join(traceback.format_exception(unraisable.exc_value))
+    )
+    threads = [threading.Thread(target=worker, args=(soak, number), daemon=True) for number in range(options.threads)]
+    for thread in threads:
+        thread.start()
+    seen, since = -1, time.monotonic()
+    while any(thread.is_alive() for thread in threads):
+        threads[0].join(0.2)
+        progress = soak.steps + soak.rounds
+        if progress != seen:
+            seen, since = progress, time.monotonic()
+        elif time.monotonic() - since > PATIENCE_S:
+            faulthandler.dump_traceback(all_threads=True)
+            soak.fail(f"nothing has happened for {PATIENCE_S:.0f} s")
+            break
+    report = {name: getattr(soak, name) for name in ("steps", "rounds", "kills", "evacuations", "scenes")}
+    print(json.dumps(report))
+    for failure in soak.failures[:3]:
+        print(failure, file=sys.stderr)
+    if soak.failures:
+        print(f"FAILED, seed {options.seed}: {len(soak.failures)} failures", file=sys.stderr)
+        # A thread may hang: do not wait for it.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""Sleeping coros: in time, in order, and woken once."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import random
+import time
+import weakref
+
+import pytest
+from support import coro_is_available
+
+import grapeshot
+
+pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+if coro_is_available():
+    from grapeshot import coro
+
+
+def test_a_timer_that_is_due_does_not_end_a_later_wait():
+    """The sleeper is interrupted while its timer is due: its timer comes after it in the ready queue."""
+
+    def sleeper(due):
+        with pytest.raises(coro.Interrupted):
+            coro.sleep_absolute(due)
+        return coro.wait()
+
+    def main():
+        due = coro.now() + 0.005
+        thread = coro.spawn(sleeper, due)
+        coro.yield_slice()
+        while coro.now() <= due:
+            pass
+        thread.interrupt()
+        for _ in range(5):
+            coro.yield_slice()
+        assert thread._status == "waiting"
+        coro.schedule(thread, "meant")
+        return thread.join()
+
+    assert coro.run(main) == "meant"
+
+
+def test_a_timer_of_a_sleep_that_was_cut_short_does_not_end_a_later_wait():
+    def sleeper():
+        coro.sleep_relative(0.002)
+        return coro.wait()
+
+    def main():
+        thread = coro.spawn(sleeper)
+        coro.yield_slice()
+        coro.schedule(thread)
+        coro.sleep_relative(0.01)
+        assert thread._status == "waiting"
+        coro.schedule(thread, "meant")
+        return thread.join()
+
+    assert coro.run(main) == "meant"
+
+
+def test_ten_thousand_due_together_wake_in_order_and_none_early():
+    count = 10_000
+    order = []
+
+    def sleeper(number, due):
+        coro.sleep_absolute(due)
+        assert coro.now() >= due
+        order.append(number)
+
+    def main():
+        due = coro.now() + 0.05
+        threads = [coro.spawn(sleeper, number, due) for number in range(count)]
+        for thread in threads:
+            thread.join()
+
+    coro.run(main)
+    assert order == list(range(count))
+
+
+def test_sleepers_wake_in_the_order_of_their_deadlines():
+    generator = random.Random(5)
+    order = []
+
+    def sleeper(due):
+        coro.sleep_absolute(due)
+        assert coro.now() >= due
+        order.append(due)
+
+    def main():
+        began = coro.now() + 0.02
+        dues = [began + generator.random() / 20 for _ in range(2000)]
+        threads = [coro.spawn(sleeper, due) for due in dues]
+        # Not before all of them sleep: those that begin late wake late.
+        for thread in threads:
+            thread.join()
+        return dues
+
+    dues = coro.run(main)
+    assert sorted(order) == sorted(dues)
+    assert order == sorted(order)
+
+
+def test_coros_tasks_and_callbacks_that_are_due_together_take_turns():
+    """Timers of all kinds with one deadline run in the order in which they were set."""
+    order = []
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        due = loop.time() + 0.03
+
+        def blocking(number):
+            coro.sleep_absolute(due)
+            assert loop.time() >= due
+            order.append(number)
+
+        waiting = []
+        for number in range(300):
+            kind = number % 3
+            if kind == 0:
+                waiting.append(coro.spawn(blocking, number))
+                await asyncio.sleep(0)  # it sleeps now
+            elif kind == 1:
+                future = loop.create_future()
+                loop.call_at(due, lambda future=future, number=number: (order.append(number), future.set_result(None)))
+                waiting.append(future)
+            else:
+                future = loop.create_future()
+                loop.call_at(due, future.set_result, number)
+                future.add_done_callback(lambda future: order.append(future.result()))
+                waiting.append(future)
+        for one in waiting:
+            await one
+
+    grapeshot.run(main())
+    assert sorted(order) == list(range(300))
+    # A callback runs as it comes due, a coro or a future's callback in the turn after.
+    assert [number for number in order if number % 3 == 1] == list(range(1, 300, 3))
+    assert [number for number in order if number % 3 != 1] == [number for number in range(300) if number % 3 != 1]
+
+
+def test_thousands_of_short_sleeps_beside_tasks():
+    generator = random.Random(6)
+    naps = [[generator.random() / 500 for _ in range(10)] for _ in range(200)]
+
+    def blocking(delays):
+        for delay in delays:
+            began = time.monotonic()
+            coro.sleep_relative(delay)
+            assert time.monotonic() >= began + delay
+        return len(delays)
+
+    async def waiting(delays):
+        for delay in delays:
+            began = time.monotonic()
+            await asyncio.sleep(delay)
+            assert time.monotonic() >= began + delay
+        return len(delays)
+
+    async def main():
+        makers = itertools.cycle([lambda delays: coro.spawn(blocking, delays), waiting])
+        return await asyncio.gather(*(maker(delays) for maker, delays in zip(makers, naps, strict=False)))
+
+    assert grapeshot.run(main()) == [10] * 200
+
+
+def test_sleeps_that_were_cut_short_keep_nothing_alive():
+    """Their timers were an hour away, and refer to nothing any more."""
+
+    def sleeper():
+        with pytest.raises(coro.Interrupted):
+            coro.sleep_relative(3600)
+
+    def main():
+        references = []
+        for _ in range(5):
+            threads = [coro.spawn(sleeper) for _ in range(500)]
+            references += [weakref.ref(thread) for thread in threads]
+            coro.yield_slice()
+            for thread in threads:
+                thread.interrupt()
+            for thread in threads:
+                thread.join()
+            del thread, threads
+        coro.yield_slice()
+        gc.collect()
+        return sum(reference() is not None for reference in references)
+
+    assert coro.run(main) == 0
