@@ -43,6 +43,7 @@ __all__ = [
     "_coro_spawn",
     "_coro_statistics",
     "_coro_wait",
+    "_coro_wait_for_wake",
     "_coro_yield_slice",
 ]
 
@@ -767,6 +768,9 @@ class Coro:
     def _context(self) -> Context | None:
         """The context it runs in, None once it has ended."""
     @property
+    def _pending(self) -> BaseException | None:
+        """The exception that is raised where it waits next, or None."""
+    @property
     def _is_unseen(self) -> bool:
         """Whether it has raised and nobody has looked."""
     def start(self) -> None:
@@ -816,6 +820,9 @@ def _coro_yield_slice() -> None:
 
 def _coro_wait() -> Any:
     """Wait until somebody wakes this coro; return what it is woken with. YieldFromMain outside of a coro."""
+
+def _coro_wait_for_wake() -> BaseException | None:
+    """Wait until somebody wakes this coro; return what has interrupted the wait, None if nothing has."""
 
 def _coro_sleep_absolute(when: float, /) -> None:
     """Wait until ``loop.time()`` is ``when``."""

@@ -115,15 +115,17 @@ class Coro(_core.Coro):
     def cancel(self, msg: Any = None) -> bool:
         """Raise :class:`asyncio.CancelledError` where the coro waits, as :meth:`asyncio.Task.cancel` does for a task.
 
-        A future that it waits for with ``await_`` is cancelled first, and gives its coroutine the error.
+        A future that it waits for with ``await_`` is cancelled instead, and its error is raised there. Several calls
+        before the coro runs raise one error, that of the first.
         """
         if self.done():
             return False
-        self._cancel_count = self.cancelling() + 1
+        self._cancel_count += 1
         awaited = self._awaited
-        if awaited is not None and self._status == "waiting" and awaited.cancel(msg=msg):
+        if awaited is not None and (awaited.cancel(msg=msg) or awaited.cancelled()):
             return True
-        self._throw_later(asyncio.CancelledError() if msg is None else asyncio.CancelledError(msg))
+        if type(self._pending) not in (asyncio.CancelledError, _errors.Shutdown):
+            self._throw_later(asyncio.CancelledError() if msg is None else asyncio.CancelledError(msg))
         return True
 
     def cancelling(self) -> int:

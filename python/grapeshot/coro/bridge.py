@@ -9,18 +9,28 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-import inspect
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from types import CoroutineType
 
 from grapeshot import _core, _run
 from grapeshot._loop import Loop
 
 from ._coroutine import Coro, Wakeup
+from ._errors import Interrupted, Shutdown, YieldFromMain
 
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
 if TYPE_CHECKING:
     from typing import Any
+
+
+class _StandIn(Interrupted):
+    """Stands in coroutines for another exception that interrupts their coro, which is its ``value``.
+
+    asyncio's code expects to be interrupted by CancelledError and by nothing else: TaskGroup would leave its tasks
+    behind.
+    """
+
 
 # Turns that suspended coros get to end in when their loop is closed.
 _UNWINDING_TURNS = 1000
@@ -29,70 +39,144 @@ _UNWINDING_TURNS = 1000
 def await_(awaitable: Awaitable[Any]) -> Any:
     """Run an asyncio awaitable to its end while this coro waits; return its result or raise its exception.
 
+    It is to the awaitable what ``await`` in a task is. An interruption of any kind is what cancelling is there: the
+    future that is waited for is cancelled, the coroutine sees CancelledError, and once they have ended the interruption
+    goes on in the coro.
+
     Raises:
-        YieldFromMain: not in a coro.
+        YieldFromMain: not in a coro. A coroutine is closed then, so that nothing warns that nobody has awaited it.
         TypeError: ``awaitable`` is none.
+        RuntimeError: it is the coro itself, a pending future of another loop, or a coroutine that somebody else awaits.
     """
-    coro = _core._coro_current()
-    if asyncio.isfuture(awaitable):
+    try:
+        coro = _core._coro_current()
+    except YieldFromMain:
+        if isinstance(awaitable, Coroutine):
+            awaitable.close()
+        raise
+    try:
+        if type(awaitable) is CoroutineType:
+            if awaitable.cr_await is not None:
+                raise RuntimeError("coroutine is being awaited already")
+            return _drive(coro, awaitable)
+        if not asyncio.isfuture(awaitable):
+            return _drive(coro, _await(awaitable))
         if not awaitable.done():
-            _wait_for_future(coro, awaitable)
+            _check_owner(coro, awaitable)
+            interruption = _wait_for_future(coro, awaitable)
+            if interruption is not None:
+                raise interruption
         return awaitable.result()
-    if inspect.iscoroutine(awaitable) or not hasattr(type(awaitable), "__await__"):
-        if not asyncio.iscoroutine(awaitable):
-            raise TypeError(f"an awaitable is required, not {awaitable!r}")
-        steps: Any = awaitable
-    else:
-        steps = type(awaitable).__await__(awaitable)
-    return _drive(coro, steps)
+    finally:
+        # An exception keeps this frame, and the coro keeps the exception that it ends with: no way back from here.
+        del coro
 
 
-def _drive(coro: Coro, steps: Any) -> Any:
-    """Run a coroutine, or the iterator of an awaitable, on this coro's stack."""
+async def _await(awaitable: Awaitable[Any]) -> Any:
+    """Make a coroutine of whatever can be awaited. The interpreter knows best what can, and what to say otherwise."""
+    return await awaitable
+
+
+def _drive(coro: Any, steps: Any) -> Any:
+    """Run a coroutine on this coro's stack, as a task does in its steps."""
     raised: BaseException | None = None
-    while True:
-        try:
-            if raised is None:
-                awaited = steps.send(None) if hasattr(steps, "send") else next(steps)
-            else:
-                error, raised = raised, None
-                awaited = steps.throw(error)
-        except StopIteration as stop:
-            return stop.value
-        try:
-            if awaited is None:
-                _core._coro_yield_slice()
-            elif getattr(awaited, "_asyncio_future_blocking", None):
-                awaited._asyncio_future_blocking = False
-                _wait_for_future(coro, awaited)
-            else:
-                raised = RuntimeError(f"Task got bad yield: {awaited!r}")
-        except BaseException as error:
-            raised = error
+    interruption: BaseException | None = None
+    awaited: Any = None
+    try:
+        while True:
+            try:
+                awaited = steps.send(None) if raised is None else steps.throw(raised)
+            except StopIteration as stop:
+                return stop.value
+            except BaseException as error:
+                if type(error) is _StandIn:
+                    raise error.value from None
+                raise
+            raised = interruption = None
+            try:
+                if awaited is None:
+                    interruption = _yield()
+                else:
+                    _check_future(coro, awaited)
+                    interruption = _wait_for_future(coro, awaited)
+                    if interruption is None:
+                        awaited.result()
+            except BaseException as error:
+                raised = error
+            if interruption is not None:
+                is_cancelled = isinstance(interruption, asyncio.CancelledError)
+                raised = interruption if is_cancelled else _StandIn(interruption)
+    finally:
+        coro = steps = awaited = raised = interruption = None  # as in await_
 
 
-def _wait_for_future(coro: Coro, future: Any) -> None:
-    """Wait until ``future`` is done. Cancelled meanwhile, it is cancelled, and the wait goes on until it is."""
+def _yield() -> BaseException | None:
+    """Let everything run that is ready; return what has interrupted the coro meanwhile."""
+    try:
+        _core._coro_yield_slice()
+    except BaseException as interruption:
+        return interruption
+    return None
+
+
+def _check_future(coro: Coro, future: Any) -> None:
+    """Take what a coroutine has yielded, if it is a future to wait for; RuntimeError as a task's otherwise."""
+    is_blocking = getattr(future, "_asyncio_future_blocking", None)
+    if is_blocking is None:
+        raise RuntimeError(f"Task got bad yield: {future!r}")
+    _check_owner(coro, future)
+    if not is_blocking:
+        raise RuntimeError(f"yield was used instead of yield from in task {coro!r} with {future!r}")
+    future._asyncio_future_blocking = False
+
+
+def _check_owner(coro: Coro, future: Any) -> None:
+    if future.get_loop() is not coro._loop:
+        raise RuntimeError(f"Task {coro!r} got Future {future!r} attached to a different loop")
     if future is coro:
         raise RuntimeError(f"Task cannot await on itself: {coro!r}")
+
+
+def _wait_for_future(coro: Any, future: Any) -> BaseException | None:
+    """Wait until ``future`` is done. Return what has interrupted the wait, None if the future's outcome stands.
+
+    An interruption cancels the future, and is put off until that has ended. A future that ends otherwise has refused
+    to be cancelled: then there was no interruption, as for a task.
+    """
+    interruption: BaseException | None = None
     wakeup = Wakeup(coro)
     future.add_done_callback(wakeup)
     coro._awaited = future
     try:
-        _core._coro_wait()
-    except BaseException:
-        wakeup.is_over = True
-        future.remove_done_callback(wakeup)
-        raise
+        while True:
+            latest = _core._coro_wait_for_wake()
+            if latest is not None:
+                if not isinstance(interruption, Shutdown):
+                    interruption = latest
+                if not future.cancel(msg=_message(latest)):
+                    return interruption
+            elif future.done():
+                return interruption if future.cancelled() else None
     finally:
+        wakeup.is_over = True
+        if not future.done():
+            future.remove_done_callback(wakeup)
         coro._awaited = None
+        coro = future = wakeup = interruption = latest = None  # as in await_
+
+
+def _message(interruption: BaseException) -> Any:
+    """Return the message to cancel a future with: that of the cancel() which has interrupted the coro."""
+    if type(interruption) is asyncio.CancelledError and interruption.args:
+        return interruption.args[0]
+    return None
 
 
 async def run_sync(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run blocking-style code in a coro while the calling task waits; return its result.
+    """Run blocking-style code in a coro while the calling task waits; return its result or raise its exception.
 
-    The function may itself wait with everything in :mod:`grapeshot.coro`, ``await_`` included. Cancelling the task
-    cancels the coro.
+    The function may itself wait with everything in :mod:`grapeshot.coro`, ``await_`` included. It runs in a copy of the
+    task's context. Cancelling the task cancels the coro. ``name``, ``context`` and ``stack`` are those of ``spawn``.
     """
     return await _core._coro_spawn(fn, *args, **kwargs)
 
@@ -100,13 +184,27 @@ async def run_sync(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def run(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Make a loop, run ``fn`` as its first coro, close the loop; return the function's result or raise its exception.
 
-    Coros that are left then are shut down, as asyncio's runner cancels the tasks that are left.
+    All is as with :func:`asyncio.run`: Ctrl-C cancels the first coro, and coros and tasks that are left in the end are
+    cancelled and waited for.
+
+    Raises:
+        RuntimeError: a loop is running in this thread.
     """
+    if asyncio._get_running_loop() is not None:
+        raise RuntimeError("coro.run() cannot be called from a running event loop")
     return _run.run(run_sync(fn, *args, **kwargs))
 
 
 def run_in_thread(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run ``fn`` in a real thread, of the loop's default executor, while this coro waits. Source: asyncio.to_thread."""
+    """Run ``fn`` in a real thread, of the loop's default executor, while this coro waits; return its result.
+
+    It runs in a copy of the coro's context. An interruption of the coro does not reach the thread: one that runs goes
+    on, and its result is dropped; a call that has not begun is taken back. Source: asyncio.to_thread.
+
+    Raises:
+        YieldFromMain: not in a coro.
+        RuntimeError: the loop's executor was shut down.
+    """
     coro = _core._coro_current()
     call = functools.partial(contextvars.copy_context().run, fn, *args, **kwargs)
     return await_(coro._loop.run_in_executor(None, call))

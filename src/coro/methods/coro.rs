@@ -227,6 +227,14 @@ fn context(this: Coro<'_>) -> Object<'_> {
     Ok(this.context.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
+/// The exception that is raised where the coro waits next.
+fn pending(this: Coro<'_>) -> Object<'_> {
+    Ok(this
+        .wake_exception
+        .get(this.py())
+        .unwrap_or_else(|| none(this.py())))
+}
+
 fn is_unseen(this: Coro<'_>) -> Object<'_> {
     Ok(bool_object(this.py(), this.is_unseen.get()))
 }
@@ -310,6 +318,12 @@ fn getters() -> Vec<ffi::PyGetSetDef> {
             c"_context",
             context,
             c"Its contextvars.Context while it runs."
+        ),
+        getter!(
+            CoroObject,
+            c"_pending",
+            pending,
+            c"The exception that is raised where it waits next, or None."
         ),
         getter!(
             CoroObject,

@@ -38,6 +38,16 @@ pub(super) fn wait<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     scheduler::wait(scheduler::suspendable(py)?)
 }
 
+/// As `_coro_wait`, but an interruption is returned rather than raised: what is raised here is that nothing can wait.
+pub(super) fn wait_for_wake<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_wait_for_wake", 0)?;
+    let coro = scheduler::suspendable(py)?;
+    Ok(match scheduler::wait(coro) {
+        Ok(_) => none(py),
+        Err(interruption) => interruption.into_value(py).into_bound(py).into_any(),
+    })
+}
+
 pub(super) fn sleep_until<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("sleep_absolute", 1)?;
     let when_s = args.get(0).map_or(Ok(0.0), |when| when.extract::<f64>())?;

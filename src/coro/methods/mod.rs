@@ -76,6 +76,11 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             c"Wait until somebody wakes this coro."
         ),
         function!(
+            c"_coro_wait_for_wake",
+            functions::wait_for_wake,
+            c"Wait until somebody wakes this coro; return what has interrupted it, or None."
+        ),
+        function!(
             c"_coro_sleep_absolute",
             functions::sleep_until,
             c"Wait until loop.time() is there."
