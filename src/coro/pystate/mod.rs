@@ -171,7 +171,7 @@ impl PyState {
         let thread = thread.cast::<u8>();
         // SAFETY: the offsets are those of this interpreter (checked at build and at import), the thread is attached.
         unsafe {
-            imp::before_swap(thread, self.frame);
+            imp::before_swap(thread, self.frame, self.tracing);
             ptr::swap(field(thread, imp::FRAME), &raw mut self.frame);
             ptr::swap(field(thread, imp::EXC_INFO), &raw mut self.exc_info);
             ptr::swap(field(thread, imp::CONTEXT), &raw mut self.context);

@@ -1,5 +1,6 @@
 //! An interpreter whose thread state is not known, or which has no GIL: the package works, `coro` refuses.
 
+use std::ffi::c_int;
 use std::ptr;
 
 use pyo3::ffi;
@@ -52,7 +53,7 @@ pub(super) unsafe fn innermost(_frame: *mut u8) -> *mut u8 {
 
 /// # Safety
 /// Never called: there are no coros.
-pub(super) unsafe fn before_swap(_thread: *mut u8, _next: *mut u8) {}
+pub(super) unsafe fn before_swap(_thread: *mut u8, _next: *mut u8, _tracing: c_int) {}
 
 /// # Safety
 /// Never called: there are no coros.

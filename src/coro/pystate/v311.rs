@@ -1,9 +1,11 @@
 //! CPython 3.11: offsets in `struct _ts` (`Include/cpython/pystate.h`) and `struct _PyInterpreterFrame`
 //! (`Include/internal/pycore_frame.h`), for 64-bit builds with the GIL.
 
+use std::ffi::c_int;
+
 use pyo3::ffi;
 
-use super::CFrame;
+use super::{CFrame, field};
 
 /// Why coros are not available, if they are not.
 pub(in crate::coro) const UNSUPPORTED: Option<&str> = None;
@@ -15,6 +17,8 @@ pub(super) const RECURSION_HEADROOM: usize = 40; // int PyThreadState.recursion_
 pub(super) const TRACING: usize = 44; // int PyThreadState.tracing
 pub(super) const WHAT_EVENT: usize = 48; // int PyThreadState.tracing_what
 pub(super) const FRAME: usize = 56; // void *PyThreadState.cframe
+const PROFILE_FUNCTION: usize = 64; // void *PyThreadState.c_profilefunc
+const TRACE_FUNCTION: usize = 72; // void *PyThreadState.c_tracefunc
 pub(super) const CURRENT_EXCEPTION: usize = 96; // void *PyThreadState.curexc_type
 pub(super) const EXC_INFO: usize = 120; // void *PyThreadState.exc_info
 pub(super) const THREAD_ID: usize = 152; // unsigned long PyThreadState.thread_id
@@ -47,16 +51,18 @@ pub(super) unsafe fn innermost(frame: *mut u8) -> *mut u8 {
     unsafe { *frame.add(CURRENT_FRAME).cast() }
 }
 
-/// Tracing is switched on in the `_PyCFrame` that is current, so the thread's setting goes over to the next one.
+/// Tracing is switched on in the `_PyCFrame` that is current: in the next one if the thread has a function for it and
+/// that stack is not inside such a function (`tracing` counts them).
 ///
 /// # Safety
 /// `thread` is a thread state, `next` a live `_PyCFrame`.
 #[inline(always)]
-pub(super) unsafe fn before_swap(thread: *mut u8, next: *mut u8) {
+pub(super) unsafe fn before_swap(thread: *mut u8, next: *mut u8, tracing: c_int) {
     // SAFETY: by the contract.
     unsafe {
-        let current: *mut u8 = *thread.add(FRAME).cast();
-        *next.add(USE_TRACING) = *current.add(USE_TRACING);
+        let has_function =
+            *field::<usize>(thread, PROFILE_FUNCTION) != 0 || *field::<usize>(thread, TRACE_FUNCTION) != 0;
+        *next.add(USE_TRACING) = if has_function && tracing == 0 { 255 } else { 0 };
     }
 }
 

@@ -1,6 +1,8 @@
 //! CPython 3.13: offsets in `struct _ts` (`Include/cpython/pystate.h`) and `struct _PyInterpreterFrame`
 //! (`Include/internal/pycore_frame.h`), for 64-bit builds with the GIL.
 
+use std::ffi::c_int;
+
 use pyo3::ffi;
 
 use super::CFrame;
@@ -43,7 +45,7 @@ pub(super) unsafe fn innermost(frame: *mut u8) -> *mut u8 {
 /// # Safety
 /// None is needed.
 #[inline(always)]
-pub(super) unsafe fn before_swap(_thread: *mut u8, _next: *mut u8) {}
+pub(super) unsafe fn before_swap(_thread: *mut u8, _next: *mut u8, _tracing: c_int) {}
 
 /// The running task lies in a dict (`coro/tasks.rs`).
 pub(super) const RUNNING_TASK: Option<usize> = None;

@@ -47,7 +47,7 @@ pub(super) unsafe fn innermost(frame: *mut u8) -> *mut u8 {
 /// # Safety
 /// None is needed.
 #[inline(always)]
-pub(super) unsafe fn before_swap(_thread: *mut u8, _next: *mut u8) {}
+pub(super) unsafe fn before_swap(_thread: *mut u8, _next: *mut u8, _tracing: c_int) {}
 
 /// `asyncio_running_task` in `_PyThreadStateImpl` (`Include/internal/pycore_tstate.h`).
 pub(super) const RUNNING_TASK: Option<usize> = Some(872); // void *_PyThreadStateImpl.asyncio_running_task
