@@ -29,15 +29,22 @@ __all__ = [
     "TimerHandle",
     "WritePipeTransport",
     "_bind_methods",
+    "_coro_act",
     "_coro_current",
     "_coro_current_or_none",
     "_coro_end_sleep",
+    "_coro_end_thread",
     "_coro_evict_always",
     "_coro_fail_evacuations",
     "_coro_live",
     "_coro_new",
+    "_coro_set_exception_notifier",
+    "_coro_set_hooks",
+    "_coro_set_latency_warning",
+    "_coro_set_selfishness",
     "_coro_set_stack_slots",
     "_coro_setup",
+    "_coro_shut_down",
     "_coro_sleep_absolute",
     "_coro_sleep_relative",
     "_coro_spawn",
@@ -779,14 +786,25 @@ class Coro:
         """Whether it has returned or raised."""
     def set_name(self, name: object, /) -> None:
         """Give it the name ``str(name)``."""
+    def set_max_selfish_acts(self, count: int | None, /) -> None:
+        """Let it yield after ``count`` I/O operations that were ready at once; None: after as many as the others."""
+    def stack_info(self) -> dict[str, Any]:
+        """Return where its stack is.
+
+        ``kind`` (``shared`` or ``own``), ``where`` (``in place``, ``evacuated``, or ``none`` before its first run and
+        after its end), ``slot`` (which of the shared stacks it uses, or None), ``bytes_used`` of C stack, and
+        ``frame_bytes``, the memory that its Python frames have. ScheduleError in another thread.
+        """
     def get_frame(self) -> FrameType | None:
         """Return the innermost frame of a suspended coro, None if it runs, has not begun or has ended."""
     def _wake(self, value: Any = None) -> None:
         """Let a waiting coro go on; its wait returns ``value``. ScheduleError if it does not wait."""
     def _throw(self, exception: BaseException, /) -> None:
-        """Raise ``exception`` where it waits; at once if it runs, and in place of what it was woken with."""
+        """Raise ``exception`` where it waits; at once if it runs, behind others that are pending."""
     def _throw_later(self, exception: BaseException | None, /) -> None:
-        """The same, but a running coro gets it with its next wait. None takes that back."""
+        """The same, but a running coro gets it with its next wait. None takes a pending CancelledError back."""
+    def _take_back(self, exception: BaseException, /) -> bool:
+        """Do not raise ``exception`` if it is still pending; whether it was."""
     def _outcome(self) -> Any:
         """Return what the function has returned, or raise what it has raised."""
     def _failure(self) -> BaseException | None:
@@ -837,7 +855,50 @@ def _coro_live() -> list[Any]:
     """Return the coros of this thread between their start and their end."""
 
 def _coro_statistics() -> dict[str, Any]:
-    """Return this thread's counters: switches, evacuations, bytes copied, bytes saved now, coros started, slots."""
+    """Return numbers of this thread's coros.
+
+    ``switches``, ``evacuations``, ``bytes_copied`` and ``started`` since its first coro; ``live`` coros and
+    ``bytes_saved`` of evacuated stacks now; ``slots`` and ``evicts_always`` as they are set.
+    """
+
+def _coro_set_selfishness(count: int, /) -> int:
+    """Let the coros of this thread yield after ``count`` I/O operations that were ready at once (4 at the start).
+
+    Returns the number before. ValueError unless it is between 0 and 65534.
+    """
+
+def _coro_act() -> None:
+    """Note that I/O of the running coro was ready at once: it yields now if there was much of it. Nothing elsewhere."""
+
+def _coro_set_latency_warning(seconds: float, /) -> float:
+    """Warn of coros of this thread that run for so long without a yield (0.2 at the start); 0: of none.
+
+    The warning is a record of the logger ``asyncio``, made when the coro yields or ends; one that never does is not
+    seen. Times are of the wall clock, with the resolution of the kernel's tick. Returns the limit before. ValueError if
+    ``seconds`` is negative or NaN.
+    """
+
+def _coro_set_exception_notifier(
+    function: Callable[[Any, BaseException], object] | None, /
+) -> Callable[[Any, BaseException], object] | None:
+    """Call ``function(coro, exception)`` when an exception ends a coro; return the one before.
+
+    It is called in the coro, where the exception is being handled, for every coro of the process, and not for
+    CancelledError (Interrupted among them), SystemExit and KeyboardInterrupt. What it raises goes to the loop's
+    exception handler. None: that handler is told of exceptions that nobody has retrieved, as those of tasks.
+    """
+
+def _coro_shut_down(loop: Any, rounds: int, /) -> int:
+    """Raise Shutdown in this thread's coros (of ``loop``, None: of all), in rounds, without a loop that runs.
+
+    Returns how many are left. SystemExit and KeyboardInterrupt of a coro come out at the end.
+    """
+
+def _coro_end_thread() -> None:
+    """Let this thread make no more coros."""
+
+def _coro_set_hooks(pending_loop: Callable[[], Any], watch_thread: Callable[[], object], /) -> None:
+    """Take the functions that make a loop for coros outside of any, and that watch the end of a thread."""
 
 def _coro_set_stack_slots(count: int, /) -> None:
     """Let later coros of this thread share ``count`` stacks (1 to 4096; 1 at the start)."""

@@ -111,8 +111,14 @@ def close(loop: BaseLoop) -> None:
     if loop.get_debug():
         logger.debug("Close %r", loop)
     before_close = loop._before_close
-    if before_close is not None:
-        before_close(loop)
+    try:
+        if before_close is not None:
+            before_close(loop)
+    finally:
+        _close_now(loop)
+
+
+def _close_now(loop: BaseLoop) -> None:
     try:
         _signals.remove_all(loop)
     finally:

@@ -7,9 +7,9 @@ Owned by no thread. This module knows the loop only by the function that makes o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 
-from ._loop import new_event_loop
+from ._loop import Loop, new_event_loop
 
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
 if TYPE_CHECKING:
@@ -35,11 +35,22 @@ def run(main: Awaitable[_T], *, debug: bool | None = None) -> _T:
 
     Source: :class:`asyncio.Runner` (Python 3.11+) with :func:`new_event_loop` as its loop factory.
     """
-    if asyncio._get_running_loop() is not None:
-        raise RuntimeError("asyncio.run() cannot be called from a running event loop")
+    check_none_runs("asyncio.run()")
     with asyncio.Runner(debug=debug, loop_factory=new_event_loop) as runner:
         # The runner of a newer Python accepts any awaitable, that of an older one refuses it with its own error.
         return runner.run(main)  # type: ignore[arg-type, unused-ignore]
+
+
+def check_none_runs(what: str) -> None:
+    """RuntimeError if an event loop is running in this thread."""
+    if asyncio._get_running_loop() is not None:
+        raise RuntimeError(f"{what} cannot be called from a running event loop")
+
+
+def run_on(loop: Loop, main: Coroutine[Any, Any, _T]) -> _T:
+    """The same on a loop that was made before, which is closed in the end; none may run in this thread."""
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(main)
 
 
 def install() -> None:

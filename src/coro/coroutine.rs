@@ -49,7 +49,7 @@ pub(super) struct CoroObject {
     pub(super) result: ObjectCell,
     /// What it has raised.
     pub(super) exception: ObjectCell,
-    /// What the wait that is over returns, or raises.
+    /// What the wait that is over returns, or raises (`interruption`).
     pub(super) wake_value: ObjectCell,
     pub(super) wake_exception: ObjectCell,
     /// A list: what to call when the coro has ended.
@@ -58,12 +58,18 @@ pub(super) struct CoroObject {
     pub(super) id: Cell<u64>,
     /// Where the runtime's table of live coros has it.
     pub(super) place: Cell<usize>,
-    /// `threading.get_ident()` of the only thread that may run it, 0 until it is started.
+    /// `threading.get_ident()` of the only thread that may run it.
     pub(super) thread: Cell<u64>,
     pub(super) status: Cell<Status>,
     pub(super) has_own_stack: Cell<bool>,
     /// An exception in it went to nobody yet.
     pub(super) is_unseen: Cell<bool>,
+    /// The exception notifier has had it.
+    pub(super) is_notified: Cell<bool>,
+    /// I/O that was ready at once since it has last been resumed, and after how much of that it yields: 0 for as much as
+    /// the thread's other coros, else one more than that.
+    pub(super) acts: Cell<u16>,
+    pub(super) max_acts: Cell<u16>,
     /// The part that is there from the first run to the end.
     pub(super) machine: UnsafeCell<Option<Box<Machine>>>,
 }

@@ -7,16 +7,18 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-/// The classes that native code raises.
+/// The classes that native code raises or asks for.
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
     YieldFromMain,
     ScheduleError,
     DeadCoroutine,
     NotStarted,
+    Cancelled,
+    Shutdown,
 }
 
-const COUNT: usize = 4;
+const COUNT: usize = 6;
 static CLASSES: [AtomicPtr<ffi::PyObject>; COUNT] = [const { AtomicPtr::new(ptr::null_mut()) }; COUNT];
 /// In the order of `Kind`.
 const NAMES: [&str; COUNT] = [
@@ -24,6 +26,8 @@ const NAMES: [&str; COUNT] = [
     "ScheduleError",
     "DeadCoroutine",
     "NotStartedError",
+    "CancelledError",
+    "Shutdown",
 ];
 
 /// Takes the classes from the Python module; they stay for good.
@@ -40,10 +44,26 @@ pub(super) fn new(py: Python<'_>, kind: Kind, message: &str) -> PyErr {
     let class = CLASSES[kind as usize].load(Ordering::Acquire);
     // SAFETY: null or a class that is never freed.
     match unsafe { Bound::from_borrowed_ptr_or_opt(py, class) } {
-        Some(class) => match class.call1((message,)) {
+        Some(class) => match if message.is_empty() {
+            class.call0()
+        } else {
+            class.call1((message,))
+        } {
             Ok(exception) => PyErr::from_value(exception),
             Err(error) => error,
         },
         None => PyRuntimeError::new_err(message.to_owned()),
     }
+}
+
+/// Whether the exception is of that class itself.
+pub(super) fn is_exactly(exception: &Bound<'_, PyAny>, kind: Kind) -> bool {
+    exception.get_type_ptr().cast() == CLASSES[kind as usize].load(Ordering::Acquire)
+}
+
+/// Whether the exception is of that class or a subclass.
+pub(super) fn is_a(exception: &Bound<'_, PyAny>, kind: Kind) -> bool {
+    let class = CLASSES[kind as usize].load(Ordering::Acquire);
+    // SAFETY: attached; a live object, and null or a class that is never freed.
+    !class.is_null() && unsafe { ffi::PyObject_TypeCheck(exception.as_ptr(), class.cast()) } != 0
 }

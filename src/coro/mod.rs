@@ -3,7 +3,7 @@
 //! - `arch`: the switch of registers; `stack`: the memory that coros run on (both without Python)
 //! - `pystate`: what of the interpreter's thread state belongs to a coro, per minor version
 //! - `coroutine`: the `Coro` object; `runtime`: what a thread has for its coros; `scheduler`: who runs, who waits, and who
-//!   is woken
+//!   is woken; `interruption`: exceptions on their way into a coro; `ending`: what is left when a loop or thread ends
 //!
 //! Everything belongs to the thread that runs the loop. The scheduler runs on the thread's own stack and never on a
 //! coro's; it must not know what coros wait for.
@@ -17,11 +17,21 @@ mod stack;
 #[cfg(feature = "python")]
 mod coroutine;
 #[cfg(feature = "python")]
+mod ending;
+#[cfg(feature = "python")]
 mod errors;
+#[cfg(feature = "python")]
+mod hooks;
+#[cfg(feature = "python")]
+mod interruption;
+#[cfg(feature = "python")]
+mod latency;
 #[cfg(feature = "python")]
 mod machine;
 #[cfg(feature = "python")]
 mod methods;
+#[cfg(feature = "python")]
+mod notifier;
 #[cfg(feature = "python")]
 mod pystate;
 #[cfg(feature = "python")]

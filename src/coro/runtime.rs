@@ -13,6 +13,7 @@ use pyo3::prelude::*;
 
 use super::arch;
 use super::coroutine::Coro;
+use super::latency::DEFAULT_LIMIT_NS;
 use super::machine::{Machine, SharedSlot};
 use super::pystate::{Base, Chunks, PyState, Relinked};
 use super::scheduler::run_on_stack;
@@ -20,11 +21,20 @@ use super::stack::{Pool, Slot};
 use super::tasks;
 use crate::event_loop::errors;
 use crate::event_loop::native_type::This;
+use crate::event_loop::reactor::current_thread;
 
+/// I/O that may be ready at once in a row, in a new thread.
+const DEFAULT_MAX_ACTS: u16 = 4;
 /// Address space of one stack.
 pub(super) const STACK_LEN: usize = 8 * 1024 * 1024;
 /// What a thread has for its coros.
 pub(super) struct Runtime {
+    /// `threading.get_ident()` of the thread.
+    pub(super) thread: u64,
+    /// The thread's end has been arranged for.
+    pub(super) is_watched: Cell<bool>,
+    /// The thread ends: no more coros.
+    pub(super) is_ending: Cell<bool>,
     /// The coro whose stack runs now, null on the thread's own stack.
     pub(super) current: Cell<*mut ffi::PyObject>,
     /// Where the thread's own stack was left.
@@ -51,9 +61,23 @@ pub(super) struct Stats {
     pub(super) started: Cell<u64>,
 }
 
+/// Where a coro's stack is.
+pub(super) struct StackReport {
+    pub(super) place: &'static str,
+    /// Which of the shared slots it lies in.
+    pub(super) slot: Option<usize>,
+    pub(super) used_len: usize,
+    /// Memory of its Python frames.
+    pub(super) frames_len: usize,
+}
+
 pub(super) struct Options {
     /// Stacks that coros share.
     pub(super) slots: Cell<usize>,
+    /// A coro that runs so long without a yield is warned of; 0 for never.
+    pub(super) latency_ns: Cell<u64>,
+    /// I/O that may be ready at once in a row before a coro yields.
+    pub(super) max_acts: Cell<u16>,
     /// Evacuate after each switch and poison what is left (`GRAPESHOT_CORO_EVICT=always`).
     pub(super) evicts_always: Cell<bool>,
     /// Fail so many evacuations from now on, as if there were no memory (for tests).
@@ -85,6 +109,9 @@ pub(super) fn current(py: Python<'_>) -> Option<Coro<'_>> {
 impl Runtime {
     fn new() -> Self {
         Self {
+            thread: current_thread(),
+            is_watched: Cell::new(false),
+            is_ending: Cell::new(false),
             current: Cell::new(ptr::null_mut()),
             main_sp: Cell::new(0),
             shared: RefCell::new(Vec::new()),
@@ -96,6 +123,8 @@ impl Runtime {
             stats: Stats::default(),
             options: Options {
                 slots: Cell::new(1),
+                latency_ns: Cell::new(DEFAULT_LIMIT_NS),
+                max_acts: Cell::new(DEFAULT_MAX_ACTS),
                 evicts_always: Cell::new(
                     std::env::var("GRAPESHOT_CORO_EVICT").is_ok_and(|text| text == "always"),
                 ),
@@ -112,6 +141,35 @@ impl Runtime {
             // SAFETY: the table holds a reference to each.
             .map(|object| unsafe { Bound::from_borrowed_ptr(py, *object) })
             .collect()
+    }
+
+    pub(super) fn live_count(&self) -> usize {
+        self.live.borrow().len() - self.free_places.borrow().len()
+    }
+
+    /// Where the stack of a coro of this thread is; None before its first run and after its end. The running coro asks
+    /// on its own stack.
+    pub(super) fn stack_report(&self, coro: Coro<'_>, is_running: bool) -> Option<StackReport> {
+        // SAFETY: of this thread's coros only the running one uses its machine, and that asks here; nothing runs
+        // meanwhile.
+        let machine = unsafe { (*coro.machine.get()).as_ref() }?;
+        let here = ptr::from_ref(&machine).addr();
+        let used_len = if is_running {
+            machine.slot.slot.top().saturating_sub(here)
+        } else {
+            machine.used_len()
+        };
+        let shared = self.shared.borrow();
+        Some(StackReport {
+            place: if machine.saved.is_some() {
+                "evacuated"
+            } else {
+                "in place"
+            },
+            slot: shared.iter().position(|shared| Rc::ptr_eq(shared, &machine.slot)),
+            used_len,
+            frames_len: machine.state.frames_len(is_running),
+        })
     }
 
     /// Keeps a coro that has been started.

@@ -27,12 +27,12 @@ use super::coroutine::{Coro, CoroObject, Status};
 use super::errors::{self as coro_errors, Kind};
 use super::machine::{Machine, SharedSlot};
 use super::runtime::{Runtime, current, with_runtime};
-use super::{pystate, tasks};
+use super::{hooks, interruption, latency, notifier, pystate, tasks};
 use crate::event_loop::errors;
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::native_type::{This, none};
 use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::reactor::current_thread;
+use crate::sys::clock;
 
 /// The entry of a coro in the loop's ready queue.
 pub(super) unsafe fn resume_entry(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
@@ -42,20 +42,25 @@ pub(super) unsafe fn resume_entry(py: Python<'_>, object: *mut ffi::PyObject) ->
 
 /// Runs the coro until it waits or ends. Err is only for what must leave the loop.
 #[inline]
-fn resume(coro: Coro<'_>) -> PyResult<()> {
+pub(super) fn resume(coro: Coro<'_>) -> PyResult<()> {
     if coro.status.get() != Status::Ready {
         return Ok(());
     }
     with_runtime(|runtime| {
-        if !runtime.current.get().is_null() {
-            return report(
-                coro,
-                PyRuntimeError::new_err("a coro cannot run another loop's coros"),
-            );
+        if !runtime.current.get().is_null() || coro.thread.get() != runtime.thread {
+            return refuse(runtime, coro);
         }
         match runtime.install(coro) {
             Ok(machine) => {
+                let limit_ns = runtime.options.latency_ns.get();
+                let began_ns = if limit_ns == 0 { 0 } else { clock::coarse_ns() };
                 run(runtime, coro, machine);
+                if limit_ns != 0 {
+                    let took_ns = clock::coarse_ns() - began_ns;
+                    if took_ns >= limit_ns {
+                        return finish_late(runtime, coro, took_ns);
+                    }
+                }
                 if coro.is_done() {
                     return finish(runtime, coro);
                 }
@@ -69,6 +74,34 @@ fn resume(coro: Coro<'_>) -> PyResult<()> {
             }
         }
     })
+}
+
+/// A loop that runs inside a coro, or in another thread than the coro was started in: its stack cannot be used here.
+#[cold]
+fn refuse(runtime: &Runtime, coro: Coro<'_>) -> PyResult<()> {
+    // It waits for its own loop's close or its own thread's end.
+    coro.status.set(Status::Waiting);
+    let why = if runtime.current.get().is_null() {
+        "a coro can run only in the thread that it was made in"
+    } else {
+        "a coro cannot run another loop's coros"
+    };
+    report(coro, PyRuntimeError::new_err(why))
+}
+
+/// `finish`, if it has ended, and a warning of the time it took.
+#[cold]
+fn finish_late(runtime: &Runtime, coro: Coro<'_>, took_ns: u64) -> PyResult<()> {
+    // A coro that has ended is given up by `finish`.
+    let kept = coro.to_bound();
+    let warned = latency::warn(coro, took_ns);
+    let finished = if coro.is_done() {
+        finish(runtime, coro)
+    } else {
+        Ok(())
+    };
+    drop(kept);
+    finished.and(warned)
 }
 
 /// The switch there and back.
@@ -112,6 +145,7 @@ pub(super) fn suspend(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
     if coro.wake_value.is_set() {
         drop(coro.wake_value.take(py));
     }
+    coro.acts.set(0);
     let (main_sp, sp_place) = with_runtime(|runtime| {
         // SAFETY: the running coro has a machine; only its address is taken.
         let sp_place = unsafe {
@@ -123,11 +157,9 @@ pub(super) fn suspend(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
     });
     // SAFETY: this is the coro's stack, and the thread's own was left at `main_sp` by `run`. Nothing is borrowed.
     unsafe { arch::switch(sp_place, main_sp) };
-    match coro.wake_exception.take(py) {
-        // What it was woken with before the interruption stays for `_undelivered`.
-        Some(exception) => Err(PyErr::from_value(exception)),
-        None => Ok(coro.wake_value.take(py).unwrap_or_else(|| none(py))),
-    }
+    // What it was woken with before an interruption stays for `_undelivered`.
+    raise_pending(coro)?;
+    Ok(coro.wake_value.take(py).unwrap_or_else(|| none(py)))
 }
 
 /// What a running coro must fulfil to be suspended here: it is the current one, and nothing unwinds.
@@ -161,13 +193,13 @@ pub(super) fn make_ready(coro: Coro<'_>) {
     queue(coro);
 }
 
-/// The exception that came while the coro ran, raised before it waits.
+/// The exception that has come while the coro ran or waited, raised before it waits or goes on.
 #[inline]
 fn raise_pending(coro: Coro<'_>) -> PyResult<()> {
     if coro.wake_exception.is_set()
-        && let Some(exception) = coro.wake_exception.take(coro.py())
+        && let Some(error) = interruption::pop(coro)
     {
-        return Err(PyErr::from_value(exception));
+        return Err(error);
     }
     Ok(())
 }
@@ -186,6 +218,24 @@ pub(super) fn wait(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
     raise_pending(coro)?;
     coro.status.set(Status::Waiting);
     suspend(coro)
+}
+
+/// An I/O operation of the running coro was ready at once. Too many of them in a row, and it yields.
+#[inline]
+pub(super) fn act(coro: Coro<'_>) -> PyResult<()> {
+    let acts = coro.acts.get() + 1;
+    let own_limit = coro.max_acts.get();
+    let limit = if own_limit == 0 {
+        with_runtime(|runtime| runtime.options.max_acts.get())
+    } else {
+        own_limit - 1
+    };
+    if acts > limit {
+        yield_slice(coro)?;
+    } else {
+        coro.acts.set(acts);
+    }
+    Ok(())
 }
 
 /// `_coro_end_sleep`, which timers call.
@@ -253,8 +303,12 @@ pub(super) fn frame(coro: Coro<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
 
 /// Starts a new coro: it is kept from now on, and runs in the next turn.
 pub(super) fn start(coro: Coro<'_>) {
-    coro.thread.set(current_thread());
-    with_runtime(|runtime| runtime.enter(coro));
+    with_runtime(|runtime| {
+        if !runtime.is_watched.replace(true) {
+            hooks::watch_thread(coro.py());
+        }
+        runtime.enter(coro);
+    });
     make_ready(coro);
 }
 
@@ -276,23 +330,33 @@ pub(super) unsafe extern "C" fn run_on_stack(argument: *mut c_void) -> ! {
     std::process::abort()
 }
 
-/// The function in its context; an exception that came before the first run is raised instead.
+/// The function in its context, and the notifier of an error of it.
 fn run_function(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
     let py = coro.py();
     drop(coro.wake_value.take(py));
-    if let Some(exception) = coro.wake_exception.take(py) {
-        return Err(PyErr::from_value(exception));
-    }
-    let (Some(function), Some(args), Some(context)) =
-        (coro.function.take(py), coro.args.take(py), coro.context.get(py))
-    else {
-        return Err(PyRuntimeError::new_err("the coro has lost its function"));
+    let Some(context) = coro.context.get(py) else {
+        return Err(PyRuntimeError::new_err("the coro has lost its context"));
     };
-    let kwargs = coro.kwargs.take(py);
     // SAFETY: a live context, left below on the same stack. The stack's own context is null until then.
     if unsafe { ffi::PyContext_Enter(context.as_ptr()) } != 0 {
         return Err(errors::fetch(py));
     }
+    let result = call_function(coro).map_err(|error| notifier::tell(coro, error));
+    // SAFETY: entered above on this stack; a failed result holds its exception itself.
+    if unsafe { ffi::PyContext_Exit(context.as_ptr()) } != 0 {
+        return Err(errors::fetch(py));
+    }
+    result
+}
+
+/// The call; an exception that came before the first run is raised instead.
+fn call_function(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
+    let py = coro.py();
+    raise_pending(coro)?;
+    let (Some(function), Some(args)) = (coro.function.take(py), coro.args.take(py)) else {
+        return Err(PyRuntimeError::new_err("the coro has lost its function"));
+    };
+    let kwargs = coro.kwargs.take(py);
     // SAFETY: attached; the arguments are a tuple and a dict or null, kept by this function.
     let result = unsafe {
         errors::owned(
@@ -306,10 +370,6 @@ fn run_function(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
     };
     // Dropped here: their finalizers may still use the coro's stack.
     drop((function, args, kwargs));
-    // SAFETY: entered above on this stack; a failed result holds its exception itself.
-    if unsafe { ffi::PyContext_Exit(context.as_ptr()) } != 0 {
-        return Err(errors::fetch(py));
-    }
     result
 }
 
@@ -319,7 +379,7 @@ fn store(coro: Coro<'_>, outcome: PyResult<Bound<'_, PyAny>>) {
         Ok(value) => coro.result.set(value),
         Err(error) => {
             let py = coro.py();
-            coro.is_unseen.set(true);
+            coro.is_unseen.set(!coro.is_notified.get());
             coro.exception.set(error.into_value(py).into_bound(py).into_any());
         }
     }
@@ -334,6 +394,7 @@ fn finish(runtime: &Runtime, coro: Coro<'_>) -> PyResult<()> {
     let event_loop = coro.event_loop.get(py);
     if let Some(callbacks) = coro.callbacks.take(py)
         && let Some(event_loop) = &event_loop
+        && !LoopObject::of(event_loop).reactor().is_closed()
         && let Err(error) = schedule_callbacks(coro, &callbacks, event_loop)
     {
         report(coro, error)?;

@@ -19,7 +19,7 @@ import time
 from grapeshot import _core
 from grapeshot._loop import Loop
 
-from . import _errors, bridge, threads
+from . import _ending, _errors, threads
 from ._coroutine import Coro
 from ._errors import (
     ClosedError,
@@ -35,6 +35,7 @@ from ._errors import (
     WakeUp,
     YieldFromMain,
 )
+from ._event_loop import event_loop, pending_loop, set_exit
 from ._groups import Group, Pool, in_parallel
 from ._sync import (
     ThreadLocal,
@@ -50,6 +51,7 @@ from ._sync import (
     semaphore,
 )
 from ._timeouts import timeout, with_timeout
+from ._where import compact_traceback, where, where_all
 from .bridge import await_, run, run_sync
 
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
@@ -59,7 +61,8 @@ if TYPE_CHECKING:
 _reason = _core._coro_setup(_errors, Coro)
 if _reason is not None:
     raise ImportError(_reason)
-Loop._before_close = staticmethod(bridge.unwind)
+_core._coro_set_hooks(pending_loop, _ending.watch_thread)
+Loop._before_close = staticmethod(_ending.unwind)
 
 new = _core._coro_new
 spawn = _core._coro_spawn
@@ -68,6 +71,9 @@ yield_slice = _core._coro_yield_slice
 wait = _core._coro_wait
 sleep_relative = _core._coro_sleep_relative
 sleep_absolute = _core._coro_sleep_absolute
+set_exception_notifier = _core._coro_set_exception_notifier
+set_latency_warning = _core._coro_set_latency_warning
+set_selfishness = _core._coro_set_selfishness
 set_stack_slots = _core._coro_set_stack_slots
 stack_info = _core._coro_statistics
 now = time.monotonic
@@ -118,9 +124,11 @@ __all__ = [
     "all_threads",
     "await_",
     "channel",
+    "compact_traceback",
     "condition_variable",
     "current",
     "event",
+    "event_loop",
     "fifo",
     "get_live_coros",
     "get_thread_by_id",
@@ -136,6 +144,10 @@ __all__ = [
     "rw_lock",
     "schedule",
     "semaphore",
+    "set_exception_notifier",
+    "set_exit",
+    "set_latency_warning",
+    "set_selfishness",
     "set_stack_slots",
     "sleep_absolute",
     "sleep_relative",
@@ -144,6 +156,8 @@ __all__ = [
     "threads",
     "timeout",
     "wait",
+    "where",
+    "where_all",
     "with_timeout",
     "yield_slice",
 ]

@@ -79,6 +79,8 @@ class Group:
         self._first_error: BaseException | None = None
         self._owner: Any = None
         self._is_ending = False
+        # What interrupts the block after an error.
+        self._interruption: _errors.Interrupted | None = None
 
     def spawn(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Coro:
         """Start ``fn(*args)`` as a coro of the group. RuntimeError when the group is ending after an error."""
@@ -97,6 +99,8 @@ class Group:
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._is_ending = True
+        if self._interruption is not None:
+            self._owner._take_back(self._interruption)
         if exc is not None:
             if self._first_error is None and not self._is_own_interruption(exc):
                 self._first_error = exc
@@ -114,11 +118,12 @@ class Group:
                 self._first_error = self._first_error or error
                 self._shut_all_down()
         first_error, self._first_error = self._first_error, None
+        self._owner = self._interruption = None
         if first_error is not None and first_error is not exc:
             raise first_error
 
     def _is_own_interruption(self, exc: BaseException) -> bool:
-        return isinstance(exc, _errors.Interrupted) and exc.value is self
+        return exc is self._interruption
 
     def _shut_all_down(self) -> None:
         for co in self._coros:
@@ -131,11 +136,13 @@ class Group:
         error = co._failure()
         if error is None or isinstance(error, _errors.CancelledError):
             return
-        if self._first_error is None:
-            self._first_error = error
+        if self._first_error is not None:
+            return
+        self._first_error = error
         self._shut_all_down()
         if not self._is_ending and self._owner is not None and not self._owner.done():
-            self._owner._throw_later(_errors.Interrupted(self))
+            self._interruption = _errors.Interrupted(self)
+            self._owner._throw_later(self._interruption)
 
 
 class Pool:

@@ -6,6 +6,8 @@ turns it into TimeoutError; in between nothing takes it for a timeout of its own
 
 from __future__ import annotations
 
+import math
+
 from grapeshot import _core
 
 from . import _errors
@@ -20,37 +22,57 @@ if TYPE_CHECKING:
 class timeout:  # noqa: N801  # used like asyncio.timeout
     """A context manager: the block is interrupted after ``seconds`` and ends with :class:`TimeoutError`.
 
-    Nested ones are told apart. ``None`` sets no limit.
+    Nested ones are told apart, whichever is due first. ``None`` sets no limit. One of 0 or below interrupts the block
+    where it waits first; a block that never waits is never interrupted. Once the block is left, whatever by, the limit
+    has no effect.
 
     Raises:
         TimeoutError: the time is over.
+        ValueError: ``seconds`` is NaN.
         YieldFromMain: not in a coro.
+        RuntimeError: it is in use.
     """
 
     def __init__(self, seconds: float | None) -> None:
+        if seconds is not None and seconds != seconds:
+            raise ValueError("a limit in seconds cannot be NaN")
         self._seconds = seconds
         self._handle: Any = None
         self._coro: Any = None
+        # The interruption that is under way, or was delivered.
+        self._bomb: _errors.Interrupted | None = None
 
     def __enter__(self) -> timeout:
-        self._coro = coro = _core._coro_current()
-        if self._seconds is not None:
-            self._handle = coro._loop.call_later(self._seconds, self._explode)
+        coro = _core._coro_current()
+        if self._coro is not None:
+            raise RuntimeError("this timeout is in use")
+        self._coro = coro
+        seconds = self._seconds
+        if seconds is None or seconds == math.inf:
+            return self
+        if seconds <= 0:
+            self._explode()
+        else:
+            self._handle = coro._loop.call_later(seconds, self._explode)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._handle is not None:
-            self._handle.cancel()
-        self._coro = None
-        if isinstance(exc, _errors.Interrupted) and exc.value is self:
-            raise _errors.TimeoutError from None
+        coro, self._coro = self._coro, None
+        handle, self._handle = self._handle, None
+        bomb, self._bomb = self._bomb, None
+        if handle is not None:
+            handle.cancel()
+        if bomb is None:
+            return
+        if exc is bomb:
+            raise _errors.TimeoutError from exc
+        coro._take_back(bomb)
 
     def _explode(self) -> None:
-        # The coro waits or is ready: it does not run while a timer does.
-        if self._coro is not None:
-            self._coro._throw_later(_errors.Interrupted(self))
+        self._bomb = _errors.Interrupted(self)
+        self._coro._throw_later(self._bomb)
 
 
 def with_timeout(seconds: float | None, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-import warnings
 from collections.abc import Awaitable, Callable, Coroutine
 from types import CoroutineType
 
 from grapeshot import _core, _run
-from grapeshot._loop import Loop
 
 from ._coroutine import Coro, Wakeup
 from ._errors import Interrupted, Shutdown, YieldFromMain
@@ -30,10 +28,6 @@ class _StandIn(Interrupted):
     asyncio's code expects to be interrupted by CancelledError and by nothing else: TaskGroup would leave its tasks
     behind.
     """
-
-
-# Turns that suspended coros get to end in when their loop is closed.
-_UNWINDING_TURNS = 1000
 
 
 def await_(awaitable: Awaitable[Any]) -> Any:
@@ -208,22 +202,3 @@ def run_in_thread(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     coro = _core._coro_current()
     call = functools.partial(contextvars.copy_context().run, fn, *args, **kwargs)
     return await_(coro._loop.run_in_executor(None, call))
-
-
-def unwind(loop: Loop) -> None:
-    """Shut down the coros of a loop that is about to be closed, and let them end: their ``finally`` blocks run.
-
-    Those that do not end within a number of turns are given up, with a RuntimeWarning.
-    """
-    for _ in range(_UNWINDING_TURNS):
-        left = [co for co in _core._coro_live() if co._loop is loop]
-        if not left:
-            return
-        for co in left:
-            if co._status in ("waiting", "ready"):
-                co.shutdown()
-        loop.call_soon(loop.stop)
-        loop.run_forever()
-    left = [co for co in _core._coro_live() if co._loop is loop]
-    if left:
-        warnings.warn(f"coros did not end when their loop was closed: {left}", RuntimeWarning, stacklevel=3)

@@ -7,10 +7,11 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyTuple, PyType};
 
-use super::Object;
+use super::functions::acts;
+use super::{Object, stacks};
 use crate::coro::coroutine::{Coro, CoroObject, Status, dealloc};
 use crate::coro::errors::{self as coro_errors, Kind};
-use crate::coro::scheduler;
+use crate::coro::{interruption, scheduler};
 use crate::event_loop::native_type::{
     Args, bool_object, getter, leak_table, method, new_type, none, slot, weaklist_member,
 };
@@ -18,9 +19,8 @@ use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::current_thread;
 
 /// `ScheduleError` unless the coro is of this thread.
-fn check_thread(coro: Coro<'_>) -> PyResult<()> {
-    let owner = coro.thread.get();
-    if owner == 0 || owner == current_thread() {
+pub(super) fn check_thread(coro: Coro<'_>) -> PyResult<()> {
+    if coro.thread.get() == current_thread() {
         return Ok(());
     }
     Err(coro_errors::new(
@@ -28,6 +28,15 @@ fn check_thread(coro: Coro<'_>) -> PyResult<()> {
         Kind::ScheduleError,
         "a coro belongs to the thread of its loop: use loop.call_soon_threadsafe()",
     ))
+}
+
+/// The same, and `RuntimeError` if its loop is closed: nothing could run it.
+fn check_schedulable(coro: Coro<'_>) -> PyResult<()> {
+    check_thread(coro)?;
+    match coro.event_loop.get(coro.py()) {
+        Some(event_loop) => LoopObject::of(&event_loop).reactor().check_closed(),
+        None => Ok(()),
+    }
 }
 
 fn start<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
@@ -39,9 +48,7 @@ fn start<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
             "the coro was started before",
         ));
     }
-    if let Some(event_loop) = this.event_loop.get(this.py()) {
-        LoopObject::of(&event_loop).reactor().check_closed()?;
-    }
+    check_schedulable(this)?;
     scheduler::start(this);
     Ok(none(this.py()))
 }
@@ -52,6 +59,7 @@ fn wake<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     check_thread(this)?;
     match this.status.get() {
         Status::Waiting => {
+            check_schedulable(this)?;
             if let Some(value) = value {
                 this.wake_value.set(value);
             }
@@ -62,20 +70,35 @@ fn wake<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     }
 }
 
-/// `_throw_later(exception)`: raised where the coro waits next, or waits now; None takes it back.
+/// `_throw_later(exception)`: raised where the coro waits next, or waits now; None takes a cancellation back.
 fn throw_later<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("_throw_later", 1)?;
     check_thread(this)?;
-    let py = this.py();
     match args.get(0) {
         Some(exception) if !exception.is_none() => match this.status.get() {
             Status::Waiting => return throw(this, args),
             Status::Done => return Err(wrong_status(this, Status::Done)),
-            _ => this.wake_exception.set(exception),
+            _ => interruption::push(this, exception)?,
         },
-        _ => drop(this.wake_exception.take(py)),
+        _ => {
+            interruption::take_back(this, |exception| {
+                coro_errors::is_exactly(exception, Kind::Cancelled)
+            });
+        }
     }
-    Ok(none(py))
+    Ok(none(this.py()))
+}
+
+/// `_take_back(exception)`: it is not raised any more; whether it was still pending.
+fn take_back<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_take_back", 1)?;
+    check_thread(this)?;
+    let Some(meant) = args.get(0) else {
+        return Ok(bool_object(this.py(), false));
+    };
+    let found =
+        this.wake_exception.is_set() && interruption::take_back(this, |exception| exception.is(&meant));
+    Ok(bool_object(this.py(), found))
 }
 
 /// `_throw(exception)`: raised where the coro waits; at once if it runs, before its function if it has not begun.
@@ -90,10 +113,11 @@ fn throw<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     }
     match this.status.get() {
         Status::Waiting => {
-            this.wake_exception.set(exception);
+            check_schedulable(this)?;
+            interruption::push(this, exception)?;
             scheduler::make_ready(this);
         }
-        Status::Ready => this.wake_exception.set(exception),
+        Status::Ready => interruption::push(this, exception)?,
         Status::Running => return Err(PyErr::from_value(exception)),
         status => return Err(wrong_status(this, status)),
     }
@@ -136,6 +160,7 @@ fn failure<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
 /// `_on_done(callback, context)`: as a callback of a Future, in order.
 fn on_done<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("_on_done", 2)?;
+    check_thread(this)?;
     let py = this.py();
     let entry = PyTuple::new(py, [args.get(0), args.get(1)])?;
     match this.callbacks.get(py) {
@@ -208,6 +233,17 @@ fn set_name<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
+/// `set_max_selfish_acts(n)`: None for as many as the thread's other coros.
+fn set_max_selfish_acts<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("set_max_selfish_acts", 1)?;
+    let limit = match args.get(0) {
+        Some(count) if !count.is_none() => acts(&count)? + 1,
+        _ => 0,
+    };
+    this.max_acts.set(limit);
+    Ok(none(this.py()))
+}
+
 fn status(this: Coro<'_>) -> Object<'_> {
     let text = match this.status.get() {
         Status::New => "new",
@@ -254,6 +290,24 @@ fn methods() -> Vec<ffi::PyMethodDef> {
             c"_throw_later",
             throw_later,
             c"Raise an exception where the coro waits next."
+        ),
+        method!(
+            CoroObject,
+            c"_take_back",
+            take_back,
+            c"Do not raise a pending exception."
+        ),
+        method!(
+            CoroObject,
+            c"set_max_selfish_acts",
+            set_max_selfish_acts,
+            c"After how much I/O that is ready at once it yields."
+        ),
+        method!(
+            CoroObject,
+            c"stack_info",
+            stacks::coro_info,
+            c"Where its stack is."
         ),
         method!(CoroObject, c"done", done, c"True once it has returned or raised."),
         method!(

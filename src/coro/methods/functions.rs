@@ -1,14 +1,14 @@
 //! The functions of the native module that the package `coro` is built on, except for those that make coros.
 
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyString, PyType};
+use pyo3::types::{PyList, PyString, PyType};
 
 use super::{Object, making};
 use crate::coro::coroutine::Status;
 use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::runtime::{current as running, with_runtime};
-use crate::coro::{arch, pystate, scheduler, tasks};
+use crate::coro::{arch, ending, hooks, notifier, pystate, scheduler, tasks};
 use crate::event_loop::native_type::{Args, This, none};
 
 pub(super) fn current<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
@@ -78,29 +78,79 @@ pub(super) fn live<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(PyList::new(py, with_runtime(|runtime| runtime.live(py)))?.into_any())
 }
 
-pub(super) fn statistics<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_statistics", 0)?;
-    let dict = PyDict::new(py);
-    with_runtime(|runtime| -> PyResult<()> {
-        let stats = &runtime.stats;
-        dict.set_item("switches", stats.switches.get())?;
-        dict.set_item("evacuations", stats.evacuations.get())?;
-        dict.set_item("bytes_copied", stats.copied_len.get())?;
-        dict.set_item("bytes_saved", stats.saved_len.get())?;
-        dict.set_item("started", stats.started.get())?;
-        dict.set_item("slots", runtime.options.slots.get())?;
-        dict.set_item("evicts_always", runtime.options.evicts_always.get())
-    })?;
-    Ok(dict.into_any())
+/// A number of selfish acts.
+pub(super) fn acts(count: &Bound<'_, PyAny>) -> PyResult<u16> {
+    match count.extract::<i64>()? {
+        // One more is added to some of them.
+        count if count < i64::from(u16::MAX) && count >= 0 => Ok(count as u16),
+        _ => Err(PyValueError::new_err("between 0 and 65534 acts")),
+    }
 }
 
-pub(super) fn set_slots<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("set_stack_slots", 1)?;
-    let count: usize = args.get(0).map_or(Ok(1), |count| count.extract())?;
-    if count == 0 || count > 4096 {
-        return Err(PyValueError::new_err("between 1 and 4096 slots"));
+/// `_coro_set_selfishness(n)`: the number before.
+pub(super) fn set_selfishness<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("set_selfishness", 1)?;
+    let limit = args.get(0).map_or(Ok(0), |count| acts(&count))?;
+    let before = with_runtime(|runtime| runtime.options.max_acts.replace(limit));
+    Ok(before.into_pyobject(py)?.into_any())
+}
+
+/// `_coro_act()`: an I/O operation was ready at once. Nothing outside of a coro.
+pub(super) fn act<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_coro_act", 0)?;
+    if let Some(coro) = running(py) {
+        scheduler::act(coro)?;
     }
-    with_runtime(|runtime| runtime.options.slots.set(count));
+    Ok(none(py))
+}
+
+/// `_coro_set_latency_warning(seconds)`: the limit before.
+pub(super) fn set_latency_warning<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("set_latency_warning", 1)?;
+    let limit_s = args.get(0).map_or(Ok(0.0), |limit| limit.extract::<f64>())?;
+    if !(limit_s >= 0.0) {
+        return Err(PyValueError::new_err("a limit is 0 or above"));
+    }
+    // Saturates: centuries are never.
+    let limit_ns = (limit_s * 1e9).ceil() as u64;
+    let before = with_runtime(|runtime| runtime.options.latency_ns.replace(limit_ns));
+    Ok((before as f64 / 1e9).into_pyobject(py)?.into_any())
+}
+
+/// `_coro_set_exception_notifier(function)`: the one before, or None.
+pub(super) fn set_exception_notifier<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("set_exception_notifier", 1)?;
+    let function = args.get(0).filter(|function| !function.is_none());
+    if let Some(function) = &function
+        && !function.is_callable()
+    {
+        return Err(PyTypeError::new_err("a function or None is required"));
+    }
+    Ok(notifier::exchange(py, function).unwrap_or_else(|| none(py)))
+}
+
+/// `_coro_shut_down(event_loop, rounds)`: natively, without a loop that runs; how many coros are left.
+pub(super) fn shut_down<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_coro_shut_down", 2)?;
+    let event_loop = args.get(0).filter(|event_loop| !event_loop.is_none());
+    let rounds = args.get(1).map_or(Ok(1), |rounds| rounds.extract::<usize>())?;
+    let left = ending::shut_down(py, event_loop.as_ref(), rounds)?;
+    Ok(left.into_pyobject(py)?.into_any())
+}
+
+/// `_coro_end_thread()`: the thread makes no more coros.
+pub(super) fn end_thread<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_coro_end_thread", 0)?;
+    with_runtime(|runtime| runtime.is_ending.set(true));
+    Ok(none(py))
+}
+
+/// `_coro_set_hooks(pending_loop, watch_thread)`.
+pub(super) fn set_hooks<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_coro_set_hooks", 2)?;
+    if let (Some(pending_loop), Some(watch_thread)) = (args.get(0), args.get(1)) {
+        hooks::set(pending_loop, watch_thread);
+    }
     Ok(none(py))
 }
 

@@ -9,10 +9,12 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyType};
 
 use super::Object;
-use crate::coro::{scheduler, tasks};
+use crate::coro::runtime::with_runtime;
+use crate::coro::{hooks, scheduler, tasks};
 use crate::event_loop::errors;
 use crate::event_loop::native_type::Args;
 use crate::event_loop::pyloop::LoopObject;
+use crate::event_loop::reactor::current_thread;
 
 /// The class of new coros: `grapeshot.coro.Coro`, a subclass of the native type.
 static CORO_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
@@ -66,11 +68,16 @@ fn sort_keywords<'py>(
     Ok((options, rest))
 }
 
-/// The running loop, which must be ours.
+/// The running loop, which must be ours; if none runs, the one that `coro.event_loop()` is going to run.
 fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    if with_runtime(|runtime| runtime.is_ending.get()) {
+        return Err(PyRuntimeError::new_err(
+            "the thread is ending: it has no more coros",
+        ));
+    }
     let event_loop = tasks::running_loop(py)?;
     if event_loop.is_none() {
-        return Err(PyRuntimeError::new_err("no running event loop"));
+        return hooks::pending_loop(py);
     }
     if !LoopObject::is_loop(&event_loop) {
         return Err(PyRuntimeError::new_err(
@@ -135,6 +142,7 @@ fn make<'py>(py: Python<'py>, args: &Args<'_, 'py>, function_name: &str) -> PyRe
     coro.event_loop.set(event_loop);
     coro.function.set(function);
     coro.args.set(tuple);
+    coro.thread.set(current_thread());
     coro.id.set(NEXT_ID.fetch_add(1, Ordering::Relaxed));
     Ok(object)
 }

@@ -3,6 +3,7 @@
 mod coro;
 mod functions;
 mod making;
+mod stacks;
 
 use std::ptr;
 
@@ -98,13 +99,48 @@ fn functions() -> Vec<ffi::PyMethodDef> {
         ),
         function!(
             c"_coro_statistics",
-            functions::statistics,
+            stacks::statistics,
             c"Counters of this thread's coros."
         ),
         function!(
             c"_coro_set_stack_slots",
-            functions::set_slots,
+            stacks::set_slots,
             c"How many stacks coros share from now on."
+        ),
+        function!(
+            c"_coro_set_selfishness",
+            functions::set_selfishness,
+            c"After how much I/O that is ready at once coros yield; the number before."
+        ),
+        function!(
+            c"_coro_act",
+            functions::act,
+            c"I/O of the running coro was ready at once."
+        ),
+        function!(
+            c"_coro_set_latency_warning",
+            functions::set_latency_warning,
+            c"After how many seconds without a yield to warn; the number before."
+        ),
+        function!(
+            c"_coro_set_exception_notifier",
+            functions::set_exception_notifier,
+            c"Who hears of exceptions that end coros; the one before."
+        ),
+        function!(
+            c"_coro_shut_down",
+            functions::shut_down,
+            c"End coros whose loop does not run; how many are left."
+        ),
+        function!(
+            c"_coro_end_thread",
+            functions::end_thread,
+            c"Make no more coros in this thread."
+        ),
+        function!(
+            c"_coro_set_hooks",
+            functions::set_hooks,
+            c"Take what the package does for native code."
         ),
         function!(
             c"_coro_evict_always",

@@ -30,6 +30,22 @@ pub(super) fn bounds(chunk: *mut u8) -> (*mut u8, *mut u8) {
     unsafe { (chunk.add(DATA + size_of::<usize>()), chunk.add(CHUNK_LEN)) }
 }
 
+/// Bytes of a chunk and those before it.
+///
+/// # Safety
+/// `chunk` is null or the innermost of a chain of live chunks.
+pub(super) unsafe fn total_len(mut chunk: *mut u8) -> usize {
+    let mut len = 0;
+    while !chunk.is_null() {
+        // SAFETY: a live chunk has its header; the chain ends in null (contract).
+        unsafe {
+            len += *field::<usize>(chunk, SIZE);
+            chunk = *field(chunk, PREVIOUS);
+        }
+    }
+    len
+}
+
 /// The chunks that no coro uses.
 pub(in crate::coro) struct Chunks {
     kept: Vec<*mut u8>,

@@ -217,6 +217,18 @@ impl PyState {
         &mut self.task
     }
 
+    /// The memory that its Python frames have; the thread's chunks are those of the running coro.
+    pub(super) fn frames_len(&self, is_running: bool) -> usize {
+        let chunk = if is_running {
+            // SAFETY: attached; the field is the innermost chunk of the stack that runs.
+            unsafe { *field::<*mut u8>(ffi::PyThreadState_Get().cast(), imp::DATASTACK_CHUNK) }
+        } else {
+            self.chunk
+        };
+        // SAFETY: a chain of live chunks.
+        unsafe { chunk::total_len(chunk) }
+    }
+
     /// The root chunk and what was put behind it.
     pub(super) fn chunk(&self) -> *mut u8 {
         self.chunk

@@ -1,0 +1,158 @@
+"""The end of coros that are still suspended when their loop is closed, their thread ends, or the interpreter exits.
+
+Each gets ``Shutdown`` where it waits, so that its ``finally`` blocks run. What they wait for in them has a second on a
+loop that can run; after that, and where no loop can, each further wait is interrupted too. A coro that goes on all the
+same is given up with a warning: it stays suspended for good, and what its stack refers to stays with it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+
+from grapeshot import _core
+from grapeshot._loop import Loop
+
+TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+if TYPE_CHECKING:
+    from ._coroutine import Coro
+
+# Seconds for what coros wait for in their cleanup.
+_GRACE_S = 1.0
+# Waits in its cleanup that are interrupted before a coro is given up.
+_ROUNDS = 1000
+
+
+def _coros_of(loop: Loop) -> list[Coro]:
+    return [co for co in _core._coro_live() if co._loop is loop]
+
+
+def unwind(loop: Loop) -> None:
+    """End the coros of a loop that is about to be closed.
+
+    Those of another thread are left to the end of that thread.
+
+    Raises:
+        SystemExit, KeyboardInterrupt: one came out of a coro; all have had their chance by then.
+    """
+    if not _coros_of(loop):
+        return
+    unwinding = _Unwinding(loop)
+    if unwinding.can_run():
+        unwinding.run_until_ended()
+        unwinding.run_in_turns()
+    else:
+        unwinding.run_natively()
+    if left := _coros_of(loop):
+        warnings.warn(f"coros did not end when their loop was closed: {left}", RuntimeWarning, stacklevel=3)
+    if unwinding.leaving is not None:
+        raise unwinding.leaving
+
+
+class _Unwinding:
+    """The end of one loop's coros."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._left: set[Coro] = set()
+        # the first exception that has to leave close()
+        self.leaving: BaseException | None = None
+
+    def can_run(self) -> bool:
+        """Whether the loop can run in this thread now: it is closed from inside another loop otherwise."""
+        try:
+            self._loop._check_running()
+        except RuntimeError:
+            return False
+        return True
+
+    def _catch(self, function: Callable[[], object]) -> None:
+        try:
+            function()
+        except (SystemExit, KeyboardInterrupt) as exc:
+            self.leaving = self.leaving or exc
+
+    def run_until_ended(self) -> None:
+        """Shut each coro down once, and run the loop until all have ended or the time is over."""
+        loop = self._loop
+        told: set[Coro] = set()
+        is_over: list[bool] = []
+        timer = loop.call_later(_GRACE_S, lambda: (is_over.append(True), loop.stop()))
+        while not is_over:
+            left = _coros_of(loop)
+            new = [co for co in left if co not in told]  # some were made by those that end
+            if not left:
+                break
+            told.update(new)
+            self._left = set(left)
+            for co in new:
+                co.add_done_callback(self._on_end)
+                if co._status != "running":
+                    co.shutdown()
+            self._catch(loop.run_forever)
+        timer.cancel()
+
+    def _on_end(self, co: Coro) -> None:
+        self._left.discard(co)
+        if not self._left:
+            self._loop.stop()
+
+    def run_in_turns(self) -> None:
+        """Interrupt every wait of those that are left."""
+        loop = self._loop
+        for _ in range(_ROUNDS):
+            left = _coros_of(loop)
+            if not left:
+                return
+            for co in left:
+                if co._status in ("waiting", "ready"):
+                    co.shutdown()
+            loop.call_soon(loop.stop)
+            self._catch(loop.run_forever)
+
+    def run_natively(self) -> None:
+        """The same without the loop."""
+        self._catch(lambda: _core._coro_shut_down(self._loop, _ROUNDS))
+
+
+class _ThreadEnd:
+    """Lies among the thread's local data; when that goes, the thread ends its coros."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def __del__(
+        self,
+        _is_finalizing: Callable[[], bool] = sys.is_finalizing,
+        _get_ident: Callable[[], int] = threading.get_ident,
+    ) -> None:
+        # Data of other threads goes in a forked child, and all data when the interpreter exits: too late.
+        if _is_finalizing() or _get_ident() != self._thread:
+            return
+        _end_thread()
+
+
+def _end_thread() -> None:
+    _core._coro_end_thread()
+    left = _core._coro_shut_down(None, _ROUNDS)
+    if left:
+        warnings.warn(f"{left} coros did not end with their thread", RuntimeWarning, stacklevel=1)
+
+
+_local = threading.local()
+
+
+def watch_thread() -> None:
+    """Called before the first coro of a thread starts."""
+    _local.end = _ThreadEnd()
+
+
+@atexit.register
+def _end_main_thread() -> None:
+    for loop in {id(co._loop): co._loop for co in _core._coro_live()}.values():
+        if not loop.is_closed() and not loop.is_running():
+            unwind(loop)
+    _core._coro_shut_down(None, _ROUNDS)

@@ -1,0 +1,99 @@
+"""A program of coros: ``spawn(main); event_loop()``, until ``set_exit(code)``.
+
+Coros that are made while no loop runs in their thread belong to the loop that the thread's next :func:`event_loop`
+runs; it is made for the first of them.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from grapeshot import _run
+from grapeshot._loop import Loop, new_event_loop
+
+TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class _Program:
+    """A loop that :func:`event_loop` runs or is going to run. Used by its thread only."""
+
+    def __init__(self) -> None:
+        self.loop = new_event_loop()
+        # () before set_exit, else (code,)
+        self.outcome: tuple[Any, ...] = ()
+        self._exit: Any = None
+
+    async def wait_for_exit(self) -> None:
+        if not self.outcome:
+            self._exit = self.loop.create_future()
+            await self._exit
+
+    def end(self, code: Any) -> None:
+        self.outcome = (code,)
+        if self._exit is not None and not self._exit.done():
+            self._exit.set_result(None)
+
+
+class _Own(threading.local):
+    """The program of this thread, from its first coro to its end."""
+
+    program: _Program | None = None
+
+
+_own = _Own()
+# Programs whose event_loop() runs, of all threads. Changed by single operations.
+_running: list[_Program] = []
+
+
+def pending_loop() -> Loop:
+    """Return the loop of coros that are made while none runs in this thread."""
+    return _own_program().loop
+
+
+def _own_program() -> _Program:
+    program = _own.program
+    if program is None:
+        program = _own.program = _Program()
+    return program
+
+
+def event_loop() -> Any:
+    """Run this thread's coros until :func:`set_exit` is called; return its code.
+
+    Then the coros, tasks, asynchronous generators and threads of the executor that are left are ended as
+    :func:`asyncio.run` does it, and the loop is closed. Ctrl-C does the same and raises KeyboardInterrupt, as in
+    :class:`asyncio.Runner`; so does a SystemExit or KeyboardInterrupt that comes out of a coro.
+
+    Raises:
+        RuntimeError: an event loop is running in this thread.
+    """
+    _run.check_none_runs("coro.event_loop()")
+    program = _own_program()
+    _running.append(program)
+    try:
+        _run.run_on(program.loop, program.wait_for_exit())
+    finally:
+        _running.remove(program)
+        _own.program = None
+    return program.outcome[0]
+
+
+def set_exit(code: Any = 0) -> None:
+    """Let :func:`event_loop` return ``code``: from a coro, a callback or a task of it, or before it runs.
+
+    From a thread that has no coros of its own it ends the process's only :func:`event_loop`. Called again before the
+    loop has ended it replaces the code.
+
+    Raises:
+        RuntimeError: there is no such loop, or, in another thread, more than one.
+    """
+    program = _own.program
+    if program is not None:
+        program.end(code)
+        return
+    running = list(_running)
+    if len(running) != 1:
+        raise RuntimeError(f"{len(running) or 'no'} event_loop() runs: which is to end?")
+    running[0].loop.call_soon_threadsafe(running[0].end, code)

@@ -1,0 +1,62 @@
+"""Where coros are: one line of text for a suspended coro, for all of them, and for an exception."""
+
+from __future__ import annotations
+
+import sys
+
+from grapeshot import _core
+
+TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+if TYPE_CHECKING:
+    from types import CodeType, FrameType, TracebackType
+
+    from ._coroutine import Coro
+
+
+def where(co: Coro) -> str:
+    """Return where a coro is suspended, as ``file:line function|file:line function``, the outermost frame first.
+
+    For one that is not suspended: ``new``, ``ready`` (it has not begun), ``running`` or ``done``. Reads the frames and
+    keeps none of them; a coro of another thread may be asked too.
+    """
+    frame: FrameType | None = co.get_frame()
+    if frame is None:
+        return co._status
+    places: list[str] = []
+    while frame is not None:
+        places.append(_place(frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    places.reverse()
+    return "|".join(places)
+
+
+def where_all() -> dict[int, tuple[str, str]]:
+    """Return ``{id: (name, where)}`` for the coros of this thread that were started and have not ended."""
+    return {co.id: (co.name, where(co)) for co in _core._coro_live()}
+
+
+def compact_traceback(exc: BaseException | None = None) -> str:
+    """Return an exception and its traceback in one line: ``file:line function|file:line function: ValueError: text``.
+
+    The frame that has caught it comes first, the one that has raised it last. ``exc`` is by default the exception that
+    is being handled; without any the text is empty.
+    """
+    if exc is None:
+        exc = sys.exc_info()[1]
+        if exc is None:
+            return ""
+    places: list[str] = []
+    traceback: TracebackType | None = exc.__traceback__
+    while traceback is not None:
+        places.append(_place(traceback.tb_frame.f_code, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    try:
+        text = " ".join(str(exc).split())
+    except Exception:
+        text = "<its text cannot be had>"
+    kind = type(exc).__name__
+    return ": ".join(part for part in ("|".join(places), kind, text) if part)
+
+
+def _place(code: CodeType, line: int | None) -> str:
+    return f"{code.co_filename}:{line} {code.co_name}"

@@ -1,0 +1,41 @@
+//! What native code asks of the Python package: functions handed over once at import.
+
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+/// Returns the loop of coros that are made while none runs.
+static PENDING_LOOP: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
+/// Arranges for the end of this thread.
+static WATCH_THREAD: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
+
+/// Takes the functions; they stay for good.
+pub(super) fn set(pending_loop: Bound<'_, PyAny>, watch_thread: Bound<'_, PyAny>) {
+    PENDING_LOOP.store(pending_loop.into_ptr(), Ordering::Release);
+    WATCH_THREAD.store(watch_thread.into_ptr(), Ordering::Release);
+}
+
+fn call<'py>(py: Python<'py>, hook: &AtomicPtr<ffi::PyObject>) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: null, or a function that is never freed.
+    match unsafe { Bound::from_borrowed_ptr_or_opt(py, hook.load(Ordering::Acquire)) } {
+        Some(function) => function.call0(),
+        None => Err(PyRuntimeError::new_err("no running event loop")),
+    }
+}
+
+/// The loop of coros that are made while none runs in this thread.
+#[cold]
+pub(super) fn pending_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    call(py, &PENDING_LOOP)
+}
+
+/// Called before the first coro of a thread starts.
+#[cold]
+pub(super) fn watch_thread(py: Python<'_>) {
+    if let Err(error) = call(py, &WATCH_THREAD) {
+        error.write_unraisable(py, None);
+    }
+}

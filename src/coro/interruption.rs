@@ -1,0 +1,90 @@
+//! Exceptions on their way into a coro: raised one after the other, each where the coro waits next.
+//!
+//! ```text
+//!   wake_exception:   empty   |   one exception   |   a list of several, the oldest first
+//! ```
+//!
+//! None takes the place of another, so that a timeout that comes after a Shutdown does not undo it. Only what says the
+//! same twice is said once: a `CancelledError` or `Shutdown` (not their subclasses) replaces a pending one of its class.
+//!
+//! Belongs to the coro's thread. It must not know why a coro is interrupted.
+
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+use super::coroutine::Coro;
+use super::errors::{Kind, is_exactly};
+
+/// Adds an exception behind those that are pending.
+#[cold]
+pub(super) fn push(coro: Coro<'_>, exception: Bound<'_, PyAny>) -> PyResult<()> {
+    let py = coro.py();
+    let Some(pending) = coro.wake_exception.take(py) else {
+        coro.wake_exception.set(exception);
+        return Ok(());
+    };
+    let list = match pending.cast_into_exact::<PyList>() {
+        Ok(list) => list,
+        Err(error) => PyList::new(py, [error.into_inner()])?,
+    };
+    // Stored first: whatever fails below, what was pending stays.
+    coro.wake_exception.set(list.clone().into_any());
+    for kind in [Kind::Cancelled, Kind::Shutdown] {
+        if !is_exactly(&exception, kind) {
+            continue;
+        }
+        for (index, other) in list.iter().enumerate() {
+            if is_exactly(&other, kind) {
+                list.set_item(index, &exception)?;
+                return Ok(());
+            }
+        }
+    }
+    list.append(exception)
+}
+
+/// Takes out the exception that is to be raised now.
+#[cold]
+pub(super) fn pop(coro: Coro<'_>) -> Option<PyErr> {
+    let py = coro.py();
+    let pending = coro.wake_exception.take(py)?;
+    let list = match pending.cast_into_exact::<PyList>() {
+        Ok(list) => list,
+        Err(error) => return Some(PyErr::from_value(error.into_inner())),
+    };
+    let first = list.get_item(0).ok()?;
+    // The list is nobody else's; the slice has the others in their order.
+    match list.len() {
+        0 | 1 => {}
+        2 => {
+            if let Ok(last) = list.get_item(1) {
+                coro.wake_exception.set(last);
+            }
+        }
+        len => coro.wake_exception.set(list.get_slice(1, len).into_any()),
+    }
+    Some(PyErr::from_value(first))
+}
+
+/// Takes back the pending exceptions for which `is_meant` holds; whether there was one.
+#[cold]
+pub(super) fn take_back(coro: Coro<'_>, is_meant: impl Fn(&Bound<'_, PyAny>) -> bool) -> bool {
+    let py = coro.py();
+    let mut kept = Vec::new();
+    let mut found = false;
+    while let Some(error) = pop(coro) {
+        let exception = error.into_value(py).into_bound(py).into_any();
+        if is_meant(&exception) {
+            found = true;
+        } else {
+            kept.push(exception);
+        }
+    }
+    for exception in kept {
+        // It had its place before, and there is no equal left: this appends.
+        if let Err(error) = push(coro, exception) {
+            error.write_unraisable(py, None);
+        }
+    }
+    found
+}

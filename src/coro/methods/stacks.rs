@@ -1,0 +1,58 @@
+//! What Python is told of the stacks: of a thread, and of one coro.
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use super::Object;
+use super::coro::check_thread;
+use crate::coro::coroutine::{Coro, Status};
+use crate::coro::runtime::with_runtime;
+use crate::event_loop::native_type::{Args, none};
+
+pub(super) fn statistics<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_statistics", 0)?;
+    let dict = PyDict::new(py);
+    with_runtime(|runtime| -> PyResult<()> {
+        let stats = &runtime.stats;
+        dict.set_item("switches", stats.switches.get())?;
+        dict.set_item("evacuations", stats.evacuations.get())?;
+        dict.set_item("bytes_copied", stats.copied_len.get())?;
+        dict.set_item("bytes_saved", stats.saved_len.get())?;
+        dict.set_item("live", runtime.live_count())?;
+        dict.set_item("started", stats.started.get())?;
+        dict.set_item("slots", runtime.options.slots.get())?;
+        dict.set_item("evicts_always", runtime.options.evicts_always.get())
+    })?;
+    Ok(dict.into_any())
+}
+
+/// `Coro.stack_info()`. `bytes_used` of a running coro is what it uses now.
+pub(super) fn coro_info<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("stack_info", 0)?;
+    check_thread(this)?;
+    let py = this.py();
+    let dict = PyDict::new(py);
+    dict.set_item("kind", if this.has_own_stack.get() { "own" } else { "shared" })?;
+    let is_running = this.status.get() == Status::Running;
+    let report = with_runtime(|runtime| runtime.stack_report(this, is_running));
+    let (place, slot, used_len, frames_len) = match report {
+        Some(report) => (report.place, report.slot, report.used_len, report.frames_len),
+        None => ("none", None, 0, 0),
+    };
+    dict.set_item("where", place)?;
+    dict.set_item("slot", slot)?;
+    dict.set_item("bytes_used", used_len)?;
+    dict.set_item("frame_bytes", frames_len)?;
+    Ok(dict.into_any())
+}
+
+pub(super) fn set_slots<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("set_stack_slots", 1)?;
+    let count: usize = args.get(0).map_or(Ok(1), |count| count.extract())?;
+    if count == 0 || count > 4096 {
+        return Err(PyValueError::new_err("between 1 and 4096 slots"));
+    }
+    with_runtime(|runtime| runtime.options.slots.set(count));
+    Ok(none(py))
+}
