@@ -15,18 +15,18 @@ pub(super) const DEFAULT_LIMIT_NS: u64 = 200_000_000;
 #[cold]
 pub(super) fn warn(coro: Coro<'_>, took_ns: u64) -> PyResult<()> {
     let py = coro.py();
-    let took_s = (took_ns as f64 / 1e9).into_pyobject(py)?.into_any();
+    let seconds = (took_ns as f64 / 1e9).into_pyobject(py)?.into_any();
     let name = coro.to_bound().getattr("name")?;
     match place(coro) {
         Ok(Some([file, line, function])) => log::warning(
             py,
             "coro %r ran for %.3f seconds without a yield, until %s:%s in %s",
-            &[name, took_s, file, line, function],
+            &[name, seconds, file, line, function],
         ),
         Ok(None) => log::warning(
             py,
             "coro %r ran for %.3f seconds without a yield, until it ended",
-            &[name, took_s],
+            &[name, seconds],
         ),
         Err(error) => {
             error.write_unraisable(py, Some(&coro.to_bound()));

@@ -79,9 +79,9 @@ class _Unwinding:
         """Shut each coro down once, and run the loop until all have ended or the time is over."""
         loop = self._loop
         told: set[Coro] = set()
-        is_over: list[bool] = []
-        timer = loop.call_later(_GRACE_S, lambda: (is_over.append(True), loop.stop()))
-        while not is_over:
+        deadline = loop.time() + _GRACE_S
+        timer = loop.call_at(deadline, loop.stop)
+        while loop.time() < deadline:
             left = _coros_of(loop)
             new = [co for co in left if co not in told]  # some were made by those that end
             if not left:

@@ -107,12 +107,12 @@ pub(super) fn act<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
 /// `_coro_set_latency_warning(seconds)`: the limit before.
 pub(super) fn set_latency_warning<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("set_latency_warning", 1)?;
-    let limit_s = args.get(0).map_or(Ok(0.0), |limit| limit.extract::<f64>())?;
-    if !(limit_s >= 0.0) {
+    let seconds = args.get(0).map_or(Ok(0.0), |limit| limit.extract::<f64>())?;
+    if seconds.is_nan() || seconds < 0.0 {
         return Err(PyValueError::new_err("a limit is 0 or above"));
     }
     // Saturates: centuries are never.
-    let limit_ns = (limit_s * 1e9).ceil() as u64;
+    let limit_ns = (seconds * 1e9).ceil() as u64;
     let before = with_runtime(|runtime| runtime.options.latency_ns.replace(limit_ns));
     Ok((before as f64 / 1e9).into_pyobject(py)?.into_any())
 }
