@@ -38,6 +38,7 @@ __all__ = [
     "_coro_fail_evacuations",
     "_coro_live",
     "_coro_new",
+    "_coro_note_collection",
     "_coro_set_exception_notifier",
     "_coro_set_hooks",
     "_coro_set_latency_warning",
@@ -820,6 +821,9 @@ class Coro:
 
 def _coro_setup(errors: Any, kind: type[Coro], /) -> str | None:
     """Take the package's exception classes and its Coro; None, or why there are no coros on this interpreter."""
+
+def _coro_note_collection(phase: str, info: dict[str, int], /) -> None:
+    """Note that a garbage collection begins or has ended on this stack: a coro must not leave it meanwhile."""
 
 def _coro_new(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Make a coro of ``function(*args, **kwargs)``, not started; ``name``, ``context`` and ``stack`` are its own."""

@@ -15,6 +15,8 @@ mod arch;
 mod stack;
 
 #[cfg(feature = "python")]
+mod collector;
+#[cfg(feature = "python")]
 mod coroutine;
 #[cfg(feature = "python")]
 mod ending;

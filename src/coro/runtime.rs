@@ -37,6 +37,8 @@ pub(super) struct Runtime {
     pub(super) is_ending: Cell<bool>,
     /// The coro whose stack runs now, null on the thread's own stack.
     pub(super) current: Cell<*mut ffi::PyObject>,
+    /// The coro on whose shared stack the garbage collector runs, null if it does not.
+    pub(super) collecting: Cell<*mut ffi::PyObject>,
     /// Where the thread's own stack was left.
     pub(super) main_sp: Cell<usize>,
     shared: RefCell<Vec<Rc<SharedSlot>>>,
@@ -113,6 +115,7 @@ impl Runtime {
             is_watched: Cell::new(false),
             is_ending: Cell::new(false),
             current: Cell::new(ptr::null_mut()),
+            collecting: Cell::new(ptr::null_mut()),
             main_sp: Cell::new(0),
             shared: RefCell::new(Vec::new()),
             next_slot: Cell::new(0),

@@ -162,18 +162,36 @@ pub(super) fn suspend(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
     Ok(coro.wake_value.take(py).unwrap_or_else(|| none(py)))
 }
 
-/// What a running coro must fulfil to be suspended here: it is the current one, and nothing unwinds.
+/// What a running coro must fulfil to be suspended here: it is the current one, nothing unwinds, and the garbage
+/// collector does not run on a stack that moves.
 #[inline]
 pub(super) fn suspendable(py: Python<'_>) -> PyResult<Coro<'_>> {
     match current(py) {
-        Some(coro) if !std::thread::panicking() => Ok(coro),
-        Some(_) => Err(PyRuntimeError::new_err("a coro cannot yield while it panics")),
-        None => Err(coro_errors::new(
+        Some(coro) if !std::thread::panicking() && !is_collecting(coro) => Ok(coro),
+        other => Err(not_suspendable(py, other.is_some())),
+    }
+}
+
+/// Whether the garbage collector runs on this coro's stack, which it must not leave then.
+#[inline]
+fn is_collecting(coro: Coro<'_>) -> bool {
+    with_runtime(|runtime| runtime.collecting.get() == coro.as_ptr())
+}
+
+#[cold]
+fn not_suspendable(py: Python<'_>, is_coro: bool) -> PyErr {
+    if !is_coro {
+        return coro_errors::new(
             py,
             Kind::YieldFromMain,
             "only a coro can wait: this runs on the thread's own stack",
-        )),
+        );
     }
+    PyRuntimeError::new_err(if std::thread::panicking() {
+        "a coro cannot yield while it panics"
+    } else {
+        "a coro cannot wait in what the garbage collector calls, unless it has a stack of its own"
+    })
 }
 
 /// Puts the coro into its loop's ready queue.

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
+import gc
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
 import warnings
+import weakref
 from pathlib import Path
 
 import pytest
 from support import coro_is_available, gil_is_enabled
+
+import grapeshot
 
 needs_coros = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 if coro_is_available():
@@ -224,3 +229,169 @@ def test_the_recursion_limit_may_change_while_coros_are_suspended():
             coro.spawn(endless).join()
 
     coro.run(main)
+
+
+# ---------------------------------------------------------------------------------------------- the garbage collector
+
+
+class Cycle:
+    """Garbage for the collector only; its finalizer tries to wait."""
+
+    def __init__(self, log):
+        self.myself = self
+        self.log = log
+
+    def __del__(self):
+        try_to_wait(self.log)
+
+
+def try_to_wait(log):
+    try:
+        coro.yield_slice()
+    except coro.YieldFromMain:
+        log.append("main")
+    except RuntimeError as exc:
+        log.append(str(exc))
+    else:
+        log.append("waited")
+
+
+def leave_cycle(log):
+    Cycle(log)
+
+
+def leave_generator(log):
+    def wait_at_the_end():
+        try:
+            yield
+        finally:
+            try_to_wait(log)
+
+    generator = wait_at_the_end()
+    next(generator)
+    cycle = [generator]
+    cycle.append(cycle)
+
+
+def leave_weak_reference(log):
+    cycle = [set()]
+    cycle.append(cycle)
+    # The reference is not part of the garbage, so that its callback is called.
+    return weakref.ref(cycle[0], lambda _: try_to_wait(log))
+
+
+def allocate():
+    """Give what was moved away something to be overwritten with."""
+    for _ in range(20):
+        coro.yield_slice()
+        assert len([[number] for number in range(200)]) == 200
+
+
+REFUSED = "a coro cannot wait in what the garbage collector calls, unless it has a stack of its own"
+
+
+@needs_coros
+@pytest.mark.parametrize("leave", [leave_cycle, leave_generator, leave_weak_reference])
+@pytest.mark.parametrize(("stack", "outcome"), [("shared", REFUSED), ("own", "waited")])
+def test_what_the_collector_calls_cannot_leave_a_stack_that_moves(leave, stack, outcome):
+    log = []
+
+    def work():
+        for _ in range(3):
+            kept = leave(log)
+            gc.collect()
+            coro.yield_slice()
+            del kept
+
+    def main():
+        threads = [coro.spawn(work, stack=stack), coro.spawn(allocate)]
+        for thread in threads:
+            thread.join()
+
+    coro.run(main)
+    assert log == [outcome] * 3
+
+
+@needs_coros
+def test_a_collection_that_begins_by_itself():
+    log = []
+
+    def work():
+        kept = []
+        while len(log) < 3:
+            leave_cycle(log)
+            kept.append([])
+        coro.yield_slice()
+
+    def main():
+        threads = [coro.spawn(work), coro.spawn(allocate)]
+        for thread in threads:
+            thread.join()
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(50, 2, 2)
+    try:
+        coro.run(main)
+    finally:
+        gc.set_threshold(*thresholds)
+    assert set(log) <= {REFUSED, "main"}
+    assert REFUSED in log
+
+
+@needs_coros
+def test_a_collection_on_the_threads_own_stack():
+    log = []
+
+    async def main():
+        threads = [coro.spawn(allocate) for _ in range(3)]
+        for _ in range(5):
+            leave_cycle(log)
+            gc.collect()
+            await asyncio.sleep(0)
+        for thread in threads:
+            await thread
+
+    grapeshot.run(main())
+    assert log == ["main"] * 5
+
+
+@needs_coros
+def test_a_finalizer_that_reference_counting_calls_may_wait():
+    log = []
+
+    class Last:
+        def __del__(self):
+            try_to_wait(log)
+
+    def work():
+        for _ in range(3):
+            Last()
+
+    def main():
+        threads = [coro.spawn(work), coro.spawn(work), coro.spawn(allocate)]
+        for thread in threads:
+            thread.join()
+
+    coro.run(main)
+    assert log == ["waited"] * 6
+
+
+@needs_coros
+def test_the_users_callbacks_of_the_collector():
+    """They run on the collector's stack too; one that tries to wait at the start is refused like a finalizer."""
+    log = []
+
+    def callback(phase, _info):
+        if phase == "start":
+            try_to_wait(log)
+
+    def work():
+        gc.collect()
+
+    gc.callbacks.append(callback)
+    try:
+        coro.run(work)
+    finally:
+        gc.callbacks.remove(callback)
+    assert REFUSED in log
+    assert "waited" not in log

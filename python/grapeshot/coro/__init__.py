@@ -14,6 +14,7 @@ importing the module then raises ImportError with the reason, and the rest of th
 
 from __future__ import annotations
 
+import gc
 import time
 
 from grapeshot import _core
@@ -62,6 +63,8 @@ _reason = _core._coro_setup(_errors, Coro)
 if _reason is not None:
     raise ImportError(_reason)
 _core._coro_set_hooks(pending_loop, _ending.watch_thread)
+# In front of all others: what they call may try to wait.
+gc.callbacks.insert(0, _core._coro_note_collection)
 Loop._before_close = staticmethod(_ending.unwind)
 
 new = _core._coro_new

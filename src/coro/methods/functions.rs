@@ -8,7 +8,7 @@ use super::{Object, making};
 use crate::coro::coroutine::Status;
 use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::runtime::{current as running, with_runtime};
-use crate::coro::{arch, ending, hooks, notifier, pystate, scheduler, tasks};
+use crate::coro::{arch, collector, ending, hooks, notifier, pystate, scheduler, tasks};
 use crate::event_loop::native_type::{Args, This, none};
 
 pub(super) fn current<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
@@ -165,6 +165,15 @@ pub(super) fn fail_evacuations<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Obj
     args.exactly("_fail_evacuations", 1)?;
     let count: u32 = args.get(0).map_or(Ok(0), |count| count.extract())?;
     with_runtime(|runtime| runtime.options.failing_evacuations.set(count));
+    Ok(none(py))
+}
+
+/// `_coro_note_collection(phase, info)`: for `gc.callbacks`.
+pub(super) fn note_collection<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_coro_note_collection", 2)?;
+    if let Some(phase) = args.get(0) {
+        collector::note(py, &phase)?;
+    }
     Ok(none(py))
 }
 

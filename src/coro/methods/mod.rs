@@ -153,6 +153,11 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             c"Let evacuations fail, for tests."
         ),
         function!(
+            c"_coro_note_collection",
+            functions::note_collection,
+            c"Note that a garbage collection begins or has ended here."
+        ),
+        function!(
             c"_coro_setup",
             functions::set_up,
             c"Take the package's classes; why there are no coros, or None."
