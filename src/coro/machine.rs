@@ -2,12 +2,22 @@
 //!
 //! Belongs to the coro's thread. It must not know the scheduler.
 
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::io;
+use std::ptr;
 use std::rc::Rc;
 
+use pyo3::ffi;
+
+use super::coroutine::CoroObject;
 use super::pystate::{Base, PyState, Relinked};
 use super::stack::{Saved, Slot};
+use crate::sys::faults::{Line, Watch};
 
 pub(super) struct Machine {
+    /// Whose it is.
+    pub(super) coro: *mut ffi::PyObject,
     pub(super) slot: Rc<SharedSlot>,
     /// The stack pointer while it is suspended.
     pub(super) sp: usize,
@@ -25,7 +35,65 @@ pub(super) struct Machine {
 pub(super) struct SharedSlot {
     pub(super) slot: Slot,
     /// The machine whose stack is in place, null if none.
-    pub(super) occupant: std::cell::Cell<*mut Machine>,
+    pub(super) occupant: Cell<*mut Machine>,
+    /// Has the guard below it watched.
+    watch: Watch,
+}
+
+impl SharedSlot {
+    /// A new mapping for stacks of `len_bytes`.
+    pub(super) fn new(len_bytes: usize) -> io::Result<Rc<Self>> {
+        let slot = Slot::new(len_bytes)?;
+        let watch = Watch::new(slot.guard(), describe_overflow);
+        let shared = Rc::new(Self {
+            slot,
+            occupant: Cell::new(ptr::null_mut()),
+            watch,
+        });
+        shared.watch.set_owner(Rc::as_ptr(&shared).cast());
+        Ok(shared)
+    }
+}
+
+/// Says whose stack is used up. Runs in a signal handler on the thread that has the fault: the coro in the slot is the
+/// one that runs, and nothing is called that does more than read memory.
+unsafe fn describe_overflow(owner: *const c_void, line: &mut Line) {
+    // SAFETY: the owner is a slot that lives as long as it is watched; its occupant is the machine of a live coro.
+    unsafe {
+        let shared = &*owner.cast::<SharedSlot>();
+        line.push_str("grapeshot: ");
+        if let Some(machine) = shared.occupant.get().as_ref() {
+            let coro = &*machine.coro.cast::<CoroObject>();
+            line.push_str("coro ");
+            line.push_number(coro.id.get());
+            let name = coro.name.as_ptr();
+            if !name.is_null() {
+                line.push_str(" (");
+                push_name(name, line);
+                line.push_str(")");
+            }
+        } else {
+            line.push_str("a coro");
+        }
+        line.push_str(" has used up its stack of ");
+        line.push_number((shared.slot.len_bytes() / (1024 * 1024)) as u64);
+        line.push_str(" MiB");
+    }
+}
+
+/// A string as it lies in memory.
+unsafe fn push_name(name: *mut ffi::PyObject, line: &mut Line) {
+    // SAFETY: a coro's name is a str, whose data has the length and the width that it says.
+    unsafe {
+        let (data, kind) = (ffi::PyUnicode_DATA(name), ffi::PyUnicode_KIND(name));
+        for index in 0..ffi::PyUnicode_GET_LENGTH(name) as usize {
+            line.push_code_point(match kind {
+                ffi::PyUnicode_1BYTE_KIND => u32::from(*data.cast::<u8>().add(index)),
+                ffi::PyUnicode_2BYTE_KIND => u32::from(*data.cast::<u16>().add(index)),
+                _ => *data.cast::<u32>().add(index),
+            });
+        }
+    }
 }
 
 impl Machine {

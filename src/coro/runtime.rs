@@ -17,11 +17,12 @@ use super::latency::DEFAULT_LIMIT_NS;
 use super::machine::{Machine, SharedSlot};
 use super::pystate::{Base, Chunks, PyState, Relinked};
 use super::scheduler::run_on_stack;
-use super::stack::{Pool, Slot};
+use super::stack::Pool;
 use super::tasks;
 use crate::event_loop::errors;
 use crate::event_loop::native_type::This;
 use crate::event_loop::reactor::current_thread;
+use crate::sys::faults::AlternateStack;
 
 /// I/O that may be ready at once in a row, in a new thread.
 const DEFAULT_MAX_ACTS: u16 = 4;
@@ -42,6 +43,8 @@ pub(super) struct Runtime {
     /// Where the thread's own stack was left.
     pub(super) main_sp: Cell<usize>,
     shared: RefCell<Vec<Rc<SharedSlot>>>,
+    /// For the handler of faults, unless the thread has one of somebody else's.
+    alternate: RefCell<Option<AlternateStack>>,
     /// Which of them the next coro gets.
     next_slot: Cell<usize>,
     pool: RefCell<Pool>,
@@ -118,6 +121,7 @@ impl Runtime {
             collecting: Cell::new(ptr::null_mut()),
             main_sp: Cell::new(0),
             shared: RefCell::new(Vec::new()),
+            alternate: RefCell::new(None),
             next_slot: Cell::new(0),
             pool: RefCell::new(Pool::new()),
             chunks: RefCell::new(Chunks::new()),
@@ -202,23 +206,25 @@ impl Runtime {
 
     /// A stack for a new coro: one of its own, or one of the shared ones in turn.
     fn assign_slot(&self, has_own_stack: bool) -> std::io::Result<Rc<SharedSlot>> {
-        let make = || -> std::io::Result<Rc<SharedSlot>> {
-            Ok(Rc::new(SharedSlot {
-                slot: Slot::new(STACK_LEN)?,
-                occupant: Cell::new(ptr::null_mut()),
-            }))
-        };
         if has_own_stack {
-            return make();
+            return self.make_slot();
         }
         let mut shared = self.shared.borrow_mut();
         let count = self.options.slots.get().max(1);
         let index = self.next_slot.get() % count;
         self.next_slot.set(index + 1);
         while shared.len() <= index {
-            shared.push(make()?);
+            shared.push(self.make_slot()?);
         }
         Ok(Rc::clone(&shared[index]))
+    }
+
+    #[cold]
+    fn make_slot(&self) -> std::io::Result<Rc<SharedSlot>> {
+        if self.alternate.borrow().is_none() {
+            *self.alternate.borrow_mut() = AlternateStack::install()?;
+        }
+        SharedSlot::new(STACK_LEN)
     }
 
     /// Moves the suspended stack that lies in `shared` out of it. None if there is no memory for it; then nothing
@@ -299,6 +305,7 @@ impl Runtime {
         self.evacuate(&shared).ok_or_else(no_memory)?;
         let chunk = self.chunks.borrow_mut().take().ok_or_else(no_memory)?;
         let mut machine = Box::new(Machine {
+            coro: coro.as_ptr(),
             slot: Rc::clone(&shared),
             sp: 0,
             saved: None,

@@ -8,7 +8,7 @@
 //!   |            |     below it nothing is kept                       +--> |  sp .. top |  as long as the
 //!   |            |                                                         +------------+  used part
 //!   +------------+ base
-//!   |   guard    |  one page without access
+//!   |   guard    |  1 MiB without access, as below the stack of a process: a large frame does not step over it
 //!   +------------+
 //! ```
 //!
@@ -19,6 +19,7 @@
 
 use std::cell::Cell;
 use std::io;
+use std::ops::Range;
 use std::ptr;
 
 use crate::sys::pages;
@@ -36,7 +37,10 @@ const EVACUATIONS_PER_TRIM: u32 = 1024;
 /// What evicted stacks are overwritten with in the debug mode that evicts always.
 const POISON: u8 = 0xDD;
 
-/// One mapping with a guard page below.
+/// No access below a stack.
+const GUARD_LEN: usize = 1024 * 1024;
+
+/// One mapping with a guard below.
 pub(super) struct Slot {
     mapping: *mut libc::c_void,
     mapping_len: usize,
@@ -56,14 +60,14 @@ impl Slot {
     pub(super) fn new(len_bytes: usize) -> io::Result<Self> {
         let page = page_len();
         let usable = len_bytes.next_multiple_of(page);
-        let mapping_len = usable + page;
+        let mapping_len = usable + GUARD_LEN;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let mapping = unsafe { libc::mmap(ptr::null_mut(), mapping_len, libc::PROT_NONE, flags, -1, 0) };
         if mapping == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let base = mapping as usize + page;
+        let base = mapping as usize + GUARD_LEN;
         let slot = Self {
             mapping,
             mapping_len,
@@ -102,6 +106,11 @@ impl Slot {
     #[inline]
     pub(super) fn len_bytes(&self) -> usize {
         self.top - self.base
+    }
+
+    /// The addresses that nobody may touch, below the stack.
+    pub(super) fn guard(&self) -> Range<usize> {
+        self.mapping as usize..self.base
     }
 
     #[inline]

@@ -1,0 +1,408 @@
+//! A fault in the guard below a stack says whose stack it was, before the process dies of it.
+//!
+//! ```text
+//!   SIGSEGV, SIGBUS --> on_fault, on the thread's alternate stack
+//!                         address in a watched range?  -- yes -->  one line to stderr, made by the range's owner
+//!                         then the handler that was there before (faulthandler's), or the default action
+//! ```
+//!
+//! Handlers are installed once per process, with the first watched range. A thread that runs on watched stacks needs an
+//! [`AlternateStack`]: its own is used up when the handler runs.
+//!
+//! Owner: any thread. The handler takes no lock and allocates nothing. It must not know what the stacks are for.
+//!
+//! Source: `sigaction(2)`, `sigaltstack(2)`, `signal-safety(7)`; CPython's `Modules/faulthandler.c`, which restores the
+//! handler before its own and raises the signal again.
+
+use std::ffi::{c_int, c_void};
+use std::io;
+use std::mem::{self, MaybeUninit};
+use std::ops::Range;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Mutex, Once, PoisonError};
+
+/// Writes who uses the watched stack. Called in a signal handler: it may only read memory.
+pub type Describe = unsafe fn(owner: *const c_void, line: &mut Line);
+
+/// Enough for faulthandler's report, which comes on the same stack.
+const ALTERNATE_LEN: usize = 64 * 1024;
+
+/// How far above a used-up stack's end its pointer may be when the next access is below it.
+const RED_ZONE_LEN: usize = 128;
+
+const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
+
+/// One watched range. Entries are never freed, since a handler may look at them at any time, but used again.
+struct Entry {
+    next: *const Entry,
+    start: AtomicUsize,
+    end: AtomicUsize,
+    owner: AtomicPtr<c_void>,
+    describe: AtomicPtr<c_void>,
+}
+
+/// All entries that were ever made.
+static ENTRIES: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
+/// Those that watch nothing, as addresses. The handler does not look here.
+static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+
+/// A range of addresses that nobody may touch, for as long as this lives.
+pub struct Watch {
+    entry: *const Entry,
+}
+
+impl Watch {
+    /// Watches `range`; a fault in it is described by `describe(owner, ...)`, as soon as there is an owner.
+    pub fn new(range: Range<usize>, describe: Describe) -> Self {
+        install();
+        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry: *const Entry = if let Some(address) = free.pop() {
+            ptr::with_exposed_provenance(address)
+        } else {
+            let entry = Box::into_raw(Box::new(Entry {
+                next: ENTRIES.load(Ordering::Acquire),
+                start: AtomicUsize::new(0),
+                end: AtomicUsize::new(0),
+                owner: AtomicPtr::new(ptr::null_mut()),
+                describe: AtomicPtr::new(ptr::null_mut()),
+            }));
+            // The lock is held, so nobody else changes the head.
+            ENTRIES.store(entry, Ordering::Release);
+            entry
+        };
+        drop(free);
+        // SAFETY: entries live for good.
+        let fields = unsafe { &*entry };
+        fields.describe.store(describe as *mut c_void, Ordering::Release);
+        fields.start.store(range.start, Ordering::Release);
+        fields.end.store(range.end, Ordering::Release);
+        Self { entry }
+    }
+
+    /// Whose stack it is. The owner must stay where it is for as long as this lives.
+    pub fn set_owner(&self, owner: *const c_void) {
+        // SAFETY: entries live for good.
+        unsafe { (*self.entry).owner.store(owner.cast_mut(), Ordering::Release) };
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // SAFETY: entries live for good.
+        let fields = unsafe { &*self.entry };
+        fields.end.store(0, Ordering::Release);
+        fields.owner.store(ptr::null_mut(), Ordering::Release);
+        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+        free.push(self.entry.expose_provenance());
+    }
+}
+
+/// A line of text made without allocating; what does not fit is left out.
+pub struct Line {
+    bytes: [u8; 512],
+    len: usize,
+}
+
+impl Line {
+    const fn new() -> Self {
+        Self {
+            bytes: [0; 512],
+            len: 0,
+        }
+    }
+
+    pub fn push_str(&mut self, text: &str) {
+        for byte in text.bytes() {
+            // One byte is kept for the end of the line.
+            if self.len + 1 < self.bytes.len() {
+                self.bytes[self.len] = byte;
+                self.len += 1;
+            }
+        }
+    }
+
+    /// One character; a code point that is none (half of a surrogate pair) becomes a question mark.
+    pub fn push_code_point(&mut self, code_point: u32) {
+        let mut bytes = [0; 4];
+        let character = char::from_u32(code_point).filter(|character| !character.is_control());
+        let text = character.unwrap_or('?').encode_utf8(&mut bytes);
+        if self.len + text.len() < self.bytes.len() {
+            self.push_str(text);
+        }
+    }
+
+    pub fn push_number(&mut self, mut number: u64) {
+        let mut digits = [0; 20];
+        let mut start = digits.len();
+        loop {
+            start -= 1;
+            digits[start] = b'0' + (number % 10) as u8;
+            number /= 10;
+            if number == 0 {
+                break;
+            }
+        }
+        for digit in &digits[start..] {
+            self.push_code_point(u32::from(*digit));
+        }
+    }
+
+    fn write(&mut self) {
+        self.bytes[self.len] = b'\n';
+        // SAFETY: the bytes are ours; if stderr does not take them there is nobody to tell.
+        unsafe { libc::write(libc::STDERR_FILENO, self.bytes.as_ptr().cast(), self.len + 1) };
+    }
+}
+
+// ---- the handlers ----------------------------------------------------------------------------------------------
+
+/// The actions that were there before, in the order of `SIGNALS`.
+struct Previous([MaybeUninit<libc::sigaction>; SIGNALS.len()]);
+
+static PREVIOUS: AtomicPtr<Previous> = AtomicPtr::new(ptr::null_mut());
+
+fn install() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let mut previous = Box::new(Previous([const { MaybeUninit::uninit() }; SIGNALS.len()]));
+        // SAFETY: plain system calls on structures of ours; the handler is installed only where the old action is known.
+        unsafe {
+            let mut is_known = true;
+            for (signal, place) in SIGNALS.into_iter().zip(&mut previous.0) {
+                is_known &= libc::sigaction(signal, ptr::null(), place.as_mut_ptr()) == 0;
+            }
+            if !is_known {
+                return;
+            }
+            PREVIOUS.store(Box::into_raw(previous), Ordering::Release);
+            let mut action: libc::sigaction = mem::zeroed();
+            action.sa_sigaction = on_fault as *const () as usize;
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+            libc::sigemptyset(&raw mut action.sa_mask);
+            for signal in SIGNALS {
+                // Where it is refused, the process dies without the line.
+                libc::sigaction(signal, &raw const action, ptr::null_mut());
+            }
+        }
+    });
+}
+
+unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel gives both; entries live for good.
+    unsafe {
+        // A fault has a positive code; what a process sends (kill, raise) has not.
+        let is_sent = (*info).si_code <= 0;
+        let context_of = &mut *context.cast::<libc::ucontext_t>();
+        if is_sent && interrupts_handler(context_of) {
+            // faulthandler was enabled after us, has written its report and raises the signal for us, without the
+            // address. The signal comes once more when that handler has returned.
+            libc::sigaddset(&raw mut context_of.uc_sigmask, signal);
+            libc::raise(signal);
+            return;
+        }
+        if !is_sent {
+            describe((*info).si_addr() as usize);
+        } else if let Some(sp) = interrupted_sp(context_of) {
+            describe(sp);
+        }
+        pass_on(signal, info, context, is_sent);
+    }
+}
+
+/// Whether the signal came while another handler ran on the alternate stack.
+fn interrupts_handler(context: &libc::ucontext_t) -> bool {
+    let stack = &context.uc_stack;
+    let start = stack.ss_sp as usize;
+    stack.ss_flags & libc::SS_DISABLE == 0
+        && interrupted_sp(context).is_some_and(|sp| (start..start + stack.ss_size).contains(&sp))
+}
+
+/// The stack pointer of what was interrupted, None where it is not known how to find it.
+fn interrupted_sp(context: &libc::ucontext_t) -> Option<usize> {
+    #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+    return Some(context.uc_mcontext.gregs[libc::REG_RSP as usize] as usize);
+    #[cfg(all(target_os = "linux", target_arch = "aarch64"))]
+    return Some(context.uc_mcontext.sp as usize);
+    #[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
+    {
+        let _ = context;
+        None
+    }
+}
+
+/// The line about the watched range that `address` lies in, if it lies in one.
+unsafe fn describe(address: usize) {
+    let mut entry: *const Entry = ENTRIES.load(Ordering::Acquire);
+    // SAFETY: entries live for good, and their list only grows.
+    while let Some(fields) = unsafe { entry.as_ref() } {
+        let range = fields.start.load(Ordering::Acquire)..fields.end.load(Ordering::Acquire);
+        let owner = fields.owner.load(Ordering::Acquire);
+        // The stack pointer may still be where the last push would have gone.
+        let range = range.start..range.end + RED_ZONE_LEN.min(range.end);
+        if range.contains(&address) && !owner.is_null() {
+            let mut line = Line::new();
+            // SAFETY: stored by `new` from a function of this type; the owner lives as long as its watch.
+            unsafe {
+                let describe =
+                    mem::transmute::<*mut c_void, Describe>(fields.describe.load(Ordering::Acquire));
+                describe(owner, &mut line);
+            }
+            line.write();
+            return;
+        }
+        entry = fields.next;
+    }
+}
+
+/// The handler that was there before, or the default action, which ends the process.
+unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, is_sent: bool) {
+    // SAFETY: stored before the handler was installed, never freed.
+    let previous = unsafe { PREVIOUS.load(Ordering::Acquire).as_ref() };
+    let index = SIGNALS.iter().position(|known| *known == signal);
+    if let (Some(previous), Some(index)) = (previous, index) {
+        // SAFETY: filled in before it was stored; a handler that is there was installed for this signal, with the type
+        // that its flags tell.
+        unsafe {
+            let action = previous.0[index].assume_init_ref();
+            let handler = action.sa_sigaction;
+            if handler != libc::SIG_DFL && handler != libc::SIG_IGN {
+                if action.sa_flags & libc::SA_SIGINFO != 0 {
+                    mem::transmute::<usize, unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void)>(
+                        handler,
+                    )(signal, info, context);
+                } else {
+                    mem::transmute::<usize, unsafe extern "C" fn(c_int)>(handler)(signal);
+                }
+                return;
+            }
+        }
+    }
+    // SAFETY: plain system calls. A fault comes again when this returns, a signal that was sent is sent again.
+    unsafe {
+        let mut action: libc::sigaction = mem::zeroed();
+        action.sa_sigaction = libc::SIG_DFL;
+        libc::sigaction(signal, &raw const action, ptr::null_mut());
+        if is_sent {
+            libc::raise(signal);
+        }
+    }
+}
+
+// ---- the stack that handlers run on ----------------------------------------------------------------------------
+
+/// A stack for signal handlers of one thread, used while this lives. Must be dropped on the same thread.
+pub struct AlternateStack {
+    mapping: *mut c_void,
+}
+
+impl AlternateStack {
+    /// Gives the calling thread such a stack; None if it has one already.
+    ///
+    /// # Errors
+    /// `ENOMEM`: no memory.
+    pub fn install() -> io::Result<Option<Self>> {
+        // SAFETY: plain system calls; the mapping is ours.
+        unsafe {
+            let mut present: libc::stack_t = mem::zeroed();
+            if libc::sigaltstack(ptr::null(), &raw mut present) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            if present.ss_flags & libc::SS_DISABLE == 0 {
+                return Ok(None);
+            }
+            let mapping = libc::mmap(
+                ptr::null_mut(),
+                ALTERNATE_LEN,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            );
+            if mapping == libc::MAP_FAILED {
+                return Err(io::Error::last_os_error());
+            }
+            let made = Self { mapping };
+            let wanted = stack(mapping, 0);
+            if libc::sigaltstack(&raw const wanted, ptr::null_mut()) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            Ok(Some(made))
+        }
+    }
+}
+
+fn stack(mapping: *mut c_void, flags: c_int) -> libc::stack_t {
+    // SAFETY: plain data, for which zero is a value.
+    let mut stack: libc::stack_t = unsafe { mem::zeroed() };
+    stack.ss_sp = mapping.cast();
+    stack.ss_size = ALTERNATE_LEN;
+    stack.ss_flags = flags;
+    stack
+}
+
+impl Drop for AlternateStack {
+    fn drop(&mut self) {
+        // SAFETY: plain system calls. Somebody else may have put another stack in its place, which stays.
+        unsafe {
+            let mut present: libc::stack_t = mem::zeroed();
+            let is_known = libc::sigaltstack(ptr::null(), &raw mut present) == 0;
+            if is_known && present.ss_sp.cast::<c_void>() == self.mapping {
+                let none = stack(self.mapping, libc::SS_DISABLE);
+                if libc::sigaltstack(&raw const none, ptr::null_mut()) != 0 {
+                    return; // in use: a handler runs on it, or there is no way to take it back
+                }
+            }
+            libc::munmap(self.mapping, ALTERNATE_LEN);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    unsafe fn say_seven(_: *const c_void, line: &mut Line) {
+        line.push_str("seven");
+    }
+
+    #[test]
+    fn a_line_holds_what_fits() {
+        let mut line = Line::new();
+        line.push_str("n ");
+        line.push_number(0);
+        line.push_number(u64::MAX);
+        for code_point in [0xe9, 0xd800, 0x1f347, 7] {
+            line.push_code_point(code_point);
+        }
+        assert_eq!(
+            &line.bytes[..line.len],
+            "n 018446744073709551615\u{e9}?\u{1f347}?".as_bytes()
+        );
+        for _ in 0..1000 {
+            line.push_code_point(0x1f347);
+        }
+        assert!(line.len < line.bytes.len() && line.len > line.bytes.len() - 5);
+        assert!(std::str::from_utf8(&line.bytes[..line.len]).is_ok());
+    }
+
+    #[test]
+    fn entries_are_used_again() {
+        let first = Watch::new(16..32, say_seven);
+        let entry = first.entry;
+        drop(first);
+        let others: Vec<Watch> = (0..3).map(|_| Watch::new(16..32, say_seven)).collect();
+        assert!(others.iter().any(|other| other.entry == entry));
+    }
+
+    #[test]
+    fn a_thread_gets_one_alternate_stack() {
+        std::thread::spawn(|| {
+            let other = AlternateStack::install().unwrap();
+            // Rust gives its threads one already, where it reports overflows itself.
+            assert!(other.is_none() || AlternateStack::install().unwrap().is_none());
+        })
+        .join()
+        .unwrap();
+    }
+}
