@@ -13,7 +13,7 @@ from socket import socket
 from ssl import SSLContext
 from traceback import StackSummary
 from types import FrameType
-from typing import Any, Protocol, TypeVar, TypeVarTuple, final
+from typing import Any, Protocol, Self, TypeVar, TypeVarTuple, final
 
 from _typeshed import FileDescriptorLike, ReadableBuffer, WriteableBuffer
 from typing_extensions import disjoint_base
@@ -53,6 +53,12 @@ __all__ = [
     "_coro_wait",
     "_coro_wait_for_wake",
     "_coro_yield_slice",
+    "channel",
+    "condition_variable",
+    "fifo",
+    "lock",
+    "mutex",
+    "semaphore",
 ]
 
 _T = TypeVar("_T")
@@ -812,12 +818,162 @@ class Coro:
         """Return what the function has raised, or None."""
     def _failure_unseen(self) -> BaseException | None:
         """The same, None too if somebody has looked before."""
-    def _undelivered(self) -> Any:
-        """Take what an interrupted wait would have returned, None if it was not over."""
     def _on_done(self, callback: Callable[[Any], object], context: Context, /) -> None:
         """Call ``callback(self)`` from the loop, in ``context``, once it has ended."""
     def _forget_done(self, callback: Callable[[Any], object], /) -> int:
         """Take such callbacks back; return their number."""
+
+@disjoint_base
+class semaphore:  # noqa: N801
+    """``value`` permits. Who waits for many is not passed by who wants few and came later."""
+
+    def __init__(self, value: int = 1) -> None: ...
+    @property
+    def avail(self) -> int:
+        """The permits that nobody has."""
+    def __int__(self) -> int: ...
+    def acquire(self, value: int = 1) -> bool:
+        """Wait until so many permits are there, behind those who came before; take them and return True.
+
+        Raises:
+            YieldFromMain: it would have to wait, and this is no coro.
+            ValueError: ``value`` is below 1.
+            ScheduleError: another thread has used it before.
+        """
+    def try_acquire(self, value: int = 1) -> bool:
+        """The same without waiting; return False if it cannot be."""
+    def release(self, value: int = 1) -> None:
+        """Give so many permits to those who wait, or put them back. The loop's callbacks and tasks may as well."""
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *args: object) -> None: ...
+
+@disjoint_base
+class lock:  # noqa: N801
+    """A lock that one coro holds, and releases."""
+
+    def acquire(self) -> bool:
+        """Wait until the lock is free, behind those who came before; hold it and return True.
+
+        Raises:
+            LockError: this coro holds it already, and would wait for itself.
+            YieldFromMain: not in a coro.
+            ScheduleError: another thread has used it before.
+        """
+    def try_acquire(self) -> bool:
+        """The same without waiting; return False if it cannot be."""
+    def release(self) -> None:
+        """Give the lock to the coro that has waited longest. LockError unless this coro holds it."""
+    def locked(self) -> bool:
+        """Whether a coro holds it."""
+    def has_lock(self, coro: Coro | None = None) -> bool:
+        """Whether ``coro`` holds it, by default the one that runs."""
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *args: object) -> None: ...
+
+@disjoint_base
+class mutex:  # noqa: N801
+    """A lock that its holder may take again; it is free after as many releases."""
+
+    def acquire(self) -> bool:
+        """Wait until the lock is free or this coro's own; hold it once more and return True. Raises: as for a lock."""
+    def lock(self) -> bool:
+        """The same; return whether it had to wait."""
+    def try_acquire(self) -> bool:
+        """The same without waiting; return whether the coro holds it now."""
+    def release(self) -> None:
+        """Undo one ``acquire``. LockError unless this coro holds it."""
+    def unlock(self) -> bool:
+        """The same; return whether another coro has got the mutex."""
+    def locked(self) -> bool:
+        """Whether a coro holds it."""
+    def has_lock(self, coro: Coro | None = None) -> bool:
+        """Whether ``coro`` holds it, by default the one that runs."""
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *args: object) -> None: ...
+
+@disjoint_base
+class condition_variable:  # noqa: N801
+    """Coros wait until they are woken; nothing is remembered for those that come later. ``len`` of it wait."""
+
+    def __len__(self) -> int: ...
+    def wait(self) -> Any:
+        """Wait; return what ``wake_one``, ``wake_n`` or ``wake_all`` was given."""
+    def wake_one(self, value: Any = None) -> bool:
+        """Wake the coro that has waited longest; return False if none waits.
+
+        If it is interrupted before it runs, the next one is woken in its place.
+        """
+    def wake_n(self, count: int, value: Any = None) -> int:
+        """Wake up to ``count`` coros, each as ``wake_one``; return how many there were."""
+    def wake_all(self, value: Any = None) -> int:
+        """Wake all that wait now; return how many there were."""
+    def raise_all(self, exc: BaseException | type[BaseException], /) -> int:
+        """Raise ``exc``, or one exception each of the class, in all that wait now; return how many there were."""
+    def _wait_as(self, kind: int, /) -> Any:
+        """Wait as one of that kind."""
+    def _first(self) -> int | None:
+        """Return the kind of the coro that has waited longest."""
+    def _wake_first(self) -> Any:
+        """Wake it and return it, or None. If it is interrupted before it runs, nobody else is woken."""
+
+@disjoint_base
+class fifo:  # noqa: N801
+    """A queue without a limit. ``len`` is the number of items that can be had without waiting."""
+
+    def __len__(self) -> int: ...
+    def push(self, item: Any, /) -> None:
+        """Put ``item`` at the end, for the coro that has waited longest. The loop's callbacks and tasks may as well."""
+    def pop(self) -> Any:
+        """Return the oldest item, waiting for one behind those who came before.
+
+        Raises:
+            YieldFromMain: it would have to wait, and this is no coro.
+            ScheduleError: another thread has used it before.
+        """
+    def pop_all(self) -> list[Any]:
+        """Return all items, waiting for one. Raises: as ``pop``."""
+
+@disjoint_base
+class channel:  # noqa: N801
+    """A rendezvous: ``send`` and ``receive`` wait for each other (Stackless Python's channels).
+
+    Who finds somebody waiting does not wait: it goes on, and the other one is ready, behind all that is. A sender that
+    is interrupted before a receiver has taken its value takes it back. A receiver that is interrupted after a sender
+    has gone on leaves the value to the next receiver. Iteration receives until the channel is closed.
+    """
+
+    @property
+    def balance(self) -> int:
+        """The number of values that can be received without waiting, or minus the receivers that wait."""
+    @property
+    def closing(self) -> bool:
+        """Whether it was closed."""
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed and nothing is left in it."""
+    def send(self, value: Any, /) -> None:
+        """Give ``value`` to a receiver, waiting for one.
+
+        Raises:
+            ClosedError: the channel is closed.
+            YieldFromMain: it would have to wait, and this is no coro.
+            ScheduleError: another thread has used it before.
+        """
+    def send_exception(self, exc: BaseException | type[BaseException], /, *args: Any) -> None:
+        """Raise ``exc``, or ``exc(*args)`` of a class, in a receiver, waiting for one. Raises: as ``send``."""
+    def send_sequence(self, values: Iterable[Any], /) -> int:
+        """Send each of the values; return how many there were. Raises: as ``send``."""
+    def receive(self) -> Any:
+        """Return the value of a sender, waiting for one, or raise its exception.
+
+        Raises:
+            ClosedError: the channel is closed and nobody sends.
+            YieldFromMain, ScheduleError: as ``send``.
+        """
+    def close(self) -> None:
+        """Take no more values. Receivers get those that are waiting, then ClosedError."""
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> Any: ...
 
 def _coro_setup(errors: Any, kind: type[Coro], /) -> str | None:
     """Take the package's exception classes and its Coro; None, or why there are no coros on this interpreter."""

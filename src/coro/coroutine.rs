@@ -17,6 +17,7 @@ use std::ptr;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use super::line::Place;
 use super::machine::Machine;
 use crate::event_loop::native_type::{NativeType, This, one_at_a_time};
 use crate::event_loop::object_cell::ObjectCell;
@@ -70,6 +71,8 @@ pub(super) struct CoroObject {
     /// the thread's other coros, else one more than that.
     pub(super) acts: Cell<u16>,
     pub(super) max_acts: Cell<u16>,
+    /// Where it waits, if in a line.
+    pub(super) place_in_line: Place,
     /// The part that is there from the first run to the end.
     pub(super) machine: UnsafeCell<Option<Box<Machine>>>,
 }

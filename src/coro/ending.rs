@@ -57,6 +57,7 @@ fn end(coro: Coro<'_>) -> PyResult<()> {
         .into_value(py)
         .into_bound(py);
     interruption::push(coro, shutdown.into_any())?;
+    coro.place_in_line.leave();
     coro.status.set(Status::Ready);
     scheduler::resume(coro)
 }

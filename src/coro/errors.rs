@@ -16,9 +16,11 @@ pub(super) enum Kind {
     NotStarted,
     Cancelled,
     Shutdown,
+    LockError,
+    Closed,
 }
 
-const COUNT: usize = 6;
+const COUNT: usize = 8;
 static CLASSES: [AtomicPtr<ffi::PyObject>; COUNT] = [const { AtomicPtr::new(ptr::null_mut()) }; COUNT];
 /// In the order of `Kind`.
 const NAMES: [&str; COUNT] = [
@@ -28,6 +30,8 @@ const NAMES: [&str; COUNT] = [
     "NotStartedError",
     "CancelledError",
     "Shutdown",
+    "LockError",
+    "ClosedError",
 ];
 
 /// Takes the classes from the Python module; they stay for good.

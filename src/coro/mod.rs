@@ -4,9 +4,10 @@
 //! - `pystate`: what of the interpreter's thread state belongs to a coro, per minor version
 //! - `coroutine`: the `Coro` object; `runtime`: what a thread has for its coros; `scheduler`: who runs, who waits, and who
 //!   is woken; `interruption`: exceptions on their way into a coro; `ending`: what is left when a loop or thread ends
+//! - `line`: coros in line for the same thing; `waiting`: the things, from `semaphore` to `channel`
 //!
 //! Everything belongs to the thread that runs the loop. The scheduler runs on the thread's own stack and never on a
-//! coro's; it must not know what coros wait for.
+//! coro's; it must not know what coros wait for, but takes a coro that it makes ready out of its line.
 
 // Without Python only the tests use the stacks.
 #![cfg_attr(not(feature = "python"), allow(dead_code))]
@@ -29,6 +30,8 @@ mod interruption;
 #[cfg(feature = "python")]
 mod latency;
 #[cfg(feature = "python")]
+mod line;
+#[cfg(feature = "python")]
 mod machine;
 #[cfg(feature = "python")]
 mod methods;
@@ -42,6 +45,12 @@ mod runtime;
 mod scheduler;
 #[cfg(feature = "python")]
 mod tasks;
-
 #[cfg(feature = "python")]
-pub(crate) use methods::register;
+mod waiting;
+
+/// Makes the types and functions of the coro mode.
+#[cfg(feature = "python")]
+pub(crate) fn register(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+    methods::register(module)?;
+    waiting::register(module)
+}

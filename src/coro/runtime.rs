@@ -111,6 +111,12 @@ pub(super) fn current(py: Python<'_>) -> Option<Coro<'_>> {
     }
 }
 
+/// The same as a borrowed pointer, null on the thread's own stack.
+#[inline]
+pub(super) fn current_ptr() -> *mut ffi::PyObject {
+    with_runtime(|runtime| runtime.current.get())
+}
+
 impl Runtime {
     fn new() -> Self {
         Self {

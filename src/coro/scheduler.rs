@@ -138,13 +138,10 @@ fn run(runtime: &Runtime, coro: Coro<'_>, machine: *mut Machine) {
 }
 
 /// Gives the thread back to the scheduler until the coro is woken; returns or raises what it is woken with. The caller
-/// has set the status (Ready and queued, or Waiting).
+/// has set the status (Ready and queued, or Waiting), and no stale `wake_value` is left.
 #[inline]
 pub(super) fn suspend(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
     let py = coro.py();
-    if coro.wake_value.is_set() {
-        drop(coro.wake_value.take(py));
-    }
     coro.acts.set(0);
     let (main_sp, sp_place) = with_runtime(|runtime| {
         // SAFETY: the running coro has a machine; only its address is taken.
@@ -157,7 +154,6 @@ pub(super) fn suspend(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
     });
     // SAFETY: this is the coro's stack, and the thread's own was left at `main_sp` by `run`. Nothing is borrowed.
     unsafe { arch::switch(sp_place, main_sp) };
-    // What it was woken with before an interruption stays for `_undelivered`.
     raise_pending(coro)?;
     Ok(coro.wake_value.take(py).unwrap_or_else(|| none(py)))
 }
@@ -204,9 +200,10 @@ fn queue(coro: Coro<'_>) {
     }
 }
 
-/// New or waiting becomes ready.
+/// New or waiting becomes ready; one that stood in line does not any more.
 #[inline]
 pub(super) fn make_ready(coro: Coro<'_>) {
+    coro.place_in_line.leave();
     coro.status.set(Status::Ready);
     queue(coro);
 }
@@ -222,10 +219,19 @@ fn raise_pending(coro: Coro<'_>) -> PyResult<()> {
     Ok(())
 }
 
+/// Drops what is left of an earlier wait that was interrupted after it had been woken.
+#[inline]
+pub(super) fn forget_wake_value(coro: Coro<'_>) {
+    if coro.wake_value.is_set() {
+        drop(coro.wake_value.take(coro.py()));
+    }
+}
+
 /// `yield_slice()`: behind everything that is ready now.
 #[inline]
 pub(super) fn yield_slice(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
     raise_pending(coro)?;
+    forget_wake_value(coro);
     make_ready(coro);
     suspend(coro)
 }
@@ -234,6 +240,16 @@ pub(super) fn yield_slice(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
 #[inline]
 pub(super) fn wait(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
     raise_pending(coro)?;
+    forget_wake_value(coro);
+    coro.status.set(Status::Waiting);
+    suspend(coro)
+}
+
+/// The same for a coro that has something to give away: who takes it takes it out of `wake_value`.
+#[inline]
+pub(super) fn wait_offering<'py>(coro: Coro<'py>, offer: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    raise_pending(coro)?;
+    coro.wake_value.set(offer);
     coro.status.set(Status::Waiting);
     suspend(coro)
 }

@@ -58,6 +58,11 @@ fn wake<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let [value] = args.bind("_wake", ["value"])?;
     check_thread(this)?;
     match this.status.get() {
+        Status::Waiting if this.place_in_line.is_in_line() => Err(coro_errors::new(
+            this.py(),
+            Kind::ScheduleError,
+            "the coro waits for something that wakes it: it can be interrupted, not scheduled",
+        )),
         Status::Waiting => {
             check_schedulable(this)?;
             if let Some(value) = value {
@@ -187,12 +192,6 @@ fn forget_done<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let removed = callbacks.len() - kept.len();
     this.callbacks.set(kept.into_any());
     Ok(removed.into_pyobject(py)?.into_any())
-}
-
-/// `_undelivered()`: what an interrupted wait would have returned, None if it was not over yet.
-fn undelivered<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_undelivered", 0)?;
-    Ok(this.wake_value.take(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
 /// The exception if it went to nobody yet, else None.
@@ -328,12 +327,6 @@ fn methods() -> Vec<ffi::PyMethodDef> {
             c"_forget_done",
             forget_done,
             c"Take callbacks back; how many there were."
-        ),
-        method!(
-            CoroObject,
-            c"_undelivered",
-            undelivered,
-            c"What an interrupted wait would have returned."
         ),
         method!(
             CoroObject,

@@ -1,0 +1,342 @@
+//! `channel`: senders and receivers wait for each other, as on the channels of Stackless Python.
+//!
+//! ```text
+//!   on the way     [ oldest ... ]     sent to receivers that waited; at least as many as are promised
+//!   promised       as many as there are receivers which are woken for a value and have not run yet
+//!   senders        coros with a value each, all of them younger than what is on the way
+//!   receivers      coros, only while there is no value that is not promised
+//! ```
+//!
+//! A value goes from `on the way` to the receiver when that one runs. If it is interrupted before, the value goes to the
+//! next receiver in line, or stays for the next one to come.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr;
+
+use pyo3::exceptions::{PyBaseException, PyTypeError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyTuple, PyType};
+
+use super::object::{
+    FLAGS, Head, Object, Primitive, check_thread, grant, make_type as make, offer_in_line, wait_in_line,
+};
+use super::parcels::Parcels;
+use crate::coro::errors::{self as coro_errors, Kind};
+use crate::coro::line::Line;
+use crate::coro::scheduler;
+use crate::event_loop::errors;
+use crate::event_loop::native_type::{
+    Args, NativeType, This, bool_object, getter, method, none, one_at_a_time, slot,
+};
+
+#[repr(C)]
+pub(super) struct ChannelObject {
+    head: Head,
+    on_the_way: Parcels,
+    promised: Cell<usize>,
+    /// Each with its value in `wake_value`, and `EXCEPTION` as its request if that is to be raised.
+    senders: Line,
+    receivers: Line,
+    is_closing: Cell<bool>,
+}
+
+type Channel<'py> = This<'py, ChannelObject>;
+
+/// The request of a sender whose value is to be raised.
+const EXCEPTION: i64 = 1;
+
+impl NativeType for ChannelObject {
+    const NAME: &'static CStr = c"grapeshot.coro.channel";
+    const DOC: &'static CStr = c"channel()\n--\n\nA rendezvous: `send` and `receive` wait for each other.";
+    const FLAGS: u64 = FLAGS;
+
+    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        // SAFETY: visit and arg are the collector's. Coros that wait are the runtime's, and their values theirs.
+        unsafe { self.on_the_way.traverse(visit, arg) }
+    }
+
+    fn clear(this: This<'_, Self>) {
+        this.on_the_way.clear(this.py());
+    }
+
+    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        one_at_a_time(this, body)
+    }
+}
+
+// SAFETY: repr(C), and the first field is the head.
+unsafe impl Primitive for ChannelObject {
+    fn head(&self) -> &Head {
+        &self.head
+    }
+
+    unsafe fn init(object: *mut Self) {
+        // SAFETY: the caller's; the memory is not initialised as this type yet.
+        unsafe { ptr::write(&raw mut (*object).on_the_way, Parcels::new()) };
+    }
+
+    fn state(this: This<'_, Self>) -> String {
+        let state = match (this.is_closing.get(), this.free()) {
+            (false, _) => "",
+            (true, 0) => ", closed",
+            (true, _) => ", closing",
+        };
+        format!("balance {}{state}", this.balance())
+    }
+}
+
+impl ChannelObject {
+    /// Values that are not promised.
+    #[inline]
+    fn free(&self) -> usize {
+        self.senders.len() + self.on_the_way.len().saturating_sub(self.promised.get())
+    }
+
+    fn balance(&self) -> isize {
+        self.free() as isize - self.receivers.len() as isize
+    }
+
+    /// Takes the value of the sender that has waited longest, and wakes it.
+    #[inline]
+    fn take_from_sender(this: Channel<'_>) -> Option<(Bound<'_, PyAny>, bool)> {
+        let sender = this.senders.first(this.py())?;
+        let is_exception = sender.place_in_line.request.get() == EXCEPTION;
+        let value = sender.wake_value.take(this.py());
+        grant(sender, None);
+        Some((value.unwrap_or_else(|| none(this.py())), is_exception))
+    }
+
+    /// The oldest value, and whether it is an exception; None if all are promised.
+    #[inline]
+    fn take(this: Channel<'_>) -> Option<(Bound<'_, PyAny>, bool)> {
+        if this.free() == 0 {
+            return None;
+        }
+        let Some(oldest) = this.on_the_way.pop(this.py()) else {
+            return Self::take_from_sender(this);
+        };
+        // What is promised stays on the way, so that it does not depend on senders any more.
+        while this.on_the_way.len() < this.promised.get()
+            && let Some((value, is_exception)) = Self::take_from_sender(this)
+        {
+            this.on_the_way.push(value, is_exception);
+        }
+        Some(oldest)
+    }
+
+    /// Promises a value that is on the way to the receiver that has waited longest.
+    #[inline]
+    fn promise(this: Channel<'_>) {
+        if this.on_the_way.len() > this.promised.get()
+            && let Some(first) = this.receivers.first(this.py())
+        {
+            this.promised.set(this.promised.get() + 1);
+            grant(first, None);
+        }
+    }
+}
+
+#[cold]
+fn closed(py: Python<'_>) -> PyErr {
+    coro_errors::new(py, Kind::Closed, "the channel is closed")
+}
+
+/// Gives a value to a receiver, waiting for one.
+#[inline]
+fn deliver<'py>(this: Channel<'py>, value: Bound<'py, PyAny>, is_exception: bool) -> PyResult<()> {
+    check_thread(this)?;
+    let py = this.py();
+    if this.is_closing.get() {
+        return Err(closed(py));
+    }
+    if !this.receivers.is_empty() {
+        // Nobody waits to send then.
+        this.on_the_way.push(value, is_exception);
+        ChannelObject::promise(this);
+        return Ok(());
+    }
+    let coro = scheduler::suspendable(py)?;
+    let request = if is_exception { EXCEPTION } else { 0 };
+    let mut value = value;
+    loop {
+        let wait = offer_in_line(&this.senders, coro, request, value);
+        match wait.result {
+            Ok(_) if wait.is_granted => return Ok(()),
+            Ok(offer) => value = offer,
+            Err(interruption) => {
+                // Still there unless a receiver has taken it.
+                scheduler::forget_wake_value(coro);
+                return Err(interruption);
+            }
+        }
+    }
+}
+
+/// The oldest value, waiting for one; None if the channel is closed. An exception that was sent is raised.
+#[inline]
+fn wait_for_value(this: Channel<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
+    check_thread(this)?;
+    loop {
+        if let Some((value, is_exception)) = ChannelObject::take(this) {
+            return if is_exception {
+                Err(PyErr::from_value(value))
+            } else {
+                Ok(Some(value))
+            };
+        }
+        if this.is_closing.get() {
+            return Ok(None);
+        }
+        let wait = wait_in_line(&this.receivers, scheduler::suspendable(this.py())?, 0);
+        if wait.is_granted {
+            this.promised.set(this.promised.get().saturating_sub(1));
+        }
+        if let Err(interruption) = wait.result {
+            ChannelObject::promise(this);
+            return Err(interruption);
+        }
+    }
+}
+
+fn send<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let Some(value) = args.get(0).filter(|_| args.values().len() == 1) else {
+        return Err(PyTypeError::new_err("send() takes one value"));
+    };
+    deliver(this, value, false)?;
+    Ok(none(this.py()))
+}
+
+fn send_exception<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let py = this.py();
+    args.at_least("send_exception", 1)?;
+    let given: Vec<_> = (0..args.positional().len())
+        .filter_map(|index| args.get(index))
+        .collect();
+    let exception = match given.as_slice() {
+        [kind, rest @ ..] if kind.is_instance_of::<PyType>() => kind.call1(PyTuple::new(py, rest)?)?,
+        [exception] => exception.clone(),
+        _ => none(py),
+    };
+    if !exception.is_instance_of::<PyBaseException>() {
+        return Err(PyTypeError::new_err(
+            "an exception is required, or its class and arguments",
+        ));
+    }
+    deliver(this, exception, true)?;
+    Ok(none(py))
+}
+
+fn send_sequence<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("send_sequence", 1)?;
+    let mut sent = 0_usize;
+    if let Some(values) = args.get(0) {
+        for value in values.try_iter()? {
+            deliver(this, value?, false)?;
+            sent += 1;
+        }
+    }
+    Ok(sent.into_pyobject(this.py())?.into_any())
+}
+
+fn receive<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("receive", 0)?;
+    wait_for_value(this)?.ok_or_else(|| closed(this.py()))
+}
+
+fn close<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("close", 0)?;
+    check_thread(this)?;
+    this.is_closing.set(true);
+    // They find no value, and end.
+    while let Some(receiver) = this.receivers.first(this.py()) {
+        scheduler::make_ready(receiver);
+    }
+    Ok(none(this.py()))
+}
+
+fn balance(this: Channel<'_>) -> Object<'_> {
+    Ok(this.balance().into_pyobject(this.py())?.into_any())
+}
+
+fn is_closing(this: Channel<'_>) -> Object<'_> {
+    Ok(bool_object(this.py(), this.is_closing.get()))
+}
+
+fn is_closed(this: Channel<'_>) -> Object<'_> {
+    Ok(bool_object(this.py(), this.is_closing.get() && this.free() == 0))
+}
+
+/// # Safety
+/// Called by CPython with an object of this type.
+unsafe extern "C" fn next(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: attached, and the object is alive. Null without an exception ends an iteration.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            let this: Channel<'_> = This::new(py, slf);
+            ChannelObject::exclusively(this, || {
+                Ok(wait_for_value(this)?.map_or(ptr::null_mut(), Bound::into_ptr))
+            })
+        })
+    }
+}
+
+pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'py, PyType>> {
+    type T = ChannelObject;
+    make::<T>(
+        module,
+        vec![
+            method!(
+                T,
+                c"send",
+                send,
+                c"Give a value to a receiver, waiting for one. ClosedError if the channel is closed."
+            ),
+            method!(
+                T,
+                c"send_exception",
+                send_exception,
+                c"Raise an exception, or one of a class with arguments, in a receiver, waiting for one."
+            ),
+            method!(
+                T,
+                c"send_sequence",
+                send_sequence,
+                c"Send each value of an iterable; return how many there were."
+            ),
+            method!(
+                T,
+                c"receive",
+                receive,
+                c"Return the value of a sender, waiting for one. ClosedError if the channel is closed and empty."
+            ),
+            method!(
+                T,
+                c"close",
+                close,
+                c"Take no more values; receivers end once those that wait are taken."
+            ),
+        ],
+        vec![
+            getter!(
+                T,
+                c"balance",
+                balance,
+                c"Values that can be received without waiting, or minus the receivers that wait."
+            ),
+            getter!(T, c"closing", is_closing, c"Whether it was closed."),
+            getter!(
+                T,
+                c"closed",
+                is_closed,
+                c"Whether it was closed and nothing is left in it."
+            ),
+        ],
+        &[
+            slot(ffi::Py_tp_iter, ffi::PyObject_SelfIter as *mut c_void),
+            slot(ffi::Py_tp_iternext, next as *mut c_void),
+        ],
+    )
+}

@@ -1,0 +1,242 @@
+//! `condition_variable`: coros wait until they are woken. The primitives written in Python stand on it.
+
+use std::ffi::{CStr, c_int, c_void};
+
+use pyo3::exceptions::{PyBaseException, PyTypeError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+
+use super::object::{FLAGS, Head, Object, Primitive, check_thread, grant, make_type as make, wait_in_line};
+use crate::coro::line::Line;
+use crate::coro::{interruption, scheduler};
+use crate::event_loop::native_type::{
+    Args, NativeType, This, bool_object, method, none, one_at_a_time, slot,
+};
+
+#[repr(C)]
+pub(super) struct ConditionObject {
+    head: Head,
+    line: Line,
+}
+
+type Condition<'py> = This<'py, ConditionObject>;
+
+/// What a coro requests whose wake-up goes to the next one if it is interrupted first: `wake_one` sets it.
+const PASSES_ON: i64 = i64::MIN;
+
+impl NativeType for ConditionObject {
+    const NAME: &'static CStr = c"grapeshot.coro.condition_variable";
+    const DOC: &'static CStr =
+        c"condition_variable()\n--\n\nCoros wait until they are woken; nothing is remembered for those that come later.";
+    const FLAGS: u64 = FLAGS;
+
+    unsafe fn traverse(&self, _: ffi::visitproc, _: *mut c_void) -> c_int {
+        // Coros that wait are the runtime's.
+        0
+    }
+
+    fn clear(_: This<'_, Self>) {}
+
+    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        one_at_a_time(this, body)
+    }
+}
+
+// SAFETY: repr(C), and the first field is the head.
+unsafe impl Primitive for ConditionObject {
+    fn head(&self) -> &Head {
+        &self.head
+    }
+
+    unsafe fn init(_: *mut Self) {}
+
+    fn state(this: This<'_, Self>) -> String {
+        format!("{} waiting", this.line.len())
+    }
+}
+
+/// Waits, standing in line as one that requests `kind`.
+fn stand(this: Condition<'_>, kind: i64) -> Object<'_> {
+    check_thread(this)?;
+    let coro = scheduler::suspendable(this.py())?;
+    loop {
+        let wait = wait_in_line(&this.line, coro, kind);
+        match wait.result {
+            Ok(value) if wait.is_granted => return Ok(value),
+            Ok(_) => {}
+            Err(interruption) => {
+                if wait.is_granted && coro.place_in_line.request.get() == PASSES_ON {
+                    wake(this, coro.wake_value.take(this.py()), true);
+                }
+                return Err(interruption);
+            }
+        }
+    }
+}
+
+/// Wakes the coro that has waited longest; whether there was one.
+fn wake<'py>(this: Condition<'py>, value: Option<Bound<'py, PyAny>>, passes_on: bool) -> bool {
+    let Some(first) = this.line.first(this.py()) else {
+        return false;
+    };
+    if passes_on {
+        first.place_in_line.request.set(PASSES_ON);
+    }
+    grant(first, value);
+    true
+}
+
+fn wait<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("wait", 0)?;
+    stand(this, 0)
+}
+
+fn wait_as<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_wait_as", 1)?;
+    let kind: i32 = args.get(0).map_or(Ok(0), |kind| kind.extract())?;
+    stand(this, kind.into())
+}
+
+fn wake_one<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let [value] = args.bind("wake_one", ["value"])?;
+    check_thread(this)?;
+    Ok(bool_object(this.py(), wake(this, value, true)))
+}
+
+fn wake_n<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let [count, value] = args.bind("wake_n", ["count", "value"])?;
+    let Some(count) = count else {
+        return Err(PyTypeError::new_err("wake_n() needs a count"));
+    };
+    let count: usize = count.extract()?;
+    check_thread(this)?;
+    let mut woken = 0_usize;
+    while woken < count && wake(this, value.clone(), true) {
+        woken += 1;
+    }
+    Ok(woken.into_pyobject(this.py())?.into_any())
+}
+
+fn wake_all<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let [value] = args.bind("wake_all", ["value"])?;
+    check_thread(this)?;
+    let mut woken = 0_usize;
+    while wake(this, value.clone(), false) {
+        woken += 1;
+    }
+    Ok(woken.into_pyobject(this.py())?.into_any())
+}
+
+/// An exception class gives each coro an exception of its own.
+fn raise_all<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("raise_all", 1)?;
+    check_thread(this)?;
+    let Some(given) = args.get(0) else {
+        return Ok(none(this.py()));
+    };
+    let count = this.line.len();
+    let mut woken = 0_usize;
+    // Making an exception may run Python code, which may change the line.
+    while woken < count && !this.line.is_empty() {
+        let exception = exception_from(&given)?;
+        let Some(first) = this.line.first(this.py()) else {
+            break;
+        };
+        interruption::push(first, exception)?;
+        scheduler::make_ready(first);
+        woken += 1;
+    }
+    Ok(woken.into_pyobject(this.py())?.into_any())
+}
+
+/// The exception, or one of the class. TypeError for anything else.
+pub(super) fn exception_from<'py>(given: &Bound<'py, PyAny>) -> Object<'py> {
+    let exception = if given.is_instance_of::<PyType>() {
+        given.call0()?
+    } else {
+        given.clone()
+    };
+    if exception.is_instance_of::<PyBaseException>() {
+        return Ok(exception);
+    }
+    Err(PyTypeError::new_err("an exception is required"))
+}
+
+fn first<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_first", 0)?;
+    let py = this.py();
+    match this.line.first(py) {
+        Some(first) => Ok(first.place_in_line.request.get().into_pyobject(py)?.into_any()),
+        None => Ok(none(py)),
+    }
+}
+
+fn wake_first<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_wake_first", 0)?;
+    check_thread(this)?;
+    let py = this.py();
+    match this.line.first(py) {
+        Some(first) => {
+            grant(first, None);
+            Ok(first.to_bound())
+        }
+        None => Ok(none(py)),
+    }
+}
+
+/// # Safety
+/// Called by CPython with an object of this type.
+unsafe extern "C" fn len(slf: *mut ffi::PyObject) -> ffi::Py_ssize_t {
+    // SAFETY: attached, and the object is alive.
+    unsafe { Condition::new(Python::assume_attached(), slf).line.len() as ffi::Py_ssize_t }
+}
+
+pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'py, PyType>> {
+    type T = ConditionObject;
+    make::<T>(
+        module,
+        vec![
+            method!(T, c"wait", wait, c"Wait; return what the coro is woken with."),
+            method!(
+                T,
+                c"wake_one",
+                wake_one,
+                c"Wake the coro that has waited longest; False if none waits."
+            ),
+            method!(
+                T,
+                c"wake_n",
+                wake_n,
+                c"Wake up to so many coros; return how many there were."
+            ),
+            method!(
+                T,
+                c"wake_all",
+                wake_all,
+                c"Wake all that wait now; return how many there were."
+            ),
+            method!(
+                T,
+                c"raise_all",
+                raise_all,
+                c"Raise an exception in all that wait now; return how many there were."
+            ),
+            method!(T, c"_wait_as", wait_as, c"Wait as one of a kind, a small number."),
+            method!(
+                T,
+                c"_first",
+                first,
+                c"The kind of the coro that has waited longest, or None."
+            ),
+            method!(
+                T,
+                c"_wake_first",
+                wake_first,
+                c"Wake it and return it; if it is interrupted first, no other one is woken."
+            ),
+        ],
+        Vec::new(),
+        &[slot(ffi::Py_sq_length, len as *mut c_void)],
+    )
+}

@@ -1,0 +1,269 @@
+//! `lock` and `mutex`: one coro holds it; the holder of a mutex may take it again.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_int, c_void};
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+
+use super::object::{
+    FLAGS, Head, Object, Primitive, check_thread, grant, make_type as make, wait_in_line, waiting,
+};
+use crate::coro::coroutine::Coro;
+use crate::coro::errors::{self as coro_errors, Kind};
+use crate::coro::line::Line;
+use crate::coro::{runtime, scheduler};
+use crate::event_loop::native_type::{Args, NativeType, This, bool_object, method, none, one_at_a_time};
+use crate::event_loop::object_cell::ObjectCell;
+
+#[repr(C)]
+pub(super) struct LockObject<const RECURSIVE: bool> {
+    head: Head,
+    /// The coro that holds it. One that was granted the lock holds it before it runs.
+    holder: ObjectCell,
+    /// How often the holder has taken it, beyond the first time.
+    depth: Cell<usize>,
+    line: Line,
+}
+
+type Lock<'py, const R: bool> = This<'py, LockObject<R>>;
+
+impl<const R: bool> NativeType for LockObject<R> {
+    const NAME: &'static CStr = if R {
+        c"grapeshot.coro.mutex"
+    } else {
+        c"grapeshot.coro.lock"
+    };
+    const DOC: &'static CStr = if R {
+        c"mutex()\n--\n\nA lock that its holder may take again; it is free after as many releases."
+    } else {
+        c"lock()\n--\n\nA lock that one coro holds."
+    };
+    const FLAGS: u64 = FLAGS;
+
+    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        // SAFETY: visit and arg are the collector's.
+        unsafe { self.holder.traverse(visit, arg) }
+    }
+
+    fn clear(this: This<'_, Self>) {
+        drop(this.holder.take(this.py()));
+    }
+
+    fn exclusively<T>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
+        one_at_a_time(this, body)
+    }
+}
+
+// SAFETY: repr(C), and the first field is the head.
+unsafe impl<const R: bool> Primitive for LockObject<R> {
+    fn head(&self) -> &Head {
+        &self.head
+    }
+
+    unsafe fn init(_: *mut Self) {}
+
+    fn state(this: This<'_, Self>) -> String {
+        let state = if this.holder.is_set() {
+            "locked"
+        } else {
+            "unlocked"
+        };
+        format!("{state}{}", waiting(this.line.len()))
+    }
+}
+
+/// Gives the lock to the coro that has waited longest, or to nobody.
+#[inline]
+fn pass_on<const R: bool>(this: Lock<'_, R>) {
+    match this.line.first(this.py()) {
+        Some(next) => {
+            // The one before is dropped last: its destructor finds the lock in order.
+            let before = this.holder.take(this.py());
+            this.holder.put_new(next.to_bound().into_ptr());
+            grant(next, None);
+            drop(before);
+        }
+        None => drop(this.holder.take(this.py())),
+    }
+}
+
+/// Takes the lock if that goes without waiting.
+#[inline]
+fn take<const R: bool>(this: Lock<'_, R>, coro: Coro<'_>) -> bool {
+    let holder = this.holder.as_ptr();
+    if holder.is_null() {
+        this.holder.put_new(coro.to_bound().into_ptr());
+        return true;
+    }
+    if R && holder == coro.as_ptr() {
+        this.depth.set(this.depth.get() + 1);
+        return true;
+    }
+    false
+}
+
+/// Takes the lock, waiting for it; whether it had to wait.
+#[inline]
+fn hold<const R: bool>(this: Lock<'_, R>) -> PyResult<bool> {
+    check_thread(this)?;
+    let coro = scheduler::suspendable(this.py())?;
+    if take(this, coro) {
+        return Ok(false);
+    }
+    if this.holder.as_ptr() == coro.as_ptr() {
+        return Err(lock_error(
+            this,
+            "the coro holds the lock already: it would wait for itself",
+        ));
+    }
+    loop {
+        let wait = wait_in_line(&this.line, coro, 1);
+        match wait.result {
+            Ok(_) if wait.is_granted || take(this, coro) => return Ok(true),
+            Ok(_) => {}
+            Err(interruption) => {
+                if wait.is_granted {
+                    pass_on(this);
+                }
+                return Err(interruption);
+            }
+        }
+    }
+}
+
+/// Undoes one `hold`; whether another coro has got the lock.
+#[inline]
+fn give<const R: bool>(this: Lock<'_, R>) -> PyResult<bool> {
+    check_thread(this)?;
+    let holder = this.holder.as_ptr();
+    if holder.is_null() || runtime::current_ptr() != holder {
+        return Err(lock_error(this, "the lock is not held by this coro"));
+    }
+    if R && this.depth.get() > 0 {
+        this.depth.set(this.depth.get() - 1);
+        return Ok(false);
+    }
+    let is_passed_on = !this.line.is_empty();
+    pass_on(this);
+    Ok(is_passed_on)
+}
+
+#[cold]
+fn lock_error<const R: bool>(this: Lock<'_, R>, message: &str) -> PyErr {
+    coro_errors::new(this.py(), Kind::LockError, message)
+}
+
+fn acquire<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("acquire", 0)?;
+    hold(this)?;
+    Ok(bool_object(this.py(), true))
+}
+
+fn lock<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("lock", 0)?;
+    Ok(bool_object(this.py(), hold(this)?))
+}
+
+fn try_acquire<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("try_acquire", 0)?;
+    check_thread(this)?;
+    let coro = scheduler::suspendable(this.py())?;
+    Ok(bool_object(this.py(), take(this, coro)))
+}
+
+fn release<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("release", 0)?;
+    give(this)?;
+    Ok(none(this.py()))
+}
+
+fn unlock<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("unlock", 0)?;
+    Ok(bool_object(this.py(), give(this)?))
+}
+
+fn locked<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("locked", 0)?;
+    Ok(bool_object(this.py(), this.holder.is_set()))
+}
+
+fn has_lock<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Object<'py> {
+    let [coro] = args.bind("has_lock", ["coro"])?;
+    let asked = match coro.filter(|coro| !coro.is_none()) {
+        Some(coro) => coro.as_ptr(),
+        None => runtime::current_ptr(),
+    };
+    let is_holder = !asked.is_null() && asked == this.holder.as_ptr();
+    Ok(bool_object(this.py(), is_holder))
+}
+
+fn enter<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("__enter__", 0)?;
+    hold(this)?;
+    Ok(this.to_bound())
+}
+
+fn exit<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> Object<'py> {
+    give(this)?;
+    Ok(none(this.py()))
+}
+
+/// What both have. The rows are made where the layout is a concrete type.
+macro_rules! methods {
+    ($layout:ty) => {
+        vec![
+            method!(
+                $layout,
+                c"acquire",
+                acquire,
+                c"Wait until the lock is free, behind those who came before, and hold it."
+            ),
+            method!(
+                $layout,
+                c"try_acquire",
+                try_acquire,
+                c"The same without waiting; False if it cannot be."
+            ),
+            method!(
+                $layout,
+                c"release",
+                release,
+                c"Give the lock to the coro that has waited longest. LockError unless this coro holds it."
+            ),
+            method!($layout, c"locked", locked, c"Whether a coro holds it."),
+            method!(
+                $layout,
+                c"has_lock",
+                has_lock,
+                c"Whether a coro holds it, by default the one that runs."
+            ),
+            method!($layout, c"__enter__", enter, c"Acquire it."),
+            method!($layout, c"__exit__", exit, c"Release it."),
+        ]
+    };
+}
+
+pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'py, PyType>> {
+    type T = LockObject<false>;
+    make::<T>(module, methods!(T), Vec::new(), &[])
+}
+
+pub(super) fn make_recursive_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'py, PyType>> {
+    type T = LockObject<true>;
+    let mut methods = methods!(T);
+    methods.push(method!(
+        T,
+        c"lock",
+        lock,
+        c"Acquire it; return whether it had to wait."
+    ));
+    methods.push(method!(
+        T,
+        c"unlock",
+        unlock,
+        c"Release it; return whether another coro has got it."
+    ));
+    make::<T>(module, methods, Vec::new(), &[])
+}

@@ -1,0 +1,40 @@
+//! What coros synchronize with: the native primitives.
+//!
+//! - `object`: what they have in common as Python objects, and the wait itself
+//! - `semaphore`, `lock` (and mutex), `condition`, `fifo`, `channel`
+//!
+//! All of them grant in the same way. Who gives (a permit, the lock, an item) gives to the coro that stands first in line,
+//! before that one runs:
+//!
+//! ```text
+//!   waiting, in line ----- granted: out of the line, ready ------> runs: has it
+//!      |                        |
+//!      | interrupted            | interrupted
+//!      v                        v
+//!   ready, out of the line     ready, and still granted ---------> runs: gives it back or on, and raises
+//! ```
+//!
+//! Therefore nothing is lost, whenever an interruption comes, and nobody waits for what is there. Items never are in
+//! anybody's hands on the way: a fifo and a channel count how many of them are promised, and the coro takes the oldest
+//! one when it runs. So the order is kept as well.
+//!
+//! An object belongs to the thread that has used it first, as the coros in its line do.
+
+mod channel;
+mod condition;
+mod fifo;
+mod lock;
+mod object;
+mod parcels;
+mod semaphore;
+
+use pyo3::prelude::*;
+
+pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("semaphore", semaphore::make_type(module)?)?;
+    module.add("lock", lock::make_type(module)?)?;
+    module.add("mutex", lock::make_recursive_type(module)?)?;
+    module.add("condition_variable", condition::make_type(module)?)?;
+    module.add("fifo", fifo::make_type(module)?)?;
+    module.add("channel", channel::make_type(module)?)
+}

@@ -1,0 +1,256 @@
+//! What the primitives have in common: the head of their objects, how they are made, shown and freed, and the wait.
+
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::ptr;
+
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString, PyTuple, PyType};
+
+use crate::coro::coroutine::Coro;
+use crate::coro::errors::{self as coro_errors, Kind};
+use crate::coro::line::Line;
+use crate::coro::scheduler;
+use crate::event_loop::errors;
+use crate::event_loop::native_type::{
+    Args, NativeType, This, leak_table, new_type, one_at_a_time, slot, weaklist_member,
+};
+use crate::event_loop::reactor::current_thread;
+
+pub(super) type Object<'py> = PyResult<Bound<'py, PyAny>>;
+
+/// The flags of every primitive: programs derive from them.
+pub(super) const FLAGS: u64 = ffi::Py_TPFLAGS_BASETYPE;
+
+/// What each object of a primitive begins with. Zeroes are its first state.
+#[repr(C)]
+pub(super) struct Head {
+    base: ffi::PyObject,
+    weakrefs: Cell<*mut ffi::PyObject>,
+    /// The thread that has used it first, 0 before.
+    thread: Cell<u64>,
+}
+
+/// A native type whose layout begins with `Head`.
+///
+/// # Safety
+/// The layout is `repr(C)`, and its first field is the `Head`.
+pub(super) unsafe trait Primitive: NativeType {
+    fn head(&self) -> &Head;
+
+    /// Fills the fields whose first state is not zero.
+    ///
+    /// # Safety
+    /// `object` is a zeroed allocation of this layout which nobody else knows.
+    unsafe fn init(object: *mut Self);
+
+    /// What `repr` says after the name.
+    fn state(this: This<'_, Self>) -> String;
+}
+
+/// `ScheduleError` unless this thread is the one that has used the object first.
+#[inline]
+pub(super) fn check_thread<T: Primitive>(this: This<'_, T>) -> PyResult<()> {
+    let (owner, thread) = (&this.head().thread, current_thread());
+    if owner.get() == thread {
+        return Ok(());
+    }
+    if owner.get() == 0 {
+        owner.set(thread);
+        return Ok(());
+    }
+    Err(wrong_thread(this.py(), this.as_ptr()))
+}
+
+#[cold]
+fn wrong_thread(py: Python<'_>, object: *mut ffi::PyObject) -> PyErr {
+    // SAFETY: the receiver of a method, alive for its length.
+    let name = unsafe { type_name(py, object) };
+    coro_errors::new(
+        py,
+        Kind::ScheduleError,
+        &format!("a {name} belongs to the thread that has used it first: use loop.call_soon_threadsafe()"),
+    )
+}
+
+/// # Safety
+/// `object` is alive.
+unsafe fn type_name(py: Python<'_>, object: *mut ffi::PyObject) -> String {
+    // SAFETY: the caller's; a type outlives its objects.
+    let kind = unsafe { Bound::from_borrowed_ptr(py, ffi::Py_TYPE(object).cast()) };
+    kind.cast::<PyType>()
+        .ok()
+        .and_then(|kind| kind.name().ok())
+        .map_or_else(|| "primitive".to_owned(), |name| name.to_string())
+}
+
+/// How a wait in line has ended.
+pub(super) struct Wait<'py> {
+    /// What the coro was woken with, or the interruption.
+    pub(super) result: PyResult<Bound<'py, PyAny>>,
+    /// It was given what it waited for; after an interruption that has to be given back or on.
+    pub(super) is_granted: bool,
+}
+
+/// Waits at the end of `line`. A coro that stands in line is woken by who grants something to it, by nobody else.
+#[inline]
+pub(super) fn wait_in_line<'py>(line: &Line, coro: Coro<'py>, request: i64) -> Wait<'py> {
+    // First: a destructor may run in here, which must not find a coro in line that runs.
+    scheduler::forget_wake_value(coro);
+    line.join(coro, request);
+    end(coro, scheduler::wait(coro))
+}
+
+/// The same for a coro that offers something: whoever takes it finds it in `wake_value`.
+#[inline]
+pub(super) fn offer_in_line<'py>(
+    line: &Line,
+    coro: Coro<'py>,
+    request: i64,
+    offer: Bound<'py, PyAny>,
+) -> Wait<'py> {
+    scheduler::forget_wake_value(coro);
+    line.join(coro, request);
+    end(coro, scheduler::wait_offering(coro, offer))
+}
+
+#[inline]
+fn end<'py>(coro: Coro<'py>, result: PyResult<Bound<'py, PyAny>>) -> Wait<'py> {
+    let place = &coro.place_in_line;
+    // It still stands there if an exception was due before it could wait.
+    place.leave();
+    Wait {
+        result,
+        is_granted: place.is_granted.replace(false),
+    }
+}
+
+/// Wakes a coro that stands in line and has been given what it waits for; its wait returns `value`.
+#[inline]
+pub(super) fn grant<'py>(coro: Coro<'py>, value: Option<Bound<'py, PyAny>>) {
+    if let Some(value) = value {
+        coro.wake_value.set(value);
+    }
+    scheduler::make_ready(coro);
+    coro.place_in_line.is_granted.set(true);
+}
+
+/// How many: the optional argument `value` of `acquire` and `release`, 1 without.
+#[inline]
+pub(super) fn count(args: Args<'_, '_>, name: &str) -> PyResult<i64> {
+    if args.values().is_empty() {
+        return Ok(1);
+    }
+    let [value] = args.bind(name, ["value"])?;
+    let count = value.map_or(Ok(1), |value| value.extract::<i64>())?;
+    if count < 1 {
+        return Err(PyValueError::new_err(format!("{name}() takes 1 or more")));
+    }
+    Ok(count)
+}
+
+// ---- the type ------------------------------------------------------------------------------------------------
+
+/// Makes the type of a primitive, with `slots` beside the usual ones.
+pub(super) fn make_type<'py, T: Primitive>(
+    module: &Bound<'py, PyModule>,
+    methods: Vec<ffi::PyMethodDef>,
+    getters: Vec<ffi::PyGetSetDef>,
+    slots: &[ffi::PyType_Slot],
+) -> PyResult<Bound<'py, PyType>> {
+    let mut all = vec![
+        slot(ffi::Py_tp_new, new::<T> as *mut c_void),
+        slot(ffi::Py_tp_dealloc, dealloc::<T> as *mut c_void),
+        slot(ffi::Py_tp_repr, repr::<T> as *mut c_void),
+        slot(
+            ffi::Py_tp_methods,
+            leak_table(methods, ffi::PyMethodDef::zeroed()),
+        ),
+        slot(
+            ffi::Py_tp_getset,
+            leak_table(getters, ffi::PyGetSetDef::default()),
+        ),
+        slot(
+            ffi::Py_tp_members,
+            weaklist_member(std::mem::offset_of!(Head, weakrefs)),
+        ),
+    ];
+    all.extend(slots.iter().map(|entry| slot(entry.slot, entry.pfunc)));
+    // SAFETY: the functions are those of this layout, which begins with `Head`; the tables are leaked.
+    unsafe { new_type::<T>(module, None, &all) }
+}
+
+/// # Safety
+/// Called by CPython with the type or a subclass of it, a tuple, and a dict or null.
+unsafe extern "C" fn new<T: Primitive>(
+    kind: *mut ffi::PyTypeObject,
+    args: *mut ffi::PyObject,
+    kwargs: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    // SAFETY: attached, the arguments are as said above; the allocation comes zeroed, and large enough for T.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            let args = Bound::from_borrowed_ptr(py, args).cast_into_unchecked::<PyTuple>();
+            let kwargs = Bound::from_borrowed_ptr_or_opt(py, kwargs)
+                .map(|kwargs| kwargs.cast_into_unchecked::<PyDict>());
+            let address = |init: Option<ffi::initproc>| init.map(|init| init as usize);
+            let has_init = address((*kind).tp_init) != address(ffi::PyBaseObject_Type.tp_init);
+            if !has_init && (!args.is_empty() || kwargs.is_some_and(|kwargs| !kwargs.is_empty())) {
+                let kind = Bound::from_borrowed_ptr(py, kind.cast()).cast_into_unchecked::<PyType>();
+                return Err(PyTypeError::new_err(format!(
+                    "{}() takes no arguments",
+                    kind.name()?
+                )));
+            }
+            let object = errors::owned(py, ffi::PyType_GenericAlloc(kind, 0))?;
+            T::init(object.as_ptr().cast());
+            Ok(object.into_ptr())
+        })
+    }
+}
+
+/// # Safety
+/// Called by CPython with an unreferenced object.
+unsafe extern "C" fn dealloc<T: Primitive>(slf: *mut ffi::PyObject) {
+    // SAFETY: attached; nobody else knows the object. Its fields in Rust are dropped, then the memory is freed.
+    unsafe {
+        let py = Python::assume_attached();
+        ffi::PyObject_GC_UnTrack(slf.cast());
+        if !(*slf.cast::<Head>()).weakrefs.get().is_null() {
+            ffi::PyObject_ClearWeakRefs(slf);
+        }
+        T::clear(This::new(py, slf));
+        ptr::drop_in_place(slf.cast::<T>());
+        let kind = ffi::Py_TYPE(slf);
+        if let Some(free) = (*kind).tp_free {
+            free(slf.cast());
+        }
+        ffi::Py_DECREF(kind.cast());
+    }
+}
+
+/// # Safety
+/// Called by CPython with an object of this type.
+unsafe extern "C" fn repr<T: Primitive>(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: attached, and the object is alive.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            let this = This::<T>::new(py, slf);
+            let state = one_at_a_time(this, || T::state(this));
+            let text = format!("<{} {state}>", type_name(py, slf));
+            Ok(PyString::new(py, &text).into_any().into_ptr())
+        })
+    }
+}
+
+/// For `repr`: how many wait, nothing if none does.
+pub(super) fn waiting(count: usize) -> String {
+    match count {
+        0 => String::new(),
+        count => format!(", {count} waiting"),
+    }
+}

@@ -1,0 +1,243 @@
+//! `semaphore`: permits, any number of them at a time.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr;
+
+use pyo3::exceptions::{PyOverflowError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple, PyType};
+
+use super::object::{
+    FLAGS, Head, Object, Primitive, check_thread, count, grant, make_type as make, wait_in_line, waiting,
+};
+use crate::coro::line::Line;
+use crate::coro::scheduler;
+use crate::event_loop::errors;
+use crate::event_loop::native_type::{
+    Args, NativeType, This, bool_object, getter, method, none, one_at_a_time, slot,
+};
+
+#[repr(C)]
+pub(super) struct SemaphoreObject {
+    head: Head,
+    available: Cell<i64>,
+    /// Each with the number that it wants. While anybody waits, fewer are available than the first one wants.
+    line: Line,
+}
+
+type Semaphore<'py> = This<'py, SemaphoreObject>;
+
+impl NativeType for SemaphoreObject {
+    const NAME: &'static CStr = c"grapeshot.coro.semaphore";
+    const DOC: &'static CStr =
+        c"semaphore(value=1)\n--\n\nPermits to be acquired and released; `avail` are left.";
+    const FLAGS: u64 = FLAGS;
+
+    unsafe fn traverse(&self, _: ffi::visitproc, _: *mut c_void) -> c_int {
+        // Coros that wait are the runtime's.
+        0
+    }
+
+    fn clear(_: This<'_, Self>) {}
+
+    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        one_at_a_time(this, body)
+    }
+}
+
+// SAFETY: repr(C), and the first field is the head.
+unsafe impl Primitive for SemaphoreObject {
+    fn head(&self) -> &Head {
+        &self.head
+    }
+
+    unsafe fn init(object: *mut Self) {
+        // SAFETY: the caller's; zeroes are right for the rest. One permit if a subclass does not call __init__.
+        unsafe { (*object).available.set(1) };
+    }
+
+    fn state(this: This<'_, Self>) -> String {
+        format!("{} available{}", this.available.get(), waiting(this.line.len()))
+    }
+}
+
+impl SemaphoreObject {
+    /// Gives permits to those who stand first, as far as they reach.
+    #[inline]
+    fn pass_on(this: Semaphore<'_>) {
+        while let Some(first) = this.line.first(this.py()) {
+            let left = this.available.get() - first.place_in_line.request.get();
+            if left < 0 {
+                return;
+            }
+            this.available.set(left);
+            grant(first, None);
+        }
+    }
+
+    /// Takes permits if they are there and nobody waits for some.
+    #[inline]
+    fn take(&self, count: i64) -> bool {
+        let left = self.available.get() - count;
+        let is_taken = left >= 0 && self.line.is_empty();
+        if is_taken {
+            self.available.set(left);
+        }
+        is_taken
+    }
+}
+
+fn acquire<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let count = count(args, "acquire")?;
+    check_thread(this)?;
+    wait_for(this, count)?;
+    Ok(bool_object(this.py(), true))
+}
+
+fn wait_for(this: Semaphore<'_>, count: i64) -> PyResult<()> {
+    while !this.take(count) {
+        let wait = wait_in_line(&this.line, scheduler::suspendable(this.py())?, count);
+        if let Err(interruption) = wait.result {
+            if wait.is_granted {
+                this.available.set(this.available.get() + count);
+            }
+            // Those behind it may have waited for it only.
+            SemaphoreObject::pass_on(this);
+            return Err(interruption);
+        }
+        if wait.is_granted {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn try_acquire<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let count = count(args, "try_acquire")?;
+    check_thread(this)?;
+    Ok(bool_object(this.py(), this.take(count)))
+}
+
+fn release<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let count = count(args, "release")?;
+    check_thread(this)?;
+    give(this, count)?;
+    Ok(none(this.py()))
+}
+
+fn give(this: Semaphore<'_>, count: i64) -> PyResult<()> {
+    // Permits in the hands of coros are not counted, so that a sum that fits may still overflow later: far beyond any use.
+    let Some(sum) = this.available.get().checked_add(count) else {
+        return Err(PyOverflowError::new_err("too many permits"));
+    };
+    this.available.set(sum);
+    SemaphoreObject::pass_on(this);
+    Ok(())
+}
+
+fn enter<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("__enter__", 0)?;
+    check_thread(this)?;
+    wait_for(this, 1)?;
+    Ok(this.to_bound())
+}
+
+fn exit<'py>(this: Semaphore<'py>, _: Args<'_, 'py>) -> Object<'py> {
+    check_thread(this)?;
+    give(this, 1)?;
+    Ok(none(this.py()))
+}
+
+fn available(this: Semaphore<'_>) -> Object<'_> {
+    Ok(this.available.get().into_pyobject(this.py())?.into_any())
+}
+
+/// # Safety
+/// Called by CPython with an object of this type, a tuple, and a dict or null.
+unsafe extern "C" fn init(
+    slf: *mut ffi::PyObject,
+    args: *mut ffi::PyObject,
+    kwargs: *mut ffi::PyObject,
+) -> c_int {
+    // SAFETY: attached, and the arguments are as said above.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, -1, || {
+            let this: Semaphore<'_> = This::new(py, slf);
+            let args = Bound::from_borrowed_ptr(py, args).cast_into_unchecked::<PyTuple>();
+            let kwargs = Bound::from_borrowed_ptr_or_opt(py, kwargs)
+                .map(|kwargs| kwargs.cast_into_unchecked::<PyDict>());
+            let value = initial_value(&args, kwargs.as_ref())?;
+            this.available.set(value);
+            SemaphoreObject::pass_on(this);
+            Ok(0)
+        })
+    }
+}
+
+fn initial_value(args: &Bound<'_, PyTuple>, kwargs: Option<&Bound<'_, PyDict>>) -> PyResult<i64> {
+    let named = kwargs.map_or(Ok(None), |kwargs| kwargs.get_item("value"))?;
+    let keywords = kwargs.map_or(0, PyDictMethods::len);
+    if args.len() + keywords > 1 || keywords > usize::from(named.is_some()) {
+        return Err(pyo3::exceptions::PyTypeError::new_err(
+            "semaphore() takes one argument, value",
+        ));
+    }
+    let value = match named {
+        Some(value) => value.extract()?,
+        None if args.is_empty() => 1,
+        None => args.get_item(0)?.extract()?,
+    };
+    if value < 0 {
+        return Err(PyValueError::new_err("a semaphore has no fewer than 0 permits"));
+    }
+    Ok(value)
+}
+
+/// # Safety
+/// Called by CPython with an object of this type.
+unsafe extern "C" fn int(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: attached, and the object is alive.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            available(This::new(py, slf)).map(Bound::into_ptr)
+        })
+    }
+}
+
+pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'py, PyType>> {
+    type T = SemaphoreObject;
+    make::<T>(
+        module,
+        vec![
+            method!(
+                T,
+                c"acquire",
+                acquire,
+                c"Wait until so many permits (1) are there, behind those who came before, and take them."
+            ),
+            method!(
+                T,
+                c"try_acquire",
+                try_acquire,
+                c"The same without waiting; False if it cannot be."
+            ),
+            method!(
+                T,
+                c"release",
+                release,
+                c"Give so many permits (1) to those who wait, or put them back."
+            ),
+            method!(T, c"__enter__", enter, c"Acquire one permit."),
+            method!(T, c"__exit__", exit, c"Release it."),
+        ],
+        vec![getter!(T, c"avail", available, c"The permits that nobody has.")],
+        &[
+            slot(ffi::Py_tp_init, init as *mut c_void),
+            slot(ffi::Py_nb_int, int as *mut c_void),
+        ],
+    )
+}
