@@ -1067,4 +1067,4 @@ def _coro_evict_always(flag: bool, /) -> None:
     """Whether this thread's stacks are moved away and poisoned after each switch: for tests."""
 
 def _coro_fail_evacuations(count: int, /) -> None:
-    """Let that many evacuations fail as if there were no memory: for tests."""
+    """Let that many evacuations and new stacks fail as if there were no memory: for tests."""

@@ -3,6 +3,7 @@
 //! Everything is called on the thread's own stack. Belongs to its thread; nothing here stays borrowed across a call into
 //! Python or a switch. It must not know who runs when.
 
+use std::alloc::Layout;
 use std::cell::{Cell, RefCell};
 use std::ptr;
 use std::rc::Rc;
@@ -85,7 +86,7 @@ pub(super) struct Options {
     pub(super) max_acts: Cell<u16>,
     /// Evacuate after each switch and poison what is left (`GRAPESHOT_CORO_EVICT=always`).
     pub(super) evicts_always: Cell<bool>,
-    /// Fail so many evacuations from now on, as if there were no memory (for tests).
+    /// Fail so many evacuations and new stacks from now on, as if there were no memory (for tests).
     pub(super) failing_evacuations: Cell<u32>,
 }
 
@@ -241,9 +242,7 @@ impl Runtime {
         if occupant.is_null() {
             return Some(());
         }
-        let failing = self.options.failing_evacuations.get();
-        if failing > 0 {
-            self.options.failing_evacuations.set(failing - 1);
+        if self.fails_on_purpose() {
             return None;
         }
         // SAFETY: the occupant is the machine of a live coro of this thread, which is suspended: nobody else looks at
@@ -309,17 +308,10 @@ impl Runtime {
             .assign_slot(coro.has_own_stack.get())
             .map_err(|error| errors::os_error(&error))?;
         self.evacuate(&shared).ok_or_else(no_memory)?;
-        let chunk = self.chunks.borrow_mut().take().ok_or_else(no_memory)?;
-        let mut machine = Box::new(Machine {
-            coro: coro.as_ptr(),
-            slot: Rc::clone(&shared),
-            sp: 0,
-            saved: None,
-            relinked: Relinked::new(),
-            innermost: ptr::null_mut(),
-            state: PyState::empty(),
-            base: Base::new(),
-        });
+        let mut machine = self.allocate(coro, &shared).ok_or_else(no_memory)?;
+        let Some(chunk) = self.chunks.borrow_mut().take() else {
+            return Err(no_memory());
+        };
         // SAFETY: the base lies in the box, which does not move; the slot is free, so its top can be written to.
         unsafe {
             machine.state = PyState::fresh(&raw mut machine.base, chunk, shared.slot.len_bytes());
@@ -331,6 +323,41 @@ impl Runtime {
         // SAFETY: as in `install`.
         unsafe { *coro.machine.get() = Some(machine) };
         Ok(pointer)
+    }
+
+    /// A machine without a stack, or None if there is no memory (for which `Box::new` would end the process).
+    fn allocate(&self, coro: Coro<'_>, shared: &Rc<SharedSlot>) -> Option<Box<Machine>> {
+        if self.fails_on_purpose() {
+            return None;
+        }
+        // SAFETY: the layout is that of the type, which is not empty; null is checked; the box owns the allocation.
+        unsafe {
+            let place = std::alloc::alloc(Layout::new::<Machine>()).cast::<Machine>();
+            if place.is_null() {
+                return None;
+            }
+            place.write(Machine {
+                coro: coro.as_ptr(),
+                slot: Rc::clone(shared),
+                sp: 0,
+                saved: None,
+                relinked: Relinked::new(),
+                innermost: ptr::null_mut(),
+                state: PyState::empty(),
+                base: Base::new(),
+            });
+            Some(Box::from_raw(place))
+        }
+    }
+
+    /// Whether a test wants there to be no memory now.
+    #[inline]
+    fn fails_on_purpose(&self) -> bool {
+        let failing = self.options.failing_evacuations.get();
+        if failing > 0 {
+            self.options.failing_evacuations.set(failing - 1);
+        }
+        failing > 0
     }
 
     /// Takes the machine of a coro that has ended apart.

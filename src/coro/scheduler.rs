@@ -66,12 +66,7 @@ pub(super) fn resume(coro: Coro<'_>) -> PyResult<()> {
                 }
                 Ok(())
             }
-            Err(error) => {
-                // Nothing was changed: the coro stays ready, and tries again in the next turn.
-                report(coro, error)?;
-                queue(coro);
-                Ok(())
-            }
+            Err(error) => not_installed(runtime, coro, error),
         }
     })
 }
@@ -102,6 +97,22 @@ fn finish_late(runtime: &Runtime, coro: Coro<'_>, took_ns: u64) -> PyResult<()> 
     };
     drop(kept);
     finished.and(warned)
+}
+
+/// There was no memory for the coro to run; nothing was changed. One that has never run ends with the error. Another
+/// stays ready and tries again in the next turn: its function is not to know.
+#[cold]
+fn not_installed(runtime: &Runtime, coro: Coro<'_>, error: PyErr) -> PyResult<()> {
+    // SAFETY: only looked at, on the thread's own stack.
+    if unsafe { (*coro.machine.get()).is_some() } {
+        queue(coro);
+        return report(coro, error);
+    }
+    let py = coro.py();
+    drop((coro.function.take(py), coro.args.take(py), coro.kwargs.take(py)));
+    store(coro, Err(error));
+    coro.status.set(Status::Done);
+    finish(runtime, coro)
 }
 
 /// The switch there and back.

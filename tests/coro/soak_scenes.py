@@ -31,8 +31,8 @@ class Injected(Exception):
     """What `raise_exception` is called with."""
 
 
-# What may come out of a coro of a family of which one was killed.
-INJECTED = (asyncio.CancelledError, Injected, coro.InParallelError)
+# What may come out of a coro of a family of which one was killed, or had no memory for its stack.
+INJECTED = (asyncio.CancelledError, Injected, coro.InParallelError, MemoryError)
 
 # A coro that was spawned by the soak, and all that it spawns, are a family: they share this.
 FAMILY: contextvars.ContextVar[int] = contextvars.ContextVar("family", default=-1)

@@ -150,7 +150,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
         function!(
             c"_coro_fail_evacuations",
             functions::fail_evacuations,
-            c"Let evacuations fail, for tests."
+            c"Let evacuations and new stacks fail, for tests."
         ),
         function!(
             c"_coro_note_collection",

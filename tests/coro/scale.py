@@ -1,0 +1,125 @@
+"""What test_scale.py runs in a process of its own: many coros at once, and what they leave behind. Prints JSON.
+
+python tests/coro/scale.py sleepers 100000
+python tests/coro/scale.py suspended 40000
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import sys
+from collections.abc import Callable
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from grapeshot import coro
+
+PAGE = 4096
+
+
+def resident() -> int:
+    """Bytes of this process in memory, once the C library has given back what is free."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+
+
+def mappings() -> int:
+    return len(Path("/proc/self/maps").read_text().splitlines())
+
+
+def sleepers(count: int) -> dict[str, Any]:
+    """All begin, sleep at once, wake and end; three calls deep."""
+    woken_early = 0
+    asleep: list[int] = []
+
+    def inner(number: int, due: float) -> int:
+        nonlocal woken_early
+        asleep.append(number)
+        coro.sleep_absolute(due)
+        woken_early += coro.now() < due
+        return number
+
+    def middle(number: int, due: float) -> int:
+        return inner(number, due)
+
+    def outer(number: int) -> int:
+        return middle(number, due)
+
+    # Nobody is due before all sleep: the last of them sets the time.
+    due = coro.now() + 3600.0
+    threads = [coro.spawn(outer, number) for number in range(count)]
+    while len(asleep) < count:
+        coro.yield_slice()
+    at_once = len(coro.get_live_coros()) - 1
+    peak = resident()
+    for thread in threads:
+        thread.interrupt()
+    coro.yield_slice()
+    coro.yield_slice()
+    interrupted = sum(thread.done() for thread in threads)
+    threads = []
+    # The same, with timers that come due.
+    asleep.clear()
+    due = coro.now() + 0.5
+    threads = [coro.spawn(outer, number) for number in range(count)]
+    total = sum(thread.join() for thread in threads)
+    return {
+        "at_once": at_once,
+        "interrupted": interrupted,
+        "sum": total,
+        "woken_early": woken_early,
+        "peak": peak,
+    }
+
+
+def suspended(count: int) -> dict[str, Any]:
+    """All are suspended at once, twenty Python frames and a C function deep, with a number each to keep."""
+
+    def below_c(left: int, right: int) -> int:
+        coro.wait()
+        return left + right
+
+    def deeper(level: int, number: int) -> int:
+        if level == 0:
+            return reduce(below_c, (number, 1))
+        return deeper(level - 1, number) + 1
+
+    threads = [coro.spawn(deeper, 20, number) for number in range(count)]
+    coro.yield_slice()
+    waiting = sum(thread._status == "waiting" for thread in threads)
+    saved, peak, mapped = coro.stack_info()["bytes_saved"], resident(), mappings()
+    depths = {len(thread.get_stack()) for thread in threads[:: max(1, count // 100)]}
+    for thread in reversed(threads):
+        coro.schedule(thread)
+    right = sum(thread.join() == number + 21 for number, thread in enumerate(threads))
+    return {
+        "waiting": waiting,
+        "right": right,
+        "saved": saved,
+        "peak": peak,
+        "mappings": mapped,
+        "depths": sorted(depths),
+    }
+
+
+def main(kind: str, count: int) -> None:
+    program: Callable[[int], dict[str, Any]] = {"sleepers": sleepers, "suspended": suspended}[kind]
+    before_mappings = mappings()
+    coro.run(program, 100)
+    before = resident()
+    report = coro.run(program, count)
+    report["before"] = before
+    report["after"] = resident()
+    report["mappings_before"] = before_mappings
+    report["mappings_after"] = mappings()
+    report["live"] = len(coro.get_live_coros())
+    report["bytes_saved"] = coro.stack_info()["bytes_saved"]
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

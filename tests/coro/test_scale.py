@@ -1,0 +1,58 @@
+"""A hundred thousand coros in one process, and what they leave behind. scale.py runs in a process of its own.
+
+CORO_SCALE in the environment is the share of it that is run: 1 (the default) is 100,000 that sleep and 40,000 that are
+suspended deep down at once, which is more than the kernel has mappings for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import coro_is_available
+
+pytestmark = [
+    pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter"),
+    pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc"),
+]
+
+SHARE = float(os.environ.get("CORO_SCALE", "1"))
+MIB = 1024 * 1024
+
+
+def run(kind, count):
+    program = Path(__file__).with_name("scale.py")
+    done = subprocess.run(
+        [sys.executable, program, kind, str(count)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    report = json.loads(done.stdout)
+    assert report["live"] == 0
+    assert report["bytes_saved"] == 0
+    # Kept for the next coros: 1,024 chunks, buffers of each size up to 8 KiB, and the shared stack's own pages.
+    assert report["after"] - report["before"] < 40 * MIB
+    assert report["mappings_after"] - report["mappings_before"] < 50
+    return report
+
+
+def test_a_hundred_thousand_sleep_wake_and_end():
+    count = int(100_000 * SHARE)
+    report = run("sleepers", count)
+    assert report["at_once"] == report["interrupted"] == count
+    assert report["sum"] == count * (count - 1) // 2
+    assert report["woken_early"] == 0
+    assert report["peak"] - report["before"] > count * 1024
+
+
+def test_forty_thousand_are_suspended_deep_down():
+    count = int(40_000 * SHARE)
+    report = run("suspended", count)
+    assert report["waiting"] == report["right"] == count
+    assert report["depths"] == [22]
+    # Every stack but the one in place was moved away, none of them has a mapping of its own.
+    assert report["saved"] > (count - 1) * 500
+    assert report["mappings"] - report["mappings_before"] < 200
