@@ -4,16 +4,16 @@
 //! ```text
 //!   ready queue entry of a coro --> resume: stack into place, interpreter state, switch -----.
 //!                                                                                            v
-//!   next entry <-- interpreter state, bookkeeping <---------- switch back <--- suspend() on the coro's stack
+//!   next entry <-- interpreter state, bookkeeping <---------- switch back <--- leave() on the coro's stack
 //! ```
 //!
-//! Everything but `suspend` and the function of a coro runs on the thread's own stack. Belongs to its thread; nothing
+//! Everything but `leave` and the function of a coro runs on the thread's own stack. Belongs to its thread; nothing
 //! here stays borrowed across a call into Python or a switch.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -148,25 +148,130 @@ fn run(runtime: &Runtime, coro: Coro<'_>, machine: *mut Machine) {
     }
 }
 
-/// Gives the thread back to the scheduler until the coro is woken; returns or raises what it is woken with. The caller
-/// has set the status (Ready and queued, or Waiting), and no stale `wake_value` is left.
+/// What a wait returns or raises.
+pub(super) type Outcome<'py> = PyResult<Bound<'py, PyAny>>;
+
+/// Where to switch to in order to leave a coro's stack. Small enough to be returned in registers.
+struct Departure {
+    /// Where the coro's stack pointer is kept.
+    sp_place: NonNull<usize>,
+    main_sp: usize,
+}
+
+/// Gets the running coro ready to leave. The caller has set its status (Ready and queued, or Waiting), and no stale
+/// `wake_value` is left.
 #[inline]
-pub(super) fn suspend(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
-    let py = coro.py();
+fn departure(coro: Coro<'_>) -> PyResult<Departure> {
     coro.acts.set(0);
-    let (main_sp, sp_place) = with_runtime(|runtime| {
-        // SAFETY: the running coro has a machine; only its address is taken.
-        let sp_place = unsafe {
-            (*coro.machine.get())
-                .as_mut()
-                .map_or(ptr::null_mut(), |machine| &raw mut machine.sp)
-        };
-        (runtime.main_sp.get(), sp_place)
-    });
-    // SAFETY: this is the coro's stack, and the thread's own was left at `main_sp` by `run`. Nothing is borrowed.
-    unsafe { arch::switch(sp_place, main_sp) };
+    // SAFETY: only the address is taken.
+    let sp_place = unsafe { (*coro.machine.get()).as_mut().map(|machine| &raw mut machine.sp) };
+    let Some(sp_place) = sp_place.and_then(NonNull::new) else {
+        return Err(PyRuntimeError::new_err("the coro has no stack"));
+    };
+    Ok(Departure {
+        sp_place,
+        main_sp: with_runtime(|runtime| runtime.main_sp.get()),
+    })
+}
+
+/// What the wait that is over returns or raises.
+#[inline]
+fn arrival(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
+    // What it was woken with before an interruption stays for `_undelivered`.
     raise_pending(coro)?;
+    let py = coro.py();
     Ok(coro.wake_value.take(py).unwrap_or_else(|| none(py)))
+}
+
+/// Leaves the coro's stack until it is woken.
+///
+/// # Safety
+/// Attached, on the stack of the coro that the departure was made for. Nothing is borrowed.
+#[inline(always)]
+unsafe fn leave(departure: &Departure) {
+    // SAFETY: by the contract; the thread's own stack was left at `main_sp` by `run`.
+    unsafe { arch::switch(departure.sp_place.as_ptr(), departure.main_sp) };
+}
+
+/// Gives the thread back to the scheduler until the coro is woken; returns or raises what it is woken with. The caller has
+/// done what `departure` wants.
+#[inline]
+fn suspend(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
+    let departure = departure(coro)?;
+    // SAFETY: this is the coro's stack.
+    unsafe { leave(&departure) };
+    arrival(coro)
+}
+
+/// What the first half of a waiting function has come to.
+pub(super) enum Begun<'py, S> {
+    /// The coro waits, or is ready again; this is for the second half.
+    Waits(S),
+    /// There is no need to wait: this is returned.
+    IsOver(Bound<'py, PyAny>),
+}
+
+/// The body of a C function that waits. `begin` decides whether it does, and has something to be kept for `finish`, which
+/// gets the outcome of the wait and decides what the function returns.
+///
+/// What a suspended coro has on its stack is copied at each switch and kept while it waits. So there is nothing here but what
+/// `begin` wants to be kept: all else is in functions of their own, which have returned by then, or not begun.
+///
+/// # Safety
+/// Called by CPython, attached. If there is something to wait for, `begin` leaves the running coro as `departure` wants it.
+#[inline(always)]
+pub(super) unsafe fn wait_at_boundary<S, F, G>(begin: F, finish: G) -> *mut ffi::PyObject
+where
+    F: FnOnce(Python<'static>) -> PyResult<Begun<'static, S>>,
+    G: FnOnce(Coro<'static>, S, Outcome<'static>) -> Outcome<'static>,
+{
+    enum Next<S> {
+        Leave(Departure, S),
+        Return(*mut ffi::PyObject),
+    }
+
+    #[inline(never)]
+    fn before<S, F>(begin: F) -> Next<S>
+    where
+        F: FnOnce(Python<'static>) -> PyResult<Begun<'static, S>>,
+    {
+        // SAFETY: attached (contract of the caller).
+        let py = unsafe { Python::assume_attached() };
+        errors::at_boundary(py, Next::Return(ptr::null_mut()), || {
+            Ok(match begin(py)? {
+                Begun::Waits(kept) => Next::Leave(departure(running(py)?)?, kept),
+                Begun::IsOver(value) => Next::Return(value.into_ptr()),
+            })
+        })
+    }
+
+    #[inline(never)]
+    fn after<S, G>(kept: S, finish: G) -> *mut ffi::PyObject
+    where
+        G: FnOnce(Coro<'static>, S, Outcome<'static>) -> Outcome<'static>,
+    {
+        // SAFETY: as above.
+        let py = unsafe { Python::assume_attached() };
+        errors::at_boundary(py, ptr::null_mut(), || {
+            let coro = running(py)?;
+            finish(coro, kept, arrival(coro)).map(Bound::into_ptr)
+        })
+    }
+
+    match before(begin) {
+        Next::Leave(departure, kept) => {
+            // SAFETY: `before` has found out that this is a coro's stack.
+            unsafe { leave(&departure) };
+            after(kept, finish)
+        }
+        Next::Return(value) => value,
+    }
+}
+
+/// The running coro.
+#[inline]
+fn running(py: Python<'_>) -> PyResult<Coro<'_>> {
+    current(py).ok_or_else(|| PyRuntimeError::new_err("no coro is running"))
 }
 
 /// What a running coro must fulfil to be suspended here: it is the current one, nothing unwinds, and the garbage
@@ -238,21 +343,28 @@ pub(super) fn forget_wake_value(coro: Coro<'_>) {
     }
 }
 
-/// `yield_slice()`: behind everything that is ready now.
+/// The running coro goes behind everything that is ready now.
 #[inline]
-pub(super) fn yield_slice(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
+pub(super) fn begin_yield(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
     raise_pending(coro)?;
     forget_wake_value(coro);
     make_ready(coro);
-    suspend(coro)
+    Ok(Begun::Waits(()))
+}
+
+/// The running coro waits until somebody wakes it.
+#[inline]
+pub(super) fn begin_wait(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
+    raise_pending(coro)?;
+    forget_wake_value(coro);
+    coro.status.set(Status::Waiting);
+    Ok(Begun::Waits(()))
 }
 
 /// Waits until somebody wakes the coro.
 #[inline]
 pub(super) fn wait(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
-    raise_pending(coro)?;
-    forget_wake_value(coro);
-    coro.status.set(Status::Waiting);
+    begin_wait(coro)?;
     suspend(coro)
 }
 
@@ -267,7 +379,7 @@ pub(super) fn wait_offering<'py>(coro: Coro<'py>, offer: Bound<'py, PyAny>) -> P
 
 /// An I/O operation of the running coro was ready at once. Too many of them in a row, and it yields.
 #[inline]
-pub(super) fn act(coro: Coro<'_>) -> PyResult<()> {
+pub(super) fn begin_act(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
     let acts = coro.acts.get() + 1;
     let own_limit = coro.max_acts.get();
     let limit = if own_limit == 0 {
@@ -276,11 +388,10 @@ pub(super) fn act(coro: Coro<'_>) -> PyResult<()> {
         own_limit - 1
     };
     if acts > limit {
-        yield_slice(coro)?;
-    } else {
-        coro.acts.set(acts);
+        return begin_yield(coro);
     }
-    Ok(())
+    coro.acts.set(acts);
+    Ok(Begun::IsOver(none(coro.py())))
 }
 
 /// `_coro_end_sleep`, which timers call.
@@ -294,8 +405,9 @@ pub(super) fn set_end_sleep(function: &Bound<'_, PyAny>) {
     EMPTY_CONTEXT.store(unsafe { ffi::PyContext_New() }, Ordering::Release);
 }
 
-/// Waits until the loop's clock shows `when_s`, by a timer in the loop's heap.
-pub(super) fn sleep_until(coro: Coro<'_>, when_s: f64) -> PyResult<Bound<'_, PyAny>> {
+/// The running coro waits until the loop's clock shows `when_s`, by a timer in the loop's heap: that one is returned, for
+/// `end_sleep`.
+pub(super) fn begin_sleep(coro: Coro<'_>, when_s: f64) -> PyResult<Begun<'_, HandleRef>> {
     let py = coro.py();
     if when_s.is_nan() {
         return Err(PyValueError::new_err("a time cannot be NaN"));
@@ -304,7 +416,6 @@ pub(super) fn sleep_until(coro: Coro<'_>, when_s: f64) -> PyResult<Bound<'_, PyA
     let Some(event_loop) = coro.event_loop.get(py) else {
         return Err(PyRuntimeError::new_err("the coro has lost its loop"));
     };
-    let native = LoopObject::of(&event_loop);
     let handle = HandleRef::create(
         py,
         event_loop.as_ptr().cast(),
@@ -313,16 +424,27 @@ pub(super) fn sleep_until(coro: Coro<'_>, when_s: f64) -> PyResult<Bound<'_, PyA
         EMPTY_CONTEXT.load(Ordering::Relaxed),
         Some(when_s),
     )?;
-    native.reactor().push_timer(py, handle.new_ref());
-    let result = wait(coro);
-    // Interrupted, or woken by somebody else: the timer must not end a later wait. If it is due already, it lies in the
-    // ready queue, and is in no heap any more.
+    LoopObject::of(&event_loop)
+        .reactor()
+        .push_timer(py, handle.new_ref());
+    coro.status.set(Status::Waiting);
+    Ok(Begun::Waits(handle))
+}
+
+/// After the wait. The timer of one that was interrupted, or woken by somebody else, must not end a later one; if it is due
+/// already, it lies in the ready queue, and is in no heap any more.
+pub(super) fn end_sleep<'py>(coro: Coro<'py>, handle: HandleRef, outcome: Outcome<'py>) -> Outcome<'py> {
+    let py = coro.py();
     let was_scheduled = handle.is_scheduled(py);
-    if handle.event_loop(py).is_some() && handle.cancel(py) && was_scheduled {
-        native.reactor().timer_cancelled(py, handle);
+    if handle.event_loop(py).is_some()
+        && handle.cancel(py)
+        && was_scheduled
+        && let Some(event_loop) = coro.event_loop.get(py)
+    {
+        LoopObject::of(&event_loop).reactor().timer_cancelled(py, handle);
     }
     handle.release(py);
-    result
+    outcome
 }
 
 /// The innermost Python frame of a suspended coro as an object; None if it runs, has not begun or has ended.
@@ -357,65 +479,90 @@ pub(super) fn start(coro: Coro<'_>) {
     make_ready(coro);
 }
 
-/// The first and only function on a coro's stack.
+/// The first and only function on a coro's stack. As in `wait_at_boundary`, hardly anything of it stays on the stack while the
+/// coro's function runs.
 pub(super) unsafe extern "C" fn run_on_stack(argument: *mut c_void) -> ! {
-    // SAFETY: the scheduler switches here attached, with the coro that `build` has laid the stack out for.
-    let coro: Coro<'static> = unsafe { This::new(Python::assume_attached(), argument.cast()) };
-    let caught = catch_unwind(AssertUnwindSafe(|| run_function(coro)));
-    let outcome = match caught {
-        Ok(outcome) => outcome,
-        Err(payload) => Err(errors::panic_error(&*payload)),
-    };
-    store(coro, outcome);
-    coro.status.set(Status::Done);
-    let main_sp = with_runtime(|runtime| runtime.main_sp.get());
-    let unused = UnsafeCell::new(0);
-    // SAFETY: the thread's own stack was left there; nobody comes back to this one.
-    unsafe { arch::switch(unused.get(), main_sp) };
+    // SAFETY: the scheduler switches here attached, with the coro that `build` has laid the stack out for. The arguments are
+    // a tuple and a dict or null; the coro keeps them, and is kept by the runtime. Nothing of the interpreter unwinds.
+    unsafe {
+        let coro: Coro<'static> = This::new(Python::assume_attached(), argument.cast());
+        if begin(coro) {
+            let result = ffi::PyObject_Call(coro.function.as_ptr(), coro.args.as_ptr(), coro.kwargs.as_ptr());
+            end(coro, result);
+        }
+        let main_sp = with_runtime(|runtime| runtime.main_sp.get());
+        let unused = UnsafeCell::new(0);
+        // The thread's own stack was left there; nobody comes back to this one.
+        arch::switch(unused.get(), main_sp);
+    }
     std::process::abort()
 }
 
-/// The function in its context, and the notifier of an error of it.
-fn run_function(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
-    let py = coro.py();
-    drop(coro.wake_value.take(py));
-    let Some(context) = coro.context.get(py) else {
-        return Err(PyRuntimeError::new_err("the coro has lost its context"));
-    };
-    // SAFETY: a live context, left below on the same stack. The stack's own context is null until then.
-    if unsafe { ffi::PyContext_Enter(context.as_ptr()) } != 0 {
-        return Err(errors::fetch(py));
-    }
-    let result = call_function(coro).map_err(|error| notifier::tell(coro, error));
-    // SAFETY: entered above on this stack; a failed result holds its exception itself.
-    if unsafe { ffi::PyContext_Exit(context.as_ptr()) } != 0 {
-        return Err(errors::fetch(py));
-    }
-    result
+/// Enters the coro's context. False if the function is not to be called, and the outcome is there: an exception that came
+/// before the first run is raised instead.
+#[inline(never)]
+fn begin(coro: Coro<'static>) -> bool {
+    conclude(coro, || {
+        let py = coro.py();
+        drop(coro.wake_value.take(py));
+        if !coro.context.is_set() {
+            return Err(PyRuntimeError::new_err("the coro has lost its context"));
+        }
+        // SAFETY: a live context, left in `leave_context` on the same stack. The stack's own context is null until then.
+        if unsafe { ffi::PyContext_Enter(coro.context.as_ptr()) } != 0 {
+            return Err(errors::fetch(py));
+        }
+        if let Err(error) = raise_pending(coro) {
+            return leave_context(coro, Err(error)).map(Some);
+        }
+        if coro.function.is_set() && coro.args.is_set() {
+            return Ok(None);
+        }
+        let lost = PyRuntimeError::new_err("the coro has lost its function");
+        leave_context(coro, Err(lost)).map(Some)
+    })
 }
 
-/// The call; an exception that came before the first run is raised instead.
-fn call_function(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
-    let py = coro.py();
-    raise_pending(coro)?;
-    let (Some(function), Some(args)) = (coro.function.take(py), coro.args.take(py)) else {
-        return Err(PyRuntimeError::new_err("the coro has lost its function"));
+/// Takes over what the function has returned, null if it has raised.
+#[inline(never)]
+fn end(coro: Coro<'static>, result: *mut ffi::PyObject) {
+    conclude(coro, || {
+        let py = coro.py();
+        // SAFETY: a new reference, or null with an exception set.
+        let result = unsafe { errors::owned(py, result) };
+        // Dropped here: their finalizers may still use the coro's stack.
+        drop((coro.function.take(py), coro.args.take(py), coro.kwargs.take(py)));
+        leave_context(coro, result).map(Some)
+    });
+}
+
+/// The outcome of the function, after the notifier has heard of an error, in the coro's context.
+fn leave_context<'py>(coro: Coro<'py>, outcome: Outcome<'py>) -> Outcome<'py> {
+    let outcome = outcome.map_err(|error| notifier::tell(coro, error));
+    // SAFETY: entered in `begin` on this stack; a failed outcome holds its exception itself.
+    if unsafe { ffi::PyContext_Exit(coro.context.as_ptr()) } != 0 {
+        return Err(errors::fetch(coro.py()));
+    }
+    outcome
+}
+
+/// Runs a part of the coro's outermost function: an outcome ends the coro, a panic does so as an exception. True if the coro
+/// goes on.
+#[inline(always)]
+fn conclude<'py, F>(coro: Coro<'py>, part: F) -> bool
+where
+    F: FnOnce() -> PyResult<Option<Bound<'py, PyAny>>>,
+{
+    let outcome =
+        catch_unwind(AssertUnwindSafe(part)).unwrap_or_else(|payload| Err(errors::panic_error(&*payload)));
+    let outcome = match outcome {
+        Ok(None) => return true,
+        Ok(Some(value)) => Ok(value),
+        Err(error) => Err(error),
     };
-    let kwargs = coro.kwargs.take(py);
-    // SAFETY: attached; the arguments are a tuple and a dict or null, kept by this function.
-    let result = unsafe {
-        errors::owned(
-            py,
-            ffi::PyObject_Call(
-                function.as_ptr(),
-                args.as_ptr(),
-                kwargs.as_ref().map_or(ptr::null_mut(), Bound::as_ptr),
-            ),
-        )
-    };
-    // Dropped here: their finalizers may still use the coro's stack.
-    drop((function, args, kwargs));
-    result
+    store(coro, outcome);
+    coro.status.set(Status::Done);
+    false
 }
 
 /// Notes the outcome. Nothing that has a destructor may be left on the stack after it.

@@ -5,10 +5,12 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyType};
 
 use super::{Object, making};
-use crate::coro::coroutine::Status;
+use crate::coro::coroutine::{Coro, Status};
 use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::runtime::{current as running, with_runtime};
+use crate::coro::scheduler::{Begun, Outcome};
 use crate::coro::{arch, collector, ending, hooks, notifier, pystate, scheduler, tasks};
+use crate::event_loop::handle::HandleRef;
 use crate::event_loop::native_type::{Args, This, none};
 
 pub(super) fn current<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
@@ -28,40 +30,56 @@ pub(super) fn current_or_none<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Obje
     Ok(running(py).map_or_else(|| none(py), This::to_bound))
 }
 
-pub(super) fn yield_slice<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn begin_yield<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult<Begun<'py, ()>> {
     args.exactly("yield_slice", 0)?;
-    scheduler::yield_slice(scheduler::suspendable(py)?)
+    scheduler::begin_yield(scheduler::suspendable(py)?)
 }
 
-pub(super) fn wait<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_wait", 0)?;
-    scheduler::wait(scheduler::suspendable(py)?)
+pub(super) fn begin_wait<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult<Begun<'py, ()>> {
+    args.exactly("wait", 0)?;
+    scheduler::begin_wait(scheduler::suspendable(py)?)
 }
 
 /// As `_coro_wait`, but an interruption is returned rather than raised: what is raised here is that nothing can wait.
-pub(super) fn wait_for_wake<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn begin_wait_for_wake<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult<Begun<'py, ()>> {
     args.exactly("_wait_for_wake", 0)?;
     let coro = scheduler::suspendable(py)?;
-    Ok(match scheduler::wait(coro) {
+    match scheduler::begin_wait(coro) {
+        Ok(begun) => Ok(begun),
+        Err(interruption) => return_interruption(coro, (), Err(interruption)).map(Begun::IsOver),
+    }
+}
+
+pub(super) fn return_interruption<'py>(coro: Coro<'py>, (): (), outcome: Outcome<'py>) -> Outcome<'py> {
+    let py = coro.py();
+    Ok(match outcome {
         Ok(_) => none(py),
         Err(interruption) => interruption.into_value(py).into_bound(py).into_any(),
     })
 }
 
-pub(super) fn sleep_until<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("sleep_absolute", 1)?;
-    let when_s = args.get(0).map_or(Ok(0.0), |when| when.extract::<f64>())?;
-    scheduler::sleep_until(scheduler::suspendable(py)?, when_s)
+/// Nothing is left to be done after the wait.
+pub(super) fn return_outcome<'py>(_: Coro<'py>, (): (), outcome: Outcome<'py>) -> Outcome<'py> {
+    outcome
 }
 
-pub(super) fn sleep_for<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn begin_sleep_until<'py>(
+    py: Python<'py>,
+    args: Args<'_, 'py>,
+) -> PyResult<Begun<'py, HandleRef>> {
+    args.exactly("sleep_absolute", 1)?;
+    let when_s = args.get(0).map_or(Ok(0.0), |when| when.extract::<f64>())?;
+    scheduler::begin_sleep(scheduler::suspendable(py)?, when_s)
+}
+
+pub(super) fn begin_sleep_for<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult<Begun<'py, HandleRef>> {
     args.exactly("sleep_relative", 1)?;
     let delay_s = args.get(0).map_or(Ok(0.0), |delay| delay.extract::<f64>())?;
     let coro = scheduler::suspendable(py)?;
-    scheduler::sleep_until(coro, crate::event_loop::reactor::time_s() + delay_s)
+    scheduler::begin_sleep(coro, crate::event_loop::reactor::time_s() + delay_s)
 }
 
-/// What a timer of `sleep_until` calls.
+/// What the timer of a sleep calls.
 pub(super) fn end_sleep<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("_end_sleep", 1)?;
     if let Some(object) = args.get(0) {
@@ -96,12 +114,12 @@ pub(super) fn set_selfishness<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Obje
 }
 
 /// `_coro_act()`: an I/O operation was ready at once. Nothing outside of a coro.
-pub(super) fn act<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn begin_act<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult<Begun<'py, ()>> {
     args.exactly("_coro_act", 0)?;
-    if let Some(coro) = running(py) {
-        scheduler::act(coro)?;
+    match running(py) {
+        Some(_) => scheduler::begin_act(scheduler::suspendable(py)?),
+        None => Ok(Begun::IsOver(none(py))),
     }
-    Ok(none(py))
 }
 
 /// `_coro_set_latency_warning(seconds)`: the limit before.

@@ -5,6 +5,7 @@ mod functions;
 mod making;
 mod stacks;
 
+use std::ffi::CStr;
 use std::ptr;
 
 use pyo3::ffi;
@@ -33,15 +34,46 @@ macro_rules! function {
                 })
             }
         }
-        ffi::PyMethodDef {
-            ml_name: $name.as_ptr(),
-            ml_meth: ffi::PyMethodDefPointer {
-                PyCFunctionFastWithKeywords: raw,
-            },
-            ml_flags: ffi::METH_FASTCALL | ffi::METH_KEYWORDS,
-            ml_doc: $doc.as_ptr(),
-        }
+        definition($name, raw, $doc)
     }};
+}
+
+/// A row around `fn(Python, Args) -> PyResult<Begun<S>>` and `fn(Coro, S, Outcome) -> Outcome` for a function that waits between the
+/// two, see `scheduler::wait_at_boundary`.
+macro_rules! waiting_function {
+    ($name:literal, $begin:path, $finish:path, $doc:literal) => {{
+        unsafe extern "C" fn raw(
+            _: *mut ffi::PyObject,
+            args: *const *mut ffi::PyObject,
+            nargs: ffi::Py_ssize_t,
+            kwnames: *mut ffi::PyObject,
+        ) -> *mut ffi::PyObject {
+            // SAFETY: only CPython calls this, attached, through a METH_FASTCALL|METH_KEYWORDS function; `begin` comes before
+            // it has returned.
+            unsafe {
+                scheduler::wait_at_boundary(
+                    |py| $begin(py, Args::from_fastcall(py, args, nargs, kwnames)),
+                    $finish,
+                )
+            }
+        }
+        definition($name, raw, $doc)
+    }};
+}
+
+fn definition(
+    name: &'static CStr,
+    raw: ffi::PyCFunctionFastWithKeywords,
+    doc: &'static CStr,
+) -> ffi::PyMethodDef {
+    ffi::PyMethodDef {
+        ml_name: name.as_ptr(),
+        ml_meth: ffi::PyMethodDefPointer {
+            PyCFunctionFastWithKeywords: raw,
+        },
+        ml_flags: ffi::METH_FASTCALL | ffi::METH_KEYWORDS,
+        ml_doc: doc.as_ptr(),
+    }
 }
 
 fn functions() -> Vec<ffi::PyMethodDef> {
@@ -66,29 +98,34 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             functions::current_or_none,
             c"The coro that runs, or None."
         ),
-        function!(
+        waiting_function!(
             c"_coro_yield_slice",
-            functions::yield_slice,
+            functions::begin_yield,
+            functions::return_outcome,
             c"Let everything run that is ready."
         ),
-        function!(
+        waiting_function!(
             c"_coro_wait",
-            functions::wait,
+            functions::begin_wait,
+            functions::return_outcome,
             c"Wait until somebody wakes this coro."
         ),
-        function!(
+        waiting_function!(
             c"_coro_wait_for_wake",
-            functions::wait_for_wake,
+            functions::begin_wait_for_wake,
+            functions::return_interruption,
             c"Wait until somebody wakes this coro; return what has interrupted it, or None."
         ),
-        function!(
+        waiting_function!(
             c"_coro_sleep_absolute",
-            functions::sleep_until,
+            functions::begin_sleep_until,
+            scheduler::end_sleep,
             c"Wait until loop.time() is there."
         ),
-        function!(
+        waiting_function!(
             c"_coro_sleep_relative",
-            functions::sleep_for,
+            functions::begin_sleep_for,
+            scheduler::end_sleep,
             c"Wait for so many seconds."
         ),
         function!(c"_coro_end_sleep", functions::end_sleep, c"What a timer calls."),
@@ -112,9 +149,10 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             functions::set_selfishness,
             c"After how much I/O that is ready at once coros yield; the number before."
         ),
-        function!(
+        waiting_function!(
             c"_coro_act",
-            functions::act,
+            functions::begin_act,
+            functions::return_outcome,
             c"I/O of the running coro was ready at once."
         ),
         function!(
@@ -171,7 +209,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         let definition = Box::leak(Box::new(definition));
         // SAFETY: the definition is leaked, its name a C string literal.
         let (name, made) = unsafe {
-            let name = std::ffi::CStr::from_ptr(definition.ml_name);
+            let name = CStr::from_ptr(definition.ml_name);
             let made = ffi::PyCFunction_NewEx(definition, ptr::null_mut(), ptr::null_mut());
             (name, errors::owned(module.py(), made)?)
         };
