@@ -1,7 +1,9 @@
 //! AArch64, AAPCS64 (Linux, the BSDs, macOS).
 //!
-//! Assembled for `aarch64-unknown-linux-gnu` and `aarch64-apple-darwin`; **not run** by the project's machines, which are
-//! x86-64.
+//! The project's machines are x86-64. What was run there, in an emulator of AArch64 Linux (`tests/project/test_arch.py`): the
+//! instructions of `switch` and `start`, which lie in files of their own for that, on stacks laid out as by `prepare`.
+//! **Not run**: this file as compiled by rustc (which assembles the instructions for Linux, Apple and FreeBSD), a Python on it,
+//! real hardware.
 //!
 //! A stack that is switched away from, growing down:
 //!
@@ -34,6 +36,13 @@ use super::Entry;
 
 pub(in crate::coro) const IS_SUPPORTED: bool = true;
 
+/// What `prepare` lays out, in words from the stack pointer up (the test reads these lines). All others are zero, which for
+/// FPCR is the state at a thread's start.
+const FRAME_WORDS: usize = 22;
+const ENTRY: usize = 0; // x19
+const ARGUMENT: usize = 1; // x20
+const RETURN_ADDRESS: usize = 11; // x30
+
 /// See the module above. On entry: x0 = `from`, x1 = `to`.
 ///
 /// # Safety
@@ -41,55 +50,14 @@ pub(in crate::coro) const IS_SUPPORTED: bool = true;
 /// to this thread. `from` is writable, and whoever reads it does so while this stack is not running.
 #[unsafe(naked)]
 pub(in crate::coro) unsafe extern "C" fn switch(from: *mut usize, to: usize) {
-    naked_asm!(
-        "sub sp, sp, #176",
-        "stp x19, x20, [sp]",
-        "stp x21, x22, [sp, #16]",
-        "stp x23, x24, [sp, #32]",
-        "stp x25, x26, [sp, #48]",
-        "stp x27, x28, [sp, #64]",
-        "stp x29, x30, [sp, #80]",
-        "mrs x9, fpcr",
-        "str x9, [sp, #96]",
-        "stp d8, d9, [sp, #112]",
-        "stp d10, d11, [sp, #128]",
-        "stp d12, d13, [sp, #144]",
-        "stp d14, d15, [sp, #160]",
-        "mov x9, sp",
-        "str x9, [x0]",
-        "mov sp, x1",
-        "ldp x19, x20, [sp]",
-        "ldp x21, x22, [sp, #16]",
-        "ldp x23, x24, [sp, #32]",
-        "ldp x25, x26, [sp, #48]",
-        "ldp x27, x28, [sp, #64]",
-        "ldp x29, x30, [sp, #80]",
-        "ldr x9, [sp, #96]",
-        "msr fpcr, x9",
-        "ldp d8, d9, [sp, #112]",
-        "ldp d10, d11, [sp, #128]",
-        "ldp d12, d13, [sp, #144]",
-        "ldp d14, d15, [sp, #160]",
-        "add sp, sp, #176",
-        "mov x9, x30",
-        "br x9",
-    )
+    naked_asm!(include_str!("aarch64_switch.s"))
 }
 
 /// The first thing on a new stack. On entry: x19 = `entry`, x20 = its argument. The undefined return address ends
 /// the chain for unwinders and debuggers.
 #[unsafe(naked)]
 unsafe extern "C" fn start() -> ! {
-    naked_asm!(
-        ".cfi_startproc",
-        ".cfi_undefined x30",
-        "mov x29, xzr",
-        "mov x30, xzr",
-        "mov x0, x20",
-        "blr x19",
-        "brk #1",
-        ".cfi_endproc",
-    )
+    naked_asm!(include_str!("aarch64_start.s"))
 }
 
 /// See the module above.
@@ -98,12 +66,12 @@ unsafe extern "C" fn start() -> ! {
 /// The 256 bytes below `top` are writable and unused.
 pub(in crate::coro) unsafe fn prepare(top: usize, entry: Entry, argument: *mut c_void) -> usize {
     debug_assert!(top.is_multiple_of(16));
-    let mut frame = [0_u64; 22];
-    frame[0] = entry as usize as u64; // x19
-    frame[1] = argument as u64; // x20
-    frame[11] = start as *const () as u64; // x30; FPCR 0 is the state at a thread's start
+    let mut frame = [0_u64; FRAME_WORDS];
+    frame[ENTRY] = entry as usize as u64;
+    frame[ARGUMENT] = argument as u64;
+    frame[RETURN_ADDRESS] = start as *const () as u64;
     let sp = top - size_of_val(&frame);
     // SAFETY: within the 256 bytes that the caller gives.
-    unsafe { (sp as *mut [u64; 22]).write(frame) };
+    unsafe { (sp as *mut [u64; FRAME_WORDS]).write(frame) };
     sp
 }
