@@ -184,6 +184,7 @@ def one_round(soak: Soak, seed: str) -> None:
     world = World(soak, random.Random(seed))
     world.is_mixed = soak.options.mixed
     world.evicts_always = coro.stack_info()["evicts_always"]
+    coro.set_latency_warning(0)
     try:
         coro.run(loop_main, world)
         check(coro.get_live_coros() == [], "coros are left")

@@ -288,6 +288,36 @@ def finalizers(world: World) -> None:
     check(log == [1], "the finalizer has not run to its end")
 
 
+class Collected:
+    """A finalizer that tries to yield, called by the collector: on a stack that moves it gets an error."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+        self.itself = self
+
+    def __del__(self) -> None:
+        try:
+            coro.yield_slice()
+        except coro.YieldFromMain:  # the collector runs on the thread's own stack
+            self.log.append("main")
+        except RuntimeError:
+            self.log.append("refused")
+        except INJECTED:
+            self.log.append("injected")
+        else:
+            self.log.append("yielded")
+
+
+def collections_of_garbage(world: World) -> None:
+    log: list[str] = []
+    Collected(log)
+    world.pause()
+    if world.generator.random() < 0.3:
+        gc.collect()
+        # Another thread, or a coro on a stack of its own, may have been the one that found it.
+        check(len(log) <= 1, f"a finalizer has run twice: {log}")
+
+
 _compare_type = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_int))
 _qsort = ctypes.CDLL(None).qsort
 _qsort.restype = None
@@ -568,6 +598,7 @@ SCENES: list[Callable[[World], None]] = [
     reduces,
     special_methods,
     finalizers,
+    collections_of_garbage,
     own_stacks,
     garbage,
     dropped_coros,
