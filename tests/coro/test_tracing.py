@@ -390,7 +390,7 @@ for module in (one, two):
 @pytest.mark.skipif(importlib.util.find_spec("coverage") is None, reason="coverage is not installed")
 @pytest.mark.parametrize("core", ["ctrace", "pytrace", *(["sysmon"] if sys.version_info >= (3, 12) else [])])
 def test_coverage(core, tmp_path):
-    """With sys.monitoring lines are right; its trace functions take them for those of the file that was entered last."""
+    """With sys.monitoring lines are right; trace functions note them for the file that was entered last."""
     for name, text in (("one.py", ONE), ("two.py", TWO), ("program.py", PROGRAM)):
         (tmp_path / name).write_text(textwrap.dedent(text))
     done = subprocess.run(
