@@ -30,6 +30,7 @@ __all__ = [
     "WritePipeTransport",
     "_bind_methods",
     "_coro_act",
+    "_coro_after_fork",
     "_coro_current",
     "_coro_current_or_none",
     "_coro_end_sleep",
@@ -1056,6 +1057,9 @@ def _coro_shut_down(loop: Any, rounds: int, /) -> int:
 
 def _coro_end_thread() -> None:
     """Let this thread make no more coros."""
+
+def _coro_after_fork() -> None:
+    """In the child of a fork: if a coro has forked it cannot wait, and make others, here."""
 
 def _coro_set_hooks(pending_loop: Callable[[], Any], watch_thread: Callable[[], object], /) -> None:
     """Take the functions that make a loop for coros outside of any, and that watch the end of a thread."""

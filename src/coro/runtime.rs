@@ -37,6 +37,8 @@ pub(super) struct Runtime {
     pub(super) is_watched: Cell<bool>,
     /// The thread ends: no more coros.
     pub(super) is_ending: Cell<bool>,
+    /// The coro that runs has forked, and this is the child: its loop is the parent's.
+    pub(super) is_forked: Cell<bool>,
     /// The coro whose stack runs now, null on the thread's own stack.
     pub(super) current: Cell<*mut ffi::PyObject>,
     /// The coro on whose shared stack the garbage collector runs, null if it does not.
@@ -124,6 +126,7 @@ impl Runtime {
             thread: current_thread(),
             is_watched: Cell::new(false),
             is_ending: Cell::new(false),
+            is_forked: Cell::new(false),
             current: Cell::new(ptr::null_mut()),
             collecting: Cell::new(ptr::null_mut()),
             main_sp: Cell::new(0),

@@ -279,15 +279,15 @@ fn running(py: Python<'_>) -> PyResult<Coro<'_>> {
 #[inline]
 pub(super) fn suspendable(py: Python<'_>) -> PyResult<Coro<'_>> {
     match current(py) {
-        Some(coro) if !std::thread::panicking() && !is_collecting(coro) => Ok(coro),
+        Some(coro) if !std::thread::panicking() && !is_held(coro) => Ok(coro),
         other => Err(not_suspendable(py, other.is_some())),
     }
 }
 
-/// Whether the garbage collector runs on this coro's stack, which it must not leave then.
+/// Whether the coro must not leave its stack: the garbage collector runs on it, or it has forked and this is the child.
 #[inline]
-fn is_collecting(coro: Coro<'_>) -> bool {
-    with_runtime(|runtime| runtime.collecting.get() == coro.as_ptr())
+fn is_held(coro: Coro<'_>) -> bool {
+    with_runtime(|runtime| runtime.collecting.get() == coro.as_ptr() || runtime.is_forked.get())
 }
 
 #[cold]
@@ -297,6 +297,13 @@ fn not_suspendable(py: Python<'_>, is_coro: bool) -> PyErr {
             py,
             Kind::YieldFromMain,
             "only a coro can wait: this runs on the thread's own stack",
+        );
+    }
+    if with_runtime(|runtime| runtime.is_forked.get()) {
+        return coro_errors::new(
+            py,
+            Kind::YieldFromMain,
+            "this process was forked by a coro, and its loop runs in the parent",
         );
     }
     PyRuntimeError::new_err(if std::thread::panicking() {
@@ -581,6 +588,7 @@ fn store(coro: Coro<'_>, outcome: PyResult<Bound<'_, PyAny>>) {
 fn finish(runtime: &Runtime, coro: Coro<'_>) -> PyResult<()> {
     let py = coro.py();
     runtime.dismantle(coro);
+    runtime.is_forked.set(false);
     let kept = runtime.leave(coro);
     drop(coro.context.take(py));
     let event_loop = coro.event_loop.get(py);

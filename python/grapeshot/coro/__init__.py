@@ -15,6 +15,7 @@ importing the module then raises ImportError with the reason, and the rest of th
 from __future__ import annotations
 
 import gc
+import os
 import time
 
 from grapeshot import _core
@@ -65,6 +66,7 @@ if _reason is not None:
 _core._coro_set_hooks(pending_loop, _ending.watch_thread)
 # In front of all others: what they call may try to wait.
 gc.callbacks.insert(0, _core._coro_note_collection)
+os.register_at_fork(after_in_child=_core._coro_after_fork)
 Loop._before_close = staticmethod(_ending.unwind)
 
 new = _core._coro_new

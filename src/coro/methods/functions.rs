@@ -163,6 +163,13 @@ pub(super) fn end_thread<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'p
     Ok(none(py))
 }
 
+/// `_coro_after_fork()`, in the child.
+pub(super) fn after_fork<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_coro_after_fork", 0)?;
+    with_runtime(|runtime| runtime.is_forked.set(!runtime.current.get().is_null()));
+    Ok(none(py))
+}
+
 /// `_coro_set_hooks(pending_loop, watch_thread)`.
 pub(super) fn set_hooks<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("_coro_set_hooks", 2)?;

@@ -70,6 +70,11 @@ fn sort_keywords<'py>(
 
 /// The running loop, which must be ours; if none runs, the one that `coro.event_loop()` is going to run.
 fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    if with_runtime(|runtime| runtime.is_forked.get()) {
+        return Err(PyRuntimeError::new_err(
+            "this process was forked by a coro: it cannot have coros while that one runs",
+        ));
+    }
     if with_runtime(|runtime| runtime.is_ending.get()) {
         return Err(PyRuntimeError::new_err(
             "the thread is ending: it has no more coros",

@@ -176,6 +176,11 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             c"Make no more coros in this thread."
         ),
         function!(
+            c"_coro_after_fork",
+            functions::after_fork,
+            c"In a forked child: the loop stays with the parent."
+        ),
+        function!(
             c"_coro_set_hooks",
             functions::set_hooks,
             c"Take what the package does for native code."
