@@ -1,0 +1,508 @@
+"""What looks at coros: where they are, what they die of, how long they run, where their stacks lie."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import sys
+import time
+import weakref
+
+import pytest
+from support import coro_is_available
+
+import grapeshot
+
+pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+if coro_is_available():
+    from grapeshot import _core, coro
+
+
+def inner():
+    coro.wait()
+
+
+def outer():
+    inner()
+
+
+def places(text):
+    """The functions of a `where` or a traceback, and the files they are in."""
+    parts = text.split("|")
+    assert all(part.startswith(f"{__file__}:") for part in parts)
+    return [part.split(" ")[1].rstrip(":") for part in parts]
+
+
+# ------------------------------------------------------------------ where
+
+
+def test_where_follows_a_coro_through_its_life():
+    async def main():
+        co = coro.new(outer)
+        assert coro.where(co) == "new"
+        co.start()
+        assert coro.where(co) == "ready"
+        others = [coro.spawn(outer) for _ in range(3)]
+        await asyncio.sleep(0)
+        for each in [co, *others]:
+            assert places(coro.where(each)) == ["outer", "inner"]
+        line = inner.__code__.co_firstlineno + 1
+        assert coro.where(co).endswith(f"{__file__}:{line} inner")
+        assert await coro.spawn(lambda: coro.where(coro.current())) == "running"
+        coro.schedule(co)
+        await co
+        assert coro.where(co) == "done"
+        for other in others:
+            coro.schedule(other)
+
+    grapeshot.run(main())
+
+
+def test_where_all_names_the_live_coros():
+    def main():
+        threads = [coro.spawn(outer, name=f"number {number}") for number in range(3)]
+        coro.yield_slice()
+        everything = coro.where_all()
+        assert set(everything) == {coro.current().id, *(thread.id for thread in threads)}
+        for number, thread in enumerate(threads):
+            name, text = everything[thread.id]
+            assert name == f"number {number}"
+            assert places(text) == ["outer", "inner"]
+        assert everything[coro.current().id][1] == "running"
+
+    coro.run(main)
+
+
+def test_where_keeps_nothing_alive():
+    class Thing:
+        pass
+
+    def hold():
+        thing = Thing()
+        refs.append(weakref.ref(thing))
+        coro.wait()
+
+    refs: list = []
+
+    async def main():
+        co = coro.spawn(hold)
+        other = coro.spawn(inner)
+        await asyncio.sleep(0)
+        text = coro.where(co)
+        for each in (co, other):
+            coro.schedule(each)
+            await each
+        assert refs[0]() is None
+        return text
+
+    assert places(grapeshot.run(main())) == ["hold"]
+
+
+def test_a_traceback_in_one_line():
+    def fail():
+        raise ValueError("lost\nand found")
+
+    def call():
+        fail()
+
+    assert coro.compact_traceback() == ""
+    try:
+        call()
+    except ValueError as exc:
+        text = coro.compact_traceback()
+        assert coro.compact_traceback(exc) == text
+    assert "\n" not in text
+    assert text.endswith("fail: ValueError: lost and found")
+    assert places(text.removesuffix("ValueError: lost and found")) == ["test_a_traceback_in_one_line", "call", "fail"]
+    assert coro.compact_traceback(KeyError()) == "KeyError"
+
+    class Unspeakable(Exception):
+        def __str__(self):
+            raise LookupError
+
+    assert coro.compact_traceback(Unspeakable()) == "Unspeakable: <its text cannot be had>"
+
+
+# ------------------------------------------------------------------ the exception notifier
+
+
+@pytest.fixture
+def notified():
+    """Set with it as the notifier, the calls."""
+    calls: list = []
+
+    def notify(co, exc):
+        calls.append((co, exc, coro.current() is co, coro.compact_traceback()))
+
+    before = coro.set_exception_notifier(notify)
+    yield calls
+    coro.set_exception_notifier(before)
+
+
+@pytest.fixture
+def reported(monkeypatch):
+    """The contexts that loops' exception handlers get."""
+    contexts: list = []
+    monkeypatch.setattr(grapeshot.Loop, "default_exception_handler", lambda _loop, context: contexts.append(context))
+    return contexts
+
+
+def fail(text):
+    raise ValueError(text)
+
+
+def test_the_notifier_hears_of_exceptions_in_the_coro(notified, reported):
+    def main():
+        co = coro.spawn(fail, "lost")
+        other = coro.spawn(fail, "seen")
+        with pytest.raises(ValueError, match="seen"):
+            other.join()
+        return co, other
+
+    co, other = coro.run(main)
+    assert [(call[0], str(call[1]), call[2]) for call in notified] == [(co, "lost", True), (other, "seen", True)]
+    assert notified[0][3].endswith("fail: ValueError: lost")
+    assert isinstance(co.exception(), ValueError)
+    del co, other
+    notified.clear()
+    gc.collect()
+    assert reported == []  # it was told once
+
+
+def test_the_notifier_does_not_hear_of_interruptions_and_exits(notified):
+    def main():
+        threads = [coro.spawn(coro.wait) for _ in range(3)]
+        coro.yield_slice()
+        threads[0].shutdown()
+        threads[1].interrupt(5)
+        threads[2].cancel()
+        for thread in threads:
+            with pytest.raises(asyncio.CancelledError):
+                thread.join()
+
+    coro.run(main)
+    for kind in (SystemExit, KeyboardInterrupt):
+
+        def leave(kind=kind):
+            raise kind
+
+        with pytest.raises(kind):
+            coro.run(leave)
+    assert notified == []
+
+
+def test_an_exception_that_came_before_the_first_run_is_notified_too(notified):
+    def main():
+        co = coro.spawn(int)
+        co.raise_exception(LookupError("early"))
+        with pytest.raises(LookupError):
+            co.join()
+
+    coro.run(main)
+    assert [str(call[1]) for call in notified] == ["early"]
+
+
+def test_a_notifier_may_wait(reported):
+    log = []
+
+    def notify(co, exc):
+        coro.sleep_relative(0.001)
+        coro.yield_slice()
+        log.append(sys.exc_info()[1] is exc)
+
+    before = coro.set_exception_notifier(notify)
+    try:
+
+        def main():
+            threads = [coro.spawn(fail, str(number)) for number in range(3)]
+            for number, thread in enumerate(threads):
+                with pytest.raises(ValueError, match=str(number)):
+                    thread.join()
+
+        coro.run(main)
+    finally:
+        assert coro.set_exception_notifier(before) is notify
+    assert log == [True] * 3
+    assert reported == []
+
+
+def test_a_notifier_that_raises_costs_a_report(reported):
+    def notify(co, exc):
+        raise LookupError("broken notifier")
+
+    before = coro.set_exception_notifier(notify)
+    try:
+
+        def main():
+            co = coro.spawn(fail, "own")
+            with pytest.raises(ValueError, match="own"):
+                co.join()
+
+        coro.run(main)
+        with pytest.raises(SystemExit):
+            coro.set_exception_notifier(lambda *_: sys.exit(3))
+            coro.run(fail, "replaced")
+    finally:
+        coro.set_exception_notifier(before)
+    assert [str(context["exception"]) for context in reported] == ["broken notifier"]
+    with pytest.raises(TypeError):
+        coro.set_exception_notifier(5)
+
+
+def test_without_a_notifier_an_exception_is_reported_once_if_nobody_looks(reported):
+    assert coro.set_exception_notifier(None) is None
+
+    def main():
+        coro.spawn(fail, "lost")
+        seen = coro.spawn(fail, "seen")
+        coro.yield_slice()
+        assert str(seen.exception()) == "seen"
+
+    coro.run(main)
+    gc.collect()
+    assert [str(context["exception"]) for context in reported] == ["lost"]
+
+
+# ------------------------------------------------------------------ latency
+
+
+@pytest.fixture
+def warned(caplog):
+    """What the asyncio logger says, with a limit of 1 ms."""
+    before = coro.set_latency_warning(0.001)
+    caplog.set_level(logging.WARNING, "asyncio")
+    yield caplog
+    coro.set_latency_warning(before)
+
+
+def spin():
+    """Busy until the coarse clock must have seen some milliseconds."""
+    end = time.monotonic() + 0.03
+    while time.monotonic() < end:
+        pass
+
+
+def test_a_long_run_is_warned_of_with_the_place_of_its_yield(warned):
+    def work():
+        spin()
+        coro.yield_slice()
+
+    coro.run(lambda: coro.spawn(work, name="slow one").join())
+    [record] = [record for record in warned.records if "slow one" in record.getMessage()]
+    assert record.levelno == logging.WARNING
+    assert record.name == "asyncio"
+    text = record.getMessage()
+    line = work.__code__.co_firstlineno + 2
+    assert text.endswith(f"until {__file__}:{line} in {work.__qualname__}")
+    assert float(text.split(" ran for ")[1].split(" ")[0]) >= 0.001
+
+
+def test_a_long_run_to_the_end_is_warned_of(warned):
+    coro.run(lambda: coro.spawn(spin, name="slow one").join())
+    assert [text for text in warned.messages if "slow one" in text and text.endswith("until it ended")]
+
+
+def test_latency_warnings_can_be_off(warned):
+    assert coro.set_latency_warning(0) == pytest.approx(0.001)
+    coro.run(lambda: coro.spawn(spin).join())
+    assert warned.messages == []
+    assert coro.set_latency_warning(1000) == 0
+    coro.run(lambda: coro.spawn(spin).join())
+    assert warned.messages == []
+    for wrong in (-1, float("nan")):
+        with pytest.raises(ValueError, match="limit"):
+            coro.set_latency_warning(wrong)
+    assert coro.set_latency_warning(float("inf")) == 1000
+
+
+def test_a_handler_of_warnings_that_raises_harms_nobody(warned, monkeypatch):
+    unraisable = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+
+    def refuse(record):
+        raise LookupError("no warnings here")
+
+    logger = logging.getLogger("asyncio")
+    logger.addFilter(refuse)
+    try:
+        assert coro.run(lambda: coro.spawn(lambda: spin() or 5).join()) == 5
+    finally:
+        logger.removeFilter(refuse)
+    assert unraisable
+    assert all(isinstance(entry.exc_value, LookupError) for entry in unraisable)
+
+
+# ------------------------------------------------------------------ selfishness
+
+
+def acts_until_a_yield(act, most=100):
+    """How many acts in a row a coro makes until it yields."""
+    other_ran = []
+    coro.yield_slice()
+    coro.spawn(other_ran.append, 1)
+    for count in range(most):
+        act()
+        if other_ran:
+            return count
+    return None
+
+
+def test_selfish_acts_are_counted():
+    def main():
+        act = _core._coro_act
+        assert acts_until_a_yield(act) == 4
+        assert coro.set_selfishness(2) == 4
+        try:
+            assert acts_until_a_yield(act) == 2
+            me = coro.current()
+            me.set_max_selfish_acts(7)
+            assert acts_until_a_yield(act) == 7
+            me.set_max_selfish_acts(0)
+            assert acts_until_a_yield(act) == 0
+            me.set_max_selfish_acts(None)
+            assert acts_until_a_yield(act) == 2
+            for wrong in (-1, 65535):
+                with pytest.raises(ValueError, match="acts"):
+                    coro.set_selfishness(wrong)
+                with pytest.raises(ValueError, match="acts"):
+                    me.set_max_selfish_acts(wrong)
+            # A yield begins the count anew.
+            act()
+            act()
+            coro.yield_slice()
+            assert acts_until_a_yield(act) == 2
+        finally:
+            assert coro.set_selfishness(4) == 2
+
+    coro.run(main)
+    assert _core._coro_act() is None  # nothing outside of a coro
+
+
+def test_an_act_delivers_an_interruption():
+    def main():
+        me = coro.current()
+        me.set_max_selfish_acts(0)
+        me.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            _core._coro_act()
+        assert me.uncancel() == 0
+
+    coro.run(main)
+
+
+# ------------------------------------------------------------------ stacks
+
+
+def test_stack_info_of_a_coro(eviction):
+    deep = 40
+
+    def dig(level):
+        return dig(level - 1) if level else coro.wait()
+
+    async def main():
+        new = coro.new(outer)
+        assert new.stack_info() == {
+            "kind": "shared",
+            "where": "none",
+            "slot": None,
+            "bytes_used": 0,
+            "frame_bytes": 0,
+        }
+        first, second = coro.spawn(outer), coro.spawn(outer)
+        own = coro.spawn(outer, stack="own")
+        digger = coro.spawn(dig, deep)
+        await asyncio.sleep(0)
+        infos = [co.stack_info() for co in (first, second, own, digger)]
+        assert [info["kind"] for info in infos] == ["shared", "shared", "own", "shared"]
+        assert [info["slot"] for info in infos] == [0, 0, None, 0]
+        last = "evacuated" if eviction == "always" else "in place"
+        assert [info["where"] for info in infos] == ["evacuated", "evacuated", "in place", last]
+        assert all(0 < info["bytes_used"] < 100_000 for info in infos)
+        assert infos[3]["frame_bytes"] > infos[0]["frame_bytes"] > 0
+        running = await coro.spawn(lambda: coro.current().stack_info())
+        assert running["where"] == "in place"
+        assert 0 < running["bytes_used"] < 100_000
+        assert running["frame_bytes"] > 0
+        for co in (first, second, own, digger):
+            coro.schedule(co)
+            await co
+        assert first.stack_info()["where"] == "none"
+
+    grapeshot.run(main())
+
+
+def test_stack_info_of_the_thread(eviction):
+    def main():
+        before = coro.stack_info()
+        threads = [coro.spawn(outer) for _ in range(10)]
+        coro.yield_slice()
+        during = coro.stack_info()
+        assert during["live"] == before["live"] + 10
+        assert during["started"] == before["started"] + 10
+        assert during["switches"] >= before["switches"] + 10
+        assert during["evacuations"] > before["evacuations"]
+        assert during["bytes_copied"] > before["bytes_copied"]
+        assert during["bytes_saved"] > 0
+        assert during["evicts_always"] == (eviction == "always")
+        for thread in threads:
+            coro.schedule(thread)
+            thread.join()
+        assert coro.stack_info()["live"] == before["live"]
+
+    live = coro.stack_info()["live"]
+    coro.run(main)
+    after = coro.stack_info()
+    assert after["live"] == live == 0
+    assert after["bytes_saved"] == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_coros_share_as_many_stacks_as_are_set(count):
+    def work(number):
+        total = 0
+        for step in range(20):
+            coro.yield_slice()
+            total += number * step
+        return total
+
+    def main():
+        threads = [coro.spawn(work, number) for number in range(4 * count)]
+        coro.yield_slice()
+        slots = [thread.stack_info()["slot"] for thread in threads]
+        return slots, [thread.join() for thread in threads]
+
+    before = coro.stack_info()["slots"]
+    coro.set_stack_slots(count)
+    try:
+        slots, results = coro.run(main)
+    finally:
+        coro.set_stack_slots(before)
+    assert set(slots) == set(range(count))
+    assert results == [number * 190 for number in range(4 * count)]
+    for wrong in (0, 4097):
+        with pytest.raises(ValueError, match="slots"):
+            coro.set_stack_slots(wrong)
+
+
+# ------------------------------------------------------------------ names and ids
+
+
+def test_names_and_ids():
+    def main():
+        named = coro.spawn(coro.wait, name="worker")
+        plain = coro.spawn(coro.wait)
+        assert named.name == named.get_name() == "worker"
+        assert plain.name == f"coro {plain.id}"
+        plain.set_name(5)
+        assert plain.name == "5"
+        assert plain.id > named.id
+        assert coro.get_thread_by_id(named.id) is named
+        assert coro.all_threads() == {co.id: co for co in (coro.current(), named, plain)}
+        named.shutdown()
+        plain.shutdown()
+        coro.yield_slice()
+        with pytest.raises(KeyError):
+            coro.get_thread_by_id(named.id)
+
+    coro.run(main)
