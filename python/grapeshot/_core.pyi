@@ -783,9 +783,6 @@ class Coro:
     def _context(self) -> Context | None:
         """The context it runs in, None once it has ended."""
     @property
-    def _pending(self) -> BaseException | None:
-        """The exception that is raised where it waits next, or None."""
-    @property
     def _is_unseen(self) -> bool:
         """Whether it has raised and nobody has looked."""
     def start(self) -> None:
@@ -805,6 +802,8 @@ class Coro:
         """
     def get_frame(self) -> FrameType | None:
         """Return the innermost frame of a suspended coro, None if it runs, has not begun or has ended."""
+    def _check_thread(self) -> None:
+        """ScheduleError in another thread than the coro's."""
     def _wake(self, value: Any = None) -> None:
         """Let a waiting coro go on; its wait returns ``value``. ScheduleError if it does not wait."""
     def _throw(self, exception: BaseException, /) -> None:

@@ -1,15 +1,18 @@
 //! The end of coros whose loop does not run any more: it is closed, its thread ends, or the interpreter exits.
 //!
-//! Each is resumed with `Shutdown`, on the thread's own stack as the loop would do it, so that its `finally` blocks run;
-//! what it waits for in them is interrupted again. One that does not end is left where it is: its stack, its frames and
-//! what they refer to stay for good.
+//! Each is resumed with `Shutdown`, on the thread's own stack as the loop would do it, so that its `finally` blocks run.
+//! They may yield; what they wait for is interrupted again. One that does not end is left where it is: its stack, its
+//! frames and what they refer to stay for good.
 
 use pyo3::prelude::*;
 
 use super::coroutine::{Coro, Status};
 use super::errors::{self as coro_errors, Kind};
-use super::runtime::with_runtime;
+use super::runtime::{current, with_runtime};
 use super::{interruption, scheduler};
+
+/// Rounds in which coros may yield in their cleanup; then that is interrupted too.
+const GENTLE_ROUNDS: usize = 100;
 
 /// Shuts down this thread's coros (those of `event_loop`, if there is one given) in up to `rounds` rounds; the number of
 /// those that are left. Does nothing inside a coro.
@@ -23,7 +26,8 @@ pub(super) fn shut_down(
 ) -> PyResult<usize> {
     let mut leaving = Ok(());
     let mut left = 0;
-    for _ in 0..rounds {
+    let is_inside = current(py).is_some();
+    for round in 0..rounds {
         left = 0;
         for object in with_runtime(|runtime| runtime.live(py)) {
             let coro = scheduler::coro_of(&object);
@@ -32,25 +36,30 @@ pub(super) fn shut_down(
             if !is_meant || coro.is_done() {
                 continue;
             }
-            let ended = end(coro);
-            if leaving.is_ok() {
-                leaving = ended;
+            if !is_inside {
+                let may_yield = (1..GENTLE_ROUNDS).contains(&round);
+                let ended = end(coro, may_yield);
+                if leaving.is_ok() {
+                    leaving = ended;
+                }
             }
             if !coro.is_done() {
                 left += 1;
             }
         }
-        if left == 0 {
+        if left == 0 || is_inside {
             break;
         }
     }
     leaving.map(|()| left)
 }
 
-/// Resumes one coro with `Shutdown`.
-fn end(coro: Coro<'_>) -> PyResult<()> {
-    if !matches!(coro.status.get(), Status::Ready | Status::Waiting) {
-        return Ok(());
+/// Resumes one coro, with `Shutdown` unless it has only yielded and may.
+fn end(coro: Coro<'_>, may_yield: bool) -> PyResult<()> {
+    match coro.status.get() {
+        Status::Ready if may_yield => return scheduler::resume(coro),
+        Status::Ready | Status::Waiting => {}
+        _ => return Ok(()),
     }
     let py = coro.py();
     let shutdown = coro_errors::new(py, Kind::Shutdown, "")

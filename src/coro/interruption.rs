@@ -4,8 +4,8 @@
 //!   wake_exception:   empty   |   one exception   |   a list of several, the oldest first
 //! ```
 //!
-//! None takes the place of another, so that a timeout that comes after a Shutdown does not undo it. Only what says the
-//! same twice is said once: a `CancelledError` or `Shutdown` (not their subclasses) replaces a pending one of its class.
+//! None takes the place of another, so that a timeout that comes after a Shutdown does not undo it. Only what would say
+//! the same again is dropped: a second `Shutdown`, and a `CancelledError` (not a subclass) behind either.
 //!
 //! Belongs to the coro's thread. It must not know why a coro is interrupted.
 
@@ -19,7 +19,7 @@ use super::errors::{Kind, is_exactly};
 #[cold]
 pub(super) fn push(coro: Coro<'_>, exception: Bound<'_, PyAny>) -> PyResult<()> {
     let py = coro.py();
-    let Some(pending) = coro.wake_exception.take(py) else {
+    let Some(pending) = coro.wake_exception.get(py) else {
         coro.wake_exception.set(exception);
         return Ok(());
     };
@@ -27,20 +27,18 @@ pub(super) fn push(coro: Coro<'_>, exception: Bound<'_, PyAny>) -> PyResult<()> 
         Ok(list) => list,
         Err(error) => PyList::new(py, [error.into_inner()])?,
     };
-    // Stored first: whatever fails below, what was pending stays.
-    coro.wake_exception.set(list.clone().into_any());
-    for kind in [Kind::Cancelled, Kind::Shutdown] {
-        if !is_exactly(&exception, kind) {
-            continue;
-        }
-        for (index, other) in list.iter().enumerate() {
-            if is_exactly(&other, kind) {
-                list.set_item(index, &exception)?;
-                return Ok(());
-            }
+    let is_shutdown = is_exactly(&exception, Kind::Shutdown);
+    if is_shutdown || is_exactly(&exception, Kind::Cancelled) {
+        let says_it = |other: &Bound<'_, PyAny>| {
+            is_exactly(other, Kind::Shutdown) || (!is_shutdown && is_exactly(other, Kind::Cancelled))
+        };
+        if list.iter().any(|other| says_it(&other)) {
+            return Ok(());
         }
     }
-    list.append(exception)
+    list.append(exception)?;
+    coro.wake_exception.set(list.into_any());
+    Ok(())
 }
 
 /// Takes out the exception that is to be raised now.

@@ -35,8 +35,9 @@ pub(super) fn tell(coro: Coro<'_>, error: PyErr) -> PyErr {
     let Some(notifier) = notifier else {
         return error;
     };
-    let exception = error.value(py);
-    if is_a(exception, Kind::Cancelled) || errors::leaves_loop(py, &error) {
+    // With its traceback, which a fetched error of 3.11 has beside it.
+    let exception = error.clone_ref(py).into_value(py).into_bound(py);
+    if is_a(&exception, Kind::Cancelled) || errors::leaves_loop(py, &error) {
         return error;
     }
     coro.is_notified.set(true);
@@ -45,7 +46,7 @@ pub(super) fn tell(coro: Coro<'_>, error: PyErr) -> PyErr {
     // left on its stack.
     let told = unsafe {
         ffi::PyErr_SetHandledException(exception.as_ptr());
-        let told = notifier.call1((coro.to_bound(), exception));
+        let told = notifier.call1((coro.to_bound(), &exception));
         ffi::PyErr_SetHandledException(ptr::null_mut());
         told
     };

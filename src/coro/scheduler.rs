@@ -28,10 +28,10 @@ use super::errors::{self as coro_errors, Kind};
 use super::machine::{Machine, SharedSlot};
 use super::runtime::{Runtime, current, with_runtime};
 use super::{hooks, interruption, latency, notifier, pystate, tasks};
-use crate::event_loop::errors;
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::native_type::{This, none};
 use crate::event_loop::pyloop::LoopObject;
+use crate::event_loop::{calls, errors};
 use crate::sys::clock;
 
 /// The entry of a coro in the loop's ready queue.
@@ -490,11 +490,11 @@ pub(super) fn start(coro: Coro<'_>) {
 /// coro's function runs.
 pub(super) unsafe extern "C" fn run_on_stack(argument: *mut c_void) -> ! {
     // SAFETY: the scheduler switches here attached, with the coro that `build` has laid the stack out for. The arguments are
-    // a tuple and a dict or null; the coro keeps them, and is kept by the runtime. Nothing of the interpreter unwinds.
+    // a tuple and a dict or null; the coro keeps them, and is kept by the runtime.
     unsafe {
         let coro: Coro<'static> = This::new(Python::assume_attached(), argument.cast());
         if begin(coro) {
-            let result = ffi::PyObject_Call(coro.function.as_ptr(), coro.args.as_ptr(), coro.kwargs.as_ptr());
+            let result = calls::call(coro.function.as_ptr(), coro.args.as_ptr(), coro.kwargs.as_ptr());
             end(coro, result);
         }
         let main_sp = with_runtime(|runtime| runtime.main_sp.get());

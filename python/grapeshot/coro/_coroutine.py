@@ -120,12 +120,12 @@ class Coro(_core.Coro):
         """
         if self.done():
             return False
+        self._check_thread()
         self._cancel_count += 1
         awaited = self._awaited
         if awaited is not None and (awaited.cancel(msg=msg) or awaited.cancelled()):
             return True
-        if type(self._pending) not in (asyncio.CancelledError, _errors.Shutdown):
-            self._throw_later(asyncio.CancelledError() if msg is None else asyncio.CancelledError(msg))
+        self._throw_later(asyncio.CancelledError() if msg is None else asyncio.CancelledError(msg))
         return True
 
     def cancelling(self) -> int:

@@ -39,6 +39,13 @@ fn check_schedulable(coro: Coro<'_>) -> PyResult<()> {
     }
 }
 
+/// `_check_thread()`: `ScheduleError` in another thread than the coro's.
+fn require_thread<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_check_thread", 0)?;
+    check_thread(this)?;
+    Ok(none(this.py()))
+}
+
 fn start<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("start", 0)?;
     if this.status.get() != Status::New {
@@ -262,14 +269,6 @@ fn context(this: Coro<'_>) -> Object<'_> {
     Ok(this.context.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
-/// The exception that is raised where the coro waits next.
-fn pending(this: Coro<'_>) -> Object<'_> {
-    Ok(this
-        .wake_exception
-        .get(this.py())
-        .unwrap_or_else(|| none(this.py())))
-}
-
 fn is_unseen(this: Coro<'_>) -> Object<'_> {
     Ok(bool_object(this.py(), this.is_unseen.get()))
 }
@@ -277,6 +276,12 @@ fn is_unseen(this: Coro<'_>) -> Object<'_> {
 fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
         method!(CoroObject, c"start", start, c"Schedule a new coro."),
+        method!(
+            CoroObject,
+            c"_check_thread",
+            require_thread,
+            c"ScheduleError in another thread than the coro's."
+        ),
         method!(CoroObject, c"_wake", wake, c"Let a waiting coro go on."),
         method!(
             CoroObject,
@@ -365,12 +370,6 @@ fn getters() -> Vec<ffi::PyGetSetDef> {
             c"_context",
             context,
             c"Its contextvars.Context while it runs."
-        ),
-        getter!(
-            CoroObject,
-            c"_pending",
-            pending,
-            c"The exception that is raised where it waits next, or None."
         ),
         getter!(
             CoroObject,
