@@ -10,9 +10,8 @@
 //!
 //! The object belongs to the thread of its loop. All its fields are cells: whatever runs may call every method.
 
-use std::cell::{Cell, UnsafeCell};
+use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
-use std::ptr;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -73,8 +72,8 @@ pub(super) struct CoroObject {
     pub(super) max_acts: Cell<u16>,
     /// Where it waits, if in a line.
     pub(super) place_in_line: Place,
-    /// The part that is there from the first run to the end.
-    pub(super) machine: UnsafeCell<Option<Box<Machine>>>,
+    /// The part that is there from the first run to the end; null before and after.
+    pub(super) machine: Cell<*mut Machine>,
 }
 
 pub(super) type Coro<'py> = This<'py, CoroObject>;
@@ -157,7 +156,6 @@ pub(super) unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
         for cell in body.cells() {
             drop(cell.take(py));
         }
-        ptr::drop_in_place(body.machine.get());
         let kind = ffi::Py_TYPE(slf);
         if let Some(free) = (*kind).tp_free {
             free(slf.cast());

@@ -15,6 +15,7 @@ use super::pystate::{Base, PyState, Relinked};
 use super::stack::{Saved, Slot};
 use crate::sys::faults::{Line, Watch};
 
+/// Lies in the tail of the block whose beginning is the coro's root chunk (`pystate::Chunks`).
 pub(super) struct Machine {
     /// Whose it is.
     pub(super) coro: *mut ffi::PyObject,
@@ -27,7 +28,7 @@ pub(super) struct Machine {
     /// The innermost frame of an evacuated stack.
     pub(super) innermost: *mut u8,
     pub(super) state: PyState,
-    /// What the interpreter state points to: this box does not move.
+    /// What the interpreter state points to: a machine does not move.
     pub(super) base: Base,
 }
 
@@ -95,6 +96,8 @@ unsafe fn push_name(name: *mut ffi::PyObject, line: &mut Line) {
         }
     }
 }
+
+const _: () = assert!(align_of::<Machine>() == 8);
 
 impl Machine {
     /// The bytes in use of a suspended stack.

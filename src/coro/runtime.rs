@@ -3,7 +3,6 @@
 //! Everything is called on the thread's own stack. Belongs to its thread; nothing here stays borrowed across a call into
 //! Python or a switch. It must not know who runs when.
 
-use std::alloc::Layout;
 use std::cell::{Cell, RefCell};
 use std::ptr;
 use std::rc::Rc;
@@ -19,7 +18,7 @@ use super::machine::{Machine, SharedSlot};
 use super::pystate::{Base, Chunks, PyState, Relinked};
 use super::scheduler::run_on_stack;
 use super::stack::Pool;
-use super::tasks;
+use super::{pystate, tasks};
 use crate::event_loop::errors;
 use crate::event_loop::native_type::This;
 use crate::event_loop::reactor::current_thread;
@@ -134,7 +133,7 @@ impl Runtime {
             alternate: RefCell::new(None),
             next_slot: Cell::new(0),
             pool: RefCell::new(Pool::new()),
-            chunks: RefCell::new(Chunks::new()),
+            chunks: RefCell::new(Chunks::new(size_of::<Machine>())),
             live: RefCell::new(Vec::new()),
             free_places: RefCell::new(Vec::new()),
             stats: Stats::default(),
@@ -169,7 +168,7 @@ impl Runtime {
     pub(super) fn stack_report(&self, coro: Coro<'_>, is_running: bool) -> Option<StackReport> {
         // SAFETY: of this thread's coros only the running one uses its machine, and that asks here; nothing runs
         // meanwhile.
-        let machine = unsafe { (*coro.machine.get()).as_ref() }?;
+        let machine = unsafe { coro.machine.get().as_ref() }?;
         let here = ptr::from_ref(&machine).addr();
         let used_len = if is_running {
             machine.slot.slot.top().saturating_sub(here)
@@ -275,12 +274,11 @@ impl Runtime {
     /// Brings the coro's stack into its slot. MemoryError if the one that lies there cannot be moved away.
     #[inline]
     pub(super) fn install(&self, coro: Coro<'_>) -> PyResult<*mut Machine> {
+        let pointer = coro.machine.get();
         // SAFETY: only the scheduler touches machines, on the thread's own stack, and no other reference is held.
-        let place = unsafe { &mut *coro.machine.get() };
-        let Some(machine) = place else {
+        let Some(machine) = (unsafe { pointer.as_mut() }) else {
             return self.build(coro);
         };
-        let pointer: *mut Machine = &raw mut **machine;
         let shared = Rc::as_ptr(&machine.slot);
         // SAFETY: the machine keeps its slot.
         let shared = unsafe { &*shared };
@@ -311,46 +309,31 @@ impl Runtime {
             .assign_slot(coro.has_own_stack.get())
             .map_err(|error| errors::os_error(&error))?;
         self.evacuate(&shared).ok_or_else(no_memory)?;
-        let mut machine = self.allocate(coro, &shared).ok_or_else(no_memory)?;
-        let Some(chunk) = self.chunks.borrow_mut().take() else {
-            return Err(no_memory());
-        };
-        // SAFETY: the base lies in the box, which does not move; the slot is free, so its top can be written to.
-        unsafe {
-            machine.state = PyState::fresh(&raw mut machine.base, chunk, shared.slot.len_bytes());
-            machine.sp = arch::prepare(shared.slot.top(), run_on_stack, coro.as_ptr().cast());
-        }
-        tasks::begin(&mut machine, coro);
-        let pointer: *mut Machine = &raw mut *machine;
-        shared.occupant.set(pointer);
-        // SAFETY: as in `install`.
-        unsafe { *coro.machine.get() = Some(machine) };
-        Ok(pointer)
-    }
-
-    /// A machine without a stack, or None if there is no memory (for which `Box::new` would end the process).
-    fn allocate(&self, coro: Coro<'_>, shared: &Rc<SharedSlot>) -> Option<Box<Machine>> {
         if self.fails_on_purpose() {
-            return None;
+            return Err(no_memory());
         }
-        // SAFETY: the layout is that of the type, which is not empty; null is checked; the box owns the allocation.
-        unsafe {
-            let place = std::alloc::alloc(Layout::new::<Machine>()).cast::<Machine>();
-            if place.is_null() {
-                return None;
-            }
-            place.write(Machine {
+        let chunk = self.chunks.borrow_mut().take().ok_or_else(no_memory)?;
+        // SAFETY: the tail of the block has the length and the alignment of a machine, and does not move; the slot is free, so
+        // its top can be written to.
+        let machine = unsafe {
+            let machine = pystate::tail(chunk).cast::<Machine>();
+            machine.write(Machine {
                 coro: coro.as_ptr(),
-                slot: Rc::clone(shared),
-                sp: 0,
+                sp: arch::prepare(shared.slot.top(), run_on_stack, coro.as_ptr().cast()),
                 saved: None,
                 relinked: Relinked::new(),
                 innermost: ptr::null_mut(),
-                state: PyState::empty(),
+                state: PyState::fresh(&raw mut (*machine).base, chunk, shared.slot.len_bytes()),
                 base: Base::new(),
+                slot: shared,
             });
-            Some(Box::from_raw(place))
-        }
+            let made = &mut *machine;
+            tasks::begin(made, coro);
+            made.slot.occupant.set(machine);
+            machine
+        };
+        coro.machine.set(machine);
+        Ok(machine)
     }
 
     /// Whether a test wants there to be no memory now.
@@ -365,14 +348,19 @@ impl Runtime {
 
     /// Takes the machine of a coro that has ended apart.
     pub(super) fn dismantle(&self, coro: Coro<'_>) {
-        // SAFETY: as in `install`; the coro does not run any more.
-        let Some(mut machine) = (unsafe { (*coro.machine.get()).take() }) else {
-            return;
-        };
-        machine.slot.occupant.set(ptr::null_mut());
-        tasks::end(&mut machine, coro.py());
-        // SAFETY: its function has returned, so none of its frames is alive.
-        unsafe { self.chunks.borrow_mut().give(machine.state.chunk()) };
+        let machine = coro.machine.replace(ptr::null_mut());
+        // SAFETY: as in `install`; the coro does not run any more, so that nobody else has its machine. Its function has
+        // returned, so none of its frames is alive, and the block with both goes back.
+        unsafe {
+            let Some(taken) = machine.as_mut() else {
+                return;
+            };
+            taken.slot.occupant.set(ptr::null_mut());
+            tasks::end(taken, coro.py());
+            let chunk = taken.state.chunk();
+            machine.drop_in_place();
+            self.chunks.borrow_mut().give(chunk);
+        }
     }
 }
 

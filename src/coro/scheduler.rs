@@ -104,7 +104,7 @@ fn finish_late(runtime: &Runtime, coro: Coro<'_>, took_ns: u64) -> PyResult<()> 
 #[cold]
 fn not_installed(runtime: &Runtime, coro: Coro<'_>, error: PyErr) -> PyResult<()> {
     // SAFETY: only looked at, on the thread's own stack.
-    if unsafe { (*coro.machine.get()).is_some() } {
+    if !coro.machine.get().is_null() {
         queue(coro);
         return report(coro, error);
     }
@@ -163,11 +163,11 @@ struct Departure {
 #[inline]
 fn departure(coro: Coro<'_>) -> PyResult<Departure> {
     coro.acts.set(0);
-    // SAFETY: only the address is taken.
-    let sp_place = unsafe { (*coro.machine.get()).as_mut().map(|machine| &raw mut machine.sp) };
-    let Some(sp_place) = sp_place.and_then(NonNull::new) else {
+    let Some(machine) = NonNull::new(coro.machine.get()) else {
         return Err(PyRuntimeError::new_err("the coro has no stack"));
     };
+    // SAFETY: a live machine; only the address is taken.
+    let sp_place = unsafe { NonNull::new_unchecked(&raw mut (*machine.as_ptr()).sp) };
     Ok(Departure {
         sp_place,
         main_sp: with_runtime(|runtime| runtime.main_sp.get()),
@@ -463,7 +463,7 @@ pub(super) fn frame(coro: Coro<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
     // SAFETY: the coro is suspended, so nobody else looks at its machine. The chain of an evacuated stack was relinked
     // past what is not there, and its innermost frame lies on the heap.
     unsafe {
-        let Some(machine) = (*coro.machine.get()).as_ref() else {
+        let Some(machine) = coro.machine.get().as_ref() else {
             return Ok(None);
         };
         let innermost = if machine.saved.is_some() {

@@ -25,9 +25,9 @@ use std::ptr;
 use crate::sys::pages;
 
 /// Saved stacks are rounded up to this, so that buffers of one size serve many.
-const SAVED_UNIT: usize = 64;
+const SAVED_UNIT: usize = 16;
 /// Buffers up to this many units are kept for the next evacuation.
-const POOLED_UNITS: usize = 128;
+const POOLED_UNITS: usize = 512;
 /// Buffers kept per size.
 const KEPT_PER_SIZE: usize = 64;
 /// A stack that has been used deeper than this gives its memory back at a trim.
@@ -329,9 +329,9 @@ mod tests {
     #[test]
     fn buffers_are_used_again() {
         let mut pool = Pool::new();
-        let first = pool.take(1000).unwrap();
+        let first = pool.take(1001).unwrap();
         let data = first.data;
         pool.give(first);
-        assert_eq!(pool.take(1010).unwrap().data, data);
+        assert_eq!(pool.take(1008).unwrap().data, data);
     }
 }

@@ -2,19 +2,23 @@
 //! mapped one by one, which would be most of what an idle coro needs.
 //!
 //! ```text
-//!   _PyStackChunk        previous | size | top | data[0] (unused in a root chunk) | data[1] ...
+//!   block    | previous | size | top | data[0] (unused) | data[1] ...                             | tail        |
+//!            '------- _PyStackChunk: frames, one after the other, up to `size` -------------------'-------------'
 //! ```
 //!
-//! CPython never frees a root chunk; what does not fit goes to chunks behind it, which it allocates and frees itself.
+//! CPython never frees a root chunk; what does not fit goes to chunks behind it, which it allocates and frees itself. The
+//! tail of a block is for what else a coro needs from its first run to its end, so that all of it is one allocation.
 
+use std::ffi::c_void;
 use std::ptr;
 
 use pyo3::ffi;
 
 use super::field;
 
-/// Room for about a dozen frames of ordinary functions.
-const CHUNK_LEN: usize = 2 * 1024;
+/// Room for about ten frames of ordinary functions, beside the tail. (Together with the allocator's own word a multiple of
+/// 16.)
+const BLOCK_LEN: usize = 1784;
 /// Chunks kept for the next coros.
 const KEPT: usize = 1024;
 
@@ -24,10 +28,22 @@ const TOP: usize = 16; // size_t _PyStackChunk.top
 const DATA: usize = 24; // void *_PyStackChunk.data
 
 /// Where the first frame goes, and the end of the chunk.
-pub(super) fn bounds(chunk: *mut u8) -> (*mut u8, *mut u8) {
+///
+/// # Safety
+/// `chunk` was made by `take`.
+pub(super) unsafe fn bounds(chunk: *mut u8) -> (*mut u8, *mut u8) {
     // The first word of a root chunk stays unused: a top at its very start would mean "free this chunk".
-    // SAFETY: a chunk has CHUNK_LEN bytes.
-    unsafe { (chunk.add(DATA + size_of::<usize>()), chunk.add(CHUNK_LEN)) }
+    // SAFETY: a chunk made by `take` has the size that its header says.
+    unsafe { (chunk.add(DATA + size_of::<usize>()), tail(chunk).cast()) }
+}
+
+/// The tail of the block that begins with a root chunk, 8 bytes aligned.
+///
+/// # Safety
+/// `chunk` was made by `take`.
+pub(in crate::coro) unsafe fn tail(chunk: *mut u8) -> *mut c_void {
+    // SAFETY: by the contract.
+    unsafe { chunk.add(*field::<usize>(chunk, SIZE)).cast() }
 }
 
 /// Bytes of a chunk and those before it.
@@ -46,14 +62,21 @@ pub(super) unsafe fn total_len(mut chunk: *mut u8) -> usize {
     len
 }
 
-/// The chunks that no coro uses.
+/// The blocks that no coro uses.
 pub(in crate::coro) struct Chunks {
+    /// Of each block, a multiple of 8.
+    tail_len: usize,
     kept: Vec<*mut u8>,
 }
 
 impl Chunks {
-    pub(in crate::coro) const fn new() -> Self {
-        Self { kept: Vec::new() }
+    /// Blocks with tails of so many bytes.
+    pub(in crate::coro) const fn new(tail_len: usize) -> Self {
+        assert!(tail_len.is_multiple_of(8) && tail_len < BLOCK_LEN / 2);
+        Self {
+            tail_len,
+            kept: Vec::new(),
+        }
     }
 
     /// An empty root chunk, or None if there is no memory.
@@ -64,12 +87,12 @@ impl Chunks {
         }
         // SAFETY: plain allocation, checked below; the header's fields lie inside.
         unsafe {
-            let chunk = libc::malloc(CHUNK_LEN).cast::<u8>();
+            let chunk = libc::malloc(BLOCK_LEN).cast::<u8>();
             if chunk.is_null() {
                 return None;
             }
             *field::<usize>(chunk, PREVIOUS) = 0;
-            *field::<usize>(chunk, SIZE) = CHUNK_LEN;
+            *field::<usize>(chunk, SIZE) = BLOCK_LEN - self.tail_len;
             *field::<usize>(chunk, TOP) = 0;
             Some(chunk)
         }

@@ -50,7 +50,7 @@ mod chunk;
 mod frames;
 
 pub(super) use check::self_check;
-pub(super) use chunk::Chunks;
+pub(super) use chunk::{Chunks, tail};
 pub(super) use frames::Relinked;
 
 /// Bytes of stack that one level of C recursion may take (measured: the deepest, `json` and `repr`, stay below).
@@ -140,14 +140,14 @@ impl PyState {
     /// The state of a stack on which nothing has run yet: no frames, no exception, no context.
     ///
     /// # Safety
-    /// `base` stays where it is, and `chunk` is given back only after the coro has ended.
+    /// `base` stays where it is, and `chunk` is one of `Chunks`, given back only after the coro has ended.
     pub(super) unsafe fn fresh(base: *mut Base, chunk: *mut u8, stack_len: usize) -> Self {
-        let (chunk_top, chunk_limit) = chunk::bounds(chunk);
-        // SAFETY: `base` is alive (contract); only addresses are taken.
-        let (frame, exc_info) = unsafe {
+        // SAFETY: `base` is alive and the chunk one of ours (contract); only addresses are taken.
+        let (frame, exc_info, (chunk_top, chunk_limit)) = unsafe {
             (
                 imp::base_frame(&raw mut (*base).cframe),
                 &raw mut (*base).exc_info,
+                chunk::bounds(chunk),
             )
         };
         Self {
