@@ -27,7 +27,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help venv build loadgen demo test test-rust test-python conformance lint format bench tables churn callgrind clean
+.PHONY: help venv build loadgen demo test test-rust test-python conformance soak lint format bench tables churn callgrind clean
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ test-python: build ## the Python tests, CPython's own among them (ARGS= goes to 
 
 conformance: build ## only CPython's own asyncio tests
 	$(PYTEST) tests/conformance $(ARGS)
+
+soak: ## the coro mode on a debug build of CPython, under AddressSanitizer and in development mode (ARGS=asan: one)
+	.ci/soak $(ARGS)
 
 lint: $(VENV)/.tools ## rustfmt, clippy, ruff and mypy; changes nothing
 	$(CARGO) fmt --check
