@@ -1,0 +1,497 @@
+"""Random coros on random primitives, interrupted in random ways at random moments, against what must always hold.
+
+A driver coro acts (starts, gives, takes, interrupts) without letting the workers run in between, so that grants and
+interruptions meet in every order; then it lets all run until each of them waits, and compares with its books.
+COROS_SOAK=n makes it n times as long; the name of a failed test has the seed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+
+import pytest
+from support import coro_is_available
+
+pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+if coro_is_available():
+    from grapeshot import coro
+
+STEPS = 400 * int(os.environ.get("COROS_SOAK", "1"))
+SEEDS = range(3)
+WORKERS = 8
+
+
+class Strange(Exception):
+    """What raise_exception raises."""
+
+
+class Sent(Exception):
+    """What send_exception raises; its argument is a number like those that are sent."""
+
+
+class Worker:
+    """A coro that does one thing after the other, each when the driver starts it; and what it stands in line for."""
+
+    def __init__(self, bench, number):
+        self.bench = bench
+        self.number = number
+        self.wants = None
+        self.since = 0
+        self.is_hit = False
+        self.coro = coro.spawn(self.run, name=f"worker {number}")
+
+    def run(self):
+        while not self.bench.is_over:
+            try:
+                self.rest()
+                self.bench.work(self)
+            except (asyncio.CancelledError, coro.TimeoutError, Strange):
+                while self.coro.cancelling():
+                    self.coro.uncancel()
+            finally:
+                self.wants = None
+                self.is_hit = False
+
+    def rest(self):
+        """Until the driver starts it, which is also how long it holds something."""
+        coro.wait()
+
+    def line_up(self, wait, *args, what=True):
+        """wait(*args), in line for `what`. Nobody who came earlier may still stand there when it returns."""
+        self.wants = what
+        self.since = self.bench.tick()
+        result = wait(*args)
+        earlier = [other.number for other in self.bench.waiting() if other.since < self.since and self.is_behind(other)]
+        assert not earlier, f"worker {self.number} before {earlier}"
+        self.wants = None
+        return result
+
+    def is_behind(self, other):
+        return self.bench.line(self.wants) == self.bench.line(other.wants)
+
+
+class Bench:
+    """The primitive under test, what workers do with it, and what must hold. Its subclasses are the primitives."""
+
+    def __init__(self, rng):
+        self.rng = rng
+        self.clock = 0
+        self.is_over = False
+        # Interruptions of workers that had been granted something and had not run yet.
+        self.hits_in_flight = 0
+        self.set_up()
+        self.workers = [Worker(self, number) for number in range(WORKERS)]
+
+    def tick(self):
+        self.clock += 1
+        return self.clock
+
+    def waiting(self):
+        """Those that stand in line, in the order in which they came."""
+        workers = [worker for worker in self.workers if worker.wants is not None and worker.coro._status == "waiting"]
+        return sorted(workers, key=lambda worker: worker.since)
+
+    def granted(self):
+        """Those that were given what they stood in line for, and have not run since."""
+        return [
+            worker
+            for worker in self.workers
+            if worker.wants is not None and not worker.is_hit and worker.coro._status == "ready"
+        ]
+
+    def line(self, what):
+        """Which of the primitive's lines it is."""
+        return True
+
+    def timeout(self):
+        """Sometimes one that is over at once."""
+        return coro.timeout(self.rng.choice([None] * 9 + [0]))
+
+    def start(self):
+        """Start a worker that rests or holds something."""
+        idle = [worker for worker in self.workers if worker.coro._status == "waiting" and worker.wants is None]
+        if idle:
+            coro.schedule(self.rng.choice(idle).coro)
+
+    def interrupt(self):
+        """Interrupt a worker in some way; from now on it stands in no line."""
+        granted = self.granted()
+        worker = self.rng.choice(granted if granted and self.rng.random() < 0.7 else self.workers)
+        if worker in granted:
+            self.hits_in_flight += 1
+        worker.is_hit = True
+        self.before_interruption(worker)
+        way = self.rng.randrange(4)
+        if way == 0:
+            worker.coro.interrupt(self.clock)
+        elif way == 1:
+            worker.coro.raise_exception(Strange)
+        elif way == 2:
+            worker.coro.shutdown()
+        else:
+            worker.coro.cancel("enough")
+        assert worker not in self.waiting()
+        self.after_interruption(worker)
+
+    def settle(self):
+        """Let the workers run until each waits."""
+        for turn in range(1000):
+            coro.yield_slice()
+            # What workers have granted to others in this turn is under way now.
+            if turn < 10 and self.granted() and self.rng.random() < 0.4:
+                self.interrupt()
+            for worker in self.workers:
+                if worker.coro.done():
+                    worker.coro.result()
+            if all(worker.coro._status == "waiting" for worker in self.workers):
+                return
+        raise AssertionError(f"no rest: {[worker.coro for worker in self.workers]}")
+
+    def drive(self):
+        loop = asyncio.get_running_loop()
+        self.settle()
+        for _ in range(STEPS):
+            self.begin_step()
+            for _ in range(self.rng.choice((1, 2, 3, 6))):
+                choice = self.rng.random()
+                if choice < 0.1 or (self.granted() and choice < 0.3):
+                    self.interrupt()
+                elif choice < 0.65:
+                    self.start()
+                elif choice < 0.75:
+                    loop.call_soon(self.act)
+                else:
+                    self.act()
+            self.settle()
+            self.check()
+        self.is_over = True
+        for worker in self.workers:
+            worker.coro.shutdown()
+        for worker in self.workers:
+            worker.coro.join()
+        self.check_end()
+
+    # For subclasses. act() runs in the driver, and as a callback of the loop.
+
+    def set_up(self): ...
+
+    def work(self, worker): ...
+
+    def act(self): ...
+
+    def begin_step(self): ...
+
+    def before_interruption(self, worker): ...
+
+    def after_interruption(self, worker): ...
+
+    def check(self): ...
+
+    def check_end(self): ...
+
+
+class Semaphore(Bench):
+    def set_up(self):
+        self.semaphore = coro.semaphore(4)
+        self.held = 0
+        self.taken = 0
+
+    def work(self, worker):
+        count = self.rng.choice((1, 1, 2, 3))
+        with self.timeout():
+            worker.line_up(self.semaphore.acquire, count, what=count)
+            self.held += count
+            try:
+                worker.rest()
+            finally:
+                self.held -= count
+                self.semaphore.release(count)
+
+    def act(self):
+        count = self.rng.choice((1, 2))
+        if self.taken >= count and self.rng.random() < 0.5:
+            self.taken -= count
+            self.semaphore.release(count)
+        elif self.semaphore.try_acquire(count):
+            self.taken += count
+
+    def check(self):
+        assert self.semaphore.avail + self.held + self.taken == 4
+        waiting = self.waiting()
+        assert not waiting or waiting[0].wants > self.semaphore.avail, "it could go"
+
+    def check_end(self):
+        assert (self.semaphore.avail, self.held) == (4 - self.taken, 0)
+
+
+class Lock(Bench):
+    kind = "lock"
+
+    def set_up(self):
+        self.lock = getattr(coro, self.kind)()
+        self.inside = None
+
+    def work(self, worker):
+        with self.timeout():
+            worker.line_up(self.lock.acquire)
+            assert self.inside is None
+            self.inside = worker
+            try:
+                self.hold(worker)
+            finally:
+                self.inside = None
+                self.lock.release()
+
+    def hold(self, worker):
+        assert self.lock.has_lock()
+        worker.rest()
+
+    def check(self):
+        assert self.lock.locked() == (self.inside is not None)
+        assert self.inside or not self.waiting(), "it could go"
+
+    def check_end(self):
+        assert not self.lock.locked()
+
+
+class Mutex(Lock):
+    kind = "mutex"
+
+    def hold(self, worker):
+        with self.lock:
+            assert self.lock.try_acquire()
+            try:
+                worker.rest()
+            finally:
+                self.lock.release()
+        assert self.lock.has_lock()
+
+
+class ReadersAndWriter(Bench):
+    def set_up(self):
+        self.lock = coro.rw_lock()
+        self.readers = 0
+        self.writers = 0
+
+    def work(self, worker):
+        with self.timeout():
+            if self.rng.random() < 0.4:
+                self.write(worker)
+            else:
+                self.read(worker)
+
+    def read(self, worker):
+        worker.line_up(self.lock.acquire_read, what="read")
+        self.readers += 1
+        try:
+            assert not self.writers
+            worker.rest()
+            assert self.lock.try_acquire_read()
+            self.lock.release_read()
+        finally:
+            self.readers -= 1
+            self.lock.release_read()
+
+    def write(self, worker):
+        worker.line_up(self.lock.acquire_write, what="write")
+        self.writers += 1
+        try:
+            assert (self.readers, self.writers) == (0, 1)
+            worker.rest()
+            assert self.lock.try_acquire_read()
+            assert self.lock.try_acquire_write()
+            self.lock.release_read()
+            self.lock.release_write()
+        finally:
+            self.writers -= 1
+            self.lock.release_write()
+
+    def check(self):
+        waiting = self.waiting()
+        if waiting:
+            assert self.writers or (self.readers and waiting[0].wants == "write"), "it could go"
+
+    def check_end(self):
+        assert self.lock.try_acquire_write()
+
+
+class Fifo(Bench):
+    def set_up(self):
+        self.fifo = coro.fifo()
+        self.pushed = 0
+        self.popped = []
+
+    def work(self, worker):
+        with self.timeout():
+            if self.rng.random() < 0.8:
+                self.popped.append(worker.line_up(self.fifo.pop))
+            else:
+                self.popped += worker.line_up(self.fifo.pop_all)
+
+    def act(self):
+        for _ in range(self.rng.choice((1, 1, 3))):
+            self.fifo.push(self.pushed)
+            self.pushed += 1
+
+    def check(self):
+        assert self.popped == list(range(len(self.popped))), "lost, doubled or out of order"
+        assert len(self.fifo) == self.pushed - len(self.popped)
+        assert not (self.waiting() and len(self.fifo)), "it could go"
+
+    def check_end(self):
+        if len(self.fifo):
+            self.popped += self.fifo.pop_all()
+        assert self.popped == list(range(self.pushed))
+
+
+class Channel(Bench):
+    def set_up(self):
+        self.channel = coro.channel()
+        self.sent = 0
+        self.accepted = set()
+        self.withdrawn = set()
+        self.received = []
+
+    def line(self, what):
+        return what
+
+    def work(self, worker):
+        with self.timeout():
+            if self.rng.random() < 0.5:
+                self.send(worker)
+            else:
+                self.receive(worker)
+
+    def send(self, worker):
+        number = self.sent = self.sent + 1
+        self.withdrawn.add(number)
+        if self.rng.random() < 0.8:
+            worker.line_up(self.channel.send, number, what="send")
+        else:
+            worker.line_up(self.channel.send_exception, Sent, number, what="send")
+        self.withdrawn.remove(number)
+        self.accepted.add(number)
+
+    def receive(self, worker):
+        try:
+            number = worker.line_up(self.channel.receive, what="receive")
+        except Sent as exc:
+            number = exc.args[0]
+        self.received.append(number)
+
+    def count(self, what):
+        return sum(worker.wants == what for worker in self.waiting())
+
+    def before_interruption(self, worker):
+        self.expected = self.channel.balance
+        if worker in self.waiting():
+            self.expected += 1 if worker.wants == "receive" else -1
+
+    def after_interruption(self, worker):
+        assert self.channel.balance == self.expected
+
+    def check(self):
+        assert self.received == sorted(set(self.received)), "doubled or out of order"
+        senders, receivers = self.count("send"), self.count("receive")
+        # Values whose senders have gone on, by way of a receiver that was interrupted.
+        left = self.channel.balance - senders + receivers
+        surely = len(self.accepted.difference(self.received))
+        # A sender that was interrupted in the moment in which its value was taken counts as withdrawn.
+        perhaps = len(self.withdrawn.difference(self.received)) - senders
+        assert surely <= left <= surely + perhaps
+        assert not (receivers and (senders or left)), "it could go"
+
+    def check_end(self):
+        while self.channel.balance:
+            try:
+                self.received.append(self.channel.receive())
+            except Sent as exc:
+                self.received.append(exc.args[0])
+        assert self.received == sorted(set(self.received))
+        assert self.accepted <= set(self.received) <= self.accepted | self.withdrawn
+
+
+class Condition(Bench):
+    def set_up(self):
+        self.condition = coro.condition_variable()
+        self.began = self.given = self.returned = 0
+
+    def work(self, worker):
+        with self.timeout():
+            value = worker.line_up(self.condition.wait)
+            assert value == "go"
+            self.returned += 1
+
+    def act(self):
+        if self.rng.random() < 0.9:
+            self.given += self.condition.wake_one("go")
+        else:
+            self.condition.raise_all(Strange)
+
+    def begin_step(self):
+        self.began, self.given, self.returned = self.clock, 0, 0
+
+    def check(self):
+        assert len(self.condition) == len(self.waiting())
+        assert self.returned <= self.given
+        if self.returned < self.given:
+            # A wake-up is lost only if nobody else waited whom it could go to.
+            assert not [worker for worker in self.waiting() if worker.since <= self.began]
+
+
+class Event(Bench):
+    def set_up(self):
+        self.event = coro.event()
+
+    def work(self, worker):
+        with self.timeout():
+            assert worker.line_up(self.event.wait)
+
+    def act(self):
+        if self.rng.random() < 0.5:
+            self.event.set()
+        else:
+            self.event.clear()
+
+    def check(self):
+        assert not (self.event.is_set() and self.waiting()), "it could go"
+
+
+class InvertedSemaphore(Bench):
+    def set_up(self):
+        self.count = coro.inverted_semaphore()
+        self.own = 0
+
+    def work(self, worker):
+        with self.timeout():
+            if self.own and self.rng.random() < 0.8:
+                worker.line_up(self.count.block_till_zero)
+            else:
+                with self.count:
+                    self.own += 1
+                    try:
+                        worker.rest()
+                    finally:
+                        self.own -= 1
+
+    def check(self):
+        assert int(self.count) == self.own
+        assert self.own or not self.waiting(), "it could go"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    "kind",
+    [Semaphore, Lock, Mutex, ReadersAndWriter, Fifo, Channel, Condition, Event, InvertedSemaphore],
+    ids=lambda kind: kind.__name__,
+)
+def test_interruptions_at_random_moments(kind, seed):
+    def main():
+        bench = kind(random.Random(seed))
+        bench.drive()
+        return bench.hits_in_flight
+
+    assert coro.run(main) >= STEPS // 100
+    assert coro.get_live_coros() == []
