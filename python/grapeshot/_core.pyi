@@ -909,6 +909,8 @@ class condition_variable:  # noqa: N801
         """Wake all that wait now; return how many there were."""
     def raise_all(self, exc: BaseException | type[BaseException], /) -> int:
         """Raise ``exc``, or one exception each of the class, in all that wait now; return how many there were."""
+    def _use(self) -> None:
+        """ScheduleError in another thread than the one that has used it first."""
     def _wait_as(self, kind: int, /) -> Any:
         """Wait as one of that kind."""
     def _first(self) -> int | None:

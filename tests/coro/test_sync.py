@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 
@@ -200,6 +201,240 @@ def test_thread_local():
         threads = [coro.spawn(work, number) for number in range(4)]
         assert [thread.join() for thread in threads] == [0, 1, 2, 3]
         assert not hasattr(local, "value")
+
+    coro.run(main)
+
+
+def waiting(function, *args):
+    """A coro that has run up to its first wait."""
+    co = coro.spawn(function, *args)
+    coro.yield_slice()
+    return co
+
+
+def test_several_permits_at_once_and_in_order():
+    def main():
+        semaphore = coro.semaphore(2)
+        many = waiting(semaphore.acquire, 3)
+        few = waiting(semaphore.acquire, 1)
+        # Two are there, but the one who wants three came first.
+        assert not semaphore.try_acquire()
+        assert (semaphore.avail, many.done(), few.done()) == (2, False, False)
+        semaphore.release()
+        assert many.join()
+        assert not few.done()
+        semaphore.release(3)
+        assert few.join()
+        assert semaphore.avail == 2
+        # If it is interrupted, who waited behind it goes on.
+        many, few = waiting(semaphore.acquire, 5), waiting(semaphore.acquire, 2)
+        many.interrupt()
+        few.join(10)
+        with pytest.raises(coro.Interrupted):
+            many.join()
+        assert semaphore.avail == 0
+        for wrong in (0, -1):
+            for method in (semaphore.acquire, semaphore.try_acquire, semaphore.release):
+                with pytest.raises(ValueError, match="1 or more"):
+                    method(wrong)
+        semaphore.release(value=2)
+        with semaphore as same:
+            assert same is semaphore
+            assert semaphore.avail == 1
+
+    coro.run(main)
+
+
+def test_who_holds_a_lock_and_would_wait_for_itself():
+    def main():
+        lock = coro.lock()
+        assert lock.acquire()
+        with pytest.raises(coro.LockError, match="itself"):
+            lock.acquire()
+        assert not lock.try_acquire()
+        assert lock.has_lock()
+        assert lock.has_lock(coro.current())
+        assert not coro.spawn(lock.has_lock).join()
+        lock.release()
+        assert not lock.has_lock()
+        holder = coro.spawn(lock.acquire)
+        holder.join()
+        # It has ended and holds the lock for ever, as a thread would.
+        assert lock.has_lock(holder)
+        with pytest.raises(coro.TimeoutError):
+            coro.with_timeout(0.001, lock.acquire)
+
+    coro.run(main)
+
+
+def test_the_names_of_a_mutex():
+    def main():
+        mutex = coro.mutex()
+        assert mutex.lock() is False  # it did not wait
+        assert mutex.lock() is False
+        waiter = waiting(lambda: (mutex.lock(), mutex.unlock()))
+        assert mutex.unlock() is False  # still held
+        assert mutex.unlock() is True  # another coro has it now
+        assert waiter.join() == (True, False)
+        with pytest.raises(coro.LockError):
+            mutex.unlock()
+
+    coro.run(main)
+
+
+def test_an_rw_lock_is_recursive():
+    def main():
+        lock = coro.rw_lock()
+        lock.read_lock()
+        writer = waiting(lambda: (lock.write_lock(), lock.write_unlock()))
+        reader = waiting(lambda: (lock.read_lock(), lock.read_unlock()))
+        # The writer waits, and the reader behind it; who reads already may read again.
+        lock.read_lock()
+        assert not coro.spawn(lock.try_acquire_read).join()
+        with pytest.raises(coro.LockError, match="itself"):
+            lock.acquire_write()
+        assert not lock.try_acquire_write()
+        lock.read_unlock()
+        turns()
+        assert not (writer.done())
+        assert not (reader.done())
+        lock.read_unlock()
+        writer.join(10)
+        reader.join(10)
+        lock.write_lock()
+        lock.write_lock()
+        lock.read_lock()
+        lock.write_unlock()
+        waiters = [waiting(lambda: (lock.read_lock(), turns(2), lock.read_unlock())) for _ in range(2)]
+        assert not any(waiter.done() for waiter in waiters)
+        # Who wrote and reads goes on reading, with the others.
+        lock.write_unlock()
+        for waiter in waiters:
+            waiter.join(10)
+        with pytest.raises(coro.LockError):
+            lock.write_unlock()
+        with pytest.raises(coro.LockError):
+            coro.spawn(lock.read_unlock).join()
+        lock.read_unlock()
+        assert lock.try_acquire_write()
+
+    coro.run(main)
+
+
+def test_readers_behind_a_writer_that_is_interrupted_go_on():
+    def main():
+        lock = coro.rw_lock()
+        lock.acquire_read()
+        writer = waiting(lock.acquire_write)
+        readers = [waiting(lock.acquire_read) for _ in range(2)]
+        writer.interrupt()
+        for reader in readers:
+            reader.join(10)
+        # Granted and interrupted: the lock goes on to the next.
+        lock.release_read()
+        other = coro.rw_lock()
+        other.acquire_write()
+        first, second = waiting(other.acquire_write), waiting(other.acquire_read)
+        other.release_write()
+        first.interrupt()
+        second.join(10)
+
+    coro.run(main)
+
+
+def test_a_wake_up_of_an_interrupted_coro_goes_to_the_next():
+    def main():
+        condition = coro.condition_variable()
+        first, second, third = [waiting(condition.wait) for _ in range(3)]
+        assert condition.wake_one("value")
+        first.interrupt()
+        assert second.join(10) == "value"
+        # A wake_all was for those who waited then.
+        assert condition.wake_all("all") == 1
+        later = coro.spawn(condition.wait)
+        third.interrupt()
+        turns()
+        assert not later.done()
+        assert len(condition) == 1
+        later.shutdown()
+        assert len(condition) == 0
+
+    coro.run(main)
+
+
+def test_raise_all_with_a_class_and_with_an_instance():
+    def main():
+        condition = coro.condition_variable()
+        threads = [waiting(condition.wait) for _ in range(2)]
+        assert condition.raise_all(KeyError) == 2
+        first, second = [thread.join for thread in threads]
+        errors = []
+        for join in (first, second):
+            with pytest.raises(KeyError) as caught:
+                join()
+            errors.append(caught.value)
+        assert errors[0] is not errors[1]
+        error = KeyError("one")
+        thread = waiting(condition.wait)
+        assert condition.raise_all(error) == 1
+        with pytest.raises(KeyError) as caught:
+            thread.join()
+        assert caught.value is error
+        thread = waiting(condition.wait)
+        for wrong in ("text", int):
+            with pytest.raises(TypeError):
+                condition.raise_all(wrong)
+        condition.wake_all()
+        thread.join()
+
+    coro.run(main)
+
+
+def test_a_mailbox_is_emptied_at_once():
+    def main():
+        box = coro.mailbox()
+        reader = waiting(box.pop_all)
+        for number in range(3):
+            box.send(number)
+        assert reader.join() == [0, 1, 2]
+        assert len(box) == 0
+        box.send("x")
+        assert box.receive() == "x"
+
+    coro.run(main)
+
+
+def test_nobody_is_granted_what_an_interruption_makes_it_leave():
+    """The interruption comes first, then the release: it goes to the next one at once."""
+
+    def main():
+        semaphore = coro.semaphore(0)
+        first, second = [waiting(semaphore.acquire) for _ in range(2)]
+        first.interrupt()
+        semaphore.release()
+        assert second.join(10)
+        with pytest.raises(coro.Interrupted):
+            first.join()
+        assert semaphore.avail == 0
+
+    coro.run(main)
+
+
+def test_a_pending_cancellation_comes_before_the_wait():
+    def main():
+        fifo = coro.fifo()
+        me = coro.current()
+
+        def work():
+            coro.current().cancel("now")
+            with pytest.raises(asyncio.CancelledError):
+                fifo.pop()
+            coro.current().uncancel()
+            fifo.push("item")
+            return fifo.pop()
+
+        assert coro.spawn(work).join() == "item"
+        assert me is coro.current()
 
     coro.run(main)
 

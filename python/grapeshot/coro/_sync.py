@@ -53,12 +53,14 @@ class inverted_semaphore:  # noqa: N801
         """Count up by ``value``. Never waits."""
         if value < 1:
             raise ValueError("acquire() takes 1 or more")
+        self._line._use()
         self.value += value
 
     def release(self, value: int = 1) -> None:
         """Count down by ``value``; at 0 all that wait go on. Raises LockError below 0."""
         if value < 1:
             raise ValueError("release() takes 1 or more")
+        self._line._use()
         if self.value < value:
             raise _errors.LockError("released more often than acquired")
         self.value -= value
@@ -112,6 +114,7 @@ class rw_lock:  # noqa: N801
 
     def try_acquire_read(self) -> bool:
         """The same without waiting; return False if it cannot be."""
+        self._line._use()
         co = _current()
         if co not in self._readers and self._writer is not co and (self._writer is not None or len(self._line)):
             return False
@@ -131,6 +134,7 @@ class rw_lock:  # noqa: N801
 
     def try_acquire_write(self) -> bool:
         """The same without waiting; return False if it cannot be."""
+        self._line._use()
         co = _current()
         if self._writer is not co:
             if self._writer is not None or self._readers or len(self._line):
@@ -207,11 +211,12 @@ class event:  # noqa: N801
 
     def set(self) -> None:
         """Raise the flag and wake all that wait for it."""
-        self._is_set = True
         self._line.wake_all()
+        self._is_set = True
 
     def clear(self) -> None:
         """Lower the flag."""
+        self._line._use()
         self._is_set = False
 
     def wait(self) -> bool:

@@ -163,6 +163,12 @@ pub(super) fn exception_from<'py>(given: &Bound<'py, PyAny>) -> Object<'py> {
     Err(PyTypeError::new_err("an exception is required"))
 }
 
+fn use_here<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_use", 0)?;
+    check_thread(this)?;
+    Ok(none(this.py()))
+}
+
 fn first<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("_first", 0)?;
     let py = this.py();
@@ -221,6 +227,12 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 c"raise_all",
                 raise_all,
                 c"Raise an exception in all that wait now; return how many there were."
+            ),
+            method!(
+                T,
+                c"_use",
+                use_here,
+                c"ScheduleError in another thread than the one that has used it first."
             ),
             method!(T, c"_wait_as", wait_as, c"Wait as one of a kind, a small number."),
             method!(

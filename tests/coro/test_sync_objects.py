@@ -1,0 +1,466 @@
+"""The primitives as objects: threads, the loop's callbacks and tasks, what they show, subclasses, and the collector."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import pickle
+import threading
+import weakref
+
+import pytest
+from support import coro_is_available
+
+pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+if coro_is_available():
+    from grapeshot import coro
+
+KINDS = [
+    "semaphore",
+    "lock",
+    "mutex",
+    "rw_lock",
+    "condition_variable",
+    "fifo",
+    "mailbox",
+    "channel",
+    "event",
+    "inverted_semaphore",
+]
+# What waits, for each kind, once `prepare` has made it so.
+WAITS = {
+    "semaphore": lambda one: one.acquire(),
+    "lock": lambda one: one.acquire(),
+    "mutex": lambda one: one.acquire(),
+    "rw_lock": lambda one: one.acquire_write(),
+    "condition_variable": lambda one: one.wait(),
+    "fifo": lambda one: one.pop(),
+    "mailbox": lambda one: one.receive(),
+    "channel": lambda one: one.receive(),
+    "event": lambda one: one.wait(),
+    "inverted_semaphore": lambda one: one.block_till_zero(),
+}
+# What wakes them. A lock is released by its holder.
+WAKES = {
+    "semaphore": lambda one: one.release(),
+    "condition_variable": lambda one: one.wake_one(),
+    "fifo": lambda one: one.push(1),
+    "mailbox": lambda one: one.send(1),
+    "channel": lambda one: one.send(1),
+    "event": lambda one: one.set(),
+    "inverted_semaphore": lambda one: one.release(),
+}
+
+
+def make(kind):
+    """One that its waiting method waits for; a lock is held by the running coro."""
+    one = getattr(coro, kind)()
+    if kind in ("semaphore", "lock", "mutex", "inverted_semaphore"):
+        one.acquire()
+    elif kind == "rw_lock":
+        one.acquire_write()
+    return one
+
+
+def waiting(function, *args):
+    co = coro.spawn(function, *args)
+    coro.yield_slice()
+    return co
+
+
+# ---- who may do what
+
+
+@pytest.mark.parametrize("kind", WAKES)
+def test_callbacks_and_tasks_wake_coros_and_cannot_wait(kind):
+    def main():
+        one = make(kind)
+        loop = asyncio.get_running_loop()
+        refused = []
+
+        def from_callback():
+            with pytest.raises(coro.YieldFromMain):
+                WAITS[kind](make(kind))
+            refused.append(True)
+            WAKES[kind](one)
+
+        first = waiting(WAITS[kind], one)
+        loop.call_soon(from_callback)
+        first.join(10)
+
+        async def task():
+            WAKES[kind](one)
+
+        if kind == "event":
+            one.clear()
+        elif kind == "inverted_semaphore":
+            one.acquire()
+        second = waiting(WAITS[kind], one)
+        coro.await_(asyncio.create_task(task()))
+        second.join(10)
+        assert refused
+
+    coro.run(main)
+
+
+@pytest.mark.parametrize("kind", ["lock", "mutex", "rw_lock"])
+def test_what_has_a_holder_is_for_coros(kind):
+    one = getattr(coro, kind)()
+    with pytest.raises(coro.YieldFromMain):
+        WAITS[kind](one)
+
+
+@pytest.mark.parametrize("kind", WAKES)
+def test_another_thread_is_refused_and_changes_nothing(kind):
+    def main():
+        one = make(kind)
+        waiter = waiting(WAITS[kind], one)
+        before = repr(one)
+        outcomes = coro.threads.run(try_all, one)
+        assert outcomes == ["ScheduleError"] * len(outcomes)
+        assert repr(one) == before
+        assert not waiter.done()
+        asyncio.get_running_loop().call_soon_threadsafe(WAKES[kind], one)
+        waiter.join(10)
+
+    def try_all(one):
+        outcomes = []
+
+        def attempt(function):
+            try:
+                function(one)
+            except Exception as exc:
+                outcomes.append(type(exc).__name__)
+            else:
+                outcomes.append("nothing")
+
+        attempt(WAKES[kind])
+        # In a coro of another loop, too.
+        coro.run(attempt, WAITS[kind])
+        return outcomes
+
+    coro.run(main)
+
+
+def test_the_first_use_decides_which_thread_it_is():
+    one = coro.fifo()
+    made = []
+
+    def elsewhere():
+        coro.run(one.push, 1)
+        try:
+            coro.run(one.pop)
+        except BaseException as exc:
+            made.append(exc)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert made == []
+    with pytest.raises(coro.ScheduleError, match=r"fifo belongs to the thread .*: use loop.call_soon_threadsafe"):
+        one.push(2)
+    assert len(one) == 0
+
+
+def test_it_outlives_the_loop_that_it_was_used_in():
+    one = coro.semaphore(0)
+    coro.run(one.release)
+    coro.run(one.acquire)
+    # The coro that waits for ever is shut down at the end of its loop, and leaves the line.
+    coro.run(waiting, one.acquire)
+    one.release()
+    assert one.avail == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_coro_in_line_cannot_be_scheduled_but_interrupted(kind):
+    def main():
+        one = make(kind)
+        waiter = waiting(WAITS[kind], one)
+        with pytest.raises(coro.ScheduleError, match="interrupted"):
+            coro.schedule(waiter, "value")
+        waiter.interrupt("out")
+        with pytest.raises(coro.Interrupted):
+            waiter.join(10)
+
+    coro.run(main)
+
+
+# ---- what they show
+
+
+def test_repr():
+    def main():
+        semaphore = coro.semaphore(2)
+        assert repr(semaphore) == "<semaphore 2 available>"
+        semaphore.acquire(2)
+        waiters = [waiting(semaphore.acquire) for _ in range(3)]
+        assert repr(semaphore) == "<semaphore 0 available, 3 waiting>"
+        semaphore.release(3)
+        for waiter in waiters:
+            waiter.join()
+        lock = coro.lock()
+        assert repr(lock) == "<lock unlocked>"
+        with lock:
+            assert repr(lock) == "<lock locked>"
+        mutex = coro.mutex()
+        with mutex:
+            waiter = waiting(mutex.acquire)
+            assert repr(mutex) == "<mutex locked, 1 waiting>"
+        waiter.join()
+        fifo = coro.fifo()
+        fifo.push(1)
+        assert repr(fifo) == "<fifo 1 items>"
+        assert repr(coro.mailbox()) == "<mailbox 0 items>"
+        channel = coro.channel()
+        waiter = waiting(channel.receive)
+        assert repr(channel) == "<channel balance -1>"
+        channel.close()
+        assert repr(channel) == "<channel balance 0, closed>"
+        with pytest.raises(coro.ClosedError):
+            waiter.join()
+        assert repr(coro.condition_variable()) == "<condition_variable 0 waiting>"
+        event = coro.event()
+        waiter = waiting(event.wait)
+        assert repr(event) == "<event not set, 1 waiting>"
+        event.set()
+        assert repr(event) == "<event set>"
+        waiter.join()
+        readers = coro.rw_lock()
+        assert repr(readers) == "<rw_lock unlocked>"
+        readers.acquire_read()
+        assert repr(readers) == "<rw_lock 1 reading>"
+        readers.release_read()
+        assert repr(coro.inverted_semaphore(2)) == "<inverted_semaphore 2 under way>"
+
+    coro.run(main)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "mailbox"])
+def test_names(kind):
+    one = getattr(coro, kind)
+    assert one.__name__ == kind
+    assert one.__module__.startswith("grapeshot.coro")
+    assert one.__doc__
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_copies(kind):
+    one = getattr(coro, kind)()
+    if kind in ("rw_lock", "event", "inverted_semaphore"):
+        one = one._line  # what they stand on
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        with pytest.raises(TypeError):
+            pickle.dumps(one, protocol)
+    for function in (copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError):
+            function(one)
+
+
+@pytest.mark.parametrize("kind", ["lock", "mutex", "condition_variable", "fifo", "channel", "rw_lock", "event"])
+def test_arguments_that_nobody_takes_are_refused(kind):
+    with pytest.raises(TypeError):
+        getattr(coro, kind)(1)
+    with pytest.raises(TypeError):
+        getattr(coro, kind)(value=1)
+
+
+def test_the_value_of_a_semaphore():
+    assert [coro.semaphore().avail, coro.semaphore(3).avail, coro.semaphore(value=0).avail] == [1, 3, 0]
+    assert int(coro.semaphore(5)) == 5
+    with pytest.raises(ValueError, match="fewer than 0"):
+        coro.semaphore(-1)
+    for args, kwargs in [((1, 2), {}), ((1,), {"value": 1}), ((), {"wrong": 1}), (("x",), {})]:
+        with pytest.raises(TypeError):
+            coro.semaphore(*args, **kwargs)
+    one = coro.semaphore(2**63 - 1)
+    with pytest.raises(OverflowError):
+        one.release()
+    with pytest.raises(OverflowError):
+        coro.semaphore(2**63)
+    assert one.avail == 2**63 - 1
+    with pytest.raises(AttributeError):
+        one.avail = 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_subclasses_and_weak_references(kind):
+    class Own(getattr(coro, kind)):
+        def __init__(self, label):
+            super().__init__()
+            self.label = label
+
+    def use(one):
+        if kind in ("semaphore", "inverted_semaphore"):
+            one.acquire()
+        waiter = waiting(WAITS[kind], one)
+        WAKES[kind](one)
+        waiter.join(10)
+
+    one = Own(label="mine")
+    assert one.label == "mine"
+    assert repr(one).startswith("<Own ")
+    ended = []
+    weakref.finalize(one, ended.append, kind)
+    if kind in WAKES:
+        coro.run(use, one)
+    del one
+    gc.collect()
+    assert ended == [kind]
+
+
+def test_a_subclass_that_does_not_call_init():
+    class Own(coro.semaphore):
+        def __init__(self, *args):
+            pass
+
+    assert Own(1, 2, 3).avail == 1
+
+
+# ---- the collector
+
+
+def test_cycles_through_what_lies_in_them_are_collected():
+    def cycle(kind):
+        one = getattr(coro, kind)()
+        one_again = weakref.ref(one)
+        if kind == "channel":
+            # A value whose receiver was interrupted lies in the channel.
+            receiver = waiting(one.receive)
+            one.send([one])
+            receiver.interrupt()
+            with pytest.raises(coro.Interrupted):
+                receiver.join()
+        elif kind == "fifo":
+            one.push([one])
+        else:
+            holder = coro.spawn(lambda: (one.acquire(), [one])[1])
+            holder.join()
+        return one_again
+
+    def main():
+        return [cycle(kind) for kind in ("fifo", "channel", "lock", "mutex")]
+
+    references = coro.run(main)
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 4
+
+
+def test_what_waits_is_not_collected():
+    """Only the stack of a coro that waits refers to the fifo; somebody who finds it may still wake the coro."""
+
+    class Found(coro.fifo):
+        pass
+
+    def main():
+        waiter = waiting(lambda: Found().pop())
+        gc.collect()
+        (found,) = [one for one in gc.get_objects() if type(one) is Found]
+        found.push("alive")
+        del found
+        return waiter.join(10)
+
+    assert coro.run(main) == "alive"
+    gc.collect()
+    assert not [one for one in gc.get_objects() if type(one) is Found]
+
+
+def test_nested_ones_are_freed_however_deep():
+    inner = None
+    for _ in range(100_000):
+        outer = coro.fifo()
+        outer.push(inner)
+        inner = outer
+    reference = weakref.ref(inner)
+    del inner, outer
+    assert reference() is None
+
+
+def test_items_are_released():
+    class Item:
+        pass
+
+    def main():
+        fifo, channel = coro.fifo(), coro.channel()
+        items = [Item() for _ in range(5)]
+        references = [weakref.ref(item) for item in items]
+        for item in items[:2]:
+            fifo.push(item)
+        fifo.pop()
+        sender = waiting(channel.send, items[2])
+        sender.interrupt()
+        with pytest.raises(coro.Interrupted):
+            sender.join()
+        receiver = waiting(channel.receive)
+        channel.send(items[3])
+        receiver.join()
+        del sender, receiver, item, items
+        return fifo, references
+
+    fifo, references = coro.run(main)
+    gc.collect()
+    assert [reference() is None for reference in references] == [True, False, True, True, True]
+    del fifo
+    assert references[1]() is None
+
+
+def test_a_destructor_finds_everything_in_order():
+    """What a value's destructor does to the primitive that it lay in: nothing is borrowed there."""
+    log = []
+
+    class Item:
+        def __init__(self, fifo):
+            self.fifo = fifo
+
+        def __del__(self):
+            self.fifo.push("from a destructor")
+            log.append(len(self.fifo))
+
+    def main():
+        fifo = coro.fifo()
+        fifo.push(Item(fifo))
+        consumer = waiting(lambda: [fifo.pop() and None, fifo.pop()])
+        assert consumer.join(10) == [None, "from a destructor"]
+        return fifo
+
+    fifo = coro.run(main)
+    assert len(fifo) == 0
+    assert log
+
+
+def test_thread_local_of_coros_threads_and_subclasses():
+    class Own(coro.ThreadLocal):
+        def __init__(self, label):
+            self.label = label
+
+        def show(self):
+            return dict(self.__dict__)
+
+    local = Own("outside")
+    assert local.show() == {"label": "outside"}
+
+    def main():
+        assert local.show() == {}
+        local.number = 1
+        del local.number
+        with pytest.raises(AttributeError):
+            del local.number
+        local.label = "inside"
+        assert vars(local) == {"label": "inside"}
+        return coro.threads.run(local.show)
+
+    assert coro.run(main) == {}
+    assert local.label == "outside"
+    ended = []
+
+    class Value:
+        pass
+
+    def short():
+        local.value = Value()
+        weakref.finalize(local.value, ended.append, True)
+
+    coro.run(lambda: coro.spawn(short).join())
+    gc.collect()
+    assert ended == [True]
