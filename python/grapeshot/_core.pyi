@@ -43,6 +43,7 @@ __all__ = [
     "_coro_set_exception_notifier",
     "_coro_set_hooks",
     "_coro_set_latency_warning",
+    "_coro_set_registry",
     "_coro_set_selfishness",
     "_coro_set_stack_slots",
     "_coro_setup",
@@ -783,12 +784,35 @@ class Coro:
     def _context(self) -> Context | None:
         """The context it runs in, None once it has ended."""
     @property
+    def _must_cancel(self) -> bool:
+        """Whether a ``CancelledError`` of ``cancel()`` is to be raised where it waits next."""
+    @property
+    def _exception(self) -> BaseException | None:
+        """What the function has raised, or None. To look here is not to take notice of it."""
+    @property
     def _is_unseen(self) -> bool:
         """Whether it has raised and nobody has looked."""
     def start(self) -> None:
         """Schedule a new coro. ScheduleError if it was started before."""
     def done(self) -> bool:
         """Whether it has returned or raised."""
+    def result(self) -> Any:
+        """Return the result, or raise the exception. ``asyncio.InvalidStateError`` before the end."""
+    def exception(self) -> BaseException | None:
+        """Return the exception, or None. InvalidStateError before the end; raises CancelledError if cancelled."""
+    def add_done_callback(self, fn: Callable[[Any], object], context: Context | None = None) -> None:
+        """Call ``fn(self)`` from the loop, in ``context`` or a copy of the caller's, once the coro has ended."""
+    def remove_done_callback(self, fn: Callable[[Any], object], /) -> int:
+        """Take callbacks back; return how many there were."""
+    def __await__(self) -> Generator[Any, None, Any]: ...
+    def __iter__(self) -> Generator[Any, None, Any]: ...
+
+    # Whether a task has begun to await it, the future that await_() waits for, and the cancel() calls that uncancel()
+    # has not taken back.
+    _asyncio_future_blocking: bool
+    _awaited: Any
+    _cancel_count: int
+
     def set_name(self, name: object, /) -> None:
         """Give it the name ``str(name)``."""
     def set_max_selfish_acts(self, count: int | None, /) -> None:
@@ -818,10 +842,14 @@ class Coro:
         """Return what the function has raised, or None."""
     def _failure_unseen(self) -> BaseException | None:
         """The same, None too if somebody has looked before."""
-    def _on_done(self, callback: Callable[[Any], object], context: Context, /) -> None:
-        """Call ``callback(self)`` from the loop, in ``context``, once it has ended."""
-    def _forget_done(self, callback: Callable[[Any], object], /) -> int:
-        """Take such callbacks back; return their number."""
+
+def _coro_set_registry(
+    registry: set[Any] | None, register: Callable[[Any], object], unregister: Callable[[Any], object], /
+) -> None:
+    """Take the set of weak references in which asyncio finds tasks that are not its own.
+
+    With None the functions are called instead.
+    """
 
 @disjoint_base
 class semaphore:  # noqa: N801

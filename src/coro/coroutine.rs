@@ -12,13 +12,15 @@
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
+use std::mem::offset_of;
+use std::ptr;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::line::Place;
 use super::machine::Machine;
-use crate::event_loop::native_type::{NativeType, This, one_at_a_time};
+use crate::event_loop::native_type::{NativeType, This, leak_table, one_at_a_time};
 use crate::event_loop::object_cell::ObjectCell;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,7 +56,13 @@ pub(super) struct CoroObject {
     pub(super) wake_exception: ObjectCell,
     /// A list: what to call when the coro has ended.
     pub(super) callbacks: ObjectCell,
+    /// The future that `await_` waits for.
+    awaited: ObjectCell,
     weakrefs: Cell<*mut ffi::PyObject>,
+    /// `cancel()` calls that `uncancel()` has not taken back.
+    cancel_count: Cell<c_int>,
+    /// `_asyncio_future_blocking`: set by `await`, reset by the task that waits.
+    pub(super) is_blocking: Cell<u8>,
     pub(super) id: Cell<u64>,
     /// Where the runtime's table of live coros has it.
     pub(super) place: Cell<usize>,
@@ -79,7 +87,7 @@ pub(super) struct CoroObject {
 pub(super) type Coro<'py> = This<'py, CoroObject>;
 
 impl CoroObject {
-    fn cells(&self) -> [&ObjectCell; 11] {
+    fn cells(&self) -> [&ObjectCell; 12] {
         [
             &self.event_loop,
             &self.function,
@@ -92,6 +100,7 @@ impl CoroObject {
             &self.wake_value,
             &self.wake_exception,
             &self.callbacks,
+            &self.awaited,
         ]
     }
 
@@ -100,8 +109,34 @@ impl CoroObject {
         self.status.get() == Status::Done
     }
 
-    pub(super) const fn weakrefs_offset() -> usize {
-        std::mem::offset_of!(CoroObject, weakrefs)
+    /// The member table: what Python keeps in the object.
+    #[expect(deprecated, reason = "None in an empty cell is what is wanted")]
+    pub(super) fn members() -> *mut c_void {
+        let member = |name: &'static CStr, type_code, offset: usize, flags| ffi::PyMemberDef {
+            name: name.as_ptr(),
+            type_code,
+            offset: offset as ffi::Py_ssize_t,
+            flags,
+            doc: ptr::null(),
+        };
+        let weakrefs = offset_of!(CoroObject, weakrefs);
+        let awaited = offset_of!(CoroObject, awaited);
+        let count = offset_of!(CoroObject, cancel_count);
+        let is_blocking = offset_of!(CoroObject, is_blocking);
+        leak_table(
+            vec![
+                member(
+                    c"__weaklistoffset__",
+                    ffi::Py_T_PYSSIZET,
+                    weakrefs,
+                    ffi::Py_READONLY,
+                ),
+                member(c"_awaited", ffi::_Py_T_OBJECT, awaited, 0),
+                member(c"_cancel_count", ffi::Py_T_INT, count, 0),
+                member(c"_asyncio_future_blocking", ffi::Py_T_BOOL, is_blocking, 0),
+            ],
+            ffi::PyMemberDef::default(),
+        )
     }
 
     /// Fills the fields whose empty state is not zero. Called on a zeroed allocation.

@@ -18,9 +18,10 @@ pub(super) enum Kind {
     Shutdown,
     LockError,
     Closed,
+    InvalidState,
 }
 
-const COUNT: usize = 8;
+const COUNT: usize = 9;
 static CLASSES: [AtomicPtr<ffi::PyObject>; COUNT] = [const { AtomicPtr::new(ptr::null_mut()) }; COUNT];
 /// In the order of `Kind`.
 const NAMES: [&str; COUNT] = [
@@ -32,6 +33,7 @@ const NAMES: [&str; COUNT] = [
     "Shutdown",
     "LockError",
     "ClosedError",
+    "InvalidStateError",
 ];
 
 /// Takes the classes from the Python module; they stay for good.

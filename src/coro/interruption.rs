@@ -64,6 +64,17 @@ pub(super) fn pop(coro: Coro<'_>) -> Option<PyErr> {
     Some(PyErr::from_value(first))
 }
 
+/// Whether an exception of exactly that class is pending.
+pub(super) fn contains(coro: Coro<'_>, kind: Kind) -> bool {
+    match coro.wake_exception.get(coro.py()) {
+        Some(pending) => match pending.cast_exact::<PyList>() {
+            Ok(list) => list.iter().any(|exception| is_exactly(&exception, kind)),
+            Err(_) => is_exactly(&pending, kind),
+        },
+        None => false,
+    }
+}
+
 /// Takes back the pending exceptions for which `is_meant` holds; whether there was one.
 #[cold]
 pub(super) fn take_back(coro: Coro<'_>, is_meant: impl Fn(&Bound<'_, PyAny>) -> bool) -> bool {

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyTuple};
+use pyo3::types::{PyList, PyTuple};
 
 use super::arch;
 use super::coroutine::{Coro, CoroObject, Status};
@@ -476,7 +476,8 @@ pub(super) fn frame(coro: Coro<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
 }
 
 /// Starts a new coro: it is kept from now on, and runs in the next turn.
-pub(super) fn start(coro: Coro<'_>) {
+pub(super) fn start(coro: Coro<'_>) -> PyResult<()> {
+    tasks::register(coro)?;
     with_runtime(|runtime| {
         if !runtime.is_watched.replace(true) {
             hooks::watch_thread(coro.py());
@@ -484,6 +485,7 @@ pub(super) fn start(coro: Coro<'_>) {
         runtime.enter(coro);
     });
     make_ready(coro);
+    Ok(())
 }
 
 /// The first and only function on a coro's stack. As in `wait_at_boundary`, hardly anything of it stays on the stack while the
@@ -579,6 +581,10 @@ fn store(coro: Coro<'_>, outcome: PyResult<Bound<'_, PyAny>>) {
         Err(error) => {
             let py = coro.py();
             coro.is_unseen.set(!coro.is_notified.get());
+            // Kept for `take_outcome`.
+            if let Some(traceback) = error.traceback(py) {
+                coro.result.set(traceback.into_any());
+            }
             coro.exception.set(error.into_value(py).into_bound(py).into_any());
         }
     }
@@ -589,6 +595,7 @@ fn finish(runtime: &Runtime, coro: Coro<'_>) -> PyResult<()> {
     let py = coro.py();
     runtime.dismantle(coro);
     runtime.is_forked.set(false);
+    tasks::unregister(coro);
     let kept = runtime.leave(coro);
     drop(coro.context.take(py));
     let event_loop = coro.event_loop.get(py);
@@ -619,13 +626,10 @@ fn schedule_callbacks(
     callbacks: &Bound<'_, PyAny>,
     event_loop: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
-    let py = coro.py();
     for entry in callbacks.cast::<PyList>()?.iter() {
         let entry = entry.cast_into::<PyTuple>()?;
         let (callback, context) = (entry.get_item(0)?, entry.get_item(1)?);
-        let keywords = PyDict::new(py);
-        keywords.set_item("context", context)?;
-        event_loop.call_method("call_soon", (callback, coro.to_bound()), Some(&keywords))?;
+        LoopObject::of(event_loop).soon(&callback, &[coro.as_ptr()], &context)?;
     }
     Ok(())
 }

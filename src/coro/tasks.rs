@@ -13,6 +13,7 @@ use pyo3::types::PyDict;
 use super::coroutine::Coro;
 use super::machine::Machine;
 use super::pystate::SWAPS_TASK;
+use crate::event_loop::errors;
 
 /// `asyncio.tasks._current_tasks`, to 3.13.
 static CURRENT_TASKS: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
@@ -31,6 +32,74 @@ pub(super) fn set_up(py: Python<'_>) -> PyResult<()> {
         );
     }
     Ok(())
+}
+
+/// The set inside the weak set in which asyncio keeps the tasks that are not its own, for `asyncio.all_tasks()`. Null:
+/// asyncio's functions are called instead.
+static REGISTRY: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
+/// `asyncio._register_task` and `asyncio._unregister_task`.
+static REGISTER: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
+static UNREGISTER: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
+
+/// `_coro_set_registry(set or None, register, unregister)`: how `asyncio.all_tasks()` hears of coros.
+pub(super) fn set_registry(
+    registry: Option<Bound<'_, PyAny>>,
+    register: Bound<'_, PyAny>,
+    unregister: Bound<'_, PyAny>,
+) {
+    // What was there before stays for good: this runs once, and in tests.
+    REGISTER.store(register.into_ptr(), Ordering::Release);
+    UNREGISTER.store(unregister.into_ptr(), Ordering::Release);
+    let registry = registry.map_or(ptr::null_mut(), Bound::into_ptr);
+    REGISTRY.store(registry, Ordering::Release);
+}
+
+/// From now on `asyncio.all_tasks()` has the coro: what `asyncio._register_task` does, without its Python code.
+#[inline]
+pub(super) fn register(coro: Coro<'_>) -> PyResult<()> {
+    let registry = REGISTRY.load(Ordering::Relaxed);
+    if registry.is_null() {
+        return tell(coro, &REGISTER);
+    }
+    // SAFETY: attached; a set that is never freed. The reference object is the one that every weak reference without
+    // a callback shares, so `unregister` finds it again. It needs no callback: the coro lives until then.
+    unsafe {
+        let reference = errors::owned(coro.py(), ffi::PyWeakref_NewRef(coro.as_ptr(), ptr::null_mut()))?;
+        if ffi::PySet_Add(registry, reference.as_ptr()) != 0 {
+            return Err(errors::fetch(coro.py()));
+        }
+    }
+    Ok(())
+}
+
+/// The coro has ended.
+#[inline]
+pub(super) fn unregister(coro: Coro<'_>) {
+    let registry = REGISTRY.load(Ordering::Relaxed);
+    let result = if registry.is_null() {
+        tell(coro, &UNREGISTER)
+    } else {
+        // SAFETY: as above.
+        unsafe {
+            errors::owned(coro.py(), ffi::PyWeakref_NewRef(coro.as_ptr(), ptr::null_mut())).and_then(
+                |reference| match ffi::PySet_Discard(registry, reference.as_ptr()) {
+                    -1 => Err(errors::fetch(coro.py())),
+                    _ => Ok(()),
+                },
+            )
+        }
+    };
+    // asyncio leaves tasks out that are done, so one that could not be taken out harms nobody.
+    drop(result);
+}
+
+#[cold]
+fn tell(coro: Coro<'_>, function: &AtomicPtr<ffi::PyObject>) -> PyResult<()> {
+    // SAFETY: attached; null or a function that is never freed.
+    match unsafe { Bound::from_borrowed_ptr_or_opt(coro.py(), function.load(Ordering::Relaxed)) } {
+        Some(function) => function.call1((coro.to_bound(),)).map(drop),
+        None => Ok(()),
+    }
 }
 
 /// The coro becomes the running task of a machine that has not run yet.
@@ -91,5 +160,5 @@ pub(super) fn end(machine: &mut Machine, _: Python<'_>) {
 pub(super) fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     let function = RUNNING_LOOP.load(Ordering::Relaxed);
     // SAFETY: set up before any coro can be made, never freed.
-    unsafe { crate::event_loop::errors::owned(py, ffi::PyObject_CallNoArgs(function)) }
+    unsafe { errors::owned(py, ffi::PyObject_CallNoArgs(function)) }
 }

@@ -12,6 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import reprlib
+import sys
+import traceback
+import weakref
 
 from grapeshot import _core
 
@@ -19,9 +23,11 @@ from . import _errors
 
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
     from types import FrameType
-    from typing import Any
+    from typing import Any, TextIO
+
+# Whether uncancel() takes an error back that was not raised yet.
+_TAKES_BACK = sys.version_info >= (3, 13)
 
 
 class Coro(_core.Coro):
@@ -30,14 +36,15 @@ class Coro(_core.Coro):
     ``await co`` (in asyncio) and :meth:`join` (in a coro) give its result or raise its exception.
     """
 
-    _asyncio_future_blocking = False
-    # cancel() calls that uncancel() has not taken back
-    _cancel_count = 0
-    # the future that await_() waits for
-    _awaited: Any = None
-
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.name!r} {self._status}>"
+        state = self._status
+        if self._exception is not None:
+            state = "cancelled" if self.cancelled() else f"done exception={self._exception!r}"
+        elif self._awaited is not None:
+            state += f" wait_for={self._awaited!r}"
+        return f"<{type(self).__name__} {self.name!r} {state}>"
+
+    __repr__ = reprlib.recursive_repr()(__repr__)
 
     # ------------------------------------------------------------------ interruption
 
@@ -75,41 +82,6 @@ class Coro(_core.Coro):
             wait_for_end(self, waiter, timeout)
         return self._outcome()
 
-    def result(self) -> Any:
-        """Return the result, or raise the exception. ``asyncio.InvalidStateError`` before the end."""
-        if not self.done():
-            raise asyncio.InvalidStateError("Result is not set.")
-        return self._outcome()
-
-    def exception(self) -> BaseException | None:
-        """Return the exception, or None. ``asyncio.InvalidStateError`` before the end; CancelledError if cancelled."""
-        if not self.done():
-            raise asyncio.InvalidStateError("Exception is not set.")
-        exc = self._failure()
-        if isinstance(exc, asyncio.CancelledError):
-            raise exc
-        return exc
-
-    def add_done_callback(self, fn: Callable[[Any], object], *, context: contextvars.Context | None = None) -> None:
-        """Call ``fn(self)`` from the loop once the coro has ended, as :meth:`asyncio.Future.add_done_callback`."""
-        context = contextvars.copy_context() if context is None else context
-        if self.done():
-            self._loop.call_soon(fn, self, context=context)
-        else:
-            self._on_done(fn, context)
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        if not self.done():
-            if _core._coro_current_or_none() is self:
-                raise RuntimeError(f"Task cannot await on itself: {self!r}")
-            self._asyncio_future_blocking = True
-            yield self
-        if not self.done():
-            raise RuntimeError("await wasn't used with future")
-        return self._outcome()
-
-    __iter__ = __await__
-
     # ------------------------------------------------------------------ asyncio.Task's interface
 
     def cancel(self, msg: Any = None) -> bool:
@@ -133,17 +105,19 @@ class Coro(_core.Coro):
         return self._cancel_count
 
     def uncancel(self) -> int:
-        """Take one :meth:`cancel` back; return the number that is left."""
-        count = self.cancelling()
-        if count:
-            count = self._cancel_count = count - 1
-            if not count and self is _core._coro_current_or_none():
+        """Take one :meth:`cancel` back; return the number that is left.
+
+        With the last one goes, from Python 3.13 on as with tasks, an error that was not raised yet.
+        """
+        if self._cancel_count:
+            self._cancel_count -= 1
+            if not self._cancel_count and _TAKES_BACK and self._status == "running" and self._must_cancel:
                 self._throw_later(None)
-        return count
+        return self._cancel_count
 
     def cancelled(self) -> bool:
         """Whether the coro has ended with :class:`asyncio.CancelledError`."""
-        return self.done() and isinstance(self._failure(), asyncio.CancelledError)
+        return isinstance(self._exception, asyncio.CancelledError)
 
     def get_name(self) -> str:
         """Return the name, as :meth:`asyncio.Task.get_name`."""
@@ -163,18 +137,65 @@ class Coro(_core.Coro):
         return
 
     def get_stack(self, *, limit: int | None = None) -> list[FrameType]:
-        """Return the frames where the coro is suspended, the outermost first; the ``limit`` innermost of them."""
-        frames: list[FrameType] = []
-        frame = self.get_frame()
-        while frame is not None and (limit is None or len(frames) < limit):
-            frames.append(frame)
-            frame = frame.f_back
-        frames.reverse()
-        return frames
+        """Return the frames of the coro, the outermost first: at most the ``limit`` innermost of them.
 
-    def remove_done_callback(self, fn: Callable[[Any], object]) -> int:
-        """Take callbacks back; return how many there were."""
-        return self._forget_done(fn)
+        Of one that has failed they are those of the traceback, at most the ``limit`` outermost; of one that has not
+        begun or has returned there are none.
+        """
+        frames: list[FrameType] = []
+        entry = None if self._exception is None else self._exception.__traceback__
+        while entry is not None and (limit is None or len(frames) < limit):
+            frames.append(entry.tb_frame)
+            entry = entry.tb_next
+        frame = sys._getframe(1) if self._status == "running" else self.get_frame()
+        innermost_first: list[FrameType] = []
+        while frame is not None and (limit is None or len(innermost_first) < limit):
+            innermost_first.append(frame)
+            frame = frame.f_back
+        return frames + innermost_first[::-1]
+
+    def print_stack(self, *, limit: int | None = None, file: TextIO | None = None) -> None:
+        """Print what :meth:`get_stack` gives as a traceback, to ``sys.stderr`` unless a file is given."""
+        exc = self._exception
+        entries = [(frame, frame.f_lineno) for frame in self.get_stack(limit=limit)]
+        if not entries:
+            print(f"No stack for {self!r}", file=file or sys.stderr)
+        else:
+            title = "Stack" if exc is None else "Traceback"
+            print(f"{title} for {self!r} (most recent call last):", file=file or sys.stderr)
+        traceback.print_list(traceback.StackSummary.extract(iter(entries)), file=file)
+        if exc is not None:
+            print("".join(traceback.format_exception_only(exc)), file=file or sys.stderr, end="")
+
+    def set_result(self, result: object) -> None:
+        """Raise RuntimeError, as :meth:`asyncio.Task.set_result`: the function gives the result."""
+        raise RuntimeError("Task does not support set_result operation")
+
+    def set_exception(self, exception: object) -> None:
+        """Raise RuntimeError, as :meth:`asyncio.Task.set_exception`."""
+        raise RuntimeError("Task does not support set_exception operation")
+
+    # Attributes of asyncio.Task without a promise, which asyncio itself (gather) and libraries look at nevertheless.
+
+    _log_destroy_pending = False
+    _source_traceback = None
+
+    @property
+    def _state(self) -> str:
+        return "PENDING" if not self.done() else "CANCELLED" if self.cancelled() else "FINISHED"
+
+    @property
+    def _cancel_message(self) -> Any:
+        exc = self._exception
+        return exc.args[0] if isinstance(exc, asyncio.CancelledError) and exc.args else None
+
+    def _make_cancelled_error(self) -> BaseException:
+        exc = self._exception
+        return exc if isinstance(exc, asyncio.CancelledError) else asyncio.CancelledError()
+
+    @property
+    def _fut_waiter(self) -> Any:
+        return self._awaited
 
     def __del__(self) -> None:
         exc = self._failure_unseen()
@@ -203,7 +224,7 @@ class Wakeup:
 def wait_for_end(coro: Coro, waiter: Coro, timeout_s: float | None) -> None:
     """Wait in ``waiter`` until ``coro`` has ended. TimeoutError after ``timeout_s``."""
     wakeup = Wakeup(waiter)
-    coro._on_done(wakeup, contextvars.copy_context())
+    coro.add_done_callback(wakeup)
     timer = None if timeout_s is None else coro._loop.call_later(timeout_s, wakeup)
     try:
         _core._coro_wait()
@@ -213,3 +234,27 @@ def wait_for_end(coro: Coro, waiter: Coro, timeout_s: float | None) -> None:
             timer.cancel()
     if not coro.done():
         raise _errors.TimeoutError
+
+
+def _find_registry() -> set[Any] | None:
+    """Return the set of weak references to tasks that are not asyncio's own; None if it is not as it is known here."""
+
+    class Probe:
+        pass
+
+    probe: Any = Probe()
+    asyncio._register_task(probe)
+    try:
+        for reference in weakref.getweakrefs(probe):
+            # WeakSet's callback has a reference to the WeakSet as its default.
+            for default in getattr(reference.__callback__, "__defaults__", None) or ():
+                weak_set: Any = default() if isinstance(default, weakref.ref) else None
+                data = getattr(weak_set, "data", None)
+                if type(weak_set) is weakref.WeakSet and type(data) is set and reference in data:
+                    return data
+    finally:
+        asyncio._unregister_task(probe)
+    return None
+
+
+_core._coro_set_registry(_find_registry(), asyncio._register_task, asyncio._unregister_task)

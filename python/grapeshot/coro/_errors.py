@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 # asyncio's, for the modules that have no other business with asyncio.
 CancelledError = asyncio.CancelledError
+InvalidStateError = asyncio.InvalidStateError
 
 
 class Interrupted(asyncio.CancelledError):

@@ -138,7 +138,7 @@ def _wait_for_future(coro: Any, future: Any) -> BaseException | None:
     to be cancelled: then there was no interruption, as for a task.
     """
     interruption: BaseException | None = None
-    wakeup = Wakeup(coro)
+    wakeup: Any = Wakeup(coro)
     future.add_done_callback(wakeup)
     coro._awaited = future
     try:

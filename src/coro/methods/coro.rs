@@ -5,16 +5,14 @@ use std::ffi::c_void;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyString, PyTuple, PyType};
+use pyo3::types::{PyString, PyType};
 
 use super::functions::acts;
-use super::{Object, stacks};
+use super::{Object, facade, stacks};
 use crate::coro::coroutine::{Coro, CoroObject, Status, dealloc};
 use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::{interruption, scheduler};
-use crate::event_loop::native_type::{
-    Args, bool_object, getter, leak_table, method, new_type, none, slot, weaklist_member,
-};
+use crate::event_loop::native_type::{Args, bool_object, getter, leak_table, method, new_type, none, slot};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::current_thread;
 
@@ -56,7 +54,7 @@ fn start<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
         ));
     }
     check_schedulable(this)?;
-    scheduler::start(this);
+    scheduler::start(this)?;
     Ok(none(this.py()))
 }
 
@@ -152,53 +150,10 @@ fn done<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), this.is_done()))
 }
 
-/// The result or the exception of a coro that has ended.
-fn outcome<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_outcome", 0)?;
-    let py = this.py();
-    if let Some(exception) = this.exception.get(py) {
-        this.is_unseen.set(false);
-        return Err(PyErr::from_value(exception));
-    }
-    Ok(this.result.get(py).unwrap_or_else(|| none(py)))
-}
-
 fn failure<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("_failure", 0)?;
     this.is_unseen.set(false);
     Ok(this.exception.get(this.py()).unwrap_or_else(|| none(this.py())))
-}
-
-/// `_on_done(callback, context)`: as a callback of a Future, in order.
-fn on_done<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_on_done", 2)?;
-    check_thread(this)?;
-    let py = this.py();
-    let entry = PyTuple::new(py, [args.get(0), args.get(1)])?;
-    match this.callbacks.get(py) {
-        Some(callbacks) => callbacks.cast::<PyList>()?.append(entry)?,
-        None => this.callbacks.set(PyList::new(py, [entry])?.into_any()),
-    }
-    Ok(none(py))
-}
-
-/// `_forget_done(callback)`: takes callbacks back; their number.
-fn forget_done<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_forget_done", 1)?;
-    let py = this.py();
-    let (Some(callbacks), Some(callback)) = (this.callbacks.get(py), args.get(0)) else {
-        return Ok(0_usize.into_pyobject(py)?.into_any());
-    };
-    let kept = PyList::empty(py);
-    let callbacks = callbacks.cast_into::<PyList>()?;
-    for entry in callbacks.iter() {
-        if !entry.get_item(0)?.eq(&callback)? {
-            kept.append(entry)?;
-        }
-    }
-    let removed = callbacks.len() - kept.len();
-    this.callbacks.set(kept.into_any());
-    Ok(removed.into_pyobject(py)?.into_any())
 }
 
 /// The exception if it went to nobody yet, else None.
@@ -269,6 +224,19 @@ fn context(this: Coro<'_>) -> Object<'_> {
     Ok(this.context.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
+/// Whether an error of `cancel()` is to be raised where the coro waits next.
+fn must_cancel(this: Coro<'_>) -> Object<'_> {
+    Ok(bool_object(
+        this.py(),
+        interruption::contains(this, Kind::Cancelled),
+    ))
+}
+
+/// What it has raised. To look here is not to take notice of it.
+fn exception(this: Coro<'_>) -> Object<'_> {
+    Ok(this.exception.get(this.py()).unwrap_or_else(|| none(this.py())))
+}
+
 fn is_unseen(this: Coro<'_>) -> Object<'_> {
     Ok(bool_object(this.py(), this.is_unseen.get()))
 }
@@ -314,25 +282,7 @@ fn methods() -> Vec<ffi::PyMethodDef> {
             c"Where its stack is."
         ),
         method!(CoroObject, c"done", done, c"True once it has returned or raised."),
-        method!(
-            CoroObject,
-            c"_outcome",
-            outcome,
-            c"What it has returned, or raised."
-        ),
         method!(CoroObject, c"_failure", failure, c"What it has raised, or None."),
-        method!(
-            CoroObject,
-            c"_on_done",
-            on_done,
-            c"Call callback(coro) in a context once it has ended."
-        ),
-        method!(
-            CoroObject,
-            c"_forget_done",
-            forget_done,
-            c"Take callbacks back; how many there were."
-        ),
         method!(
             CoroObject,
             c"_failure_unseen",
@@ -373,6 +323,18 @@ fn getters() -> Vec<ffi::PyGetSetDef> {
         ),
         getter!(
             CoroObject,
+            c"_must_cancel",
+            must_cancel,
+            c"Whether an error of cancel() is to be raised where it waits next."
+        ),
+        getter!(
+            CoroObject,
+            c"_exception",
+            exception,
+            c"What it has raised, or None. Looking here leaves it unseen."
+        ),
+        getter!(
+            CoroObject,
             c"_is_unseen",
             is_unseen,
             c"Its exception went to nobody."
@@ -391,13 +353,18 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
                 slot(
                     ffi::Py_tp_methods,
-                    leak_table(methods(), ffi::PyMethodDef::zeroed()),
+                    leak_table(
+                        [methods(), facade::methods()].concat(),
+                        ffi::PyMethodDef::zeroed(),
+                    ),
                 ),
                 slot(
                     ffi::Py_tp_getset,
                     leak_table(getters(), ffi::PyGetSetDef::default()),
                 ),
-                slot(ffi::Py_tp_members, weaklist_member(CoroObject::weakrefs_offset())),
+                slot(ffi::Py_tp_members, CoroObject::members()),
+                slot(ffi::Py_am_await, facade::am_await as *mut c_void),
+                slot(ffi::Py_tp_iter, facade::am_await as *mut c_void),
             ],
         )
     }

@@ -2,7 +2,7 @@
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyString, PyType};
+use pyo3::types::{PyList, PySet, PyString, PyType};
 
 use super::{Object, making};
 use crate::coro::coroutine::{Coro, Status};
@@ -38,6 +38,16 @@ pub(super) fn begin_yield<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult
 pub(super) fn begin_wait<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult<Begun<'py, ()>> {
     args.exactly("wait", 0)?;
     scheduler::begin_wait(scheduler::suspendable(py)?)
+}
+
+/// `_coro_set_registry(set, register, unregister)`: see `tasks::set_registry`.
+pub(super) fn set_registry<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_coro_set_registry", 3)?;
+    if let (Some(set), Some(register), Some(unregister)) = (args.get(0), args.get(1), args.get(2)) {
+        let set = (!set.is_none()).then(|| set.cast_into::<PySet>()).transpose()?;
+        tasks::set_registry(set.map(Bound::into_any), register, unregister);
+    }
+    Ok(none(py))
 }
 
 /// As `_coro_wait`, but an interruption is returned rather than raised: what is raised here is that nothing can wait.

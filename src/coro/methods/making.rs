@@ -158,6 +158,6 @@ pub(super) fn new<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 pub(super) fn spawn<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let object = make(py, &args, "spawn")?;
-    scheduler::start(scheduler::coro_of(&object));
+    scheduler::start(scheduler::coro_of(&object))?;
     Ok(object)
 }

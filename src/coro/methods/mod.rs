@@ -1,6 +1,7 @@
 //! What Python sees: the methods of `Coro` and the functions of the native module that the package `coro` is built on.
 
 mod coro;
+mod facade;
 mod functions;
 mod making;
 mod stacks;
@@ -201,6 +202,11 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             c"Note that a garbage collection begins or has ended here."
         ),
         function!(
+            c"_coro_set_registry",
+            functions::set_registry,
+            c"Take the set in which asyncio keeps the tasks that are not its own."
+        ),
+        function!(
             c"_coro_setup",
             functions::set_up,
             c"Take the package's classes; why there are no coros, or None."
@@ -209,6 +215,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
 }
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    facade::register(module)?;
     module.add("Coro", coro::make_type(module)?)?;
     for definition in functions() {
         let definition = Box::leak(Box::new(definition));

@@ -1,0 +1,334 @@
+//! What asyncio asks of a task, where it is asked often: the outcome, callbacks at the end, `await`.
+//!
+//! The rest of `asyncio.Task`'s interface is Python (`grapeshot/coro/_coroutine.py`). Natively there are no frames, so
+//! that the traceback of a coro's exception does not lead back to the coro.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use pyo3::exceptions::{PyRuntimeError, PyStopIteration};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+
+use super::Object;
+use super::coro::check_thread;
+use crate::coro::coroutine::{Coro, CoroObject};
+use crate::coro::errors::{self as coro_errors, Kind};
+use crate::coro::runtime::current;
+use crate::coro::scheduler;
+use crate::event_loop::errors;
+use crate::event_loop::native_type::{Args, NativeType, This, method, new_type, none, one_at_a_time, slot};
+use crate::event_loop::object_cell::ObjectCell;
+use crate::event_loop::pyloop::LoopObject;
+
+// ---- the outcome ---------------------------------------------------------------------------------------------
+
+/// The result of a coro that has ended, or its exception, with the traceback that it had at the end: those who ask
+/// for it add their frames to that, and not to one another's.
+pub(super) fn take_outcome(this: Coro<'_>) -> Object<'_> {
+    let py = this.py();
+    let Some(exception) = this.exception.get(py) else {
+        return Ok(this.result.get(py).unwrap_or_else(|| none(py)));
+    };
+    this.is_unseen.set(false);
+    let traceback = this.result.get(py).unwrap_or_else(|| none(py));
+    // SAFETY: an exception, and a traceback or None.
+    unsafe { ffi::PyException_SetTraceback(exception.as_ptr(), traceback.as_ptr()) };
+    Err(PyErr::from_value(exception))
+}
+
+fn outcome<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_outcome", 0)?;
+    take_outcome(this)
+}
+
+fn result<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("result", 0)?;
+    if !this.is_done() {
+        return Err(coro_errors::new(
+            this.py(),
+            Kind::InvalidState,
+            "Result is not set.",
+        ));
+    }
+    take_outcome(this)
+}
+
+fn exception<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("exception", 0)?;
+    let py = this.py();
+    if !this.is_done() {
+        return Err(coro_errors::new(py, Kind::InvalidState, "Exception is not set."));
+    }
+    match this.exception.get(py) {
+        Some(exception) if coro_errors::is_a(&exception, Kind::Cancelled) => take_outcome(this),
+        Some(exception) => {
+            this.is_unseen.set(false);
+            Ok(exception)
+        }
+        None => Ok(none(py)),
+    }
+}
+
+// ---- callbacks -----------------------------------------------------------------------------------------------
+
+/// `callback(coro)` is to run in `context` when the coro has ended.
+fn append_callback<'py>(
+    this: Coro<'py>,
+    callback: Bound<'py, PyAny>,
+    context: Bound<'py, PyAny>,
+) -> PyResult<()> {
+    let py = this.py();
+    let entry = PyTuple::new(py, [callback, context])?;
+    if let Some(callbacks) = this.callbacks.get(py) {
+        return callbacks.cast::<PyList>()?.append(entry);
+    }
+    this.callbacks.set(PyList::new(py, [entry])?.into_any());
+    Ok(())
+}
+
+/// As that of `asyncio.Future`: in the caller's context, unless one is given.
+fn add_done_callback<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let [callback, context] = args.bind("add_done_callback", ["fn", "context"])?;
+    check_thread(this)?;
+    let py = this.py();
+    let Some(callback) = callback else {
+        args.at_least("add_done_callback", 1)?;
+        return Ok(none(py));
+    };
+    let context = match context.filter(|context| !context.is_none()) {
+        Some(context) => context,
+        // SAFETY: attached; a new reference, or null with an exception set.
+        None => unsafe { errors::owned(py, ffi::PyContext_CopyCurrent())? },
+    };
+    if !this.is_done() {
+        append_callback(this, callback, context)?;
+    } else if let Some(event_loop) = this.event_loop.get(py) {
+        LoopObject::of(&event_loop).soon(&callback, &[this.as_ptr()], &context)?;
+    }
+    Ok(none(py))
+}
+
+/// Takes callbacks back, those that are equal to `fn`; their number.
+fn remove_done_callback<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("remove_done_callback", 1)?;
+    let py = this.py();
+    let (Some(callbacks), Some(callback)) = (this.callbacks.get(py), args.get(0)) else {
+        return Ok(0_usize.into_pyobject(py)?.into_any());
+    };
+    let kept = PyList::empty(py);
+    let callbacks = callbacks.cast_into::<PyList>()?;
+    for entry in callbacks.iter() {
+        if !entry.get_item(0)?.eq(&callback)? {
+            kept.append(entry)?;
+        }
+    }
+    let removed = callbacks.len() - kept.len();
+    if removed > 0 {
+        this.callbacks.set(kept.into_any());
+    }
+    Ok(removed.into_pyobject(py)?.into_any())
+}
+
+// ---- await ---------------------------------------------------------------------------------------------------
+
+/// What `await co` iterates over: the coro once, unless it has ended, then the outcome.
+#[repr(C)]
+struct AwaitObject {
+    base: ffi::PyObject,
+    /// Empty once the outcome was given.
+    coro: ObjectCell,
+    has_yielded: Cell<bool>,
+}
+
+static AWAIT_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
+
+impl NativeType for AwaitObject {
+    const NAME: &'static CStr = c"grapeshot._core._CoroAwait";
+    const DOC: &'static CStr = c"What await makes of a coro.";
+    const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
+
+    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        // SAFETY: visit and arg are the collector's.
+        unsafe { self.coro.traverse(visit, arg) }
+    }
+
+    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        one_at_a_time(this, body)
+    }
+
+    fn clear(this: This<'_, Self>) {
+        drop(this.coro.take(this.py()));
+    }
+}
+
+unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
+    // SAFETY: CPython calls this attached with an unreferenced object of this type.
+    unsafe {
+        ffi::PyObject_GC_UnTrack(slf.cast());
+        drop((*slf.cast::<AwaitObject>()).coro.take(Python::assume_attached()));
+        let kind = ffi::Py_TYPE(slf);
+        ffi::PyObject_GC_Del(slf.cast());
+        ffi::Py_DECREF(kind.cast());
+    }
+}
+
+/// `tp_as_async.am_await` and `tp_iter` of a coro.
+pub(super) unsafe extern "C" fn am_await(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls am_await attached with a coro; the allocation comes zeroed.
+    unsafe {
+        let made = ffi::PyType_GenericAlloc(AWAIT_TYPE.load(Ordering::Relaxed), 0);
+        if !made.is_null() {
+            (*made.cast::<AwaitObject>()).coro.put_new(ffi::Py_NewRef(slf));
+        }
+        made
+    }
+}
+
+enum Step<'py> {
+    Yield(Bound<'py, PyAny>),
+    Return(Bound<'py, PyAny>),
+}
+
+fn step(this: This<'_, AwaitObject>) -> PyResult<Step<'_>> {
+    let py = this.py();
+    let Some(object) = this.coro.get(py) else {
+        return Err(PyRuntimeError::new_err(
+            "cannot reuse what await has made of a coro",
+        ));
+    };
+    let coro = scheduler::coro_of(&object);
+    if coro.is_done() {
+        drop(this.coro.take(py));
+        return take_outcome(coro).map(Step::Return);
+    }
+    if this.has_yielded.replace(true) {
+        return Err(PyRuntimeError::new_err("await wasn't used with future"));
+    }
+    if current(py).is_some_and(|running| running.as_ptr() == object.as_ptr()) {
+        let message = format!("Task cannot await on itself: {}", object.repr()?);
+        return Err(PyRuntimeError::new_err(message));
+    }
+    coro.is_blocking.set(1);
+    Ok(Step::Yield(object))
+}
+
+unsafe extern "C" fn iternext(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls tp_iternext attached with an object of this type.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || match step(This::new(py, slf))? {
+            Step::Yield(coro) => Ok(coro.into_ptr()),
+            // The end of an iterator without an exception stands for None.
+            Step::Return(value) if value.is_none() => Ok(ptr::null_mut()),
+            // A tuple would become the exception's arguments, an exception the exception itself.
+            Step::Return(value) if value.is_instance_of::<PyTuple>() || is_exception(&value) => {
+                Err(PyStopIteration::new_err((value.unbind(),)))
+            }
+            Step::Return(value) => {
+                ffi::PyErr_SetObject(ffi::PyExc_StopIteration, value.as_ptr());
+                Ok(ptr::null_mut())
+            }
+        })
+    }
+}
+
+fn is_exception(value: &Bound<'_, PyAny>) -> bool {
+    value.is_instance_of::<pyo3::exceptions::PyBaseException>()
+}
+
+unsafe extern "C" fn am_send(
+    slf: *mut ffi::PyObject,
+    _value: *mut ffi::PyObject,
+    result: *mut *mut ffi::PyObject,
+) -> ffi::PySendResult {
+    // SAFETY: CPython calls am_send attached with an object of this type and a place for the result.
+    unsafe {
+        let py = Python::assume_attached();
+        let (object, outcome) =
+            errors::at_boundary(py, (ptr::null_mut(), ffi::PySendResult::PYGEN_ERROR), || {
+                Ok(match step(This::new(py, slf))? {
+                    Step::Yield(coro) => (coro.into_ptr(), ffi::PySendResult::PYGEN_NEXT),
+                    Step::Return(value) => (value.into_ptr(), ffi::PySendResult::PYGEN_RETURN),
+                })
+            });
+        *result = object;
+        outcome
+    }
+}
+
+fn send<'py>(this: This<'py, AwaitObject>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("send", 1)?;
+    match step(this)? {
+        Step::Yield(coro) => Ok(coro),
+        Step::Return(value) => Err(PyStopIteration::new_err((value.unbind(),))),
+    }
+}
+
+// ---- registration --------------------------------------------------------------------------------------------
+
+pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
+    vec![
+        method!(
+            CoroObject,
+            c"_outcome",
+            outcome,
+            c"What it has returned, or raised."
+        ),
+        method!(
+            CoroObject,
+            c"result",
+            result,
+            c"Return what it has returned, or raise what it has raised. asyncio.InvalidStateError before the end."
+        ),
+        method!(
+            CoroObject,
+            c"exception",
+            exception,
+            c"Return what it has raised, or None. asyncio.InvalidStateError before the end; raises CancelledError."
+        ),
+        method!(
+            CoroObject,
+            c"add_done_callback",
+            add_done_callback,
+            c"Call fn(self) from the loop once it has ended."
+        ),
+        method!(
+            CoroObject,
+            c"remove_done_callback",
+            remove_done_callback,
+            c"Take callbacks back; return how many there were."
+        ),
+    ]
+}
+
+pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let methods = vec![method!(
+        AwaitObject,
+        c"send",
+        send,
+        c"The next step; the value is ignored."
+    )];
+    // SAFETY: the functions are those of this layout, the table is leaked.
+    let kind = unsafe {
+        new_type::<AwaitObject>(
+            module,
+            None,
+            &[
+                slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
+                slot(ffi::Py_tp_iter, ffi::PyObject_SelfIter as *mut c_void),
+                slot(ffi::Py_tp_iternext, iternext as *mut c_void),
+                slot(ffi::Py_am_send, am_send as *mut c_void),
+                slot(
+                    ffi::Py_tp_methods,
+                    crate::event_loop::native_type::leak_table(methods, ffi::PyMethodDef::zeroed()),
+                ),
+            ],
+        )?
+    };
+    AWAIT_TYPE.store(kind.into_ptr().cast(), Ordering::Release);
+    Ok(())
+}
