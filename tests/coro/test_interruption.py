@@ -207,3 +207,420 @@ def test_keyboard_interrupt_leaves_the_loop():
     with pytest.raises(KeyboardInterrupt):
         coro.run(main)
     assert coro.get_live_coros() == []
+
+
+# ------------------------------------------------------------------ interruptions and the states of a coro
+
+WAYS = ["shutdown", "raise_exception", "interrupt"]
+
+
+def interrupt(co, way):
+    """Interrupts the coro; what it sees."""
+    if way == "shutdown":
+        co.shutdown()
+        return coro.Shutdown
+    if way == "interrupt":
+        co.interrupt("value")
+        return coro.Interrupted
+    co.raise_exception(LookupError("given"))
+    return LookupError
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_interrupting_in_every_state(way):
+    async def main():
+        new = coro.new(int)
+        with pytest.raises(coro.NotStartedError):
+            interrupt(new, way)
+        new.start()
+        await new
+        with pytest.raises(coro.DeadCoroutine):
+            interrupt(new, way)
+
+        ran: list = []
+        ready = coro.spawn(ran.append, 1)
+        expected = interrupt(ready, way)
+        with pytest.raises(expected):
+            await ready
+        assert ran == []
+
+        waiting = coro.spawn(coro.wait)
+        await asyncio.sleep(0)
+        interrupt(waiting, way)
+        assert waiting._status == "ready"
+        with pytest.raises(expected):
+            await waiting
+
+        def interrupt_itself():
+            with pytest.raises(expected) as caught:
+                interrupt(coro.current(), way)
+            return caught.value
+
+        exc = await coro.spawn(interrupt_itself)
+        if way == "interrupt":
+            assert exc.value == "value"
+
+        def yield_once():
+            with pytest.raises(expected):
+                coro.yield_slice()
+            return "went on"
+
+        yielding = coro.spawn(yield_once)
+        await asyncio.sleep(0)
+        assert yielding._status == "ready"
+        interrupt(yielding, way)
+        assert await yielding == "went on"
+
+    grapeshot.run(main())
+
+
+def test_an_exception_class_is_called_and_anything_else_refused():
+    def main():
+        thread = coro.spawn(coro.wait)
+        coro.yield_slice()
+        with pytest.raises(TypeError):
+            thread.raise_exception(5)
+        thread.raise_exception(LookupError)
+        with pytest.raises(LookupError):
+            thread.join()
+
+    coro.run(main)
+
+
+def test_interrupted_is_a_cancellation_and_has_its_value():
+    assert issubclass(coro.Interrupted, asyncio.CancelledError)
+    assert issubclass(coro.Shutdown, coro.Interrupted)
+    assert not issubclass(coro.Interrupted, Exception)
+    assert coro.Interrupted(5).value == 5
+    assert coro.Interrupted().value is None
+    assert coro.Shutdown().args == ()
+    assert issubclass(coro.TimeoutError, TimeoutError)
+
+
+def catch_all(count, log):
+    """Waits until it is woken, and notes what has interrupted each wait."""
+    for _ in range(count):
+        try:
+            log.append(coro.wait())
+        except BaseException as exc:
+            log.append(exc)
+
+
+def test_several_interruptions_come_one_after_the_other():
+    def main():
+        log: list = []
+        thread = coro.spawn(catch_all, 4, log)
+        coro.yield_slice()
+        first, second = LookupError("first"), coro.Interrupted("second")
+        thread.raise_exception(first)
+        thread._throw(second)
+        thread.shutdown()
+        coro.yield_slice()
+        assert log[:2] == [first, second]
+        assert isinstance(log[2], coro.Shutdown)
+        assert thread._status == "waiting"
+        coro.schedule(thread, "value")
+        coro.yield_slice()
+        assert log[3:] == ["value"]
+        assert thread.done()
+
+    coro.run(main)
+
+
+def test_the_same_interruption_twice_is_one():
+    def main():
+        log: list = []
+        thread = coro.spawn(catch_all, 3, log)
+        coro.yield_slice()
+        for _ in range(3):
+            thread.cancel("message")
+        coro.yield_slice()
+        assert [exc.args for exc in log] == [("message",)]
+        assert thread.cancelling() == 3
+        for _ in range(3):
+            thread.shutdown()
+            thread.cancel()
+        coro.yield_slice()
+        assert [type(exc) for exc in log[1:]] == [coro.Shutdown]
+        # What carries a value is told apart.
+        thread.interrupt(1)
+        coro.yield_slice()
+        assert log[2].value == 1
+        assert thread.done()
+
+    coro.run(main)
+
+
+def test_a_timeout_does_not_undo_a_shutdown():
+    log = []
+
+    def work():
+        with pytest.raises(coro.Shutdown):
+            try:
+                with coro.timeout(0.001):
+                    coro.wait()
+            except coro.TimeoutError:
+                log.append("timeout")
+                coro.wait()
+
+    def main():
+        thread = coro.spawn(work)
+        coro.yield_slice()
+        loop = asyncio.get_running_loop()
+        # Both before the coro runs, in either order.
+        loop.call_at(loop.time() + 0.002, thread.shutdown)
+        coro.sleep_relative(0)
+        end = loop.time() + 0.003
+        while loop.time() < end:
+            pass
+        thread.join()
+
+    coro.run(main)
+    assert log == ["timeout"]
+
+
+def test_an_interruption_loses_nothing_that_the_coro_was_woken_with():
+    def main():
+        log: list = []
+        items = coro.fifo()
+        thread = coro.spawn(lambda: log.append(items.pop()))
+        coro.yield_slice()
+        items.push("item")
+        thread.interrupt()  # it has the item in its hand, and is ready
+        with pytest.raises(coro.Interrupted):
+            thread.join()
+        assert log == []
+        assert items.pop() == "item"
+
+    coro.run(main)
+
+
+def test_taking_an_interruption_back():
+    def main():
+        log: list = []
+        thread = coro.spawn(catch_all, 3, log)
+        coro.yield_slice()
+        exceptions = [coro.Interrupted(number) for number in range(4)]
+        for exc in exceptions:
+            thread._throw(exc)
+        assert thread._take_back(exceptions[1])
+        assert not thread._take_back(exceptions[1])
+        assert not thread._take_back(coro.Interrupted(0))
+        coro.yield_slice()
+        assert log == [exceptions[0], exceptions[2], exceptions[3]]
+        assert not thread._take_back(exceptions[0])
+
+    coro.run(main)
+
+
+# ------------------------------------------------------------------ timebombs
+
+
+def test_limits_that_are_over_before_they_begin():
+    def main():
+        for seconds in (0, -1, 0.0, -float("inf")):
+            with coro.timeout(seconds):
+                pass  # it does not wait
+            coro.yield_slice()
+            log = []
+            with pytest.raises(coro.TimeoutError), coro.timeout(seconds):
+                log.append("begun")
+                coro.yield_slice()
+                log.append("went on")
+            assert log == ["begun"]
+            with pytest.raises(coro.TimeoutError):
+                coro.with_timeout(seconds, coro.wait)
+        for endless in (None, float("inf")):
+            with coro.timeout(endless):
+                coro.yield_slice()
+            assert coro.with_timeout(endless, int, "5") == 5
+        with pytest.raises(ValueError, match="NaN"):
+            coro.timeout(float("nan"))
+        with pytest.raises(TypeError):
+            coro.with_timeout("soon", int)
+
+    coro.run(main)
+
+
+def test_both_limits_due_at_once():
+    """The inner one is set later, and here due first: its handler runs, and the outer one interrupts the next wait."""
+
+    def nest(outer_s, inner_s, then):
+        log = []
+        try:
+            with coro.timeout(outer_s):
+                try:
+                    with coro.timeout(inner_s):
+                        block(outer_s, inner_s)
+                except coro.TimeoutError:
+                    log.append("inner")
+                then(log)
+        except coro.TimeoutError:
+            log.append("outer")
+        coro.yield_slice()
+        return log
+
+    def block(*limits):
+        loop = asyncio.get_running_loop()
+        end = loop.time() + max(limits) + 0.002
+        while loop.time() < end:
+            pass
+        coro.wait()
+
+    def wait_on(log):
+        coro.yield_slice()
+        log.append("went on")
+
+    def main():
+        assert nest(0.002, 0.001, wait_on) == ["inner", "outer"]
+        assert nest(0.001, 0.002, wait_on) == ["outer"]
+        assert nest(0, 0, wait_on) == ["outer"]
+        # Left without another wait, the outer one has no effect.
+        assert nest(0.002, 0.001, lambda log: log.append("no wait")) == ["inner", "no wait"]
+
+    coro.run(main)
+
+
+def test_an_outer_limit_passes_the_inner_handler():
+    def main():
+        log = []
+        with pytest.raises(coro.TimeoutError) as caught, coro.timeout(0.001) as outer:
+            try:
+                with coro.timeout(60):
+                    try:
+                        coro.wait()
+                    except coro.Interrupted as exc:
+                        assert exc.value is outer
+                        raise
+            except coro.TimeoutError:
+                log.append("inner")
+            finally:
+                log.append("finally")
+        assert log == ["finally"]
+        assert isinstance(caught.value.__cause__, coro.Interrupted)
+
+    coro.run(main)
+
+
+def test_a_limit_in_a_finally_block():
+    def main():
+        log = []
+        with pytest.raises(coro.TimeoutError), coro.timeout(0.001):
+            try:
+                coro.wait()
+            finally:
+                with pytest.raises(coro.TimeoutError), coro.timeout(0.001):
+                    coro.wait()
+                log.append("clean")
+                coro.sleep_relative(0.002)
+                log.append("slept")
+        assert log == ["clean", "slept"]
+
+    coro.run(main)
+
+
+def test_a_limit_ends_with_its_block():
+    def main():
+        # Due while the coro is in the block, and the block ends before it would be delivered.
+        loop = asyncio.get_running_loop()
+        limit = coro.timeout(0.001)
+        with limit:
+            coro.yield_slice()
+            end = loop.time() + 0.003
+            while loop.time() < end:
+                pass
+        for _ in range(3):
+            coro.yield_slice()
+        with pytest.raises(LookupError), limit:  # it can be used again
+            raise LookupError
+        coro.sleep_relative(0.003)
+        with limit:
+            with pytest.raises(RuntimeError, match="in use"), limit:
+                pass
+        coro.sleep_relative(0.003)
+
+    coro.run(main)
+
+
+def test_an_exception_of_the_block_is_kept_when_its_limit_is_over():
+    def main():
+        with pytest.raises(LookupError) as caught, coro.timeout(0):
+            try:
+                coro.wait()
+            finally:
+                raise LookupError("from the cleanup")
+        assert isinstance(caught.value.__context__, coro.Interrupted)
+        with coro.timeout(0):
+            try:
+                coro.wait()
+            except coro.Interrupted:
+                pass  # swallowed: the block ends as it ends
+        coro.yield_slice()
+
+    coro.run(main)
+
+
+def test_limits_of_many_coros_at_once():
+    def work(number):
+        limit_s = 0.001 * (number % 5 + 1)
+        if number % 2:
+            with coro.timeout(60):
+                coro.sleep_relative(limit_s)
+            return "slept"
+        try:
+            with coro.timeout(limit_s):
+                coro.wait()
+        except coro.TimeoutError:
+            return "timeout"
+
+    def main():
+        threads = [coro.spawn(work, number) for number in range(200)]
+        return [thread.join() for thread in threads]
+
+    assert coro.run(main) == ["timeout", "slept"] * 100
+
+
+# ------------------------------------------------------------------ groups
+
+
+def test_several_failures_in_a_group_interrupt_its_block_once():
+    def fail(number):
+        raise LookupError(number)
+
+    def main():
+        for _ in range(3):
+            with pytest.raises(LookupError) as caught, coro.Group() as group:
+                for number in range(5):
+                    group.spawn(fail, number)
+                coro.wait()
+            assert caught.value.args == (0,)
+            coro.yield_slice()
+            coro.yield_slice()
+        # A block that does not wait is not interrupted afterwards either.
+        with pytest.raises(LookupError), coro.Group() as group:
+            group.spawn(fail, 1)
+        coro.yield_slice()
+
+    coro.run(main)
+
+
+def test_a_group_in_a_block_with_a_limit():
+    log = []
+
+    def stay():
+        try:
+            coro.wait()
+        finally:
+            log.append("ended")
+
+    def main():
+        with pytest.raises(coro.TimeoutError), coro.timeout(0.001), coro.Group() as group:
+            group.spawn(stay)
+            group.spawn(stay)
+            coro.wait()
+        assert log == ["ended"] * 2
+        with pytest.raises(coro.TimeoutError), coro.timeout(0.001), coro.Group() as group:
+            group.spawn(stay)
+        assert log == ["ended"] * 3
+
+    coro.run(main)
