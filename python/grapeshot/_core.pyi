@@ -1058,7 +1058,7 @@ def _coro_set_selfishness(count: int, /) -> int:
     """
 
 def _coro_act() -> None:
-    """Note that I/O of the running coro was ready at once: it yields now if there was much of it. Nothing elsewhere."""
+    """Note that the running coro begins I/O. It yields now if much was ready at once before. Nothing elsewhere."""
 
 def _coro_set_latency_warning(seconds: float, /) -> float:
     """Warn of coros of this thread that run for so long without a yield (0.2 at the start); 0: of none.

@@ -177,7 +177,7 @@ fn departure(coro: Coro<'_>) -> PyResult<Departure> {
 /// What the wait that is over returns or raises.
 #[inline]
 fn arrival(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
-    // What it was woken with before an interruption stays for `_undelivered`.
+    // What it was woken with before an interruption stays for whoever has waited to give it back.
     raise_pending(coro)?;
     let py = coro.py();
     Ok(coro.wake_value.take(py).unwrap_or_else(|| none(py)))
@@ -384,7 +384,8 @@ pub(super) fn wait_offering<'py>(coro: Coro<'py>, offer: Bound<'py, PyAny>) -> P
     suspend(coro)
 }
 
-/// An I/O operation of the running coro was ready at once. Too many of them in a row, and it yields.
+/// The running coro begins an I/O operation. One that waits begins the count anew; too many in a row that do not, and
+/// the coro yields here, before it has anything that could be lost.
 #[inline]
 pub(super) fn begin_act(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
     let acts = coro.acts.get() + 1;

@@ -391,6 +391,31 @@ def test_an_act_delivers_an_interruption():
     coro.run(main)
 
 
+def test_awaiting_what_is_done_is_an_act():
+    async def nothing():
+        pass
+
+    def main():
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+        done.set_result(5)
+        assert acts_until_a_yield(lambda: coro.await_(done)) == 4
+        assert acts_until_a_yield(lambda: coro.await_(nothing())) == 4
+        # What suspends begins the count anew.
+        for _ in range(3):
+            coro.await_(nothing())
+        coro.await_(asyncio.sleep(0))
+        assert acts_until_a_yield(lambda: coro.await_(nothing())) == 4
+        with pytest.raises(coro.TimeoutError), coro.timeout(0.001):
+            while True:
+                coro.await_(nothing())
+        with pytest.raises(coro.TimeoutError), coro.timeout(0.001):
+            while True:
+                assert coro.await_(done) == 5
+
+    coro.run(main)
+
+
 # ------------------------------------------------------------------ stacks
 
 

@@ -35,7 +35,8 @@ def await_(awaitable: Awaitable[Any]) -> Any:
 
     It is to the awaitable what ``await`` in a task is. An interruption of any kind is what cancelling is there: the
     future that is waited for is cancelled, the coroutine sees CancelledError, and once they have ended the interruption
-    goes on in the coro.
+    goes on in the coro. After several that were done at once the next begins with a yield (``set_selfishness``), where
+    the coro can be interrupted too.
 
     Raises:
         YieldFromMain: not in a coro. A coroutine is closed then, so that nothing warns that nobody has awaited it.
@@ -52,7 +53,13 @@ def await_(awaitable: Awaitable[Any]) -> Any:
         if type(awaitable) is CoroutineType:
             if awaitable.cr_await is not None:
                 raise RuntimeError("coroutine is being awaited already")
+            try:
+                _core._coro_act()
+            except BaseException:
+                awaitable.close()  # as a task that is cancelled before its first step
+                raise
             return _drive(coro, awaitable)
+        _core._coro_act()
         if not asyncio.isfuture(awaitable):
             return _drive(coro, _await(awaitable))
         if not awaitable.done():

@@ -123,7 +123,7 @@ pub(super) fn set_selfishness<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Obje
     Ok(before.into_pyobject(py)?.into_any())
 }
 
-/// `_coro_act()`: an I/O operation was ready at once. Nothing outside of a coro.
+/// `_coro_act()`: an I/O operation begins. Nothing outside of a coro.
 pub(super) fn begin_act<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult<Begun<'py, ()>> {
     args.exactly("_coro_act", 0)?;
     match running(py) {

@@ -154,7 +154,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             c"_coro_act",
             functions::begin_act,
             functions::return_outcome,
-            c"I/O of the running coro was ready at once."
+            c"The running coro begins I/O, which may be ready at once."
         ),
         function!(
             c"_coro_set_latency_warning",
