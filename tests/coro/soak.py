@@ -6,7 +6,7 @@
 Coros yield, sleep, recurse, raise, sort, lock, send, await, time out, make garbage; meanwhile others are killed, stacks
 cannot be moved for want of memory, the collector runs, and frames of suspended coros are looked at from other threads.
 What must hold is checked all the time; the first thing that does not is printed, and the exit status is 1. The things
-themselves are in soak_scenes.py.
+themselves are in soak_scenes.py and soak_meetings.py.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import faulthandler
 import gc
 import itertools
 import json
+import logging
 import os
 import random
 import sys
@@ -25,7 +26,9 @@ import traceback
 import warnings
 from typing import Any
 
-from soak_scenes import FAMILY, INJECTED, SCENES, Broken, Injected, World, check
+from soak_meetings import MEETINGS
+from soak_scenes import SCENES
+from soak_world import FAMILY, INJECTED, Broken, Injected, World, check
 
 from grapeshot import _core, coro
 
@@ -221,13 +224,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if not options.seconds and not options.steps:
         options.seconds = 10.0
-    options.scenes = [scene for scene in SCENES if not options.only or scene.__name__ in options.only.split(",")]
+    options.scenes = [
+        scene for scene in SCENES + MEETINGS if not options.only or scene.__name__ in options.only.split(",")
+    ]
     return options
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     warnings.simplefilter("ignore")  # killed coros leave coroutines behind that nobody awaits
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # in development mode: what is slow on a busy machine
     faulthandler.enable()
     sys.setswitchinterval(0.0005)
     soak = Soak(options)

@@ -1,111 +1,23 @@
-"""What the coros of soak.py do. Each scene checks what it can, and lets injected exceptions pass."""
+"""What single coros of soak.py do. Each scene checks what it can, and lets injected exceptions pass."""
 
 from __future__ import annotations
 
-import asyncio
-import collections
 import contextlib
 import contextvars
 import ctypes
 import functools
 import gc
-import itertools
 import json
-import random
 import re
 import sys
 import time
-import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from soak_world import INJECTED, LEVEL, Broken, World, check
+
 from grapeshot import coro
-
-
-class Broken(Exception):
-    """Something does not hold."""
-
-
-class Injected(Exception):
-    """What `raise_exception` is called with."""
-
-
-# What may come out of a coro of a family of which one was killed, or had no memory for its stack.
-INJECTED = (asyncio.CancelledError, Injected, coro.InParallelError, MemoryError)
-
-# A coro that was spawned by the soak, and all that it spawns, are a family: they share this.
-FAMILY: contextvars.ContextVar[int] = contextvars.ContextVar("family", default=-1)
-LEVEL: contextvars.ContextVar[int] = contextvars.ContextVar("level", default=0)
-
-
-def check(holds: bool, text: str) -> None:
-    if not holds:
-        raise Broken(text)
-
-
-class World:
-    """One loop and what its coros share."""
-
-    def __init__(self, soak: Any, generator: random.Random) -> None:
-        self.soak = soak
-        self.generator = generator
-        self.scenes = soak.options.scenes
-        self.actors: set[Any] = set()
-        self.families = itertools.count(1)
-        self.killed: set[int | None] = set()
-        self.is_closing = False
-        self.is_mixed = False
-        self.evicts_always = False
-        self.begun = self.ended = self.steps = self.faults = 0
-        self.lock = coro.lock()
-        self.mutex = coro.mutex()
-        self.semaphore = coro.semaphore(3)
-        self.rw_lock = coro.rw_lock()
-        self.condition = coro.condition_variable()
-        self.event = coro.event()
-        self.fifo = coro.fifo()
-        self.channel = coro.channel()
-        self.inside: collections.Counter[str] = collections.Counter()
-
-    def count(self, scene: Callable[..., object]) -> None:
-        self.steps += 1
-        self.soak.steps += 1
-        self.soak.scenes[scene.__name__] = self.soak.scenes.get(scene.__name__, 0) + 1
-
-    def wake_everybody(self) -> None:
-        self.event.set()
-        self.event.clear()
-        self.condition.wake_all()
-
-    def on_report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """The loop's exception handler."""
-        exc = context.get("exception")
-        if isinstance(exc, MemoryError) and self.faults:
-            return
-        if isinstance(exc, INJECTED):
-            return  # of a killed coro whose end nobody waits for
-        if self.is_closing and ("asyncgen" in context or "destroyed" in context["message"]):
-            # asyncio closes asynchronous generators, and cancels tasks, before the coros that are left are ended.
-            return
-        text = "".join(traceback.format_exception(exc)) if exc else ""
-        self.soak.fail(f"reported: {context}\n{text}")
-
-    @contextlib.contextmanager
-    def limited(self, most_s: float = 0.02) -> Iterator[None]:
-        """The block ends in time, without a word."""
-        try:
-            with coro.timeout(self.generator.random() * most_s):
-                yield
-        except coro.TimeoutError:
-            pass
-
-    def pause(self) -> None:
-        if self.generator.random() < 0.8:
-            coro.yield_slice()
-        else:
-            coro.sleep_relative(self.generator.random() / 1000)
-
 
 # ---------------------------------------------------------------- Python alone
 
@@ -393,198 +305,6 @@ def dropped_coros(world: World) -> None:
     world.pause()
 
 
-# ---------------------------------------------------------------- synchronization
-
-
-def locks(world: World) -> None:
-    which = world.generator.choice(["lock", "mutex", "semaphore"])
-    primitive = getattr(world, which)
-    with world.limited(), primitive:
-        world.inside[which] += 1
-        try:
-            check(world.inside[which] <= (3 if which == "semaphore" else 1), f"{which}: too many inside")
-            if which == "mutex":
-                with primitive:
-                    world.pause()
-            world.pause()
-        finally:
-            world.inside[which] -= 1
-
-
-def reads_and_writes(world: World) -> None:
-    with world.limited():
-        if world.generator.random() < 0.3:
-            world.rw_lock.acquire_write()
-            try:
-                check(not world.inside["writers"] and not world.inside["readers"], "a writer is not alone")
-                world.inside["writers"] += 1
-                try:
-                    world.pause()
-                finally:
-                    world.inside["writers"] -= 1
-            finally:
-                world.rw_lock.release_write()
-        else:
-            world.rw_lock.acquire_read()
-            try:
-                check(not world.inside["writers"], "a reader beside a writer")
-                world.inside["readers"] += 1
-                try:
-                    world.pause()
-                finally:
-                    world.inside["readers"] -= 1
-            finally:
-                world.rw_lock.release_read()
-
-
-def waits_for_news(world: World) -> None:
-    with world.limited():
-        if world.generator.random() < 0.5:
-            world.event.wait()
-        else:
-            world.condition.wait()
-
-
-def sends(world: World) -> None:
-    """A producer, a consumer, and what they hand over in order, through queues of their own."""
-    count = world.generator.randrange(1, 10)
-    queue = coro.fifo()
-    channel = coro.channel()
-
-    def produce() -> None:
-        for number in range(count):
-            queue.push(number)
-            channel.send(number)
-            world.pause()
-
-    producer = coro.spawn(produce)
-    try:
-        for number in range(count):
-            check(queue.pop() == number, "fifo: not in order")
-            check(channel.receive() == number, "channel: not in order")
-        producer.join()
-    finally:
-        if not producer.done():
-            producer.shutdown()
-
-
-def shares(world: World) -> None:
-    """The queues that all coros share: whatever comes is whole."""
-    value = world.generator.random()
-    world.fifo.push((value, -value))
-    with world.limited():
-        left, right = world.fifo.pop()
-        check(left == -right, "fifo: a broken item")
-    with world.limited():
-        if world.generator.random() < 0.5:
-            world.channel.send((value, -value))
-        else:
-            left, right = world.channel.receive()
-            check(left == -right, "channel: a broken item")
-
-
-# ---------------------------------------------------------------- coros of coros
-
-
-def children(world: World) -> None:
-    count = world.generator.randrange(1, 5)
-
-    def child(number: int) -> int:
-        world.pause()
-        return number * 2
-
-    how = world.generator.randrange(4)
-    if how == 0:
-        results = coro.in_parallel([(child, (number,)) for number in range(count)])
-    elif how == 1:
-        with coro.Group() as group:
-            coros = [group.spawn(child, number) for number in range(count)]
-        results = [co.result() for co in coros]
-    elif how == 2:
-        with coro.Pool(2) as pool:
-            results = pool.map(child, range(count))
-    else:
-        results = [coro.spawn(child, number).join() for number in range(count)]
-    check(results == [number * 2 for number in range(count)], "wrong results")
-
-
-def timeouts(world: World) -> None:
-    log: list[str] = []
-    try:
-        with coro.timeout(0.001 + world.generator.random() / 200):
-            try:
-                with coro.timeout(10):
-                    coro.sleep_relative(10)
-            except coro.TimeoutError:
-                log.append("inner")
-    except coro.TimeoutError:
-        log.append("outer")
-    check(log in (["outer"], []), f"the wrong timeout: {log}")
-
-
-# ---------------------------------------------------------------- asyncio
-
-
-async def _aio(world: World, number: int) -> int:
-    await asyncio.sleep(0)
-    if world.generator.random() < 0.3:
-        await asyncio.sleep(world.generator.random() / 1000)
-    return number + 1
-
-
-def awaits(world: World) -> None:
-    number = world.generator.randrange(100)
-    how = world.generator.randrange(5)
-    if how == 0:
-        check(coro.await_(_aio(world, number)) == number + 1, "a wrong result")
-    elif how == 1:
-        loop = coro.current()._loop
-        check(coro.await_(loop.create_task(_aio(world, number))) == number + 1, "a wrong result of a task")
-    elif how == 2:
-        both = coro.await_(asyncio.gather(_aio(world, number), _aio(world, 5)))
-        check(both == [number + 1, 6], "a wrong result of gather")
-    elif how == 3:
-
-        async def limited() -> None:
-            async with asyncio.timeout(0.001):
-                await asyncio.sleep(10)
-
-        with contextlib.suppress(TimeoutError):
-            coro.await_(limited())
-    else:
-
-        async def numbers() -> Any:
-            for value in range(4):
-                await asyncio.sleep(0)
-                yield value
-
-        async def total() -> int:
-            return sum([value async for value in numbers()])
-
-        check(coro.await_(total()) == 6, "a wrong sum")
-    check(asyncio.current_task() is coro.current(), "another current task")
-
-
-def runs_in_tasks(world: World) -> None:
-    """asyncio tasks that run blocking-style code that awaits."""
-
-    def blocking(number: int) -> int:
-        world.pause()
-        return coro.await_(_aio(world, number))  # type: ignore[no-any-return]
-
-    async def main() -> int:
-        check(coro._core._coro_current_or_none() is None, "a coro runs in a task's step")
-        return await coro.run_sync(blocking, 4)
-
-    check(coro.await_(coro.current()._loop.create_task(main())) == 5, "a wrong result of run_sync")
-
-
-def runs_in_threads(world: World) -> None:
-    # The executor ends before the coros that are left when a loop is closed.
-    if world.generator.random() < 0.2 and not world.is_closing:
-        check(coro.threads.run(sum, range(10)) == 45, "a wrong sum of a thread")
-
-
 SCENES: list[Callable[[World], None]] = [
     yields,
     sleeps,
@@ -602,14 +322,4 @@ SCENES: list[Callable[[World], None]] = [
     own_stacks,
     garbage,
     dropped_coros,
-    locks,
-    reads_and_writes,
-    waits_for_news,
-    sends,
-    shares,
-    children,
-    timeouts,
-    awaits,
-    runs_in_tasks,
-    runs_in_threads,
 ]

@@ -1,0 +1,99 @@
+"""What the coros of one loop of soak.py share, and what their scenes are made of."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import contextvars
+import itertools
+import random
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from grapeshot import coro
+
+
+class Broken(Exception):
+    """Something does not hold."""
+
+
+class Injected(Exception):
+    """What `raise_exception` is called with."""
+
+
+# What may come out of a coro of a family of which one was killed, or had no memory for its stack.
+INJECTED = (asyncio.CancelledError, Injected, coro.InParallelError, MemoryError)
+
+# A coro that was spawned by the soak, and all that it spawns, are a family: they share this.
+FAMILY: contextvars.ContextVar[int] = contextvars.ContextVar("family", default=-1)
+LEVEL: contextvars.ContextVar[int] = contextvars.ContextVar("level", default=0)
+
+
+def check(holds: bool, text: str) -> None:
+    if not holds:
+        raise Broken(text)
+
+
+class World:
+    """One loop and what its coros share."""
+
+    def __init__(self, soak: Any, generator: random.Random) -> None:
+        self.soak = soak
+        self.generator = generator
+        self.scenes = soak.options.scenes
+        self.actors: set[Any] = set()
+        self.families = itertools.count(1)
+        self.killed: set[int | None] = set()
+        self.is_closing = False
+        self.is_mixed = False
+        self.evicts_always = False
+        self.begun = self.ended = self.steps = self.faults = 0
+        self.lock = coro.lock()
+        self.mutex = coro.mutex()
+        self.semaphore = coro.semaphore(3)
+        self.rw_lock = coro.rw_lock()
+        self.condition = coro.condition_variable()
+        self.event = coro.event()
+        self.fifo = coro.fifo()
+        self.channel = coro.channel()
+        self.inside: collections.Counter[str] = collections.Counter()
+
+    def count(self, scene: Callable[..., object]) -> None:
+        self.steps += 1
+        self.soak.steps += 1
+        self.soak.scenes[scene.__name__] = self.soak.scenes.get(scene.__name__, 0) + 1
+
+    def wake_everybody(self) -> None:
+        self.event.set()
+        self.event.clear()
+        self.condition.wake_all()
+
+    def on_report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """The loop's exception handler."""
+        exc = context.get("exception")
+        if isinstance(exc, MemoryError) and self.faults:
+            return
+        if isinstance(exc, INJECTED):
+            return  # of a killed coro whose end nobody waits for
+        if self.is_closing and ("asyncgen" in context or "destroyed" in context["message"]):
+            # asyncio closes asynchronous generators, and cancels tasks, before the coros that are left are ended.
+            return
+        text = "".join(traceback.format_exception(exc)) if exc else ""
+        self.soak.fail(f"reported: {context}\n{text}")
+
+    @contextlib.contextmanager
+    def limited(self, most_s: float = 0.02) -> Iterator[None]:
+        """The block ends in time, without a word."""
+        try:
+            with coro.timeout(self.generator.random() * most_s):
+                yield
+        except coro.TimeoutError:
+            pass
+
+    def pause(self) -> None:
+        if self.generator.random() < 0.8:
+            coro.yield_slice()
+        else:
+            coro.sleep_relative(self.generator.random() / 1000)
