@@ -40,6 +40,7 @@ __all__ = [
     "_coro_live",
     "_coro_new",
     "_coro_note_collection",
+    "_coro_panic",
     "_coro_set_exception_notifier",
     "_coro_set_hooks",
     "_coro_set_latency_warning",
@@ -1007,6 +1008,9 @@ class channel:  # noqa: N801
 
 def _coro_setup(errors: Any, kind: type[Coro], /) -> str | None:
     """Take the package's exception classes and its Coro; None, or why there are no coros on this interpreter."""
+
+def _coro_panic(function: Callable[[], object], /) -> None:
+    """Panic, and call ``function`` while the native frames are unwound. For tests."""
 
 def _coro_note_collection(phase: str, info: dict[str, int], /) -> None:
     """Note that a garbage collection begins or has ended on this stack: a coro must not leave it meanwhile."""

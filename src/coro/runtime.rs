@@ -214,26 +214,38 @@ impl Runtime {
     }
 
     /// A stack for a new coro: one of its own, or one of the shared ones in turn.
-    fn assign_slot(&self, has_own_stack: bool) -> std::io::Result<Rc<SharedSlot>> {
+    fn assign_slot(&self, py: Python<'_>, has_own_stack: bool) -> PyResult<Rc<SharedSlot>> {
         if has_own_stack {
-            return self.make_slot();
+            return self.make_slot(py);
         }
         let mut shared = self.shared.borrow_mut();
         let count = self.options.slots.get().max(1);
         let index = self.next_slot.get() % count;
         self.next_slot.set(index + 1);
         while shared.len() <= index {
-            shared.push(self.make_slot()?);
+            shared.push(self.make_slot(py)?);
         }
         Ok(Rc::clone(&shared[index]))
     }
 
     #[cold]
-    fn make_slot(&self) -> std::io::Result<Rc<SharedSlot>> {
+    fn make_slot(&self, py: Python<'_>) -> PyResult<Rc<SharedSlot>> {
+        let os_error = |error| errors::os_error(&error);
         if self.alternate.borrow().is_none() {
-            *self.alternate.borrow_mut() = AlternateStack::install()?;
+            *self.alternate.borrow_mut() = AlternateStack::install().map_err(os_error)?;
         }
-        SharedSlot::new(STACK_LEN)
+        let shared = SharedSlot::new(STACK_LEN).map_err(os_error)?;
+        // Asked once: the answer depends on nothing but the stack.
+        // SAFETY: attached, on the thread's own stack, which is told to the interpreter again at once.
+        unsafe {
+            let thread = ffi::PyThreadState_Get();
+            let is_accepted = pystate::protect(thread, shared.slot.base(), shared.slot.len_bytes());
+            pystate::unprotect(thread);
+            if !is_accepted {
+                return Err(errors::fetch(py));
+            }
+        }
+        Ok(shared)
     }
 
     /// Moves the suspended stack that lies in `shared` out of it. None if there is no memory for it; then nothing
@@ -305,9 +317,7 @@ impl Runtime {
     /// Makes the machine of a coro that has not run yet, with its stack laid out in the slot.
     #[cold]
     fn build(&self, coro: Coro<'_>) -> PyResult<*mut Machine> {
-        let shared = self
-            .assign_slot(coro.has_own_stack.get())
-            .map_err(|error| errors::os_error(&error))?;
+        let shared = self.assign_slot(coro.py(), coro.has_own_stack.get())?;
         self.evacuate(&shared).ok_or_else(no_memory)?;
         if self.fails_on_purpose() {
             return Err(no_memory());

@@ -132,7 +132,8 @@ fn run(runtime: &Runtime, coro: Coro<'_>, machine: *mut Machine) {
             (slot.base(), slot.len_bytes())
         };
         (*machine).state.swap(thread);
-        pystate::protect(thread, base, len_bytes);
+        let is_protected = pystate::protect(thread, base, len_bytes);
+        debug_assert!(is_protected, "accepted when the slot was made");
         tasks::enter(machine, coro);
         let to = (*machine).sp;
         arch::switch(runtime.main_sp.as_ptr(), to);

@@ -137,3 +137,304 @@ def test_the_alternate_stack_goes_with_its_thread():
     """)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 20
+
+
+# ---------------------------------------------------------------------------------------------- the interpreter counts
+
+# Functions that recurse without end, or through something nested very deep.
+RECURSIONS = """
+import copy, functools, json, operator, pickle, re, sys
+
+def nest(wrap, innermost, depth=DEPTH):
+    for _ in range(depth):
+        innermost = wrap(innermost)
+    return innermost
+
+def through_python():
+    def deep(level):
+        return deep(level + 1)
+    deep(0)
+
+def through_reduce():
+    def deep(*_):
+        return functools.reduce(deep, [1, 2])
+    deep()
+
+def through_sorted():
+    def deep(_):
+        return sorted([1, 2], key=deep)
+    deep(0)
+
+def through_getattr():
+    class Deep:
+        def __getattr__(self, name):
+            return getattr(self, name + "x")
+    Deep().a
+
+def through_repr():
+    class Deep:
+        def __repr__(self):
+            return repr([self])
+    repr(Deep())
+
+def through_call():
+    class Deep:
+        pass
+    Deep.__call__ = Deep()
+    Deep()()
+
+def through_subclasses():
+    from abc import ABC
+    class Deep(ABC):
+        @classmethod
+        def __subclasshook__(cls, other):
+            return issubclass(int, Deep)
+    issubclass(str, Deep)
+
+def json_of_lists():
+    json.dumps(nest(lambda inner: [inner], None), check_circular=False)
+
+def json_from_text():
+    try:
+        json.loads("[" * DEPTH)
+    except ValueError:
+        pass
+
+def pickle_of_lists():
+    pickle.dumps(nest(lambda inner: [inner], None))
+
+def deep_copy():
+    copy.deepcopy(nest(lambda inner: [inner], None))
+
+def comparison():
+    nest(lambda inner: [inner], None) == nest(lambda inner: [inner], None)
+
+def hash_of_tuples():
+    hash(nest(lambda inner: (inner,), None))
+
+def compile_parentheses():
+    try:
+        compile("(" * DEPTH + ")" * DEPTH, "x", "eval")
+    except SyntaxError:
+        pass
+
+def compile_signs():
+    try:
+        compile("-" * DEPTH + "1", "x", "eval")
+    except (MemoryError, SyntaxError):
+        pass
+
+def compile_attributes():
+    compile("a" + ".b" * DEPTH, "x", "eval")
+
+def regular_expression():
+    re.compile("(" * 2000 + ")" * 2000)
+
+def backtracking():
+    re.match("(?:(?:a|b)+c?)*$", "ab" * DEPTH)
+
+def deallocation_of_lists():
+    nest(lambda inner: [inner], None)
+
+def deallocation_of_tuples():
+    nest(lambda inner: (inner,), None)
+
+def deallocation_of_objects():
+    class Node:
+        def __init__(self, next):
+            self.next = next
+    nest(Node, None)
+
+def deallocation_of_slots():
+    class Node:
+        __slots__ = ("next",)
+        def __init__(self, next):
+            self.next = next
+    nest(Node, None)
+
+def deallocation_of_causes():
+    def chain(cause):
+        error = ValueError()
+        error.__cause__ = cause
+        return error
+    nest(chain, None)
+
+def deallocation_of_partials():
+    nest(functools.partial(functools.partial, print).__call__, None)
+
+def outcome(function):
+    try:
+        function()
+    except RecursionError:
+        return "RecursionError"
+    return "done"
+
+FUNCTIONS = [value for name, value in list(globals().items())
+             if name.split("_")[0] in ("through", "json", "pickle", "deep", "comparison", "hash", "compile",
+                                       "regular", "backtracking", "deallocation") and callable(value)]
+"""
+
+
+def test_deep_recursion_leaves_coro_and_loop_alive():
+    """With the default limit: nothing crashes, and whatever ends in an error on the thread's own stack does here."""
+    done = run(
+        f"DEPTH = 100_000\n{RECURSIONS}"
+        + textwrap.dedent("""
+        from grapeshot import coro
+
+        coro.set_latency_warning(0)
+
+        def in_a_coro(function):
+            coro.yield_slice()
+            first = outcome(function)
+            coro.yield_slice()
+            # The coro is as good as before.
+            assert outcome(function) == first
+            return first
+
+        def others():
+            while is_running:
+                coro.yield_slice()
+
+        def main():
+            beside = [coro.spawn(others) for _ in range(2)]
+            ended = [coro.spawn(in_a_coro, function).join() for function in FUNCTIONS]
+            is_running.clear()
+            for co in beside:
+                co.join()
+            return ended
+
+        is_running = [True]
+        on_the_main_stack = [outcome(function) for function in FUNCTIONS]
+        for function, here, there in zip(FUNCTIONS, on_the_main_stack, coro.run(main)):
+            print(function.__name__, here, there)
+        """),
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert len(lines) >= 24
+    # On 3.13 the thread's own stack is promised more levels in C than a coro's is known to hold.
+    assert [line for line in lines if line[1] != line[2] and line[1] != "done"] == []
+    assert {line[0]: line[2] for line in lines}["through_python"] == "RecursionError"
+    assert {line[0]: line[2] for line in lines}["json_of_lists"] == "RecursionError"
+
+
+@pytest.mark.skipif(
+    sys.version_info < (3, 12), reason="3.11 counts C and Python together: a high limit is a promise of its user"
+)
+def test_a_high_limit_is_for_python_alone():
+    done = run(
+        f"DEPTH = 100_000\n{RECURSIONS}"
+        + textwrap.dedent("""
+        from grapeshot import coro
+
+        def main():
+            sys.setrecursionlimit(100_000)
+            counted = [function for function in FUNCTIONS if function.__name__.startswith(("through", "json_of"))]
+            ended = [coro.spawn(outcome, function).join() for function in counted]
+            return dict(zip([function.__name__ for function in counted], ended))
+
+        def deep(level):
+            return 0 if level == 0 else 1 + deep(level - 1)
+
+        def deep_and_back():
+            return coro.spawn(deep, 50_000).join()
+
+        ended = coro.run(main)
+        assert set(ended.values()) == {"RecursionError"}, ended
+        assert coro.run(deep_and_back) == 50_000
+        """),
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="from 3.12 on C recursion has a limit of its own")
+def test_a_limit_that_no_stack_holds_names_the_coro():
+    done = run("""
+        import functools, sys
+        from grapeshot import coro
+
+        def deep(*_):
+            return functools.reduce(deep, [1, 2])
+
+        def main():
+            sys.setrecursionlimit(10_000_000)
+            coro.spawn(deep, name="too deep").join()
+
+        coro.run(main)
+    """)
+    assert done.returncode == -signal.SIGSEGV, done.stderr
+    assert done.stderr == "grapeshot: coro 2 (too deep) has used up its stack of 8 MiB\n"
+
+
+def test_depth_is_counted_per_coro():
+    """Each of many coros may go as deep as the limit allows, at the same time; so may the loop's callbacks."""
+    done = run("""
+        import asyncio, sys
+        from grapeshot import coro
+
+        def deep(level, at_the_bottom):
+            return at_the_bottom() if level == 0 else deep(level - 1, at_the_bottom)
+
+        def work():
+            return deep(sys.getrecursionlimit() - 100, coro.yield_slice)
+
+        def count():
+            return sys.getrecursionlimit() - 100
+
+        def main():
+            event_loop = asyncio.get_running_loop()
+            threads = [coro.spawn(work) for _ in range(10)]
+            coro.yield_slice()
+            reached = event_loop.create_future()
+            event_loop.call_soon(lambda: reached.set_result(deep(count(), lambda: "bottom")))
+            assert coro.await_(reached) == "bottom"
+            for co in threads:
+                co.join()
+
+        coro.run(main)
+    """)
+    assert done.returncode == 0, done.stderr
+
+
+# ---------------------------------------------------------------------------------------------- panics
+
+
+def test_a_panic_stays_in_its_coro():
+    done = run("""
+        from grapeshot import _core, coro
+
+        def try_to_wait():
+            try:
+                coro.yield_slice()
+            except RuntimeError as exc:
+                print(exc)
+
+        def panic():
+            coro.yield_slice()
+            try:
+                _core._coro_panic(try_to_wait)
+            except RuntimeError as exc:
+                print(exc)
+            coro.yield_slice()
+            _core._coro_panic(lambda: None)
+
+        def others():
+            for _ in range(10):
+                coro.yield_slice()
+            return "unharmed"
+
+        def main():
+            threads = [coro.spawn(function) for function in (others, panic, others)]
+            try:
+                threads[1].join()
+            except RuntimeError as exc:
+                print(exc)
+            print(threads[0].join(), threads[2].join())
+
+        coro.run(main)
+    """)
+    assert done.returncode == 0, done.stderr
+    internal = "internal error in grapeshot: a test has asked for it"
+    refused = "a coro cannot yield while it panics"
+    assert done.stdout.splitlines() == [refused, internal, internal, "unharmed unharmed"]

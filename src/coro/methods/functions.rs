@@ -212,6 +212,23 @@ pub(super) fn note_collection<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Obje
     Ok(none(py))
 }
 
+/// `_coro_panic(function)`: panics, and calls `function` while it unwinds (for tests: no other way leads there).
+pub(super) fn panic<'py>(_: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    struct CalledWhileUnwinding<'py>(Option<Bound<'py, PyAny>>);
+    impl Drop for CalledWhileUnwinding<'_> {
+        fn drop(&mut self) {
+            if let Some(function) = &self.0
+                && let Err(error) = function.call0()
+            {
+                error.write_unraisable(function.py(), Some(function));
+            }
+        }
+    }
+    args.exactly("_coro_panic", 1)?;
+    let _guard = CalledWhileUnwinding(args.get(0));
+    panic!("a test has asked for it")
+}
+
 /// `_coro_setup(errors, kind)`: the package hands its exception classes and its Coro over. None, or why there are no
 /// coros here.
 pub(super) fn set_up<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {

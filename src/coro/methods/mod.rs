@@ -207,6 +207,11 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             c"Take the set in which asyncio keeps the tasks that are not its own."
         ),
         function!(
+            c"_coro_panic",
+            functions::panic,
+            c"Panic, and call a function while unwinding, for tests."
+        ),
+        function!(
             c"_coro_setup",
             functions::set_up,
             c"Take the package's classes; why there are no coros, or None."

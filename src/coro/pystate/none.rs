@@ -57,7 +57,9 @@ pub(super) unsafe fn before_swap(_thread: *mut u8, _next: *mut u8, _tracing: c_i
 
 /// # Safety
 /// Never called: there are no coros.
-pub(super) unsafe fn protect(_thread: *mut ffi::PyThreadState, _base: usize, _len_bytes: usize) {}
+pub(super) unsafe fn protect(_thread: *mut ffi::PyThreadState, _base: usize, _len_bytes: usize) -> bool {
+    true
+}
 
 /// # Safety
 /// Never called: there are no coros.

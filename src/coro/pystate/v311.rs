@@ -79,7 +79,9 @@ pub(super) fn look_up() -> Option<&'static str> {
 /// # Safety
 /// None is needed.
 #[inline(always)]
-pub(super) unsafe fn protect(_thread: *mut ffi::PyThreadState, _base: usize, _len_bytes: usize) {}
+pub(super) unsafe fn protect(_thread: *mut ffi::PyThreadState, _base: usize, _len_bytes: usize) -> bool {
+    true
+}
 
 /// # Safety
 /// None is needed.

@@ -86,12 +86,11 @@ pub(super) fn look_up() -> Option<&'static str> {
 /// # Safety
 /// The thread is attached, and about to switch to that stack.
 #[inline(always)]
-pub(super) unsafe fn protect(thread: *mut ffi::PyThreadState, base: usize, len_bytes: usize) {
-    // SAFETY: `look_up` has found a function of this type; there are no coros otherwise. It fails only for stacks
-    // much smaller than any of ours.
+pub(super) unsafe fn protect(thread: *mut ffi::PyThreadState, base: usize, len_bytes: usize) -> bool {
+    // SAFETY: `look_up` has found a function of this type; there are no coros otherwise.
     unsafe {
         let set = std::mem::transmute::<*mut c_void, SetProtection>(SET.load(Ordering::Relaxed));
-        set(thread, base as *mut c_void, len_bytes);
+        set(thread, base as *mut c_void, len_bytes) == 0
     }
 }
 
