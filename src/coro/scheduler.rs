@@ -275,12 +275,12 @@ fn running(py: Python<'_>) -> PyResult<Coro<'_>> {
     current(py).ok_or_else(|| PyRuntimeError::new_err("no coro is running"))
 }
 
-/// What a running coro must fulfil to be suspended here: it is the current one, nothing unwinds, and the garbage
-/// collector does not run on a stack that moves.
+/// What a running coro must fulfil to be suspended here: it is the current one, nothing unwinds, the garbage collector
+/// does not run on a stack that moves, and no greenlet runs on it.
 #[inline]
 pub(super) fn suspendable(py: Python<'_>) -> PyResult<Coro<'_>> {
     match current(py) {
-        Some(coro) if !std::thread::panicking() && !is_held(coro) => Ok(coro),
+        Some(coro) if !std::thread::panicking() && !is_held(coro) && !is_in_greenlet(coro) => Ok(coro),
         other => Err(not_suspendable(py, other.is_some())),
     }
 }
@@ -289,6 +289,17 @@ pub(super) fn suspendable(py: Python<'_>) -> PyResult<Coro<'_>> {
 #[inline]
 fn is_held(coro: Coro<'_>) -> bool {
     with_runtime(|runtime| runtime.collecting.get() == coro.as_ptr() || runtime.is_forked.get())
+}
+
+/// Whether something else than this coro's function runs on its stack: a greenlet has frames of its own, and the package
+/// would take the thread's own stack for the rest of it if another coro or the loop went on meanwhile.
+#[inline]
+fn is_in_greenlet(coro: Coro<'_>) -> bool {
+    // SAFETY: attached; a root chunk that is none of ours is only asked for its length.
+    unsafe {
+        let root = pystate::running_root();
+        root.is_null() || pystate::tail(root) != coro.machine.get().cast()
+    }
 }
 
 #[cold]
@@ -309,6 +320,8 @@ fn not_suspendable(py: Python<'_>, is_coro: bool) -> PyErr {
     }
     PyRuntimeError::new_err(if std::thread::panicking() {
         "a coro cannot yield while it panics"
+    } else if current(py).is_some_and(|coro| !is_held(coro)) {
+        "a coro cannot wait in a greenlet that was started in it: only outside of greenlets"
     } else {
         "a coro cannot wait in what the garbage collector calls, unless it has a stack of its own"
     })

@@ -46,6 +46,25 @@ pub(in crate::coro) unsafe fn tail(chunk: *mut u8) -> *mut c_void {
     unsafe { chunk.add(*field::<usize>(chunk, SIZE)).cast() }
 }
 
+/// The first of a chain of chunks.
+///
+/// # Safety
+/// `chunk` is null or the innermost of a chain of live chunks.
+#[inline]
+pub(super) unsafe fn root(mut chunk: *mut u8) -> *mut u8 {
+    // SAFETY: a live chunk has its header; the first one has none before it (contract).
+    unsafe {
+        while !chunk.is_null() {
+            let previous: *mut u8 = *field(chunk, PREVIOUS);
+            if previous.is_null() {
+                break;
+            }
+            chunk = previous;
+        }
+    }
+    chunk
+}
+
 /// Bytes of a chunk and those before it.
 ///
 /// # Safety

@@ -236,6 +236,21 @@ impl PyState {
     }
 }
 
+/// The root chunk of the Python frames that run in this thread, null if there was no frame yet.
+///
+/// # Safety
+/// Attached.
+#[inline]
+pub(super) unsafe fn running_root() -> *mut u8 {
+    // SAFETY: attached; the field is the innermost chunk of the stack that runs.
+    unsafe {
+        chunk::root(*field::<*mut u8>(
+            ffi::PyThreadState_Get().cast(),
+            imp::DATASTACK_CHUNK,
+        ))
+    }
+}
+
 /// A field of a C structure.
 ///
 /// # Safety
