@@ -20,6 +20,7 @@ use pyo3::prelude::*;
 
 use super::line::Place;
 use super::machine::Machine;
+use crate::event_loop::errors;
 use crate::event_loop::native_type::{NativeType, This, leak_table, one_at_a_time};
 use crate::event_loop::object_cell::ObjectCell;
 
@@ -169,6 +170,33 @@ impl NativeType for CoroObject {
         // A coro that has begun is kept by the runtime, so only one that never ran or has ended comes here.
         for cell in this.cells() {
             drop(cell.take(this.py()));
+        }
+    }
+}
+
+/// A coro whose exception went to nobody says so. Native, since a `__del__` would be called for each coro (a quarter of what
+/// spawning and finishing one costs).
+///
+/// # Safety
+/// Called by CPython, attached, with a coro.
+pub(super) unsafe extern "C" fn finalize(slf: *mut ffi::PyObject) {
+    // SAFETY: by the contract; the current exception is kept aside as PEP 442 asks.
+    unsafe {
+        let this: Coro<'_> = This::new(Python::assume_attached(), slf);
+        if !this.is_unseen.get() {
+            return;
+        }
+        let py = this.py();
+        let pending = PyErr::take(py);
+        errors::at_boundary(py, (), || {
+            let coro = this.to_bound();
+            if let Err(error) = coro.call_method0("_report_unseen") {
+                error.write_unraisable(py, Some(&coro));
+            }
+            Ok(())
+        });
+        if let Some(pending) = pending {
+            pending.restore(py);
         }
     }
 }

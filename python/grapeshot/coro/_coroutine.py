@@ -197,7 +197,8 @@ class Coro(_core.Coro):
     def _fut_waiter(self) -> Any:
         return self._awaited
 
-    def __del__(self) -> None:
+    def _report_unseen(self) -> None:
+        """Tell the loop of an exception that went to nobody. Called when the coro goes away."""
         exc = self._failure_unseen()
         if exc is None or isinstance(exc, asyncio.CancelledError) or self._loop is None or self._loop.is_closed():
             return
