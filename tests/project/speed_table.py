@@ -10,6 +10,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "comparison.json"
+COROS = RESULTS.with_name("coros.json")
+UNCHANGED = RESULTS.with_name("coros-unchanged.json")
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "speed.md"
 BEGIN, END = "<!-- speed table: begin -->\n", "<!-- speed table: end -->\n"
@@ -41,6 +43,19 @@ def compact(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def coros() -> str:
+    """The section on coros: beside their peers, and what they cost those who do not use them; of what is committed."""
+    from benchmarks.coros.unchanged import markdown as unchanged
+    from benchmarks.tables import markdown
+
+    parts = []
+    if COROS.exists():
+        parts.append(markdown(json.loads(COROS.read_text(encoding="utf-8")) | {"heading": "## Coros"}))
+    if UNCHANGED.exists():
+        parts.append(unchanged(json.loads(UNCHANGED.read_text(encoding="utf-8"))))
+    return "".join(f"\n{part}\n" for part in parts)
+
+
 def expected() -> dict[Path, str]:
     """What the two pages must say: the whole README with the table in its place, and docs/speed.md."""
     from benchmarks.tables import markdown
@@ -49,7 +64,8 @@ def expected() -> dict[Path, str]:
     readme = README.read_text(encoding="utf-8")
     before, _, rest = readme.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return {README: before + BEGIN + compact(result) + END + after, PAGE: markdown(result) + "\n"}
+    page = markdown(result) + "\n" + coros()
+    return {README: before + BEGIN + compact(result) + END + after, PAGE: page}
 
 
 if __name__ == "__main__":
