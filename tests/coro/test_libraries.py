@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import socket
 import sqlite3
+import ssl
 import sys
 import xml.parsers.expat
 
@@ -122,3 +125,125 @@ def test_expat_handlers():
         return events
 
     assert together(work) == [[("a", {"n": str(n)}), ("b", {}), "text", "b", "a"] for n in range(COUNT)]
+
+
+# ---------------------------------------------------------------- OpenSSL, and the loop's own native code
+
+
+def test_callbacks_of_openssl():
+    """The server's name is looked at in a callback of the handshake, which others' handshakes go on beside."""
+    trustme = pytest.importorskip("trustme")
+    authority = trustme.CA()
+    server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(server_context)
+    client_context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    authority.configure_trust(client_context)
+    names: list = []
+
+    def look_at(_connection, name, _context):
+        coro.yield_slice()
+        names.append((coro.current().name, name))
+
+    server_context.sni_callback = look_at
+
+    def connect(_):
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        server = server_context.wrap_bio(to_server, to_client, server_side=True)
+        client = client_context.wrap_bio(to_client, to_server, server_hostname="localhost")
+        pending = [client, server]
+        while pending:
+            for side in list(pending):
+                try:
+                    side.do_handshake()
+                    pending.remove(side)
+                except ssl.SSLWantReadError:
+                    coro.yield_slice()
+        client.write(b"hello")
+        return server.read(5), coro.current().name
+
+    results = together(connect, 4)
+    assert [data for data, _ in results] == [b"hello"] * 4
+    assert sorted(names) == sorted((name, "localhost") for _, name in results)
+
+
+def test_protocols_that_yield_where_the_loop_calls_them():
+    """A transport calls `pause_writing` inside `write`; meanwhile others write to it, and close it."""
+    log: list = []
+
+    class Protocol(asyncio.Protocol):
+        def connection_made(self, transport):
+            self.transport = transport
+
+        def pause_writing(self):
+            log.append("paused")
+            coro.yield_slice()
+            coro.sleep_relative(0)
+            log.append(f"closing: {self.transport.is_closing()}")
+
+        def connection_lost(self, exc):
+            log.append("lost")
+
+    def other(transport):
+        transport.write(b"y" * 1000)
+        log.append("written")
+        transport.abort()
+
+    def main():
+        left, right = socket.socketpair()
+        left.setblocking(False)
+        with right:
+            loop = asyncio.get_running_loop()
+            transport, _ = coro.await_(loop.create_connection(Protocol, sock=left))
+            transport.set_write_buffer_limits(high=0)
+            beside = coro.spawn(other, transport)
+            transport.write(b"x" * 10_000_000)
+            log.append("back")
+            beside.join()
+            for _ in range(5):
+                coro.yield_slice()
+
+    coro.run(main)
+    assert log == ["paused", "written", "lost", "closing: True", "back"] or log == [
+        "paused",
+        "written",
+        "closing: True",
+        "back",
+        "lost",
+    ]
+
+
+def test_callbacks_that_compare_slowly():
+    """A coro's callbacks are searched with `__eq__`, which yields: others change the list meanwhile."""
+
+    class Callback:
+        def __init__(self, number):
+            self.number = number
+
+        def __call__(self, _):
+            called.append(self.number)
+
+        def __eq__(self, other):
+            coro.yield_slice()
+            return self.number == getattr(other, "number", None)
+
+        __hash__ = None
+
+    called: list = []
+
+    def main():
+        waiting = coro.spawn(coro.wait)
+        coro.yield_slice()
+        for number in range(5):
+            waiting.add_done_callback(Callback(number))
+        removers = [coro.spawn(waiting.remove_done_callback, Callback(number)) for number in (1, 3)]
+        coro.yield_slice()
+        waiting.add_done_callback(Callback(9))
+        removed = [remover.join() for remover in removers]
+        coro.schedule(waiting)
+        waiting.join()
+        for _ in range(3):
+            coro.yield_slice()
+        return removed
+
+    assert coro.run(main) == [1, 1]
+    assert called == [0, 2, 4, 9]

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import tracemalloc
 
 import pytest
 from support import coro_is_available, together
@@ -313,6 +314,25 @@ def test_cprofile_counts():
     calls = {name: numbers[1] for (_, _, name), numbers in stats.items()}
     assert calls["traced"] == COUNT
     assert calls["called"] == COUNT * 5
+
+
+def test_tracemalloc():
+    """The allocations of a coro have its own frames, also those that it makes after it was moved."""
+
+    def allocate():
+        coro.yield_slice()
+        return bytearray(100_000)
+
+    def work(_):
+        block = allocate()
+        traceback = tracemalloc.get_object_traceback(block)
+        return [line.lineno - allocate.__code__.co_firstlineno for line in traceback]
+
+    tracemalloc.start(10)
+    try:
+        assert together(work, COUNT) == [[5, 2]] * COUNT
+    finally:
+        tracemalloc.stop()
 
 
 def test_origins_of_coroutines():

@@ -119,16 +119,21 @@ fn remove_done_callback<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py
     let (Some(callbacks), Some(callback)) = (this.callbacks.get(py), args.get(0)) else {
         return Ok(0_usize.into_pyobject(py)?.into_any());
     };
-    let kept = PyList::empty(py);
     let callbacks = callbacks.cast_into::<PyList>()?;
-    for entry in callbacks.iter() {
-        if !entry.get_item(0)?.eq(&callback)? {
-            kept.append(entry)?;
+    let mut equal = Vec::new();
+    // The comparison may run Python code that waits, and others change the list meanwhile.
+    for entry in callbacks.get_slice(0, callbacks.len()).iter() {
+        if entry.get_item(0)?.eq(&callback)? {
+            equal.push(entry);
         }
     }
-    let removed = callbacks.len() - kept.len();
-    if removed > 0 {
-        this.callbacks.set(kept.into_any());
+    let mut removed = 0_usize;
+    for index in (0..callbacks.len()).rev() {
+        let entry = callbacks.get_item(index)?;
+        if equal.iter().any(|other| other.is(&entry)) {
+            callbacks.del_item(index)?;
+            removed += 1;
+        }
     }
     Ok(removed.into_pyobject(py)?.into_any())
 }
