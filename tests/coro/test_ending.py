@@ -389,30 +389,35 @@ def test_a_coro_that_outlives_its_thread_stays_suspended(monkeypatch):
     assert unraisable == []
 
 
-def test_threads_that_end_give_their_stacks_back():
-    """The slot of 8 MiB is a mapping of its own, without access to its first page."""
-    if not sys.platform.startswith("linux"):
-        pytest.skip("looks into /proc")
+def stack_mappings():
+    """The mappings of 8 MiB without huge pages: the slots of all threads, and stacks of threads, which look alike."""
+    count = length = 0
+    with open("/proc/self/smaps") as maps:
+        for line in maps:
+            words = line.split()
+            if words[0] == "Size:":
+                length = int(words[1])
+            elif words[0] == "VmFlags:":
+                count += length == 8192 and "nh" in words and "rd" in words
+    return count
 
-    def stack_mappings():
-        with open("/proc/self/maps") as maps:
-            lines = [line.split() for line in maps]
-        sizes = [int(line[0].split("-")[1], 16) - int(line[0].split("-")[0], 16) for line in lines]
-        return sum(
-            size == 8 << 20 and line[1] == "rw-p" and len(line) == 5 for size, line in zip(sizes, lines, strict=True)
-        )
+
+def test_threads_that_end_give_their_stacks_back():
+    coro.run(int)  # the main thread has its own
+    if not sys.platform.startswith("linux") or not stack_mappings():
+        pytest.skip("this kernel does not tell which mappings are stacks of coros")
 
     def program():
         coro.set_stack_slots(3)
         leave_behind([], count=6).close()
         return stack_mappings()
 
-    coro.run(int)  # the main thread has its own
     before = stack_mappings()
     during = [in_thread(program) for _ in range(5)]
-    assert min(during) > before
-    # To 3.12 join() does not wait for the very end of the thread.
-    wait_until(lambda: stack_mappings() <= before, "the mappings to go")
+    assert min(during) >= 3
+    # Five threads had 15 slots. The C library keeps stacks of threads that have ended, and to 3.12 join() does not wait
+    # for the very end of one.
+    wait_until(lambda: stack_mappings() <= before + 2, "the mappings to go")
 
 
 def test_a_pending_loop_ends_with_its_thread():
