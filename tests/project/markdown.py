@@ -4,6 +4,7 @@ A block may be preceded by a comment `<!-- test: word="value" word=value -->`. T
 
     prints="text"     the block's output contains this text (a Python block)
     python=3.12       the block needs that Python or a later one
+    needs=coro        the block needs an interpreter that has coros
     save=app.py       the block is a file of that name, which later blocks of the page use; it is not run by itself
     serves="text"     the command serves HTTP, and `GET /` answers with this text (a bash block; `--port N` is replaced)
 """
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-_WORDS = {"prints", "python", "save", "serves"}
+_WORDS = {"needs", "prints", "python", "save", "serves"}
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\s*$")
 _DIRECTIVE = re.compile(r"^\s*<!-- test: (?P<words>.*) -->$")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from project.markdown import ROOT, Block, blocks, pages
+from support import coro_is_available
 
 CAP_S = 30.0
 BLOCKS = [block for page in pages() for block in blocks(page)]
@@ -52,6 +53,8 @@ def is_too_new(block: Block) -> bool:
 def test_python_block_runs(block, tmp_path):
     if is_too_new(block):
         pytest.skip(f"the block is for Python {block.words['python']}")
+    if block.words.get("needs") == "coro" and not coro_is_available():
+        pytest.skip("no coros on this interpreter")
     script = tmp_path / "block.py"
     script.write_text(block.text, encoding="utf-8")
     command = [sys.executable, "-W", "error", str(script)]
