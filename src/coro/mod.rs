@@ -2,8 +2,8 @@
 //!
 //! - `arch`: the switch of registers; `stack`: the memory that coros run on (both without Python)
 //! - `pystate`: what of the interpreter's thread state belongs to a coro, per minor version
-//! - `coroutine`: the `Coro` object; `runtime`: what a thread has for its coros; `scheduler`: who runs, who waits, and who
-//!   is woken; `interruption`: exceptions on their way into a coro; `ending`: what is left when a loop or thread ends
+//! - `coroutine`: the `Coro` object; `runtime`: what a thread has for its coros; `scheduler`: who runs; `function`: what it
+//!   runs, and what becomes of it; `suspension`: how it waits; `interruption`: exceptions on their way into a coro; `ending`: what is left when a loop or thread ends
 //! - `line`: coros in line for the same thing; `waiting`: the things, from `semaphore` to `channel`
 //!
 //! Everything belongs to the thread that runs the loop. The scheduler runs on the thread's own stack and never on a
@@ -24,6 +24,8 @@ mod ending;
 #[cfg(feature = "python")]
 mod errors;
 #[cfg(feature = "python")]
+mod function;
+#[cfg(feature = "python")]
 mod hooks;
 #[cfg(feature = "python")]
 mod interruption;
@@ -43,6 +45,8 @@ mod pystate;
 mod runtime;
 #[cfg(feature = "python")]
 mod scheduler;
+#[cfg(feature = "python")]
+mod suspension;
 #[cfg(feature = "python")]
 mod tasks;
 #[cfg(feature = "python")]

@@ -13,10 +13,10 @@ use pyo3::prelude::*;
 
 use super::arch;
 use super::coroutine::Coro;
+use super::function::run_on_stack;
 use super::latency::DEFAULT_LIMIT_NS;
 use super::machine::{Machine, SharedSlot};
 use super::pystate::{Base, Chunks, PyState, Relinked};
-use super::scheduler::run_on_stack;
 use super::stack::Pool;
 use super::{pystate, tasks};
 use crate::event_loop::errors;

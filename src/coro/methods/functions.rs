@@ -8,8 +8,8 @@ use super::{Object, making};
 use crate::coro::coroutine::{Coro, Status};
 use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::runtime::{current as running, with_runtime};
-use crate::coro::scheduler::{Begun, Outcome};
-use crate::coro::{arch, collector, ending, hooks, notifier, pystate, scheduler, tasks};
+use crate::coro::suspension::{Begun, Outcome};
+use crate::coro::{arch, collector, ending, hooks, notifier, pystate, scheduler, suspension, tasks};
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::native_type::{Args, This, none};
 
@@ -32,12 +32,12 @@ pub(super) fn current_or_none<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Obje
 
 pub(super) fn begin_yield<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult<Begun<'py, ()>> {
     args.exactly("yield_slice", 0)?;
-    scheduler::begin_yield(scheduler::suspendable(py)?)
+    suspension::begin_yield(suspension::suspendable(py)?)
 }
 
 pub(super) fn begin_wait<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult<Begun<'py, ()>> {
     args.exactly("wait", 0)?;
-    scheduler::begin_wait(scheduler::suspendable(py)?)
+    suspension::begin_wait(suspension::suspendable(py)?)
 }
 
 /// `_coro_set_registry(set, register, unregister)`: see `tasks::set_registry`.
@@ -53,8 +53,8 @@ pub(super) fn set_registry<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<
 /// As `_coro_wait`, but an interruption is returned rather than raised: what is raised here is that nothing can wait.
 pub(super) fn begin_wait_for_wake<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult<Begun<'py, ()>> {
     args.exactly("_wait_for_wake", 0)?;
-    let coro = scheduler::suspendable(py)?;
-    match scheduler::begin_wait(coro) {
+    let coro = suspension::suspendable(py)?;
+    match suspension::begin_wait(coro) {
         Ok(begun) => Ok(begun),
         Err(interruption) => return_interruption(coro, (), Err(interruption)).map(Begun::IsOver),
     }
@@ -79,14 +79,14 @@ pub(super) fn begin_sleep_until<'py>(
 ) -> PyResult<Begun<'py, HandleRef>> {
     args.exactly("sleep_absolute", 1)?;
     let when_s = args.get(0).map_or(Ok(0.0), |when| when.extract::<f64>())?;
-    scheduler::begin_sleep(scheduler::suspendable(py)?, when_s)
+    suspension::begin_sleep(suspension::suspendable(py)?, when_s)
 }
 
 pub(super) fn begin_sleep_for<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult<Begun<'py, HandleRef>> {
     args.exactly("sleep_relative", 1)?;
     let delay_s = args.get(0).map_or(Ok(0.0), |delay| delay.extract::<f64>())?;
-    let coro = scheduler::suspendable(py)?;
-    scheduler::begin_sleep(coro, crate::event_loop::reactor::time_s() + delay_s)
+    let coro = suspension::suspendable(py)?;
+    suspension::begin_sleep(coro, crate::event_loop::reactor::time_s() + delay_s)
 }
 
 /// What the timer of a sleep calls.
@@ -127,7 +127,7 @@ pub(super) fn set_selfishness<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Obje
 pub(super) fn begin_act<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult<Begun<'py, ()>> {
     args.exactly("_coro_act", 0)?;
     match running(py) {
-        Some(_) => scheduler::begin_act(scheduler::suspendable(py)?),
+        Some(_) => suspension::begin_act(suspension::suspendable(py)?),
         None => Ok(Begun::IsOver(none(py))),
     }
 }

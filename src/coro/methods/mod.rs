@@ -12,7 +12,7 @@ use std::ptr;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::scheduler;
+use super::suspension;
 use crate::event_loop::errors;
 use crate::event_loop::native_type::Args;
 
@@ -40,7 +40,7 @@ macro_rules! function {
 }
 
 /// A row around `fn(Python, Args) -> PyResult<Begun<S>>` and `fn(Coro, S, Outcome) -> Outcome` for a function that waits between the
-/// two, see `scheduler::wait_at_boundary`.
+/// two, see `suspension::wait_at_boundary`.
 macro_rules! waiting_function {
     ($name:literal, $begin:path, $finish:path, $doc:literal) => {{
         unsafe extern "C" fn raw(
@@ -52,7 +52,7 @@ macro_rules! waiting_function {
             // SAFETY: only CPython calls this, attached, through a METH_FASTCALL|METH_KEYWORDS function; `begin` comes before
             // it has returned.
             unsafe {
-                scheduler::wait_at_boundary(
+                suspension::wait_at_boundary(
                     |py| $begin(py, Args::from_fastcall(py, args, nargs, kwnames)),
                     $finish,
                 )
@@ -120,13 +120,13 @@ fn functions() -> Vec<ffi::PyMethodDef> {
         waiting_function!(
             c"_coro_sleep_absolute",
             functions::begin_sleep_until,
-            scheduler::end_sleep,
+            suspension::end_sleep,
             c"Wait until loop.time() is there."
         ),
         waiting_function!(
             c"_coro_sleep_relative",
             functions::begin_sleep_for,
-            scheduler::end_sleep,
+            suspension::end_sleep,
             c"Wait for so many seconds."
         ),
         function!(c"_coro_end_sleep", functions::end_sleep, c"What a timer calls."),
@@ -232,6 +232,6 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         };
         module.add(name.to_string_lossy().as_ref(), made)?;
     }
-    scheduler::set_end_sleep(&module.getattr("_coro_end_sleep")?);
+    suspension::set_end_sleep(&module.getattr("_coro_end_sleep")?);
     Ok(())
 }

@@ -25,7 +25,7 @@ use super::object::{
 use super::parcels::Parcels;
 use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::line::Line;
-use crate::coro::scheduler;
+use crate::coro::{scheduler, suspension};
 use crate::event_loop::errors;
 use crate::event_loop::native_type::{
     Args, NativeType, This, bool_object, getter, method, none, one_at_a_time, slot,
@@ -157,7 +157,7 @@ fn deliver<'py>(this: Channel<'py>, value: Bound<'py, PyAny>, is_exception: bool
         ChannelObject::promise(this);
         return Ok(());
     }
-    let coro = scheduler::suspendable(py)?;
+    let coro = suspension::suspendable(py)?;
     let request = if is_exception { EXCEPTION } else { 0 };
     let mut value = value;
     loop {
@@ -167,7 +167,7 @@ fn deliver<'py>(this: Channel<'py>, value: Bound<'py, PyAny>, is_exception: bool
             Ok(offer) => value = offer,
             Err(interruption) => {
                 // Still there unless a receiver has taken it.
-                scheduler::forget_wake_value(coro);
+                suspension::forget_wake_value(coro);
                 return Err(interruption);
             }
         }
@@ -189,7 +189,7 @@ fn wait_for_value(this: Channel<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
         if this.is_closing.get() {
             return Ok(None);
         }
-        let wait = wait_in_line(&this.receivers, scheduler::suspendable(this.py())?, 0);
+        let wait = wait_in_line(&this.receivers, suspension::suspendable(this.py())?, 0);
         if wait.is_granted {
             this.promised.set(this.promised.get().saturating_sub(1));
         }

@@ -9,7 +9,7 @@ use pyo3::types::PyType;
 
 use super::object::{FLAGS, Head, Object, Primitive, check_thread, grant, make_type as make, wait_in_line};
 use crate::coro::line::Line;
-use crate::coro::{interruption, scheduler};
+use crate::coro::{interruption, scheduler, suspension};
 use crate::event_loop::native_type::{
     Args, NativeType, This, bool_object, method, none, one_at_a_time, slot,
 };
@@ -59,7 +59,7 @@ unsafe impl Primitive for ConditionObject {
 /// Waits, standing in line as one that requests `kind`.
 fn stand(this: Condition<'_>, kind: i64) -> Object<'_> {
     check_thread(this)?;
-    let coro = scheduler::suspendable(this.py())?;
+    let coro = suspension::suspendable(this.py())?;
     loop {
         let wait = wait_in_line(&this.line, coro, kind);
         match wait.result {

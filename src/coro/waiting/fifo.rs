@@ -19,7 +19,7 @@ use super::object::{
 };
 use super::parcels::Parcels;
 use crate::coro::line::Line;
-use crate::coro::scheduler;
+use crate::coro::suspension;
 use crate::event_loop::native_type::{Args, NativeType, This, method, none, one_at_a_time, slot};
 
 #[repr(C)]
@@ -114,7 +114,7 @@ fn wait_for_item(this: Fifo<'_>) -> PyResult<Bound<'_, PyAny>> {
         if let Some(item) = FifoObject::take(this) {
             return Ok(item);
         }
-        let wait = wait_in_line(&this.line, scheduler::suspendable(this.py())?, 1);
+        let wait = wait_in_line(&this.line, suspension::suspendable(this.py())?, 1);
         if wait.is_granted {
             this.promised.set(this.promised.get().saturating_sub(1));
         }

@@ -13,7 +13,7 @@ use super::object::{
 use crate::coro::coroutine::Coro;
 use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::line::Line;
-use crate::coro::{runtime, scheduler};
+use crate::coro::{runtime, suspension};
 use crate::event_loop::native_type::{Args, NativeType, This, bool_object, method, none, one_at_a_time};
 use crate::event_loop::object_cell::ObjectCell;
 
@@ -108,7 +108,7 @@ fn take<const R: bool>(this: Lock<'_, R>, coro: Coro<'_>) -> bool {
 #[inline]
 fn hold<const R: bool>(this: Lock<'_, R>) -> PyResult<bool> {
     check_thread(this)?;
-    let coro = scheduler::suspendable(this.py())?;
+    let coro = suspension::suspendable(this.py())?;
     if take(this, coro) {
         return Ok(false);
     }
@@ -169,7 +169,7 @@ fn lock<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Object<'
 fn try_acquire<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("try_acquire", 0)?;
     check_thread(this)?;
-    let coro = scheduler::suspendable(this.py())?;
+    let coro = suspension::suspendable(this.py())?;
     Ok(bool_object(this.py(), take(this, coro)))
 }
 

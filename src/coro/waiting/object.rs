@@ -12,7 +12,7 @@ use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 use crate::coro::coroutine::Coro;
 use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::line::Line;
-use crate::coro::scheduler;
+use crate::coro::{scheduler, suspension};
 use crate::event_loop::errors;
 use crate::event_loop::native_type::{
     Args, NativeType, This, leak_table, new_type, one_at_a_time, slot, weaklist_member,
@@ -98,9 +98,9 @@ pub(super) struct Wait<'py> {
 #[inline]
 pub(super) fn wait_in_line<'py>(line: &Line, coro: Coro<'py>, request: i64) -> Wait<'py> {
     // First: a destructor may run in here, which must not find a coro in line that runs.
-    scheduler::forget_wake_value(coro);
+    suspension::forget_wake_value(coro);
     line.join(coro, request);
-    end(coro, scheduler::wait(coro))
+    end(coro, suspension::wait(coro))
 }
 
 /// The same for a coro that offers something: whoever takes it finds it in `wake_value`.
@@ -111,9 +111,9 @@ pub(super) fn offer_in_line<'py>(
     request: i64,
     offer: Bound<'py, PyAny>,
 ) -> Wait<'py> {
-    scheduler::forget_wake_value(coro);
+    suspension::forget_wake_value(coro);
     line.join(coro, request);
-    end(coro, scheduler::wait_offering(coro, offer))
+    end(coro, suspension::wait_offering(coro, offer))
 }
 
 #[inline]

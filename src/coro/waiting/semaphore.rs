@@ -13,7 +13,7 @@ use super::object::{
     FLAGS, Head, Object, Primitive, check_thread, count, grant, make_type as make, wait_in_line, waiting,
 };
 use crate::coro::line::Line;
-use crate::coro::scheduler;
+use crate::coro::suspension;
 use crate::event_loop::errors;
 use crate::event_loop::native_type::{
     Args, NativeType, This, bool_object, getter, method, none, one_at_a_time, slot,
@@ -98,7 +98,7 @@ fn acquire<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 fn wait_for(this: Semaphore<'_>, count: i64) -> PyResult<()> {
     while !this.take(count) {
-        let wait = wait_in_line(&this.line, scheduler::suspendable(this.py())?, count);
+        let wait = wait_in_line(&this.line, suspension::suspendable(this.py())?, count);
         if let Err(interruption) = wait.result {
             if wait.is_granted {
                 this.available.set(this.available.get() + count);

@@ -1,0 +1,168 @@
+//! The function of a coro, from the first instruction on its stack to what becomes of its outcome.
+//!
+//! `run_on_stack` and what it calls run on the coro's stack, `finish` on the thread's own. It must not know who runs next.
+
+use std::cell::UnsafeCell;
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+
+use super::arch;
+use super::coroutine::{Coro, Status};
+use super::runtime::{Runtime, with_runtime};
+use super::scheduler::report;
+use super::suspension::{Outcome, raise_pending};
+use super::{notifier, tasks};
+use crate::event_loop::native_type::This;
+use crate::event_loop::pyloop::LoopObject;
+use crate::event_loop::{calls, errors};
+
+/// The first and only function on a coro's stack. As in `wait_at_boundary`, hardly anything of it stays on the stack while the
+/// coro's function runs.
+pub(super) unsafe extern "C" fn run_on_stack(argument: *mut c_void) -> ! {
+    // SAFETY: the scheduler switches here attached, with the coro that `build` has laid the stack out for. The arguments are
+    // a tuple and a dict or null; the coro keeps them, and is kept by the runtime.
+    unsafe {
+        let coro: Coro<'static> = This::new(Python::assume_attached(), argument.cast());
+        if begin(coro) {
+            let result = calls::call(coro.function.as_ptr(), coro.args.as_ptr(), coro.kwargs.as_ptr());
+            end(coro, result);
+        }
+        let main_sp = with_runtime(|runtime| runtime.main_sp.get());
+        let unused = UnsafeCell::new(0);
+        // The thread's own stack was left there; nobody comes back to this one.
+        arch::switch(unused.get(), main_sp);
+    }
+    std::process::abort()
+}
+
+/// Enters the coro's context. False if the function is not to be called, and the outcome is there: an exception that came
+/// before the first run is raised instead.
+#[inline(never)]
+fn begin(coro: Coro<'static>) -> bool {
+    conclude(coro, || {
+        let py = coro.py();
+        drop(coro.wake_value.take(py));
+        if !coro.context.is_set() {
+            return Err(PyRuntimeError::new_err("the coro has lost its context"));
+        }
+        // SAFETY: a live context, left in `leave_context` on the same stack. The stack's own context is null until then.
+        if unsafe { ffi::PyContext_Enter(coro.context.as_ptr()) } != 0 {
+            return Err(errors::fetch(py));
+        }
+        if let Err(error) = raise_pending(coro) {
+            return leave_context(coro, Err(error)).map(Some);
+        }
+        if coro.function.is_set() && coro.args.is_set() {
+            return Ok(None);
+        }
+        let lost = PyRuntimeError::new_err("the coro has lost its function");
+        leave_context(coro, Err(lost)).map(Some)
+    })
+}
+
+/// Takes over what the function has returned, null if it has raised.
+#[inline(never)]
+fn end(coro: Coro<'static>, result: *mut ffi::PyObject) {
+    conclude(coro, || {
+        let py = coro.py();
+        // SAFETY: a new reference, or null with an exception set.
+        let result = unsafe { errors::owned(py, result) };
+        // Dropped here: their finalizers may still use the coro's stack.
+        drop((coro.function.take(py), coro.args.take(py), coro.kwargs.take(py)));
+        leave_context(coro, result).map(Some)
+    });
+}
+
+/// The outcome of the function, after the notifier has heard of an error, in the coro's context.
+fn leave_context<'py>(coro: Coro<'py>, outcome: Outcome<'py>) -> Outcome<'py> {
+    let outcome = outcome.map_err(|error| notifier::tell(coro, error));
+    // SAFETY: entered in `begin` on this stack; a failed outcome holds its exception itself.
+    if unsafe { ffi::PyContext_Exit(coro.context.as_ptr()) } != 0 {
+        return Err(errors::fetch(coro.py()));
+    }
+    outcome
+}
+
+/// Runs a part of the coro's outermost function: an outcome ends the coro, a panic does so as an exception. True if the coro
+/// goes on.
+#[inline(always)]
+fn conclude<'py, F>(coro: Coro<'py>, part: F) -> bool
+where
+    F: FnOnce() -> PyResult<Option<Bound<'py, PyAny>>>,
+{
+    let outcome =
+        catch_unwind(AssertUnwindSafe(part)).unwrap_or_else(|payload| Err(errors::panic_error(&*payload)));
+    let outcome = match outcome {
+        Ok(None) => return true,
+        Ok(Some(value)) => Ok(value),
+        Err(error) => Err(error),
+    };
+    store(coro, outcome);
+    coro.status.set(Status::Done);
+    false
+}
+
+/// Notes the outcome. Nothing that has a destructor may be left on the stack after it.
+pub(super) fn store(coro: Coro<'_>, outcome: PyResult<Bound<'_, PyAny>>) {
+    match outcome {
+        Ok(value) => coro.result.set(value),
+        Err(error) => {
+            let py = coro.py();
+            coro.is_unseen.set(!coro.is_notified.get());
+            // Kept for `take_outcome`.
+            if let Some(traceback) = error.traceback(py) {
+                coro.result.set(traceback.into_any());
+            }
+            coro.exception.set(error.into_value(py).into_bound(py).into_any());
+        }
+    }
+}
+
+/// Bookkeeping of a coro that has ended, on the thread's own stack: callbacks are scheduled as those of a Future.
+pub(super) fn finish(runtime: &Runtime, coro: Coro<'_>) -> PyResult<()> {
+    let py = coro.py();
+    runtime.dismantle(coro);
+    runtime.is_forked.set(false);
+    tasks::unregister(coro);
+    let kept = runtime.leave(coro);
+    drop(coro.context.take(py));
+    let event_loop = coro.event_loop.get(py);
+    if let Some(callbacks) = coro.callbacks.take(py)
+        && let Some(event_loop) = &event_loop
+        && !LoopObject::of(event_loop).reactor().is_closed()
+        && let Err(error) = schedule_callbacks(coro, &callbacks, event_loop)
+    {
+        report(coro, error)?;
+    }
+    let leaving = coro.exception.get(py).and_then(|exception| {
+        let error = PyErr::from_value(exception);
+        errors::leaves_loop(py, &error).then_some(error)
+    });
+    drop(kept);
+    match leaving {
+        Some(error) => {
+            coro.is_unseen.set(false);
+            Err(error)
+        }
+        None => Ok(()),
+    }
+}
+
+/// Wakes the coros among the callbacks, and schedules `callback(coro)` for the others, in their order.
+fn schedule_callbacks(
+    coro: Coro<'_>,
+    callbacks: &Bound<'_, PyAny>,
+    event_loop: &Bound<'_, PyAny>,
+) -> PyResult<()> {
+    for entry in callbacks.cast::<PyList>()?.iter() {
+        let entry = entry.cast_into::<PyTuple>()?;
+        let (callback, context) = (entry.get_item(0)?, entry.get_item(1)?);
+        LoopObject::of(event_loop).soon(&callback, &[coro.as_ptr()], &context)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,322 @@
+//! What a running coro does to wait: it notes what it waits for, leaves its stack, and goes on with what it was woken with.
+//!
+//! Runs on the coro's stack. It must not know what coros wait for beyond time.
+
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use super::coroutine::{Coro, Status};
+use super::errors::{self as coro_errors, Kind};
+use super::runtime::{current, with_runtime};
+use super::scheduler::make_ready;
+use super::{arch, interruption, pystate};
+use crate::event_loop::errors;
+use crate::event_loop::handle::HandleRef;
+use crate::event_loop::native_type::none;
+use crate::event_loop::pyloop::LoopObject;
+
+/// What a wait returns or raises.
+pub(super) type Outcome<'py> = PyResult<Bound<'py, PyAny>>;
+
+/// Where to switch to in order to leave a coro's stack. Small enough to be returned in registers.
+struct Departure {
+    /// Where the coro's stack pointer is kept.
+    sp_place: NonNull<usize>,
+    main_sp: usize,
+}
+
+/// Gets the running coro ready to leave. The caller has set its status (Ready and queued, or Waiting), and no stale
+/// `wake_value` is left.
+#[inline]
+fn departure(coro: Coro<'_>) -> PyResult<Departure> {
+    coro.acts.set(0);
+    let Some(machine) = NonNull::new(coro.machine.get()) else {
+        return Err(PyRuntimeError::new_err("the coro has no stack"));
+    };
+    // SAFETY: a live machine; only the address is taken.
+    let sp_place = unsafe { NonNull::new_unchecked(&raw mut (*machine.as_ptr()).sp) };
+    Ok(Departure {
+        sp_place,
+        main_sp: with_runtime(|runtime| runtime.main_sp.get()),
+    })
+}
+
+/// What the wait that is over returns or raises.
+#[inline]
+fn arrival(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
+    // What it was woken with before an interruption stays for whoever has waited to give it back.
+    raise_pending(coro)?;
+    let py = coro.py();
+    Ok(coro.wake_value.take(py).unwrap_or_else(|| none(py)))
+}
+
+/// Leaves the coro's stack until it is woken.
+///
+/// # Safety
+/// Attached, on the stack of the coro that the departure was made for. Nothing is borrowed.
+#[inline(always)]
+unsafe fn leave(departure: &Departure) {
+    // SAFETY: by the contract; the thread's own stack was left at `main_sp` by `run`.
+    unsafe { arch::switch(departure.sp_place.as_ptr(), departure.main_sp) };
+}
+
+/// Gives the thread back to the scheduler until the coro is woken; returns or raises what it is woken with. The caller has
+/// done what `departure` wants.
+#[inline]
+fn suspend(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
+    let departure = departure(coro)?;
+    // SAFETY: this is the coro's stack.
+    unsafe { leave(&departure) };
+    arrival(coro)
+}
+
+/// What the first half of a waiting function has come to.
+pub(super) enum Begun<'py, S> {
+    /// The coro waits, or is ready again; this is for the second half.
+    Waits(S),
+    /// There is no need to wait: this is returned.
+    IsOver(Bound<'py, PyAny>),
+}
+
+/// The body of a C function that waits. `begin` decides whether it does, and has something to be kept for `finish`, which
+/// gets the outcome of the wait and decides what the function returns.
+///
+/// What a suspended coro has on its stack is copied at each switch and kept while it waits. So there is nothing here but what
+/// `begin` wants to be kept: all else is in functions of their own, which have returned by then, or not begun.
+///
+/// # Safety
+/// Called by CPython, attached. If there is something to wait for, `begin` leaves the running coro as `departure` wants it.
+#[inline(always)]
+pub(super) unsafe fn wait_at_boundary<S, F, G>(begin: F, finish: G) -> *mut ffi::PyObject
+where
+    F: FnOnce(Python<'static>) -> PyResult<Begun<'static, S>>,
+    G: FnOnce(Coro<'static>, S, Outcome<'static>) -> Outcome<'static>,
+{
+    enum Next<S> {
+        Leave(Departure, S),
+        Return(*mut ffi::PyObject),
+    }
+
+    #[inline(never)]
+    fn before<S, F>(begin: F) -> Next<S>
+    where
+        F: FnOnce(Python<'static>) -> PyResult<Begun<'static, S>>,
+    {
+        // SAFETY: attached (contract of the caller).
+        let py = unsafe { Python::assume_attached() };
+        errors::at_boundary(py, Next::Return(ptr::null_mut()), || {
+            Ok(match begin(py)? {
+                Begun::Waits(kept) => Next::Leave(departure(running(py)?)?, kept),
+                Begun::IsOver(value) => Next::Return(value.into_ptr()),
+            })
+        })
+    }
+
+    #[inline(never)]
+    fn after<S, G>(kept: S, finish: G) -> *mut ffi::PyObject
+    where
+        G: FnOnce(Coro<'static>, S, Outcome<'static>) -> Outcome<'static>,
+    {
+        // SAFETY: as above.
+        let py = unsafe { Python::assume_attached() };
+        errors::at_boundary(py, ptr::null_mut(), || {
+            let coro = running(py)?;
+            finish(coro, kept, arrival(coro)).map(Bound::into_ptr)
+        })
+    }
+
+    match before(begin) {
+        Next::Leave(departure, kept) => {
+            // SAFETY: `before` has found out that this is a coro's stack.
+            unsafe { leave(&departure) };
+            after(kept, finish)
+        }
+        Next::Return(value) => value,
+    }
+}
+
+/// The running coro.
+#[inline]
+fn running(py: Python<'_>) -> PyResult<Coro<'_>> {
+    current(py).ok_or_else(|| PyRuntimeError::new_err("no coro is running"))
+}
+
+/// What a running coro must fulfil to be suspended here: it is the current one, nothing unwinds, the garbage collector
+/// does not run on a stack that moves, and no greenlet runs on it.
+#[inline]
+pub(super) fn suspendable(py: Python<'_>) -> PyResult<Coro<'_>> {
+    match current(py) {
+        Some(coro) if !std::thread::panicking() && !is_held(coro) && !is_in_greenlet(coro) => Ok(coro),
+        other => Err(not_suspendable(py, other.is_some())),
+    }
+}
+
+/// Whether the coro must not leave its stack: the garbage collector runs on it, or it has forked and this is the child.
+#[inline]
+fn is_held(coro: Coro<'_>) -> bool {
+    with_runtime(|runtime| runtime.collecting.get() == coro.as_ptr() || runtime.is_forked.get())
+}
+
+/// Whether something else than this coro's function runs on its stack: a greenlet has frames of its own, and the package
+/// would take the thread's own stack for the rest of it if another coro or the loop went on meanwhile.
+#[inline]
+fn is_in_greenlet(coro: Coro<'_>) -> bool {
+    // SAFETY: attached; a root chunk that is none of ours is only asked for its length.
+    unsafe {
+        let root = pystate::running_root();
+        root.is_null() || pystate::tail(root) != coro.machine.get().cast()
+    }
+}
+
+#[cold]
+fn not_suspendable(py: Python<'_>, is_coro: bool) -> PyErr {
+    if !is_coro {
+        return coro_errors::new(
+            py,
+            Kind::YieldFromMain,
+            "only a coro can wait: this runs on the thread's own stack",
+        );
+    }
+    if with_runtime(|runtime| runtime.is_forked.get()) {
+        return coro_errors::new(
+            py,
+            Kind::YieldFromMain,
+            "this process was forked by a coro, and its loop runs in the parent",
+        );
+    }
+    PyRuntimeError::new_err(if std::thread::panicking() {
+        "a coro cannot yield while it panics"
+    } else if current(py).is_some_and(|coro| !is_held(coro)) {
+        "a coro cannot wait in a greenlet that was started in it: only outside of greenlets"
+    } else {
+        "a coro cannot wait in what the garbage collector calls, unless it has a stack of its own"
+    })
+}
+
+/// The exception that has come while the coro ran or waited, raised before it waits or goes on.
+#[inline]
+pub(super) fn raise_pending(coro: Coro<'_>) -> PyResult<()> {
+    if coro.wake_exception.is_set()
+        && let Some(error) = interruption::pop(coro)
+    {
+        return Err(error);
+    }
+    Ok(())
+}
+
+/// Drops what is left of an earlier wait that was interrupted after it had been woken.
+#[inline]
+pub(super) fn forget_wake_value(coro: Coro<'_>) {
+    if coro.wake_value.is_set() {
+        drop(coro.wake_value.take(coro.py()));
+    }
+}
+
+/// The running coro goes behind everything that is ready now.
+#[inline]
+pub(super) fn begin_yield(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
+    raise_pending(coro)?;
+    forget_wake_value(coro);
+    make_ready(coro);
+    Ok(Begun::Waits(()))
+}
+
+/// The running coro waits until somebody wakes it.
+#[inline]
+pub(super) fn begin_wait(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
+    raise_pending(coro)?;
+    forget_wake_value(coro);
+    coro.status.set(Status::Waiting);
+    Ok(Begun::Waits(()))
+}
+
+/// Waits until somebody wakes the coro.
+#[inline]
+pub(super) fn wait(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
+    begin_wait(coro)?;
+    suspend(coro)
+}
+
+/// The same for a coro that has something to give away: who takes it takes it out of `wake_value`.
+#[inline]
+pub(super) fn wait_offering<'py>(coro: Coro<'py>, offer: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    raise_pending(coro)?;
+    coro.wake_value.set(offer);
+    coro.status.set(Status::Waiting);
+    suspend(coro)
+}
+
+/// The running coro begins an I/O operation. One that waits begins the count anew; too many in a row that do not, and
+/// the coro yields here, before it has anything that could be lost.
+#[inline]
+pub(super) fn begin_act(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
+    let acts = coro.acts.get() + 1;
+    let own_limit = coro.max_acts.get();
+    let limit = if own_limit == 0 {
+        with_runtime(|runtime| runtime.options.max_acts.get())
+    } else {
+        own_limit - 1
+    };
+    if acts > limit {
+        return begin_yield(coro);
+    }
+    coro.acts.set(acts);
+    Ok(Begun::IsOver(none(coro.py())))
+}
+
+/// `_coro_end_sleep`, which timers call.
+static END_SLEEP: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
+/// An empty context for it, so that none is copied per sleep.
+static EMPTY_CONTEXT: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
+
+pub(super) fn set_end_sleep(function: &Bound<'_, PyAny>) {
+    END_SLEEP.store(function.clone().into_ptr(), Ordering::Release);
+    // SAFETY: attached. Null (no memory) makes the handle copy the current context instead.
+    EMPTY_CONTEXT.store(unsafe { ffi::PyContext_New() }, Ordering::Release);
+}
+
+/// The running coro waits until the loop's clock shows `when_s`, by a timer in the loop's heap: that one is returned, for
+/// `end_sleep`.
+pub(super) fn begin_sleep(coro: Coro<'_>, when_s: f64) -> PyResult<Begun<'_, HandleRef>> {
+    let py = coro.py();
+    if when_s.is_nan() {
+        return Err(PyValueError::new_err("a time cannot be NaN"));
+    }
+    raise_pending(coro)?;
+    let Some(event_loop) = coro.event_loop.get(py) else {
+        return Err(PyRuntimeError::new_err("the coro has lost its loop"));
+    };
+    let handle = HandleRef::create(
+        py,
+        event_loop.as_ptr().cast(),
+        END_SLEEP.load(Ordering::Relaxed),
+        &[coro.as_ptr()],
+        EMPTY_CONTEXT.load(Ordering::Relaxed),
+        Some(when_s),
+    )?;
+    LoopObject::of(&event_loop)
+        .reactor()
+        .push_timer(py, handle.new_ref());
+    coro.status.set(Status::Waiting);
+    Ok(Begun::Waits(handle))
+}
+
+/// After the wait. The timer of one that was interrupted, or woken by somebody else, must not end a later one; if it is due
+/// already, it lies in the ready queue, and is in no heap any more.
+pub(super) fn end_sleep<'py>(coro: Coro<'py>, handle: HandleRef, outcome: Outcome<'py>) -> Outcome<'py> {
+    let py = coro.py();
+    let was_scheduled = handle.is_scheduled(py);
+    if handle.event_loop(py).is_some()
+        && handle.cancel(py)
+        && was_scheduled
+        && let Some(event_loop) = coro.event_loop.get(py)
+    {
+        LoopObject::of(&event_loop).reactor().timer_cancelled(py, handle);
+    }
+    handle.release(py);
+    outcome
+}
