@@ -29,24 +29,26 @@ KINDS = (
     "future_wake_up",
     "create_task",
 )
-SHORT, LONG = 1, 4
+SHORT, LONG = 4, 16
 PLAIN = "from benchmarks import micro; micro.main()"
 WITH_COROS = f"from grapeshot import coro; coro.run(coro.yield_slice); {PLAIN}"
 
 
-def count(kind: str, package: Path, program: str, rounds: int, folder: Path) -> tuple[int, int]:
-    """Instructions of a process that does so many rounds, and the number of its calls."""
-    out = folder / str(rounds)
+def count(kind: str, package: Path, program: str, rounds: int, out: Path | None) -> tuple[int, int]:
+    """Instructions of a process that does so many rounds (not counted without `out`), and the number of its calls."""
     command = [*valgrind(out), sys.executable, "-c", program, kind, "--loop", "grapeshot", "--rounds", str(rounds)]
     environment = child_environment() | {"PYTHONPATH": f"{package}:{ROOT}", "PYTHONHASHSEED": "0"}
+    # Not in the folder of the repository, whose own package would come first.
+    folder = tempfile.gettempdir()
     outcome = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return instructions(out), json.loads(outcome.stdout)["operations"]
 
 
 def per_call(kind: str, package: Path, program: str) -> float:
     with tempfile.TemporaryDirectory() as name:
-        short, few = count(kind, package, program, SHORT, Path(name))
-        long, many = count(kind, package, program, LONG, Path(name))
+        count(kind, package, program, 1, None)  # the first run of all writes the bytecode
+        short, few = count(kind, package, program, SHORT, Path(name) / "short")
+        long, many = count(kind, package, program, LONG, Path(name) / "long")
     return round((long - short) / (many - few), 1)
 
 
