@@ -5,6 +5,8 @@
 //! the GIL, and what catches panics would abort the process. So the innermost of them hangs the thread, as the
 //! interpreter itself does from 3.14 on. The process exits meanwhile.
 
+use std::hint::black_box;
+
 use pyo3::ffi;
 
 /// Dropped only by unwinding.
@@ -19,23 +21,33 @@ impl Drop for Hang {
     }
 }
 
-mod unwinding {
-    use pyo3::ffi::PyObject;
+type Call = unsafe extern "C-unwind" fn(
+    callable: *mut ffi::PyObject,
+    args: *mut ffi::PyObject,
+    kwargs: *mut ffi::PyObject,
+) -> *mut ffi::PyObject;
 
-    // As in pyo3's ffi, but for an ABI that lets something unwind through it.
-    unsafe extern "C-unwind" {
-        pub(super) fn PyObject_Call(
-            callable: *mut PyObject,
-            args: *mut PyObject,
-            kwargs: *mut PyObject,
-        ) -> *mut PyObject;
-        pub(super) fn PyObject_Vectorcall(
-            callable: *mut PyObject,
-            args: *const *mut PyObject,
-            nargsf: usize,
-            kwnames: *mut PyObject,
-        ) -> *mut PyObject;
-    }
+type Vectorcall = unsafe extern "C-unwind" fn(
+    callable: *mut ffi::PyObject,
+    args: *const *mut ffi::PyObject,
+    nargsf: usize,
+    kwnames: *mut ffi::PyObject,
+) -> *mut ffi::PyObject;
+
+// As in pyo3's ffi, but for an ABI that lets something unwind through it. Called only through `black_box`: link-time
+// optimization would take this declaration for pyo3's, which promises not to unwind, and leave `Hang` out.
+unsafe extern "C-unwind" {
+    fn PyObject_Call(
+        callable: *mut ffi::PyObject,
+        args: *mut ffi::PyObject,
+        kwargs: *mut ffi::PyObject,
+    ) -> *mut ffi::PyObject;
+    fn PyObject_Vectorcall(
+        callable: *mut ffi::PyObject,
+        args: *const *mut ffi::PyObject,
+        nargsf: usize,
+        kwnames: *mut ffi::PyObject,
+    ) -> *mut ffi::PyObject;
 }
 
 /// `PyObject_Call`.
@@ -50,7 +62,7 @@ pub(crate) unsafe fn call(
 ) -> *mut ffi::PyObject {
     let hang = Hang;
     // SAFETY: by the contract.
-    let result = unsafe { unwinding::PyObject_Call(callable, args, kwargs) };
+    let result = unsafe { black_box(PyObject_Call as Call)(callable, args, kwargs) };
     std::mem::forget(hang);
     result
 }
@@ -68,7 +80,7 @@ pub(crate) unsafe fn vectorcall(
 ) -> *mut ffi::PyObject {
     let hang = Hang;
     // SAFETY: by the contract.
-    let result = unsafe { unwinding::PyObject_Vectorcall(callable, args, nargsf, kwnames) };
+    let result = unsafe { black_box(PyObject_Vectorcall as Vectorcall)(callable, args, nargsf, kwnames) };
     std::mem::forget(hang);
     result
 }
