@@ -75,6 +75,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def imports_stay() -> Iterator[None]:
+    """What a module's tests have imported stays as well: later collections need not look at it each time."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 def _kind(item: pytest.Item) -> str | None:
     callspec = getattr(item, "callspec", None)
     return callspec.params.get("loop_kind") if callspec is not None else None
