@@ -473,7 +473,8 @@ def run_to_exit(code, *, flags=()):
 
 
 def test_coros_end_at_the_exit():
-    status, out, err = run_to_exit("""
+    status, out, err = run_to_exit(
+        """
         loop = grapeshot.new_event_loop()
         loop.run_until_complete(spawn("first"))
         other = grapeshot.new_event_loop()
@@ -482,7 +483,9 @@ def test_coros_end_at_the_exit():
         closed.run_until_complete(spawn("third"))
         closed.close()
         print("exit", flush=True)
-    """)
+    """,
+        flags=("-W", "ignore::ResourceWarning"),  # which debug builds of Python show
+    )
     assert (status, err) == (0, "")
     lines = out.split()
     assert lines.index("third") < lines.index("exit") < min(lines.index("first"), lines.index("second"))

@@ -136,6 +136,7 @@ def test_coros_are_unwound_without_memory():
         try:
             coro.wait()
         finally:
+            coro.yield_slice()  # so that stacks have to move, in whatever order the coros are ended
             log.append(number)
 
     async def main():
