@@ -790,9 +790,6 @@ class Coro:
     @property
     def _exception(self) -> BaseException | None:
         """What the function has raised, or None. To look here is not to take notice of it."""
-    @property
-    def _is_unseen(self) -> bool:
-        """Whether it has raised and nobody has looked."""
     def start(self) -> None:
         """Schedule a new coro. ScheduleError if it was started before."""
     def done(self) -> bool:

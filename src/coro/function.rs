@@ -153,7 +153,7 @@ pub(super) fn finish(runtime: &Runtime, coro: Coro<'_>) -> PyResult<()> {
     }
 }
 
-/// Wakes the coros among the callbacks, and schedules `callback(coro)` for the others, in their order.
+/// Schedules `callback(coro)` for each, in its context, in their order.
 fn schedule_callbacks(
     coro: Coro<'_>,
     callbacks: &Bound<'_, PyAny>,

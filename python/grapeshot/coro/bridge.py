@@ -191,8 +191,7 @@ def run(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     Raises:
         RuntimeError: a loop is running in this thread.
     """
-    if asyncio._get_running_loop() is not None:
-        raise RuntimeError("coro.run() cannot be called from a running event loop")
+    _run.check_none_runs("coro.run()")
     return _run.run(run_sync(fn, *args, **kwargs))
 
 

@@ -237,10 +237,6 @@ fn exception(this: Coro<'_>) -> Object<'_> {
     Ok(this.exception.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
-fn is_unseen(this: Coro<'_>) -> Object<'_> {
-    Ok(bool_object(this.py(), this.is_unseen.get()))
-}
-
 fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
         method!(CoroObject, c"start", start, c"Schedule a new coro."),
@@ -332,12 +328,6 @@ fn getters() -> Vec<ffi::PyGetSetDef> {
             c"_exception",
             exception,
             c"What it has raised, or None. Looking here leaves it unseen."
-        ),
-        getter!(
-            CoroObject,
-            c"_is_unseen",
-            is_unseen,
-            c"Its exception went to nobody."
         ),
     ]
 }
