@@ -18,6 +18,7 @@ mod transports;
 #[pyo3::pymodule(gil_used = false)]
 fn _core(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
     event_loop::refuse_subinterpreter(module.py())?;
+    sys::unwinding::hang_threads_that_end();
     event_loop::register(module)?;
     transports::register(module)?;
     process::register(module)?;

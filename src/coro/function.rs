@@ -17,9 +17,9 @@ use super::runtime::{Runtime, with_runtime};
 use super::scheduler::report;
 use super::suspension::{Outcome, raise_pending};
 use super::{notifier, tasks};
+use crate::event_loop::errors;
 use crate::event_loop::native_type::This;
 use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::{calls, errors};
 
 /// The first and only function on a coro's stack. As in `wait_at_boundary`, hardly anything of it stays on the stack while the
 /// coro's function runs.
@@ -29,7 +29,7 @@ pub(super) unsafe extern "C" fn run_on_stack(argument: *mut c_void) -> ! {
     unsafe {
         let coro: Coro<'static> = This::new(Python::assume_attached(), argument.cast());
         if begin(coro) {
-            let result = calls::call(coro.function.as_ptr(), coro.args.as_ptr(), coro.kwargs.as_ptr());
+            let result = ffi::PyObject_Call(coro.function.as_ptr(), coro.args.as_ptr(), coro.kwargs.as_ptr());
             end(coro, result);
         }
         let main_sp = with_runtime(|runtime| runtime.main_sp.get());

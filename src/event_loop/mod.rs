@@ -3,7 +3,6 @@
 //! Everything belongs to the thread that runs the loop. This room knows native I/O objects only as `Source`; it must
 //! not know transports, processes, coros or TLS.
 
-pub(crate) mod calls;
 pub(crate) mod errors;
 pub(crate) mod freelist;
 pub(crate) mod handle;

@@ -18,6 +18,7 @@
 //! | [`signals`] | a pipe for the numbers of signals, written by handlers | `pipe2` | `pipe` (Apple), `pipe2` |
 //! | [`socket`] | nonblocking socket calls that never raise `SIGPIPE` | `MSG_NOSIGNAL`, `accept4` | `SO_NOSIGPIPE` (Apple), `MSG_NOSIGNAL` |
 //! | [`socket::datagram`] | several datagrams per call, one to an address | `recvmmsg` | `recvfrom` |
+//! | [`unwinding`] | a thread that is ended inside a call of ours hangs | a personality routine (glibc) | the same (FreeBSD); nothing to do |
 //! | [`waker`] | wake a blocked poller from any thread or signal handler | eventfd | pipe |
 //!
 //! Owner: a [`poller::Poller`] and its events belong to the thread of their loop; [`waker::Waker::wake`]
@@ -43,4 +44,5 @@ pub mod pipe;
 pub mod poller;
 pub mod signals;
 pub mod socket;
+pub mod unwinding;
 pub mod waker;

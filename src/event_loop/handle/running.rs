@@ -10,7 +10,7 @@ use super::methods::describe_call;
 use super::{HandleRef, INLINE_ARGS, flag};
 use crate::event_loop::native_type::one_at_a_time;
 use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::{HAS_GIL, calls, errors};
+use crate::event_loop::{HAS_GIL, errors};
 
 impl HandleRef {
     /// Runs the callback in its context and reports what it raises. Err only for the two exceptions that leave
@@ -50,7 +50,7 @@ impl HandleRef {
         // place that the offset flag allows.
         unsafe {
             if ffi::PyContext_Enter(context) == 0 {
-                let result = calls::vectorcall(
+                let result = ffi::PyObject_Vectorcall(
                     callback,
                     call[2..].as_ptr(),
                     args_len | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
