@@ -10,7 +10,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 CARGO  ?= cargo
 PYTEST := $(BIN)/python -m pytest
-# Extra arguments: make test-python ARGS="tests/tcp -k half_close"
+# Extra arguments: make test-python ARGS="tests/tcp -k half_close"; ARGS="-n 2 --dist loadfile" runs two files at a time
 ARGS   ?=
 
 RUST_SOURCES := Cargo.toml $(wildcard Cargo.lock build.rs) $(shell find src -name '*.rs')

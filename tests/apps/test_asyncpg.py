@@ -173,22 +173,31 @@ def test_notifications(run: Run, address: Arguments, table: str) -> None:
     run(main())
 
 
+async def until_it_sleeps(watcher: asyncpg.Connection, pid: int) -> None:
+    """Waits until the server's process `pid` runs pg_sleep: what cancels a query before it runs is ignored."""
+    is_sleeping = "select wait_event = 'PgSleep' from pg_stat_activity where pid = $1"
+    give_up_s = asyncio.get_running_loop().time() + CAP_S
+    while not await watcher.fetchval(is_sleeping, pid):
+        assert asyncio.get_running_loop().time() < give_up_s
+
+
 def test_a_query_is_cancelled_and_the_connection_goes_on(run: Run, address: Arguments) -> None:
     """asyncpg cancels by a second connection to the server, made meanwhile."""
 
     async def main() -> None:
-        connection = await asyncpg.connect(**address)
+        connection, watcher = await asyncpg.connect(**address), await asyncpg.connect(**address)
         try:
             with pytest.raises(TimeoutError):
-                await connection.fetchval("select pg_sleep(60)", timeout=0.05)
+                await connection.fetchval("select pg_sleep(60)", timeout=0.5)
             assert await connection.fetchval("select 1") == 1
             sleeping = asyncio.ensure_future(connection.fetchval("select pg_sleep(60)"))
-            await asyncio.sleep(0)
+            await until_it_sleeps(watcher, connection.get_server_pid())
             sleeping.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await sleeping
             assert await connection.fetchval("select 2") == 2
         finally:
+            await watcher.close()
             await connection.close()
 
     run(main())
@@ -201,10 +210,7 @@ def test_the_server_ends_the_connection(run: Run, address: Arguments) -> None:
         victim.add_termination_listener(lambda _connection: lost.set())
         try:
             sleeping = asyncio.ensure_future(victim.fetchval("select pg_sleep(60)"))
-            is_sleeping = "select wait_event = 'PgSleep' from pg_stat_activity where pid = $1"
-            give_up_s = asyncio.get_running_loop().time() + CAP_S
-            while not await killer.fetchval(is_sleeping, victim.get_server_pid()):
-                assert asyncio.get_running_loop().time() < give_up_s
+            await until_it_sleeps(killer, victim.get_server_pid())
             assert await killer.fetchval("select pg_terminate_backend($1)", victim.get_server_pid())
             with pytest.raises((asyncpg.AdminShutdownError, asyncpg.ConnectionDoesNotExistError)):
                 await sleeping
