@@ -2,32 +2,93 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::RawFd;
+use std::ptr;
 use std::str::FromStr;
 
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyInt, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyInt, PyString, PyTuple, PyType};
 
+use crate::event_loop::errors;
 use crate::event_loop::native_type::none;
 use crate::sys::socket::{self, Address, AddressView};
 
-/// A `socket.socket` that takes over `fd`; family, type and protocol are read from the descriptor.
+/// A nonblocking `socket.socket` that takes over `fd`; family, type and protocol are read from the descriptor. An error
+/// leaves the descriptor to the caller.
 pub(super) fn adopt(py: Python<'_>, fd: RawFd) -> PyResult<Bound<'_, PyAny>> {
+    let raw = raw_type(py)?;
+    let found = py.import("socket")?.getattr("socket")?.cast_into::<PyType>();
+    // Who has put something else in the place of the class gets a socket all the same.
+    let kind = match found {
+        Ok(kind) if kind.is_subclass(&raw)? => kind,
+        _ => raw,
+    };
     let arguments = PyDict::new(py);
     arguments.set_item("fileno", fd)?;
-    let socket = py
-        .import("socket")?
-        .getattr("socket")?
-        .call((), Some(&arguments))?;
-    // The constructor applies the default timeout, which would make the descriptor blocking.
-    socket.call_method1("setblocking", (false,))?;
-    Ok(socket)
+    take_over(&kind, &PyTuple::empty(py), Some(&arguments))
+}
+
+fn raw_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
+    Ok(py.import("_socket")?.getattr("socket")?.cast_into::<PyType>()?)
+}
+
+/// `kind(*args, **kwargs)` for a subclass of `_socket.socket` and arguments with a descriptor, then nonblocking. An
+/// error leaves the descriptor to the caller: the object may have it already (Ctrl-C in the Python part of the
+/// constructor) and live on in a traceback, so it is taken from it again.
+pub(super) fn take_over<'py>(
+    kind: &Bound<'py, PyType>,
+    args: &Bound<'py, PyTuple>,
+    kwargs: Option<&Bound<'py, PyDict>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = kind.py();
+    let raw = raw_type(py)?;
+    let detach = raw.getattr("detach")?;
+    let kwargs = kwargs.map_or(ptr::null_mut(), Bound::as_ptr);
+    // SAFETY: attached; a type with its own slot, which returns a new reference or null with an exception set.
+    let socket = unsafe {
+        match (*kind.as_type_ptr()).tp_new {
+            Some(new) => errors::owned(py, new(kind.as_type_ptr(), args.as_ptr(), kwargs))?,
+            None => return Err(PyTypeError::new_err("socket.socket cannot be instantiated")),
+        }
+    };
+    if !socket.is_instance(&raw)? {
+        return Err(PyTypeError::new_err("socket.socket() has not made a socket"));
+    }
+    let made = initialize(&socket, args, kwargs)
+        // The constructor applies the default timeout, which would make the descriptor blocking.
+        .and_then(|()| socket.call_method1("setblocking", (false,)));
+    match made {
+        Ok(_) => Ok(socket),
+        Err(error) => {
+            // A C function, so that nothing can come between.
+            detach.call1((socket,))?;
+            Err(error)
+        }
+    }
+}
+
+/// `type(object).__init__(object, *args, **kwargs)`.
+fn initialize(
+    object: &Bound<'_, PyAny>,
+    args: &Bound<'_, PyTuple>,
+    kwargs: *mut ffi::PyObject,
+) -> PyResult<()> {
+    // SAFETY: attached; the slot of the object's own type, which returns -1 with an exception set on a failure.
+    unsafe {
+        match (*object.get_type_ptr()).tp_init {
+            Some(init) if init(object.as_ptr(), args.as_ptr(), kwargs) < 0 => Err(errors::fetch(object.py())),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// The text of the socket object that `fd` would get; the descriptor stays the caller's.
 pub(super) fn describe(py: Python<'_>, fd: RawFd) -> PyResult<Bound<'_, PyString>> {
+    let detach = raw_type(py)?.getattr("detach")?;
     let socket = adopt(py, fd)?;
     let text = socket.repr();
-    socket.call_method0("detach")?;
+    detach.call1((socket,))?;
     text
 }
 

@@ -6,7 +6,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::io;
-use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 use pyo3::exceptions::{PyBlockingIOError, PyInterruptedError, PyTypeError, PyValueError};
@@ -334,11 +334,11 @@ fn accept<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> 
 /// The nonblocking `socket.socket` of an accepted connection.
 fn connection<'py>(listener: &Bound<'py, PyAny>, fd: OwnedFd) -> PyResult<Bound<'py, PyAny>> {
     let [family, kind, protocol] = plain_socket::shape(listener)?;
-    let number = std::os::fd::AsRawFd::as_raw_fd(&fd);
-    let connection = listener.get_type().call1((family, kind, protocol, number))?;
+    let number = fd.as_raw_fd().into_pyobject(listener.py())?.into_any();
+    let arguments = PyTuple::new(listener.py(), [family, kind, protocol, number])?;
+    let connection = socket_object::take_over(&listener.get_type(), &arguments, None)?;
     // The object owns the descriptor from here on.
     let _ = fd.into_raw_fd();
-    connection.call_method1("setblocking", (false,))?;
     Ok(connection)
 }
 

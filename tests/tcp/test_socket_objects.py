@@ -1,0 +1,122 @@
+"""The `socket.socket` made for a transport that had none before: who owns the descriptor, whatever interrupts it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+
+import pytest
+from support import HOST, Recorder, connected, listening, turns, until
+
+
+def descriptors() -> set[str]:
+    return set(os.listdir("/dev/fd"))
+
+
+class Interrupted(socket.socket):
+    """Raises when the object has its descriptor already, as Ctrl-C may."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        raise KeyboardInterrupt
+
+
+class Refusing(socket.socket):
+    def setblocking(self, flag):
+        raise OSError("no mode")
+
+
+class Nothing:
+    """What stands for the class where somebody has replaced it by something else."""
+
+    def __init__(self, *args, **kwargs):
+        raise AssertionError("nobody can make one")
+
+
+@pytest.mark.parametrize("kind", [Interrupted, Refusing])
+async def test_a_socket_object_that_fails_does_not_close_the_connection(loop, monkeypatch, kind):
+    transport, protocol, peer = await connected(loop, how="server")
+    with peer:
+        kept = None
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "socket", kind)
+            try:
+                transport.get_extra_info("socket")  # asyncio has it from the beginning
+            except (KeyboardInterrupt, OSError) as error:
+                kept = error  # and in its traceback the object
+        del kept
+        gc.collect()
+        first, second = socket.socketpair()
+        with first, second:
+            await peer.send(b"still there")
+            await until(lambda: protocol.data == b"still there")
+            transport.write(b"both ways")
+            assert await peer.read_exactly(9) == b"both ways"
+            assert transport.get_extra_info("socket").getpeername() == peer.sock.getsockname()
+            transport.abort()
+            assert await peer.read_to_end() == b""
+            await turns(2)
+            first.send(b"open")
+            assert second.recv(10) == b"open"
+
+
+@pytest.mark.unfit(uvloop="its own class of sockets")
+async def test_the_socket_object_where_the_class_is_no_class_of_sockets(loop, monkeypatch):
+    transport, protocol, peer = await connected(loop, how="server")
+    with peer:
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "socket", Nothing)
+            assert transport.get_extra_info("socket").getpeername() == peer.sock.getsockname()
+        await peer.send(b"x")
+        await until(lambda: protocol.data == b"x")
+        transport.close()
+        await until(lambda: protocol.is_lost)
+
+
+@pytest.mark.unfit(uvloop="the connection stays open")
+@pytest.mark.leaves(asyncio="a socket is left to the collector")
+async def test_an_interrupted_sock_accept_closes_its_descriptor_once(loop, monkeypatch):
+    before = descriptors()
+    with listening() as listener, socket.create_connection(listener.getsockname()) as client:
+        listener.setblocking(False)
+        original = socket.socket.__init__
+
+        def interrupted(self, *args, **kwargs):
+            original(self, *args, **kwargs)
+            raise OSError("interrupted")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(socket.socket, "__init__", interrupted)
+            try:
+                await loop.sock_accept(listener)
+                raise AssertionError("not interrupted")
+            except OSError as error:
+                assert "interrupted" in str(error)  # and its traceback has the object
+                reused = os.pipe()
+        gc.collect()
+        assert client.recv(1) == b""
+        os.write(reused[1], b"open")
+        assert os.read(reused[0], 10) == b"open"
+        os.close(reused[0])
+        os.close(reused[1])
+    assert descriptors() <= before
+
+
+async def test_the_text_of_a_new_connection_in_debug_mode(loop, serve, monkeypatch, caplog):
+    """Debug mode makes an object only to show it."""
+    loop.set_debug(True)
+    made = []
+
+    def factory():
+        made.append(Recorder())
+        return made[-1]
+
+    server = await serve(factory, HOST, 0)
+    with socket.create_connection(server.sockets[0].getsockname()) as client:
+        await until(lambda: made and made[0].transport is not None)
+        gc.collect()
+        client.send(b"x")
+        await until(lambda: made[0].data == b"x")
+        made[0].transport.close()
+        await until(lambda: made[0].is_lost)
