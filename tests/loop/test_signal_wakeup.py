@@ -344,3 +344,134 @@ def test_a_programs_own_sigchld_handler_is_called(loop_kind):
         """,
     )
     assert out.strip() == "True"
+
+
+# ---------------------------------------------------------------- loops that end in other threads
+
+_ENDS_IN_A_THREAD = """
+    import contextlib, gc, os, signal, sys, threading
+
+    def pipes():
+        made = [os.pipe() for _ in range(30)]
+        for ends in made:
+            for end in ends:
+                os.set_blocking(end, False)
+        return made
+
+    def check(made):
+        for read_end, write_end in made:
+            with contextlib.suppress(BlockingIOError):
+                raise SystemExit(f"a signal's number arrived in a stranger's pipe: {os.read(read_end, 10)!r}")
+            os.close(read_end)
+            os.close(write_end)
+
+    def begin():
+        loop = new_event_loop()
+        loop.add_signal_handler(signal.SIGUSR1, print, "never called")
+        loop.call_later(0.001, loop.stop)
+        loop.run_forever()
+        return loop
+
+    def run(function, *args):
+        thread = threading.Thread(target=function, args=args)
+        thread.start()
+        thread.join()
+
+    def close(loop):
+        with contextlib.suppress(ValueError):
+            loop.close()  # the signal's handler can only be removed in the main thread
+        del loop
+"""
+
+
+@needs_fd_directory
+@pytest.mark.deviates(asyncio="the number of a closed descriptor stays set")
+@pytest.mark.unfit(uvloop="the same, if it is collected")
+@pytest.mark.parametrize("end", ["close", "collect"])
+def test_a_loop_that_ends_in_another_thread(loop_kind, end):
+    """The interpreter's wakeup fd is never the number of a closed descriptor, which other files may have by then."""
+    run_script(
+        loop_kind,
+        _ENDS_IN_A_THREAD
+        + f"""
+    end = {end!r}
+    """
+        + """
+    def collect(loops):
+        loops.clear()
+        gc.collect()
+
+    def end_and_signal(loops):
+        # The main thread waits in join() and can do nothing.
+        if end == "close":
+            close(loops.pop())
+        else:
+            collect(loops)
+        made = pipes()
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        check(made)
+
+    sys.unraisablehook = lambda args: None  # the warning about the loop, and its close() that raises
+    signal.signal(signal.SIGUSR2, lambda *args: None)
+    first = None
+    for _ in range(40):
+        run(end_and_signal, [begin()])
+        made = pipes()
+        os.kill(os.getpid(), signal.SIGUSR2)
+        check(made)
+        assert signal.set_wakeup_fd(-1) == -1
+        count = len(os.listdir("/proc/self/fd"))
+        first = first or count
+        assert count == first, (count, first)
+    """,
+        flags=(),
+    )
+
+
+@needs_fd_directory
+@pytest.mark.deviates(uvloop="the handlers of the other one are not called")
+def test_others_keep_their_wakeup_fd_when_a_loop_ends_in_another_thread(loop_kind):
+    run_script(
+        loop_kind,
+        _ENDS_IN_A_THREAD
+        + """
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    os.set_blocking(write_end, False)
+    loop = begin()
+    signal.set_wakeup_fd(write_end)
+    run(close, loop)
+    del loop
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert os.read(read_end, 10) == bytes([signal.SIGUSR1])
+    assert signal.set_wakeup_fd(-1) == write_end
+
+    loop = begin()
+    other = begin()
+    run(close, loop)
+    for _ in range(3):
+        seen = []
+        other.add_signal_handler(signal.SIGUSR1, seen.append, 1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        other.call_later(0.001, other.stop)
+        other.run_forever()
+        assert seen == [1], seen
+    other.close()
+    assert signal.set_wakeup_fd(-1) == -1
+    """,
+        flags=(),
+    )
+
+
+def test_a_loop_that_ends_in_another_thread_while_the_interpreter_does(loop_kind):
+    """The main thread runs no bytecode any more."""
+    run_script(
+        loop_kind,
+        _ENDS_IN_A_THREAD
+        + """
+    import atexit
+    loop = begin()
+    atexit.register(run, close, loop)
+    """,
+        flags=(),
+    )

@@ -170,13 +170,14 @@ impl Reactor {
 
     // ---- end -------------------------------------------------------------------------------------------------
 
-    /// Drops all queued work and closes the poller, the waker and the signals' pipe. Idempotent.
+    /// Drops all queued work and closes the poller, the waker and the signals' pipe (which the main thread may have to
+    /// do). Idempotent.
     pub(crate) fn close(&self, py: Python<'_>) {
         self.is_closed.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         drop(self.poller.borrow_mut().take());
         drop(self.waker.lock().unwrap_or_else(PoisonError::into_inner).take());
-        self.signals.close();
+        self.signals.close(py);
         self.drop_work(py);
         self.scratch.take();
     }

@@ -4,11 +4,21 @@
 //! with the next event, and so would one that the kernel hands to another thread.
 //!
 //! Everything here belongs to the thread that runs the loop. Only the main thread may set the descriptor, so a run
-//! in another thread goes without.
+//! in another thread goes without. A loop that is closed, or collected, in another thread leaves its pipe open for as
+//! long as the interpreter may write to it: until the main thread has taken the descriptor back.
+//!
+//! ```text
+//!   close, in the main thread:    set_wakeup_fd(-1), pipe closed
+//!          elsewhere:             pipe --> ABANDONED --- pending call, or the next run in the main thread --> the same
+//! ```
 
 use std::cell::{Cell, RefCell};
+use std::ffi::{c_int, c_void};
 use std::io;
+use std::mem;
 use std::os::fd::RawFd;
+use std::ptr;
+use std::sync::{Mutex, PoisonError};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -20,6 +30,9 @@ use crate::event_loop::names::names;
 use crate::event_loop::pyloop::LoopObject;
 use crate::sys::poller::Interest;
 use crate::sys::signals::SignalPipe;
+
+/// Pipes of closed loops to which the interpreter may still write. Never locked across a call into Python.
+static ABANDONED: Mutex<Vec<SignalPipe>> = Mutex::new(Vec::new());
 
 /// The loop's part in the delivery of signals.
 pub(super) struct Signals {
@@ -42,13 +55,53 @@ impl Signals {
         self.is_prepared.set(false);
     }
 
-    pub(super) fn close(&self) {
-        drop(self.pipe.take());
+    /// The loop is closed, in whatever thread.
+    pub(super) fn close(&self, py: Python<'_>) {
+        let Some(pipe) = self.pipe.take() else { return };
+        // Nothing may be lost that a collected loop finds set.
+        let pending = PyErr::take(py);
+        abandoned().push(pipe);
+        if !close_abandoned(py) {
+            // SAFETY: callable from any thread. With a full queue the next call or run does it.
+            unsafe { ffi::Py_AddPendingCall(Some(close_abandoned_later), ptr::null_mut()) };
+        }
+        if let Some(pending) = pending {
+            pending.restore(py);
+        }
     }
 
     fn write_fd(&self) -> Option<RawFd> {
         self.pipe.borrow().as_ref().map(SignalPipe::write_fd)
     }
+}
+
+fn abandoned() -> impl std::ops::DerefMut<Target = Vec<SignalPipe>> {
+    ABANDONED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Closes the pipes of closed loops, to which the interpreter then does not write any more. False in a thread that
+/// cannot see to that.
+fn close_abandoned(py: Python<'_>) -> bool {
+    let Ok(current) = set_wakeup_fd(py, -1) else {
+        return false;
+    };
+    let pipes = mem::take(&mut *abandoned());
+    if current != -1 && !pipes.iter().any(|pipe| pipe.write_fd() == current) {
+        put_back(py, current);
+    }
+    true
+}
+
+/// Runs in the main thread.
+extern "C" fn close_abandoned_later(_: *mut c_void) -> c_int {
+    // SAFETY: pending calls run attached.
+    let py = unsafe { Python::assume_attached() };
+    errors::at_boundary(py, -1, || {
+        if !abandoned().is_empty() {
+            close_abandoned(py);
+        }
+        Ok(0)
+    })
 }
 
 /// `signal.set_wakeup_fd(fd, warn_on_full_buffer=False)`: the descriptor before, -1 if there was none.
@@ -99,6 +152,9 @@ impl Reactor {
         self.signals.is_prepared.set(true);
         if !is_main_thread(py)? {
             return Ok(());
+        }
+        if !abandoned().is_empty() {
+            close_abandoned(py);
         }
         // Out of descriptors the loop still runs; the next event then brings the signal.
         let Ok(fd) = self.signal_fd() else { return Ok(()) };
