@@ -1,0 +1,45 @@
+"""A pytest plugin that writes down for run.py how each phase of each test ended: a JSON line in the file `SUITE_LINES`.
+
+A line has the loops that were built since the phase before. A failed collection gets a line, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pytest
+import sitecustomize  # of the directory `site` beside this file
+
+_is_worker = False  # of pytest-xdist: its reports are repeated in the process that started it
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    global _is_worker
+    _is_worker = hasattr(config, "workerinput")
+
+
+def write(report: pytest.TestReport | pytest.CollectReport, **line: Any) -> None:
+    detail = "" if report.passed else report.longreprtext
+    with open(os.environ["SUITE_LINES"], "a") as lines:
+        lines.write(json.dumps({"test": report.nodeid, "when": report.when, "detail": detail, **line}) + "\n")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item) -> None:
+    item.user_properties[:] = [entry for entry in item.user_properties if entry[0] != "loops"]
+    item.user_properties.append(("loops", dict(sitecustomize.BUILT)))
+    sitecustomize.BUILT.clear()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if _is_worker:
+        return
+    outcome = "xfailed" if report.skipped and hasattr(report, "wasxfail") else report.outcome
+    write(report, outcome=outcome, loops=dict(report.user_properties).get("loops", {}))
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.failed and not _is_worker:
+        write(report, outcome="failed", loops={})

@@ -1,0 +1,313 @@
+"""Runs other projects' own test suites on a loop: `python tests/suites/run.py [--subject NAME] [suite ...]`.
+
+A suite is the tests of a release's sdist; `suites.toml` says which, and what they need. It runs twice with this
+interpreter on this machine: on asyncio's own loop, which is the baseline, and on the subject. What passes on the
+baseline has to pass on the subject. The exceptions stand in `suites.toml`, each with its reason. The run fails when
+
+- a test that passed on the baseline fails, is skipped or is missing on the subject, and is not listed,
+- a listed test passes, or a listed pattern matches no test that passed on the baseline (so that the list stays true),
+- a test builds a loop of asyncio's own, or no test builds a loop of the subject.
+
+A test that fails is run again, up to twice, before it counts: these suites have tests that depend on timing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+DATA = HERE / "suites.toml"
+CONSTRAINTS = HERE / "constraints.txt"
+PLACE = HERE.parents[1] / "target" / "suites"
+RERUNS = 2
+RANK = ("passed", "xfailed", "skipped", "failed")  # of a test's phases, the last of these counts
+
+
+@dataclasses.dataclass
+class Outcome:
+    """How a test ended."""
+
+    outcome: str
+    detail: str = ""
+    loops: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    runs: int = 1
+
+
+@dataclasses.dataclass
+class Report:
+    """What came of a suite on the subject, beside the baseline."""
+
+    suite: str
+    counts: dict[str, collections.Counter[str]] = dataclasses.field(default_factory=dict)
+    problems: list[str] = dataclasses.field(default_factory=list)
+    flaky: list[str] = dataclasses.field(default_factory=list)
+
+
+# ---------------------------------------------------------------- what a suite needs
+
+
+def version() -> str:
+    """Such as 3.13, or 3.14t for a free-threaded one."""
+    return "{}.{}{}".format(*sys.version_info[:2], getattr(sys, "abiflags", ""))
+
+
+def prepare(name: str, suite: dict[str, Any]) -> tuple[Path, Path]:
+    """The suite's interpreter, with all that it needs, and the directory that it runs in."""
+    place = PLACE / version() / name
+    place.mkdir(parents=True, exist_ok=True)
+    python, work, stamp = place / "venv" / "bin" / "python", place / "work", place / "stamp"
+    needs = [suite.get(key) for key in ("version", "unpack", "requirements", "conftest")]
+    wanted = json.dumps([needs, CONSTRAINTS.read_text(), sys.version])
+    if stamp.exists() and stamp.read_text() == wanted:
+        return python, work
+    stamp.unlink(missing_ok=True)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(place / "venv")], check=True)
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
+    subprocess.run([*pip, "install", "--quiet", "-c", str(CONSTRAINTS), *suite["requirements"]], check=True)
+    with tempfile.TemporaryDirectory(prefix="sdist-") as folder:
+        pin = Path(folder) / "requirements.txt"
+        pin.write_text(f"{name}=={suite['version']} --hash=sha256:{suite['sha256']}\n")
+        download = ["download", "--quiet", "--no-deps", "--require-hashes", "--no-binary", name, "-d", folder]
+        subprocess.run([*pip, *download, "-r", str(pin)], check=True)
+        unpack(next(Path(folder).glob("*.tar.gz")), work, suite["unpack"])
+    (work / "conftest.py").write_text(suite.get("conftest", ""))
+    stamp.write_text(wanted)
+    return python, work
+
+
+def unpack(sdist: Path, work: Path, wanted: list[str]) -> None:
+    """Replace `work` by the wanted files and directories of an sdist."""
+    subprocess.run(["rm", "-rf", str(work)], check=True)
+    work.mkdir()
+    with tarfile.open(sdist) as archive:
+        for member in archive.getmembers():
+            member.name = member.name.partition("/")[2]
+            if any(member.name == name or member.name.startswith(f"{name}/") for name in wanted):
+                archive.extract(member, work, filter="data")
+
+
+# ---------------------------------------------------------------- running
+
+
+def run_once(suite: dict[str, Any], python: Path, work: Path, subject: str, tests: list[str]) -> dict[str, Outcome]:
+    """Run these tests, or all if there are none: how they ended."""
+    with tempfile.TemporaryDirectory(prefix="suite-") as folder:  # a short path: Unix sockets are made below it
+        lines, chosen, output = (Path(folder) / name for name in ("lines", "chosen", "output"))
+        lines.touch()
+        home = Path(folder) / "home"
+        home.mkdir()
+        command = [str(python), "-m", "pytest", "-o", "addopts=", "-p", "recorder", "--color=no", *suite["arguments"]]
+        command += [f"--deselect={test}" for test in suite["deselected"]]
+        if tests:
+            chosen.write_text("\n".join(tests))
+            command += [f"@{chosen}"]
+        else:
+            command += suite["tests"]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV_"))}
+        environment |= {"SUITE_LOOP": subject, "SUITE_LINES": str(lines), "HOME": str(home), "TMPDIR": folder}
+        environment |= {"PYTHONPATH": os.pathsep.join(map(str, (HERE / "site", HERE, package()))), "PYTHONUTF8": "1"}
+        with output.open("wb") as sink:
+            child = subprocess.Popen(
+                command,
+                cwd=work,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                start_new_session=True,
+            )
+            try:
+                code = child.wait(suite["limit_s"])
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                end_group(child)
+        outcomes = read_lines(lines.read_text())
+        if code not in (0, 1):  # neither all passed nor some failed
+            tail = "\n".join(output.read_text(errors="replace").splitlines()[-40:])
+            what = f"{suite['limit_s']} s were over" if code is None else f"pytest ended with code {code}"
+            print(f"{what}\n{tail}", flush=True)
+        return outcomes
+
+
+def package() -> Path:
+    """The directory that this interpreter imports grapeshot from."""
+    spec = importlib.util.find_spec("grapeshot")
+    if spec is None or spec.origin is None:
+        raise SystemExit(f"grapeshot is not installed for {sys.executable}")
+    return Path(spec.origin).parents[1]
+
+
+def end_group(child: subprocess.Popen[bytes]) -> None:
+    """End what a suite has left running."""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    child.wait()
+
+
+def read_lines(text: str) -> dict[str, Outcome]:
+    """The outcome of each test from the recorder's lines."""
+    outcomes: dict[str, Outcome] = {}
+    finished: set[str] = set()
+    for line in map(json.loads, text.splitlines()):
+        known = outcomes.setdefault(line["test"], Outcome("passed"))
+        if RANK.index(line["outcome"]) > RANK.index(known.outcome):
+            known.outcome, known.detail = line["outcome"], line["detail"]
+        known.loops.update(line["loops"])
+        if line["when"] == "teardown":
+            finished.add(line["test"])
+    for test in outcomes.keys() - finished:
+        if outcomes[test].outcome != "failed":
+            outcomes[test].outcome, outcomes[test].detail = "failed", "the process ended in this test"
+    return outcomes
+
+
+def run_suite(
+    suite: dict[str, Any], python: Path, work: Path, subject: str, needed: set[str] | None
+) -> dict[str, Outcome]:
+    """Run a suite. What fails is run again; on the subject, what is `needed` and did not pass is run again."""
+    outcomes = run_once(suite, python, work, subject, [])
+    for _ in range(RERUNS):
+        if needed is None:
+            again = [test for test, end in outcomes.items() if end.outcome == "failed" and "::" in test]
+        else:
+            again = [test for test in needed if test not in outcomes or outcomes[test].outcome != "passed"]
+        if not again:
+            break
+        for test, end in run_once(suite, python, work, subject, sorted(again)).items():
+            if test in outcomes:
+                end.runs += outcomes[test].runs
+                end.loops.update(outcomes[test].loops)
+            outcomes[test] = end
+    return outcomes
+
+
+# ---------------------------------------------------------------- judging
+
+
+def matches(pattern: str, test: str) -> bool:
+    """Whether the test's id fits the pattern, in which `*` stands for anything."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), test) is not None
+
+
+def judge(
+    name: str, subject: str, exceptions: dict[str, str], baseline: dict[str, Outcome], ended: dict[str, Outcome]
+) -> Report:
+    """Compare the subject's outcomes with the baseline's; `exceptions` are patterns with their reasons."""
+    report = Report(name)
+    used: set[str] = set()
+    for test, base in baseline.items():
+        if base.outcome != "passed":
+            continue
+        end = ended.get(test, Outcome("missing"))
+        listed = [pattern for pattern in exceptions if matches(pattern, test)]
+        used.update(listed)
+        if end.outcome == "passed" and listed:
+            report.problems.append(f"PASSES {test}, but is listed: {exceptions[listed[0]]}")
+        elif end.outcome != "passed" and not listed:
+            report.problems.append(f"{end.outcome.upper()} {test}\n{end.detail.rstrip()}".rstrip())
+        elif end.outcome == "passed" and end.runs > 1:
+            report.flaky.append(test)
+    for pattern in exceptions:
+        if pattern not in used:
+            report.problems.append(f"STALE {pattern!r} matches no test that passes on the baseline")
+    built = sum((end.loops for end in ended.values()), collections.Counter[str]())
+    if not built[subject]:
+        report.problems.append(f"not one test built a loop of {subject}: the run proves nothing about it")
+    for test, end in ended.items():
+        if subject != "asyncio" and end.loops["asyncio"]:
+            report.problems.append(f"ESCAPED {test}: it built a loop of asyncio's own")
+    return report
+
+
+def load(file: Path = DATA) -> dict[str, dict[str, Any]]:
+    """The suites, each with what of the other tables is about it."""
+    data = tomllib.loads(file.read_text())
+    suites: dict[str, dict[str, Any]] = data["suite"]
+    for suite in suites.values():
+        suite["deselected"], suite["exceptions"] = [], {}
+    for entry in data.get("deselect", []):
+        suites[entry["suite"]]["deselected"] += entry["tests"]
+    for entry in data.get("fail", []):
+        if not entry["reason"].strip():
+            raise SystemExit(f"{file.name}: an entry has no reason: {entry['tests']}")
+        suites[entry["suite"]]["exceptions"].update(dict.fromkeys(entry["tests"], entry["reason"]))
+    return suites
+
+
+# ---------------------------------------------------------------- the program
+
+
+def main() -> int:
+    suites = load()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("suites", nargs="*", metavar="suite", help=f"{', '.join(suites)}; all if none is given")
+    parser.add_argument("--subject", default="grapeshot", choices=["grapeshot", "uvloop"])
+    parser.add_argument("--keep-baseline", action="store_true", help="take the last run's baseline")
+    parser.add_argument("--json", type=Path, help="write the counts and problems to this file")
+    parser.add_argument("--brief", action="store_true", help="only the last line of each failure")
+    arguments = parser.parse_args()
+    reports = []
+    for name in arguments.suites or suites:
+        reports.append(run_and_judge(name, suites[name], arguments.subject, arguments.keep_baseline))
+        for problem in reports[-1].problems:
+            lines = problem.splitlines()
+            print("\n".join([lines[0], *(lines[1:][-1:] if arguments.brief else lines[1:])]), flush=True)
+    print_table(reports)
+    if arguments.json:
+        arguments.json.write_text(json.dumps([dataclasses.asdict(report) for report in reports], indent=1))
+    return 1 if any(report.problems for report in reports) else 0
+
+
+def run_and_judge(name: str, suite: dict[str, Any], subject: str, keep_baseline: bool) -> Report:
+    python, work = prepare(name, suite)
+    kept = work.parent / "baseline.json"
+    before = suite.get("baseline", "asyncio")
+    if keep_baseline and kept.exists():
+        baseline = {test: Outcome(outcome) for test, outcome in json.loads(kept.read_text()).items()}
+    else:
+        print(f"==> {name} {suite['version']} on {before}", flush=True)
+        baseline = run_suite(suite, python, work, before, None)
+        kept.write_text(json.dumps({test: end.outcome for test, end in baseline.items()}, indent=0))
+    print(f"==> {name} {suite['version']} on {subject}", flush=True)
+    listed = suite["exceptions"]
+    needed = {
+        test
+        for test, end in baseline.items()
+        if end.outcome == "passed" and not any(matches(pattern, test) for pattern in listed)
+    }
+    ended = run_suite(suite, python, work, subject, needed)
+    report = judge(name, subject, listed, baseline, ended)
+    report.counts[before] = collections.Counter(end.outcome for end in baseline.values())
+    report.counts[subject] = collections.Counter(end.outcome for end in ended.values())
+    return report
+
+
+def print_table(reports: list[Report]) -> None:
+    row = "{:<12} {:<10} {:>7} {:>7} {:>8}  {}"
+    print(row.format("suite", "loop", "passed", "failed", "skipped", ""))
+    for report in reports:
+        for loop, counts in report.counts.items():
+            skipped = counts["skipped"] + counts["xfailed"]
+            print(row.format(report.suite, loop, counts["passed"], counts["failed"], skipped, ""))
+        print(f"{'':<12} {len(report.problems)} problems; passed when run again: {', '.join(report.flaky) or 'none'}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

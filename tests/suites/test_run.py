@@ -1,0 +1,157 @@
+"""What runs other projects' suites, on a small suite of its own. The real ones are run by `.ci/matrix suites`."""
+
+from __future__ import annotations
+
+import collections
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.suites import run
+from tests.suites.run import Outcome
+
+ON_GRAPESHOT = collections.Counter(grapeshot=1)
+SUITE: dict[str, Any] = {
+    "tests": ["test_toy.py"],
+    "arguments": ["-p", "no:cacheprovider"],
+    "limit_s": 60,
+    "deselected": ["test_toy.py::test_deselected"],
+}
+TOY = """
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
+
+def test_runs_on_the_loop():
+    async def main():
+        assert type(asyncio.get_running_loop()).__module__.partition(".")[0] == LOOP
+
+    asyncio.run(main())
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        runner.run(main())
+
+
+def test_its_children_do_too():
+    code = "import asyncio; print(type(asyncio.new_event_loop()).__module__.partition('.')[0])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == LOOP
+
+
+@pytest.mark.parametrize("what", ["a b", "c::d"])
+def test_fails(what):
+    raise AssertionError(what)
+
+
+def test_fails_at_first(tmp_path_factory):
+    try:
+        with open("again", "x"):
+            raise AssertionError
+    except FileExistsError:
+        pass
+
+
+@pytest.fixture
+def broken_end():
+    yield
+    raise AssertionError("in the end")
+
+
+def test_fails_in_the_end(broken_end):
+    pass
+
+
+def test_skipped():
+    pytest.skip("not here")
+
+
+@pytest.mark.xfail
+def test_expected_to_fail():
+    raise AssertionError
+
+
+def test_deselected():
+    raise AssertionError
+"""
+
+
+@pytest.mark.parametrize("subject", ["asyncio", "grapeshot"])
+def test_run_suite(subject: str, tmp_path: Path) -> None:
+    (tmp_path / "test_toy.py").write_text(f"LOOP = {subject!r}\n{TOY}")
+    ended = run.run_suite(SUITE, Path(sys.executable), tmp_path, subject, None)
+    outcomes = {test.removeprefix("test_toy.py::test_"): (end.outcome, end.runs) for test, end in ended.items()}
+    assert outcomes == {
+        "runs_on_the_loop": ("passed", 1),
+        "its_children_do_too": ("passed", 1),
+        "fails[a b]": ("failed", 3),
+        "fails[c::d]": ("failed", 3),
+        "fails_at_first": ("passed", 2),
+        "fails_in_the_end": ("failed", 3),
+        "skipped": ("skipped", 1),
+        "expected_to_fail": ("xfailed", 1),
+    }
+    assert "AssertionError: a b" in ended["test_toy.py::test_fails[a b]"].detail
+    assert sum((end.loops for end in ended.values()), collections.Counter[str]()) == {subject: 2}
+
+
+def test_run_suite_that_crashes(tmp_path: Path) -> None:
+    lines = ["import os", "def test_before(): pass", "def test_crash(): os.abort()", "def test_after(): pass"]
+    (tmp_path / "test_toy.py").write_text("\n".join(lines))
+    needed = {f"test_toy.py::test_{name}" for name in ("before", "crash", "after")}
+    ended = run.run_suite(SUITE, Path(sys.executable), tmp_path, "asyncio", needed)
+    outcomes = {test.removeprefix("test_toy.py::test_"): end.outcome for test, end in ended.items()}
+    assert outcomes == {"before": "passed", "crash": "failed", "after": "passed"}
+
+
+def judge(exceptions: dict[str, str], baseline: dict[str, str], ended: dict[str, Outcome]) -> run.Report:
+    return run.judge("toy", "grapeshot", exceptions, {test: Outcome(how) for test, how in baseline.items()}, ended)
+
+
+def test_judge_finds_what_does_not_pass() -> None:
+    baseline = dict.fromkeys(("good", "bad", "skipped", "gone"), "passed") | {"bad everywhere": "failed"}
+    ended = {
+        "good": Outcome("passed", loops=ON_GRAPESHOT),
+        "bad": Outcome("failed", "Traceback"),
+        "skipped": Outcome("skipped"),
+        "bad everywhere": Outcome("failed"),
+        "only here": Outcome("failed"),
+    }
+    report = judge({}, baseline, ended)
+    assert report.problems == ["FAILED bad\nTraceback", "SKIPPED skipped", "MISSING gone"]
+
+
+def test_judge_keeps_the_list_true() -> None:
+    exceptions = {"bad[*]": "why", "good*": "because", "gone": "long ago"}
+    baseline = dict.fromkeys(("bad[x]", "bad[y]", "good", "flaky"), "passed")
+    ended = {
+        "bad[x]": Outcome("failed"),
+        "bad[y]": Outcome("missing"),
+        "good": Outcome("passed", loops=ON_GRAPESHOT),
+        "flaky": Outcome("passed", runs=2),
+    }
+    report = judge(exceptions, baseline, ended)
+    assert report.problems == [
+        "PASSES good, but is listed: because",
+        "STALE 'gone' matches no test that passes on the baseline",
+    ]
+    assert report.flaky == ["flaky"]
+
+
+def test_judge_asks_for_the_loop() -> None:
+    escaped = collections.Counter(asyncio=1)
+    report = judge({}, {"test": "passed"}, {"test": Outcome("passed", loops=escaped)})
+    assert report.problems == [
+        "not one test built a loop of grapeshot: the run proves nothing about it",
+        "ESCAPED test: it built a loop of asyncio's own",
+    ]
+
+
+def test_suites_are_pinned() -> None:
+    lines = run.CONSTRAINTS.read_text().splitlines()
+    pinned = {line.partition("==")[0].lower() for line in lines if not line.startswith("#")}
+    for name, suite in run.load().items():
+        for requirement in suite["requirements"]:
+            assert requirement.partition("==")[0].partition("[")[0].lower() in pinned, (name, requirement)
