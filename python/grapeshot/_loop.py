@@ -46,12 +46,20 @@ class Loop(BaseLoop):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} running={self.is_running()} closed={self.is_closed()} debug={self.get_debug()}>"
 
-    def __del__(self, _warn: Any = warnings.warn) -> None:
+    def __del__(self, _warn: Any = warnings.warn, _is_finalizing: Any = sys.is_finalizing) -> None:
         if self.is_closed():
             return
         _warn(f"unclosed event loop {self!r}", ResourceWarning, source=self)
-        if not self.is_running():
+        if self.is_running():
+            return
+        try:
             self.close()
+        except Exception:
+            if not _is_finalizing():
+                raise
+            # A loop that is still the current one goes at the end of the interpreter, after the modules that closing
+            # needs. What is left to do then is native.
+            self._close()
 
     # running, closing, executor, asynchronous generators, errors
     run_forever = _lifecycle.run_forever

@@ -144,6 +144,40 @@ def test_an_open_loop_is_collected(loop_kind):
     assert out.strip() == "0"
 
 
+@pytest.mark.parametrize("flags", [(), ("-X", "dev")], ids=["plain", "dev"])
+@pytest.mark.parametrize(
+    "used",
+    [
+        "pass",
+        "loop.run_until_complete(asyncio.sleep(0))",
+        "loop.call_later(1000, print)",
+        "loop.run_until_complete(loop.run_in_executor(None, id, 1))",
+        "loop.add_signal_handler(signal.SIGUSR1, print)",
+        "a, b = socket.socketpair(); loop.add_reader(a.detach(), print)",
+        "loop.set_exception_handler(lambda *_: print('reported'))",
+    ],
+    ids=["new", "has run", "timer", "executor", "signal handler", "reader", "exception handler"],
+)
+def test_an_open_loop_at_the_end_of_the_interpreter(loop_kind, used, flags):
+    """A loop that is still the current one outlives the modules; only development mode says a word, a warning."""
+    out = run_script(
+        loop_kind,
+        f"""
+        import asyncio, os, signal, socket, warnings
+        os.dup2(1, 2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loop = new_event_loop()
+            asyncio.set_event_loop(loop)
+        {used}
+        del loop
+        """,
+        flags=flags,
+    )
+    said = [line for line in out.splitlines() if not (flags and "ResourceWarning" in line)]
+    assert said == []
+
+
 async def test_protocol_and_transport_after_close(loop):
     transport, protocol, peer = await connected(loop)
     with peer:
