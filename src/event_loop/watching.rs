@@ -2,40 +2,65 @@
 
 use std::os::fd::RawFd;
 
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyAttributeError, PyOverflowError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::{PyInt, PyString};
 
 use super::handle::{HandleRef, check_callback};
 use super::names::names;
 use super::native_type::{Args, This, bool_object, method, none};
 use super::pyloop::LoopObject;
-use super::reactor::{Direction, Slot, Watcher};
+use super::reactor::{Direction, Slot, Target, Watcher};
 use super::scheduling::{os_result, remember_source};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
-/// A descriptor from an int or an object with `fileno()`. ValueError otherwise, as `selectors` has it.
-pub(crate) fn descriptor(target: &Bound<'_, PyAny>) -> PyResult<RawFd> {
-    let number = if target.is_instance_of::<pyo3::types::PyInt>() {
-        target.extract::<i64>()
+/// The number of an int or of an object with `fileno()`. ValueError if it is neither, as `selectors` has it.
+pub(super) fn number_of(target: &Bound<'_, PyAny>) -> PyResult<i64> {
+    let py = target.py();
+    let number = if target.is_instance_of::<PyInt>() {
+        target.extract()
     } else {
         target
-            .call_method0(names().fileno.bind(target.py()).cast::<pyo3::types::PyString>()?)
-            .and_then(|fd| fd.extract())
+            .call_method0(names().fileno.bind(py).cast::<PyString>()?)
+            .and_then(|fd| {
+                let is_int = fd.is_exact_instance_of::<PyInt>();
+                let fd = if is_int {
+                    fd
+                } else {
+                    py.get_type::<PyInt>().call1((fd,))?
+                };
+                fd.extract()
+            })
     };
-    let Ok(number) = number else {
-        return Err(PyValueError::new_err(format!(
+    number.or_else(|error| {
+        let is_usual = error.is_instance_of::<PyAttributeError>(py)
+            || error.is_instance_of::<PyTypeError>(py)
+            || error.is_instance_of::<PyValueError>(py)
+            || error.is_instance_of::<PyOverflowError>(py);
+        if !is_usual {
+            return Err(error);
+        }
+        Err(PyValueError::new_err(format!(
             "Invalid file object: {}",
             target.repr()?
-        )));
-    };
-    match RawFd::try_from(number) {
-        Ok(fd) if fd >= 0 => Ok(fd),
-        _ => Err(PyValueError::new_err(format!(
-            "Invalid file descriptor: {number}"
-        ))),
-    }
+        )))
+    })
+}
+
+fn valid_fd(number: i64) -> Option<RawFd> {
+    RawFd::try_from(number).ok().filter(|fd| *fd >= 0)
+}
+
+fn invalid_fd(number: i64) -> PyErr {
+    PyValueError::new_err(format!("Invalid file descriptor: {number}"))
+}
+
+/// A descriptor from an int or an object with `fileno()`. ValueError otherwise, as `selectors` has it.
+pub(crate) fn descriptor(target: &Bound<'_, PyAny>) -> PyResult<RawFd> {
+    let number = number_of(target)?;
+    valid_fd(number).ok_or_else(|| invalid_fd(number))
 }
 
 /// RuntimeError if a transport owns the descriptor.
@@ -49,6 +74,7 @@ pub(crate) fn refuse_transport(this: &LoopObject, py: Python<'_>, fd: RawFd) -> 
     }
 }
 
+/// A new reference to the handle that was added.
 fn add<'py>(
     this: This<'py, LoopObject>,
     args: Args<'_, 'py>,
@@ -57,14 +83,21 @@ fn add<'py>(
 ) -> Object<'py> {
     let py = this.py();
     args.at_least(name, 2)?;
-    let values = args.positional();
-    let fd = match args.get(0) {
-        Some(target) => descriptor(&target)?,
-        None => return Ok(none(py)),
+    let (values, reactor) = (args.positional(), this.reactor());
+    let Some(target) = args.get(0) else {
+        return Ok(none(py));
     };
-    this.reactor().check_closed()?;
-    refuse_transport(&this, py, fd)?;
-    let is_debug = this.reactor().is_debug();
+    let number = number_of(&target)?;
+    reactor.check_closed()?;
+    let fd = match valid_fd(number) {
+        Some(fd) => {
+            refuse_transport(&this, py, fd)?;
+            reactor.end_displaced(fd, &target);
+            fd
+        }
+        None => reactor.fd_of(&target).ok_or_else(|| invalid_fd(number))?,
+    };
+    let is_debug = reactor.is_debug();
     if is_debug && let Some(callback) = args.get(1) {
         this.check_thread()?;
         check_callback(&callback, name)?;
@@ -73,19 +106,22 @@ fn add<'py>(
     if is_debug {
         remember_source(py, handle)?;
     }
-    match this
-        .reactor()
-        .set_watcher(py, fd, direction, Some(Watcher::Handle(handle)))
-    {
+    let added = handle.new_ref().into_bound(py);
+    let watcher = Watcher::Handle(handle, Target::new(&target));
+    let replaced = if valid_fd(number).is_some() {
+        reactor.set_watcher(py, fd, direction, Some(watcher))
+    } else {
+        reactor.set_closed_watcher(py, fd, direction, Some(watcher))
+    };
+    match replaced {
         Ok(replaced) => {
-            let added = handle.new_ref().into_bound(py);
             if let Some(replaced) = replaced {
                 replaced.end(py);
             }
             Ok(added)
         }
         Err(error) => {
-            handle.release(py);
+            watcher.release(py);
             os_result(Err(error))
         }
     }
@@ -103,6 +139,38 @@ fn remove(this: This<'_, LoopObject>, fd: RawFd, direction: Direction) -> PyResu
     Ok(true)
 }
 
+/// The removal of an object that has no number any more. ValueError if nothing was ever registered for it.
+fn remove_closed(
+    this: This<'_, LoopObject>,
+    target: &Bound<'_, PyAny>,
+    number: i64,
+    direction: Direction,
+) -> PyResult<bool> {
+    let (py, reactor) = (this.py(), this.reactor());
+    let Some(fd) = reactor.fd_of(target) else {
+        return if reactor.was_displaced(target) {
+            Ok(false)
+        } else {
+            Err(invalid_fd(number))
+        };
+    };
+    // Otherwise only the other direction is still that of the closed object.
+    let is_its = match reactor.watcher(fd, direction) {
+        Some(watcher @ Watcher::Handle(..)) => watcher.target(py).is_none_or(|now| now.is(target)),
+        Some(Watcher::Once(_)) | None => false,
+    };
+    if !is_its {
+        return Ok(false);
+    }
+    match os_result(reactor.set_closed_watcher(py, fd, direction, None))? {
+        Some(removed) => {
+            removed.end(py);
+            Ok(true)
+        }
+        None => Ok(false),
+    }
+}
+
 fn remove_public<'py>(
     this: This<'py, LoopObject>,
     args: Args<'_, 'py>,
@@ -118,7 +186,14 @@ fn remove_public<'py>(
     if this.reactor().is_closed() {
         return Ok(bool_object(py, false));
     }
-    let fd = descriptor(&target)?;
+    let number = match number_of(&target) {
+        // Only asyncio's check for transports minds an object that has a number no more.
+        Err(_) if !is_checked && this.reactor().fd_of(&target).is_some() => -1,
+        number => number?,
+    };
+    let Some(fd) = valid_fd(number) else {
+        return Ok(bool_object(py, remove_closed(this, &target, number, direction)?));
+    };
     if is_checked {
         refuse_transport(&this, py, fd)?;
     }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import socket
+import weakref
 
 import pytest
-from support import connected, turns, until
+from support import Recorder, connected, turns, until
 
 
 @pytest.fixture
@@ -192,6 +194,159 @@ async def test_pipes(loop):
     finally:
         os.close(read_end)
         os.close(write_end)
+
+
+# ---------------------------------------------------------------- file objects that are closed first
+
+
+@pytest.mark.deviates(uvloop="it returns None")
+async def test_an_object_that_was_closed_before_it_is_removed(loop):
+    for add, remove in ((loop.add_reader, loop.remove_reader), (loop.add_writer, loop.remove_writer)):
+        ours, theirs = socket.socketpair()
+        with theirs:
+            add(ours, print)
+            ours.close()
+            assert remove(ours) is True
+            with pytest.raises(ValueError, match="Invalid file descriptor: -1"):
+                remove(ours)
+
+
+@pytest.mark.deviates(asyncio="EBADF: it tells the closed descriptor to epoll", uvloop="it returns None")
+async def test_a_reader_and_a_writer_of_a_closed_object(loop):
+    ours, theirs = socket.socketpair()
+    with theirs:
+        loop.add_reader(ours, print)
+        loop.add_writer(ours, print)
+        ours.close()
+        assert loop.remove_reader(ours) is True
+        assert loop.remove_reader(ours) is False
+        assert loop.remove_writer(ours) is True
+
+
+@pytest.mark.deviates(uvloop="it returns None")
+async def test_the_other_direction_of_a_closed_object(loop):
+    ours, theirs = socket.socketpair()
+    with theirs:
+        loop.add_writer(ours, print)
+        ours.close()
+        assert loop.remove_reader(ours) is False
+        assert loop.remove_writer(ours) is True
+
+
+@pytest.mark.parametrize("method", ["add_reader", "remove_reader", "add_writer", "remove_writer"])
+async def test_a_closed_object_that_was_never_added(loop, method):
+    ours, theirs = socket.socketpair()
+    with theirs:
+        getattr(loop, method.replace("remove", "add"))(ours.fileno(), print)  # a number is no object
+        number = ours.fileno()
+        ours.close()
+        with pytest.raises(ValueError, match="Invalid file descriptor: -1"):
+            getattr(loop, method)(ours, *([print] if method.startswith("add") else []))
+        getattr(loop, method.replace("add", "remove"))(number)
+
+
+async def test_a_closed_object_that_is_added_again(loop):
+    """Nothing can come from it, and the kernel may have given its number to another file."""
+    ours, theirs = socket.socketpair()
+    loop.add_reader(ours, print)
+    ours.close()
+    theirs.close()
+    await turns(2)
+    loop.add_reader(ours, print)
+    with pytest.raises((OSError, ValueError)):
+        loop.add_writer(ours, print)
+    for remove in (loop.remove_reader, loop.remove_writer):
+        try:
+            remove(ours)
+        except ValueError:
+            pass  # asyncio has let go of both by then, uvloop of the writer
+
+
+@pytest.mark.unfit(uvloop="libuv aborts the process")
+async def test_a_closed_file_object(loop):
+    reader, writer = os.pipe()
+    file = open(reader, "rb", buffering=0)
+    loop.add_reader(file, print)
+    file.close()
+    with pytest.raises(ValueError, match="Invalid file object"):
+        loop.remove_reader(file)
+    assert loop._remove_reader(file) is True
+    os.close(writer)
+
+
+async def test_the_error_of_fileno(loop):
+    class File:
+        def __init__(self, error):
+            self.error = error
+
+        def fileno(self):
+            raise self.error
+
+    for error in (TypeError, AttributeError, ValueError):
+        for method in (loop.remove_reader, loop.remove_writer):
+            with pytest.raises(ValueError, match="Invalid file object"):
+                method(File(error))
+    with pytest.raises(LookupError):
+        loop.remove_reader(File(LookupError))
+
+
+async def test_a_registered_object_is_kept(loop):
+    ours, theirs = socket.socketpair()
+    with theirs:
+        reference = weakref.ref(ours)
+        loop.add_reader(ours, print)
+        del ours
+        gc.collect()
+        assert reference() is not None
+        kept = reference()
+        loop.remove_reader(kept)
+        kept.close()
+        del kept
+        gc.collect()
+        assert reference() is None
+
+
+@pytest.mark.unfit(
+    asyncio="selectors believes that the number is still registered with the kernel",
+    uvloop="libuv aborts the process when a watched descriptor is reused",
+)
+@pytest.mark.parametrize("taker", ["reader", "writer", "transport", "operation"])
+async def test_a_removal_that_comes_after_the_number_was_reused(loop, taker):
+    """anyio closes its socket first, and removes the callback in the next turn."""
+    await turns(1)  # the loop has what descriptors it makes when it first sleeps
+    ours, theirs = socket.socketpair()
+    loop.add_reader(ours, print, "stale")
+    loop.add_writer(ours, print, "stale")
+    number = ours.fileno()
+    ours.close()
+    again, other = socket.socketpair()
+    assert again.fileno() == number
+    again.setblocking(False)
+    seen = []
+    if taker == "reader":
+        loop.add_reader(again, lambda: seen.append(again.recv(10)))
+    elif taker == "writer":
+        loop.add_writer(again, lambda: (seen.append(b"x"), loop.remove_writer(again)))
+    elif taker == "transport":
+        transport, protocol = await loop.connect_accepted_socket(Recorder, again)
+        seen = protocol.data
+    else:
+        task = asyncio.ensure_future(loop.sock_recv(again, 10))
+        task.add_done_callback(lambda task: seen.append(task.result()))
+        del task
+        await asyncio.sleep(0)
+    assert loop.remove_reader(ours) is False
+    assert loop.remove_writer(ours) is False
+    other.send(b"x")
+    await until(lambda: seen)
+    assert seen in ([b"x"], b"x")
+    if taker == "transport":
+        transport.close()
+        await until(lambda: protocol.is_lost)
+    else:
+        loop.remove_reader(again)
+    for sock in (again, other, theirs):
+        sock.close()
 
 
 @pytest.mark.unfit(

@@ -39,6 +39,7 @@ impl Reactor {
         // After `sock_connect` the poller knows the socket that a transport now takes over.
         let is_known = matches!(stale, Some(Slot::Watch(watch)) if watch.is_armed(py));
         if let Some(stale) = stale {
+            self.note_all_displaced(py, stale);
             release_slot(py, stale);
         }
         let told = self.with_poller(|poller| match (interest.is_empty(), is_known) {

@@ -9,6 +9,7 @@
 //! Python.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::os::fd::RawFd;
@@ -18,6 +19,7 @@ use std::sync::{Mutex, PoisonError};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyWeakrefReference;
 
 use super::handle::HandleRef;
 use super::source::{Ready, SourceRef};
@@ -32,13 +34,15 @@ use crate::sys::waker::Waker;
 mod descriptors;
 mod scheduling;
 mod signals;
+mod targets;
 mod turn;
+mod watcher;
 mod watches;
 
 use signals::Signals;
 use turn::MAX_UNPOLLED_TURNS;
+pub(crate) use watcher::{Direction, Target, Watcher};
 use watches::WatchRef;
-pub(crate) use watches::{Direction, Watcher};
 
 /// Events taken from the poller at once.
 const EVENTS_PER_POLL: usize = 256;
@@ -63,6 +67,8 @@ pub(crate) struct Reactor {
     timers: RefCell<TimerHeap<HandleRef>>,
     cancelled_timers: Cell<usize>,
     slots: RefCell<Slots<Slot>>,
+    /// Weak references to closed objects whose number another one has got: see `targets`.
+    displaced: RefCell<VecDeque<Py<PyWeakrefReference>>>,
     /// Boxed: it is aligned to cache lines, which Python objects are not.
     inbox: Box<Inbox<Ready>>,
     /// None once the loop is closed.
@@ -100,6 +106,7 @@ impl Reactor {
             timers: RefCell::new(TimerHeap::new()),
             cancelled_timers: Cell::new(0),
             slots: RefCell::new(Slots::new()),
+            displaced: RefCell::new(VecDeque::new()),
             inbox: Box::new(Inbox::new()),
             poller: RefCell::new(Some(poller)),
             waker: Mutex::new(Some(waker)),
@@ -179,6 +186,7 @@ impl Reactor {
         drop(self.waker.lock().unwrap_or_else(PoisonError::into_inner).take());
         self.signals.close(py);
         self.drop_work(py);
+        self.forget_displaced(py);
         self.scratch.take();
     }
 

@@ -28,63 +28,12 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyWeakrefReference;
 
+use super::watcher::{Direction, Watcher};
 use super::{Reactor, Slot};
-use crate::event_loop::handle::HandleRef;
 use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::source::WaiterRef;
 use crate::queue::read_size::ReadSize;
 use crate::sys::poller::{Event, Interest};
-
-/// Reading or writing.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Direction {
-    Read,
-    Write,
-}
-
-impl Direction {
-    const BOTH: [Self; 2] = [Self::Read, Self::Write];
-
-    fn interest(self) -> Interest {
-        match self {
-            Self::Read => Interest::READ,
-            Self::Write => Interest::WRITE,
-        }
-    }
-}
-
-/// Who is told when a descriptor is ready. An owned reference.
-#[derive(Clone, Copy)]
-pub(crate) enum Watcher {
-    /// Of `add_reader` or `add_writer`: queued at each event.
-    Handle(HandleRef),
-    /// Woken by one event, which ends the wait.
-    Once(WaiterRef),
-}
-
-impl Watcher {
-    pub(crate) fn as_ptr(self) -> *mut ffi::PyObject {
-        match self {
-            Self::Handle(handle) => handle.as_ptr(),
-            Self::Once(waiter) => waiter.as_ptr(),
-        }
-    }
-
-    /// Drops the reference of a watcher that another one has replaced; a handle is cancelled, as in asyncio.
-    pub(crate) fn end(self, py: Python<'_>) {
-        if let Self::Handle(handle) = self {
-            handle.cancel(py);
-        }
-        self.release(py);
-    }
-
-    pub(super) fn release(self, py: Python<'_>) {
-        match self {
-            Self::Handle(handle) => handle.release(py),
-            Self::Once(waiter) => waiter.release(py),
-        }
-    }
-}
 
 /// The watchers of one descriptor.
 struct Watch {
@@ -117,7 +66,7 @@ impl Watch {
         for direction in Direction::BOTH {
             if let Some(watcher) = self.side(direction).get() {
                 interest = interest.with(direction.interest());
-                has_handle |= matches!(watcher, Watcher::Handle(_));
+                has_handle |= matches!(watcher, Watcher::Handle(..));
             }
         }
         if has_handle {
@@ -190,6 +139,12 @@ impl WatchRef {
         !self.get().armed.get().is_empty() && self.get().socket_alive(py).is_some()
     }
 
+    /// The file objects that its callbacks were registered with, for reading and for writing.
+    pub(super) fn targets(self, py: Python<'_>) -> [Option<Bound<'_, PyAny>>; 2] {
+        let watch = self.get();
+        Direction::BOTH.map(|direction| watch.side(direction).get()?.target(py))
+    }
+
     /// Frees a watch that was taken out of the table.
     pub(super) fn release(self, py: Python<'_>) {
         // SAFETY: made by `new`; the caller has removed the only entry that leads here.
@@ -205,8 +160,8 @@ impl WatchRef {
     pub(super) unsafe fn traverse(self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         let watch = self.get();
         for watcher in [watch.reader.get(), watch.writer.get()].into_iter().flatten() {
-            // SAFETY: the watch holds a reference to each watcher; visit and arg are the collector's.
-            let result = unsafe { visit(watcher.as_ptr(), arg) };
+            // SAFETY: both watchers are in their places; visit and arg are the collector's.
+            let result = unsafe { watcher.traverse(visit, arg) };
             if result != 0 {
                 return result;
             }
@@ -265,6 +220,29 @@ impl Reactor {
         Ok(before)
     }
 
+    /// `set_watcher` for a file object that is closed. The poller is told nothing, since it may have another file under
+    /// the number: EBADF for a direction that is not watched yet.
+    pub(crate) fn set_closed_watcher(
+        &self,
+        py: Python<'_>,
+        fd: RawFd,
+        direction: Direction,
+        watcher: Option<Watcher>,
+    ) -> io::Result<Option<Watcher>> {
+        let before = self.watcher(fd, direction);
+        let Some(watch) = self.watch(fd).filter(|_| before.is_some()) else {
+            return match watcher {
+                Some(_) => Err(io::Error::from_raw_os_error(libc::EBADF)),
+                None => Ok(None),
+            };
+        };
+        watch.get().side(direction).set(watcher);
+        if watch.get().is_idle() {
+            self.disarm(py, fd, watch)?;
+        }
+        Ok(before)
+    }
+
     /// Wakes `waiter` at the next event of `socket`, whose descriptor is `fd`. Returns the watcher that it replaces,
     /// whose reference goes to the caller. `is_anew`: an event from before must not end this wait.
     pub(crate) fn wait_once(
@@ -276,8 +254,13 @@ impl Reactor {
         is_anew: bool,
     ) -> io::Result<Option<Watcher>> {
         let py = socket.py();
-        let watch = self.watch_or_new(fd);
-        let is_known = !is_anew && watch.get().is_of(socket);
+        let mut watch = self.watch_or_new(fd);
+        let is_of_socket = watch.get().is_of(socket);
+        if !is_of_socket {
+            self.end_displaced(fd, socket);
+            watch = self.watch_or_new(fd);
+        }
+        let is_known = !is_anew && is_of_socket;
         let before = watch.get().side(direction).replace(Some(Watcher::Once(waiter)));
         if !is_known {
             // Perhaps another file than the one that was armed: it gets a token of its own.
@@ -397,7 +380,7 @@ impl Reactor {
             let side = watch.get().side(direction);
             match side.get().filter(|_| is_ready) {
                 None => {}
-                Some(Watcher::Handle(handle)) if !handle.is_cancelled(py) => {
+                Some(Watcher::Handle(handle, _)) if !handle.is_cancelled(py) => {
                     is_awaited = true;
                     self.push_handle(handle.new_ref());
                 }

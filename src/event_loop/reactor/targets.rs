@@ -1,0 +1,95 @@
+//! Closed file objects that callbacks are still registered for.
+//!
+//! `selectors` finds such an object by its identity, since it has no number any more, and so does this: a socket may be
+//! closed before `remove_reader`. What asyncio cannot tell apart is told apart here: the kernel may have given the
+//! number of a closed object to another file, which is then registered in its place. The callbacks of the closed object
+//! end with that, and its removal, which is still to come, finds nothing and says so without an error.
+
+use std::os::fd::RawFd;
+
+use pyo3::prelude::*;
+use pyo3::types::PyWeakrefReference;
+
+use super::watcher::Direction;
+use super::{Reactor, Slot};
+use crate::event_loop::watching::number_of;
+
+/// Objects that are remembered after another one has taken their number.
+const MAX_DISPLACED: usize = 64;
+
+impl Reactor {
+    /// The descriptor that callbacks of this very object are registered for.
+    pub(crate) fn fd_of(&self, target: &Bound<'_, PyAny>) -> Option<RawFd> {
+        let is_its = |slot: Slot| match slot {
+            Slot::Watch(watch) => watch
+                .targets(target.py())
+                .iter()
+                .flatten()
+                .any(|known| known.is(target)),
+            Slot::Source(_) => false,
+        };
+        let slots = self.slots.borrow();
+        slots.iter().find(|(_, slot)| is_its(*slot)).map(|(fd, _)| fd)
+    }
+
+    /// Ends the callbacks of `fd` that belong to another object than `target`, whose number is not `fd` any more.
+    pub(crate) fn end_displaced(&self, fd: RawFd, target: &Bound<'_, PyAny>) {
+        let py = target.py();
+        for direction in Direction::BOTH {
+            let known = || self.watcher(fd, direction)?.target(py);
+            let Some(other) = known().filter(|other| !other.is(target)) else {
+                continue;
+            };
+            let is_displaced = !number_of(&other).is_ok_and(|number| number == i64::from(fd));
+            // Looked at again: a `fileno()` has run.
+            if is_displaced
+                && known().is_some_and(|now| now.is(&other))
+                && let Ok(Some(ended)) = self.set_watcher(py, fd, direction, None)
+            {
+                self.note_displaced(&other);
+                ended.end(py);
+            }
+        }
+    }
+
+    /// A transport takes the number over: what was registered there belonged to something closed.
+    pub(super) fn note_all_displaced(&self, py: Python<'_>, slot: Slot) {
+        if let Slot::Watch(watch) = slot {
+            for target in watch.targets(py).into_iter().flatten() {
+                self.note_displaced(&target);
+            }
+        }
+    }
+
+    fn note_displaced(&self, target: &Bound<'_, PyAny>) {
+        let Ok(reference) = PyWeakrefReference::new(target) else {
+            return;
+        };
+        let oldest = {
+            let mut displaced = self.displaced.borrow_mut();
+            displaced.push_back(reference.unbind());
+            if displaced.len() > MAX_DISPLACED {
+                displaced.pop_front()
+            } else {
+                None
+            }
+        };
+        drop(oldest.map(|oldest| oldest.into_bound(target.py())));
+    }
+
+    /// Whether the callbacks of this object have ended because another one has got its number.
+    pub(crate) fn was_displaced(&self, target: &Bound<'_, PyAny>) -> bool {
+        let py = target.py();
+        let displaced = self.displaced.borrow();
+        displaced
+            .iter()
+            .filter_map(|reference| reference.bind(py).upgrade())
+            .any(|known| known.is(target))
+    }
+
+    pub(super) fn forget_displaced(&self, py: Python<'_>) {
+        for reference in self.displaced.take() {
+            drop(reference.into_bound(py));
+        }
+    }
+}
