@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 
 use pyo3::prelude::*;
 
+use super::turn::MAX_UNPOLLED_TURNS;
 use super::{Reactor, Slot, release_slot};
 use crate::sys::heap;
 use crate::sys::poller::{Interest, Poller, Token};
@@ -18,6 +19,15 @@ impl Reactor {
         match self.poller.borrow().as_ref() {
             Some(poller) => action(poller),
             None => Err(io::Error::from_raw_os_error(libc::EBADF)),
+        }
+    }
+
+    /// Has the next turn look at the descriptors, whatever is ready beside: for each that is waited for anew, data may
+    /// be there already, which comes before what is scheduled from now on.
+    #[inline]
+    pub(crate) fn poll_next(&self, interest: Interest) {
+        if !interest.is_empty() {
+            self.unpolled_turns.set(MAX_UNPOLLED_TURNS);
         }
     }
 
@@ -42,6 +52,7 @@ impl Reactor {
             self.note_all_displaced(py, stale);
             release_slot(py, stale);
         }
+        self.poll_next(interest);
         let told = self.with_poller(|poller| match (interest.is_empty(), is_known) {
             (true, false) => Ok(()),
             (true, true) => poller.remove(fd),
@@ -67,6 +78,7 @@ impl Reactor {
         if old == new {
             return Ok(());
         }
+        self.poll_next(new);
         self.with_poller(|poller| {
             if new.is_empty() {
                 poller.remove(fd)

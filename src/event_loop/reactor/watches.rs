@@ -254,6 +254,7 @@ impl Reactor {
         is_anew: bool,
     ) -> io::Result<Option<Watcher>> {
         let py = socket.py();
+        self.poll_next(direction.interest());
         let mut watch = self.watch_or_new(fd);
         let is_of_socket = watch.get().is_of(socket);
         if !is_of_socket {
@@ -356,6 +357,7 @@ impl Reactor {
             return Ok(());
         };
         let is_new = watch.get().armed.get().is_empty();
+        self.poll_next(wanted);
         self.with_poller(|poller| {
             if is_new {
                 poller.add(fd, token, wanted)

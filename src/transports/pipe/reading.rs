@@ -86,6 +86,8 @@ pub(super) fn resume(this: Pipe<'_, Reading>) -> PyResult<()> {
         return Ok(());
     }
     this.direction.is_paused.set(false);
+    // The poller has not been told of a pause in which nothing came.
+    this.reactor().poll_next(Interest::READ);
     this.sync_interest()?;
     object::log_change(this, "%r resumes reading")
 }

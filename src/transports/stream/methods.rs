@@ -12,6 +12,7 @@ use super::{
 use crate::event_loop::names::names;
 use crate::event_loop::native_type::{Args, This, bool_object, getter, method, none};
 use crate::event_loop::pyloop::LoopObject;
+use crate::sys::poller::Interest;
 use crate::transports::{object, socket_object};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
@@ -90,6 +91,8 @@ fn resume_reading<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("resume_reading", 0)?;
     if !this.has(flag::CLOSING) && this.has(flag::PAUSED) {
         this.lower_flag(flag::PAUSED);
+        // The poller has not been told of a pause in which nothing came.
+        this.reactor().poll_next(Interest::READ);
         this.sync_interest()?;
         object::log_change(this, "%r resumes reading")?;
     }
