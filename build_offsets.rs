@@ -22,7 +22,7 @@ use pyo3_build_config::InterpreterConfig;
 
 const FOLDER: &str = "src/coro/pystate";
 /// Beside the file of the version.
-const COMMON: [&str; 3] = ["mod.rs", "chunk.rs", "check.rs"];
+const COMMON: [&str; 4] = ["mod.rs", "chunk.rs", "check.rs", "code.rs"];
 const HEADERS: &str = "#define Py_BUILD_CORE 1
 #include <stddef.h>
 #include <Python.h>

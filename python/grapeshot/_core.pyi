@@ -31,6 +31,7 @@ __all__ = [
     "_bind_methods",
     "_coro_act",
     "_coro_after_fork",
+    "_coro_check_function",
     "_coro_current",
     "_coro_current_or_none",
     "_coro_end_sleep",
@@ -795,9 +796,13 @@ class Coro:
     def done(self) -> bool:
         """Whether it has returned or raised."""
     def result(self) -> Any:
-        """Return the result, or raise the exception. ``asyncio.InvalidStateError`` before the end."""
+        """Return the result, or raise the exception. ``asyncio.InvalidStateError`` before the end.
+
+        A coro that was shut down, interrupted or cancelled has none. This raises CoroCancelled then where a coro asks,
+        so that an ``except Exception`` sees it, and elsewhere the CancelledError that asyncio expects of a task.
+        """
     def exception(self) -> BaseException | None:
-        """Return the exception, or None. InvalidStateError before the end; raises CancelledError if cancelled."""
+        """Return the exception, or None. InvalidStateError before the end; raises as ``result`` if it was cancelled."""
     def add_done_callback(self, fn: Callable[[Any], object], context: Context | None = None) -> None:
         """Call ``fn(self)`` from the loop, in ``context`` or a copy of the caller's, once the coro has ended."""
     def remove_done_callback(self, fn: Callable[[Any], object], /) -> int:
@@ -835,7 +840,9 @@ class Coro:
     def _take_back(self, exception: BaseException, /) -> bool:
         """Do not raise ``exception`` if it is still pending; whether it was."""
     def _outcome(self) -> Any:
-        """Return what the function has returned, or raise what it has raised."""
+        """Return what the function has returned, or raise what it has raised; None if it was cancelled."""
+    def _task_outcome(self) -> Any:
+        """The same; one that was cancelled gives its own exception."""
     def _failure(self) -> BaseException | None:
         """Return what the function has raised, or None."""
     def _failure_unseen(self) -> BaseException | None:
@@ -1017,6 +1024,9 @@ def _coro_new(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any
 
 def _coro_spawn(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """The same, started: it runs in the next turn of the running loop."""
+
+def _coro_check_function(function: object, caller: str, /) -> None:
+    """TypeError, as one of ``caller``, unless a coro can run ``function``: it is callable, and not async."""
 
 def _coro_current() -> Any:
     """Return the coro that runs. YieldFromMain if none does."""

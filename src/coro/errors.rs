@@ -19,9 +19,10 @@ pub(super) enum Kind {
     LockError,
     Closed,
     InvalidState,
+    CoroCancelled,
 }
 
-const COUNT: usize = 9;
+const COUNT: usize = 10;
 static CLASSES: [AtomicPtr<ffi::PyObject>; COUNT] = [const { AtomicPtr::new(ptr::null_mut()) }; COUNT];
 /// In the order of `Kind`.
 const NAMES: [&str; COUNT] = [
@@ -34,6 +35,7 @@ const NAMES: [&str; COUNT] = [
     "LockError",
     "ClosedError",
     "InvalidStateError",
+    "CoroCancelled",
 ];
 
 /// Takes the classes from the Python module; they stay for good.

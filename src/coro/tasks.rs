@@ -159,6 +159,10 @@ pub(super) fn end(machine: &mut Machine, _: Python<'_>) {
 /// The running loop of this thread, or None.
 pub(super) fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     let function = RUNNING_LOOP.load(Ordering::Relaxed);
+    if function.is_null() {
+        // A primitive that is made without the package.
+        return Ok(py.None().into_bound(py));
+    }
     // SAFETY: set up before any coro can be made, never freed.
     unsafe { errors::owned(py, ffi::PyObject_CallNoArgs(function)) }
 }

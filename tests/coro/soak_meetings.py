@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from soak_world import World, check
+from soak_world import World, check, result_of
 
 from grapeshot import coro
 
@@ -125,7 +125,7 @@ def children(world: World) -> None:
         with coro.Pool(2) as pool:
             results = pool.map(child, range(count))
     else:
-        results = [coro.spawn(child, number).join() for number in range(count)]
+        results = [result_of(coro.spawn(child, number)) for number in range(count)]
     check(results == [number * 2 for number in range(count)], "wrong results")
 
 

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from soak_world import INJECTED, LEVEL, Broken, World, check
+from soak_world import INJECTED, LEVEL, Broken, World, check, result_of
 
 from grapeshot import coro
 
@@ -255,7 +255,7 @@ def own_stacks(world: World) -> None:
             raise failures[0]
         return list(array)
 
-    check(coro.spawn(sort, stack="own").join() == sorted(values), "qsort has not sorted")
+    check(result_of(coro.spawn(sort, stack="own")) == sorted(values), "qsort has not sorted")
 
 
 # ---------------------------------------------------------------- garbage

@@ -24,7 +24,7 @@ class Injected(Exception):
 
 
 # What may come out of a coro of a family of which one was killed, or had no memory for its stack.
-INJECTED = (asyncio.CancelledError, Injected, coro.InParallelError, MemoryError)
+INJECTED = (asyncio.CancelledError, coro.CoroCancelled, Injected, coro.InParallelError, MemoryError)
 
 # A coro that was spawned by the soak, and all that it spawns, are a family: they share this.
 FAMILY: contextvars.ContextVar[int] = contextvars.ContextVar("family", default=-1)
@@ -34,6 +34,11 @@ LEVEL: contextvars.ContextVar[int] = contextvars.ContextVar("level", default=0)
 def check(holds: bool, text: str) -> None:
     if not holds:
         raise Broken(text)
+
+
+def result_of(co: coro.Coro) -> Any:
+    co.join()
+    return co.result()
 
 
 class World:

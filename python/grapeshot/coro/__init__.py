@@ -25,6 +25,7 @@ from . import _ending, _errors, threads
 from ._coroutine import Coro
 from ._errors import (
     ClosedError,
+    CoroCancelled,
     DeadCoroutine,
     InParallelError,
     Interrupted,
@@ -112,6 +113,7 @@ def get_thread_by_id(ident: int) -> Coro:
 __all__ = [
     "ClosedError",
     "Coro",
+    "CoroCancelled",
     "DeadCoroutine",
     "Group",
     "InParallelError",

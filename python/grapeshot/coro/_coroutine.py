@@ -70,16 +70,16 @@ class Coro(_core.Coro):
     def join(self, timeout: float | None = None) -> Any:
         """Wait in a coro until this one has ended; return its result or raise its exception.
 
+        Returns None for a coro that was shut down, interrupted or cancelled; :meth:`result` raises CoroCancelled then.
+
         Raises:
-            TimeoutError: it has not ended after ``timeout`` seconds.
+            TimeoutError: it has not ended after ``timeout`` seconds (:meth:`done` tells it from one of the coro's own).
+            NotStartedError: it was not started.
             RuntimeError: a coro joins itself.
             YieldFromMain: not called in a coro.
         """
         if not self.done():
-            waiter = _core._coro_current()
-            if waiter is self:
-                raise RuntimeError("a coro cannot wait for itself")
-            wait_for_end(self, waiter, timeout)
+            wait_for_end(self, timeout)
         return self._outcome()
 
     # ------------------------------------------------------------------ asyncio.Task's interface
@@ -116,7 +116,7 @@ class Coro(_core.Coro):
         return self._cancel_count
 
     def cancelled(self) -> bool:
-        """Whether the coro has ended with :class:`asyncio.CancelledError`."""
+        """Whether the coro was cancelled, shut down or interrupted, and has ended by that."""
         return isinstance(self._exception, asyncio.CancelledError)
 
     def get_name(self) -> str:
@@ -200,7 +200,7 @@ class Coro(_core.Coro):
     def _report_unseen(self) -> None:
         """Tell the loop of an exception that went to nobody. Called when the coro goes away."""
         exc = self._failure_unseen()
-        if exc is None or isinstance(exc, asyncio.CancelledError) or self._loop is None or self._loop.is_closed():
+        if exc is None or self.cancelled() or self._loop is None or self._loop.is_closed():
             return
         message = f"{type(self).__name__} exception was never retrieved"
         self._loop.call_exception_handler({"message": message, "exception": exc, "coro": self})
@@ -222,8 +222,18 @@ class Wakeup:
                 self._coro._wake()
 
 
-def wait_for_end(coro: Coro, waiter: Coro, timeout_s: float | None) -> None:
-    """Wait in ``waiter`` until ``coro`` has ended. TimeoutError after ``timeout_s``."""
+def check_started(coro: Coro) -> None:
+    """NotStartedError if waiting for the end of ``coro`` would last for ever."""
+    if coro._status == "new":
+        raise _errors.NotStartedError("the coro was not started: waiting for it would last for ever")
+
+
+def wait_for_end(coro: Coro, timeout_s: float | None = None) -> None:
+    """Wait in the running coro until ``coro`` has ended. Raises: as :meth:`Coro.join`, its own exception aside."""
+    waiter = _core._coro_current()
+    if waiter is coro:
+        raise RuntimeError("a coro cannot wait for itself")
+    check_started(coro)
     wakeup = Wakeup(waiter)
     coro.add_done_callback(wakeup)
     timer = None if timeout_s is None else coro._loop.call_later(timeout_s, wakeup)
@@ -234,7 +244,7 @@ def wait_for_end(coro: Coro, waiter: Coro, timeout_s: float | None) -> None:
         if timer is not None:
             timer.cancel()
     if not coro.done():
-        raise _errors.TimeoutError
+        raise _errors.TimeoutError(f"coro {coro.name!r} has not ended after {timeout_s:g} seconds")
 
 
 def _find_registry() -> set[Any] | None:

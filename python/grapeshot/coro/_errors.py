@@ -30,6 +30,14 @@ class Shutdown(Interrupted):
     """A coro is to end: :meth:`Coro.shutdown` was called, or its loop is being closed."""
 
 
+class CoroCancelled(Exception):  # noqa: N818  # named like what it stands for
+    """A coro has no result, because it was shut down, interrupted or cancelled; its own exception is the cause.
+
+    What :meth:`Coro.result` raises in another coro. That one was not cancelled, and so it is an ordinary error there,
+    which ``except Exception`` sees and which is reported where nobody does.
+    """
+
+
 class TimeoutError(builtins.TimeoutError):  # noqa: A001  # Shrapnel's name, and a subclass of the builtin
     """The time of ``with_timeout`` or ``timeout`` is over."""
 

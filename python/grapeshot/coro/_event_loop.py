@@ -1,7 +1,7 @@
 """A program of coros: ``spawn(main); event_loop()``, until ``set_exit(code)``.
 
-Coros that are made while no loop runs in their thread belong to the loop that the thread's next :func:`event_loop`
-runs; it is made for the first of them.
+Coros that are made while no loop runs in their thread belong to the loop that the thread's next :func:`event_loop` or
+``coro.run()`` runs; it is made for the first of them.
 """
 
 from __future__ import annotations
@@ -50,6 +50,12 @@ _running: list[_Program] = []
 def pending_loop() -> Loop:
     """Return the loop of coros that are made while none runs in this thread."""
     return _own_program().loop
+
+
+def take_pending_loop() -> Loop | None:
+    """Return that loop for somebody else to run, None if no coro has been made so."""
+    program, _own.program = _own.program, None
+    return None if program is None else program.loop
 
 
 def _own_program() -> _Program:

@@ -53,7 +53,7 @@ def _wait_for_all(coros: Iterable[Coro]) -> None:
 
 def _wait_for_one(co: Coro) -> None:
     if not co.done():
-        wait_for_end(co, _core._coro_current(), None)
+        wait_for_end(co)
 
 
 def _shut_down(co: Coro) -> None:
@@ -134,7 +134,7 @@ class Group:
             return
         self._coros.remove(co)
         error = co._failure()
-        if error is None or isinstance(error, _errors.CancelledError):
+        if error is None or co.cancelled():
             return
         if self._first_error is not None:
             return
@@ -180,13 +180,14 @@ class Pool:
         """Return ``[fn(*items), ...]``; the first exception in order is raised once all have ended."""
         coros = [self.spawn(fn, *items) for items in zip(*iterables, strict=False)]
         _wait_for_all(coros)
-        return [co._outcome() for co in coros]
+        return [co.result() for co in coros]
 
     def imap(self, fn: Callable[..., Any], *iterables: Iterable[Any]) -> Iterator[Any]:
         """Yield the results in order, each as soon as it and those before it are there."""
         coros = [self.spawn(fn, *items) for items in zip(*iterables, strict=False)]
         for co in coros:
-            yield co.join()
+            _wait_for_one(co)
+            yield co.result()
 
     def join(self) -> None:
         """Wait until no coro is left."""

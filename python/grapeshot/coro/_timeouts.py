@@ -77,5 +77,6 @@ class timeout:  # noqa: N801  # used like asyncio.timeout
 
 def with_timeout(seconds: float | None, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Return ``fn(*args, **kwargs)``, interrupted after ``seconds``. Raises: as :class:`timeout`."""
+    _core._coro_check_function(fn, "with_timeout")
     with timeout(seconds):
         return fn(*args, **kwargs)

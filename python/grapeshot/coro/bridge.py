@@ -13,9 +13,11 @@ from collections.abc import Awaitable, Callable, Coroutine
 from types import CoroutineType
 
 from grapeshot import _core, _run
+from grapeshot._loop import new_event_loop
 
-from ._coroutine import Coro, Wakeup
+from ._coroutine import Coro, Wakeup, check_started
 from ._errors import Interrupted, Shutdown, YieldFromMain
+from ._event_loop import take_pending_loop
 
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
 if TYPE_CHECKING:
@@ -36,12 +38,13 @@ def await_(awaitable: Awaitable[Any]) -> Any:
     It is to the awaitable what ``await`` in a task is. An interruption of any kind is what cancelling is there: the
     future that is waited for is cancelled, the coroutine sees CancelledError, and once they have ended the interruption
     goes on in the coro. After several that were done at once the next begins with a yield (``set_selfishness``), where
-    the coro can be interrupted too.
+    the coro can be interrupted too. Of another coro it gives the result, or raises what :meth:`Coro.result` raises.
 
     Raises:
         YieldFromMain: not in a coro. A coroutine is closed then, so that nothing warns that nobody has awaited it.
         TypeError: ``awaitable`` is none.
         RuntimeError: it is the coro itself, a pending future of another loop, or a coroutine that somebody else awaits.
+        NotStartedError: it is a coro that was not started.
     """
     try:
         coro = _core._coro_current()
@@ -100,7 +103,9 @@ def _drive(coro: Any, steps: Any) -> Any:
                 else:
                     _check_future(coro, awaited)
                     interruption = _wait_for_future(coro, awaited)
-                    if interruption is None:
+                    if interruption is None and isinstance(awaited, Coro):
+                        awaited._task_outcome()
+                    elif interruption is None:
                         awaited.result()
             except BaseException as error:
                 raised = error
@@ -136,6 +141,8 @@ def _check_owner(coro: Coro, future: Any) -> None:
         raise RuntimeError(f"Task {coro!r} got Future {future!r} attached to a different loop")
     if future is coro:
         raise RuntimeError(f"Task cannot await on itself: {coro!r}")
+    if isinstance(future, Coro):
+        check_started(future)
 
 
 def _wait_for_future(coro: Any, future: Any) -> BaseException | None:
@@ -186,13 +193,15 @@ def run(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Make a loop, run ``fn`` as its first coro, close the loop; return the function's result or raise its exception.
 
     All is as with :func:`asyncio.run`: Ctrl-C cancels the first coro, and coros and tasks that are left in the end are
-    cancelled and waited for.
+    cancelled and waited for. Coros that this thread has spawned before, while no loop ran, run too, from the start.
 
     Raises:
         RuntimeError: a loop is running in this thread.
+        TypeError: ``fn`` is no function, or an async one.
     """
     _run.check_none_runs("coro.run()")
-    return _run.run(run_sync(fn, *args, **kwargs))
+    _core._coro_check_function(fn, "run")
+    return _run.run_on(take_pending_loop() or new_event_loop(), run_sync(fn, *args, **kwargs))
 
 
 def run_in_thread(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

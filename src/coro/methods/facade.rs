@@ -15,10 +15,10 @@ use pyo3::types::{PyList, PyTuple};
 
 use super::Object;
 use super::coro::check_thread;
-use crate::coro::coroutine::{Coro, CoroObject};
+use crate::coro::coroutine::{Coro, CoroObject, Status};
 use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::runtime::current;
-use crate::coro::scheduler;
+use crate::coro::{scheduler, tasks};
 use crate::event_loop::errors;
 use crate::event_loop::native_type::{Args, NativeType, This, method, new_type, none, one_at_a_time, slot};
 use crate::event_loop::object_cell::ObjectCell;
@@ -28,20 +28,60 @@ use crate::event_loop::pyloop::LoopObject;
 
 /// The result of a coro that has ended, or its exception, with the traceback that it had at the end: those who ask
 /// for it add their frames to that, and not to one another's.
-pub(super) fn take_outcome(this: Coro<'_>) -> Object<'_> {
+fn take_outcome(this: Coro<'_>) -> Object<'_> {
+    match take_exception(this) {
+        Some(exception) => Err(PyErr::from_value(exception)),
+        None => Ok(this.result.get(this.py()).unwrap_or_else(|| none(this.py()))),
+    }
+}
+
+fn take_exception(this: Coro<'_>) -> Option<Bound<'_, PyAny>> {
     let py = this.py();
-    let Some(exception) = this.exception.get(py) else {
-        return Ok(this.result.get(py).unwrap_or_else(|| none(py)));
-    };
+    let exception = this.exception.get(py)?;
     this.is_unseen.set(false);
     let traceback = this.result.get(py).unwrap_or_else(|| none(py));
     // SAFETY: an exception, and a traceback or None.
     unsafe { ffi::PyException_SetTraceback(exception.as_ptr(), traceback.as_ptr()) };
-    Err(PyErr::from_value(exception))
+    Some(exception)
 }
 
+/// The same for `result()` and `exception()`. In a coro one that was cancelled gives `CoroCancelled`: its own exception would look
+/// as if the coro that asks were cancelled, and end that one silently. Elsewhere it is what asyncio expects of a task.
+fn take_visible_outcome(this: Coro<'_>) -> Object<'_> {
+    let Some(exception) = take_exception(this) else {
+        return take_outcome(this);
+    };
+    let py = this.py();
+    if current(py).is_none() || !coro_errors::is_a(&exception, Kind::Cancelled) {
+        return Err(PyErr::from_value(exception));
+    }
+    let how = if coro_errors::is_a(&exception, Kind::Shutdown) {
+        "shut down"
+    } else if coro_errors::is_exactly(&exception, Kind::Cancelled) {
+        "cancelled"
+    } else {
+        "interrupted"
+    };
+    let name = this.to_bound().getattr("name")?;
+    let message = format!("coro {} was {how}", name.repr()?);
+    let error = coro_errors::new(py, Kind::CoroCancelled, &message);
+    error.set_cause(py, Some(PyErr::from_value(exception)));
+    Err(error)
+}
+
+/// What it has returned or raised; None for one that was cancelled.
 fn outcome<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("_outcome", 0)?;
+    let py = this.py();
+    match this.exception.get(py) {
+        Some(exception) if coro_errors::is_a(&exception, Kind::Cancelled) => Ok(none(py)),
+        _ => take_outcome(this),
+    }
+}
+
+/// What asyncio gives who awaits a task.
+fn task_outcome<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_task_outcome", 0)?;
     take_outcome(this)
 }
 
@@ -54,7 +94,7 @@ fn result<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
             "Result is not set.",
         ));
     }
-    take_outcome(this)
+    take_visible_outcome(this)
 }
 
 fn exception<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
@@ -64,7 +104,7 @@ fn exception<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
         return Err(coro_errors::new(py, Kind::InvalidState, "Exception is not set."));
     }
     match this.exception.get(py) {
-        Some(exception) if coro_errors::is_a(&exception, Kind::Cancelled) => take_outcome(this),
+        Some(exception) if coro_errors::is_a(&exception, Kind::Cancelled) => take_visible_outcome(this),
         Some(exception) => {
             this.is_unseen.set(false);
             Ok(exception)
@@ -210,6 +250,13 @@ fn step(this: This<'_, AwaitObject>) -> PyResult<Step<'_>> {
         drop(this.coro.take(py));
         return take_outcome(coro).map(Step::Return);
     }
+    if coro.status.get() == Status::New && coro.event_loop.as_ptr() == tasks::running_loop(py)?.as_ptr() {
+        return Err(coro_errors::new(
+            py,
+            Kind::NotStarted,
+            "the coro was not started: waiting for it would last for ever",
+        ));
+    }
     if this.has_yielded.replace(true) {
         return Err(PyRuntimeError::new_err("await wasn't used with future"));
     }
@@ -281,6 +328,12 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
             CoroObject,
             c"_outcome",
             outcome,
+            c"What it has returned, or raised; None if it was cancelled."
+        ),
+        method!(
+            CoroObject,
+            c"_task_outcome",
+            task_outcome,
             c"What it has returned, or raised."
         ),
         method!(

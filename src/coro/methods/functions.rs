@@ -243,6 +243,9 @@ pub(super) fn set_up<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
         coro_errors::set_classes(&module)?;
         tasks::set_up(py)?;
         let kind = kind.cast_into::<PyType>()?;
+        if !pystate::has_known_code(&kind.getattr("join")?)? {
+            return Ok(PyString::new(py, "the code objects of this interpreter are not known").into_any());
+        }
         making::set_type(kind);
     }
     Ok(none(py))

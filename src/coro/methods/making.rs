@@ -10,9 +10,9 @@ use pyo3::types::{PyDict, PyString, PyType};
 
 use super::Object;
 use crate::coro::runtime::with_runtime;
-use crate::coro::{hooks, scheduler, tasks};
+use crate::coro::{hooks, pystate, scheduler, tasks};
 use crate::event_loop::errors;
-use crate::event_loop::native_type::Args;
+use crate::event_loop::native_type::{Args, none};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::current_thread;
 
@@ -92,23 +92,93 @@ fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     Ok(event_loop)
 }
 
+// `funcobject.h` and `classobject.h`, which pyo3 has only in part.
+unsafe extern "C" {
+    static mut PyMethod_Type: ffi::PyTypeObject;
+    fn PyMethod_Function(method: *mut ffi::PyObject) -> *mut ffi::PyObject;
+}
+
+/// TypeError unless a coro can run `function`: an async function would only make a coroutine, which nobody awaits.
+#[inline]
+fn check_function(function: &Bound<'_, PyAny>, caller: &str) -> PyResult<()> {
+    let mut pointer = function.as_ptr();
+    // SAFETY: live objects, of the types that they are asked for; a method keeps its function.
+    let is_fine = unsafe {
+        if ffi::Py_TYPE(pointer) == &raw mut PyMethod_Type {
+            pointer = PyMethod_Function(pointer);
+        }
+        if ffi::PyFunction_Check(pointer) != 0 {
+            !pystate::is_async_function(pointer)
+        } else {
+            ffi::PyCFunction_CheckExact(pointer) != 0
+        }
+    };
+    if is_fine {
+        return Ok(());
+    }
+    check_callable(function, caller)
+}
+
+/// The same for whatever else can be called.
+#[cold]
+fn check_callable(function: &Bound<'_, PyAny>, caller: &str) -> PyResult<()> {
+    if !function.is_callable() {
+        return Err(PyTypeError::new_err(format!(
+            "{caller}() needs a function, not {}",
+            function.repr()?
+        )));
+    }
+    if is_async(function)? {
+        return Err(PyTypeError::new_err(format!(
+            "{caller}() needs an ordinary function, and {} is async: call it and give what it returns to coro.await_() in a coro, \
+             or to asyncio.create_task()",
+            function.repr()?
+        )));
+    }
+    Ok(())
+}
+
+/// Whether calling `function` makes a coroutine: an async function, a method or a `partial` of one, an object with an async
+/// `__call__`.
+fn is_async(function: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let py = function.py();
+    let partial = py.import("functools")?.getattr("partial")?;
+    let mut function = function.clone();
+    while function.is_instance(&partial)? {
+        function = function.getattr("func")?;
+    }
+    // SAFETY: live objects, of the types that they are asked for.
+    let is_async = |function: &Bound<'_, PyAny>| unsafe {
+        ffi::PyFunction_Check(function.as_ptr()) != 0 && pystate::is_async_function(function.as_ptr())
+    };
+    // SAFETY: as above.
+    if unsafe { ffi::Py_TYPE(function.as_ptr()) == &raw mut PyMethod_Type } {
+        function = function.getattr("__func__")?;
+    }
+    Ok(is_async(&function) || is_async(&function.get_type().getattr("__call__")?))
+}
+
+/// `_coro_check_function(function, caller)`: TypeError unless a coro can run it.
+pub(super) fn check<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_coro_check_function", 2)?;
+    if let (Some(function), Some(caller)) = (args.get(0), args.get(1)) {
+        check_function(&function, caller.extract()?)?;
+    }
+    Ok(none(py))
+}
+
 /// Makes a coro of the running loop: `function, *args, name=, context=, stack=, **kwargs`.
 fn make<'py>(py: Python<'py>, args: &Args<'_, 'py>, function_name: &str) -> PyResult<Bound<'py, PyAny>> {
     args.at_least(function_name, 1)?;
-    let event_loop = running_loop(py)?;
     let values = args.positional();
-    // SAFETY: an argument, alive for the length of the call; the type is set before the package calls this; the
-    // allocation comes zeroed.
-    let (function, object) = unsafe {
-        let function = Bound::from_borrowed_ptr(py, values[0]);
-        if !function.is_callable() {
-            return Err(PyTypeError::new_err(format!(
-                "{function_name}() needs a function, not {}",
-                function.repr()?
-            )));
-        }
+    // SAFETY: an argument, alive for the length of the call.
+    let function = unsafe { Bound::from_borrowed_ptr(py, values[0]) };
+    check_function(&function, function_name)?;
+    let event_loop = running_loop(py)?;
+    // SAFETY: the type is set before the package calls this; the allocation comes zeroed.
+    let object = unsafe {
         let kind = CORO_TYPE.load(Ordering::Relaxed);
-        (function, errors::owned(py, ffi::PyType_GenericAlloc(kind, 0))?)
+        errors::owned(py, ffi::PyType_GenericAlloc(kind, 0))?
     };
     let coro = scheduler::coro_of(&object);
     coro.init();

@@ -90,6 +90,11 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             c"spawn(function, *args, name=None, context=None, stack='shared', **kwargs)"
         ),
         function!(
+            c"_coro_check_function",
+            making::check,
+            c"TypeError unless a coro can run a function."
+        ),
+        function!(
             c"_coro_current",
             functions::current,
             c"The coro that runs; YieldFromMain if none does."

@@ -47,10 +47,12 @@ pub(super) const SWAPS_TASK: bool = imp::RUNNING_TASK.is_some();
 
 mod check;
 mod chunk;
+mod code;
 mod frames;
 
 pub(super) use check::self_check;
 pub(super) use chunk::{Chunks, tail};
+pub(super) use code::{has_known_code, is_async_function};
 pub(super) use frames::Relinked;
 
 /// Bytes of stack that one level of C recursion may take (3.12 and 3.13). Measured on 3.13: `sorted(key=)` takes most, 1.3 KiB,

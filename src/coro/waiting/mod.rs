@@ -18,7 +18,8 @@
 //! anybody's hands on the way: a fifo and a channel count how many of them are promised, and the coro takes the oldest
 //! one when it runs. So the order is kept as well.
 //!
-//! An object belongs to the thread that has used it first, as the coros in its line do.
+//! An object belongs to the thread of the loop that runs where it is made, as the coros in its line do; one that is made where none runs,
+//! to the first thread that uses it under a loop.
 
 mod channel;
 mod condition;

@@ -12,11 +12,12 @@ use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 use crate::coro::coroutine::Coro;
 use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::line::Line;
-use crate::coro::{scheduler, suspension};
+use crate::coro::{runtime, scheduler, suspension, tasks};
 use crate::event_loop::errors;
 use crate::event_loop::native_type::{
     Args, NativeType, This, leak_table, new_type, one_at_a_time, slot, weaklist_member,
 };
+use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::current_thread;
 
 pub(super) type Object<'py> = PyResult<Bound<'py, PyAny>>;
@@ -29,8 +30,10 @@ pub(super) const FLAGS: u64 = ffi::Py_TPFLAGS_BASETYPE;
 pub(super) struct Head {
     base: ffi::PyObject,
     weakrefs: Cell<*mut ffi::PyObject>,
-    /// The thread that has used it first, 0 before.
+    /// The thread it belongs to, 0 before that is known.
     thread: Cell<u64>,
+    /// The thread that has made it.
+    maker: Cell<u64>,
 }
 
 /// A native type whose layout begins with `Head`.
@@ -50,29 +53,43 @@ pub(super) unsafe trait Primitive: NativeType {
     fn state(this: This<'_, Self>) -> String;
 }
 
-/// `ScheduleError` unless this thread is the one that has used the object first.
+/// `ScheduleError` unless the object belongs to this thread.
 #[inline]
 pub(super) fn check_thread<T: Primitive>(this: This<'_, T>) -> PyResult<()> {
-    let (owner, thread) = (&this.head().thread, current_thread());
-    if owner.get() == thread {
+    if this.head().thread.get() == current_thread() {
         return Ok(());
     }
-    if owner.get() == 0 {
-        owner.set(thread);
-        return Ok(());
-    }
-    Err(wrong_thread(this.py(), this.as_ptr()))
+    check_elsewhere(this.py(), this.head(), this.as_ptr())
 }
 
+/// An object that was made where no loop ran belongs to nobody yet: the first thread with a loop gets it, and only its maker may
+/// use it before.
 #[cold]
-fn wrong_thread(py: Python<'_>, object: *mut ffi::PyObject) -> PyErr {
+fn check_elsewhere(py: Python<'_>, head: &Head, object: *mut ffi::PyObject) -> PyResult<()> {
+    if head.thread.get() == 0 {
+        if has_loop(py)? {
+            head.thread.set(current_thread());
+            return Ok(());
+        }
+        if head.maker.get() == current_thread() {
+            return Ok(());
+        }
+    }
     // SAFETY: the receiver of a method, alive for its length.
     let name = unsafe { type_name(py, object) };
-    coro_errors::new(
+    Err(coro_errors::new(
         py,
         Kind::ScheduleError,
-        &format!("a {name} belongs to the thread that has used it first: use loop.call_soon_threadsafe()"),
-    )
+        &format!(
+            "a {name} belongs to the thread of the loop that it was made in, or else used in first: use \
+             loop.call_soon_threadsafe() in another one"
+        ),
+    ))
+}
+
+/// Whether a loop that can have coros runs in this thread.
+fn has_loop(py: Python<'_>) -> PyResult<bool> {
+    Ok(!runtime::current_ptr().is_null() || LoopObject::is_loop(&tasks::running_loop(py)?))
 }
 
 /// # Safety
@@ -207,6 +224,11 @@ unsafe extern "C" fn new<T: Primitive>(
             }
             let object = errors::owned(py, ffi::PyType_GenericAlloc(kind, 0))?;
             T::init(object.as_ptr().cast());
+            let head = &*object.as_ptr().cast::<Head>();
+            head.maker.set(current_thread());
+            if has_loop(py)? {
+                head.thread.set(current_thread());
+            }
             Ok(object.into_ptr())
         })
     }

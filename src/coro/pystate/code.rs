@@ -1,0 +1,31 @@
+//! The flags of a Python function's code, read without making an int of them: `spawn` looks at them each time.
+
+use std::ffi::c_int;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use super::field;
+
+const CODE_FLAGS: usize = 48; // int PyCodeObject.co_flags
+
+/// `inspect.CO_COROUTINE` and `inspect.CO_ASYNC_GENERATOR`.
+const IS_ASYNC: c_int = 0x80 | 0x200;
+
+/// Whether a function (of exactly that type) was defined by `async def`.
+///
+/// # Safety
+/// `function` is an object of the type `PyFunction_Type`.
+#[inline]
+pub(in crate::coro) unsafe fn is_async_function(function: *mut ffi::PyObject) -> bool {
+    // SAFETY: by the contract; a function has a code object, which it keeps.
+    unsafe { *field::<c_int>(ffi::PyFunction_GetCode(function).cast(), CODE_FLAGS) & IS_ASYNC != 0 }
+}
+
+/// Whether the flags of this function's code are where they are looked for.
+pub(in crate::coro) fn has_known_code(function: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let flags: c_int = function.getattr("__code__")?.getattr("co_flags")?.extract()?;
+    // SAFETY: it has a code object, so it is a function; the offset lies inside of a code object of every version.
+    let found = unsafe { *field::<c_int>(ffi::PyFunction_GetCode(function.as_ptr()).cast(), CODE_FLAGS) };
+    Ok(found == flags)
+}

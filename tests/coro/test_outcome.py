@@ -1,0 +1,167 @@
+"""Who waits for a coro that was shut down, interrupted or cancelled: nobody ends silently by another one's end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+from support import coro_is_available
+
+import grapeshot
+
+pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+if coro_is_available():
+    from grapeshot import coro
+
+WAYS = {
+    "shut down": lambda co: co.shutdown(),
+    "interrupted": lambda co: co.interrupt("value"),
+    "cancelled": lambda co: co.cancel(),
+}
+
+
+def ended(way):
+    """A coro that was ended in that way where it waited."""
+    co = coro.spawn(coro.wait, name="victim")
+    coro.yield_slice()
+    WAYS[way](co)
+    return co
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_join_returns_and_result_raises_an_error(way):
+    def main():
+        for is_over in (False, True):
+            co = ended(way)
+            if is_over:
+                coro.yield_slice()
+            assert co.join() is None
+            assert co.join(10) is None
+            assert co.cancelled()
+            for ask in (co.result, co.exception, lambda co=co: coro.await_(co)):
+                with pytest.raises(coro.CoroCancelled, match=f"coro 'victim' was {way}") as caught:
+                    ask()
+                assert not isinstance(caught.value, asyncio.CancelledError)
+                assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+                # The traceback of the cause leads to where it has waited.
+                assert caught.value.__cause__ is co._exception
+
+    coro.run(main)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_except_exception_sees_it(way):
+    log = []
+
+    def joiner(co):
+        co.join()
+        try:
+            co.result()
+        except Exception as exc:
+            log.append(type(exc))
+        log.append("went on")
+
+    coro.run(lambda: coro.spawn(joiner, ended(way)).join())
+    assert log == [coro.CoroCancelled, "went on"]
+
+
+def test_one_that_nobody_catches_is_reported():
+    reported = []
+
+    def ask(co):
+        co.join()
+        co.result()
+
+    def main():
+        loop = coro.current().get_loop()
+        loop.set_exception_handler(lambda _loop, context: reported.append(context["exception"]))
+        asking = coro.spawn(ask, ended("shut down"))
+        while not asking.done():
+            coro.yield_slice()
+        assert not asking.cancelled()
+        del asking
+        gc.collect()
+
+    coro.run(main)
+    assert [type(exc) for exc in reported] == [coro.CoroCancelled]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_in_asyncio_it_is_what_a_task_would_give(way):
+    def kind_of(co):
+        return type(co._exception)
+
+    async def main():
+        co = coro.spawn(coro.wait)
+        await asyncio.sleep(0)
+        WAYS[way](co)
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await co
+        assert type(caught.value) is kind_of(co)
+        for ask in (co.result, co.exception):
+            with pytest.raises(asyncio.CancelledError):
+                ask()
+        co = coro.spawn(coro.wait)
+        await asyncio.sleep(0)
+        WAYS[way](co)
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(co, 10)
+        [outcome] = await asyncio.gather(co, return_exceptions=True)
+        assert isinstance(outcome, asyncio.CancelledError)
+
+    grapeshot.run(main())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_coroutine_in_a_coro_sees_what_it_would_see_in_a_task(way):
+    async def wait_for(co):
+        try:
+            await co
+        except asyncio.CancelledError as exc:
+            return type(exc) is type(co._exception)
+
+    assert coro.run(lambda: coro.await_(wait_for(ended(way))))
+
+
+@pytest.mark.parametrize("call", ["map", "imap"])
+def test_a_pool_does_not_end_whoever_asks_it(call):
+    def work(number):
+        if number == 1:
+            coro.current().shutdown()
+        return number
+
+    def main():
+        with pytest.raises(coro.CoroCancelled):
+            list(getattr(coro.Pool(2), call)(work, range(3)))
+        return "went on"
+
+    assert coro.run(main) == "went on"
+
+
+def test_in_parallel_tells_what_has_happened():
+    def main():
+        with pytest.raises(coro.InParallelError) as caught:
+            coro.in_parallel([(lambda: coro.current().shutdown(), ()), (int, ())])
+        [(is_first, first), second] = caught.value.result_list
+        assert (is_first, type(first), second) == (False, coro.Shutdown, (True, 0))
+
+    coro.run(main)
+
+
+def test_a_join_that_takes_too_long_says_so():
+    def main():
+        co = coro.spawn(coro.wait, name="sleeper")
+        with pytest.raises(coro.TimeoutError, match=r"coro 'sleeper' has not ended after 0\.001 seconds"):
+            co.join(0.001)
+        assert not co.done()
+
+        def late():
+            raise coro.TimeoutError("its own")
+
+        failing = coro.spawn(late)
+        with pytest.raises(coro.TimeoutError, match="its own"):
+            failing.join(10)
+        assert failing.done()
+
+    coro.run(main)
