@@ -510,6 +510,9 @@ class StreamTransport(asyncio.Transport):
     def abort(self) -> None:
         """Close at once; what was not sent is lost. ``connection_lost(None)`` follows from the loop. Idempotent."""
 
+    def _force_close(self, exc: BaseException | None, /) -> None:
+        """:meth:`abort` with the exception for ``connection_lost``: what TLS above it calls."""
+
     # for Loop.sendfile
     _sendfile_compatible: Any
     @property

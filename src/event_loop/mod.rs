@@ -3,6 +3,7 @@
 //! Everything belongs to the thread that runs the loop. This room knows native I/O objects only as `Source`; it must
 //! not know transports, processes, coros or TLS.
 
+pub(crate) mod attributes;
 pub(crate) mod errors;
 pub(crate) mod freelist;
 pub(crate) mod handle;
@@ -25,6 +26,9 @@ use pyo3::prelude::*;
 /// Whether the GIL orders all that attached threads do. Then other threads put their callbacks into the ready queue
 /// itself; free-threaded builds go through the inbox.
 const HAS_GIL: bool = cfg!(not(Py_GIL_DISABLED));
+
+/// Python 3.11 specializes calls of methods of an object that can have a dict only if it has one.
+const HAS_LAZY_DICT: bool = cfg!(Py_3_12);
 
 /// Adds the loop and handle types to the module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {

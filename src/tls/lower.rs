@@ -1,5 +1,6 @@
 //! The transport below a TLS transport: one of ours, called directly, or anything with the methods of
-//! `asyncio.Transport`.
+//! `asyncio.Transport`. One of ours on which, or on whose type, somebody has set attributes is called as any other:
+//! `transport.write = f` is honoured from the next write on.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -9,7 +10,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::{TlsObject, is_tls, lifecycle, tls_of, writing};
+use super::{TlsObject, has_own_methods, is_tls, lifecycle, tls_of, writing};
 use crate::event_loop::native_type::This;
 use crate::event_loop::object_cell::ObjectCell;
 use crate::transports::stream;
@@ -59,6 +60,16 @@ impl Lower {
         self.kind.get() != Kind::Foreign
     }
 
+    /// How `transport` is to be called now.
+    #[inline]
+    fn direct(&self, transport: &Bound<'_, PyAny>) -> Kind {
+        match self.kind.get() {
+            Kind::Stream if stream::has_own_methods(transport) => Kind::Stream,
+            Kind::Tls if has_own_methods(transport) => Kind::Tls,
+            _ => Kind::Foreign,
+        }
+    }
+
     /// `write(data)`; without a transport the data is lost.
     #[inline]
     pub(super) fn write(&self, data: &Bound<'_, PyBytes>) -> PyResult<()> {
@@ -66,7 +77,7 @@ impl Lower {
         let Some(transport) = self.get(py) else {
             return Ok(());
         };
-        match self.kind.get() {
+        match self.direct(&transport) {
             Kind::Stream => stream::write(&transport, data),
             Kind::Tls => writing::write(tls_of(&transport), data.as_any()),
             Kind::Foreign => transport.call_method1(intern!(py, "write"), (data,)).map(drop),
@@ -78,11 +89,11 @@ impl Lower {
         let Some(transport) = self.get(py) else {
             return Ok(());
         };
-        match self.kind.get() {
+        match self.direct(&transport) {
             Kind::Stream => stream::abort_with(&transport, exception),
             Kind::Tls => lifecycle::abort(tls_of(&transport), exception),
             Kind::Foreign => {
-                // asyncio's own transports have it, and so has what imitates them.
+                // asyncio's own transports have it, and ours, and so has what imitates them.
                 if let Some(force_close) = transport.getattr_opt(intern!(py, "_force_close"))? {
                     force_close.call1((exception,)).map(drop)
                 } else {

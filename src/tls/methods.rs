@@ -6,10 +6,9 @@ use pyo3::intern;
 use pyo3::prelude::*;
 
 use super::lower::Tls;
-use super::{State, TlsBody, TlsObject, flag, lifecycle, make_type, protocol_methods, reading, writing};
-use crate::event_loop::native_type::{
-    Args, bool_object, getter, leak_table, method, none, slot, weaklist_member,
-};
+use super::{State, TlsObject, flag, lifecycle, make_type, protocol_methods, reading, writing};
+use crate::event_loop::attributes::{dict_row, offset_members};
+use crate::event_loop::native_type::{Args, bool_object, getter, leak_table, method, none, slot};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
@@ -270,9 +269,12 @@ fn rows() -> Vec<ffi::PyMethodDef> {
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let mut methods = rows();
     methods.extend(protocol_methods::rows());
-    let members =
-        weaklist_member(std::mem::offset_of!(TlsObject, body) + std::mem::offset_of!(TlsBody, weakrefs));
+    let members = offset_members(
+        std::mem::offset_of!(TlsObject, weakrefs),
+        std::mem::offset_of!(TlsObject, dict),
+    );
     let getters = vec![
+        dict_row(),
         getter!(
             TlsObject,
             c"_ssl_protocol",

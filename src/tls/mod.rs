@@ -40,6 +40,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use crate::event_loop::attributes::{InstanceDict, OwnMethods};
 use crate::event_loop::errors;
 use crate::event_loop::names::names;
 use crate::event_loop::native_type::{NativeType, This, extend_type, new_type, slot};
@@ -104,12 +105,14 @@ struct TlsObject {
     base: ffi::PyObject,
     /// The slot `_extra` of asyncio.BaseTransport: a dict.
     extra: ObjectCell,
+    weakrefs: Cell<*mut ffi::PyObject>,
+    /// What Python code has set on the transport.
+    dict: InstanceDict,
     body: ManuallyDrop<TlsBody>,
     is_body_live: Cell<bool>,
 }
 
 struct TlsBody {
-    weakrefs: Cell<*mut ffi::PyObject>,
     event_loop: ObjectCell,
     /// The Future of whoever waits for the handshake.
     waiter: ObjectCell,
@@ -149,10 +152,18 @@ impl Deref for TlsObject {
 }
 
 static TLS_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
+static OWN_METHODS: OwnMethods = OwnMethods::new();
 
 /// True for an `SSLTransport`.
 fn is_tls(transport: &Bound<'_, PyAny>) -> bool {
     transport.get_type_ptr() == TLS_TYPE.load(Ordering::Relaxed)
+}
+
+/// True if `write` and the end of an object for which `is_tls` holds may be called natively: nobody has put other methods
+/// into their place.
+#[inline]
+fn has_own_methods(transport: &Bound<'_, PyAny>) -> bool {
+    OWN_METHODS.are_in_force(transport, &tls_of(transport).dict)
 }
 
 /// The native side of an object for which `is_tls` holds.
@@ -204,6 +215,11 @@ impl NativeType for TlsObject {
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         // SAFETY: visit and arg are the collector's, here and below.
         let result = unsafe { self.extra.traverse(visit, arg) };
+        if result != 0 {
+            return result;
+        }
+        // SAFETY: as above.
+        let result = unsafe { self.dict.traverse(visit, arg) };
         if result != 0 || !self.is_body_live.get() {
             return result;
         }
@@ -227,6 +243,7 @@ impl NativeType for TlsObject {
     fn clear(this: This<'_, Self>) {
         let py = this.py();
         drop(this.extra.take(py));
+        this.dict.clear(py);
         if this.is_body_live.get() {
             this.calls.drop_all(py);
             drop(this.lower.take(py));
@@ -282,14 +299,14 @@ unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
         let py = Python::assume_attached();
         ffi::PyObject_GC_UnTrack(slf.cast());
         let tls = slf.cast::<TlsObject>();
+        if !(*tls).weakrefs.get().is_null() {
+            ffi::PyObject_ClearWeakRefs(slf);
+        }
         if (*tls).is_body_live.get() {
-            let body = &(*tls).body;
-            if !body.weakrefs.get().is_null() {
-                ffi::PyObject_ClearWeakRefs(slf);
-            }
-            drop_fields(py, body);
+            drop_fields(py, &(*tls).body);
             ManuallyDrop::drop(&mut (*tls).body);
         }
+        (*tls).dict.clear(py);
         drop((*tls).extra.take(py));
         let kind = ffi::Py_TYPE(slf);
         ffi::PyObject_GC_Del(slf.cast());
@@ -312,7 +329,7 @@ fn make_type(module: &Bound<'_, PyModule>, slots: &[ffi::PyType_Slot]) -> PyResu
     let py = module.py();
     let base = names().transport_type.bind(py);
     let base_size: usize = base.getattr("__basicsize__")?.extract()?;
-    if base_size != std::mem::offset_of!(TlsObject, body) {
+    if base_size != std::mem::offset_of!(TlsObject, weakrefs) {
         return Err(PyImportError::new_err(format!(
             "asyncio.Transport has objects of {base_size} bytes here, which this build of grapeshot does not know"
         )));
@@ -331,6 +348,7 @@ fn make_type(module: &Bound<'_, PyModule>, slots: &[ffi::PyType_Slot]) -> PyResu
     // And sendfile(): what the system sends is not encrypted, so the file is read and written.
     let mode = py.import("asyncio.constants")?.getattr("_SendfileMode")?;
     kind.setattr("_sendfile_compatible", mode.getattr("FALLBACK")?)?;
+    OWN_METHODS.remember(&kind, &["write", "_force_close"])?;
     module.add("SSLTransport", &kind)?;
     let kind = kind.into_ptr().cast();
     TLS_TYPE.store(kind, Ordering::Release);

@@ -169,7 +169,6 @@ fn make<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
 
 fn new_body(engine: Engine, calls: ProtocolCalls) -> TlsBody {
     TlsBody {
-        weakrefs: Cell::new(ptr::null_mut()),
         event_loop: ObjectCell::empty(),
         waiter: ObjectCell::empty(),
         timer: ObjectCell::empty(),
@@ -202,6 +201,7 @@ fn new_object(py: Python<'_>, body: TlsBody) -> Object<'_> {
             return Err(error);
         }
         let tls = object.cast::<TlsObject>();
+        (*tls).dict.prepare(py);
         ptr::write(&raw mut (*tls).body, ManuallyDrop::new(body));
         (*tls).is_body_live.set(true);
         Ok(Bound::from_owned_ptr(py, object))

@@ -2,7 +2,7 @@
 //! body of its own. Here it is made, collected, warned about and freed.
 //!
 //! ```text
-//!   | object header | _extra |  weakrefs  event_loop  |  body ...  |
+//!   | object header | _extra |  weakrefs  dict  event_loop  |  body ...  |
 //!   '- asyncio.BaseTransport -'
 //! ```
 //! The type inherits from asyncio's, so that `isinstance()` holds. The object belongs to the loop's thread.
@@ -20,8 +20,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 
 use super::protocol::ProtocolCalls;
+use crate::event_loop::attributes::{InstanceDict, dict_row, offset_members};
 use crate::event_loop::names::{Kept, names};
-use crate::event_loop::native_type::{NativeType, This, leak_table, new_type, slot, weaklist_member};
+use crate::event_loop::native_type::{NativeType, This, leak_table, new_type, slot};
 use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Reactor;
@@ -60,6 +61,8 @@ pub(super) struct TransportObject<B> {
     /// The slot `_extra` of asyncio.BaseTransport: a dict, made when first needed.
     extra: ObjectCell,
     weakrefs: Cell<*mut ffi::PyObject>,
+    /// What Python code has set on the transport.
+    pub(super) dict: InstanceDict,
     pub(super) event_loop: ObjectCell,
     body: ManuallyDrop<B>,
     /// False until the body is written: the collector may come before.
@@ -97,8 +100,10 @@ impl<B: Body> NativeType for TransportObject<B> {
                 return result;
             }
         }
-        if !self.is_body_live.get() {
-            return 0;
+        // SAFETY: as above.
+        let result = unsafe { self.dict.traverse(visit, arg) };
+        if result != 0 || !self.is_body_live.get() {
+            return result;
         }
         // SAFETY: as above.
         let result = self.body.visit(&mut |cell| unsafe { cell.traverse(visit, arg) });
@@ -116,6 +121,7 @@ impl<B: Body> NativeType for TransportObject<B> {
     fn clear(this: This<'_, Self>) {
         let py = this.py();
         drop(this.extra.take(py));
+        this.dict.clear(py);
         if this.is_body_live.get() {
             this.calls().drop_all(py);
             this.body.clear(py);
@@ -142,6 +148,7 @@ pub(super) fn make<'py, B: Body>(
         }
         let transport = object.cast::<TransportObject<B>>();
         (*transport).event_loop.set(event_loop.clone());
+        (*transport).dict.prepare(py);
         ptr::write(&raw mut (*transport).body, ManuallyDrop::new(body));
         (*transport).is_body_live.set(true);
         Ok(Bound::from_owned_ptr(py, object))
@@ -198,6 +205,7 @@ unsafe extern "C" fn dealloc<B: Body>(slf: *mut ffi::PyObject) {
             body.release(py);
             ManuallyDrop::drop(&mut (*transport).body);
         }
+        (*transport).dict.clear(py);
         drop((*transport).event_loop.take(py));
         drop((*transport).extra.take(py));
         let kind = ffi::Py_TYPE(slf);
@@ -221,7 +229,7 @@ pub(super) fn make_type<'py, B: Body>(
     module: &Bound<'py, PyModule>,
     bases: &[Kept],
     methods: Vec<ffi::PyMethodDef>,
-    getters: Vec<ffi::PyGetSetDef>,
+    mut getters: Vec<ffi::PyGetSetDef>,
     place: &AtomicPtr<ffi::PyTypeObject>,
 ) -> PyResult<Bound<'py, PyType>> {
     let py = module.py();
@@ -235,6 +243,7 @@ pub(super) fn make_type<'py, B: Body>(
             )));
         }
     }
+    getters.push(dict_row());
     let slots = [
         slot(ffi::Py_tp_finalize, finalize::<B> as *mut c_void),
         slot(ffi::Py_tp_dealloc, dealloc::<B> as *mut c_void),
@@ -249,7 +258,10 @@ pub(super) fn make_type<'py, B: Body>(
         ),
         slot(
             ffi::Py_tp_members,
-            weaklist_member(offset_of!(TransportObject<B>, weakrefs)),
+            offset_members(
+                offset_of!(TransportObject<B>, weakrefs),
+                offset_of!(TransportObject<B>, dict),
+            ),
         ),
     ];
     // SAFETY: the functions are those of this layout, which starts with the bases' (checked above).

@@ -19,6 +19,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyByteArray, PyString, PyWeakrefMethods, PyWeakrefReference};
 
 use super::protocol::ProtocolCalls;
+use crate::event_loop::attributes;
 use crate::event_loop::errors;
 use crate::event_loop::names::{Kept, names};
 use crate::event_loop::native_type::none;
@@ -127,14 +128,10 @@ fn is_immutable(kind: &Bound<'_, PyAny>) -> bool {
     }
 }
 
-/// The version tag of a class, which changes with every change of the class or its bases; 0 if it has none now.
 #[inline]
 fn version_of(kind: Kept) -> u32 {
-    // SAFETY: a kept type object. Free-threaded builds write the tag atomically, and reading it so costs nothing.
-    unsafe {
-        let kind = kind.as_ptr().cast::<ffi::PyTypeObject>();
-        AtomicU32::from_ptr(&raw mut (*kind).tp_version_tag).load(Ordering::Acquire)
-    }
+    // SAFETY: a kept type object.
+    unsafe { attributes::version_of(kind.as_ptr().cast()) }
 }
 
 impl Stock {

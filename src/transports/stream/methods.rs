@@ -6,8 +6,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use super::{
-    STREAM_TYPE, Stream, StreamBody, StreamObject, flag, lifecycle, local_address, sendfile, socket_of,
-    writing,
+    OWN_METHODS, STREAM_TYPE, Stream, StreamBody, StreamObject, flag, lifecycle, local_address, sendfile,
+    socket_of, writing,
 };
 use crate::event_loop::names::names;
 use crate::event_loop::native_type::{Args, This, bool_object, getter, method, none};
@@ -61,6 +61,13 @@ fn abort<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("abort", 0)?;
     object::check_thread(this)?;
     lifecycle::abort(this)?;
+    Ok(none(this.py()))
+}
+
+fn force_close<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_force_close", 1)?;
+    object::check_thread(this)?;
+    lifecycle::abort_with(this, args.get(0).filter(|exception| !exception.is_none()))?;
     Ok(none(this.py()))
 }
 
@@ -314,6 +321,12 @@ fn methods() -> Vec<ffi::PyMethodDef> {
         method!(StreamObject, c"abort", abort, c"End the connection now."),
         method!(
             StreamObject,
+            c"_force_close",
+            force_close,
+            c"End the connection now, with an exception."
+        ),
+        method!(
+            StreamObject,
             c"is_closing",
             is_closing,
             c"True once the connection is ending."
@@ -397,6 +410,7 @@ pub(in crate::transports) fn register(module: &Bound<'_, PyModule>) -> PyResult<
     )];
     let bases = [names().transport_type];
     let kind = object::make_type::<StreamBody>(module, &bases, methods(), getters, &STREAM_TYPE)?;
+    OWN_METHODS.remember(&kind, &["write", "_force_close"])?;
     // What start_tls() asks of a transport.
     kind.setattr("_start_tls_compatible", true)?;
     // What asyncio's `loop.sendfile` asks of a transport.

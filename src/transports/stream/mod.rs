@@ -28,6 +28,7 @@ use super::outgoing::Outgoing;
 use super::protocol::ProtocolCalls;
 use super::registration::Registration;
 use super::socket_object;
+use crate::event_loop::attributes::OwnMethods;
 use crate::event_loop::errors;
 use crate::event_loop::native_type::This;
 use crate::event_loop::object_cell::ObjectCell;
@@ -84,6 +85,7 @@ pub(super) type StreamObject = TransportObject<StreamBody>;
 type Stream<'py> = This<'py, StreamObject>;
 
 static STREAM_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
+static OWN_METHODS: OwnMethods = OwnMethods::new();
 
 impl StreamBody {
     #[inline]
@@ -228,14 +230,21 @@ pub(crate) fn is_stream(transport: &Bound<'_, PyAny>) -> bool {
     transport.get_type_ptr() == STREAM_TYPE.load(Ordering::Relaxed)
 }
 
-/// `transport.write(data)` for native users of a transport for which `is_stream` holds.
+/// True if `write` and the end of a transport for which `is_stream` holds may be called natively: nobody has put other
+/// methods into their place.
+#[inline]
+pub(crate) fn has_own_methods(transport: &Bound<'_, PyAny>) -> bool {
+    OWN_METHODS.are_in_force(transport, &lifecycle::stream_of(transport).dict)
+}
+
+/// `transport.write(data)` for native users of a transport for which `has_own_methods` holds.
 #[inline]
 pub(crate) fn write(transport: &Bound<'_, PyAny>, data: &Bound<'_, PyBytes>) -> PyResult<()> {
     debug_assert!(is_stream(transport));
     writing::write(lifecycle::stream_of(transport), data.as_ptr())
 }
 
-/// Ends a transport for which `is_stream` holds at once, with `exception` (or None) for its `connection_lost`.
+/// Ends a transport for which `has_own_methods` holds at once, with `exception` (or None) for its `connection_lost`.
 pub(crate) fn abort_with(transport: &Bound<'_, PyAny>, exception: Option<Bound<'_, PyAny>>) -> PyResult<()> {
     debug_assert!(is_stream(transport));
     lifecycle::abort_with(lifecycle::stream_of(transport), exception)

@@ -1,0 +1,173 @@
+//! What Python code can put onto a native object or its type, and how native code sees it.
+//!
+//! asyncio's transports are ordinary objects: programs set `transport.write = f`, tools replace methods on the class.
+//! `InstanceDict` is the `__dict__` of a native object, made when an attribute is first set; while there is none, CPython's
+//! specialized calls of its methods cost what they cost without it (Python 3.11: while it is empty). `OwnMethods` says whether native code may call a
+//! method of such an object directly, past whatever Python code has put into its place.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use super::HAS_LAZY_DICT;
+use super::names::Kept;
+use super::native_type::leak_table;
+
+/// The dict of an object's own attributes; CPython reads and makes it by `__dictoffset__`. All zeroes is no dict.
+#[repr(transparent)]
+pub(crate) struct InstanceDict(AtomicPtr<ffi::PyObject>);
+
+impl InstanceDict {
+    /// To be called once for a new object: on Python 3.11 it gets its dict at once.
+    pub(crate) fn prepare(&self, _: Python<'_>) {
+        if HAS_LAZY_DICT {
+            return;
+        }
+        // SAFETY: attached. Without memory there is no dict yet, which is only slower.
+        unsafe {
+            let dict = ffi::PyDict_New();
+            if dict.is_null() {
+                ffi::PyErr_Clear();
+            }
+            self.0.store(dict, Ordering::Release);
+        }
+    }
+
+    /// True if no attribute was ever set on the object (Python 3.11: if none is set).
+    #[inline]
+    fn is_unused(&self) -> bool {
+        let dict = self.0.load(Ordering::Acquire);
+        // SAFETY: a dict that the field owns; versions without a lazy dict have a GIL, so nobody replaces it meanwhile.
+        dict.is_null() || (!HAS_LAZY_DICT && unsafe { ffi::PyDict_Size(dict) } == 0)
+    }
+
+    /// Drops the dict: in `tp_clear` and `tp_dealloc`.
+    pub(crate) fn clear(&self, py: Python<'_>) {
+        let dict = self.0.swap(ptr::null_mut(), Ordering::AcqRel);
+        // SAFETY: the field owned the dict, which nobody else takes out of it.
+        drop(unsafe { Bound::from_owned_ptr_or_opt(py, dict) });
+    }
+
+    /// For `tp_traverse`.
+    ///
+    /// # Safety
+    /// `visit` and `arg` are those that the collector passed to `tp_traverse`.
+    pub(crate) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        let dict = self.0.load(Ordering::Acquire);
+        if dict.is_null() {
+            return 0;
+        }
+        // SAFETY: the caller passes the collector's own function and argument; the dict is alive while held here.
+        unsafe { visit(dict, arg) }
+    }
+}
+
+/// The member table of a type whose objects keep their weak references and their `InstanceDict` that many bytes from their
+/// start.
+pub(crate) fn offset_members(weakrefs: usize, dict: usize) -> *mut c_void {
+    let row = |name: &'static CStr, offset: usize| ffi::PyMemberDef {
+        name: name.as_ptr(),
+        type_code: ffi::Py_T_PYSSIZET,
+        offset: offset as ffi::Py_ssize_t,
+        flags: ffi::Py_READONLY,
+        doc: ptr::null(),
+    };
+    leak_table(
+        vec![row(c"__weaklistoffset__", weakrefs), row(c"__dictoffset__", dict)],
+        ffi::PyMemberDef::default(),
+    )
+}
+
+/// The row `__dict__` of the getset table of a type with an `InstanceDict`.
+pub(crate) fn dict_row() -> ffi::PyGetSetDef {
+    ffi::PyGetSetDef {
+        name: c"__dict__".as_ptr(),
+        get: Some(ffi::PyObject_GenericGetDict),
+        set: Some(ffi::PyObject_GenericSetDict),
+        doc: c"The attributes that were set on this object.".as_ptr(),
+        closure: ptr::null_mut(),
+    }
+}
+
+/// The version tag of a type, which changes with every change of the type or its bases; 0 if it has none now.
+///
+/// # Safety
+/// `kind` is a live type object.
+#[inline]
+pub(crate) unsafe fn version_of(kind: *mut ffi::PyTypeObject) -> u32 {
+    // SAFETY: the caller's. Free-threaded builds write the tag atomically, and reading it so costs nothing.
+    unsafe { AtomicU32::from_ptr(&raw mut (*kind).tp_version_tag).load(Ordering::Acquire) }
+}
+
+/// The methods of a native type that native code calls directly.
+pub(crate) struct OwnMethods {
+    /// Null before `remember`; leaked.
+    table: AtomicPtr<Table>,
+    /// The type's version tag when it was last seen to have these methods, 0 before.
+    version: AtomicU32,
+}
+
+struct Table {
+    kind: Kept,
+    methods: Vec<(&'static str, Kept)>,
+}
+
+impl OwnMethods {
+    pub(crate) const fn new() -> Self {
+        Self {
+            table: AtomicPtr::new(ptr::null_mut()),
+            version: AtomicU32::new(0),
+        }
+    }
+
+    /// Remembers the methods of a new type. Called once, when the module is made.
+    pub(crate) fn remember(&self, kind: &Bound<'_, PyAny>, names: &[&'static str]) -> PyResult<()> {
+        let methods = names
+            .iter()
+            .map(|name| Ok((*name, Kept::new(&kind.getattr(*name)?))))
+            .collect::<PyResult<_>>()?;
+        let table = Table {
+            kind: Kept::new(kind),
+            methods,
+        };
+        self.table
+            .store(Box::into_raw(Box::new(table)), Ordering::Release);
+        Ok(())
+    }
+
+    /// True if a direct call is what a call through Python would come to: nothing was ever set on the object, and its
+    /// type has its own methods still.
+    #[inline]
+    pub(crate) fn are_in_force(&self, object: &Bound<'_, PyAny>, dict: &InstanceDict) -> bool {
+        // SAFETY: a live object has a live type.
+        let version = unsafe { version_of(object.get_type_ptr()) };
+        dict.is_unused()
+            && (version != 0 && version == self.version.load(Ordering::Relaxed)
+                || self.look_again(object.py()))
+    }
+
+    #[cold]
+    fn look_again(&self, py: Python<'_>) -> bool {
+        // SAFETY: null, or the table that `remember` has leaked.
+        let Some(table) = (unsafe { self.table.load(Ordering::Acquire).as_ref() }) else {
+            return false;
+        };
+        let kind = table.kind.bind(py);
+        let are_own = table.methods.iter().all(|(name, own)| {
+            kind.getattr(*name)
+                .is_ok_and(|found| found.as_ptr() == own.as_ptr())
+        });
+        // The look-ups have given the type a tag, unless CPython has run out of them.
+        let version = if are_own {
+            // SAFETY: a kept type object.
+            unsafe { version_of(table.kind.as_ptr().cast()) }
+        } else {
+            0
+        };
+        self.version.store(version, Ordering::Relaxed);
+        are_own
+    }
+}
