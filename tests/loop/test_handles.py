@@ -9,6 +9,7 @@ import sys
 import weakref
 
 import pytest
+from support import run_script, turns
 
 
 def named():
@@ -162,6 +163,94 @@ def test_private_names_that_others_use(loop):
     assert timer._when == timer.when()
     assert timer._scheduled is True
     timer.cancel()
+
+
+@pytest.mark.deviates(uvloop="no _run")
+@pytest.mark.parametrize("count", [1, 4, 5])
+def test_run_before_its_turn(loop, count):
+    """The loop runs it all the same."""
+    seen = []
+    handle = loop.call_soon(lambda *args: seen.append(args), *range(count))
+    handle._run()
+    handle._run()
+    assert len(seen) == 2
+    loop.run_until_complete(turns(1))
+    assert seen == [tuple(range(count))] * 3
+
+
+RUN = """
+import gc
+
+class Runs:
+    def __del__(self):
+        handle._run()
+
+def run(*_):
+    calls.append(handle)
+    if len(calls) < 10:
+        handle._run()
+
+def handler(loop, context):
+    calls.append(handle)
+    if len(calls) < 10:
+        handle._run()
+        handle.cancel()
+        handle._run()
+
+def turn():
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+
+logging.getLogger("asyncio").disabled = True
+for is_debug in False, True:
+    loop = new_event_loop()
+    loop.set_debug(is_debug)
+    loop.set_exception_handler(handler)
+    for count in 0, 3, 4, 5, 9:
+        for schedule in loop.call_soon, loop.call_soon_threadsafe, lambda *args: loop.call_later(0, *args):
+            # Inside of its own callback, afterwards, and from what its arguments' finalizers call.
+            calls = []
+            handle = schedule(run, *(Runs() for _ in range(count)))
+            turn()
+            while not calls:
+                turn()
+            assert len(calls) == 1, calls
+            handle._run()
+            handle.cancel()
+            handle._run()
+            # From the exception handler, and cancelled there.
+            calls = []
+            handle = schedule(lambda *_: 1 / 0, *range(count))
+            while not calls:
+                turn()
+            handle._run()
+            # Cleared by the collector.
+            handle = schedule(print, *(Runs() for _ in range(count)))
+            handles = [handle]
+            handles.append(handles)
+            handle.cancel()
+            del handles
+            gc.collect()
+            handle._run()
+    loop.close()
+    handle._run()
+print("alive")
+"""
+
+
+@pytest.mark.unfit(uvloop="no _run")
+def test_run_at_any_time(loop_kind):
+    assert run_script(loop_kind, "import logging" + RUN) == "alive\n"
+
+
+@pytest.mark.deviates(uvloop="no _run")
+def test_run_once_more(loop, loop_kind):
+    """A handle that the loop has run refers to nothing."""
+    seen = []
+    handle = loop.call_soon(seen.append, 1)
+    loop.run_until_complete(turns(1))
+    handle._run()
+    assert seen == ([1] if loop_kind == "grapeshot" else [1, 1])
 
 
 def test_a_handle_outlives_its_loop(new_loop):

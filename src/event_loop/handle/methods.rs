@@ -112,7 +112,7 @@ fn asyncio_class(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
 
 fn run_once<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
     args.exactly("_run", 0)?;
-    reference(this).run(this.py())?;
+    reference(this).run_by_hand(this.py())?;
     Ok(none(this.py()))
 }
 
@@ -298,7 +298,7 @@ fn common_methods() -> Vec<ffi::PyMethodDef> {
             HandleObject,
             c"_run",
             run_once,
-            c"Run the callback now; the loop's own way to run it."
+            c"Run the callback now, in its context; nothing once it has run."
         ),
     ]
 }

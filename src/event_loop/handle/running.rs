@@ -24,9 +24,11 @@ impl HandleRef {
         if !HAS_GIL || this.has(flag::REPEATS) || this.more_args.is_set() {
             return self.run_kept(py);
         }
-        self.begin_run(py);
+        let is_begun = self.begin_run(py);
         let result = self.run_moved(py);
-        self.end_run(py);
+        if is_begun {
+            self.end_run(py);
+        }
         result
     }
 
@@ -46,6 +48,9 @@ impl HandleRef {
         let callback = this.callback.take_ptr();
         let context = this.context.take_ptr();
         let event_loop = this.event_loop.take_ptr();
+        if callback.is_null() || context.is_null() || event_loop.is_null() {
+            return drop_rest(py, &[callback, context, event_loop], &call[2..2 + args_len]);
+        }
         // SAFETY: the references were moved out of the cells, so they live until dropped below; call[1] is the free
         // place that the offset flag allows.
         unsafe {
@@ -98,6 +103,15 @@ impl HandleRef {
         }
     }
 
+    /// `handle._run()` of whoever wants it to run now. The loop runs it all the same when its turn comes, as in asyncio;
+    /// a handle that the loop has run is empty, and nothing happens.
+    pub(super) fn run_by_hand(self, py: Python<'_>) -> PyResult<()> {
+        if self.is_cancelled(py) {
+            return Ok(());
+        }
+        self.run_and_keep(py)
+    }
+
     /// Drops what a handle that runs once still holds of its call.
     pub(crate) fn forget_call(self, py: Python<'_>) {
         let this = self.this(py);
@@ -136,13 +150,15 @@ impl HandleRef {
             };
             this.show_context();
             let args = this.args_tuple(py)?;
-            self.begin_run(py);
-            Ok(Some((callback, context, event_loop, args)))
+            let is_begun = self.begin_run(py);
+            Ok(Some((callback, context, event_loop, args, is_begun)))
         });
         match taken {
-            Ok(Some((callback, context, event_loop, args))) => {
+            Ok(Some((callback, context, event_loop, args, is_begun))) => {
                 let result = self.call(py, &event_loop, &context, &callback, &args);
-                self.end_run(py);
+                if is_begun {
+                    self.end_run(py);
+                }
                 result
             }
             Ok(None) => Ok(()),
@@ -200,4 +216,14 @@ impl HandleRef {
             None => errors::report(event_loop, &message, error, &[("handle", &own)]),
         }
     }
+}
+
+/// What was left of the call of a handle that has run, runs now, or was cleared by the collector: there is nothing to run.
+#[cold]
+fn drop_rest(py: Python<'_>, call: &[*mut ffi::PyObject], args: &[*mut ffi::PyObject]) -> PyResult<()> {
+    for object in call.iter().chain(args) {
+        // SAFETY: references that were moved out of the handle's cells, or null.
+        drop(unsafe { Bound::from_owned_ptr_or_opt(py, *object) });
+    }
+    Ok(())
 }

@@ -20,14 +20,17 @@ static RUN_ENDED: Condvar = Condvar::new();
 const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 
 impl HandleRef {
-    /// The callback is about to be called. Called one at a time with `cancel`.
+    /// The callback is about to be called. Called one at a time with `cancel`. True if `end_run` is to follow: the callback
+    /// may run its own handle.
     #[inline]
-    pub(super) fn begin_run(self, py: Python<'_>) {
+    pub(super) fn begin_run(self, py: Python<'_>) -> bool {
         let this = self.this(py);
-        if this.has(flag::THREADSAFE) {
+        let is_begun = this.has(flag::THREADSAFE) && !this.has(flag::RUNNING);
+        if is_begun {
             this.when_or_runner.store(current_thread(), Ordering::Relaxed);
             this.raise_flag(flag::RUNNING);
         }
+        is_begun
     }
 
     /// The callback has returned.
