@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyType;
 
 /// The classes that native code raises or asks for.
 #[derive(Clone, Copy)]
@@ -38,10 +39,11 @@ const NAMES: [&str; COUNT] = [
     "CoroCancelled",
 ];
 
-/// Takes the classes from the Python module; they stay for good.
+/// Takes the classes from the Python module; they stay for good. TypeError if one is no class.
 pub(super) fn set_classes(module: &Bound<'_, PyAny>) -> PyResult<()> {
     for (place, name) in CLASSES.iter().zip(NAMES) {
-        place.store(module.getattr(name)?.into_ptr(), Ordering::Release);
+        let class = module.getattr(name)?.cast_into::<PyType>()?;
+        place.store(class.into_ptr(), Ordering::Release);
     }
     Ok(())
 }

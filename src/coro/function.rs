@@ -81,6 +81,9 @@ fn end(coro: Coro<'static>, result: *mut ffi::PyObject) {
 /// The outcome of the function, after the notifier has heard of an error, in the coro's context.
 fn leave_context<'py>(coro: Coro<'py>, outcome: Outcome<'py>) -> Outcome<'py> {
     let outcome = outcome.map_err(|error| notifier::tell(coro, error));
+    if !coro.context.is_set() {
+        return Err(PyRuntimeError::new_err("the coro has lost its context"));
+    }
     // SAFETY: entered in `begin` on this stack; a failed outcome holds its exception itself.
     if unsafe { ffi::PyContext_Exit(coro.context.as_ptr()) } != 0 {
         return Err(errors::fetch(coro.py()));

@@ -12,10 +12,12 @@
 
 use std::ptr;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyType;
 
 use super::arch;
 use super::coroutine::{Coro, CoroObject, Status};
@@ -184,6 +186,9 @@ pub(super) fn frame(coro: Coro<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
 
 /// Starts a new coro: it is kept from now on, and runs in the next turn.
 pub(super) fn start(coro: Coro<'_>) -> PyResult<()> {
+    if !coro.event_loop.is_set() {
+        return Err(PyRuntimeError::new_err("the coro has lost its loop"));
+    }
     tasks::register(coro)?;
     with_runtime(|runtime| {
         if !runtime.is_watched.replace(true) {
@@ -209,8 +214,39 @@ pub(super) fn report(coro: Coro<'_>, error: PyErr) -> PyResult<()> {
     }
 }
 
+/// The native type of coros.
+static CORO_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
+
+/// Takes the native type; it stays for good.
+pub(super) fn set_type(kind: Bound<'_, PyType>) {
+    CORO_TYPE.store(kind.into_ptr().cast(), Ordering::Release);
+}
+
+/// Whether `kind` is the native type or a subclass of it.
+pub(super) fn is_coro_type(kind: &Bound<'_, PyType>) -> bool {
+    // SAFETY: attached; two live types, CORO_TYPE is set when the module is made.
+    unsafe { ffi::PyType_IsSubtype(kind.as_type_ptr(), CORO_TYPE.load(Ordering::Relaxed)) != 0 }
+}
+
+/// Whether `object` is an instance of the native type or of a subclass.
+#[inline]
+fn is_coro(object: &Bound<'_, PyAny>) -> bool {
+    // SAFETY: as above, with a live object.
+    unsafe { ffi::PyObject_TypeCheck(object.as_ptr(), CORO_TYPE.load(Ordering::Relaxed)) != 0 }
+}
+
+/// The coro that `object` is. TypeError if it is none.
+#[inline]
+pub(super) fn coro_from<'py>(object: &Bound<'py, PyAny>) -> PyResult<Coro<'py>> {
+    if is_coro(object) {
+        return Ok(coro_of(object));
+    }
+    Err(PyTypeError::new_err("a coro is required"))
+}
+
 /// The coro that has the object as its Python side.
 pub(super) fn coro_of<'py>(object: &Bound<'py, PyAny>) -> Coro<'py> {
+    debug_assert!(is_coro(object));
     // SAFETY: called only with instances of the native type; the caller's reference keeps it.
     unsafe { This::new(object.py(), object.as_ptr()) }
 }

@@ -4,6 +4,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PySet, PyString, PyType};
 
+use super::coro::check_thread;
 use super::{Object, making};
 use crate::coro::coroutine::{Coro, Status};
 use crate::coro::errors::{self as coro_errors, Kind};
@@ -93,8 +94,9 @@ pub(super) fn begin_sleep_for<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyRe
 pub(super) fn end_sleep<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("_end_sleep", 1)?;
     if let Some(object) = args.get(0) {
-        let coro = scheduler::coro_of(&object);
-        if coro.status.get() == Status::Waiting {
+        let coro = scheduler::coro_from(&object)?;
+        check_thread(coro)?;
+        if coro.status.get() == Status::Waiting && !coro.place_in_line.is_in_line() {
             scheduler::make_ready(coro);
         }
     }
@@ -240,9 +242,14 @@ pub(super) fn set_up<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
         return Ok(PyString::new(py, reason).into_any());
     }
     if let (Some(module), Some(kind)) = (args.get(0), args.get(1)) {
+        let kind = kind.cast_into::<PyType>()?;
+        if !scheduler::is_coro_type(&kind) {
+            return Err(PyTypeError::new_err(
+                "a subclass of grapeshot._core.Coro is required",
+            ));
+        }
         coro_errors::set_classes(&module)?;
         tasks::set_up(py)?;
-        let kind = kind.cast_into::<PyType>()?;
         if !pystate::has_known_code(&kind.getattr("join")?)? {
             return Ok(PyString::new(py, "the code objects of this interpreter are not known").into_any());
         }

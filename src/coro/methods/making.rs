@@ -81,9 +81,11 @@ fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
         ));
     }
     let event_loop = tasks::running_loop(py)?;
-    if event_loop.is_none() {
-        return hooks::pending_loop(py);
-    }
+    let event_loop = if event_loop.is_none() {
+        hooks::pending_loop(py)?
+    } else {
+        event_loop
+    };
     if !LoopObject::is_loop(&event_loop) {
         return Err(PyRuntimeError::new_err(
             "coros run on a grapeshot loop, and another event loop is running",
@@ -174,10 +176,13 @@ fn make<'py>(py: Python<'py>, args: &Args<'_, 'py>, function_name: &str) -> PyRe
     // SAFETY: an argument, alive for the length of the call.
     let function = unsafe { Bound::from_borrowed_ptr(py, values[0]) };
     check_function(&function, function_name)?;
+    let kind = CORO_TYPE.load(Ordering::Acquire);
+    if kind.is_null() {
+        return Err(PyRuntimeError::new_err("import grapeshot.coro first"));
+    }
     let event_loop = running_loop(py)?;
-    // SAFETY: the type is set before the package calls this; the allocation comes zeroed.
+    // SAFETY: the type is a subclass of the native one; the allocation comes zeroed.
     let object = unsafe {
-        let kind = CORO_TYPE.load(Ordering::Relaxed);
         errors::owned(py, ffi::PyType_GenericAlloc(kind, 0))?
     };
     let coro = scheduler::coro_of(&object);

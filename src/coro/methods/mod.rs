@@ -12,7 +12,7 @@ use std::ptr;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::suspension;
+use super::{scheduler, suspension};
 use crate::event_loop::errors;
 use crate::event_loop::native_type::Args;
 
@@ -226,7 +226,9 @@ fn functions() -> Vec<ffi::PyMethodDef> {
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     facade::register(module)?;
-    module.add("Coro", coro::make_type(module)?)?;
+    let kind = coro::make_type(module)?;
+    scheduler::set_type(kind.clone());
+    module.add("Coro", kind)?;
     for definition in functions() {
         let definition = Box::leak(Box::new(definition));
         // SAFETY: the definition is leaked, its name a C string literal.

@@ -1,0 +1,80 @@
+"""The functions that the package is built on look at what they are given: they can be seen from Python."""
+
+from __future__ import annotations
+
+import pytest
+from support import coro_is_available, run_script
+
+HEAD = """
+from grapeshot import _core
+
+def refused(function, *args):
+    try:
+        function(*args)
+    except (TypeError, RuntimeError) as exc:
+        return type(exc).__name__
+    return "nothing"
+"""
+
+
+def output(code):
+    return run_script(None, HEAD + code).split("\n")[:-1]
+
+
+def test_before_the_package_is_there():
+    assert (
+        output("""
+for name in "_coro_new", "_coro_spawn":
+    print(refused(getattr(_core, name), print))
+""")
+        == ["RuntimeError"] * 2
+    )
+
+
+@pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+def test_what_is_no_coro():
+    assert (
+        output("""
+from grapeshot import coro
+class Other:
+    pass
+for wrong in None, 5, object(), Other(), coro.Coro, [], _core.fifo():
+    print(refused(_core._coro_end_sleep, wrong))
+""")
+        == ["TypeError"] * 7
+    )
+
+
+@pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+def test_what_the_package_hands_over():
+    assert output("""
+from types import SimpleNamespace
+from grapeshot import coro
+from grapeshot.coro import _errors
+for kind in None, 5, int, object, _core.fifo:
+    print(refused(_core._coro_setup, _errors, kind))
+names = {name: 5 for name in dir(_errors)}
+print(refused(_core._coro_setup, SimpleNamespace(**names), coro.Coro))
+_core._coro_set_hooks(lambda: 5, print)
+print(refused(coro.spawn, print))
+""") == ["TypeError"] * 6 + ["RuntimeError"]
+
+
+@pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+def test_a_timer_wakes_nobody_who_stands_in_a_line():
+    """As one would that is called late: the coro sleeps no more and waits for something else."""
+    assert output("""
+from grapeshot import coro
+values = _core.fifo()
+seen = []
+def main():
+    waiting = coro.spawn(lambda: seen.append(values.pop()))
+    coro.yield_slice()
+    _core._coro_end_sleep(waiting)
+    coro.yield_slice()
+    print(seen)
+    values.push(1)
+    waiting.join()
+    print(seen)
+coro.run(main)
+""") == ["[]", "[1]"]
