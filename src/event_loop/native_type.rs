@@ -297,6 +297,36 @@ pub(crate) unsafe fn call_getter<T: NativeType>(
     }
 }
 
+/// The body of `tp_repr`: the text of `describe`, or what `object` says of itself in a thread that may not look now.
+///
+/// # Safety
+/// To be called only by CPython, attached, with an object that has the layout `T`.
+pub(crate) unsafe fn represent<T: NativeType>(
+    slf: *mut ffi::PyObject,
+    describe: impl FnOnce(This<'_, T>) -> PyResult<String>,
+) -> *mut ffi::PyObject {
+    // SAFETY: by the contract.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            let this = This::<T>::new(py, slf);
+            let mut described = None;
+            let looked = T::exclusively(this, || {
+                described = Some(describe(this));
+                Ok(())
+            });
+            let text = if let Some(text) = described {
+                text?
+            } else {
+                // Refused.
+                drop(looked);
+                format!("<{} object at {slf:p}>", T::NAME.to_string_lossy())
+            };
+            Ok(text.into_pyobject(py)?.into_ptr())
+        })
+    }
+}
+
 /// A row of a method table around `fn(This<T>, Args) -> PyResult<Bound<PyAny>>`.
 macro_rules! method {
     ($layout:ty, $name:literal, $body:path, $doc:literal) => {{

@@ -82,6 +82,7 @@ impl LoopObject {
         with_critical_section(&self.to_bound(py), || {
             // A run may have begun while this thread waited.
             self.check_thread()?;
+            let _visit = self.reactor.begin_visit();
             body()
         })
     }
@@ -259,7 +260,14 @@ fn check_running<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Objec
 fn run<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("_run", 0)?;
     this.reactor.check_closed()?;
-    let claim = || Ok(this.reactor.claim());
+    let claim = || {
+        if !HAS_GIL && this.reactor.is_visited_by_others() {
+            return Err(PyRuntimeError::new_err(
+                "Cannot run the event loop while another thread is in one of its methods",
+            ));
+        }
+        Ok(this.reactor.claim())
+    };
     if !LoopObject::exclusively(&this, this.py(), claim)? {
         return Err(PyRuntimeError::new_err("This event loop is already running"));
     }

@@ -5,10 +5,11 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
-use super::errors;
 use super::names::{Kept, names};
 use super::native_type::{Args, This, method, none, threadsafe_method};
 use super::pyloop::LoopObject;
+use super::reactor::current_thread;
+use super::{HAS_GIL, errors};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
@@ -31,10 +32,13 @@ fn class_in(py: Python<'_>, module_dict: Kept, name: Kept) -> PyResult<Bound<'_,
 }
 
 /// `{"loop": self}`, made once for a run: passing it saves a third of what making a future costs. None while the loop
-/// does not run.
+/// does not run, and without a GIL in every other thread than the one that runs it: that one drops the dict at the end.
 #[inline]
 fn future_kwargs(this: This<'_, LoopObject>) -> PyResult<Option<Bound<'_, PyAny>>> {
     let py = this.py();
+    if !HAS_GIL && this.reactor().owner() != current_thread() {
+        return Ok(None);
+    }
     if let Some(kwargs) = this.future_kwargs.get(py) {
         return Ok(Some(kwargs));
     }

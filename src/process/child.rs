@@ -13,7 +13,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::event_loop::errors;
-use crate::event_loop::native_type::{Args, NativeType, This, method, new_type, none, slot};
+use crate::event_loop::native_type::{Args, NativeType, This, method, new_type, none, represent, slot};
 use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Slot;
@@ -124,15 +124,7 @@ unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
 
 unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: CPython calls tp_repr attached with an object of this type.
-    unsafe {
-        let py = Python::assume_attached();
-        errors::at_boundary(py, ptr::null_mut(), || {
-            let this: This<'_, ChildObject> = This::new(py, slf);
-            Ok(format!("<_Child pid={}>", this.pid.get())
-                .into_pyobject(py)?
-                .into_ptr())
-        })
-    }
+    unsafe { represent::<ChildObject>(slf, |this| Ok(format!("<_Child pid={}>", this.pid.get()))) }
 }
 
 /// `loop._watch_child(pid, callback)`.

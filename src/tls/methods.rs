@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use super::lower::Tls;
 use super::{State, TlsObject, flag, lifecycle, make_type, protocol_methods, reading, writing};
 use crate::event_loop::attributes::{dict_row, offset_members};
-use crate::event_loop::native_type::{Args, bool_object, getter, leak_table, method, none, slot};
+use crate::event_loop::native_type::{Args, bool_object, getter, leak_table, method, none, represent, slot};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
@@ -232,12 +232,7 @@ pub(super) fn describe(this: Tls<'_>) -> String {
 
 unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: CPython calls tp_repr attached with an object of this type.
-    unsafe {
-        let py = Python::assume_attached();
-        crate::event_loop::errors::at_boundary(py, std::ptr::null_mut(), || {
-            Ok(describe(Tls::new(py, slf)).into_pyobject(py)?.into_ptr())
-        })
-    }
+    unsafe { represent::<TlsObject>(slf, |this| Ok(describe(this))) }
 }
 
 #[rustfmt::skip] // one row, one line

@@ -15,7 +15,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::{socket_object, stream};
-use crate::event_loop::native_type::{Args, NativeType, This, method, new_type, none, slot};
+use crate::event_loop::native_type::{Args, NativeType, This, method, new_type, none, represent, slot};
 use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Slot;
@@ -207,15 +207,12 @@ unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
 unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: CPython calls tp_repr attached with an object of this type.
     unsafe {
-        let py = Python::assume_attached();
-        errors::at_boundary(py, ptr::null_mut(), || {
-            let this = This::<ListenerObject>::new(py, slf);
-            let server = match this.server.get(py) {
+        represent::<ListenerObject>(slf, |this| {
+            let server = match this.server.get(this.py()) {
                 Some(server) => server.repr()?.to_string(),
                 None => "no server".to_owned(),
             };
-            let text = format!("<_Listener fd={} of {server}>", this.fd.get());
-            Ok(text.into_pyobject(py)?.into_ptr())
+            Ok(format!("<_Listener fd={} of {server}>", this.fd.get()))
         })
     }
 }

@@ -22,7 +22,7 @@ use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 use super::protocol::ProtocolCalls;
 use crate::event_loop::attributes::{InstanceDict, dict_row, offset_members};
 use crate::event_loop::names::{Kept, names};
-use crate::event_loop::native_type::{NativeType, This, leak_table, new_type, slot};
+use crate::event_loop::native_type::{NativeType, This, leak_table, new_type, represent, slot};
 use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Reactor;
@@ -216,12 +216,7 @@ unsafe extern "C" fn dealloc<B: Body>(slf: *mut ffi::PyObject) {
 
 unsafe extern "C" fn repr<B: Body>(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: CPython calls tp_repr attached with an object of this type.
-    unsafe {
-        let py = Python::assume_attached();
-        errors::at_boundary(py, ptr::null_mut(), || {
-            Ok(B::describe(This::new(py, slf)).into_pyobject(py)?.into_ptr())
-        })
-    }
+    unsafe { represent::<TransportObject<B>>(slf, |this| Ok(B::describe(this))) }
 }
 
 /// Makes the type on top of asyncio's `bases`, adds it to the module and stores it in `place`.

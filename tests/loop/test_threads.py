@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import sys
 import threading
 import time
 
 import pytest
-from support import until
+from support import CAP_S, connected, gil_is_enabled, run_script, until
 
 
 def in_threads(count, function):
@@ -340,3 +341,93 @@ def test_a_loop_that_does_not_run_is_used_by_several_threads(loop):
     loop.call_soon(loop.stop)
     loop.run_forever()
     assert sorted(ran) == [(number, index) for number in range(4) for index in range(200)]
+
+
+FUTURES = """
+import sys, threading
+
+loop = new_event_loop()
+is_over = threading.Event()
+wrong = []
+
+def work():
+    make = loop.create_future
+    while not is_over.is_set():
+        for _ in range(100):
+            future = make()
+            if future.get_loop() is not loop:
+                wrong.append(future)
+
+threads = [threading.Thread(target=work) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for _ in range({count}):
+    loop.call_soon(loop.create_future)
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+is_over.set()
+for thread in threads:
+    thread.join()
+print(len(wrong))
+loop.close()
+"""
+
+
+def test_futures_made_by_other_threads_while_runs_begin_and_end(loop_kind):
+    count = 300 if gil_is_enabled() else 100_000
+    assert run_script(loop_kind, FUTURES.format(count=count)) == "0\n"
+
+
+def test_a_run_while_another_thread_is_in_a_method(loop, loop_kind):
+    entered, may_go_on = threading.Event(), threading.Event()
+    reader, writer = socket.socketpair()
+
+    class File:
+        def fileno(self):
+            entered.set()
+            may_go_on.wait(CAP_S)
+            return reader.fileno()
+
+    with reader, writer:
+        [thread] = in_threads(1, lambda _: loop.add_reader(File(), print))
+        entered.wait(CAP_S)
+        loop.call_soon(loop.stop)
+        if loop_kind == "grapeshot" and not gil_is_enabled():
+            with pytest.raises(RuntimeError, match="another thread"):
+                loop.run_forever()
+        else:
+            loop.run_forever()
+        may_go_on.set()
+        thread.join()
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+        assert loop.remove_reader(reader)
+
+
+def test_a_run_inside_of_a_method(loop):
+    """Of the same thread, that is."""
+    reader, writer = socket.socketpair()
+
+    class File:
+        def fileno(self):
+            loop.call_soon(loop.stop)
+            loop.run_forever()
+            return reader.fileno()
+
+    with reader, writer:
+        loop.add_reader(File(), print)
+        assert loop.remove_reader(reader)
+
+
+async def test_reprs_in_other_threads(loop):
+    transport, protocol, peer = await connected(loop)
+    datagrams, _ = await loop.create_datagram_endpoint(asyncio.DatagramProtocol, local_addr=("127.0.0.1", 0))
+    with peer:
+        things = [transport, datagrams, loop.call_soon(print), loop.call_later(1000, print), loop]
+        texts = await loop.run_in_executor(None, lambda: [repr(thing) for thing in things for _ in range(100)])
+        for thing, text in zip(things, texts[::100], strict=True):
+            assert type(thing).__name__.strip("_") in text
+        things[3].cancel()
+        transport.close()
+        datagrams.close()
+        await until(lambda: protocol.is_lost)

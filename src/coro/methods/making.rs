@@ -172,14 +172,14 @@ pub(super) fn check<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
 /// Makes a coro of the running loop: `function, *args, name=, context=, stack=, **kwargs`.
 fn make<'py>(py: Python<'py>, args: &Args<'_, 'py>, function_name: &str) -> PyResult<Bound<'py, PyAny>> {
     args.at_least(function_name, 1)?;
-    let values = args.positional();
-    // SAFETY: an argument, alive for the length of the call.
-    let function = unsafe { Bound::from_borrowed_ptr(py, values[0]) };
-    check_function(&function, function_name)?;
     let kind = CORO_TYPE.load(Ordering::Acquire);
     if kind.is_null() {
         return Err(PyRuntimeError::new_err("import grapeshot.coro first"));
     }
+    let values = args.positional();
+    // SAFETY: an argument, alive for the length of the call.
+    let function = unsafe { Bound::from_borrowed_ptr(py, values[0]) };
+    check_function(&function, function_name)?;
     let event_loop = running_loop(py)?;
     // SAFETY: the type is a subclass of the native one; the allocation comes zeroed.
     let object = unsafe {

@@ -84,6 +84,9 @@ pub(crate) struct Reactor {
     last_poll_ns: Cell<u64>,
     /// `PyThread_get_thread_ident()` of the thread inside `run`, 0 if none.
     owner: AtomicU64,
+    /// The threads inside of `LoopObject::exclusively` while none runs the loop, in free-threaded builds. Touched only with
+    /// the loop's critical section, which a thread gives up while it waits for another one: then there are several.
+    visitors: RefCell<Vec<u64>>,
     is_stopping: AtomicBool,
     is_debug: AtomicBool,
     /// The bits of an `f64`.
@@ -117,6 +120,7 @@ impl Reactor {
             unpolled_turns: Cell::new(MAX_UNPOLLED_TURNS),
             last_poll_ns: Cell::new(0),
             owner: AtomicU64::new(0),
+            visitors: RefCell::new(Vec::new()),
             is_stopping: AtomicBool::new(false),
             is_debug: AtomicBool::new(false),
             slow_callback_s: AtomicU64::new(0.1_f64.to_bits()),
@@ -144,6 +148,18 @@ impl Reactor {
     #[inline]
     pub(crate) fn owner(&self) -> u64 {
         self.owner.load(Ordering::Acquire)
+    }
+
+    /// This thread uses the loop's cells until the result is dropped, with the loop's critical section in both moments.
+    pub(crate) fn begin_visit(&self) -> Visit<'_> {
+        self.visitors.borrow_mut().push(current_thread());
+        Visit(self)
+    }
+
+    /// Whether another thread waits in the middle of such a use: the loop must not run meanwhile.
+    pub(crate) fn is_visited_by_others(&self) -> bool {
+        let own = current_thread();
+        self.visitors.borrow().iter().any(|visitor| *visitor != own)
     }
 
     pub(crate) fn stop(&self) {
@@ -259,6 +275,19 @@ impl Reactor {
             }
         }
         0
+    }
+}
+
+/// See `Reactor::begin_visit`.
+pub(crate) struct Visit<'a>(&'a Reactor);
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        let own = current_thread();
+        let mut visitors = self.0.visitors.borrow_mut();
+        if let Some(place) = visitors.iter().rposition(|visitor| *visitor == own) {
+            visitors.swap_remove(place);
+        }
     }
 }
 

@@ -28,7 +28,7 @@ use super::waiter;
 use crate::event_loop::errors;
 use crate::event_loop::freelist::Freelist;
 use crate::event_loop::native_type::{
-    Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, slot,
+    Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, represent, slot,
 };
 use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
@@ -272,8 +272,11 @@ unsafe extern "C" fn am_send(
         let this: Operation<'_> = This::new(py, slf);
         let (object, outcome) =
             errors::at_boundary(py, (ptr::null_mut(), ffi::PySendResult::PYGEN_ERROR), || {
-                check_sent(this, value)?;
-                Ok(match step(this)? {
+                let made = OperationObject::exclusively(this, || {
+                    check_sent(this, value)?;
+                    step(this)
+                });
+                Ok(match made? {
                     Step::Yield(waiter) => (waiter.into_ptr(), ffi::PySendResult::PYGEN_NEXT),
                     Step::Return(value) => (value.into_ptr(), ffi::PySendResult::PYGEN_RETURN),
                 })
@@ -289,12 +292,12 @@ unsafe extern "C" fn am_await(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
             let this: Operation<'_> = This::new(py, slf);
-            match this.state.get() {
+            OperationObject::exclusively(this, || match this.state.get() {
                 State::Suspended | State::Running => {
                     Err(PyRuntimeError::new_err("coroutine is being awaited already"))
                 }
                 State::Created | State::Closed => Ok(ffi::Py_NewRef(slf)),
-            }
+            })
         })
     }
 }
@@ -404,11 +407,9 @@ fn origin(this: Operation<'_>) -> Object<'_> {
 unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: CPython calls tp_repr attached with an object of this type.
     unsafe {
-        let py = Python::assume_attached();
-        errors::at_boundary(py, ptr::null_mut(), || {
-            let this: Operation<'_> = This::new(py, slf);
-            let text = format!("<coroutine object Loop.{} at {slf:p}>", this.kind.get().name());
-            Ok(text.into_pyobject(py)?.into_ptr())
+        represent::<OperationObject>(slf, |this| {
+            let name = this.kind.get().name();
+            Ok(format!("<coroutine object Loop.{name} at {slf:p}>"))
         })
     }
 }

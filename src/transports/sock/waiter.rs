@@ -25,7 +25,7 @@ use pyo3::types::{PyList, PyTuple};
 use crate::event_loop::errors;
 use crate::event_loop::freelist::Freelist;
 use crate::event_loop::native_type::{
-    Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, slot,
+    Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, represent, slot,
 };
 use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
@@ -277,9 +277,11 @@ unsafe extern "C" fn set_blocking(
             let Some(value) = Bound::from_borrowed_ptr_or_opt(py, value) else {
                 return Err(PyAttributeError::new_err("cannot delete attribute"));
             };
-            let this: Waiter<'_> = This::new(py, slf);
-            this.is_blocking.set(value.is_truthy()?);
-            Ok(0)
+            let (this, is_blocking): (Waiter<'_>, _) = (This::new(py, slf), value.is_truthy()?);
+            WaiterObject::exclusively(this, || {
+                this.is_blocking.set(is_blocking);
+                Ok(0)
+            })
         })
     }
 }
@@ -288,9 +290,7 @@ unsafe extern "C" fn set_blocking(
 unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: CPython calls tp_repr attached with an object of this type.
     unsafe {
-        let py = Python::assume_attached();
-        errors::at_boundary(py, ptr::null_mut(), || {
-            let this: Waiter<'_> = This::new(py, slf);
+        represent::<WaiterObject>(slf, |this| {
             let state = match this.state.get() {
                 State::Pending => "pending",
                 State::Done => "done",
@@ -300,8 +300,7 @@ unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
                 Direction::Read => "read",
                 Direction::Write => "write",
             };
-            let text = format!("<SocketWaiter {state} {direction} fd={}>", this.fd.get());
-            Ok(text.into_pyobject(py)?.into_ptr())
+            Ok(format!("<SocketWaiter {state} {direction} fd={}>", this.fd.get()))
         })
     }
 }
