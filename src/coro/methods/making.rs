@@ -182,9 +182,7 @@ fn make<'py>(py: Python<'py>, args: &Args<'_, 'py>, function_name: &str) -> PyRe
     check_function(&function, function_name)?;
     let event_loop = running_loop(py)?;
     // SAFETY: the type is a subclass of the native one; the allocation comes zeroed.
-    let object = unsafe {
-        errors::owned(py, ffi::PyType_GenericAlloc(kind, 0))?
-    };
+    let object = unsafe { errors::owned(py, ffi::PyType_GenericAlloc(kind, 0))? };
     let coro = scheduler::coro_of(&object);
     coro.init();
     if !args.kwnames().is_null() {
