@@ -42,6 +42,18 @@ impl ObjectCell {
         drop(unsafe { Bound::from_owned_ptr_or_opt(py, old) });
     }
 
+    /// Replaces the content and gives the old one: nothing is dropped, so no other code can run.
+    #[inline]
+    pub(crate) fn replace<'py>(
+        &self,
+        value: Option<Bound<'py, PyAny>>,
+        py: Python<'py>,
+    ) -> Option<Bound<'py, PyAny>> {
+        let old = self.0.replace(value.map_or(ptr::null_mut(), Bound::into_ptr));
+        // SAFETY: the cell owned `old`, and ownership moves to the result.
+        unsafe { Bound::from_owned_ptr_or_opt(py, old) }
+    }
+
     /// Stores a reference into a cell known to be empty.
     #[inline]
     pub(crate) fn put_new(&self, value: *mut ffi::PyObject) {

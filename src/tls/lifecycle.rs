@@ -330,7 +330,7 @@ pub(super) fn call_eof_received(this: Tls<'_>) -> PyResult<()> {
         this.calls.call(py, names().eof_received, &[])?.is_truthy()
     });
     match answer {
-        Ok(true) if !matches!(this.calls.receiver(), Receiver::Native(_)) => {
+        Ok(true) if !matches!(this.calls.receiver(), Receiver::Native) => {
             let text = "returning true from eof_received() has no effect when using ssl";
             log::warning(py, text, &[])
         }

@@ -5,15 +5,16 @@
 
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use super::engine::Read;
 use super::lower::Tls;
 use super::{State, flag, lifecycle, writing};
 use crate::event_loop::errors;
 use crate::event_loop::native_type::This;
+use crate::transports::lent_buffer::LentBuffer;
 use crate::transports::new_bytes::NewBytes;
 use crate::transports::protocol::Receiver;
-use crate::transports::stream::WritableBuffer;
 
 /// Ciphertext that goes into the BIO before it is read: a BIO keeps the memory that it once needed.
 const FEED_LEN: usize = 64 * 1024;
@@ -104,7 +105,7 @@ fn deliver(this: Tls<'_>, data: &[u8]) -> PyResult<bool> {
         }
         let is_closed = match this.calls.receiver() {
             Receiver::Buffered => fill_buffer(this, &mut rest)?,
-            receiver => deliver_object(this, receiver, std::mem::take(&mut rest))?,
+            Receiver::Data | Receiver::Native => deliver_object(this, std::mem::take(&mut rest))?,
         };
         if is_closed || (rest.is_empty() && this.records.get() == 0) {
             return Ok(is_closed);
@@ -112,9 +113,9 @@ fn deliver(this: Tls<'_>, data: &[u8]) -> PyResult<bool> {
     }
 }
 
-/// One `data_received` with all there is.
+/// One `data_received` with all there is. What kind of protocol gets it is asked after decrypting, which may run Python.
 #[inline]
-fn deliver_object(this: Tls<'_>, receiver: Receiver, data: &[u8]) -> PyResult<bool> {
+fn deliver_object(this: Tls<'_>, data: &[u8]) -> PyResult<bool> {
     let py = this.py();
     let (plain, is_closed) = if this.records.get() == 0 && data.len() <= FEED_LEN {
         feed(this, data)?;
@@ -127,13 +128,7 @@ fn deliver_object(this: Tls<'_>, receiver: Receiver, data: &[u8]) -> PyResult<bo
         read_all(this, data)?
     };
     if let Some(plain) = plain {
-        writing::corked(this, || match receiver {
-            Receiver::Native(take) => {
-                let bytes = plain.cast::<pyo3::types::PyBytes>()?.as_bytes();
-                this.calls.received(py, take, bytes)
-            }
-            _ => this.calls.data_received(py, &plain),
-        })?;
+        writing::corked(this, || this.calls.deliver(py, plain.cast::<PyBytes>()?))?;
     }
     Ok(is_closed)
 }
@@ -203,28 +198,28 @@ fn fill_buffer(this: Tls<'_>, rest: &mut &[u8]) -> PyResult<bool> {
     writing::corked(this, || {
         this.calls.in_context(py, || {
             let hint = this.room.get().into_pyobject(py)?;
-            let offered = this.calls.get_buffer(py, hint.as_any())?;
-            let target = WritableBuffer::new(&offered)?;
+            let Some(buffer) = this.calls.get_buffer(py, hint.as_any())? else {
+                return Ok(false);
+            };
             if !may_deliver(this) {
                 return Ok(false);
             }
-            let (count, is_closed) = read_to(this, &target)?;
-            drop(target);
+            let (count, is_closed) = read_to(this, &buffer)?;
             if count > 0 {
-                this.calls.buffer_updated(py, count)?;
+                buffer.updated(count)?;
             }
             Ok(is_closed)
         })
     })
 }
 
-/// Fills `target` from the whole records: how many bytes, and whether `close_notify` has come.
-fn read_to(this: Tls<'_>, target: &WritableBuffer) -> PyResult<(usize, bool)> {
+/// Fills `buffer` from the whole records: how many bytes, and whether `close_notify` has come.
+fn read_to(this: Tls<'_>, buffer: &LentBuffer<'_>) -> PyResult<(usize, bool)> {
     let py = this.py();
-    let (memory, room) = target.memory();
+    let (memory, room) = buffer.memory();
     let mut filled = 0;
     while this.records.get() > 0 && filled < room {
-        // SAFETY: the exported view gives `room` writable bytes until it is released.
+        // SAFETY: the buffer has `room` writable bytes and is lent until it is dropped.
         match unsafe { this.engine.read_into(py, memory.add(filled), room - filled)? } {
             Read::Data(count) => {
                 filled += count;

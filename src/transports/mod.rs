@@ -5,6 +5,7 @@
 
 mod datagram;
 pub(crate) mod flow;
+pub(crate) mod lent_buffer;
 mod listener;
 pub(crate) mod new_bytes;
 mod object;

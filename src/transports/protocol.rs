@@ -18,6 +18,7 @@ use crate::event_loop::names::{Kept, names};
 use crate::event_loop::native_type::none;
 use crate::event_loop::object_cell::ObjectCell;
 
+use super::lent_buffer::LentBuffer;
 use super::stream_reader::{self, Feed};
 
 /// Takes what a transport has received on behalf of a native protocol object. The data is lent for the call.
@@ -31,7 +32,7 @@ pub(crate) enum Receiver {
     /// `get_buffer(sizehint)` and `buffer_updated(nbytes)`.
     Buffered,
     /// A native protocol: no Python call and no object per read.
-    Native(Received),
+    Native,
 }
 
 /// The native protocol type of the room above (TLS), null while there is none, and its function.
@@ -45,14 +46,14 @@ pub(crate) fn register_native(kind: *mut ffi::PyTypeObject, received: Received) 
     NATIVE_TYPE.store(kind, Ordering::Release);
 }
 
-fn native_receiver(protocol: &Bound<'_, PyAny>) -> Option<Receiver> {
+/// The function for `protocol`, if that is a native one.
+#[inline]
+fn native_received(protocol: &Bound<'_, PyAny>) -> Option<Received> {
     if protocol.get_type_ptr() != NATIVE_TYPE.load(Ordering::Acquire) {
         return None;
     }
     // SAFETY: stored by `register_native` from a function of this type before the type was.
-    let received =
-        unsafe { std::mem::transmute::<*mut c_void, Received>(NATIVE_RECEIVED.load(Ordering::Relaxed)) };
-    Some(Receiver::Native(received))
+    Some(unsafe { std::mem::transmute::<*mut c_void, Received>(NATIVE_RECEIVED.load(Ordering::Relaxed)) })
 }
 
 /// A protocol, its cached bound methods, and the context its callbacks run in.
@@ -108,7 +109,8 @@ impl ProtocolCalls {
         Ok(calls)
     }
 
-    /// Changes the protocol; takes effect with the next event.
+    /// Changes the protocol; takes effect with the next event. What calls into Python comes first, then all changes at
+    /// once: the cells always belong to one protocol.
     pub(crate) fn bind(&self, protocol: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = protocol.py();
         let method = |name: Kept| -> PyResult<Bound<'_, PyAny>> {
@@ -121,24 +123,23 @@ impl ProtocolCalls {
         };
         let (receiver, receive, updated) = if self.has_datagrams {
             (Receiver::Data, method(names().datagram_received)?, None)
-        } else if let Some(native) = native_receiver(protocol) {
-            (native, none(py), None)
+        } else if native_received(protocol).is_some() {
+            (Receiver::Native, none(py), None)
         } else if protocol.is_instance(&names().buffered_protocol_type.bind(py))? {
             let updated = method(names().buffer_updated)?;
             (Receiver::Buffered, method(names().get_buffer)?, Some(updated))
         } else {
             (Receiver::Data, method(names().data_received)?, None)
         };
-        self.receiver.set(receiver);
         let is_plain = !self.has_datagrams && matches!(receiver, Receiver::Data);
-        self.has_reader
-            .set(is_plain && stream_reader::is_stock_protocol(protocol));
-        self.receive.set(receive);
-        match updated {
-            Some(updated) => self.updated.set(updated),
-            None => drop(self.updated.take(py)),
-        }
-        self.protocol.set(protocol.clone());
+        let has_reader = is_plain && stream_reader::is_stock_protocol(protocol);
+        self.receiver.set(receiver);
+        self.has_reader.set(has_reader);
+        let _before = (
+            self.receive.replace(Some(receive), py),
+            self.updated.replace(updated, py),
+            self.protocol.replace(Some(protocol.clone()), py),
+        );
         Ok(())
     }
 
@@ -151,15 +152,52 @@ impl ProtocolCalls {
         self.receiver.get()
     }
 
-    /// Hands data to a native protocol, which enters its own context.
+    /// Hands data to a native protocol, which enters its own context. RuntimeError if the protocol is no such one.
     #[inline]
-    pub(crate) fn received(&self, py: Python<'_>, received: Received, data: &[u8]) -> PyResult<()> {
+    pub(crate) fn received(&self, py: Python<'_>, data: &[u8]) -> PyResult<()> {
         let Some(protocol) = self.protocol.get(py) else {
             return Err(no_protocol());
         };
-        // SAFETY: `receiver` was chosen for an object of the type that `received` was registered with, and the
-        // protocol has not been replaced since the caller asked for it.
+        let Some(received) = native_received(&protocol) else {
+            return Err(no_protocol());
+        };
+        // SAFETY: the protocol is of the type that the function was registered with, and alive.
         unsafe { received(py, protocol.as_ptr(), data) }
+    }
+
+    /// Hands data to the protocol in the way of whatever it is now: what has come may have been received for another
+    /// one, before the last call into Python.
+    #[inline]
+    pub(crate) fn deliver(&self, py: Python<'_>, data: &Bound<'_, PyBytes>) -> PyResult<()> {
+        match self.receiver.get() {
+            Receiver::Data => self.data_received(py, data.as_any()),
+            Receiver::Native => self.received(py, data.as_bytes()),
+            Receiver::Buffered => self.fill_buffers(py, data),
+        }
+    }
+
+    /// Copies data into the buffers of a BufferedProtocol.
+    #[cold]
+    fn fill_buffers(&self, py: Python<'_>, data: &Bound<'_, PyBytes>) -> PyResult<()> {
+        let mut rest = data.as_bytes();
+        while !rest.is_empty() {
+            if !matches!(self.receiver.get(), Receiver::Buffered) {
+                return self.deliver(py, &PyBytes::new(py, rest));
+            }
+            self.in_context(py, || {
+                let hint = rest.len().into_pyobject(py)?;
+                let Some(buffer) = self.get_buffer(py, hint.as_any())? else {
+                    return Ok(());
+                };
+                let (memory, room) = buffer.memory();
+                let len_bytes = rest.len().min(room);
+                // SAFETY: the exported view gives `room` writable bytes until it is released; `data` keeps `rest`.
+                unsafe { ptr::copy(rest.as_ptr(), memory, len_bytes) };
+                rest = &rest[len_bytes..];
+                buffer.updated(len_bytes)
+            })?;
+        }
+        Ok(())
     }
 
     /// The way to the buffer of an `asyncio.StreamReader`, if the protocol's is to be fed natively now.
@@ -195,21 +233,21 @@ impl ProtocolCalls {
         self.in_context(py, || call_bound(py, &self.receive, data.as_ptr()).map(drop))
     }
 
-    /// `get_buffer(sizehint)`, to be called inside `in_context`.
+    /// `get_buffer(sizehint)` of a BufferedProtocol, to be called inside `in_context`. None if the protocol has been
+    /// replaced meanwhile: then nothing may be received for the old one any more. RuntimeError if the buffer is empty.
     #[inline]
     pub(crate) fn get_buffer<'py>(
         &self,
         py: Python<'py>,
         size_hint: &Bound<'py, PyAny>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        call_bound(py, &self.receive, size_hint.as_ptr())
-    }
-
-    /// `buffer_updated(len_bytes)`, to be called inside `in_context`.
-    #[inline]
-    pub(crate) fn buffer_updated(&self, py: Python<'_>, len_bytes: usize) -> PyResult<()> {
-        let count = len_bytes.into_pyobject(py)?;
-        call_bound(py, &self.updated, count.as_ptr()).map(drop)
+    ) -> PyResult<Option<LentBuffer<'py>>> {
+        let lender = self.protocol.as_ptr();
+        let Some(updated) = self.updated.get(py) else {
+            return Err(no_protocol());
+        };
+        let offered = call_bound(py, &self.receive, size_hint.as_ptr())?;
+        let buffer = LentBuffer::new(&offered, updated)?;
+        Ok((lender == self.protocol.as_ptr()).then_some(buffer))
     }
 
     /// `datagram_received(data, addr)`, to be called inside `in_context`.

@@ -398,6 +398,26 @@ async def test_running_python_code_that_reenters_through_the_collector(loop):
         await until(lambda: protocol.is_lost)
 
 
+@pytest.mark.unfit(asyncio="calls buffer_updated() of the new protocol", uvloop="the same")
+@pytest.mark.parametrize("after", [Recorder, BufferedRecorder])
+async def test_set_protocol_inside_get_buffer(loop, after):
+    """Nothing has been received yet: all of it goes to the new protocol."""
+    second = after()
+
+    class Leaving(BufferedRecorder):
+        def get_buffer(self, sizehint):
+            self.transport.set_protocol(second)
+            return self.buffer
+
+    transport, protocol, peer = await connected(loop, Leaving)
+    with peer:
+        second.connection_made(transport)
+        await peer.send(b"x" * 10_000)
+        await until(lambda: second.data == b"x" * 10_000)
+        assert not protocol.data
+        await drop(second)
+
+
 async def test_set_protocol_and_close_inside_one_callback(loop):
     second = Recorder()
 

@@ -74,5 +74,28 @@ async def client_of(server: Any, context: ssl.SSLContext | None = None, **option
         raise
 
 
+class Carrier:
+    """In the place of a raw peer: what a hand-driven TLS peer carries, for one more layer of TLS in it."""
+
+    def __init__(self, outer: TlsPeer) -> None:
+        self.outer = outer
+
+    async def send(self, data: bytes) -> None:
+        await self.outer.write(data)
+
+    async def recv(self, limit: int = 65536) -> bytes:
+        return await self.outer.read(limit)
+
+    def close(self) -> None:
+        self.outer.close()
+
+
+def peer_of(raw: Any, side: str) -> TlsPeer:
+    """The other end of the loop's `side` over a raw peer or a carrier."""
+    if side == "server":
+        return TlsPeer(raw, client_context())
+    return TlsPeer(raw, server_context(), server_side=True)
+
+
 def plain_listener() -> socket.socket:
     return listening(socket.AF_INET, HOST)

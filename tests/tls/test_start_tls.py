@@ -10,7 +10,7 @@ import sys
 import pytest
 from support import HOST, Echo, Peer, Recorder, raw_pair, turns, until
 from tls.contexts import HOSTNAME, TlsPeer, client_context, server_context
-from tls.endpoints import SIDES
+from tls.endpoints import SIDES, Carrier, peer_of
 
 
 def options(side):
@@ -19,13 +19,6 @@ def options(side):
 
 def context(side):
     return server_context() if side == "server" else client_context()
-
-
-def peer_of(sock, side):
-    """The other end of the loop's `side`."""
-    if side == "server":
-        return TlsPeer(Peer(sock), client_context())
-    return TlsPeer(Peer(sock), server_context(), server_side=True)
 
 
 async def plain(loop, factory=Recorder):
@@ -37,7 +30,7 @@ async def plain(loop, factory=Recorder):
 
 async def upgraded(loop, side, factory=Recorder):
     transport, protocol, other = await plain(loop, factory)
-    peer = peer_of(other, side)
+    peer = peer_of(Peer(other), side)
     handshake = asyncio.ensure_future(peer.handshake())
     above = await loop.start_tls(transport, protocol, context(side), **options(side))
     await handshake
@@ -122,18 +115,7 @@ async def test_the_client_does_not_wait_for_the_answer(loop):
 async def test_tls_in_tls(loop, side):
     """A TLS connection inside a TLS connection, to the hand-driven peer's own two layers."""
     _, outer, protocol, peer = await upgraded(loop, side)
-
-    class Inside:
-        """The raw socket of the inner layer: what the outer one carries."""
-
-        send = staticmethod(peer.write)
-        close = staticmethod(peer.close)
-
-        @staticmethod
-        async def recv(limit=65536):
-            return await peer.read(limit)
-
-    inner_peer = peer_of_inside(Inside(), side)
+    inner_peer = peer_of(Carrier(peer), side)
     handshake = asyncio.ensure_future(inner_peer.handshake())
     inner = await loop.start_tls(outer, protocol, context(side), **options(side))
     await handshake
@@ -152,12 +134,6 @@ async def test_tls_in_tls(loop, side):
     await until(lambda: protocol.is_lost, "connection_lost")
     assert protocol.lost_with == [None]
     peer.close()
-
-
-def peer_of_inside(carrier, side):
-    if side == "server":
-        return TlsPeer(carrier, client_context())
-    return TlsPeer(carrier, server_context(), server_side=True)
 
 
 class OverEverything(asyncio.Transport):
@@ -184,7 +160,7 @@ class OverEverything(asyncio.Transport):
 async def test_above_a_transport_of_the_user(loop, end, reported):
     transport, protocol, other = await plain(loop)
     lower = OverEverything(transport)
-    peer = peer_of(other, "server")
+    peer = peer_of(Peer(other), "server")
     handshake = asyncio.ensure_future(peer.handshake())
     above = await loop.start_tls(lower, protocol, server_context(), server_side=True)
     await handshake

@@ -39,7 +39,6 @@ use crate::sys::socket::{self, Address};
 
 pub(super) use lifecycle::accept;
 pub(super) use methods::{loop_methods, register};
-pub(crate) use reading::WritableBuffer;
 
 mod flag {
     /// `pause_reading()` is in force.

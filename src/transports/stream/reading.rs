@@ -5,8 +5,6 @@
 
 use std::io;
 
-use pyo3::exceptions::PyRuntimeError;
-use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::{Stream, flag, lifecycle, writing};
@@ -14,7 +12,7 @@ use crate::event_loop::names::names;
 use crate::event_loop::{errors, log};
 use crate::sys::socket;
 use crate::transports::new_bytes::{self, NewBytes};
-use crate::transports::protocol::{Received, Receiver};
+use crate::transports::protocol::Receiver;
 use crate::transports::stream_reader::Feed;
 
 #[inline]
@@ -25,7 +23,7 @@ pub(super) fn on_readable(this: Stream<'_>) -> PyResult<()> {
             None => read_object(this),
         },
         Receiver::Buffered => read_into_protocol(this),
-        Receiver::Native(received) => read_native(this, received),
+        Receiver::Native => read_native(this),
     }
 }
 
@@ -150,14 +148,14 @@ fn receive_direct(this: Stream<'_>, room: usize) -> Result<Option<Bound<'_, PyAn
 }
 
 /// A native protocol: it gets what lies in the scratch buffer.
-fn read_native(this: Stream<'_>, received: Received) -> PyResult<()> {
+fn read_native(this: Stream<'_>) -> PyResult<()> {
     let (py, fd) = (this.py(), this.fd());
     let outcome = writing::corked(this, || {
         this.reactor().with_scratch(|scratch| {
             // SAFETY: the buffer is borrowed for the length of the call.
             let result = unsafe { socket::recv(fd, scratch.as_mut_ptr(), scratch.len()) };
             if let Ok(len_bytes @ 1..) = result {
-                this.calls.received(py, received, &scratch[..len_bytes])?;
+                this.calls.received(py, &scratch[..len_bytes])?;
             }
             Ok(result)
         })
@@ -178,18 +176,19 @@ fn read_into_protocol(this: Stream<'_>) -> PyResult<()> {
     let mut stage = "Fatal error: protocol.get_buffer() call failed.";
     let received = writing::corked(this, || {
         this.calls.in_context(py, || {
-            let offered = this.calls.get_buffer(py, (-1_i32).into_pyobject(py)?.as_any())?;
-            let target = WritableBuffer::new(&offered)?;
+            let hint = (-1_i32).into_pyobject(py)?;
+            let Some(buffer) = this.calls.get_buffer(py, hint.as_any())? else {
+                return Ok(None);
+            };
             if this.fd() < 0 || this.has(flag::CLOSING | flag::PAUSED) {
                 return Ok(None);
             }
-            let room = target.view.len as usize;
-            // SAFETY: the view gives `len` writable bytes and stays exported until it is dropped.
-            let received = unsafe { socket::recv(this.fd(), target.view.buf.cast(), room) };
-            drop(target);
+            let (memory, room) = buffer.memory();
+            // SAFETY: the buffer has `room` writable bytes and is lent until it is dropped.
+            let received = unsafe { socket::recv(this.fd(), memory, room) };
             if let Ok(len_bytes @ 1..) = received {
                 stage = "Fatal error: protocol.buffer_updated() call failed.";
-                this.calls.buffer_updated(py, len_bytes)?;
+                buffer.updated(len_bytes)?;
             }
             Ok(Some(received))
         })
@@ -232,40 +231,5 @@ fn on_eof(this: Stream<'_>) -> PyResult<()> {
             this.sync_interest()
         }
         Ok(false) => lifecycle::close(this),
-    }
-}
-
-/// A writable buffer of a Python object, released when dropped.
-pub(crate) struct WritableBuffer {
-    view: ffi::Py_buffer,
-}
-
-impl WritableBuffer {
-    /// BufferError or TypeError if the object offers none, RuntimeError if it is empty.
-    pub(crate) fn new(object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let mut view = ffi::Py_buffer::new();
-        // SAFETY: attached; the view is ours, and on success it is released exactly once, by Drop.
-        if unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut view, ffi::PyBUF_WRITABLE) } != 0 {
-            return Err(errors::fetch(object.py()));
-        }
-        let buffer = Self { view };
-        if buffer.view.len == 0 {
-            return Err(PyRuntimeError::new_err("get_buffer() returned an empty buffer"));
-        }
-        Ok(buffer)
-    }
-}
-
-impl WritableBuffer {
-    /// The memory: `len` writable bytes while this lives.
-    pub(crate) fn memory(&self) -> (*mut u8, usize) {
-        (self.view.buf.cast(), self.view.len as usize)
-    }
-}
-
-impl Drop for WritableBuffer {
-    fn drop(&mut self) {
-        // SAFETY: filled by PyObject_GetBuffer in `new`; transports run attached.
-        unsafe { ffi::PyBuffer_Release(&raw mut self.view) };
     }
 }

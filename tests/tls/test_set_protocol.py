@@ -1,0 +1,122 @@
+"""set_protocol() in the middle of a read: OpenSSL calls `SSLContext._msg_callback` while it decrypts."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+import pytest
+from support import BufferedRecorder, Peer, Recorder, until
+from tls.contexts import HOSTNAME, client_context
+from tls.endpoints import Carrier, connected, peer_of
+from tls.test_start_tls import plain
+
+
+class Switch:
+    """Calls `action` once, when OpenSSL shows the next message that it reads."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self.context = context
+        self.action = None
+        context._msg_callback = self
+
+    def __call__(self, _connection, direction, *_rest):
+        if direction == "read" and self.action is not None:
+            action, self.action = self.action, None
+            action()
+
+    def __enter__(self) -> Switch:
+        return self
+
+    def __exit__(self, *_exc) -> None:
+        self.context._msg_callback = None
+
+
+async def replaced_while_decrypting(loop, before, after, size):
+    """Each byte reaches one of the two, in order; what comes later reaches the new one."""
+    with Switch(client_context()) as switch:
+        transport, first, peer = await connected(loop, before, ours=switch.context)
+        second = after()
+        second.connection_made(transport)
+        switch.action = lambda: transport.set_protocol(second)
+        data = bytes(range(250)) * (size // 250 + 1)
+        await peer.write(data)
+        await until(lambda: len(first.data) + len(second.data) == len(data), "the data")
+        assert first.data + second.data == data
+        first.data.clear()
+        await peer.write(b"later")
+        await until(lambda: second.data.endswith(b"later"), "the data")
+        assert not first.data
+        transport.abort()
+        await until(lambda: second.is_lost, "connection_lost")
+        peer.close()
+
+
+SIZES = [1, 20_000, 300_000]
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_while_decrypting(loop, size):
+    await replaced_while_decrypting(loop, Recorder, Recorder, size)
+
+
+@pytest.mark.unfit(
+    asyncio="tells the new protocol of what lies in the old one's buffer, or calls data_received() of one with buffers",
+    uvloop="the same",
+)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(Recorder, BufferedRecorder), (BufferedRecorder, Recorder), (BufferedRecorder, BufferedRecorder)],
+    ids=["to buffers", "from buffers", "other buffers"],
+)
+async def test_with_buffers_while_decrypting(loop, before, after, size):
+    await replaced_while_decrypting(loop, before, after, size)
+
+
+@pytest.mark.unfit(asyncio="calls buffer_updated() of the new protocol, or of the old one for ever", uvloop="the same")
+@pytest.mark.parametrize("after", [Recorder, BufferedRecorder])
+async def test_inside_get_buffer(loop, after):
+    """Nothing has been decrypted yet: all of it goes to the new protocol."""
+    second = after()
+
+    class Leaving(BufferedRecorder):
+        def get_buffer(self, sizehint):
+            self.transport.set_protocol(second)
+            return self.buffer
+
+    transport, protocol, peer = await connected(loop, Leaving)
+    second.connection_made(transport)
+    await peer.write(b"x" * 10_000)
+    await until(lambda: second.data == b"x" * 10_000, "the data")
+    assert not protocol.data
+    transport.abort()
+    await until(lambda: second.is_lost, "connection_lost")
+    peer.close()
+
+
+@pytest.mark.parametrize("after", [Recorder, BufferedRecorder])
+@pytest.mark.unfit(asyncio="calls data_received() of a BufferedProtocol", uvloop="as asyncio")
+async def test_of_the_transport_below_while_it_decrypts(loop, after):
+    """TLS in TLS: the protocol of the outer layer, the inner layer so far, is another object once it has decrypted."""
+    with Switch(client_context()) as switch:
+        transport, protocol, other = await plain(loop)
+        peer = peer_of(Peer(other), "client")
+        handshake = asyncio.ensure_future(peer.handshake())
+        outer = await loop.start_tls(transport, protocol, switch.context, server_hostname=HOSTNAME)
+        await handshake
+        inner_peer = peer_of(Carrier(peer), "client")
+        handshake = asyncio.ensure_future(inner_peer.handshake())
+        inner = await loop.start_tls(outer, protocol, client_context(), server_hostname=HOSTNAME)
+        await handshake
+        await inner_peer.write(b"ping")
+        await until(lambda: protocol.data == b"ping", "the data")
+        new = after()
+        new.connection_made(outer)
+        switch.action = lambda: outer.set_protocol(new)
+        await peer.write(b"x" * 5000)
+        await until(lambda: new.data == b"x" * 5000, "the data")
+        outer.abort()
+        await until(lambda: new.is_lost, "connection_lost")
+        inner.abort()
+        peer.close()
