@@ -409,6 +409,9 @@ pub(crate) trait NativeType: Sized {
     const NAME: &'static CStr;
     const DOC: &'static CStr;
     const FLAGS: u64;
+    /// False for a type whose objects refer to nothing: the collector does not know them, and nobody finds them with its
+    /// help. `traverse` and `clear` are not called then; `tp_dealloc` frees with `PyObject_Free`.
+    const IS_COLLECTED: bool = true;
     /// Reports every reference the object holds (the type's own is reported for it).
     ///
     /// # Safety
@@ -478,18 +481,23 @@ pub(crate) unsafe fn new_type<'py, T: NativeType>(
     slots: &[ffi::PyType_Slot],
 ) -> PyResult<Bound<'py, PyType>> {
     let py = module.py();
-    let mut all = vec![
-        slot(ffi::Py_tp_doc, T::DOC.as_ptr().cast_mut().cast()),
-        slot(ffi::Py_tp_traverse, traverse::<T> as *mut c_void),
-        slot(ffi::Py_tp_clear, clear::<T> as *mut c_void),
-    ];
+    let mut all = vec![slot(ffi::Py_tp_doc, T::DOC.as_ptr().cast_mut().cast())];
+    if T::IS_COLLECTED {
+        all.push(slot(ffi::Py_tp_traverse, traverse::<T> as *mut c_void));
+        all.push(slot(ffi::Py_tp_clear, clear::<T> as *mut c_void));
+    }
     all.extend(slots.iter().map(|entry| slot(entry.slot, entry.pfunc)));
     all.push(slot(0, ptr::null_mut()));
+    let collected = if T::IS_COLLECTED {
+        ffi::Py_TPFLAGS_HAVE_GC
+    } else {
+        0
+    };
     let mut spec = ffi::PyType_Spec {
         name: T::NAME.as_ptr(),
         basicsize: size_of::<T>() as c_int,
         itemsize: 0,
-        flags: (T::FLAGS | u64::from(ffi::Py_TPFLAGS_DEFAULT as u32) | ffi::Py_TPFLAGS_HAVE_GC) as u32,
+        flags: (T::FLAGS | u64::from(ffi::Py_TPFLAGS_DEFAULT as u32) | collected) as u32,
         slots: all.as_mut_ptr(),
     };
     // SAFETY: the spec and its slots live through the call, which copies them; the caller vouches for their content.

@@ -89,7 +89,7 @@ impl Engine {
     pub(super) fn feed(&self, py: Python<'_>, data: &[u8]) -> PyResult<()> {
         // SAFETY: MemoryBIO.write reads the lent memory, which the slice keeps, and lets go of it.
         unsafe {
-            window::lend(py, data.as_ptr().cast_mut(), data.len(), |buffer| {
+            window::lend(py, data, |buffer| {
                 call(py, self.module.bio_write, self.incoming.as_ptr(), buffer).map(drop)
             })
         }
@@ -178,7 +178,7 @@ impl Engine {
         }
         // SAFETY: the caller vouches for the memory; read(0, buffer) fills the buffer and lets go of it.
         let count = unsafe {
-            window::lend(py, memory, room, |buffer| {
+            window::lend_writable(py, memory, room, |buffer| {
                 let call = [
                     ptr::null_mut(),
                     self.inner.as_ptr(),
@@ -204,7 +204,7 @@ impl Engine {
         let count = if self.inner.is_set() {
             // SAFETY: _SSLSocket.write reads the lent memory, which the slice keeps, and lets go of it.
             unsafe {
-                window::lend(py, data.as_ptr().cast_mut(), data.len(), |buffer| {
+                window::lend(py, data, |buffer| {
                     let call = [ptr::null_mut(), self.inner.as_ptr(), buffer];
                     self.again(py, vectorcall(self.module.write, &call))
                 })?

@@ -2,6 +2,15 @@
 //!
 //! `MemoryBIO.write`, `_SSLSocket.read` and `_SSLSocket.write` take any buffer and let go of it before they return, so
 //! one object serves all of them, with another piece of memory each time. It is never handed to Python code.
+//!
+//! But Python code may run meanwhile (callbacks of the `ssl` module), and find the object in the C function's tuple of
+//! arguments (`gc.get_objects()`). So each loan gives one view, which the C function takes before anything else runs:
+//!
+//! ```text
+//!   [ idle ] --lend--> [ lent ] --bf_getbuffer--> [ taken ] --the call returns--> [ idle ]
+//!      ^ BufferError                                 ^ BufferError
+//! ```
+//! An object that somebody else still knows when the call has returned is not used again.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -17,8 +26,10 @@ use crate::event_loop::native_type::{NativeType, This, new_type, slot};
 #[repr(C)]
 struct WindowObject {
     base: ffi::PyObject,
+    /// Null unless it is lent and nobody has taken the view yet.
     memory: Cell<*mut u8>,
     len_bytes: Cell<usize>,
+    is_readonly: Cell<bool>,
 }
 
 static WINDOW_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
@@ -29,6 +40,7 @@ impl NativeType for WindowObject {
     const NAME: &'static CStr = c"grapeshot._core._Window";
     const DOC: &'static CStr = c"Native memory, lent for one call.";
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
+    const IS_COLLECTED: bool = false;
 
     unsafe fn traverse(&self, _: ffi::visitproc, _: *mut c_void) -> c_int {
         0
@@ -42,16 +54,44 @@ impl NativeType for WindowObject {
     }
 }
 
-/// Runs `call` with an object through which it can read and write `len_bytes` bytes at `memory`.
+/// Runs `call` with an object through which it can read `data`.
 ///
 /// # Safety
-/// The memory is valid for as long as `call` runs, and `call` only passes the object to C functions that keep neither
-/// it nor a view of it, and that write only if the memory may be written.
+/// `call` only passes the object to a C function that takes a view of it before anything else can run, and keeps neither
+/// the object nor the view.
 #[inline]
 pub(super) unsafe fn lend<R>(
     py: Python<'_>,
+    data: &[u8],
+    call: impl FnOnce(*mut ffi::PyObject) -> PyResult<R>,
+) -> PyResult<R> {
+    // SAFETY: the caller's contract; nothing writes to memory that is lent for reading.
+    unsafe { lend_memory(py, data.as_ptr().cast_mut(), data.len(), true, call) }
+}
+
+/// Runs `call` with an object through which it can read and write `len_bytes` bytes at `memory`.
+///
+/// # Safety
+/// As for `lend`, and the memory may be written and is valid for as long as `call` runs.
+#[inline]
+pub(super) unsafe fn lend_writable<R>(
+    py: Python<'_>,
     memory: *mut u8,
     len_bytes: usize,
+    call: impl FnOnce(*mut ffi::PyObject) -> PyResult<R>,
+) -> PyResult<R> {
+    // SAFETY: the caller's contract.
+    unsafe { lend_memory(py, memory, len_bytes, false, call) }
+}
+
+/// # Safety
+/// As for `lend_writable`, and for `lend` if `is_readonly`.
+#[inline]
+unsafe fn lend_memory<R>(
+    py: Python<'_>,
+    memory: *mut u8,
+    len_bytes: usize,
+    is_readonly: bool,
     call: impl FnOnce(*mut ffi::PyObject) -> PyResult<R>,
 ) -> PyResult<R> {
     let mut object = SPARE.swap(ptr::null_mut(), Ordering::Acquire);
@@ -69,13 +109,18 @@ pub(super) unsafe fn lend<R>(
     let window = unsafe { &*object.cast::<WindowObject>() };
     window.memory.set(memory);
     window.len_bytes.set(len_bytes);
+    window.is_readonly.set(is_readonly);
     let result = call(object);
     window.memory.set(ptr::null_mut());
-    window.len_bytes.set(0);
-    let other = SPARE.swap(object, Ordering::Release);
-    if !other.is_null() {
-        // SAFETY: the reference that SPARE held.
-        unsafe { ffi::Py_DECREF(other) };
+    // SAFETY: a live object, of which we hold a reference.
+    let spare = if unsafe { ffi::Py_REFCNT(object) } == 1 {
+        SPARE.swap(object, Ordering::Release)
+    } else {
+        object
+    };
+    if !spare.is_null() {
+        // SAFETY: the reference that SPARE held, or our own.
+        unsafe { ffi::Py_DECREF(spare) };
     }
     result
 }
@@ -84,17 +129,24 @@ unsafe extern "C" fn get_buffer(slf: *mut ffi::PyObject, view: *mut ffi::Py_buff
     // SAFETY: CPython calls this attached with an object of this type and a view to fill.
     unsafe {
         let window = &*slf.cast::<WindowObject>();
+        let memory = window.memory.replace(ptr::null_mut());
+        if memory.is_null() {
+            (*view).obj = ptr::null_mut();
+            let text = c"this memory is lent to nobody else";
+            ffi::PyErr_SetString(ffi::PyExc_BufferError, text.as_ptr());
+            return -1;
+        }
         let len = window.len_bytes.get() as ffi::Py_ssize_t;
-        ffi::PyBuffer_FillInfo(view, slf, window.memory.get().cast(), len, 0, flags)
+        let is_readonly = c_int::from(window.is_readonly.get());
+        ffi::PyBuffer_FillInfo(view, slf, memory.cast(), len, is_readonly, flags)
     }
 }
 
 unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
     // SAFETY: CPython calls this attached with an unreferenced window, which owns nothing.
     unsafe {
-        ffi::PyObject_GC_UnTrack(slf.cast());
         let kind = ffi::Py_TYPE(slf);
-        ffi::PyObject_GC_Del(slf.cast());
+        ffi::PyObject_Free(slf.cast());
         ffi::Py_DECREF(kind.cast());
     }
 }

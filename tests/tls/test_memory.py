@@ -189,6 +189,83 @@ def test_dropped_with_the_loop_warns(files):
     assert warned == ["ResourceWarning <SSLTransport"] * 2 + ["ResourceWarning <StreamTransport"] * 2
 
 
+@pytest.mark.parametrize("kind", ["asyncio", "grapeshot"])
+def test_memory_that_is_lent_to_openssl_cannot_be_taken(files, kind):
+    """Whatever the collector shows to a callback inside of a read or write, no view of a buffer can be had of it."""
+    code = f"""
+        import asyncio, gc, ssl
+
+        server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server_side.load_cert_chain({files[0]!r})
+        client_side = ssl.create_default_context(cafile={files[1]!r})
+        kept, tracked, views, calls = [], [], [], 0
+
+        def look(_connection, _direction, *_rest):
+            global calls
+            calls += 1
+            objects = gc.get_objects()
+            tracked.extend(thing for thing in objects if type(thing).__name__ == "_Window")
+            for thing in objects:
+                if type(thing) is tuple:
+                    kept.extend(item for item in thing if type(item).__name__ == "_Window")
+            try_all()
+
+        def try_all():
+            for thing in kept:
+                try:
+                    views.append(memoryview(thing))
+                except BufferError:
+                    pass
+
+        server_side._msg_callback = client_side._msg_callback = look
+
+        class Echo(asyncio.Protocol):
+            def connection_made(self, transport):
+                self.transport = transport
+
+            def data_received(self, data):
+                self.transport.write(data)
+
+        class Client(asyncio.BufferedProtocol):
+            def __init__(self):
+                self.buffer, self.data, self.done = bytearray(5000), b"", asyncio.Event()
+
+            def get_buffer(self, size):
+                return memoryview(self.buffer)
+
+            def buffer_updated(self, size):
+                self.data += self.buffer[:size]
+                if len(self.data) == 40_000:
+                    self.done.set()
+
+        async def main():
+            gc.collect()
+            gc.freeze()
+            loop = asyncio.get_running_loop()
+            server = await loop.create_server(Echo, "127.0.0.1", 0, ssl=server_side)
+            transport, protocol = await loop.create_connection(
+                Client, *server.sockets[0].getsockname(), ssl=client_side, server_hostname={HOSTNAME!r}
+            )
+            transport.write(b"x" * 40_000)
+            await protocol.done.wait()
+            assert protocol.data == b"x" * 40_000
+            transport.write(b"y" * 1000)
+            try_all()
+            transport.abort()
+            server.close()
+            await server.wait_closed()
+            try_all()
+
+        loop = new_event_loop()
+        loop.run_until_complete(main())
+        loop.close()
+        server_side._msg_callback = client_side._msg_callback = None
+        print(calls > 5, len(tracked), len(views), bool(kept))
+    """
+    found = run_script(kind, textwrap.dedent(code)).split()
+    assert found[:3] == ["True", "0", "0"]
+
+
 async def test_nobody_but_the_loop_keeps_a_connection(loop, serve):
     """An idle connection's transports are alive only through their server and loop."""
     server = await serve(Echo, HOST, 0, ssl=server_context())
