@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from contextvars import Context
 from socket import socket
-from ssl import SSLContext
+from ssl import SSLContext, SSLObject
 from traceback import StackSummary
 from types import FrameType
 from typing import Any, Protocol, Self, TypeVar, TypeVarTuple, final
@@ -434,11 +434,13 @@ class Loop:
         shutdown_timeout: float,
         call_connection_made: bool = True,
         accepted: bool = False,
+        below: asyncio.BaseTransport | None = None,
     ) -> SSLTransport:
         """Make a TLS transport for ``protocol``, to be the protocol of the transport below it.
 
         ``waiter`` gets its result or exception when the handshake ends. Nobody waits for an ``accepted`` one: debug
-        mode reports its failure. Limits in seconds.
+        mode reports its failure. Limits in seconds. The callbacks run in a copy of the context of ``below``, if that is
+        one of our transports, otherwise of the current one.
 
         Raises:
             ValueError, ssl.SSLError: what ``sslcontext.wrap_bio()`` raises.
@@ -512,6 +514,10 @@ class StreamTransport(asyncio.Transport):
 
     def _force_close(self, exc: BaseException | None, /) -> None:
         """:meth:`abort` with the exception for ``connection_lost``: what TLS above it calls."""
+
+    # Attributes of asyncio's own transports that programs look at.
+    @property
+    def _paused(self) -> bool: ...
 
     # for Loop.sendfile
     _sendfile_compatible: Any
@@ -708,6 +714,16 @@ class SSLTransport(asyncio.Transport, asyncio.Protocol):
     def _ssl_protocol(self) -> SSLTransport: ...
     @property
     def _transport(self) -> asyncio.BaseTransport | None: ...
+    @property
+    def _app_transport(self) -> SSLTransport: ...
+    @property
+    def _app_protocol(self) -> asyncio.BaseProtocol | None: ...
+    @property
+    def _sslcontext(self) -> SSLContext: ...
+    @property
+    def _sslobj(self) -> SSLObject: ...
+    @property
+    def _app_reading_paused(self) -> bool: ...
     @property
     def _protocol_paused(self) -> bool: ...
 

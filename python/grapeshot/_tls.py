@@ -67,13 +67,16 @@ def make_transport(
     *,
     server_side: bool = False,
     server_hostname: str | None = None,
-    call_connection_made: bool = True,
-    accepted: bool = False,
+    below: asyncio.WriteTransport | None = None,
 ) -> _core.SSLTransport:
-    """Return a TLS transport for ``protocol``, to be made the protocol of the transport below it."""
+    """Return a TLS transport for ``protocol``, to be made the protocol of the transport below it.
+
+    ``below`` is that transport if the connection is open already: ``protocol`` has seen ``connection_made`` then, and
+    what it is told of TLS comes in the context of the connection.
+    """
     context = context_of(ssl_argument, server_side, server_hostname)
     name = None if server_side else server_hostname or None
-    return loop._tls(protocol, context, waiter, server_side, name, *limits, call_connection_made, accepted)
+    return loop._tls(protocol, context, waiter, server_side, name, *limits, below is None, False, below)
 
 
 async def open_tls(
@@ -193,7 +196,7 @@ async def start_tls(
         time_limits(ssl_handshake_timeout, ssl_shutdown_timeout),
         server_side=server_side,
         server_hostname=server_hostname,
-        call_connection_made=False,
+        below=transport,
     )
     lower: Any = transport
     lower.pause_reading()  # nothing is to come before connection_made

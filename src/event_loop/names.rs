@@ -88,6 +88,7 @@ kept! {
         socket_dict = "socket"."__dict__"
         resolver = "socket"."getaddrinfo"
         buffered_protocol_type = "asyncio"."BufferedProtocol"
+        cancelled_error = "asyncio"."CancelledError"
     }
 }
 

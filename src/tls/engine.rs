@@ -24,6 +24,9 @@ use crate::event_loop::errors;
 use crate::event_loop::names::Kept;
 use crate::event_loop::object_cell::ObjectCell;
 
+/// Plaintext of a record at most.
+const DISCARD_LEN: usize = 16 * 1024;
+
 /// What a read gave.
 pub(super) enum Read<T> {
     Data(T),
@@ -73,6 +76,11 @@ impl Engine {
         engine.incoming.set(incoming);
         engine.outgoing.set(outgoing);
         Ok(engine)
+    }
+
+    /// True if the C object is called without methods of a class in between.
+    pub(super) fn is_plain(&self) -> bool {
+        self.inner.is_set()
     }
 
     /// The `ssl.SSLObject`; None only after `drop_all`.
@@ -152,7 +160,22 @@ impl Engine {
         Ok(Read::Data(data))
     }
 
-    /// Reads plaintext of one record to `memory`: how many bytes it was, 1 to `room`.
+    /// Reads all plaintext that there is and forgets it. True if the peer has sent `close_notify`, now or before.
+    pub(super) fn discard(&self, py: Python<'_>) -> PyResult<bool> {
+        loop {
+            match self.read(py, DISCARD_LEN) {
+                Ok(Read::Data(_)) => {}
+                Ok(Read::Again) => return Ok(false),
+                Ok(Read::Closed) => return Ok(true),
+                // What a read raises after both sides have said `close_notify`.
+                Err(error) if error.is_instance(py, &self.module.zero_return.bind(py)) => return Ok(true),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Reads plaintext of one record to `memory`: how many bytes it was, 1 to `room`. A read of 0 bytes would look like
+    /// the end.
     ///
     /// # Safety
     /// `room` bytes (at least 1) at `memory` may be written, and stay valid whatever Python code does meanwhile.
@@ -163,6 +186,7 @@ impl Engine {
         memory: *mut u8,
         room: usize,
     ) -> PyResult<Read<usize>> {
+        debug_assert!(room > 0);
         if !self.inner.is_set() {
             return Ok(match self.read(py, room)? {
                 Read::Data(data) => {

@@ -12,21 +12,18 @@
 //! `connection_made` of the application comes when the handshake is complete, `connection_lost` once, after that of
 //! the transport below. Without `connection_made` there is no `connection_lost`.
 
-use pyo3::exceptions::{
-    PyConnectionAbortedError, PyConnectionResetError, PyException, PyOSError, PyTimeoutError,
-};
+use pyo3::exceptions::{PyConnectionAbortedError, PyConnectionResetError, PyOSError, PyTimeoutError};
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
 use super::lower::Tls;
-use super::{State, Told, flag, reading, writing};
+use super::{State, Told, flag, reading, shutdown, writing};
 use crate::event_loop::errors;
 use crate::event_loop::log;
 use crate::event_loop::names::names;
 use crate::event_loop::native_type::This;
-use crate::transports::protocol::Receiver;
 
 /// What a TLS 1.3 record always has beside its plaintext: the content type and a tag of 16 bytes.
 const OVERHEAD_LEN: usize = 17;
@@ -49,7 +46,7 @@ pub(super) fn start(this: Tls<'_>, lower: &Bound<'_, PyAny>) -> PyResult<()> {
     go_on_shaking(this)
 }
 
-fn set_timer(this: Tls<'_>, timeout: &crate::event_loop::object_cell::ObjectCell) -> PyResult<()> {
+pub(super) fn set_timer(this: Tls<'_>, timeout: &crate::event_loop::object_cell::ObjectCell) -> PyResult<()> {
     let py = this.py();
     if let (Some(event_loop), Some(timeout)) = (this.event_loop.get(py), timeout.get(py)) {
         let on_timeout = this.to_bound().getattr(intern!(py, "_on_timeout"))?;
@@ -59,7 +56,7 @@ fn set_timer(this: Tls<'_>, timeout: &crate::event_loop::object_cell::ObjectCell
     Ok(())
 }
 
-fn cancel_timer(this: Tls<'_>) -> PyResult<()> {
+pub(super) fn cancel_timer(this: Tls<'_>) -> PyResult<()> {
     let py = this.py();
     match this.timer.take(py) {
         Some(timer) => timer.call_method0(intern!(py, "cancel")).map(drop),
@@ -112,6 +109,7 @@ fn finish_handshake(this: Tls<'_>) -> PyResult<()> {
     }
     this.state.set(State::Open);
     debug_log(this, "TLS handshake is complete")?;
+    let is_upgrade = this.told.get() != Told::Nothing;
     if this.told.get() == Told::Nothing {
         this.told.set(Told::Made);
         let own = this.to_bound();
@@ -124,7 +122,13 @@ fn finish_handshake(this: Tls<'_>) -> PyResult<()> {
             );
         }
     }
-    wake_waiter(this, None)?;
+    let woken = wake_waiter(this, None);
+    if is_upgrade {
+        // Only `start_tls` tells the application of its new transport: the first data must not come before it has.
+        this.raise_flag(flag::STARTED);
+        this.reactor().defer(this.to_bound(), reading::start_queued);
+    }
+    woken?;
     match this.state.get() {
         State::Open => reading::read_app(this, &[]),
         _ => Ok(()),
@@ -148,10 +152,11 @@ fn note_facts(this: Tls<'_>) -> PyResult<()> {
         && !cipher.str()?.to_string_lossy().contains("CCM_8");
     this.overhead_len.set(if is_fixed { OVERHEAD_LEN } else { 0 });
     extra.set_item(intern!(py, "cipher"), cipher)?;
-    extra.set_item(
-        intern!(py, "compression"),
-        object.call_method0(intern!(py, "compression"))?,
-    )?;
+    let compression = object.call_method0(intern!(py, "compression"))?;
+    if !compression.is_none() || !this.engine.is_plain() {
+        this.raise_flag(flag::UNCOUNTED);
+    }
+    extra.set_item(intern!(py, "compression"), compression)?;
     extra.set_item(intern!(py, "ssl_object"), object)?;
     reading::recount(this)
 }
@@ -223,13 +228,19 @@ pub(super) fn go_on(this: Tls<'_>) -> PyResult<()> {
     match this.state.get() {
         State::Handshake => go_on_shaking(this),
         State::Open => reading::read_app(this, &[]),
-        State::Flushing => go_on_closing(this),
-        State::Shutdown => shut_down(this),
+        State::Flushing => shutdown::go_on_closing(this),
+        State::Shutdown => {
+            if shutdown::discard(this)? {
+                return shutdown::shut_down(this);
+            }
+            Ok(())
+        }
         State::Initial | State::Over => Ok(()),
     }
 }
 
 /// The transport below has reached the end of its stream: true if it is to stay open until the application has read.
+/// An application that has paused reading hears of the end at once if there is nothing for it to read before.
 pub(super) fn lower_eof(this: Tls<'_>) -> PyResult<bool> {
     this.raise_flag(flag::LOWER_EOF);
     debug_log(this, "received EOF")?;
@@ -240,120 +251,17 @@ pub(super) fn lower_eof(this: Tls<'_>) -> PyResult<bool> {
         }
         State::Open => {
             this.state.set(State::Flushing);
-            if this.has(flag::APP_PAUSED) {
-                return Ok(true);
-            }
-            go_on_closing(this)?;
+            shutdown::go_on_closing(this)?;
+            return Ok(this.state.get() == State::Flushing && shutdown::must_deliver_first(this));
         }
-        State::Flushing => go_on_closing(this)?,
-        State::Shutdown => shut_down(this)?,
+        State::Flushing => shutdown::go_on_closing(this)?,
+        State::Shutdown => shutdown::shut_down(this)?,
         State::Initial | State::Over => {}
     }
     Ok(false)
 }
 
-// ---- shutdown ------------------------------------------------------------------------------------------------
-
-/// Our side ends: what was written leaves, then `close_notify`.
-pub(super) fn start_shutdown(this: Tls<'_>) -> PyResult<()> {
-    match this.state.get() {
-        State::Initial | State::Handshake => abort(this, None),
-        State::Open => {
-            this.raise_flag(flag::CLOSED);
-            this.state.set(State::Flushing);
-            set_timer(this, &this.shutdown_timeout)?;
-            go_on_closing(this)
-        }
-        State::Flushing | State::Shutdown | State::Over => Ok(()),
-    }
-}
-
-/// Delivers what has come already, encrypts what was written, and then says goodbye.
-pub(super) fn go_on_closing(this: Tls<'_>) -> PyResult<()> {
-    reading::read_app(this, &[])?;
-    if this.state.get() != State::Flushing {
-        return Ok(());
-    }
-    let is_blocked = !this.backlog.is_empty() && !this.has(flag::LOWER_EOF);
-    if is_blocked || this.has(flag::ENCRYPTING) {
-        // The transport below is full, or the peer renegotiates: either brings us back here, or the time limit ends it.
-        return Ok(());
-    }
-    this.state.set(State::Shutdown);
-    shut_down(this)
-}
-
-fn shut_down(this: Tls<'_>) -> PyResult<()> {
-    let py = this.py();
-    let is_done = if this.has(flag::LOWER_EOF) {
-        Ok(true)
-    } else {
-        this.engine.shutdown(py)
-    };
-    if this.state.get() != State::Shutdown {
-        return Ok(());
-    }
-    let sent = writing::send_sealed(this);
-    match is_done.and_then(|is_done| sent.map(|()| is_done)) {
-        Ok(false) => Ok(()),
-        Ok(true) => {
-            call_eof_received(this)?;
-            cancel_timer(this)?;
-            // Later, as in asyncio: it may call connection_lost at once, and the application is on the stack.
-            this.reactor().defer(this.to_bound(), close_lower);
-            Ok(())
-        }
-        Err(error) => {
-            cancel_timer(this)?;
-            fatal_error(this, error, "Fatal error on transport")
-        }
-    }
-}
-
-unsafe fn close_lower(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: queued by `shut_down` with a transport, whose reference the queue holds.
-    let this: Tls<'_> = unsafe { This::new(py, object) };
-    match this.lower.close(py) {
-        Err(error) => fatal_error(this, error, "Fatal error on transport"),
-        Ok(()) => Ok(()),
-    }
-}
-
-/// `eof_received()` of the application, once. What it answers makes no difference: TLS has no half-closed state here.
-pub(super) fn call_eof_received(this: Tls<'_>) -> PyResult<()> {
-    let py = this.py();
-    if this.told.get() != Told::Made {
-        return Ok(());
-    }
-    this.told.set(Told::Eof);
-    let answer = writing::corked(this, || {
-        this.calls.call(py, names().eof_received, &[])?.is_truthy()
-    });
-    match answer {
-        Ok(true) if !matches!(this.calls.receiver(), Receiver::Native) => {
-            let text = "returning true from eof_received() has no effect when using ssl";
-            log::warning(py, text, &[])
-        }
-        Ok(_) => Ok(()),
-        Err(error) => fatal_error(this, error, "Error calling eof_received()"),
-    }
-}
-
 // ---- the end -------------------------------------------------------------------------------------------------
-
-/// `close()` of the application.
-pub(super) fn close(this: Tls<'_>) -> PyResult<()> {
-    if this.has(flag::CLOSED) {
-        return Ok(());
-    }
-    this.raise_flag(flag::CLOSED);
-    if this.state.get() == State::Flushing && this.has(flag::LOWER_EOF) {
-        // The stream has ended and only what the application did not want to read yet is left.
-        this.state.set(State::Shutdown);
-        return shut_down(this);
-    }
-    start_shutdown(this)
-}
 
 /// Ends the connection now; what is not sent is lost.
 pub(super) fn abort(this: Tls<'_>, exception: Option<Bound<'_, PyAny>>) -> PyResult<()> {
@@ -379,10 +287,6 @@ pub(super) fn fatal_error(this: Tls<'_>, error: PyErr, message: &str) -> PyResul
             let message = PyString::new(py, message).into_any();
             log::debug_exception(py, "%r: %s", &[this.to_bound(), message], &exception)?;
         }
-        return Ok(());
-    }
-    if !error.is_instance_of::<PyException>(py) {
-        // asyncio.CancelledError says that somebody has ended it on purpose.
         return Ok(());
     }
     let Some(event_loop) = this.event_loop.get(py) else {
@@ -471,7 +375,7 @@ pub(super) fn extra_dict(this: Tls<'_>) -> PyResult<Bound<'_, PyDict>> {
     }
 }
 
-fn value_of<'py>(py: Python<'py>, error: &PyErr) -> Bound<'py, PyAny> {
+pub(super) fn value_of<'py>(py: Python<'py>, error: &PyErr) -> Bound<'py, PyAny> {
     error.clone_ref(py).into_value(py).into_bound(py).into_any()
 }
 

@@ -137,5 +137,16 @@ impl Lower {
     }
 }
 
+/// A copy of the context in which one of our transports calls its protocol; None for others, and after the end.
+pub(super) fn copied_context<'py>(transport: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    if stream::is_stream(transport) {
+        stream::copied_context(transport)
+    } else if is_tls(transport) {
+        tls_of(transport).calls.copied_context(transport.py())
+    } else {
+        Ok(None)
+    }
+}
+
 /// The native side of whatever is exactly an `SSLTransport`.
 pub(super) type Tls<'py> = This<'py, TlsObject>;

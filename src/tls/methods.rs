@@ -6,7 +6,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 
 use super::lower::Tls;
-use super::{State, TlsObject, flag, lifecycle, make_type, protocol_methods, reading, writing};
+use super::{State, TlsObject, flag, lifecycle, make_type, protocol_methods, reading, shutdown, writing};
 use crate::event_loop::attributes::{dict_row, offset_members};
 use crate::event_loop::native_type::{Args, bool_object, getter, leak_table, method, none, represent, slot};
 
@@ -44,7 +44,7 @@ fn can_write_eof<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 fn close<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("close", 0)?;
-    lifecycle::close(this)?;
+    shutdown::close(this)?;
     Ok(none(this.py()))
 }
 
@@ -191,7 +191,8 @@ fn get_extra_info<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 // ---- attributes that programs written for asyncio's own TLS transport look at -----------------------------------
 
-/// `_ssl_protocol`: the object that is the protocol of the transport below, which is this one.
+/// `_ssl_protocol` and `_app_transport`: the protocol of the transport below and the application's transport, which
+/// are both this one.
 fn ssl_protocol(this: Tls<'_>) -> Object<'_> {
     Ok(this.to_bound())
 }
@@ -205,6 +206,29 @@ fn lower_transport(this: Tls<'_>) -> Object<'_> {
         .get(py)
         .filter(|_| is_there)
         .unwrap_or_else(|| none(py)))
+}
+
+/// `_sslcontext`: the context that the connection was made with.
+fn ssl_context(this: Tls<'_>) -> Object<'_> {
+    let context = lifecycle::extra_dict(this)?.get_item(intern!(this.py(), "sslcontext"))?;
+    Ok(context.unwrap_or_else(|| none(this.py())))
+}
+
+/// `_sslobj`: the `ssl.SSLObject`.
+fn ssl_object(this: Tls<'_>) -> Object<'_> {
+    let py = this.py();
+    Ok(this.engine.object(py).unwrap_or_else(|| none(py)))
+}
+
+/// `_app_protocol`: the application's protocol, None once the connection is lost.
+fn app_protocol(this: Tls<'_>) -> Object<'_> {
+    let py = this.py();
+    Ok(this.calls.get(py).unwrap_or_else(|| none(py)))
+}
+
+/// `_app_reading_paused`: whether the application has paused reading.
+fn is_reading_paused(this: Tls<'_>) -> Object<'_> {
+    Ok(bool_object(this.py(), this.has(flag::APP_PAUSED)))
 }
 
 /// `_protocol_paused`: whether the application was told to stop writing.
@@ -261,6 +285,20 @@ fn rows() -> Vec<ffi::PyMethodDef> {
     ]
 }
 
+#[rustfmt::skip] // one row, one line
+fn getters() -> Vec<ffi::PyGetSetDef> {
+    vec![
+        getter!(TlsObject, c"_ssl_protocol", ssl_protocol, c"The protocol of the transport below."),
+        getter!(TlsObject, c"_transport", lower_transport, c"The transport below."),
+        getter!(TlsObject, c"_app_transport", ssl_protocol, c"The transport of the application."),
+        getter!(TlsObject, c"_app_protocol", app_protocol, c"The protocol of the application."),
+        getter!(TlsObject, c"_sslcontext", ssl_context, c"The ssl.SSLContext."),
+        getter!(TlsObject, c"_sslobj", ssl_object, c"The ssl.SSLObject."),
+        getter!(TlsObject, c"_app_reading_paused", is_reading_paused, c"True after pause_reading()."),
+        getter!(TlsObject, c"_protocol_paused", is_paused, c"True between pause_writing and resume_writing."),
+    ]
+}
+
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let mut methods = rows();
     methods.extend(protocol_methods::rows());
@@ -268,22 +306,8 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         std::mem::offset_of!(TlsObject, weakrefs),
         std::mem::offset_of!(TlsObject, dict),
     );
-    let getters = vec![
-        dict_row(),
-        getter!(
-            TlsObject,
-            c"_ssl_protocol",
-            ssl_protocol,
-            c"The protocol of the transport below."
-        ),
-        getter!(TlsObject, c"_transport", lower_transport, c"The transport below."),
-        getter!(
-            TlsObject,
-            c"_protocol_paused",
-            is_paused,
-            c"True between pause_writing and resume_writing."
-        ),
-    ];
+    let mut getters = getters();
+    getters.push(dict_row());
     make_type(
         module,
         &[

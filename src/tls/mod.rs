@@ -1,7 +1,7 @@
 //! `SSLTransport`: TLS above any stream transport, with the user's own `ssl.SSLContext`.
 //!
 //! - `engine`: the `SSLObject` and its BIOs; `window`: native memory for C functions
-//! - `lifecycle`: handshake, shutdown, and everything that ends a connection
+//! - `lifecycle`: handshake, and everything that ends a connection; `shutdown`: its orderly end
 //! - `reading`, `writing`: the two directions; `lower`: the transport below
 //! - `methods`, `protocol_methods`: what Python sees
 //!
@@ -24,6 +24,7 @@ mod lower;
 mod methods;
 mod protocol_methods;
 mod reading;
+mod shutdown;
 mod ssl_module;
 mod window;
 mod writing;
@@ -72,6 +73,11 @@ mod flag {
     pub(super) const ACCEPTED: u16 = 1 << 7;
     /// The read limits are not the default ones.
     pub(super) const READ_LIMITED: u16 = 1 << 8;
+    /// What a record holds does not follow from its length (compression), or may come in several reads (an `SSLObject` with
+    /// methods of its own): reads go on until there is nothing.
+    pub(super) const UNCOUNTED: u16 = 1 << 9;
+    /// `start_tls` is complete, and whoever waits for it has not run yet: the first data comes after that.
+    pub(super) const STARTED: u16 = 1 << 10;
 }
 
 /// Where the TLS connection is.
@@ -121,6 +127,8 @@ struct TlsBody {
     /// The limits in seconds, as they were given.
     handshake_timeout: ObjectCell,
     shutdown_timeout: ObjectCell,
+    /// Plaintext that was decrypted at the end of the stream, while the application has paused reading: `bytes`.
+    undelivered: ObjectCell,
     engine: Engine,
     lower: Lower,
     calls: ProtocolCalls,
@@ -135,6 +143,8 @@ struct TlsBody {
     room: Cell<usize>,
     /// What each record certainly has beside its plaintext.
     overhead_len: Cell<usize>,
+    /// Ciphertext that has come after our `close_notify`.
+    discarded_len: Cell<usize>,
     state: Cell<State>,
     told: Cell<Told>,
     flags: Cell<u16>,
@@ -196,8 +206,9 @@ impl TlsBody {
         unsafe { (*self.event_loop.as_ptr().cast::<LoopObject>()).reactor() }
     }
 
-    fn object_cells(&self) -> [&ObjectCell; 5] {
+    fn object_cells(&self) -> [&ObjectCell; 6] {
         [
+            &self.undelivered,
             &self.event_loop,
             &self.waiter,
             &self.timer,

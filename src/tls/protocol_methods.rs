@@ -12,7 +12,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 
 use super::engine::Engine;
-use super::lower::{Lower, Tls};
+use super::lower::{self, Lower, Tls};
 use super::methods::READ_HIGH;
 use super::{State, TLS_TYPE, TlsBody, TlsObject, Told, drop_fields, flag, lifecycle, reading, writing};
 use crate::event_loop::errors;
@@ -105,7 +105,8 @@ pub(super) fn rows() -> Vec<ffi::PyMethodDef> {
 // ---- making ----------------------------------------------------------------------------------------------------
 
 /// `loop._tls(protocol, sslcontext, waiter, server_side, server_hostname, handshake_timeout, shutdown_timeout,
-/// call_connection_made=True, accepted=False)`.
+/// call_connection_made=True, accepted=False, below=None)`. The connection's context is a copy of that of the transport
+/// `below`, otherwise of the current one.
 fn make<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     let [
         protocol,
@@ -117,6 +118,7 @@ fn make<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
         shutdown_timeout,
         call_made,
         accepted,
+        below,
     ] = args.bind(
         "_tls",
         [
@@ -129,6 +131,7 @@ fn make<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
             "shutdown_timeout",
             "call_connection_made",
             "accepted",
+            "below",
         ],
     )?;
     let (Some(protocol), Some(sslcontext), Some(handshake_timeout), Some(shutdown_timeout)) =
@@ -148,7 +151,15 @@ fn make<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
         is_true(server_side, false)?,
         given(server_hostname).as_ref(),
     )?;
-    let body = new_body(engine, ProtocolCalls::new(&protocol)?);
+    let context = match given(below) {
+        Some(below) => lower::copied_context(&below)?,
+        None => None,
+    };
+    let calls = match context {
+        Some(context) => ProtocolCalls::with_context(&protocol, context),
+        None => ProtocolCalls::new(&protocol),
+    };
+    let body = new_body(engine, calls?);
     body.event_loop.set(this.to_bound());
     body.handshake_timeout.set(handshake_timeout);
     body.shutdown_timeout.set(shutdown_timeout);
@@ -174,6 +185,7 @@ fn new_body(engine: Engine, calls: ProtocolCalls) -> TlsBody {
         timer: ObjectCell::empty(),
         handshake_timeout: ObjectCell::empty(),
         shutdown_timeout: ObjectCell::empty(),
+        undelivered: ObjectCell::empty(),
         engine,
         lower: Lower::none(),
         calls,
@@ -183,6 +195,7 @@ fn new_body(engine: Engine, calls: ProtocolCalls) -> TlsBody {
         records: Cell::new(0),
         room: Cell::new(0),
         overhead_len: Cell::new(0),
+        discarded_len: Cell::new(0),
         state: Cell::new(State::Initial),
         told: Cell::new(Told::Nothing),
         flags: Cell::new(0),

@@ -9,7 +9,7 @@ use pyo3::types::PyBytes;
 
 use super::engine::Read;
 use super::lower::Tls;
-use super::{State, flag, lifecycle, writing};
+use super::{State, flag, lifecycle, shutdown, writing};
 use crate::event_loop::errors;
 use crate::event_loop::native_type::This;
 use crate::transports::lent_buffer::LentBuffer;
@@ -18,6 +18,9 @@ use crate::transports::protocol::Receiver;
 
 /// Ciphertext that goes into the BIO before it is read: a BIO keeps the memory that it once needed.
 const FEED_LEN: usize = 64 * 1024;
+/// What a peer may send after our `close_notify` before the connection is cut: more than what was on the way already,
+/// and no download without an end.
+const TRAILING_LEN: usize = 4 * 1024 * 1024;
 
 /// The way in for native transports below: see `protocol::register_native`.
 ///
@@ -36,6 +39,13 @@ pub(super) fn received(this: Tls<'_>, data: &[u8]) -> PyResult<()> {
     if this.state.get() == State::Over {
         return Ok(());
     }
+    if this.state.get() == State::Shutdown {
+        let discarded_len = this.discarded_len.get() + data.len();
+        this.discarded_len.set(discarded_len);
+        if discarded_len > TRAILING_LEN {
+            return lifecycle::abort(this, None);
+        }
+    }
     if let Err(error) = feed(this, data) {
         return lifecycle::fatal_error(this, error, "Fatal error on SSL protocol");
     }
@@ -52,8 +62,8 @@ pub(super) fn read_app(this: Tls<'_>, data: &[u8]) -> PyResult<()> {
     writing::flush(this)?;
     control_lower(this)?;
     if is_closed {
-        lifecycle::call_eof_received(this)?;
-        return lifecycle::start_shutdown(this);
+        shutdown::call_eof_received(this)?;
+        return shutdown::start_shutdown(this);
     }
     Ok(())
 }
@@ -88,7 +98,8 @@ pub(super) fn recount(this: Tls<'_>) -> PyResult<()> {
 }
 
 fn may_deliver(this: Tls<'_>) -> bool {
-    matches!(this.state.get(), State::Open | State::Flushing) && !this.has(flag::APP_PAUSED)
+    matches!(this.state.get(), State::Open | State::Flushing)
+        && !this.has(flag::APP_PAUSED | flag::CLOSED | flag::STARTED)
 }
 
 /// Decrypts and delivers what is in the BIO and `data` after it. True if the peer has sent `close_notify`.
@@ -121,7 +132,7 @@ fn deliver_object(this: Tls<'_>, data: &[u8]) -> PyResult<bool> {
         feed(this, data)?;
         match this.records.get() {
             0 => return Ok(false),
-            1 => read_one(this)?,
+            1 if !this.has(flag::UNCOUNTED) => read_one(this)?,
             _ => read_all(this, &[])?,
         }
     } else {
@@ -151,6 +162,7 @@ fn read_one(this: Tls<'_>) -> PyResult<(Option<Bound<'_, PyAny>>, bool)> {
 fn read_all<'py>(this: Tls<'py>, data: &[u8]) -> PyResult<(Option<Bound<'py, PyAny>>, bool)> {
     let py = this.py();
     let coming = this.framing.get().advance(data, this.overhead_len.get());
+    let is_counted = !this.has(flag::UNCOUNTED);
     // One more than can come, so that there is always room to ask for more.
     let mut plain = NewBytes::with_room(py, this.room.get() + coming.room + 1)?;
     let mut filled = 0;
@@ -158,13 +170,18 @@ fn read_all<'py>(this: Tls<'py>, data: &[u8]) -> PyResult<(Option<Bound<'py, PyA
     let mut is_closed = false;
     loop {
         while this.records.get() > 0 && !is_closed {
+            if filled == plain.room() {
+                // Only where records do not tell. A read of nothing would look like the end.
+                plain = plain.grown(filled * 2)?;
+            }
             let room = plain.room() - filled;
-            debug_assert!(room > 0);
             // SAFETY: `room` bytes follow what is filled already, in an object that nobody else knows.
             match unsafe { this.engine.read_into(py, plain.as_mut_ptr().add(filled), room)? } {
                 Read::Data(count) => {
                     filled += count;
-                    this.records.set(this.records.get() - 1);
+                    if is_counted {
+                        this.records.set(this.records.get().saturating_sub(1));
+                    }
                 }
                 Read::Again => this.records.set(0),
                 Read::Closed => is_closed = true,
@@ -217,6 +234,7 @@ fn fill_buffer(this: Tls<'_>, rest: &mut &[u8]) -> PyResult<bool> {
 fn read_to(this: Tls<'_>, buffer: &LentBuffer<'_>) -> PyResult<(usize, bool)> {
     let py = this.py();
     let (memory, room) = buffer.memory();
+    let is_counted = !this.has(flag::UNCOUNTED);
     let mut filled = 0;
     while this.records.get() > 0 && filled < room {
         // SAFETY: the buffer has `room` writable bytes and is lent until it is dropped.
@@ -224,8 +242,8 @@ fn read_to(this: Tls<'_>, buffer: &LentBuffer<'_>) -> PyResult<(usize, bool)> {
             Read::Data(count) => {
                 filled += count;
                 // A full buffer may have cut the record.
-                if filled < room || !this.engine.has_pending(py)? {
-                    this.records.set(this.records.get() - 1);
+                if is_counted && (filled < room || !this.engine.has_pending(py)?) {
+                    this.records.set(this.records.get().saturating_sub(1));
                 }
                 this.room.set(this.room.get().saturating_sub(count));
             }
@@ -237,6 +255,44 @@ fn read_to(this: Tls<'_>, buffer: &LentBuffer<'_>) -> PyResult<(usize, bool)> {
         this.room.set(0);
     }
     Ok((filled, false))
+}
+
+/// After the end of the stream: if the application has paused reading, decrypts until there is something that it must get
+/// before it may hear of the end.
+pub(super) fn look_ahead(this: Tls<'_>) -> PyResult<()> {
+    while this.has(flag::APP_PAUSED) && !this.undelivered.is_set() && this.records.get() > 0 {
+        match this.engine.read(this.py(), this.room.get())? {
+            Read::Data(data) => {
+                if !this.has(flag::UNCOUNTED) {
+                    this.records.set(this.records.get().saturating_sub(1));
+                }
+                this.room
+                    .set(this.room.get().saturating_sub(data.as_bytes().len()));
+                this.undelivered.set(data.into_any());
+            }
+            Read::Again | Read::Closed => this.records.set(0),
+        }
+    }
+    Ok(())
+}
+
+/// Delivers what `look_ahead` has found, if the application reads again.
+pub(super) fn deliver_undelivered(this: Tls<'_>) -> PyResult<()> {
+    let py = this.py();
+    if !may_deliver(this) {
+        return Ok(());
+    }
+    match this.undelivered.take(py) {
+        Some(data) => writing::corked(this, || this.calls.deliver(py, data.cast::<PyBytes>()?)),
+        None => Ok(()),
+    }
+}
+
+/// Throws away what comes after `close()`. True if the peer's `close_notify` has come.
+pub(super) fn discard(this: Tls<'_>) -> PyResult<bool> {
+    this.records.set(0);
+    this.room.set(0);
+    this.engine.discard(this.py())
 }
 
 /// Pauses the transport below while too much ciphertext waits, and lets it go on when little does.
@@ -275,9 +331,16 @@ pub(super) unsafe fn resume_queued(py: Python<'_>, object: *mut ffi::PyObject) -
     if this.has(flag::APP_PAUSED) {
         return Ok(());
     }
-    match this.state.get() {
-        State::Open => read_app(this, &[]),
-        State::Flushing | State::Shutdown => lifecycle::go_on(this),
-        State::Initial | State::Handshake | State::Over => Ok(()),
-    }
+    lifecycle::go_on(this)
+}
+
+/// After whoever has waited for `start_tls` has run.
+///
+/// # Safety
+/// As for `resume_queued`.
+pub(super) unsafe fn start_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: the caller's contract.
+    let this: Tls<'_> = unsafe { This::new(py, object) };
+    this.lower_flag(flag::STARTED);
+    lifecycle::go_on(this)
 }

@@ -18,6 +18,7 @@ pub(super) struct SslModule {
     pub(super) certificate_error: Kept,
     want_read: Kept,
     syscall_error: Kept,
+    pub(super) zero_return: Kept,
     /// Methods of `_ssl._SSLSocket`, the object inside an `SSLObject`.
     pub(super) read: Kept,
     pub(super) write: Kept,
@@ -58,6 +59,7 @@ impl SslModule {
             certificate_error: kept(ssl.as_any(), "CertificateError")?,
             want_read: kept(ssl.as_any(), "SSLWantReadError")?,
             syscall_error: kept(ssl.as_any(), "SSLSyscallError")?,
+            zero_return: kept(ssl.as_any(), "SSLZeroReturnError")?,
             read: kept(&socket, "read")?,
             write: kept(&socket, "write")?,
             pending: kept(&socket, "pending")?,

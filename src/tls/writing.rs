@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 use pyo3::prelude::*;
 
 use super::lower::Tls;
-use super::{State, flag, lifecycle};
+use super::{State, flag, lifecycle, shutdown};
 use crate::event_loop::log;
 use crate::transports::flow;
 use crate::transports::outgoing::Data;
@@ -246,7 +246,7 @@ pub(super) fn lower_drained(this: Tls<'_>) -> PyResult<()> {
     flush(this)?;
     if this.state.get() == State::Flushing {
         // It was closed while the transport below was full.
-        return lifecycle::go_on_closing(this);
+        return shutdown::go_on_closing(this);
     }
     Ok(())
 }

@@ -48,6 +48,16 @@ impl<'py> NewBytes<'py> {
         self.room
     }
 
+    /// The same with more room, at another place. `MemoryError` if there is no memory; then the content is lost.
+    #[cold]
+    pub(crate) fn grown(self, room: usize) -> PyResult<Self> {
+        debug_assert!(room >= self.room);
+        Ok(Self {
+            object: resized(self.object, room)?,
+            room,
+        })
+    }
+
     /// Where the `room` bytes are.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
         // SAFETY: the object is a bytes object.
@@ -72,12 +82,18 @@ impl<'py> NewBytes<'py> {
                 )
             };
         }
-        let mut object = self.object.into_ptr();
-        // SAFETY: the object is unshared; the call replaces the pointer, or frees the object, clears the pointer and
-        // sets an exception.
-        unsafe {
-            _PyBytes_Resize(&raw mut object, len_bytes as ffi::Py_ssize_t);
-            errors::owned(py, object)
-        }
+        resized(self.object, len_bytes)
+    }
+}
+
+/// The unshared `bytes` with another length.
+fn resized(object: Bound<'_, PyAny>, len_bytes: usize) -> PyResult<Bound<'_, PyAny>> {
+    let py = object.py();
+    let mut object = object.into_ptr();
+    // SAFETY: the object is unshared; the call replaces the pointer, or frees the object, clears the pointer and
+    // sets an exception.
+    unsafe {
+        _PyBytes_Resize(&raw mut object, len_bytes as ffi::Py_ssize_t);
+        errors::owned(py, object)
     }
 }

@@ -129,7 +129,23 @@ impl ProtocolCalls {
             let updated = method(names().buffer_updated)?;
             (Receiver::Buffered, method(names().get_buffer)?, Some(updated))
         } else {
-            (Receiver::Data, method(names().data_received)?, None)
+            let received = method(names().data_received)?;
+            let lent = if received.is_none() {
+                method(names().get_buffer)?
+            } else {
+                none(py)
+            };
+            let updated = if lent.is_none() {
+                none(py)
+            } else {
+                method(names().buffer_updated)?
+            };
+            if updated.is_none() {
+                (Receiver::Data, received, None)
+            } else {
+                // It has the methods of a BufferedProtocol and could not be served otherwise.
+                (Receiver::Buffered, lent, Some(updated))
+            }
         };
         let is_plain = !self.has_datagrams && matches!(receiver, Receiver::Data);
         let has_reader = is_plain && stream_reader::is_stock_protocol(protocol);
@@ -145,6 +161,15 @@ impl ProtocolCalls {
 
     pub(crate) fn get<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
         self.protocol.get(py)
+    }
+
+    /// A copy of the context that the callbacks run in; None once everything was dropped.
+    pub(crate) fn copied_context<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some(context) = self.context.get(py) else {
+            return Ok(None);
+        };
+        // SAFETY: a live context; the call returns a new reference or null with an exception set.
+        unsafe { errors::owned(py, ffi::PyContext_Copy(context.as_ptr())).map(Some) }
     }
 
     #[inline]

@@ -214,6 +214,41 @@ async def test_a_duck_typed_protocol(loop):
         await until(lambda: protocol.lost)
 
 
+@pytest.mark.unfit(asyncio="wants an asyncio.BufferedProtocol")
+async def test_a_duck_typed_protocol_with_buffers(loop):
+    """One that has get_buffer() and buffer_updated(), and no data_received() that could be called instead."""
+
+    class Duck(asyncio.BaseProtocol):
+        def __init__(self):
+            self.data = b""
+            self.lost = False
+            self.buffer = bytearray(3)
+
+        def get_buffer(self, sizehint):
+            return self.buffer
+
+        def buffer_updated(self, nbytes):
+            self.data += self.buffer[:nbytes]
+
+        def eof_received(self):
+            return False
+
+        def connection_lost(self, exc):
+            self.lost = True
+
+    transport, protocol, peer = await connected(loop, Duck)
+    with peer:
+        await peer.send(b"quack")
+        await until(lambda: protocol.data == b"quack")
+        second = Recorder()
+        transport.set_protocol(second)
+        await peer.send(b"plain")
+        await until(lambda: second.data == b"plain")
+        transport.set_protocol(protocol)
+        peer.close()
+        await until(lambda: protocol.lost)
+
+
 # ---------------------------------------------------------------- re-entrancy
 
 

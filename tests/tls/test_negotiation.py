@@ -7,7 +7,7 @@ import ssl
 import sys
 
 import pytest
-from support import HOST, Echo, Recorder, turns, until
+from support import HOST, BufferedRecorder, Echo, Recorder, turns, until
 from tls.contexts import HOSTNAME, authority, client_context, server_context
 from tls.endpoints import SIDES, begin, client_of, connected
 from tls.test_handshake import TLS12, TLS13, end, fails
@@ -34,6 +34,27 @@ async def test_extra_info(loop, side):
         assert names["subjectAltName"] == (("DNS", HOSTNAME),)
     else:
         assert names is None
+    await end(transport, protocol, peer)
+
+
+@pytest.mark.unfit(uvloop="has other names")
+async def test_private_names_that_programs_look_at(loop):
+    ours = client_context()
+    transport, protocol, peer = await connected(loop, ours=ours)
+    inside = transport._ssl_protocol
+    assert inside._sslcontext is ours
+    assert inside._sslobj is transport.get_extra_info("ssl_object")
+    assert inside._app_protocol is protocol
+    assert inside._app_transport is transport
+    assert inside._transport.get_extra_info("peername") == transport.get_extra_info("peername")
+    assert not inside._app_reading_paused
+    assert not inside._transport._paused
+    transport.pause_reading()
+    assert inside._app_reading_paused
+    transport.resume_reading()
+    inside._transport.pause_reading()
+    assert inside._transport._paused
+    inside._transport.resume_reading()
     await end(transport, protocol, peer)
 
 
@@ -189,6 +210,44 @@ async def test_own_ssl_object_class(loop):
             await peer.unwrap()
         await until(lambda protocol=protocol: protocol.is_lost, "connection_lost")
     assert {"read", "write", "handshake", "unwrap"} == set(calls)
+
+
+class Views(BufferedRecorder):
+    def get_buffer(self, sizehint):
+        return memoryview(super().get_buffer(sizehint))
+
+
+@pytest.mark.parametrize("kind", [Recorder, Views])
+@pytest.mark.parametrize("count", [1, 3, 20])
+async def test_records_that_hold_more_than_their_length_tells(loop, kind, count):
+    """As those of TLS 1.2 with compression may, which few builds of OpenSSL have."""
+
+    class Expanding(ssl.SSLObject):
+        rest = b""
+
+        def read(self, len=1024, buffer=None):
+            self.rest = self.rest or super().read(16384) * 50
+            taken, self.rest = self.rest[:len], self.rest[len:]
+            if buffer is None:
+                return taken
+            size = memoryview(taken).nbytes
+            buffer[:size] = taken
+            return size
+
+        def pending(self):
+            return memoryview(self.rest).nbytes + super().pending()
+
+    ours = client_context()
+    ours.sslobject_class = Expanding
+    transport, protocol, peer = await connected(loop, kind, ours=ours)
+    messages = [bytes([number]) * 1000 for number in range(count)]
+    await peer.peer.send(b"".join(map(peer.seal, messages)))
+    expected = b"".join(message * 50 for message in messages)
+    await until(lambda: len(protocol.data) == len(expected), "the data")
+    assert protocol.data == expected
+    transport.abort()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    peer.close()
 
 
 async def test_default_context(loop):

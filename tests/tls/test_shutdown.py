@@ -208,6 +208,111 @@ async def test_end_while_paused(loop):
     peer.close()
 
 
+@pytest.mark.unfit(asyncio="reports nothing before resume_reading()", uvloop="does not call eof_received()")
+@pytest.mark.parametrize("says_goodbye", [False, True])
+@pytest.mark.parametrize("side", SIDES)
+async def test_end_while_paused_with_nothing_before_it(loop, side, says_goodbye):
+    """There is nothing that the application must get first: it hears of the end."""
+    transport, protocol, peer = await connected(loop, side=side)
+    await peer.write(b"read")
+    await until(lambda: protocol.data == b"read", "the data")
+    transport.pause_reading()
+    if says_goodbye:
+        await peer.say_goodbye()
+    peer.peer.shutdown()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert protocol.events == ["made", "data", "eof", "lost"]
+    assert protocol.lost_with == [None]
+    peer.close()
+
+
+async def end_while_paused_again_and_again(loop, kind):
+    """What came before the end is delivered also to an application that pauses at each piece of it."""
+
+    class Pausing(kind):
+        def data_received(self, data):
+            super().data_received(data)
+            self.transport.pause_reading()
+
+        def buffer_updated(self, nbytes):
+            super().buffer_updated(nbytes)
+            self.transport.pause_reading()
+
+    transport, protocol, peer = await connected(loop, Pausing)
+    transport.pause_reading()
+    data = os.urandom(100_000)
+    for start in range(0, len(data), 10_000):
+        await peer.write(data[start : start + 10_000])
+    peer.peer.shutdown()
+    await turns(10)
+    while not protocol.is_lost:
+        transport.resume_reading()
+        await asyncio.sleep(0)
+    assert protocol.data == data
+    assert protocol.events[-2:] == ["eof", "lost"]
+    assert protocol.lost_with == [None]
+    peer.close()
+
+
+@pytest.mark.unfit(uvloop="loses the data")
+async def test_end_while_paused_again_and_again(loop):
+    await end_while_paused_again_and_again(loop, Recorder)
+
+
+@pytest.mark.unfit(asyncio="loses the data that the first buffer has no room for", uvloop="loses the data")
+async def test_end_while_paused_again_and_again_with_buffers(loop):
+    await end_while_paused_again_and_again(loop, BufferedRecorder)
+
+
+@pytest.mark.unfit(asyncio="ends with APPLICATION_DATA_AFTER_CLOSE_NOTIFY (bpo-39951)")
+@pytest.mark.parametrize("size", [1, 100_000])
+@pytest.mark.parametrize("side", SIDES)
+async def test_data_that_crosses_our_close_notify(loop, side, size):
+    """Is discarded, and the peer's close_notify behind it completes the shutdown."""
+    transport, protocol, peer = await connected(loop, side=side)
+    transport.close()
+    await peer.write(bytes(size))
+    assert await peer.read() == b""
+    await peer.unwrap()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert protocol.events == ["made", "eof", "lost"]
+    assert protocol.lost_with == [None]
+    peer.close()
+
+
+@pytest.mark.unfit(asyncio="ends with APPLICATION_DATA_AFTER_CLOSE_NOTIFY (bpo-39951)")
+@pytest.mark.parametrize("size", [1, 100_000, 1_000_000])
+async def test_close_while_paused(loop, size):
+    """What waits to be read is discarded, also if so much waits that the transport below is paused."""
+    transport, protocol, peer = await connected(loop)
+    transport.pause_reading()
+    sending = asyncio.ensure_future(peer.write(bytes(size)))
+    await until(lambda: transport.get_read_buffer_size() >= min(size, 256 * 1024), "the data")
+    transport.close()
+    await sending
+    assert await peer.read() == b""
+    await peer.unwrap()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert protocol.events == ["made", "eof", "lost"]
+    assert protocol.lost_with == [None]
+    peer.close()
+
+
+@pytest.mark.deviates(asyncio="delivers what it has received already")
+async def test_nothing_is_delivered_after_close(loop):
+    transport, protocol, peer = await connected(loop)
+    transport.pause_reading()
+    await peer.write(b"unread")
+    await until(lambda: transport.get_read_buffer_size(), "the data")
+    transport.resume_reading()
+    transport.close()
+    assert await peer.read() == b""
+    await peer.unwrap()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    peer.close()
+    assert protocol.events == ["made", "eof", "lost"]
+
+
 async def test_a_peer_that_is_done_receives_what_was_written(loop):
     """close_notify comes while much is still to be sent; all of it is, before our own."""
     data = os.urandom(3_000_000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import socket
 import ssl
 import sys
@@ -109,6 +110,114 @@ async def test_the_client_does_not_wait_for_the_answer(loop):
         await peer.unwrap()
     server.close()
     await server.wait_closed()
+
+
+@pytest.mark.unfit(asyncio="delivers before start_tls() returns")
+async def test_the_first_data_comes_with_the_end_of_the_handshake(loop, serve):
+    """Whoever waits for start_tls(), begun in connection_made(), has the new transport before the data comes."""
+    made = []
+
+    class Answers(Recorder):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            made.append(self)
+            self.upgrade = asyncio.ensure_future(self.start(transport))
+
+        async def start(self, transport):
+            self.transport = await loop.start_tls(transport, self, server_context(), server_side=True)
+
+        def data_received(self, data):
+            super().data_received(data)
+            self.transport.write(data.upper())
+
+    server = await serve(Answers, HOST, 0)
+    with TlsPeer(Peer(socket.create_connection(server.sockets[0].getsockname())), client_context()) as peer:
+        await until(lambda: made and made[0].transport.get_protocol() is not made[0], "start_tls()")
+        while True:
+            try:
+                peer.object.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                await peer.flush()
+                peer.incoming.write(await peer.peer.recv())
+        peer.object.write(b"first")
+        await peer.flush()  # the end of the handshake and the data
+        assert await peer.read_exactly(5) == b"FIRST"
+        await made[0].upgrade
+        await peer.unwrap()
+        await until(lambda: made[0].is_lost, "connection_lost")
+    assert made[0].events == ["made", "data", "eof", "lost"]
+    del made[0].upgrade
+
+
+@pytest.mark.deviates(asyncio="the context of whoever has resumed reading", when=sys.version_info < (3, 16))
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("side", SIDES)
+async def test_contexts(loop, side, layers):
+    """All callbacks run in the context of the connection, not in that of start_tls()."""
+    variable = contextvars.ContextVar("variable", default="unset")
+    seen = []
+
+    class Noting(Recorder):
+        def _note(self, event):
+            seen.append((event, variable.get()))
+
+    variable.set("connection")
+    transport, protocol, other = await plain(loop, Noting)
+    raw, above = Peer(other), transport
+    peers = []
+    for layer in range(layers):
+        variable.set(f"start_tls {layer}")
+        raw = peer_of(raw, side)
+        handshake = asyncio.ensure_future(raw.handshake())
+        above = await loop.start_tls(above, protocol, context(side), **options(side))
+        await handshake
+        peers.append(raw)
+        raw = Carrier(raw)
+    variable.set("later")
+    await peers[-1].write(b"x" * 10_000)
+    await until(lambda: len(protocol.data) == 10_000, "the data")
+    above.pause_reading()
+    above.resume_reading()
+    await peers[-1].say_goodbye()
+    await until(lambda: protocol.is_lost or not peers[0].peer.is_silent(), "the end")
+    peers[0].close()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert dict(seen) == dict.fromkeys(["made", "data", "eof", "lost"], "connection")
+    protocol.lost_with.clear()
+
+
+@pytest.mark.unfit(asyncio="wants an asyncio.BufferedProtocol")
+async def test_to_a_duck_typed_protocol_with_buffers(loop):
+    class Duck(asyncio.BaseProtocol):
+        def __init__(self):
+            self.data = b""
+            self.buffer = bytearray(1000)
+            self.is_lost = False
+
+        def get_buffer(self, sizehint):
+            return memoryview(self.buffer)
+
+        def buffer_updated(self, nbytes):
+            self.data += self.buffer[:nbytes]
+
+        def eof_received(self):
+            pass
+
+        def connection_lost(self, exc):
+            self.is_lost = True
+
+    transport, above, protocol, peer = await upgraded(loop, "client", Duck)
+    await peer.write(b"x" * 5000)
+    await until(lambda: protocol.data == b"x" * 5000, "the data")
+    second = Recorder()
+    above.set_protocol(second)
+    await peer.write(b"y" * 5000)
+    await until(lambda: second.data == b"y" * 5000, "the data")
+    above.set_protocol(protocol)
+    above.abort()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    peer.close()
 
 
 @pytest.mark.parametrize("side", SIDES)

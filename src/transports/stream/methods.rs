@@ -242,6 +242,11 @@ fn is_protocol_paused(this: Stream<'_>) -> Object<'_> {
     Ok(bool_object(this.py(), this.outgoing.watermarks.is_paused()))
 }
 
+/// `_paused`: what asyncio's own transport calls `pause_reading()` being in force.
+fn is_reading_paused(this: Stream<'_>) -> Object<'_> {
+    Ok(bool_object(this.py(), this.has(flag::PAUSED)))
+}
+
 // ---- on the loop ---------------------------------------------------------------------------------------------
 
 /// `loop._stream(sock, protocol, waiter=None, server=None)`: the transport of a connected, nonblocking socket.
@@ -402,12 +407,20 @@ fn methods() -> Vec<ffi::PyMethodDef> {
 }
 
 pub(in crate::transports) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let getters = vec![getter!(
-        StreamObject,
-        c"_protocol_paused",
-        is_protocol_paused,
-        c"True between pause_writing() and resume_writing()."
-    )];
+    let getters = vec![
+        getter!(
+            StreamObject,
+            c"_protocol_paused",
+            is_protocol_paused,
+            c"True between pause_writing() and resume_writing()."
+        ),
+        getter!(
+            StreamObject,
+            c"_paused",
+            is_reading_paused,
+            c"True between pause_reading() and resume_reading()."
+        ),
+    ];
     let bases = [names().transport_type];
     let kind = object::make_type::<StreamBody>(module, &bases, methods(), getters, &STREAM_TYPE)?;
     OWN_METHODS.remember(&kind, &["write", "_force_close"])?;

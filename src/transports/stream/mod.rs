@@ -229,6 +229,14 @@ pub(crate) fn is_stream(transport: &Bound<'_, PyAny>) -> bool {
     transport.get_type_ptr() == STREAM_TYPE.load(Ordering::Relaxed)
 }
 
+/// A copy of the context of a transport for which `is_stream` holds; None once its connection is lost.
+pub(crate) fn copied_context<'py>(transport: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    debug_assert!(is_stream(transport));
+    lifecycle::stream_of(transport)
+        .calls
+        .copied_context(transport.py())
+}
+
 /// True if `write` and the end of a transport for which `is_stream` holds may be called natively: nobody has put other
 /// methods into their place.
 #[inline]

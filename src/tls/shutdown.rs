@@ -1,0 +1,157 @@
+//! The orderly end of a TLS connection: what was written leaves, `close_notify` is exchanged, the application is told.
+//!
+//! What comes after the application's `close()` is discarded, as asyncio's documentation has it: `SSL_shutdown` fails on
+//! data, which may have been on the way. What came before the peer's end is delivered before that is reported.
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use super::lifecycle::{abort, cancel_timer, fatal_error, set_timer, value_of};
+use super::lower::Tls;
+use super::{State, Told, flag, reading, writing};
+use crate::event_loop::log;
+use crate::event_loop::names::names;
+use crate::event_loop::native_type::This;
+use crate::transports::protocol::Receiver;
+
+/// `close()` of the application.
+pub(super) fn close(this: Tls<'_>) -> PyResult<()> {
+    if this.has(flag::CLOSED) {
+        return Ok(());
+    }
+    this.raise_flag(flag::CLOSED);
+    if this.state.get() == State::Flushing && this.has(flag::LOWER_EOF) {
+        // The stream has ended and only what the application did not want to read yet is left.
+        this.state.set(State::Shutdown);
+        return shut_down(this);
+    }
+    start_shutdown(this)
+}
+
+/// Our side ends: what was written leaves, then `close_notify`.
+pub(super) fn start_shutdown(this: Tls<'_>) -> PyResult<()> {
+    match this.state.get() {
+        State::Initial | State::Handshake => abort(this, None),
+        State::Open => {
+            this.raise_flag(flag::CLOSED);
+            this.state.set(State::Flushing);
+            set_timer(this, &this.shutdown_timeout)?;
+            go_on_closing(this)
+        }
+        State::Flushing | State::Shutdown | State::Over => Ok(()),
+    }
+}
+
+/// Encrypts what was written, and then says goodbye. What has come already is delivered before, unless it was the
+/// application that has closed.
+pub(super) fn go_on_closing(this: Tls<'_>) -> PyResult<()> {
+    if this.has(flag::CLOSED) {
+        if !discard(this)? {
+            return Ok(());
+        }
+        writing::flush(this)?;
+    } else {
+        if this.has(flag::STARTED) {
+            return Ok(());
+        }
+        let delivered = reading::deliver_undelivered(this)
+            .and_then(|()| reading::read_app(this, &[]))
+            .and_then(|()| reading::look_ahead(this));
+        if let Err(error) = delivered {
+            return fatal_error(this, error, "Fatal error on SSL protocol");
+        }
+    }
+    if this.state.get() != State::Flushing || must_deliver_first(this) {
+        return Ok(());
+    }
+    let is_blocked = !this.backlog.is_empty() && !this.has(flag::LOWER_EOF);
+    if is_blocked || this.has(flag::ENCRYPTING) {
+        // The transport below is full, or the peer renegotiates: either brings us back here, or the time limit ends it.
+        return Ok(());
+    }
+    this.state.set(State::Shutdown);
+    shut_down(this)
+}
+
+/// True if the end has to wait until the application has been told of what came before it.
+pub(super) fn must_deliver_first(this: Tls<'_>) -> bool {
+    !this.has(flag::CLOSED) && (this.has(flag::STARTED) || this.undelivered.is_set())
+}
+
+/// Throws away what comes after `close()` and reports the peer's `close_notify`. False if the connection has failed.
+pub(super) fn discard(this: Tls<'_>) -> PyResult<bool> {
+    match reading::discard(this) {
+        Ok(is_closed) => {
+            if is_closed {
+                call_eof_received(this)?;
+            }
+            reading::control_lower(this)?;
+            Ok(true)
+        }
+        Err(error) => {
+            cancel_timer(this)?;
+            fatal_error(this, error, "Fatal error on transport")?;
+            Ok(false)
+        }
+    }
+}
+
+pub(super) fn shut_down(this: Tls<'_>) -> PyResult<()> {
+    let py = this.py();
+    let is_done = if this.has(flag::LOWER_EOF) {
+        Ok(true)
+    } else {
+        this.engine.shutdown(py)
+    };
+    if this.state.get() != State::Shutdown {
+        return Ok(());
+    }
+    let sent = writing::send_sealed(this);
+    match is_done.and_then(|is_done| sent.map(|()| is_done)) {
+        Ok(false) => Ok(()),
+        Ok(true) => {
+            call_eof_received(this)?;
+            cancel_timer(this)?;
+            // Later, as in asyncio: it may call connection_lost at once, and the application is on the stack.
+            this.reactor().defer(this.to_bound(), close_lower);
+            Ok(())
+        }
+        Err(error) => {
+            cancel_timer(this)?;
+            fatal_error(this, error, "Fatal error on transport")
+        }
+    }
+}
+
+unsafe fn close_lower(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: queued by `shut_down` with a transport, whose reference the queue holds.
+    let this: Tls<'_> = unsafe { This::new(py, object) };
+    match this.lower.close(py) {
+        Err(error) => fatal_error(this, error, "Fatal error on transport"),
+        Ok(()) => Ok(()),
+    }
+}
+
+/// `eof_received()` of the application, once. What it answers makes no difference: TLS has no half-closed state here.
+pub(super) fn call_eof_received(this: Tls<'_>) -> PyResult<()> {
+    let py = this.py();
+    if this.told.get() != Told::Made {
+        return Ok(());
+    }
+    this.told.set(Told::Eof);
+    let answer = writing::corked(this, || {
+        this.calls.call(py, names().eof_received, &[])?.is_truthy()
+    });
+    match answer {
+        Ok(true) if !matches!(this.calls.receiver(), Receiver::Native) => {
+            let text = "returning true from eof_received() has no effect when using ssl";
+            log::warning(py, text, &[])
+        }
+        Ok(_) => Ok(()),
+        // Not reported, as in asyncio: somebody ends the connection on purpose.
+        Err(error) if error.is_instance(py, &names().cancelled_error.bind(py)) => {
+            this.lower.abort_with(py, Some(value_of(py, &error)))
+        }
+        Err(error) => fatal_error(this, error, "Error calling eof_received()"),
+    }
+}

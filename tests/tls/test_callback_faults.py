@@ -1,0 +1,113 @@
+"""What a protocol's callbacks over TLS raise: also what is no `Exception` is reported and costs the connection."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from support import BufferedRecorder, Recorder, until
+from tls.endpoints import SIDES, begin, connected
+
+
+class Custom(BaseException):
+    pass
+
+
+FAULTS = [
+    RuntimeError("fault"),
+    Custom("fault"),
+    GeneratorExit("fault"),
+    asyncio.CancelledError("fault"),
+    BaseExceptionGroup("fault", [Custom("inside")]),
+]
+
+
+@pytest.fixture(params=FAULTS, ids=lambda fault: type(fault).__name__)
+def fault(request):
+    yield request.param
+    request.param.__traceback__ = request.param.__context__ = None
+
+
+def failing(kind, method, fault):
+    def fail(self, *_args):
+        raise fault
+
+    return type("Failing", (kind,), {method: fail})
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [(Recorder, "data_received"), (BufferedRecorder, "get_buffer"), (BufferedRecorder, "buffer_updated")],
+)
+@pytest.mark.unfit(uvloop="raises out of libuv's callback")
+async def test_while_data_is_delivered(loop, reported, side, kind, method, fault):
+    transport, _, peer = await connected(loop, kind, side)
+    protocol = failing(kind, method, fault)()  # asyncio asks for a buffer before there is data: it fails from now on
+    protocol.connection_made(transport)
+    transport.set_protocol(protocol)
+    await peer.write(b"x")
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert protocol.lost_with == [fault]
+    assert reported.exceptions == [fault]
+    protocol.lost_with.clear()
+    reported.clear()
+    peer.close()
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.unfit(uvloop="does not call eof_received()")
+async def test_in_eof_received(loop, reported, side, fault):
+    """A CancelledError ends the connection without a report, as asyncio has it."""
+    transport, protocol, peer = await connected(loop, failing(Recorder, "eof_received", fault), side)
+    await peer.say_goodbye()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert protocol.lost_with == [fault]
+    assert reported.exceptions == ([] if isinstance(fault, asyncio.CancelledError) else [fault])
+    protocol.lost_with.clear()
+    reported.clear()
+    peer.close()
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.unfit(uvloop="raises out of libuv's callback")
+async def test_in_connection_lost(loop, reported, side, fault):
+    transport, protocol, peer = await connected(loop, failing(Recorder, "connection_lost", fault), side)
+    transport.abort()
+    await until(lambda: reported, "the report")
+    assert reported.exceptions == [fault]
+    reported.clear()
+    peer.close()
+
+
+@pytest.mark.parametrize("method", ["pause_writing", "resume_writing"])
+@pytest.mark.unfit(uvloop="pauses at other sizes")
+async def test_in_flow_control(loop, reported, method, fault):
+    """Is reported and costs nothing else."""
+    transport, protocol, peer = await connected(loop, failing(Recorder, method, fault), small=True)
+    transport.set_write_buffer_limits(1000)
+    for size in (1_000_000, 100_000):  # the first fills the transport below
+        transport.write(bytes(size))
+    await peer.read_exactly(1_100_000)
+    await until(lambda: reported, "the report")
+    assert reported.exceptions == [fault]
+    assert not protocol.is_lost
+    reported.clear()
+    transport.abort()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    peer.close()
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.unfit(uvloop="raises out of libuv's callback")
+async def test_in_connection_made(loop, reported, side, fault):
+    """The connection fails, with the fault for whoever waits for it."""
+    connecting, peer = begin(loop, failing(Recorder, "connection_made", fault), side)
+    handshake = asyncio.ensure_future(peer.handshake())
+    with pytest.raises(type(fault)):
+        await connecting
+    handshake.cancel()
+    await asyncio.wait([handshake])
+    assert reported.exceptions == [fault]
+    reported.clear()
+    peer.close()
