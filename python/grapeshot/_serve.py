@@ -169,12 +169,12 @@ class Server(asyncio.Server):
             self._context.run(self._loop._listen, sock, self._protocol_factory, self, self._backlog)
         self._is_serving = True
 
-    def _attach(self, transport: _core.StreamTransport) -> None:
-        """Called by the native loop for each accepted connection."""
+    def _attach(self, transport: _core.StreamTransport | None = None) -> None:
+        """Called by the native loop for each accepted connection; without an argument as up to Python 3.12."""
         self._open_count += 1
 
-    def _detach(self, transport: _core.StreamTransport) -> None:
-        """Called by the native loop after the connection's ``connection_lost``."""
+    def _detach(self, transport: _core.StreamTransport | None = None) -> None:
+        """Called by the native loop after the connection's ``connection_lost``; by programs as ``_attach``."""
         self._open_count -= 1
         self._wakeup()
 
