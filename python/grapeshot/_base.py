@@ -38,6 +38,9 @@ class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
     _asyncgens_shutdown_called: bool = False
     # debug mode: the depth to put back, None while coroutine origins are not tracked
     _coroutine_origin_depth: int | None = None
+    # asyncio's names of what `is_closed()` and `get_debug()` tell, which other code reads
+    _closed = property(_core.Loop.is_closed)
+    _debug = property(_core.Loop.get_debug)
     # sendfile by the system alone, under the names that asyncio's own loops have for it
     _sendfile_native: Callable[..., Coroutine[Any, Any, int]]
     _sock_sendfile_native: Callable[..., Coroutine[Any, Any, int]]

@@ -15,7 +15,7 @@ from traceback import StackSummary
 from types import FrameType
 from typing import Any, Protocol, Self, TypeVar, TypeVarTuple, final
 
-from _typeshed import FileDescriptorLike, ReadableBuffer, WriteableBuffer
+from _typeshed import FileDescriptorLike, ReadableBuffer, StrOrBytesPath, WriteableBuffer
 from typing_extensions import disjoint_base
 
 __all__ = [
@@ -57,6 +57,11 @@ __all__ = [
     "_coro_wait",
     "_coro_wait_for_wake",
     "_coro_yield_slice",
+    "_file_len",
+    "_path_status",
+    "_remove_path",
+    "_send_file",
+    "_set_position",
     "channel",
     "condition_variable",
     "fifo",
@@ -781,6 +786,26 @@ class DatagramTransport(asyncio.Transport, asyncio.DatagramTransport):
 
     def abort(self) -> None:
         """Close at once; what waits is lost. ``connection_lost(None)`` follows from the loop. Idempotent."""
+
+def _file_len(fd: int) -> int:
+    """Return the length of a file in bytes; 0 for most descriptors that are not of a regular file."""
+
+def _set_position(fd: int, offset: int) -> None:
+    """Set where a file goes on to be read, in bytes from its beginning."""
+
+def _send_file(socket_fd: int, file_fd: int, offset: int, count: int) -> int:
+    """:func:`os.sendfile`: send up to ``count`` bytes and return how many went; 0 at the end of the file.
+
+    Raises:
+        BlockingIOError: the socket takes nothing now.
+        OSError: the system cannot combine the two, or the connection failed.
+    """
+
+def _path_status(path: StrOrBytesPath) -> tuple[bool, int]:
+    """Return whether a Unix socket lies at ``path``, and its inode number. Raises: as :func:`os.stat`."""
+
+def _remove_path(path: StrOrBytesPath) -> None:
+    """Remove the file at ``path``. Raises: as :func:`os.remove`."""
 
 def _bind_methods(kind: type[Loop]) -> None:
     """Put the native methods on ``kind`` itself, those aside that it defines; TypeError unless it is a Loop."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import stat
 import sys
 from asyncio.log import logger
 from collections.abc import Callable
 
-from . import _dns
+from . import _core, _dns
 from ._base import BaseLoop
 from ._checks import set_reuse_port
 
@@ -145,8 +144,9 @@ def _unix_address(address: Any) -> Any:
 def _remove_stale_socket(path: str | bytes) -> None:
     """Remove the file of a Unix socket that is in the way; anything else stays, for bind() to complain about."""
     try:
-        if stat.S_ISSOCK(os.stat(path).st_mode):
-            os.remove(path)
+        is_socket, _inode = _core._path_status(path)
+        if is_socket:
+            _core._remove_path(path)
     except FileNotFoundError:
         pass
     except OSError as exc:

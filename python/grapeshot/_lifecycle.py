@@ -262,6 +262,11 @@ async def shutdown_default_executor(loop: BaseLoop, timeout: float | None = None
         )
         executor.shutdown(wait=False)
     else:
+        if sys.version_info < (3, 13):
+            # To wait for its last instructions is to wait for a lock there, and tools that watch for blocking calls
+            # mind that. A sleep lets it end as well.
+            while joiner.is_alive():  # noqa: ASYNC110
+                await asyncio.sleep(1e-6)
         joiner.join()
 
 

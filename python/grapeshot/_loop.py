@@ -6,6 +6,7 @@ few programs need are imported at first use.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import warnings
@@ -102,6 +103,8 @@ class Loop(BaseLoop):
     # subprocesses
     subprocess_exec = _subprocess.subprocess_exec
     subprocess_shell = _subprocess.subprocess_shell
+    _make_subprocess_transport = _subprocess.make_transport
+    _log_subprocess: Any = asyncio.base_events.BaseEventLoop._log_subprocess  # type: ignore[attr-defined]
 
     # plain sockets
     sock_connect = _sock.sock_connect

@@ -1,4 +1,4 @@
-"""``sendfile`` and ``sock_sendfile``: ``os.sendfile`` where the system can, and reading and writing where it cannot.
+"""``sendfile`` and ``sock_sendfile``: by the system where it can, and by reading and writing where it cannot.
 
 The system call is repeated whenever the socket takes more, with a turn of the loop between two parts, so that a large
 file to a fast peer leaves room for others. In any case the file's position ends behind the last byte that was sent.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import os
 import socket
 import sys
 from asyncio import constants
@@ -155,7 +154,7 @@ async def _send_by_system(
 ) -> int:
     try:
         file_fd = file.fileno()
-        file_len = os.fstat(file_fd).st_size
+        file_len = _core._file_len(file_fd)
     except (AttributeError, OSError) as exc:  # io.UnsupportedOperation is an OSError
         raise asyncio.SendfileNotAvailableError("not a regular file") from exc
     part_len = count or file_len
@@ -170,7 +169,7 @@ async def _send_by_system(
                 if part_len <= 0:
                     return total
             try:
-                sent = os.sendfile(sock.fileno(), file_fd, offset, min(part_len, _MAX_PART_LEN))
+                sent = _core._send_file(sock.fileno(), file_fd, offset, min(part_len, _MAX_PART_LEN))
             except (BlockingIOError, InterruptedError):
                 await wait_writable()
                 has_waited = True
@@ -189,7 +188,7 @@ async def _send_by_system(
                 await asyncio.sleep(0)
     finally:
         with contextlib.suppress(OSError):  # a pipe has no position
-            os.lseek(file_fd, offset, os.SEEK_SET)
+            _core._set_position(file_fd, offset)
 
 
 # --- by reading and writing --------------------------------------------------------------------------

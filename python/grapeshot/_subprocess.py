@@ -1,6 +1,8 @@
 """Subprocesses: started by :class:`subprocess.Popen`, watched by the loop, with pipes as transports.
 
-    subprocess_exec, subprocess_shell -> Popen -> SubprocessTransport
+    subprocess_exec, subprocess_shell -> asyncio's own -> make_transport -> Popen
+                                                    |
+                                         SubprocessTransport
                                                     |- one pipe transport per PIPE among stdin, stdout, stderr
                                                     '- the child's end, told by the native loop (a pidfd; no SIGCHLD)
 
@@ -17,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
-import functools
 import os
 import signal
 import subprocess
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
 
     _P = TypeVar("_P", bound=asyncio.BaseProtocol)
     Process = subprocess.Popen[bytes]
+
+# asyncio's own coroutines check the arguments, log, and call `make_transport`. In their frames tools that watch for
+# blocking calls let Popen wait for the child to begin.
+_asyncio_exec: Any = asyncio.base_events.BaseEventLoop.subprocess_exec
+_asyncio_shell: Any = asyncio.base_events.BaseEventLoop.subprocess_shell
 
 # What is reported for a child whose status somebody else has fetched.
 _UNKNOWN_RETURNCODE = 255
@@ -64,13 +70,23 @@ async def subprocess_exec(
         ValueError: text mode, buffering or ``shell=True`` is asked for.
         OSError: the program cannot be started.
     """
-    if shell:
-        raise ValueError("shell must be False")
-    _check_bytes_only(universal_newlines, bufsize, text, encoding, errors)
-    protocol = protocol_factory()
-    describe = functools.partial("execute program {!r}".format, program)
-    options = dict(kwargs, stdin=stdin, stdout=stdout, stderr=stderr, bufsize=bufsize, shell=False)
-    return await _spawn(loop, protocol, (program, *args), options, describe), protocol
+    made: tuple[SubprocessTransport, _P] = await _asyncio_exec(
+        loop,
+        protocol_factory,
+        program,
+        *args,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        universal_newlines=universal_newlines,
+        shell=shell,
+        bufsize=bufsize,
+        encoding=encoding,
+        errors=errors,
+        text=text,
+        **kwargs,
+    )
+    return made
 
 
 async def subprocess_shell(
@@ -95,48 +111,41 @@ async def subprocess_shell(
         ValueError: ``cmd`` is neither str nor bytes, text mode or buffering is asked for, or ``shell=False``.
         OSError: the shell cannot be started.
     """
-    if not isinstance(cmd, (bytes, str)):
-        raise ValueError("cmd must be a string")
-    if not shell:
-        raise ValueError("shell must be True")
-    _check_bytes_only(universal_newlines, bufsize, text, encoding, errors)
-    protocol = protocol_factory()
-    describe = functools.partial("run shell command {!r}".format, cmd)
-    options = dict(kwargs, stdin=stdin, stdout=stdout, stderr=stderr, bufsize=bufsize, shell=True)
-    return await _spawn(loop, protocol, cmd, options, describe), protocol
+    made: tuple[SubprocessTransport, _P] = await _asyncio_shell(
+        loop,
+        protocol_factory,
+        cmd,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        universal_newlines=universal_newlines,
+        shell=shell,
+        bufsize=bufsize,
+        encoding=encoding,
+        errors=errors,
+        text=text,
+        **kwargs,
+    )
+    return made
 
 
-def _check_bytes_only(
-    universal_newlines: bool, bufsize: int, text: bool | None, encoding: str | None, errors: str | None
-) -> None:
-    """Raise ValueError for what only a file object could do: the pipes here carry bytes, unbuffered."""
-    if universal_newlines:
-        raise ValueError("universal_newlines must be False")
-    if bufsize != 0:
-        raise ValueError("bufsize must be 0")
-    if text:
-        raise ValueError("text must be False")
-    if encoding is not None:
-        raise ValueError("encoding must be None")
-    if errors is not None:
-        raise ValueError("errors must be None")
-
-
-async def _spawn(
+async def make_transport(
     loop: BaseLoop,
     protocol: asyncio.BaseProtocol,
     command: Any,
-    options: dict[str, Any],
-    describe: Callable[[], str],
+    shell: bool,
+    stdin: Any,
+    stdout: Any,
+    stderr: Any,
+    bufsize: int,
+    **kwargs: Any,
 ) -> SubprocessTransport:
-    is_debug = loop.get_debug()
-    if is_debug:
-        # Without the arguments, which may be long, or secret.
-        logger.debug("%s%s", describe(), _describe_stdio(options))
+    """Start ``command`` and return its transport, whose protocol's ``connection_made`` was called."""
+    options = dict(kwargs, shell=shell, stdin=stdin, stdout=stdout, stderr=stderr, bufsize=bufsize)
     start: Callable[[], Process] = lambda: subprocess.Popen(command, **options)  # noqa: E731
     process = start() if options.get("preexec_fn") is None else await _start_in_thread(loop, start)
     transport = SubprocessTransport(loop, protocol, process)
-    if is_debug:
+    if loop.get_debug():
         program = command if isinstance(command, (bytes, str)) else command[0]
         logger.debug("process %r created: pid %s", program, process.pid)
     try:
@@ -148,16 +157,7 @@ async def _spawn(
         transport.close()
         await asyncio.shield(transport._wait())
         raise
-    if is_debug:
-        logger.info("%s: %r", describe(), transport)
     return transport
-
-
-def _describe_stdio(options: dict[str, Any]) -> str:
-    words = {subprocess.PIPE: "<pipe>", subprocess.STDOUT: "<stdout>", subprocess.DEVNULL: "<devnull>"}
-    names = ["stdin", "stdout", "stderr"]
-    shown = {name: options[name] for name in names if options[name] is not None}
-    return "".join(f" {name}={words[value] if value in words else repr(value)}" for name, value in shown.items())
 
 
 # --- starting with a preexec_fn -------------------------------------------------------------------

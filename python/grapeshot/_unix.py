@@ -10,12 +10,11 @@ import asyncio
 import errno
 import os
 import socket
-import stat
 import sys
 from asyncio.log import logger
 from collections.abc import Callable
 
-from . import _connect, _serve, _tls
+from . import _connect, _core, _serve, _tls
 from ._base import BaseLoop
 from ._checks import check_plain_socket, check_tls_only_options
 
@@ -141,8 +140,9 @@ def remove_stale_socket(path: str | bytes) -> None:
     if not has_file(path):
         return
     try:
-        if stat.S_ISSOCK(os.stat(path).st_mode):
-            os.remove(path)
+        is_socket, _inode = _core._path_status(path)
+        if is_socket:
+            _core._remove_path(path)
     except FileNotFoundError:
         pass
     except OSError as exc:
@@ -201,14 +201,14 @@ def _file_remover(sock: socket.socket) -> Callable[[], None] | None:
     if not has_file(path):
         return None
     try:
-        inode = os.stat(path).st_ino
+        _is_socket, inode = _core._path_status(path)
     except FileNotFoundError:
         return None
 
     def remove() -> None:
         try:
-            if os.stat(path).st_ino == inode:
-                os.unlink(path)
+            if _core._path_status(path)[1] == inode:
+                _core._remove_path(path)
         except FileNotFoundError:
             pass
         except OSError as exc:

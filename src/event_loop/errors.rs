@@ -24,6 +24,15 @@ pub(crate) fn os_error(error: &io::Error) -> PyErr {
     }
 }
 
+/// `os_error` with the path that the call was for.
+#[cold]
+pub(crate) fn os_error_at(error: &io::Error, path: &Bound<'_, PyAny>) -> PyErr {
+    match error.raw_os_error() {
+        Some(errno) => PyOSError::new_err((errno, io_message(errno), path.clone().unbind())),
+        None => PyOSError::new_err(error.to_string()),
+    }
+}
+
 /// `strerror(errno)` as Python prints it, without Rust's " (os error N)".
 fn io_message(errno: i32) -> String {
     let text = io::Error::from_raw_os_error(errno).to_string();

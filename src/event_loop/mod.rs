@@ -4,6 +4,7 @@
 //! not know transports, processes, coros or TLS.
 
 pub(crate) mod attributes;
+pub(crate) mod audit;
 pub(crate) mod errors;
 pub(crate) mod freelist;
 pub(crate) mod handle;

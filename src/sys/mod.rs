@@ -11,6 +11,7 @@
 //! | [`child`] | an fd that tells the end of a child process | pidfd; a thread before 5.3 | kqueue with `EVFILT_PROC` |
 //! | [`clock`] | nanoseconds of the clock behind Python's `time.monotonic()` | `CLOCK_MONOTONIC` | `CLOCK_UPTIME_RAW` (Apple), `CLOCK_MONOTONIC` |
 //! | [`faults`] | a line about a fault in a watched range, whose stack is used up | all | all |
+//! | [`file`] | a file's length, position and socket files; a part of it sent within the kernel | `sendfile` | `sendfile`; none (NetBSD, OpenBSD) |
 //! | [`heap`] | large buffers that are freed stay with the process | glibc's thresholds | nothing to do |
 //! | [`pages`] | small pages for a mapping | `MADV_NOHUGEPAGE` | nothing to do |
 //! | [`pipe`] | nonblocking reads and writes of pipes and terminals; which writing ends tell that nobody reads | all | all but named FIFOs (Apple) |
@@ -38,6 +39,7 @@ compile_error!("grapeshot needs epoll or kqueue: Linux, Android, macOS or a BSD"
 pub mod child;
 pub mod clock;
 pub mod faults;
+pub mod file;
 pub mod heap;
 pub mod pages;
 pub mod pipe;

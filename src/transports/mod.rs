@@ -4,6 +4,7 @@
 //! processes, coros or TLS.
 
 mod datagram;
+mod files;
 pub(crate) mod flow;
 pub(crate) mod lent_buffer;
 mod listener;
@@ -33,6 +34,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     pipe::register(module)?;
     sock::register(module)?;
     datagram::register(module)?;
+    files::register(module)?;
     stream_reader::register(module.py())?;
     extend_type(&module.getattr("Loop")?, loop_methods())?;
     module.add_function(wrap_pyfunction!(bind_methods, module)?)

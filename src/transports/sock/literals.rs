@@ -5,7 +5,7 @@
 //! which kinds of sockets there are, in which order, with the very objects of the `socket` module. Everything that is
 //! not an ordinary literal (a zone, a service name, flags that change more than the question) goes the way of a name.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::c_int;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
@@ -16,10 +16,10 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use super::attempts::Kind;
 use super::operation;
-use crate::event_loop::errors;
 use crate::event_loop::names::names;
 use crate::event_loop::native_type::{Args, This, method};
 use crate::event_loop::pyloop::LoopObject;
+use crate::event_loop::{audit, errors};
 use crate::sys::socket;
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
@@ -47,11 +47,6 @@ struct Pattern(*mut ffi::PyObject);
 unsafe impl Send for Pattern {}
 
 static PATTERNS: Mutex<Vec<(Question, Pattern)>> = Mutex::new(Vec::new());
-
-unsafe extern "C" {
-    /// Public C API (`Doc/c-api/sys.rst`), which pyo3-ffi does not export. Calls nothing if there is no hook.
-    fn PySys_Audit(event: *const c_char, format: *const c_char, ...) -> c_int;
-}
 
 #[derive(Clone, Copy)]
 enum Literal {
@@ -223,7 +218,7 @@ fn answer<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -> PyResult<Op
     };
     // SAFETY: the format has one letter for each value; objects are borrowed for the call.
     let audited = unsafe {
-        PySys_Audit(
+        audit::PySys_Audit(
             c"socket.getaddrinfo".as_ptr(),
             c"OOiii".as_ptr(),
             host.as_ptr(),
@@ -233,9 +228,7 @@ fn answer<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -> PyResult<Op
             protocol,
         )
     };
-    if audited != 0 {
-        return Err(errors::fetch(py));
-    }
+    audit::check(py, audited)?;
     let address = literal.socket_address(&host, number)?;
     let infos = pattern.iter_borrowed().map(|kinds| info(&kinds, &address));
     Ok(Some(

@@ -1,10 +1,11 @@
 //! The transport's part in `loop.sendfile`: who else writes is refused, and the sender is told when the socket takes
-//! more. The system call is made in Python (`_sendfile.py`): once per buffer of the kernel it costs nothing that shows.
+//! more. The loop around the system call (`transports/files.rs`) is Python (`_sendfile.py`): once per buffer of the
+//! kernel it costs nothing that shows.
 //!
 //! ```text
-//!   _start_sendfile(future) --> out-buffer empty? future done --> os.sendfile --> would block: _wait_writable(future)
-//!                                                                     ^                            |
-//!                                                                     '------- writable -----------'
+//!   _start_sendfile(future) --> out-buffer empty? future done --> _send_file --> would block: _wait_writable(future)
+//!                                                                     ^                           |
+//!                                                                     '------- writable ----------'
 //!   _end_sendfile() in any case; a connection that is lost meanwhile ends the wait with ConnectionError
 //! ```
 
