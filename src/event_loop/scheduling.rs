@@ -196,6 +196,10 @@ fn schedule_timer<'py>(
 ) -> Object<'py> {
     let (py, reactor) = (this.py(), this.reactor());
     let handle = make_handle(this, args, 1, Some(when_s), method)?;
+    // SAFETY: an argument, alive for the length of the call.
+    if method == "call_at" && unsafe { ffi::PyLong_Check(args.positional()[0]) } != 0 {
+        handle.set_when_int(py);
+    }
     let pushed = this.exclusively(py, || {
         reactor.push_timer(py, handle.new_ref());
         Ok(())

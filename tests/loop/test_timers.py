@@ -155,6 +155,16 @@ def test_when_of_call_at_is_exact(loop):
     handle.cancel()
 
 
+@pytest.mark.deviates(uvloop="when() is rounded to ms")
+def test_when_of_an_int_is_an_int(loop):
+    when = int(loop.time()) + 1000
+    handle = loop.call_at(when, print)
+    assert handle.when() == when
+    assert type(handle.when()) is int
+    assert f"when={when} " in repr(handle)
+    handle.cancel()
+
+
 def test_cancel_before_it_is_due(loop):
     seen = []
     handle = loop.call_later(0.001, seen.append, "cancelled")

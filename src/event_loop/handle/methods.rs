@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyFloat, PyTuple};
+use pyo3::types::{PyDict, PyFloat, PyInt, PyTuple};
 
 use super::{HANDLE_TYPE, HandleObject, HandleRef, TIMER_TYPE, dealloc, flag};
 use crate::event_loop::errors;
@@ -122,7 +122,11 @@ fn when<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResult<Bou
 }
 
 fn get_when(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
-    Ok(PyFloat::new(this.py(), this.when_s()).into_any())
+    let when = PyFloat::new(this.py(), this.when_s()).into_any();
+    if this.has(flag::WHEN_IS_INT) {
+        return this.py().get_type::<PyInt>().call1((when,));
+    }
+    Ok(when)
 }
 
 /// `<Handle foo() at file.py:3>` and so on, composed as `asyncio.Handle._repr_info` composes it.
@@ -155,7 +159,7 @@ fn describe(this: This<'_, HandleObject>, is_cancelled: bool) -> PyResult<String
         text.push_str(" cancelled");
     }
     if this.has(flag::TIMER) {
-        let when = PyFloat::new(py, this.when_s()).repr()?;
+        let when = get_when(this)?.repr()?;
         write!(text, " when={when}").map_err(fmt_error)?;
     }
     if let Some(callback) = this.callback.get(py) {

@@ -58,6 +58,8 @@ mod flag {
     pub(super) const RUNNING: u16 = 1 << 7;
     /// Another thread waits for the end of that run.
     pub(super) const AWAITED: u16 = 1 << 8;
+    /// The time of a `TimerHandle` was given as an int, and `when()` returns one, as in asyncio.
+    pub(super) const WHEN_IS_INT: u16 = 1 << 9;
 }
 
 #[repr(C)]
@@ -323,6 +325,11 @@ impl HandleRef {
     /// The deadline in seconds of the loop's clock.
     pub(crate) fn when_s(self, py: Python<'_>) -> f64 {
         self.this(py).when_s()
+    }
+
+    /// Lets `when()` return an int, for a deadline that was given as one.
+    pub(crate) fn set_when_int(self, py: Python<'_>) {
+        self.this(py).raise_flag(flag::WHEN_IS_INT);
     }
 
     /// Makes it a handle that other threads may cancel and ask while it runs, as `_ThreadSafeHandle` of 3.14.
