@@ -40,6 +40,8 @@ mod methods;
 #[cfg(feature = "python")]
 mod notifier;
 #[cfg(feature = "python")]
+mod profiling;
+#[cfg(feature = "python")]
 mod pystate;
 #[cfg(feature = "python")]
 mod runtime;

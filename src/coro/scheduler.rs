@@ -24,7 +24,7 @@ use super::coroutine::{Coro, CoroObject, Status};
 use super::function::{finish, store};
 use super::machine::{Machine, SharedSlot};
 use super::runtime::{Runtime, with_runtime};
-use super::{hooks, latency, pystate, tasks};
+use super::{hooks, latency, profiling, pystate, tasks};
 use crate::event_loop::errors;
 use crate::event_loop::native_type::This;
 use crate::event_loop::pyloop::LoopObject;
@@ -114,29 +114,37 @@ fn not_installed(runtime: &Runtime, coro: Coro<'_>, error: PyErr) -> PyResult<()
 /// The switch there and back.
 #[inline(always)]
 fn run(runtime: &Runtime, coro: Coro<'_>, machine: *mut Machine) {
-    coro.status.set(Status::Running);
-    runtime.current.set(coro.as_ptr());
-    let stats = &runtime.stats;
-    stats.switches.set(stats.switches.get() + 1);
     // SAFETY: attached; the machine is the coro's and stays until it is dismantled below; its stack is in place. Only
     // raw pointers are used across the switch.
     unsafe {
         let thread = ffi::PyThreadState_Get();
+        let profiled = pystate::has_native_profile(thread).then(|| profiling::prepare(runtime, coro));
+        coro.status.set(Status::Running);
+        runtime.current.set(coro.as_ptr());
+        let stats = &runtime.stats;
+        stats.switches.set(stats.switches.get() + 1);
         let (base, len_bytes) = {
             let shared: &SharedSlot = &(&(*machine)).slot;
             let slot = &shared.slot;
             (slot.base(), slot.len_bytes())
         };
+        // What allocates or calls comes before the thread state is the coro's and after it is not any more.
+        tasks::enter(machine, coro);
         (*machine).state.swap(thread);
+        if let Some(version) = profiled {
+            profiling::arrive(runtime, coro, thread, version);
+        }
         let is_protected = pystate::protect(thread, base, len_bytes);
         debug_assert!(is_protected, "accepted when the slot was made");
-        tasks::enter(machine, coro);
         let to = (*machine).sp;
         arch::switch(runtime.main_sp.as_ptr(), to);
-        tasks::leave(machine, coro);
         pystate::unprotect(thread);
+        if pystate::has_native_profile(thread) {
+            profiling::depart(runtime, coro, thread);
+        }
         (*machine).state.swap(thread);
         runtime.current.set(ptr::null_mut());
+        tasks::leave(machine, coro);
         if runtime.options.evicts_always.get() && !coro.is_done() && !coro.has_own_stack.get() {
             let shared = Rc::clone(&(*machine).slot);
             // Without memory the stack stays in place, as it would without this mode.

@@ -250,6 +250,7 @@ pub(super) fn set_up<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
         }
         coro_errors::set_classes(&module)?;
         tasks::set_up(py)?;
+        pystate::set_up(py)?;
         if !pystate::has_known_code(&kind.getattr("join")?)? {
             return Ok(PyString::new(py, "the code objects of this interpreter are not known").into_any());
         }

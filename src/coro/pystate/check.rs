@@ -77,6 +77,7 @@ pub(in crate::coro) fn self_check(py: Python<'_>) -> PyResult<Option<&'static st
             (has_frame(py, thread)?, "the frame"),
             (has_caller(py, thread)?, "the frame of the caller"),
             (has_task(py, start)?, "the running task"),
+            (has_profile_object(py, start)?, "the profile function"),
         ];
         Ok(checks
             .iter()
@@ -179,7 +180,7 @@ unsafe fn has_trash_nesting(py: Python<'_>, thread: *mut u8) -> PyResult<bool> {
 }
 
 /// `f_frame` in `PyFrameObject`: after the header and `f_back`.
-const F_FRAME: usize = 24; // void *PyFrameObject.f_frame
+pub(super) const F_FRAME: usize = 24; // void *PyFrameObject.f_frame
 
 /// The frame object of the current frame points to the innermost frame of the chain.
 unsafe fn has_frame(py: Python<'_>, thread: *mut ffi::PyThreadState) -> PyResult<bool> {
@@ -224,6 +225,18 @@ unsafe fn has_caller(py: Python<'_>, thread: *mut ffi::PyThreadState) -> PyResul
         }
         Ok(previous == wanted)
     }
+}
+
+/// The object of the profile function is what `sys.getprofile` returns.
+unsafe fn has_profile_object(py: Python<'_>, thread: *mut u8) -> PyResult<bool> {
+    let object = py.import("sys")?.call_method0("getprofile")?;
+    // SAFETY: as in `self_check`.
+    let found = unsafe { *field::<*mut ffi::PyObject>(thread, imp::PROFILE_OBJECT) };
+    Ok(if found.is_null() {
+        object.is_none()
+    } else {
+        found == object.as_ptr()
+    })
 }
 
 /// The task that is entered lies in the thread state, where asyncio keeps it there.

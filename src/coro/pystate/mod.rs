@@ -49,11 +49,15 @@ mod check;
 mod chunk;
 mod code;
 mod frames;
+mod profile;
 
 pub(super) use check::self_check;
 pub(super) use chunk::{Chunks, tail};
 pub(super) use code::{has_known_code, is_async_function};
 pub(super) use frames::Relinked;
+pub(super) use profile::{
+    Event, Version, call_probe, frames, has_native_profile, has_version, is_tracing, set_up, tell,
+};
 
 /// Bytes of stack that one level of C recursion may take (3.12 and 3.13). Measured on 3.13: `sorted(key=)` takes most, 1.3 KiB,
 /// since its runs to be merged lie on the stack; `repr`, `json`, `compile` and calls through C take 150 to 350 bytes.

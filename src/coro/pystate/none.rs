@@ -22,6 +22,8 @@ pub(super) const RECURSION_HEADROOM: usize = 0;
 pub(super) const TRACING: usize = 0;
 pub(super) const WHAT_EVENT: usize = 0;
 pub(super) const FRAME: usize = 0;
+pub(super) const PROFILE_FUNCTION: usize = 0;
+pub(super) const PROFILE_OBJECT: usize = 0;
 pub(super) const CURRENT_EXCEPTION: usize = 0;
 pub(super) const EXC_INFO: usize = 0;
 pub(super) const THREAD_ID: usize = 0;
@@ -35,6 +37,7 @@ pub(super) const C_RECURSION_REMAINING: Option<usize> = None;
 pub(super) const TRASH_NESTING: Option<usize> = None;
 pub(super) const EXECUTOR: Option<usize> = None;
 pub(super) const FRAME_PREVIOUS: usize = 0;
+pub(super) const CODE_VERSION: Option<usize> = None;
 pub(super) const RUNNING_TASK: Option<usize> = None;
 
 pub(super) fn look_up() -> Option<&'static str> {

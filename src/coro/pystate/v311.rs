@@ -17,8 +17,9 @@ pub(super) const RECURSION_HEADROOM: usize = 40; // int PyThreadState.recursion_
 pub(super) const TRACING: usize = 44; // int PyThreadState.tracing
 pub(super) const WHAT_EVENT: usize = 48; // int PyThreadState.tracing_what
 pub(super) const FRAME: usize = 56; // void *PyThreadState.cframe
-const PROFILE_FUNCTION: usize = 64; // void *PyThreadState.c_profilefunc
+pub(super) const PROFILE_FUNCTION: usize = 64; // void *PyThreadState.c_profilefunc
 const TRACE_FUNCTION: usize = 72; // void *PyThreadState.c_tracefunc
+pub(super) const PROFILE_OBJECT: usize = 80; // void *PyThreadState.c_profileobj
 pub(super) const CURRENT_EXCEPTION: usize = 96; // void *PyThreadState.curexc_type
 pub(super) const EXC_INFO: usize = 120; // void *PyThreadState.exc_info
 pub(super) const THREAD_ID: usize = 152; // unsigned long PyThreadState.thread_id
@@ -32,6 +33,7 @@ pub(super) const C_RECURSION_REMAINING: Option<usize> = None;
 pub(super) const TRASH_NESTING: Option<usize> = Some(168); // int PyThreadState.trash_delete_nesting
 pub(super) const EXECUTOR: Option<usize> = None;
 pub(super) const FRAME_PREVIOUS: usize = 48; // void *_PyInterpreterFrame.previous
+pub(super) const CODE_VERSION: Option<usize> = None;
 
 /// What a `_PyCFrame` is made of.
 const USE_TRACING: usize = 0; // uint8_t _PyCFrame.use_tracing

@@ -17,6 +17,8 @@ pub(super) const RECURSION_HEADROOM: usize = 40; // int PyThreadState.recursion_
 pub(super) const TRACING: usize = 44; // int PyThreadState.tracing
 pub(super) const WHAT_EVENT: usize = 48; // int PyThreadState.what_event
 pub(super) const FRAME: usize = 56; // void *PyThreadState.cframe
+pub(super) const PROFILE_FUNCTION: usize = 64; // void *PyThreadState.c_profilefunc
+pub(super) const PROFILE_OBJECT: usize = 80; // void *PyThreadState.c_profileobj
 pub(super) const CURRENT_EXCEPTION: usize = 96; // void *PyThreadState.current_exception
 pub(super) const EXC_INFO: usize = 104; // void *PyThreadState.exc_info
 pub(super) const THREAD_ID: usize = 136; // unsigned long PyThreadState.thread_id
@@ -30,6 +32,7 @@ pub(super) const C_RECURSION_REMAINING: Option<usize> = Some(36); // int PyThrea
 pub(super) const TRASH_NESTING: Option<usize> = Some(152); // int PyThreadState.trash.delete_nesting
 pub(super) const EXECUTOR: Option<usize> = None;
 pub(super) const FRAME_PREVIOUS: usize = 8; // void *_PyInterpreterFrame.previous
+pub(super) const CODE_VERSION: Option<usize> = Some(160); // uint64_t PyCodeObject._co_instrumentation_version
 
 /// What a `_PyCFrame` is made of.
 const CFRAME_LEN: usize = 16; // sizeof(_PyCFrame)

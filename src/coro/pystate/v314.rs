@@ -19,6 +19,8 @@ pub(super) const RECURSION_HEADROOM: usize = 56; // int PyThreadState.recursion_
 pub(super) const TRACING: usize = 60; // int PyThreadState.tracing
 pub(super) const WHAT_EVENT: usize = 64; // int PyThreadState.what_event
 pub(super) const FRAME: usize = 72; // void *PyThreadState.current_frame
+pub(super) const PROFILE_FUNCTION: usize = 80; // void *PyThreadState.c_profilefunc
+pub(super) const PROFILE_OBJECT: usize = 96; // void *PyThreadState.c_profileobj
 pub(super) const CURRENT_EXCEPTION: usize = 112; // void *PyThreadState.current_exception
 pub(super) const EXC_INFO: usize = 120; // void *PyThreadState.exc_info
 pub(super) const THREAD_ID: usize = 152; // unsigned long PyThreadState.thread_id
@@ -32,6 +34,7 @@ pub(super) const C_RECURSION_REMAINING: Option<usize> = None;
 pub(super) const TRASH_NESTING: Option<usize> = None;
 pub(super) const EXECUTOR: Option<usize> = Some(272); // void *PyThreadState.current_executor
 pub(super) const FRAME_PREVIOUS: usize = 8; // void *_PyInterpreterFrame.previous
+pub(super) const CODE_VERSION: Option<usize> = Some(168); // uintptr_t PyCodeObject._co_instrumentation_version
 
 /// The chain of frames begins with none.
 pub(super) fn base_frame(_base: *mut CFrame) -> *mut u8 {

@@ -1,0 +1,162 @@
+//! Native profile functions: those set with `PyEval_SetProfile` and without an object of Python's.
+//!
+//! Such a function keeps a stack of its own of the frames that it has seen called and not yet return, often by pointers that
+//! it does not own: memray reads them at each allocation. So it has to hear that the frames of a coro that is suspended are
+//! left, and are entered again later, as CPython itself tells of generators.
+
+use std::ffi::c_int;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use super::check::F_FRAME;
+use super::{CFrame, field, imp};
+use crate::event_loop::errors;
+
+/// What a profile function is told.
+#[derive(Clone, Copy)]
+pub(in crate::coro) enum Event {
+    Call,
+    Return,
+}
+
+/// A function of Python's that does nothing.
+static PROBE: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
+
+/// Whether there is a profile function that has to hear of switches. One of Python's own (`sys.setprofile`, cProfile) has an
+/// object, and does without: it keeps no pointers, and counts calls.
+///
+/// # Safety
+/// `thread` is the attached thread's state.
+#[inline(always)]
+pub(in crate::coro) unsafe fn has_native_profile(thread: *mut ffi::PyThreadState) -> bool {
+    // SAFETY: by the contract.
+    unsafe {
+        *field::<usize>(thread.cast(), imp::PROFILE_FUNCTION) != 0
+            && *field::<usize>(thread.cast(), imp::PROFILE_OBJECT) == 0
+    }
+}
+
+/// Whether the thread is inside a trace function, whose calls nobody hears of.
+///
+/// # Safety
+/// `thread` is the attached thread's state.
+pub(in crate::coro) unsafe fn is_tracing(thread: *mut ffi::PyThreadState) -> bool {
+    // SAFETY: by the contract.
+    unsafe { *field::<c_int>(thread.cast(), imp::TRACING) != 0 }
+}
+
+/// The frames that the thread is in, the innermost first.
+///
+/// # Safety
+/// `thread` is the attached thread's state.
+pub(in crate::coro) unsafe fn frames(
+    py: Python<'_>,
+    thread: *mut ffi::PyThreadState,
+) -> Vec<Bound<'_, PyAny>> {
+    let mut frames: Vec<Bound<'_, PyAny>> = Vec::new();
+    // SAFETY: attached; the getters give new references, or null at the end of the chain.
+    unsafe {
+        let mut next = ffi::PyThreadState_GetFrame(thread);
+        while let Some(frame) = Bound::from_owned_ptr_or_opt(py, next.cast()) {
+            next = ffi::PyFrame_GetBack(frame.as_ptr().cast());
+            frames.push(frame);
+        }
+    }
+    frames
+}
+
+/// Makes what is needed; once, at import.
+pub(in crate::coro) fn set_up(py: Python<'_>) -> PyResult<()> {
+    let probe = py.eval(c"lambda: None", None, None)?;
+    PROBE.store(probe.into_ptr(), Ordering::Release);
+    Ok(())
+}
+
+/// The version of the instrumentation of code: which events it has, from 3.12 on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::coro) enum Version {
+    /// Code has none: all returns are told.
+    None,
+    Number(usize),
+    /// Inside a trace function code is not brought up to date.
+    Unknown,
+}
+
+/// Calls a function of Python's that does nothing, so that a profile function that has only just been set looks at the thread's
+/// frames now. The version of code that is entered now.
+pub(in crate::coro) fn call_probe(py: Python<'_>) -> PyResult<Version> {
+    // SAFETY: attached; null, or a function that is never freed.
+    unsafe {
+        let Some(probe) = Bound::from_borrowed_ptr_or_opt(py, PROBE.load(Ordering::Relaxed)) else {
+            return Ok(Version::Unknown);
+        };
+        if is_tracing(ffi::PyThreadState_Get()) {
+            return Ok(Version::Unknown);
+        }
+        probe.call0()?;
+        Ok(version_of(ffi::PyFunction_GetCode(probe.as_ptr())))
+    }
+}
+
+/// # Safety
+/// `code` is a live code object.
+unsafe fn version_of(code: *mut ffi::PyObject) -> Version {
+    match imp::CODE_VERSION {
+        // SAFETY: by the contract.
+        Some(offset) => Version::Number(unsafe { *field(code.cast(), offset) }),
+        None => Version::None,
+    }
+}
+
+/// Whether the code of a frame is of that version, so that the frame's return is told; None if that is not known.
+pub(in crate::coro) fn has_version(frame: &Bound<'_, PyAny>, version: Version) -> Option<bool> {
+    // SAFETY: a live frame; a new reference to its code, which is never null.
+    unsafe {
+        let code = ffi::PyFrame_GetCode(frame.as_ptr().cast()).cast::<ffi::PyObject>();
+        let is_same = version_of(code) == version;
+        ffi::Py_DECREF(code);
+        (version != Version::Unknown).then_some(is_same)
+    }
+}
+
+/// Tells the profile function of one frame, which is the thread's innermost meanwhile, as it is when CPython tells.
+///
+/// # Safety
+/// `thread` is the attached thread's state, and `frame` a frame of its chain.
+pub(in crate::coro) unsafe fn tell(
+    thread: *mut ffi::PyThreadState,
+    frame: &Bound<'_, PyAny>,
+    event: Event,
+) -> PyResult<()> {
+    let mut holder = CFrame { words: [0; 3] };
+    // SAFETY: by the contract; `holder` is shown as long as it lives. The function may have been taken away by the one call of
+    // it that came before.
+    unsafe {
+        if !has_native_profile(thread) {
+            return Ok(());
+        }
+        let function = *field::<Option<ffi::Py_tracefunc>>(thread.cast(), imp::PROFILE_FUNCTION);
+        let Some(function) = function else {
+            return Ok(());
+        };
+        let what = match event {
+            Event::Call => ffi::PyTrace_CALL,
+            Event::Return => ffi::PyTrace_RETURN,
+        };
+        ffi::PyThreadState_EnterTracing(thread);
+        let place = field::<*mut u8>(thread.cast(), imp::FRAME);
+        let shown = *field(frame.as_ptr().cast(), F_FRAME);
+        let own = std::mem::replace(&mut *place, imp::show(&raw mut holder, shown));
+        let status = function(ptr::null_mut(), frame.as_ptr().cast(), what, ffi::Py_None());
+        *place = own;
+        ffi::PyThreadState_LeaveTracing(thread);
+        if status == 0 {
+            Ok(())
+        } else {
+            Err(errors::fetch(frame.py()))
+        }
+    }
+}

@@ -1,0 +1,304 @@
+"""memray beside coros: it lives, and books each allocation under the coro that has made it.
+
+memray keeps the frames that it has seen called and not yet return, by pointers, and reads them at each allocation."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from support import coro_is_available
+
+pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+
+# What the scripts begin with. Each block has a length of its own; `check` compares the functions that memray names for
+# it, the innermost first, with those that were there.
+HEAD = """
+import asyncio, collections, functools, itertools, os, random, sys
+import memray
+import grapeshot
+from grapeshot import coro
+
+PLACE = sys.argv[1]
+expected = {}
+serials = itertools.count(1_000_000)
+kept = []
+
+
+def allocate():
+    length = next(serials)
+    names, frame = [], sys._getframe()
+    while frame is not None:
+        names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    expected[length + 1] = names
+    kept.append(bytearray(length))
+    if len(kept) > 50:
+        kept.pop(random.randrange(len(kept)))
+
+
+def named(function, number):
+    # The function under a name that says whose it is.
+    name = f"{function.__name__}_{number}"
+    return type(function)(function.__code__.replace(co_name=name, co_qualname=name), globals(), name)
+
+
+def check(below=None, at_least=1, complete=True):
+    seen = collections.Counter()
+    with memray.FileReader(PLACE) as reader:
+        for record in reader.get_allocation_records():
+            names = expected.get(record.size)
+            if names is None or not record.n_allocations:
+                continue
+            found = [function for function, _, _ in record.stack_trace(max_stacks=100)]
+            if complete:
+                assert found[: len(names)] == names, (found, names)
+            else:
+                assert all(name in names for name in found if name[-1].isdigit()), (found, names)
+            rest = found[len(names):]
+            assert not any(name[-1].isdigit() for name in rest), (found, names)
+            if below is not None:
+                assert below in rest, (found, names)
+            seen[record.size] += 1
+    assert len(seen) >= at_least, (len(seen), len(expected))
+    print("checked")
+"""
+
+
+def run(code, tmp_path, *, native=False):
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", HEAD + textwrap.dedent(code), tmp_path / "memory.bin"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env=os.environ | {"PYTHONMALLOC": "malloc"},
+    )
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert done.stdout == "checked\n"
+    assert "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.fixture(autouse=True)
+def _memray():
+    if importlib.util.find_spec("memray") is None:
+        pytest.skip("NOT TESTED: coros under memray, which is not installed (extra [dev])")
+
+
+WORK = """
+def deeper(level):
+    if level:
+        if level % 3 == 0:
+            functools.reduce(lambda left, right: deeper(level - 1), range(2))
+        else:
+            deeper(level - 1)
+    allocate()
+    coro.yield_slice()
+    allocate()
+
+
+def pieces(number):
+    for _ in range(3):
+        allocate()
+        coro.yield_slice()
+        yield number
+
+
+async def hold(number):
+    allocate()
+    await asyncio.sleep(0)
+    allocate()
+
+
+def work(number):
+    generator = random.Random(number)
+    for _ in range(4):
+        kind = generator.randrange(4)
+        if kind == 0:
+            deeper(generator.randrange(5))
+        elif kind == 1:
+            list(pieces(number))
+        elif kind == 2:
+            coro.await_(hold(number))
+        else:
+            try:
+                deeper(2)
+                coro.yield_slice()
+                raise KeyError(number)
+            except KeyError:
+                allocate()
+        coro.sleep_relative(generator.random() / 1000)
+
+
+def main():
+    threads = [coro.spawn(named(work, number), number) for number in range(12)]
+    for thread in threads:
+        thread.join()
+"""
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_each_allocation_has_the_functions_of_its_coro(native, tmp_path):
+    code = (
+        WORK
+        + f"""
+with memray.Tracker(PLACE, native_traces={native}, trace_python_allocators=True):
+    coro.run(main)
+check(below="run", at_least=100)
+"""
+    )
+    run(code, tmp_path)
+
+
+def test_connections(tmp_path):
+    """Coros that take from a queue and await streams."""
+    run(
+        """
+        async def echo(reader, writer):
+            writer.write(await reader.readline())
+            await writer.drain()
+            writer.close()
+
+        def work(number, jobs, done, port):
+            while (item := jobs.pop()) is not None:
+                reader, writer = coro.await_(asyncio.open_connection("127.0.0.1", port))
+                allocate()
+                writer.write(b"%d\\n" % item)
+                line = coro.await_(reader.readline())
+                writer.close()
+                coro.await_(writer.wait_closed())
+                allocate()
+                done.push(int(line))
+
+        def main():
+            server = coro.await_(asyncio.start_server(echo, "127.0.0.1", 0))
+            port = server.sockets[0].getsockname()[1]
+            jobs, done = coro.fifo(), coro.fifo()
+            threads = [coro.spawn(named(work, number), number, jobs, done, port) for number in range(10)]
+            for item in range(100):
+                jobs.push(item)
+            assert sorted(done.pop() for _ in range(100)) == list(range(100))
+            for thread in threads:
+                jobs.push(None)
+            for thread in threads:
+                thread.join()
+            server.close()
+
+        with memray.Tracker(PLACE, trace_python_allocators=True):
+            coro.run(main)
+        check(below="run", at_least=100)
+        """,
+        tmp_path,
+    )
+
+
+@pytest.mark.parametrize("place", ["loop", "coro", "thread"])
+def test_it_begins_and_ends_while_coros_wait(place, tmp_path):
+    """Functions that a coro is in when memray begins may be missing in its stacks, from 3.12 on; nobody else's are in
+    them."""
+    run(
+        WORK
+        + f"""
+PLACE_OF_TRACKER = {place!r}
+
+
+def begin():
+    tracker = memray.Tracker(PLACE, trace_python_allocators=True)
+    tracker.__enter__()
+    return tracker
+
+
+def everywhere(function, *args):
+    # Called by the loop, by a coro, or by another thread while the loop runs.
+    if PLACE_OF_TRACKER == "coro":
+        return function(*args)
+    if PLACE_OF_TRACKER == "thread":
+        return coro.threads.run(function, *args)
+    done = coro.fifo()
+    asyncio.get_running_loop().call_soon(lambda: done.push(function(*args)))
+    return done.pop()
+
+
+def again(number):
+    for _ in range(5):
+        named(work, number)(number)
+        coro.yield_slice()
+        allocate()
+
+
+def main():
+    threads = [coro.spawn(named(again, number), number) for number in range(8)]
+    for count in (1, 2, 30):
+        for _ in range(3):
+            coro.yield_slice()
+        expected.clear()
+        if os.path.exists(PLACE):
+            os.unlink(PLACE)
+        tracker = everywhere(begin)
+        for _ in range(count):
+            coro.sleep_relative(0.001)
+        everywhere(tracker.__exit__, None, None, None)
+    before = set(expected)
+    for thread in threads:
+        thread.join()
+    for length in set(expected) - before:
+        del expected[length]
+
+
+coro.run(main)
+check(complete=False, at_least=20)
+""",
+        tmp_path,
+    )
+
+
+def test_waits_inside_a_trace_function(tmp_path):
+    """memray hears nothing of what a trace function calls. That stacks may lack functions is all that comes of it."""
+    run(
+        WORK
+        + """
+def trace(frame, event, arg):
+    if frame.f_globals is globals():
+        if any(thread._status == "running" for thread in coro.get_live_coros()):
+            deeper(1)
+        return trace
+
+
+with memray.Tracker(PLACE, trace_python_allocators=True):
+    sys.settrace(trace)
+    coro.run(main)
+    sys.settrace(None)
+print("checked")
+""",
+        tmp_path,
+    )
+
+
+def test_a_profile_function_of_python_hears_nothing_of_switches():
+    """That there is one of memray's kind is known by its having no object; `sys.setprofile` counts calls."""
+    from grapeshot import coro
+
+    events = []
+
+    def profile(frame, event, _):
+        if frame.f_code is work.__code__:
+            events.append(event)
+
+    def work():
+        coro.yield_slice()
+        return coro.yield_slice()
+
+    def main():
+        sys.setprofile(profile)
+        try:
+            for thread in [coro.spawn(work) for _ in range(3)]:
+                thread.join()
+        finally:
+            sys.setprofile(None)
+
+    coro.run(main)
+    assert [event for event in events if not event.startswith("c_")] == ["call"] * 3 + ["return"] * 3
