@@ -79,6 +79,8 @@ pub(super) struct CoroObject {
     /// the thread's other coros, else one more than that.
     pub(super) acts: Cell<u16>,
     pub(super) max_acts: Cell<u16>,
+    /// Deallocations inside one another on its stack (`deallocation`).
+    pub(super) dealloc_depth: Cell<u32>,
     /// Where it waits, if in a line.
     pub(super) place_in_line: Place,
     /// The part that is there from the first run to the end; null before and after.
@@ -150,6 +152,7 @@ impl NativeType for CoroObject {
     const NAME: &'static CStr = c"grapeshot._core.Coro";
     const DOC: &'static CStr = c"A function with a stack of its own, run by the loop.";
     const FLAGS: u64 = ffi::Py_TPFLAGS_BASETYPE | ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
+    const DEALLOC: ffi::destructor = dealloc;
 
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         for cell in self.cells() {
@@ -203,7 +206,7 @@ pub(super) unsafe extern "C" fn finalize(slf: *mut ffi::PyObject) {
 
 /// # Safety
 /// Called by CPython with an unreferenced coro: one that never ran, or has ended.
-pub(super) unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
+unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
     // SAFETY: attached; the finalizer may revive the object, then nothing more is done. A coro between its start and
     // its end is referenced by the runtime, so there is no stack to be lost here.
     unsafe {

@@ -12,16 +12,16 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::arch;
-use super::coroutine::Coro;
+use super::coroutine::{Coro, CoroObject};
 use super::function::run_on_stack;
 use super::latency::DEFAULT_LIMIT_NS;
 use super::machine::{Machine, SharedSlot};
 use super::pystate::{Base, Chunks, PyState, Relinked};
 use super::stack::Pool;
 use super::{pystate, tasks};
-use crate::event_loop::errors;
 use crate::event_loop::native_type::This;
 use crate::event_loop::reactor::current_thread;
+use crate::event_loop::{deallocation, errors};
 use crate::sys::faults::AlternateStack;
 
 /// I/O that may be ready at once in a row, in a new thread.
@@ -119,8 +119,20 @@ pub(super) fn current_ptr() -> *mut ffi::PyObject {
     with_runtime(|runtime| runtime.current.get())
 }
 
+/// Where deallocations inside one another are counted on the stack of the coro that runs here; null on the thread's own.
+fn dealloc_depth() -> *const Cell<u32> {
+    let current = RUNTIME.try_with(|runtime| runtime.current.get());
+    match current {
+        // SAFETY: the running coro is kept by the runtime's table.
+        Ok(object) if !object.is_null() => unsafe { &raw const (*object.cast::<CoroObject>()).dealloc_depth },
+        // The second is a thread that ends.
+        Ok(_) | Err(_) => ptr::null(),
+    }
+}
+
 impl Runtime {
     fn new() -> Self {
+        deallocation::set_depth_of_stack(dealloc_depth);
         Self {
             thread: current_thread(),
             is_watched: Cell::new(false),

@@ -5,6 +5,7 @@
 
 pub(crate) mod attributes;
 pub(crate) mod audit;
+pub(crate) mod deallocation;
 pub(crate) mod errors;
 pub(crate) mod freelist;
 pub(crate) mod handle;
@@ -30,6 +31,9 @@ const HAS_GIL: bool = cfg!(not(Py_GIL_DISABLED));
 
 /// Python 3.11 specializes calls of methods of an object that can have a dict only if it has one.
 const HAS_LAZY_DICT: bool = cfg!(Py_3_12);
+
+/// Whether the interpreter itself keeps nested deallocations from using up the stack.
+const HAS_TRASHCAN: bool = cfg!(Py_3_14);
 
 /// Adds the loop and handle types to the module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -15,6 +15,7 @@ use pyo3::prelude::*;
 use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::{PyBool, PyNone, PyString, PyTuple, PyType};
 
+use super::deallocation::deallocate;
 use super::{HAS_GIL, errors};
 
 /// The receiver of a native method: the object, and the proof that the thread is attached.
@@ -410,8 +411,15 @@ pub(crate) trait NativeType: Sized {
     const DOC: &'static CStr;
     const FLAGS: u64;
     /// False for a type whose objects refer to nothing: the collector does not know them, and nobody finds them with its
-    /// help. `traverse` and `clear` are not called then; `tp_dealloc` frees with `PyObject_Free`.
+    /// help. `traverse` and `clear` are not called then; `DEALLOC` frees with `PyObject_Free`.
     const IS_COLLECTED: bool = true;
+    /// Frees an unreferenced object: it is called by `tp_dealloc`, or a little later.
+    const DEALLOC: ffi::destructor;
+    /// True for an object with which nothing else is freed that could go on like this: its deallocation nests no deeper.
+    #[inline]
+    fn is_empty(&self) -> bool {
+        false
+    }
     /// Reports every reference the object holds (the type's own is reported for it).
     ///
     /// # Safety
@@ -471,17 +479,20 @@ pub(crate) fn slot(id: c_int, value: *mut c_void) -> ffi::PyType_Slot {
     }
 }
 
-/// Makes the heap type of `T` with `tp_traverse` and `tp_clear` from its `NativeType`, and `slots` beside them.
+/// Makes the heap type of `T` with `tp_traverse`, `tp_clear` and `tp_dealloc` from its `NativeType`, and `slots` beside them.
 ///
 /// # Safety
-/// The slots are right for objects of layout `T` (`tp_dealloc` among them); tables they point to live for ever.
+/// `T::DEALLOC` and the slots are right for objects of layout `T`; tables they point to live for ever.
 pub(crate) unsafe fn new_type<'py, T: NativeType>(
     module: &Bound<'py, PyModule>,
     bases: Option<&Bound<'py, PyTuple>>,
     slots: &[ffi::PyType_Slot],
 ) -> PyResult<Bound<'py, PyType>> {
     let py = module.py();
-    let mut all = vec![slot(ffi::Py_tp_doc, T::DOC.as_ptr().cast_mut().cast())];
+    let mut all = vec![
+        slot(ffi::Py_tp_doc, T::DOC.as_ptr().cast_mut().cast()),
+        slot(ffi::Py_tp_dealloc, deallocate::<T> as *mut c_void),
+    ];
     if T::IS_COLLECTED {
         all.push(slot(ffi::Py_tp_traverse, traverse::<T> as *mut c_void));
         all.push(slot(ffi::Py_tp_clear, clear::<T> as *mut c_void));

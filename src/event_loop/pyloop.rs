@@ -121,6 +121,7 @@ impl NativeType for LoopObject {
     const NAME: &'static CStr = c"grapeshot._core.Loop";
     const DOC: &'static CStr = c"The native part of grapeshot.Loop: poller, timers, ready queue, scheduling.";
     const FLAGS: u64 = ffi::Py_TPFLAGS_BASETYPE;
+    const DEALLOC: ffi::destructor = dealloc;
 
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         for cell in [
@@ -415,7 +416,6 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             None,
             &[
                 slot(ffi::Py_tp_new, new_loop as *mut c_void),
-                slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
                 slot(
                     ffi::Py_tp_methods,
                     leak_table(methods(), ffi::PyMethodDef::zeroed()),

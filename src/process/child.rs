@@ -85,6 +85,7 @@ impl NativeType for ChildObject {
     const NAME: &'static CStr = c"grapeshot._core._Child";
     const DOC: &'static CStr = c"A child process whose end the loop waits for.";
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
+    const DEALLOC: ffi::destructor = dealloc;
 
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         for cell in [&self.event_loop, &self.callback, &self.context] {
@@ -165,16 +166,8 @@ fn watch_child<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResul
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     // SAFETY: the functions are those of this layout.
-    let kind = unsafe {
-        new_type::<ChildObject>(
-            module,
-            None,
-            &[
-                slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
-                slot(ffi::Py_tp_repr, repr as *mut c_void),
-            ],
-        )?
-    };
+    let kind =
+        unsafe { new_type::<ChildObject>(module, None, &[slot(ffi::Py_tp_repr, repr as *mut c_void)])? };
     CHILD_TYPE.store(kind.into_ptr().cast(), Ordering::Release);
     Ok(())
 }

@@ -222,6 +222,7 @@ impl NativeType for TlsObject {
     const NAME: &'static CStr = c"grapeshot._core.SSLTransport";
     const DOC: &'static CStr = c"TLS above a stream transport; the interface of asyncio.Transport.";
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
+    const DEALLOC: ffi::destructor = dealloc;
 
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         // SAFETY: visit and arg are the collector's, here and below.
@@ -345,10 +346,7 @@ fn make_type(module: &Bound<'_, PyModule>, slots: &[ffi::PyType_Slot]) -> PyResu
             "asyncio.Transport has objects of {base_size} bytes here, which this build of grapeshot does not know"
         )));
     }
-    let mut all = vec![
-        slot(ffi::Py_tp_finalize, finalize as *mut c_void),
-        slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
-    ];
+    let mut all = vec![slot(ffi::Py_tp_finalize, finalize as *mut c_void)];
     all.extend(slots.iter().map(|entry| slot(entry.slot, entry.pfunc)));
     let bases = PyTuple::new(py, [base, names().protocol_type.bind(py)])?;
     // SAFETY: the functions are those of this layout, which starts with the base's (checked above); asyncio.Protocol

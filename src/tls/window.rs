@@ -41,6 +41,7 @@ impl NativeType for WindowObject {
     const DOC: &'static CStr = c"Native memory, lent for one call.";
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
     const IS_COLLECTED: bool = false;
+    const DEALLOC: ffi::destructor = dealloc;
 
     unsafe fn traverse(&self, _: ffi::visitproc, _: *mut c_void) -> c_int {
         0
@@ -157,10 +158,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         new_type::<WindowObject>(
             module,
             None,
-            &[
-                slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
-                slot(ffi::Py_bf_getbuffer, get_buffer as *mut c_void),
-            ],
+            &[slot(ffi::Py_bf_getbuffer, get_buffer as *mut c_void)],
         )?
     };
     WINDOW_TYPE.store(kind.into_ptr().cast(), Ordering::Release);

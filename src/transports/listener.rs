@@ -156,6 +156,7 @@ impl NativeType for ListenerObject {
     const NAME: &'static CStr = c"grapeshot._core._Listener";
     const DOC: &'static CStr = c"A listening socket registered with the loop.";
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
+    const DEALLOC: ffi::destructor = dealloc;
 
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         for cell in [
@@ -324,7 +325,6 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             module,
             None,
             &[
-                slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
                 slot(ffi::Py_tp_repr, repr as *mut c_void),
                 slot(ffi::Py_tp_methods, methods),
             ],

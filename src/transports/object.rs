@@ -91,6 +91,7 @@ impl<B: Body> NativeType for TransportObject<B> {
     const NAME: &'static CStr = B::NAME;
     const DOC: &'static CStr = B::DOC;
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
+    const DEALLOC: ffi::destructor = dealloc::<B>;
 
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         for cell in [&self.extra, &self.event_loop] {
@@ -241,7 +242,6 @@ pub(super) fn make_type<'py, B: Body>(
     getters.push(dict_row());
     let slots = [
         slot(ffi::Py_tp_finalize, finalize::<B> as *mut c_void),
-        slot(ffi::Py_tp_dealloc, dealloc::<B> as *mut c_void),
         slot(ffi::Py_tp_repr, repr::<B> as *mut c_void),
         slot(
             ffi::Py_tp_methods,

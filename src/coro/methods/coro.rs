@@ -9,7 +9,7 @@ use pyo3::types::{PyString, PyType};
 
 use super::functions::acts;
 use super::{Object, facade, stacks};
-use crate::coro::coroutine::{Coro, CoroObject, Status, dealloc, finalize};
+use crate::coro::coroutine::{Coro, CoroObject, Status, finalize};
 use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::{interruption, scheduler};
 use crate::event_loop::native_type::{Args, bool_object, getter, leak_table, method, new_type, none, slot};
@@ -340,7 +340,6 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
             module,
             None,
             &[
-                slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
                 slot(ffi::Py_tp_finalize, finalize as *mut c_void),
                 slot(
                     ffi::Py_tp_methods,

@@ -195,6 +195,7 @@ impl NativeType for AwaitObject {
     const NAME: &'static CStr = c"grapeshot._core._CoroAwait";
     const DOC: &'static CStr = c"What await makes of a coro.";
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
+    const DEALLOC: ffi::destructor = dealloc;
 
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         // SAFETY: visit and arg are the collector's.
@@ -376,7 +377,6 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             module,
             None,
             &[
-                slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
                 slot(ffi::Py_tp_iter, ffi::PyObject_SelfIter as *mut c_void),
                 slot(ffi::Py_tp_iternext, iternext as *mut c_void),
                 slot(ffi::Py_am_send, am_send as *mut c_void),

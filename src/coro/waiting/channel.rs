@@ -20,7 +20,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
 
 use super::object::{
-    FLAGS, Head, Object, Primitive, check_thread, grant, make_type as make, offer_in_line, wait_in_line,
+    FLAGS, Head, Object, Primitive, check_thread, dealloc, grant, make_type as make, offer_in_line,
+    wait_in_line,
 };
 use super::parcels::Parcels;
 use crate::coro::errors::{self as coro_errors, Kind};
@@ -51,6 +52,7 @@ impl NativeType for ChannelObject {
     const NAME: &'static CStr = c"grapeshot.coro.channel";
     const DOC: &'static CStr = c"channel()\n--\n\nA rendezvous: `send` and `receive` wait for each other.";
     const FLAGS: u64 = FLAGS;
+    const DEALLOC: ffi::destructor = dealloc::<Self>;
 
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         // SAFETY: visit and arg are the collector's. Coros that wait are the runtime's, and their values theirs.

@@ -7,7 +7,9 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
-use super::object::{FLAGS, Head, Object, Primitive, check_thread, grant, make_type as make, wait_in_line};
+use super::object::{
+    FLAGS, Head, Object, Primitive, check_thread, dealloc, grant, make_type as make, wait_in_line,
+};
 use crate::coro::line::Line;
 use crate::coro::{interruption, scheduler, suspension};
 use crate::event_loop::native_type::{
@@ -30,6 +32,7 @@ impl NativeType for ConditionObject {
     const DOC: &'static CStr =
         c"condition_variable()\n--\n\nCoros wait until they are woken; nothing is remembered for those that come later.";
     const FLAGS: u64 = FLAGS;
+    const DEALLOC: ffi::destructor = dealloc::<Self>;
 
     unsafe fn traverse(&self, _: ffi::visitproc, _: *mut c_void) -> c_int {
         // Coros that wait are the runtime's.

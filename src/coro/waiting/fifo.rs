@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyType};
 
 use super::object::{
-    FLAGS, Head, Object, Primitive, check_thread, grant, make_type as make, wait_in_line, waiting,
+    FLAGS, Head, Object, Primitive, check_thread, dealloc, grant, make_type as make, wait_in_line, waiting,
 };
 use super::parcels::Parcels;
 use crate::coro::line::Line;
@@ -37,6 +37,7 @@ impl NativeType for FifoObject {
     const DOC: &'static CStr =
         c"fifo()\n--\n\nA queue without a limit: `push` never waits, `pop` waits for an item.";
     const FLAGS: u64 = FLAGS;
+    const DEALLOC: ffi::destructor = dealloc::<Self>;
 
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         // SAFETY: visit and arg are the collector's. Coros that wait are the runtime's.

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 use super::object::{
-    FLAGS, Head, Object, Primitive, check_thread, grant, make_type as make, wait_in_line, waiting,
+    FLAGS, Head, Object, Primitive, check_thread, dealloc, grant, make_type as make, wait_in_line, waiting,
 };
 use crate::coro::coroutine::Coro;
 use crate::coro::errors::{self as coro_errors, Kind};
@@ -41,6 +41,7 @@ impl<const R: bool> NativeType for LockObject<R> {
         c"lock()\n--\n\nA lock that one coro holds."
     };
     const FLAGS: u64 = FLAGS;
+    const DEALLOC: ffi::destructor = dealloc::<Self>;
 
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         // SAFETY: visit and arg are the collector's.

@@ -179,7 +179,6 @@ pub(super) fn make_type<'py, T: Primitive>(
 ) -> PyResult<Bound<'py, PyType>> {
     let mut all = vec![
         slot(ffi::Py_tp_new, new::<T> as *mut c_void),
-        slot(ffi::Py_tp_dealloc, dealloc::<T> as *mut c_void),
         slot(ffi::Py_tp_repr, repr::<T> as *mut c_void),
         slot(
             ffi::Py_tp_methods,
@@ -236,7 +235,7 @@ unsafe extern "C" fn new<T: Primitive>(
 
 /// # Safety
 /// Called by CPython with an unreferenced object.
-unsafe extern "C" fn dealloc<T: Primitive>(slf: *mut ffi::PyObject) {
+pub(super) unsafe extern "C" fn dealloc<T: Primitive>(slf: *mut ffi::PyObject) {
     // SAFETY: attached; nobody else knows the object. Its fields in Rust are dropped, then the memory is freed.
     unsafe {
         let py = Python::assume_attached();

@@ -10,7 +10,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple, PyType};
 
 use super::object::{
-    FLAGS, Head, Object, Primitive, check_thread, count, grant, make_type as make, wait_in_line, waiting,
+    FLAGS, Head, Object, Primitive, check_thread, count, dealloc, grant, make_type as make, wait_in_line,
+    waiting,
 };
 use crate::coro::line::Line;
 use crate::coro::suspension;
@@ -34,6 +35,7 @@ impl NativeType for SemaphoreObject {
     const DOC: &'static CStr =
         c"semaphore(value=1)\n--\n\nPermits to be acquired and released; `avail` are left.";
     const FLAGS: u64 = FLAGS;
+    const DEALLOC: ffi::destructor = dealloc::<Self>;
 
     unsafe fn traverse(&self, _: ffi::visitproc, _: *mut c_void) -> c_int {
         // Coros that wait are the runtime's.

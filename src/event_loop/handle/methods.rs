@@ -349,7 +349,6 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             module,
             None,
             &[
-                slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
                 slot(ffi::Py_tp_repr, repr as *mut c_void),
                 slot(ffi::Py_tp_methods, methods),
                 slot(ffi::Py_tp_getset, getters),
@@ -389,7 +388,6 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             module,
             Some(&PyTuple::new(module.py(), [&handle_type])?),
             &[
-                slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
                 slot(ffi::Py_tp_repr, repr as *mut c_void),
                 slot(ffi::Py_tp_richcompare, compare_timers as *mut c_void),
                 slot(ffi::Py_tp_hash, hash_timer as *mut c_void),
@@ -413,6 +411,12 @@ impl NativeType for TimerLayout {
     const NAME: &'static CStr = c"grapeshot._core.TimerHandle";
     const DOC: &'static CStr = c"A callback scheduled for a time; the interface of asyncio.TimerHandle.";
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
+    const DEALLOC: ffi::destructor = dealloc;
+
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
 
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         // SAFETY: passed on unchanged.

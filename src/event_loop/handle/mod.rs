@@ -425,6 +425,13 @@ impl NativeType for HandleObject {
     const NAME: &'static CStr = c"grapeshot._core.Handle";
     const DOC: &'static CStr = c"A callback scheduled on the loop; the interface of asyncio.Handle.";
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION | ffi::Py_TPFLAGS_BASETYPE;
+    const DEALLOC: ffi::destructor = dealloc;
+
+    /// One that has run or was cancelled.
+    #[inline]
+    fn is_empty(&self) -> bool {
+        !self.callback.is_set() && !self.source_traceback.is_set() && !self.event_loop.is_set()
+    }
 
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         let cells = [

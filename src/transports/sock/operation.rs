@@ -420,6 +420,7 @@ impl NativeType for OperationObject {
     const NAME: &'static CStr = c"grapeshot._core._SocketOperation";
     const DOC: &'static CStr = c"The coroutine of one sock_* call.";
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
+    const DEALLOC: ffi::destructor = dealloc;
 
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         for cell in [
@@ -572,7 +573,6 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             None,
             &[
                 slot(ffi::Py_tp_finalize, finalize as *mut c_void),
-                slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
                 slot(ffi::Py_tp_repr, repr as *mut c_void),
                 slot(ffi::Py_tp_iternext, iternext as *mut c_void),
                 slot(ffi::Py_am_await, am_await as *mut c_void),

@@ -309,6 +309,7 @@ impl NativeType for WaiterObject {
     const NAME: &'static CStr = c"grapeshot._core._SocketWaiter";
     const DOC: &'static CStr = c"The readiness of a socket, as a task waits for it.";
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
+    const DEALLOC: ffi::destructor = dealloc;
 
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         for cell in [
@@ -398,7 +399,6 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             module,
             None,
             &[
-                slot(ffi::Py_tp_dealloc, dealloc as *mut c_void),
                 slot(ffi::Py_tp_repr, repr as *mut c_void),
                 slot(
                     ffi::Py_tp_methods,
