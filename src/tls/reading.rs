@@ -12,7 +12,6 @@ use super::lower::Tls;
 use super::{State, flag, lifecycle, shutdown, writing};
 use crate::event_loop::errors;
 use crate::event_loop::native_type::This;
-use crate::transports::lent_buffer::LentBuffer;
 use crate::transports::new_bytes::NewBytes;
 use crate::transports::protocol::Receiver;
 
@@ -215,29 +214,28 @@ fn fill_buffer(this: Tls<'_>, rest: &mut &[u8]) -> PyResult<bool> {
     writing::corked(this, || {
         this.calls.in_context(py, || {
             let hint = this.room.get().into_pyobject(py)?;
-            let Some(buffer) = this.calls.get_buffer(py, hint.as_any())? else {
-                return Ok(false);
-            };
-            if !may_deliver(this) {
-                return Ok(false);
-            }
-            let (count, is_closed) = read_to(this, &buffer)?;
-            if count > 0 {
-                buffer.updated(count)?;
-            }
-            Ok(is_closed)
+            let is_closed = this.calls.fill_buffer(py, hint.as_any(), |memory, room| {
+                if !may_deliver(this) {
+                    return Ok((0, false));
+                }
+                // SAFETY: `room` bytes may be written, until this returns.
+                unsafe { read_to(this, memory, room) }
+            })?;
+            Ok(is_closed.unwrap_or(false))
         })
     })
 }
 
-/// Fills `buffer` from the whole records: how many bytes, and whether `close_notify` has come.
-fn read_to(this: Tls<'_>, buffer: &LentBuffer<'_>) -> PyResult<(usize, bool)> {
+/// Fills `room` bytes at `memory` from the whole records: how many bytes, and whether `close_notify` has come.
+///
+/// # Safety
+/// `room` bytes (at least 1) at `memory` may be written, and stay valid whatever Python code does meanwhile.
+unsafe fn read_to(this: Tls<'_>, memory: *mut u8, room: usize) -> PyResult<(usize, bool)> {
     let py = this.py();
-    let (memory, room) = buffer.memory();
     let is_counted = !this.has(flag::UNCOUNTED);
     let mut filled = 0;
     while this.records.get() > 0 && filled < room {
-        // SAFETY: the buffer has `room` writable bytes and is lent until it is dropped.
+        // SAFETY: the caller vouches for the memory, of which `room - filled` bytes follow.
         match unsafe { this.engine.read_into(py, memory.add(filled), room - filled)? } {
             Read::Data(count) => {
                 filled += count;

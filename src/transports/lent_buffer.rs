@@ -1,8 +1,6 @@
-//! A buffer that a BufferedProtocol lends for what is received: `get_buffer` to `buffer_updated`.
+//! A buffer that a BufferedProtocol lends for what is received: the exported view of what `get_buffer` has returned.
 //!
 //! Runs on the loop's thread. Knows nothing of where the data comes from.
-
-use std::ptr;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
@@ -10,66 +8,38 @@ use pyo3::prelude::*;
 
 use crate::event_loop::errors;
 
-/// The writable memory of what `get_buffer` has returned, and the `buffer_updated` of the same protocol, which is told
-/// even if the transport has another protocol by then.
-pub(crate) struct LentBuffer<'py> {
-    view: View,
-    updated: Bound<'py, PyAny>,
-}
+/// Writable memory, exported until this is dropped. It stays where it was made: moving a view costs more than all else.
+pub(super) struct LentBuffer(ffi::Py_buffer);
 
-impl<'py> LentBuffer<'py> {
-    /// BufferError or TypeError if `offered` has no writable memory, RuntimeError if there is none of it.
-    pub(super) fn new(offered: &Bound<'py, PyAny>, updated: Bound<'py, PyAny>) -> PyResult<Self> {
-        let view = View::new(offered)?;
-        if view.0.len == 0 {
+impl LentBuffer {
+    /// Nothing is lent yet.
+    #[inline(always)]
+    pub(super) fn none() -> Self {
+        Self(ffi::Py_buffer::new())
+    }
+
+    /// Takes the memory of `offered`: where it is, and how many bytes (at least 1). BufferError or TypeError if it has no
+    /// writable memory, RuntimeError if there is none of it. Called once.
+    #[inline(always)]
+    pub(super) fn take(&mut self, offered: &Bound<'_, PyAny>) -> PyResult<(*mut u8, usize)> {
+        debug_assert!(self.0.obj.is_null());
+        // SAFETY: attached; the view is ours, and what it exports is released exactly once, by Drop.
+        if unsafe { ffi::PyObject_GetBuffer(offered.as_ptr(), &raw mut self.0, ffi::PyBUF_WRITABLE) } != 0 {
+            // An exporter that fails should have left it so.
+            self.0.obj = std::ptr::null_mut();
+            return Err(errors::fetch(offered.py()));
+        }
+        if self.0.len == 0 {
             return Err(PyRuntimeError::new_err("get_buffer() returned an empty buffer"));
         }
-        Ok(Self { view, updated })
-    }
-
-    /// The memory: that many writable bytes (at least 1) while this lives.
-    pub(crate) fn memory(&self) -> (*mut u8, usize) {
-        (self.view.0.buf.cast(), self.view.0.len as usize)
-    }
-
-    /// Gives the memory back and calls `buffer_updated(len_bytes)`; to be called inside `ProtocolCalls::in_context`.
-    #[inline]
-    pub(crate) fn updated(self, len_bytes: usize) -> PyResult<()> {
-        let Self { view, updated } = self;
-        drop(view);
-        let py = updated.py();
-        let count = len_bytes.into_pyobject(py)?;
-        let call = [ptr::null_mut(), count.as_ptr()];
-        // SAFETY: both objects are references of our own; call[0] is the free place that the offset flag allows.
-        unsafe {
-            let result = ffi::PyObject_Vectorcall(
-                updated.as_ptr(),
-                call[1..].as_ptr(),
-                1 | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
-                ptr::null_mut(),
-            );
-            errors::owned(py, result).map(drop)
-        }
+        Ok((self.0.buf.cast(), self.0.len as usize))
     }
 }
 
-/// An exported view, released when dropped.
-struct View(ffi::Py_buffer);
-
-impl View {
-    fn new(object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let mut view = ffi::Py_buffer::new();
-        // SAFETY: attached; the view is ours, and on success it is released exactly once, by Drop.
-        if unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut view, ffi::PyBUF_WRITABLE) } != 0 {
-            return Err(errors::fetch(object.py()));
-        }
-        Ok(Self(view))
-    }
-}
-
-impl Drop for View {
+impl Drop for LentBuffer {
+    #[inline(always)]
     fn drop(&mut self) {
-        // SAFETY: filled by PyObject_GetBuffer in `new`; transports run attached.
+        // SAFETY: filled by PyObject_GetBuffer, or without an object, which is passed over; transports run attached.
         unsafe { ffi::PyBuffer_Release(&raw mut self.0) };
     }
 }

@@ -6,7 +6,7 @@
 mod datagram;
 mod files;
 pub(crate) mod flow;
-pub(crate) mod lent_buffer;
+mod lent_buffer;
 mod listener;
 pub(crate) mod new_bytes;
 mod object;

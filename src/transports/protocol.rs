@@ -211,15 +211,13 @@ impl ProtocolCalls {
             }
             self.in_context(py, || {
                 let hint = rest.len().into_pyobject(py)?;
-                let Some(buffer) = self.get_buffer(py, hint.as_any())? else {
-                    return Ok(());
-                };
-                let (memory, room) = buffer.memory();
-                let len_bytes = rest.len().min(room);
-                // SAFETY: the exported view gives `room` writable bytes until it is released; `data` keeps `rest`.
-                unsafe { ptr::copy(rest.as_ptr(), memory, len_bytes) };
-                rest = &rest[len_bytes..];
-                buffer.updated(len_bytes)
+                self.fill_buffer(py, hint.as_any(), |memory, room| {
+                    let len_bytes = rest.len().min(room);
+                    // SAFETY: `room` bytes may be written; `data` keeps `rest`.
+                    unsafe { ptr::copy(rest.as_ptr(), memory, len_bytes) };
+                    rest = &rest[len_bytes..];
+                    Ok((len_bytes, ()))
+                })
             })?;
         }
         Ok(())
@@ -258,21 +256,34 @@ impl ProtocolCalls {
         self.in_context(py, || call_bound(py, &self.receive, data.as_ptr()).map(drop))
     }
 
-    /// `get_buffer(sizehint)` of a BufferedProtocol, to be called inside `in_context`. None if the protocol has been
-    /// replaced meanwhile: then nothing may be received for the old one any more. RuntimeError if the buffer is empty.
-    #[inline]
-    pub(crate) fn get_buffer<'py>(
+    /// One round of a BufferedProtocol, to be called inside `in_context`: `get_buffer(sizehint)`, `fill` with that memory
+    /// (that many writable bytes, at least 1), which returns how many it has written, and `buffer_updated` of the same
+    /// protocol unless it was none. None, and nothing is filled, if the protocol has been replaced in `get_buffer`.
+    /// RuntimeError if the buffer is empty.
+    #[inline(always)]
+    pub(crate) fn fill_buffer<R>(
         &self,
-        py: Python<'py>,
-        size_hint: &Bound<'py, PyAny>,
-    ) -> PyResult<Option<LentBuffer<'py>>> {
+        py: Python<'_>,
+        size_hint: &Bound<'_, PyAny>,
+        fill: impl FnOnce(*mut u8, usize) -> PyResult<(usize, R)>,
+    ) -> PyResult<Option<R>> {
         let lender = self.protocol.as_ptr();
         let Some(updated) = self.updated.get(py) else {
             return Err(no_protocol());
         };
         let offered = call_bound(py, &self.receive, size_hint.as_ptr())?;
-        let buffer = LentBuffer::new(&offered, updated)?;
-        Ok((lender == self.protocol.as_ptr()).then_some(buffer))
+        let mut buffer = LentBuffer::none();
+        let (memory, room) = buffer.take(&offered)?;
+        if lender != self.protocol.as_ptr() {
+            return Ok(None);
+        }
+        let (len_bytes, filled) = fill(memory, room)?;
+        drop(buffer);
+        if len_bytes > 0 {
+            let count = len_bytes.into_pyobject(py)?;
+            call_method(&updated, count.as_ptr())?;
+        }
+        Ok(Some(filled))
     }
 
     /// `datagram_received(data, addr)`, to be called inside `in_context`.
@@ -397,9 +408,16 @@ fn call_bound<'py>(
     method: &ObjectCell,
     arg: *mut ffi::PyObject,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let Some(method) = method.get(py) else {
-        return Err(no_protocol());
-    };
+    match method.get(py) {
+        Some(method) => call_method(&method, arg),
+        None => Err(no_protocol()),
+    }
+}
+
+/// Calls a bound method with one argument.
+#[inline]
+fn call_method<'py>(method: &Bound<'py, PyAny>, arg: *mut ffi::PyObject) -> PyResult<Bound<'py, PyAny>> {
+    let py = method.py();
     let call = [ptr::null_mut(), arg];
     // SAFETY: the caller keeps `arg`, `method` is a reference of our own; call[0] is the free place that the offset
     // flag allows.

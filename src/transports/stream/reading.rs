@@ -177,25 +177,20 @@ fn read_into_protocol(this: Stream<'_>) -> PyResult<()> {
     let received = writing::corked(this, || {
         this.calls.in_context(py, || {
             let hint = (-1_i32).into_pyobject(py)?;
-            let Some(buffer) = this.calls.get_buffer(py, hint.as_any())? else {
-                return Ok(None);
-            };
-            if this.fd() < 0 || this.has(flag::CLOSING | flag::PAUSED) {
-                return Ok(None);
-            }
-            let (memory, room) = buffer.memory();
-            // SAFETY: the buffer has `room` writable bytes and is lent until it is dropped.
-            let received = unsafe { socket::recv(this.fd(), memory, room) };
-            if let Ok(len_bytes @ 1..) = received {
+            this.calls.fill_buffer(py, hint.as_any(), |memory, room| {
+                if this.fd() < 0 || this.has(flag::CLOSING | flag::PAUSED) {
+                    return Ok((0, None));
+                }
                 stage = "Fatal error: protocol.buffer_updated() call failed.";
-                buffer.updated(len_bytes)?;
-            }
-            Ok(Some(received))
+                // SAFETY: `room` bytes may be written.
+                let received = unsafe { socket::recv(this.fd(), memory, room) };
+                Ok((*received.as_ref().unwrap_or(&0), Some(received)))
+            })
         })
     })?;
     match received {
-        Ok(Some(Ok(0))) => on_eof(this),
-        Ok(Some(Err(error))) => on_read_error(this, &error),
+        Ok(Some(Some(Ok(0)))) => on_eof(this),
+        Ok(Some(Some(Err(error)))) => on_read_error(this, &error),
         Ok(_) => Ok(()),
         Err(error) => lifecycle::fatal_error(this, error, stage),
     }
