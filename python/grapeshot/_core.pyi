@@ -36,6 +36,7 @@ __all__ = [
     "_coro_current_or_none",
     "_coro_end_sleep",
     "_coro_end_thread",
+    "_coro_end_wait",
     "_coro_evict_always",
     "_coro_fail_evacuations",
     "_coro_live",
@@ -909,13 +910,15 @@ class semaphore:  # noqa: N801
     def avail(self) -> int:
         """The permits that nobody has."""
     def __int__(self) -> int: ...
-    def acquire(self, value: int = 1) -> bool:
+    def acquire(self, value: int = 1, block: bool = True, timeout: float | None = None) -> bool:
         """Wait until so many permits are there, behind those who came before; take them and return True.
+
+        Returns False if they do not come within ``timeout`` seconds, or, without ``block``, are not there.
 
         Raises:
             YieldFromMain: it would have to wait, and this is no coro.
             ValueError: ``value`` is below 1.
-            ScheduleError: another thread has used it before.
+            ScheduleError: it belongs to another thread.
         """
     def try_acquire(self, value: int = 1) -> bool:
         """The same without waiting; return False if it cannot be."""
@@ -928,13 +931,15 @@ class semaphore:  # noqa: N801
 class lock:  # noqa: N801
     """A lock that one coro holds, and releases."""
 
-    def acquire(self) -> bool:
+    def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
         """Wait until the lock is free, behind those who came before; hold it and return True.
+
+        Returns False if that takes more than ``timeout`` seconds, or, without ``block``, if it is not free.
 
         Raises:
             LockError: this coro holds it already, and would wait for itself.
             YieldFromMain: not in a coro.
-            ScheduleError: another thread has used it before.
+            ScheduleError: it belongs to another thread.
         """
     def try_acquire(self) -> bool:
         """The same without waiting; return False if it cannot be."""
@@ -951,8 +956,8 @@ class lock:  # noqa: N801
 class mutex:  # noqa: N801
     """A lock that its holder may take again; it is free after as many releases."""
 
-    def acquire(self) -> bool:
-        """Wait until the lock is free or this coro's own; hold it once more and return True. Raises: as for a lock."""
+    def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
+        """Wait until the lock is free or this coro's own; hold it once more. Returns and raises: as a lock's."""
     def lock(self) -> bool:
         """The same; return whether it had to wait."""
     def try_acquire(self) -> bool:
@@ -973,8 +978,11 @@ class condition_variable:  # noqa: N801
     """Coros wait until they are woken; nothing is remembered for those that come later. ``len`` of it wait."""
 
     def __len__(self) -> int: ...
-    def wait(self) -> Any:
-        """Wait; return what ``wake_one``, ``wake_n`` or ``wake_all`` was given."""
+    def wait(self, timeout: float | None = None, block: bool = True) -> Any:
+        """Wait; return what ``wake_one``, ``wake_n`` or ``wake_all`` was given.
+
+        TimeoutError if nobody wakes it within ``timeout`` seconds, and, without ``block``, at once.
+        """
     def wake_one(self, value: Any = None) -> bool:
         """Wake the coro that has waited longest; return False if none waits.
 
@@ -987,9 +995,9 @@ class condition_variable:  # noqa: N801
     def raise_all(self, exc: BaseException | type[BaseException], /) -> int:
         """Raise ``exc``, or one exception each of the class, in all that wait now; return how many there were."""
     def _use(self) -> None:
-        """ScheduleError in another thread than the one that has used it first."""
-    def _wait_as(self, kind: int, /) -> Any:
-        """Wait as one of that kind."""
+        """ScheduleError in another thread than its own."""
+    def _wait_as(self, kind: int, block: bool, timeout: float | None, /) -> bool:
+        """Wait as one of that kind; return whether it was woken in time."""
     def _first(self) -> int | None:
         """Return the kind of the coro that has waited longest."""
     def _wake_first(self) -> Any:
@@ -997,20 +1005,32 @@ class condition_variable:  # noqa: N801
 
 @disjoint_base
 class fifo:  # noqa: N801
-    """A queue without a limit. ``len`` is the number of items that can be had without waiting."""
+    """A queue of up to ``maxsize`` items, None or 0: of any number. ``len`` can be had without waiting."""
 
+    def __init__(self, maxsize: int | None = 0) -> None: ...
     def __len__(self) -> int: ...
-    def push(self, item: Any, /) -> None:
-        """Put ``item`` at the end, for the coro that has waited longest. The loop's callbacks and tasks may as well."""
-    def pop(self) -> Any:
+    @property
+    def maxsize(self) -> int:
+        """How many items it takes, 0 for any number."""
+    def push(self, item: Any, /, block: bool = True, timeout: float | None = None) -> None:
+        """Put ``item`` at the end, for the coro that has waited longest. The loop's callbacks and tasks may as well.
+
+        Waits for room if there is a limit, behind those who came before. If it raises, the item is not in the queue.
+
+        Raises:
+            Full: there was no room within ``timeout`` seconds, or, without ``block``, there is none.
+            YieldFromMain: it would have to wait, and this is no coro.
+            ScheduleError: it belongs to another thread.
+        """
+    def pop(self, block: bool = True, timeout: float | None = None) -> Any:
         """Return the oldest item, waiting for one behind those who came before.
 
         Raises:
-            YieldFromMain: it would have to wait, and this is no coro.
-            ScheduleError: another thread has used it before.
+            Empty: none has come within ``timeout`` seconds, or, without ``block``, there is none.
+            YieldFromMain, ScheduleError: as ``push``.
         """
-    def pop_all(self) -> list[Any]:
-        """Return all items, waiting for one. Raises: as ``pop``."""
+    def pop_all(self, block: bool = True, timeout: float | None = None) -> list[Any]:
+        """Return all items, waiting for one; an empty list where ``pop`` raises Empty. Raises: as ``pop``."""
 
 @disjoint_base
 class channel:  # noqa: N801
@@ -1030,23 +1050,25 @@ class channel:  # noqa: N801
     @property
     def closed(self) -> bool:
         """Whether it was closed and nothing is left in it."""
-    def send(self, value: Any, /) -> None:
+    def send(self, value: Any, /, block: bool = True, timeout: float | None = None) -> None:
         """Give ``value`` to a receiver, waiting for one.
 
         Raises:
             ClosedError: the channel is closed.
+            TimeoutError: nobody has received it within ``timeout`` seconds, or, without ``block``, nobody waits for it.
             YieldFromMain: it would have to wait, and this is no coro.
-            ScheduleError: another thread has used it before.
+            ScheduleError: it belongs to another thread.
         """
     def send_exception(self, exc: BaseException | type[BaseException], /, *args: Any) -> None:
         """Raise ``exc``, or ``exc(*args)`` of a class, in a receiver, waiting for one. Raises: as ``send``."""
     def send_sequence(self, values: Iterable[Any], /) -> int:
         """Send each of the values; return how many there were. Raises: as ``send``."""
-    def receive(self) -> Any:
+    def receive(self, block: bool = True, timeout: float | None = None) -> Any:
         """Return the value of a sender, waiting for one, or raise its exception.
 
         Raises:
             ClosedError: the channel is closed and nobody sends.
+            TimeoutError: nobody has sent one within ``timeout`` seconds, or, without ``block``, nobody waits to send.
             YieldFromMain, ScheduleError: as ``send``.
         """
     def close(self) -> None:
@@ -1081,8 +1103,20 @@ def _coro_current_or_none() -> Any:
 def _coro_yield_slice() -> None:
     """Let everything run that is ready. YieldFromMain outside of a coro."""
 
-def _coro_wait() -> Any:
-    """Wait until somebody wakes this coro; return what it is woken with. YieldFromMain outside of a coro."""
+def _coro_wait(coros: Iterable[Any] = ..., timeout: float | None = None, count: int | None = None) -> Any:
+    """Wait until all of ``coros`` have ended, ``count`` of them, or ``timeout`` seconds are over.
+
+    Returns a list of those that have ended, in the order in which they did, at most ``count``. Futures of
+    ``grapeshot.coro`` and of asyncio, and tasks, can be waited for as well. Nothing that they have raised is raised
+    here, and an interruption of this coro leaves them alone.
+
+    Without arguments: wait until ``schedule`` is called with this coro, and return the value that it is given.
+
+    Raises:
+        NotStartedError: one of them was not started.
+        RuntimeError: a coro waits for itself.
+        YieldFromMain: outside of a coro.
+    """
 
 def _coro_wait_for_wake() -> BaseException | None:
     """Wait until somebody wakes this coro; return what has interrupted the wait, None if nothing has."""
@@ -1092,6 +1126,9 @@ def _coro_sleep_absolute(when: float, /) -> None:
 
 def _coro_sleep_relative(delay: float, /) -> None:
     """Wait for ``delay`` seconds."""
+
+def _coro_end_wait(coro: Coro, /) -> None:
+    """What the timer of a limited wait calls."""
 
 def _coro_end_sleep(coro: Coro, /) -> None:
     """What the timer of a sleep calls."""
@@ -1145,8 +1182,10 @@ def _coro_end_thread() -> None:
 def _coro_after_fork() -> None:
     """In the child of a fork: if a coro has forked it cannot wait, and make others, here."""
 
-def _coro_set_hooks(pending_loop: Callable[[], Any], watch_thread: Callable[[], object], /) -> None:
-    """Take the functions that make a loop for coros outside of any, and that watch the end of a thread."""
+def _coro_set_hooks(
+    pending_loop: Callable[[], Any], watch_thread: Callable[[], object], wait_for: Callable[..., list[Any]], /
+) -> None:
+    """Take the functions that make a loop for coros outside of any, watch the end of a thread, and wait for coros."""
 
 def _coro_set_stack_slots(count: int, /) -> None:
     """Let later coros of this thread share ``count`` stacks (1 to 4096; 1 at the start)."""

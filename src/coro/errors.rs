@@ -21,9 +21,12 @@ pub(super) enum Kind {
     Closed,
     InvalidState,
     CoroCancelled,
+    Timeout,
+    Empty,
+    Full,
 }
 
-const COUNT: usize = 10;
+const COUNT: usize = 13;
 static CLASSES: [AtomicPtr<ffi::PyObject>; COUNT] = [const { AtomicPtr::new(ptr::null_mut()) }; COUNT];
 /// In the order of `Kind`.
 const NAMES: [&str; COUNT] = [
@@ -37,6 +40,9 @@ const NAMES: [&str; COUNT] = [
     "ClosedError",
     "InvalidStateError",
     "CoroCancelled",
+    "TimeoutError",
+    "Empty",
+    "Full",
 ];
 
 /// Takes the classes from the Python module; they stay for good. TypeError if one is no class.

@@ -6,24 +6,48 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+
+use crate::event_loop::native_type::Args;
 
 /// Returns the loop of coros that are made while none runs.
 static PENDING_LOOP: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 /// Arranges for the end of this thread.
 static WATCH_THREAD: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
+/// Waits for coros: `wait` with arguments.
+static WAIT_FOR: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
 /// Takes the functions; they stay for good.
-pub(super) fn set(pending_loop: Bound<'_, PyAny>, watch_thread: Bound<'_, PyAny>) {
+pub(super) fn set(
+    pending_loop: Bound<'_, PyAny>,
+    watch_thread: Bound<'_, PyAny>,
+    wait_for: Bound<'_, PyAny>,
+) {
+    WAIT_FOR.store(wait_for.into_ptr(), Ordering::Release);
     PENDING_LOOP.store(pending_loop.into_ptr(), Ordering::Release);
     WATCH_THREAD.store(watch_thread.into_ptr(), Ordering::Release);
 }
 
 fn call<'py>(py: Python<'py>, hook: &AtomicPtr<ffi::PyObject>) -> PyResult<Bound<'py, PyAny>> {
+    find(py, hook)?.call0()
+}
+
+fn find<'py>(py: Python<'py>, hook: &AtomicPtr<ffi::PyObject>) -> PyResult<Bound<'py, PyAny>> {
     // SAFETY: null, or a function that is never freed.
-    match unsafe { Bound::from_borrowed_ptr_or_opt(py, hook.load(Ordering::Acquire)) } {
-        Some(function) => function.call0(),
-        None => Err(PyRuntimeError::new_err("no running event loop")),
+    unsafe { Bound::from_borrowed_ptr_or_opt(py, hook.load(Ordering::Acquire)) }
+        .ok_or_else(|| PyRuntimeError::new_err("no running event loop"))
+}
+
+/// `wait(*args, **kwargs)` for coros.
+#[cold]
+pub(super) fn wait_for<'py>(py: Python<'py>, args: &Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+    let kwargs = PyDict::new(py);
+    for (name, value) in args.keywords() {
+        // SAFETY: keyword values are alive for the length of the call.
+        kwargs.set_item(name, unsafe { Bound::from_borrowed_ptr(py, value) })?;
     }
+    let values = (0..args.positional().len()).filter_map(|index| args.get(index));
+    find(py, &WAIT_FOR)?.call(PyTuple::new(py, values.collect::<Vec<_>>())?, Some(&kwargs))
 }
 
 /// The loop of coros that are made while none runs in this thread.

@@ -64,6 +64,24 @@ pub(super) fn pop(coro: Coro<'_>) -> Option<PyErr> {
     Some(PyErr::from_value(first))
 }
 
+/// Puts back what `pop` has taken out, in front of what is pending: it is raised where the coro waits next.
+#[cold]
+pub(super) fn put_back(coro: Coro<'_>, error: PyErr) -> PyResult<()> {
+    let py = coro.py();
+    let exception = error.into_value(py).into_bound(py).into_any();
+    let Some(pending) = coro.wake_exception.get(py) else {
+        coro.wake_exception.set(exception);
+        return Ok(());
+    };
+    let list = match pending.cast_into_exact::<PyList>() {
+        Ok(list) => list,
+        Err(error) => PyList::new(py, [error.into_inner()])?,
+    };
+    list.insert(0, exception)?;
+    coro.wake_exception.set(list.into_any());
+    Ok(())
+}
+
 /// Whether an exception of exactly that class is pending.
 pub(super) fn contains(coro: Coro<'_>, kind: Kind) -> bool {
     match coro.wake_exception.get(coro.py()) {

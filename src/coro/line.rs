@@ -38,6 +38,8 @@ pub(super) struct Place {
     pub(super) request: Cell<i64>,
     /// It was given what it stood in line for. If it is interrupted before it runs, it has to give that back.
     pub(super) is_granted: Cell<bool>,
+    /// Its time was over before that.
+    pub(super) is_late: Cell<bool>,
 }
 
 impl Line {
@@ -72,6 +74,7 @@ impl Line {
         place.next.set(ptr::null_mut());
         place.request.set(request);
         place.is_granted.set(false);
+        place.is_late.set(false);
         if last.is_null() {
             self.first.set(object);
         } else {

@@ -282,18 +282,26 @@ pub(super) fn set_end_sleep(function: &Bound<'_, PyAny>) {
 /// The running coro waits until the loop's clock shows `when_s`, by a timer in the loop's heap: that one is returned, for
 /// `end_sleep`.
 pub(super) fn begin_sleep(coro: Coro<'_>, when_s: f64) -> PyResult<Begun<'_, HandleRef>> {
-    let py = coro.py();
     if when_s.is_nan() {
         return Err(PyValueError::new_err("a time cannot be NaN"));
     }
     raise_pending(coro)?;
+    let handle = set_timer(coro, when_s, END_SLEEP.load(Ordering::Relaxed))?;
+    coro.status.set(Status::Waiting);
+    Ok(Begun::Waits(handle))
+}
+
+/// A timer that calls `function(coro)`; it goes back to `end_timer`.
+#[inline]
+pub(super) fn set_timer(coro: Coro<'_>, when_s: f64, function: *mut ffi::PyObject) -> PyResult<HandleRef> {
+    let py = coro.py();
     let Some(event_loop) = coro.event_loop.get(py) else {
         return Err(PyRuntimeError::new_err("the coro has lost its loop"));
     };
     let handle = HandleRef::create(
         py,
         event_loop.as_ptr().cast(),
-        END_SLEEP.load(Ordering::Relaxed),
+        function,
         &[coro.as_ptr()],
         EMPTY_CONTEXT.load(Ordering::Relaxed),
         Some(when_s),
@@ -301,13 +309,18 @@ pub(super) fn begin_sleep(coro: Coro<'_>, when_s: f64) -> PyResult<Begun<'_, Han
     LoopObject::of(&event_loop)
         .reactor()
         .push_timer(py, handle.new_ref());
-    coro.status.set(Status::Waiting);
-    Ok(Begun::Waits(handle))
+    Ok(handle)
 }
 
-/// After the wait. The timer of one that was interrupted, or woken by somebody else, must not end a later one; if it is due
-/// already, it lies in the ready queue, and is in no heap any more.
+/// After the wait.
 pub(super) fn end_sleep<'py>(coro: Coro<'py>, handle: HandleRef, outcome: Outcome<'py>) -> Outcome<'py> {
+    end_timer(coro, handle);
+    outcome
+}
+
+/// The timer of a wait that was interrupted, or ended by somebody else, must not end a later one; if it is due already, it lies
+/// in the ready queue, and is in no heap any more.
+pub(super) fn end_timer(coro: Coro<'_>, handle: HandleRef) {
     let py = coro.py();
     let was_scheduled = handle.is_scheduled(py);
     if handle.event_loop(py).is_some()
@@ -318,5 +331,4 @@ pub(super) fn end_sleep<'py>(coro: Coro<'py>, handle: HandleRef, outcome: Outcom
         LoopObject::of(&event_loop).reactor().timer_cancelled(py, handle);
     }
     handle.release(py);
-    outcome
 }

@@ -319,7 +319,7 @@ def test_no_copies(kind):
 @pytest.mark.parametrize("kind", ["lock", "mutex", "condition_variable", "fifo", "channel", "rw_lock", "event"])
 def test_arguments_that_nobody_takes_are_refused(kind):
     with pytest.raises(TypeError):
-        getattr(coro, kind)(1)
+        getattr(coro, kind)(*([1, 2] if kind == "fifo" else [1]))
     with pytest.raises(TypeError):
         getattr(coro, kind)(value=1)
 

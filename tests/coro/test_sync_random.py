@@ -47,7 +47,8 @@ class Worker:
             try:
                 self.rest()
                 self.bench.work(self)
-            except (asyncio.CancelledError, coro.TimeoutError, Strange):
+            except (asyncio.CancelledError, coro.TimeoutError, Strange) as exc:
+                self.bench.timeouts += isinstance(exc, coro.TimeoutError)
                 while self.coro.cancelling():
                     self.coro.uncancel()
             finally:
@@ -58,11 +59,15 @@ class Worker:
         """Until the driver starts it, which is also how long it holds something."""
         coro.wait()
 
-    def line_up(self, wait, *args, what=True):
-        """wait(*args), in line for `what`. Nobody who came earlier may still stand there when it returns."""
+    def line_up(self, wait, *args, what=True, **limit):
+        """wait(*args, **limit), in line for `what`. Nobody who came earlier may still stand there when it returns,
+        unless with False or []: its time is over."""
         self.wants = what
         self.since = self.bench.tick()
-        result = wait(*args)
+        result = wait(*args, **limit)
+        if limit and (result is False or result == []):
+            self.wants = None
+            return result
         earlier = [other.number for other in self.bench.waiting() if other.since < self.since and self.is_behind(other)]
         assert not earlier, f"worker {self.number} before {earlier}"
         self.wants = None
@@ -81,6 +86,8 @@ class Bench:
         self.is_over = False
         # Interruptions of workers that had been granted something and had not run yet.
         self.hits_in_flight = 0
+        # Waits whose own time was over, and blocks of timeouts.
+        self.timeouts = 0
         self.set_up()
         self.workers = [Worker(self, number) for number in range(WORKERS)]
 
@@ -108,6 +115,10 @@ class Bench:
     def timeout(self):
         """Sometimes one that is over at once."""
         return coro.timeout(self.rng.choice([None] * 9 + [0]))
+
+    def limit(self):
+        """How long a wait may last: mostly for ever, sometimes not at all, or until the next turn."""
+        return self.rng.choice([{}] * 8 + [{"timeout": 1e-9}] * 3 + [{"block": False}])
 
     def start(self):
         """Start a worker that rests or holds something."""
@@ -201,7 +212,9 @@ class Semaphore(Bench):
     def work(self, worker):
         count = self.rng.choice((1, 1, 2, 3))
         with self.timeout():
-            worker.line_up(self.semaphore.acquire, count, what=count)
+            if not worker.line_up(self.semaphore.acquire, count, what=count, **self.limit()):
+                self.timeouts += 1
+                return
             self.held += count
             try:
                 worker.rest()
@@ -235,7 +248,9 @@ class Lock(Bench):
 
     def work(self, worker):
         with self.timeout():
-            worker.line_up(self.lock.acquire)
+            if not worker.line_up(self.lock.acquire, **self.limit()):
+                self.timeouts += 1
+                return
             assert self.inside is None
             self.inside = worker
             try:
@@ -283,7 +298,9 @@ class ReadersAndWriter(Bench):
                 self.read(worker)
 
     def read(self, worker):
-        worker.line_up(self.lock.acquire_read, what="read")
+        if not worker.line_up(self.lock.acquire_read, what="read", **self.limit()):
+            self.timeouts += 1
+            return
         self.readers += 1
         try:
             assert not self.writers
@@ -295,7 +312,9 @@ class ReadersAndWriter(Bench):
             self.lock.release_read()
 
     def write(self, worker):
-        worker.line_up(self.lock.acquire_write, what="write")
+        if not worker.line_up(self.lock.acquire_write, what="write", **self.limit()):
+            self.timeouts += 1
+            return
         self.writers += 1
         try:
             assert (self.readers, self.writers) == (0, 1)
@@ -326,9 +345,9 @@ class Fifo(Bench):
     def work(self, worker):
         with self.timeout():
             if self.rng.random() < 0.8:
-                self.popped.append(worker.line_up(self.fifo.pop))
+                self.popped.append(worker.line_up(self.fifo.pop, **self.limit()))
             else:
-                self.popped += worker.line_up(self.fifo.pop_all)
+                self.popped += worker.line_up(self.fifo.pop_all, **self.limit())
 
     def act(self):
         for _ in range(self.rng.choice((1, 1, 3))):
@@ -344,6 +363,62 @@ class Fifo(Bench):
         if len(self.fifo):
             self.popped += self.fifo.pop_all()
         assert self.popped == list(range(self.pushed))
+
+
+class BoundedFifo(Bench):
+    """Pushing waits, too. A push that raises has not pushed, and one that returns has."""
+
+    def set_up(self):
+        self.fifo = coro.fifo(2)
+        self.called = 0
+        self.accepted = set()
+        self.popped = []
+
+    def line(self, what):
+        return what
+
+    def work(self, worker):
+        with self.timeout():
+            choice = self.rng.random()
+            if choice < 0.5:
+                self.push(worker)
+            elif choice < 0.9:
+                self.popped.append(worker.line_up(self.fifo.pop, what="pop", **self.limit()))
+            else:
+                self.popped += worker.line_up(self.fifo.pop_all, what="pop", **self.limit())
+
+    def push(self, worker):
+        number = self.called = self.called + 1
+        worker.line_up(self.fifo.push, number, what="push", **self.limit())
+        self.accepted.add(number)
+
+    def act(self):
+        if self.rng.random() < 0.5:
+            number = self.called = self.called + 1
+            try:
+                self.fifo.push(number, block=False)
+            except coro.Full:
+                assert self.fifo.maxsize == 2
+            else:
+                self.accepted.add(number)
+        else:
+            try:
+                self.popped.append(self.fifo.pop(block=False))
+            except coro.Empty:
+                assert not len(self.fifo)
+
+    def check(self):
+        assert self.popped == sorted(set(self.popped)), "doubled or out of order"
+        assert len(self.fifo) <= 2
+        assert len(self.fifo) == len(self.accepted) - len(self.popped)
+        wants = {worker.wants for worker in self.waiting()}
+        assert "pop" not in wants or not len(self.fifo), "it could pop"
+        assert "push" not in wants or len(self.fifo) == 2, "it could push"
+
+    def check_end(self):
+        while len(self.fifo):
+            self.popped += self.fifo.pop_all()
+        assert self.popped == sorted(self.accepted)
 
 
 class Channel(Bench):
@@ -368,7 +443,7 @@ class Channel(Bench):
         number = self.sent = self.sent + 1
         self.withdrawn.add(number)
         if self.rng.random() < 0.8:
-            worker.line_up(self.channel.send, number, what="send")
+            worker.line_up(self.channel.send, number, what="send", **self.limit())
         else:
             worker.line_up(self.channel.send_exception, Sent, number, what="send")
         self.withdrawn.remove(number)
@@ -376,7 +451,7 @@ class Channel(Bench):
 
     def receive(self, worker):
         try:
-            number = worker.line_up(self.channel.receive, what="receive")
+            number = worker.line_up(self.channel.receive, what="receive", **self.limit())
         except Sent as exc:
             number = exc.args[0]
         self.received.append(number)
@@ -420,7 +495,7 @@ class Condition(Bench):
 
     def work(self, worker):
         with self.timeout():
-            value = worker.line_up(self.condition.wait)
+            value = worker.line_up(self.condition.wait, **self.limit())
             assert value == "go"
             self.returned += 1
 
@@ -447,7 +522,8 @@ class Event(Bench):
 
     def work(self, worker):
         with self.timeout():
-            assert worker.line_up(self.event.wait)
+            if not worker.line_up(self.event.wait, **self.limit()):
+                self.timeouts += 1
 
     def act(self):
         if self.rng.random() < 0.5:
@@ -459,6 +535,42 @@ class Event(Bench):
         assert not (self.event.is_set() and self.waiting()), "it could go"
 
 
+class Future(Bench):
+    """One after the other, each set once."""
+
+    def set_up(self):
+        self.future = coro.future()
+        self.values = 0
+
+    def work(self, worker):
+        future = self.future
+        with self.timeout():
+            if self.rng.random() < 0.5:
+                if not worker.line_up(future.wait, what=future, **self.limit()):
+                    self.timeouts += 1
+                    return
+                assert future.ready()
+            try:
+                assert worker.line_up(future.get, what=future, **self.limit()) == future.value
+            except Sent as exc:
+                assert exc is future.exception
+
+    def line(self, what):
+        return what
+
+    def act(self):
+        if self.rng.random() < 0.7:
+            self.values += 1
+            self.future.set(self.values)
+        else:
+            self.future.set_exception(Sent())
+            assert self.future.exception
+        self.future = coro.future()
+
+    def check(self):
+        assert not any(worker.wants.ready() for worker in self.waiting()), "it could go"
+
+
 class InvertedSemaphore(Bench):
     def set_up(self):
         self.count = coro.inverted_semaphore()
@@ -467,7 +579,8 @@ class InvertedSemaphore(Bench):
     def work(self, worker):
         with self.timeout():
             if self.own and self.rng.random() < 0.8:
-                worker.line_up(self.count.block_till_zero)
+                if not worker.line_up(self.count.block_till_zero, **self.limit()):
+                    self.timeouts += 1
             else:
                 with self.count:
                     self.own += 1
@@ -484,14 +597,31 @@ class InvertedSemaphore(Bench):
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     "kind",
-    [Semaphore, Lock, Mutex, ReadersAndWriter, Fifo, Channel, Condition, Event, InvertedSemaphore],
+    [
+        Semaphore,
+        Lock,
+        Mutex,
+        ReadersAndWriter,
+        Fifo,
+        BoundedFifo,
+        Channel,
+        Condition,
+        Event,
+        Future,
+        InvertedSemaphore,
+    ],
     ids=lambda kind: kind.__name__,
 )
 def test_interruptions_at_random_moments(kind, seed):
     def main():
         bench = kind(random.Random(seed))
-        bench.drive()
-        return bench.hits_in_flight
+        try:
+            bench.drive()
+        finally:
+            bench.is_over = True  # workers end when they are cancelled
+        return bench.hits_in_flight, bench.timeouts
 
-    assert coro.run(main) >= STEPS // 100
+    hits, timeouts = coro.run(main)
+    assert hits >= STEPS // 100
+    assert timeouts >= STEPS // 100
     assert coro.get_live_coros() == []

@@ -27,6 +27,8 @@ from ._errors import (
     ClosedError,
     CoroCancelled,
     DeadCoroutine,
+    Empty,
+    Full,
     InParallelError,
     Interrupted,
     LockError,
@@ -39,7 +41,8 @@ from ._errors import (
     YieldFromMain,
 )
 from ._event_loop import event_loop, pending_loop, set_exit
-from ._groups import Group, Pool, in_parallel
+from ._future import future
+from ._groups import Group, Pool, in_parallel, spawn_later, wait_for
 from ._sync import (
     ThreadLocal,
     channel,
@@ -64,7 +67,7 @@ if TYPE_CHECKING:
 _reason = _core._coro_setup(_errors, Coro)
 if _reason is not None:
     raise ImportError(_reason)
-_core._coro_set_hooks(pending_loop, _ending.watch_thread)
+_core._coro_set_hooks(pending_loop, _ending.watch_thread, wait_for)
 # In front of all others: what they call may try to wait.
 gc.callbacks.insert(0, _core._coro_note_collection)
 os.register_at_fork(after_in_child=_core._coro_after_fork)
@@ -115,6 +118,8 @@ __all__ = [
     "Coro",
     "CoroCancelled",
     "DeadCoroutine",
+    "Empty",
+    "Full",
     "Group",
     "InParallelError",
     "Interrupted",
@@ -137,6 +142,7 @@ __all__ = [
     "event",
     "event_loop",
     "fifo",
+    "future",
     "get_live_coros",
     "get_thread_by_id",
     "in_parallel",
@@ -159,6 +165,7 @@ __all__ = [
     "sleep_absolute",
     "sleep_relative",
     "spawn",
+    "spawn_later",
     "stack_info",
     "threads",
     "timeout",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import queue
 
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
 if TYPE_CHECKING:
@@ -39,7 +40,15 @@ class CoroCancelled(Exception):  # noqa: N818  # named like what it stands for
 
 
 class TimeoutError(builtins.TimeoutError):  # noqa: A001  # Shrapnel's name, and a subclass of the builtin
-    """The time of ``with_timeout`` or ``timeout`` is over."""
+    """The time that something was given is over: a block, a function, a wait."""
+
+
+class Empty(queue.Empty, TimeoutError):  # noqa: N818  # queue's names
+    """No item has come in the time that ``pop`` was given: a :class:`queue.Empty` and a :class:`TimeoutError`."""
+
+
+class Full(queue.Full, TimeoutError):  # noqa: N818
+    """There was no room in the time that ``push`` was given: a :class:`queue.Full` and a :class:`TimeoutError`."""
 
 
 class ScheduleError(Exception):

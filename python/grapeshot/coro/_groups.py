@@ -1,14 +1,16 @@
-"""Several coros at once: ``in_parallel``, ``Group``, ``Pool``."""
+"""Several coros at once: ``in_parallel``, ``Group``, ``Pool``, ``wait``; and one that begins later."""
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from grapeshot import _core
 
 from . import _errors
-from ._coroutine import Coro, wait_for_end
-from ._sync import semaphore
+from ._coroutine import Coro, check_started, wait_for_end
+from ._sync import fifo, semaphore
 
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
 if TYPE_CHECKING:
@@ -154,6 +156,7 @@ class Pool:
     def __init__(self, size: int) -> None:
         if size < 1:
             raise ValueError("a pool has at least one place")
+        self._size = size
         self._places = semaphore(size)
         self._coros: set[Coro] = set()
 
@@ -163,6 +166,13 @@ class Pool:
     def spawn(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Coro:
         """Wait for a place, then start ``fn(*args)`` in it."""
         self._places.acquire()
+        return self._spawn_in_place(fn, args, kwargs)
+
+    def try_spawn(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Coro | None:
+        """The same without waiting; return None if there is no place."""
+        return self._spawn_in_place(fn, args, kwargs) if self._places.try_acquire() else None
+
+    def _spawn_in_place(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coro:
         try:
             co: Coro = _core._coro_spawn(fn, *args, **kwargs)
         except BaseException:
@@ -183,11 +193,16 @@ class Pool:
         return [co.result() for co in coros]
 
     def imap(self, fn: Callable[..., Any], *iterables: Iterable[Any]) -> Iterator[Any]:
-        """Yield the results in order, each as soon as it and those before it are there."""
-        coros = [self.spawn(fn, *items) for items in zip(*iterables, strict=False)]
-        for co in coros:
-            _wait_for_one(co)
-            yield co.result()
+        """Return an iterator over the results in order, each as soon as it and those before it are there.
+
+        The first coros start at once, as many as there are places; each further one when a result is asked for.
+        ``next`` raises what a coro has raised in the place of its result, and can go on after that.
+        """
+        return _Results(self, fn, zip(*iterables, strict=False), in_order=True)
+
+    def imap_unordered(self, fn: Callable[..., Any], *iterables: Iterable[Any]) -> Iterator[Any]:
+        """The same, each result as soon as it is there."""
+        return _Results(self, fn, zip(*iterables, strict=False), in_order=False)
 
     def join(self) -> None:
         """Wait until no coro is left."""
@@ -198,3 +213,109 @@ class Pool:
 
     def __exit__(self, *_: object) -> None:
         self.join()
+
+
+class _Results:
+    """What ``imap`` returns: it starts coros as places come free, and gives their results."""
+
+    def __init__(
+        self, pool: Pool, fn: Callable[..., Any], inputs: Iterator[tuple[Any, ...]], *, in_order: bool
+    ) -> None:
+        _core._coro_check_function(fn, "imap")
+        self._pool = pool
+        self._fn = fn
+        self._inputs = inputs
+        self._in_order = in_order
+        # the coros whose results are to be given, in the order in which they were started
+        self._coros: deque[Coro] = deque()
+        # those of them that have ended, in that order
+        self._ended = fifo()
+        # an input for which there was no place
+        self._next: tuple[Any, ...] | None = None
+        self._start()
+
+    def __iter__(self) -> _Results:
+        return self
+
+    def __next__(self) -> Any:
+        self._start()
+        if not self._coros:
+            if self._next is None:
+                raise StopIteration
+            # All places are other coros'.
+            self._add(self._pool.spawn(self._fn, *self._next))
+            self._next = None
+        if self._in_order:
+            _wait_for_one(self._coros[0])
+            co = self._coros.popleft()
+        else:
+            co = self._ended.pop()
+            self._coros.remove(co)
+        return co.result()
+
+    def _start(self) -> None:
+        """Start as many coros as there are places now, and no more than that ahead of who asks for results."""
+        while len(self._coros) < self._pool._size:
+            if self._next is None:
+                self._next = next(self._inputs, None)
+            if self._next is None:
+                return
+            co = self._pool.try_spawn(self._fn, *self._next)
+            if co is None:
+                return
+            self._next = None
+            self._add(co)
+
+    def _add(self, co: Coro) -> None:
+        self._coros.append(co)
+        if not self._in_order:
+            co.add_done_callback(self._ended.push)
+
+
+def spawn_later(seconds: float, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coro:
+    """Start a coro that sleeps for ``seconds`` and then calls ``fn(*args, **kwargs)``.
+
+    ``name``, ``context`` and ``stack`` are those of ``spawn``. Shut down meanwhile, it never calls ``fn``.
+    """
+    _core._coro_check_function(fn, "spawn_later")
+    co: Coro = _core._coro_spawn(_call_later, seconds, fn, *args, **kwargs)
+    return co
+
+
+def _call_later(seconds: float, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    _core._coro_sleep_relative(seconds)
+    return fn(*args, **kwargs)
+
+
+def wait_for(coros: Iterable[Any], timeout: float | None = None, count: int | None = None) -> list[Any]:
+    """Wait until all of ``coros`` have ended, or ``count`` of them, or the time is over: ``wait`` with arguments.
+
+    Native code calls this, and waits itself where there are no arguments: that leaves no frame behind.
+    """
+    coros = list(dict.fromkeys(coros))
+    if count is not None and count < 0:
+        raise ValueError("a count is 0 or above")
+    own = _core._coro_current()
+    for co in coros:
+        if co is own:
+            raise RuntimeError("a coro cannot wait for itself")
+        if isinstance(co, Coro):
+            check_started(co)
+    wanted = len(coros) if count is None else min(count, len(coros))
+    ended = [co for co in coros if co.done()]
+    if len(ended) >= wanted:
+        return ended[:wanted]
+    left = [co for co in coros if not co.done()]
+    news = fifo()
+    deadline = None if timeout is None else time.monotonic() + timeout
+    try:
+        for co in left:
+            co.add_done_callback(news.push)
+        while len(ended) < wanted:
+            ended.append(news.pop(timeout=None if deadline is None else deadline - time.monotonic()))
+    except _errors.Empty:
+        pass
+    finally:
+        for co in left:
+            co.remove_done_callback(news.push)
+    return ended

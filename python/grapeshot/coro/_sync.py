@@ -9,8 +9,12 @@ once: nothing is lost, and nobody waits for what is there.
 
 Waiting is for coros: elsewhere it raises YieldFromMain. What does not wait (``release``, ``push``, ``set``, ``wake_*``,
 ``acquire`` of a free semaphore, ...) is for the loop's callbacks and for tasks as well; a lock, a mutex and an
-``rw_lock`` have a coro as their holder. An object belongs to the thread that has used it first; in another one it
-raises ScheduleError.
+``rw_lock`` have a coro as their holder. An object belongs to the thread of the loop that it is made in, one that is
+made where no loop runs to the first thread that uses it under one; elsewhere it raises ScheduleError.
+
+What waits takes ``block=False`` and ``timeout=`` in seconds; one of 0 or below does not wait either. A method that
+returns a bool returns False when its time is over, the others raise :class:`TimeoutError` (``pop`` and ``push`` its
+subclasses Empty and Full).
 """
 
 from __future__ import annotations
@@ -67,10 +71,9 @@ class inverted_semaphore:  # noqa: N801
         if self.value == 0:
             self._line.wake_all()
 
-    def block_till_zero(self) -> None:
-        """Wait until the count is 0, or was 0 meanwhile."""
-        if self.value:
-            self._line.wait()
+    def block_till_zero(self, timeout: float | None = None, block: bool = True) -> bool:
+        """Wait until the count is 0, or was 0 meanwhile; return whether it was in time."""
+        return not self.value or self._line._wait_as(0, block, timeout)
 
     def __enter__(self) -> inverted_semaphore:
         self.acquire()
@@ -107,10 +110,12 @@ class rw_lock:  # noqa: N801
             state = f"{len(self._readers)} reading"
         return f"<{type(self).__name__} {state}{_waiting(self._line)}>"
 
-    def acquire_read(self) -> None:
-        """Wait until nobody writes, and nobody waits who came before; hold the lock for reading."""
-        if not self.try_acquire_read():
-            self._wait_as(_READ)
+    def acquire_read(self, block: bool = True, timeout: float | None = None) -> bool:
+        """Wait until nobody writes, and nobody waits who came before; hold the lock for reading.
+
+        Returns whether it could in time.
+        """
+        return self.try_acquire_read() or self._wait_as(_READ, block, timeout)
 
     def try_acquire_read(self) -> bool:
         """The same without waiting; return False if it cannot be."""
@@ -121,16 +126,19 @@ class rw_lock:  # noqa: N801
         self._readers[co] = self._readers.get(co, 0) + 1
         return True
 
-    def acquire_write(self) -> None:
+    def acquire_write(self, block: bool = True, timeout: float | None = None) -> bool:
         """Wait until nobody reads or writes, and nobody waits who came before; hold the lock for writing.
+
+        Returns whether it could in time.
 
         Raises:
             LockError: this coro reads.
         """
-        if not self.try_acquire_write():
-            if _current() in self._readers:
-                raise _errors.LockError("the coro holds the lock for reading: it would wait for itself")
-            self._wait_as(_WRITE)
+        if self.try_acquire_write():
+            return True
+        if _current() in self._readers:
+            raise _errors.LockError("the coro holds the lock for reading: it would wait for itself")
+        return self._wait_as(_WRITE, block, timeout)
 
     def try_acquire_write(self) -> bool:
         """The same without waiting; return False if it cannot be."""
@@ -170,9 +178,10 @@ class rw_lock:  # noqa: N801
     write_lock = acquire_write
     write_unlock = release_write
 
-    def _wait_as(self, kind: int) -> None:
+    def _wait_as(self, kind: int, block: bool, timeout: float | None) -> bool:
+        is_granted = False
         try:
-            self._line._wait_as(kind)
+            is_granted = self._line._wait_as(kind, block, timeout)
         except BaseException:
             # Who waits holds nothing, so that what it holds was granted.
             co = _current()
@@ -180,8 +189,12 @@ class rw_lock:  # noqa: N801
                 self._writer = None
                 self._depth = 0
             self._readers.pop(co, None)
-            self._pass_on()
             raise
+        finally:
+            if not is_granted:
+                # Those behind it may have waited for it only.
+                self._pass_on()
+        return is_granted
 
     def _pass_on(self) -> None:
         """Grant the lock to those who stand first, as far as they fit together."""
@@ -196,7 +209,7 @@ class rw_lock:  # noqa: N801
 
 
 class event:  # noqa: N801
-    """A flag to wait for; the interface of :class:`threading.Event`, with timeouts by ``coro.with_timeout``."""
+    """A flag to wait for; the interface of :class:`threading.Event`."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -219,11 +232,9 @@ class event:  # noqa: N801
         self._line._use()
         self._is_set = False
 
-    def wait(self) -> bool:
-        """Wait until the flag is up, or was up meanwhile; return True."""
-        if not self._is_set:
-            self._line.wait()
-        return True
+    def wait(self, timeout: float | None = None, block: bool = True) -> bool:
+        """Wait until the flag is up, or was up meanwhile; return whether it was in time."""
+        return self._is_set or self._line._wait_as(0, block, timeout)
 
 
 class mailbox(fifo):  # noqa: N801

@@ -32,6 +32,10 @@ class _StandIn(Interrupted):
     """
 
 
+# Returns None where no loop runs. For the modules that have no other business with asyncio.
+find_running_loop = asyncio._get_running_loop
+
+
 def await_(awaitable: Awaitable[Any]) -> Any:
     """Run an asyncio awaitable to its end while this coro waits; return its result or raise its exception.
 

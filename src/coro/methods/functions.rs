@@ -10,7 +10,7 @@ use crate::coro::coroutine::{Coro, Status};
 use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::runtime::{current as running, with_runtime};
 use crate::coro::suspension::{Begun, Outcome};
-use crate::coro::{arch, collector, ending, hooks, notifier, pystate, scheduler, suspension, tasks};
+use crate::coro::{arch, collector, ending, hooks, notifier, pystate, scheduler, suspension, tasks, waiting};
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::native_type::{Args, This, none};
 
@@ -37,7 +37,9 @@ pub(super) fn begin_yield<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult
 }
 
 pub(super) fn begin_wait<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult<Begun<'py, ()>> {
-    args.exactly("wait", 0)?;
+    if !args.values().is_empty() {
+        return hooks::wait_for(py, &args).map(Begun::IsOver);
+    }
     suspension::begin_wait(suspension::suspendable(py)?)
 }
 
@@ -99,6 +101,15 @@ pub(super) fn end_sleep<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py
         if coro.status.get() == Status::Waiting && !coro.place_in_line.is_in_line() {
             scheduler::make_ready(coro);
         }
+    }
+    Ok(none(py))
+}
+
+/// What the timer of a limited wait calls.
+pub(super) fn end_wait<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_coro_end_wait", 1)?;
+    if let Some(object) = args.get(0) {
+        waiting::end_wait(scheduler::coro_from(&object)?);
     }
     Ok(none(py))
 }
@@ -182,11 +193,12 @@ pub(super) fn after_fork<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'p
     Ok(none(py))
 }
 
-/// `_coro_set_hooks(pending_loop, watch_thread)`.
+/// `_coro_set_hooks(pending_loop, watch_thread, wait_for)`.
 pub(super) fn set_hooks<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_coro_set_hooks", 2)?;
-    if let (Some(pending_loop), Some(watch_thread)) = (args.get(0), args.get(1)) {
-        hooks::set(pending_loop, watch_thread);
+    args.exactly("_coro_set_hooks", 3)?;
+    if let (Some(pending_loop), Some(watch_thread), Some(wait_for)) = (args.get(0), args.get(1), args.get(2))
+    {
+        hooks::set(pending_loop, watch_thread, wait_for);
     }
     Ok(none(py))
 }

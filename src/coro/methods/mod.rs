@@ -12,7 +12,7 @@ use std::ptr;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::{scheduler, suspension};
+use super::{scheduler, suspension, waiting};
 use crate::event_loop::errors;
 use crate::event_loop::native_type::Args;
 
@@ -136,6 +136,11 @@ fn functions() -> Vec<ffi::PyMethodDef> {
         ),
         function!(c"_coro_end_sleep", functions::end_sleep, c"What a timer calls."),
         function!(
+            c"_coro_end_wait",
+            functions::end_wait,
+            c"What the timer of a limited wait calls."
+        ),
+        function!(
             c"_coro_live",
             functions::live,
             c"The coros of this thread between start and end."
@@ -240,5 +245,6 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add(name.to_string_lossy().as_ref(), made)?;
     }
     suspension::set_end_sleep(&module.getattr("_coro_end_sleep")?);
+    waiting::set_end_wait(&module.getattr("_coro_end_wait")?);
     Ok(())
 }

@@ -19,6 +19,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
 
+use super::limit::{Deadline, Limit};
 use super::object::{
     FLAGS, Head, Object, Primitive, check_thread, dealloc, grant, make_type as make, offer_in_line,
     wait_in_line,
@@ -147,7 +148,12 @@ fn closed(py: Python<'_>) -> PyErr {
 
 /// Gives a value to a receiver, waiting for one.
 #[inline]
-fn deliver<'py>(this: Channel<'py>, value: Bound<'py, PyAny>, is_exception: bool) -> PyResult<()> {
+fn deliver<'py>(
+    this: Channel<'py>,
+    value: Bound<'py, PyAny>,
+    is_exception: bool,
+    limit: Limit,
+) -> PyResult<()> {
     check_thread(this)?;
     let py = this.py();
     if this.is_closing.get() {
@@ -159,13 +165,26 @@ fn deliver<'py>(this: Channel<'py>, value: Bound<'py, PyAny>, is_exception: bool
         ChannelObject::promise(this);
         return Ok(());
     }
+    let late = || {
+        let message = format!("nobody has received the value{}", limit.describe());
+        coro_errors::new(py, Kind::Timeout, &message)
+    };
+    if limit.is_at_once() {
+        return Err(late());
+    }
     let coro = suspension::suspendable(py)?;
+    let deadline = Deadline::new(coro, limit)?;
+    if !this.receivers.is_empty() || this.is_closing.get() {
+        // A destructor has changed the channel meanwhile.
+        return deliver(this, value, is_exception, Limit::AtOnce);
+    }
     let request = if is_exception { EXCEPTION } else { 0 };
     let mut value = value;
     loop {
-        let wait = offer_in_line(&this.senders, coro, request, value);
+        let wait = offer_in_line(&this.senders, coro, request, value, &deadline);
         match wait.result {
             Ok(_) if wait.is_granted => return Ok(()),
+            Ok(_) if wait.is_late => return Err(late()),
             Ok(offer) => value = offer,
             Err(interruption) => {
                 // Still there unless a receiver has taken it.
@@ -178,20 +197,21 @@ fn deliver<'py>(this: Channel<'py>, value: Bound<'py, PyAny>, is_exception: bool
 
 /// The oldest value, waiting for one; None if the channel is closed. An exception that was sent is raised.
 #[inline]
-fn wait_for_value(this: Channel<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
+fn wait_for_value(this: Channel<'_>, limit: Limit) -> PyResult<Option<Bound<'_, PyAny>>> {
     check_thread(this)?;
+    if let Some(value) = received(this) {
+        return value;
+    }
+    if limit.is_at_once() {
+        return Err(no_value(this, limit));
+    }
+    let coro = suspension::suspendable(this.py())?;
+    let deadline = Deadline::new(coro, limit)?;
     loop {
-        if let Some((value, is_exception)) = ChannelObject::take(this) {
-            return if is_exception {
-                Err(PyErr::from_value(value))
-            } else {
-                Ok(Some(value))
-            };
+        if let Some(value) = received(this) {
+            return value;
         }
-        if this.is_closing.get() {
-            return Ok(None);
-        }
-        let wait = wait_in_line(&this.receivers, suspension::suspendable(this.py())?, 0);
+        let wait = wait_in_line(&this.receivers, coro, 0, &deadline);
         if wait.is_granted {
             this.promised.set(this.promised.get().saturating_sub(1));
         }
@@ -199,14 +219,38 @@ fn wait_for_value(this: Channel<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
             ChannelObject::promise(this);
             return Err(interruption);
         }
+        if wait.is_late {
+            return Err(no_value(this, limit));
+        }
     }
 }
 
+/// What can be received without waiting: a value, an exception, or the end of the channel.
+#[inline]
+fn received(this: Channel<'_>) -> Option<PyResult<Option<Bound<'_, PyAny>>>> {
+    match ChannelObject::take(this) {
+        Some((exception, true)) => Some(Err(PyErr::from_value(exception))),
+        Some((value, false)) => Some(Ok(Some(value))),
+        None => this.is_closing.get().then_some(Ok(None)),
+    }
+}
+
+#[cold]
+fn no_value(this: Channel<'_>, limit: Limit) -> PyErr {
+    let message = format!("nobody has sent a value{}", limit.describe());
+    coro_errors::new(this.py(), Kind::Timeout, &message)
+}
+
 fn send<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    let Some(value) = args.get(0).filter(|_| args.values().len() == 1) else {
-        return Err(PyTypeError::new_err("send() takes one value"));
+    let (value, limit) = match args.get(0) {
+        Some(value) if args.values().len() == 1 => (value, Limit::Endless),
+        // The value has no name: nothing can be passed by an empty one.
+        _ => match args.bind("send", ["", "block", "timeout"])? {
+            [Some(value), block, timeout] => (value, Limit::new(block, timeout)?),
+            _ => return Err(PyTypeError::new_err("send() takes a value")),
+        },
     };
-    deliver(this, value, false)?;
+    deliver(this, value, false, limit)?;
     Ok(none(this.py()))
 }
 
@@ -226,7 +270,7 @@ fn send_exception<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
             "an exception is required, or its class and arguments",
         ));
     }
-    deliver(this, exception, true)?;
+    deliver(this, exception, true, Limit::Endless)?;
     Ok(none(py))
 }
 
@@ -235,7 +279,7 @@ fn send_sequence<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let mut sent = 0_usize;
     if let Some(values) = args.get(0) {
         for value in values.try_iter()? {
-            deliver(this, value?, false)?;
+            deliver(this, value?, false, Limit::Endless)?;
             sent += 1;
         }
     }
@@ -243,8 +287,13 @@ fn send_sequence<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 fn receive<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("receive", 0)?;
-    wait_for_value(this)?.ok_or_else(|| closed(this.py()))
+    let limit = if args.values().is_empty() {
+        Limit::Endless
+    } else {
+        let [block, timeout] = args.bind("receive", ["block", "timeout"])?;
+        Limit::new(block, timeout)?
+    };
+    wait_for_value(this, limit)?.ok_or_else(|| closed(this.py()))
 }
 
 fn close<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
@@ -279,7 +328,7 @@ unsafe extern "C" fn next(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
         errors::at_boundary(py, ptr::null_mut(), || {
             let this: Channel<'_> = This::new(py, slf);
             ChannelObject::exclusively(this, || {
-                Ok(wait_for_value(this)?.map_or(ptr::null_mut(), Bound::into_ptr))
+                Ok(wait_for_value(this, Limit::Endless)?.map_or(ptr::null_mut(), Bound::into_ptr))
             })
         })
     }

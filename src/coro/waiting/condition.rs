@@ -7,9 +7,11 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
+use super::limit::{Deadline, Limit};
 use super::object::{
     FLAGS, Head, Object, Primitive, check_thread, dealloc, grant, make_type as make, wait_in_line,
 };
+use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::line::Line;
 use crate::coro::{interruption, scheduler, suspension};
 use crate::event_loop::native_type::{
@@ -59,14 +61,19 @@ unsafe impl Primitive for ConditionObject {
     }
 }
 
-/// Waits, standing in line as one that requests `kind`.
-fn stand(this: Condition<'_>, kind: i64) -> Object<'_> {
+/// Waits, standing in line as one that requests `kind`. None: the time is over.
+fn stand(this: Condition<'_>, kind: i64, limit: Limit) -> PyResult<Option<Bound<'_, PyAny>>> {
     check_thread(this)?;
+    if limit.is_at_once() {
+        return Ok(None);
+    }
     let coro = suspension::suspendable(this.py())?;
+    let deadline = Deadline::new(coro, limit)?;
     loop {
-        let wait = wait_in_line(&this.line, coro, kind);
+        let wait = wait_in_line(&this.line, coro, kind, &deadline);
         match wait.result {
-            Ok(value) if wait.is_granted => return Ok(value),
+            Ok(value) if wait.is_granted => return Ok(Some(value)),
+            Ok(_) if wait.is_late => return Ok(None),
             Ok(_) => {}
             Err(interruption) => {
                 if wait.is_granted && coro.place_in_line.request.get() == PASSES_ON {
@@ -91,14 +98,25 @@ fn wake<'py>(this: Condition<'py>, value: Option<Bound<'py, PyAny>>, passes_on: 
 }
 
 fn wait<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("wait", 0)?;
-    stand(this, 0)
+    let limit = if args.values().is_empty() {
+        Limit::Endless
+    } else {
+        let [timeout, block] = args.bind("wait", ["timeout", "block"])?;
+        Limit::new(block, timeout)?
+    };
+    stand(this, 0, limit)?.ok_or_else(|| {
+        let message = format!("nobody has woken the coro{}", limit.describe());
+        coro_errors::new(this.py(), Kind::Timeout, &message)
+    })
 }
 
+/// `_wait_as(kind, block, timeout)`: whether it was woken in time.
 fn wait_as<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_wait_as", 1)?;
+    args.exactly("_wait_as", 3)?;
     let kind: i32 = args.get(0).map_or(Ok(0), |kind| kind.extract())?;
-    stand(this, kind.into())
+    let limit = Limit::new(args.get(1), args.get(2))?;
+    let woken = stand(this, kind.into(), limit)?;
+    Ok(bool_object(this.py(), woken.is_some()))
 }
 
 fn wake_one<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
@@ -235,7 +253,7 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 T,
                 c"_use",
                 use_here,
-                c"ScheduleError in another thread than the one that has used it first."
+                c"ScheduleError in another thread than its own."
             ),
             method!(T, c"_wait_as", wait_as, c"Wait as one of a kind, a small number."),
             method!(

@@ -1,9 +1,13 @@
-//! `fifo`: a queue without a limit.
+//! `fifo`: a queue, without a limit or with one.
 //!
 //! ```text
+//!   pushers        coros with an item each, only while there are `max_len` items
 //!   items          [ oldest ... ]     promised: as many as there are coros which are woken for one and have not run yet
 //!   line           coros, only while there is no item that is not promised
 //! ```
+//!
+//! Who takes an item lets the oldest pusher's in, before that one runs. A pusher that is interrupted after that has pushed: its
+//! interruption waits for its next wait, so that `push` raises only if the item is not in the queue.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -14,13 +18,17 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyType};
 
+use super::limit::{Deadline, Limit};
 use super::object::{
-    FLAGS, Head, Object, Primitive, check_thread, dealloc, grant, make_type as make, wait_in_line, waiting,
+    FLAGS, Head, Object, Primitive, argument, check_thread, dealloc, grant, make_type as make, offer_in_line,
+    type_name, wait_in_line, waiting,
 };
 use super::parcels::Parcels;
+use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::line::Line;
-use crate::coro::suspension;
-use crate::event_loop::native_type::{Args, NativeType, This, method, none, one_at_a_time, slot};
+use crate::coro::{interruption, suspension};
+use crate::event_loop::errors;
+use crate::event_loop::native_type::{Args, NativeType, This, getter, method, none, one_at_a_time, slot};
 
 #[repr(C)]
 pub(super) struct FifoObject {
@@ -28,6 +36,10 @@ pub(super) struct FifoObject {
     items: Parcels,
     promised: Cell<usize>,
     line: Line,
+    /// Each with its item in `wake_value`.
+    pushers: Line,
+    /// 0 for no limit.
+    max_len: Cell<usize>,
 }
 
 type Fifo<'py> = This<'py, FifoObject>;
@@ -35,7 +47,7 @@ type Fifo<'py> = This<'py, FifoObject>;
 impl NativeType for FifoObject {
     const NAME: &'static CStr = c"grapeshot.coro.fifo";
     const DOC: &'static CStr =
-        c"fifo()\n--\n\nA queue without a limit: `push` never waits, `pop` waits for an item.";
+        c"fifo(maxsize=0)\n--\n\nA queue: `pop` waits for an item, `push` for room if there is a limit.";
     const FLAGS: u64 = FLAGS;
     const DEALLOC: ffi::destructor = dealloc::<Self>;
 
@@ -65,7 +77,12 @@ unsafe impl Primitive for FifoObject {
     }
 
     fn state(this: This<'_, Self>) -> String {
-        format!("{} items{}", this.free(), waiting(this.line.len()))
+        let limit = match this.max_len.get() {
+            0 => String::new(),
+            limit => format!(" of {limit}"),
+        };
+        let waiting = waiting(this.line.len() + this.pushers.len());
+        format!("{}{limit} items{waiting}", this.free())
     }
 }
 
@@ -87,35 +104,107 @@ impl FifoObject {
         }
     }
 
-    /// The oldest item.
+    /// The oldest item; its place goes to the pusher that has waited longest.
     #[inline]
     fn take(this: Fifo<'_>) -> Option<Bound<'_, PyAny>> {
         if this.free() == 0 {
             return None;
         }
-        this.items.pop(this.py()).map(|(item, _)| item)
+        let (item, _) = this.items.pop(this.py())?;
+        if !this.pushers.is_empty() {
+            Self::let_in(this);
+        }
+        Some(item)
+    }
+
+    #[inline]
+    fn is_full(&self) -> bool {
+        let limit = self.max_len.get();
+        limit != 0 && self.items.len() >= limit
+    }
+
+    /// Takes items from pushers as long as there is room.
+    #[cold]
+    fn let_in(this: Fifo<'_>) {
+        while !this.is_full()
+            && let Some(first) = this.pushers.first(this.py())
+        {
+            let item = first.wake_value.take(this.py());
+            grant(first, None);
+            this.items.push(item.unwrap_or_else(|| none(this.py())), false);
+            Self::promise(this);
+        }
     }
 }
 
 fn push<'py>(this: Fifo<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    let Some(item) = args.get(0).filter(|_| args.values().len() == 1) else {
-        return Err(PyTypeError::new_err("push() takes one item"));
+    let (item, limit) = match args.get(0) {
+        Some(item) if args.values().len() == 1 => (item, Limit::Endless),
+        // The item has no name: nothing can be passed by an empty one.
+        _ => match args.bind("push", ["", "block", "timeout"])? {
+            [Some(item), block, timeout] => (item, Limit::new(block, timeout)?),
+            _ => return Err(PyTypeError::new_err("push() takes an item")),
+        },
     };
     check_thread(this)?;
-    this.items.push(item, false);
-    FifoObject::promise(this);
+    if this.is_full() {
+        wait_for_room(this, item, limit)?;
+    } else {
+        this.items.push(item, false);
+        FifoObject::promise(this);
+    }
     Ok(none(this.py()))
 }
 
-/// The oldest item, waiting for one.
+/// Pushes to a queue that is full.
+#[cold]
+fn wait_for_room<'py>(this: Fifo<'py>, item: Bound<'py, PyAny>, limit: Limit) -> PyResult<()> {
+    let py = this.py();
+    let full = || {
+        let message = format!("the {} was full{}", type_name(this), limit.describe());
+        coro_errors::new(py, Kind::Full, &message)
+    };
+    if limit.is_at_once() {
+        return Err(full());
+    }
+    let coro = suspension::suspendable(py)?;
+    let deadline = Deadline::new(coro, limit)?;
+    let mut item = item;
+    while this.is_full() {
+        let wait = offer_in_line(&this.pushers, coro, 1, item, &deadline);
+        match wait.result {
+            Ok(_) if wait.is_granted => return Ok(()),
+            Ok(_) if wait.is_late => return Err(full()),
+            Ok(offer) => item = offer,
+            Err(interruption) if wait.is_granted => return interruption::put_back(coro, interruption),
+            Err(interruption) => {
+                suspension::forget_wake_value(coro);
+                return Err(interruption);
+            }
+        }
+    }
+    this.items.push(item, false);
+    FifoObject::promise(this);
+    Ok(())
+}
+
+/// The oldest item, waiting for one; None if the time is over before.
 #[inline]
-fn wait_for_item(this: Fifo<'_>) -> PyResult<Bound<'_, PyAny>> {
+fn wait_for_item(this: Fifo<'_>, limit: Limit) -> PyResult<Option<Bound<'_, PyAny>>> {
     check_thread(this)?;
+    if let Some(item) = FifoObject::take(this) {
+        return Ok(Some(item));
+    }
+    if limit.is_at_once() {
+        return Ok(None);
+    }
+    let coro = suspension::suspendable(this.py())?;
+    let deadline = Deadline::new(coro, limit)?;
     loop {
         if let Some(item) = FifoObject::take(this) {
-            return Ok(item);
+            return Ok(Some(item));
         }
-        let wait = wait_in_line(&this.line, suspension::suspendable(this.py())?, 1);
+        let wait = wait_in_line(&this.line, coro, 1, &deadline);
         if wait.is_granted {
             this.promised.set(this.promised.get().saturating_sub(1));
         }
@@ -123,21 +212,70 @@ fn wait_for_item(this: Fifo<'_>) -> PyResult<Bound<'_, PyAny>> {
             FifoObject::promise(this);
             return Err(interruption);
         }
+        if wait.is_late {
+            return Ok(None);
+        }
     }
+}
+
+#[inline]
+fn limit_of(args: Args<'_, '_>, name: &str) -> PyResult<Limit> {
+    if args.values().is_empty() {
+        return Ok(Limit::Endless);
+    }
+    let [block, timeout] = args.bind(name, ["block", "timeout"])?;
+    Limit::new(block, timeout)
 }
 
 fn pop<'py>(this: Fifo<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("pop", 0)?;
-    wait_for_item(this)
+    let limit = limit_of(args, "pop")?;
+    wait_for_item(this, limit)?.ok_or_else(|| {
+        let message = format!("the {} was empty{}", type_name(this), limit.describe());
+        coro_errors::new(this.py(), Kind::Empty, &message)
+    })
 }
 
 fn pop_all<'py>(this: Fifo<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("pop_all", 0)?;
-    let mut items = vec![wait_for_item(this)?];
-    while let Some(item) = FifoObject::take(this) {
+    let limit = limit_of(args, "pop_all")?;
+    let mut items: Vec<_> = wait_for_item(this, limit)?.into_iter().collect();
+    // What pushers bring while these are taken is left to the next call.
+    let most = match this.max_len.get() {
+        0 => usize::MAX,
+        limit => limit,
+    };
+    while (1..most).contains(&items.len())
+        && let Some(item) = FifoObject::take(this)
+    {
         items.push(item);
     }
     Ok(PyList::new(this.py(), items)?.into_any())
+}
+
+fn max_len(this: Fifo<'_>) -> Object<'_> {
+    Ok(this.max_len.get().into_pyobject(this.py())?.into_any())
+}
+
+/// # Safety
+/// Called by CPython with an object of this type, a tuple, and a dict or null.
+unsafe extern "C" fn init(
+    slf: *mut ffi::PyObject,
+    args: *mut ffi::PyObject,
+    kwargs: *mut ffi::PyObject,
+) -> c_int {
+    // SAFETY: attached, and the arguments are as said above.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, -1, || {
+            let this: Fifo<'_> = This::new(py, slf);
+            let limit = match argument(py, args, kwargs, "fifo", "maxsize")? {
+                Some(limit) if !limit.is_none() => limit.extract::<isize>()?,
+                _ => 0,
+            };
+            this.max_len.set(limit.max(0).unsigned_abs());
+            FifoObject::let_in(this);
+            Ok(0)
+        })
+    }
 }
 
 /// # Safety
@@ -156,17 +294,30 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 T,
                 c"push",
                 push,
-                c"Put an item at the end; wake the coro that has waited longest for one."
+                c"Put an item at the end, waiting for room if there is a limit. Full if the time is over."
             ),
-            method!(T, c"pop", pop, c"Return the oldest item, waiting for one."),
+            method!(
+                T,
+                c"pop",
+                pop,
+                c"Return the oldest item, waiting for one. Empty if the time is over."
+            ),
             method!(
                 T,
                 c"pop_all",
                 pop_all,
-                c"Return a list of all items, waiting for one."
+                c"Return a list of all items, waiting for one; an empty one if the time is over."
             ),
         ],
-        Vec::new(),
-        &[slot(ffi::Py_sq_length, len as *mut c_void)],
+        vec![getter!(
+            T,
+            c"maxsize",
+            max_len,
+            c"How many items it takes; 0 for any number."
+        )],
+        &[
+            slot(ffi::Py_tp_init, init as *mut c_void),
+            slot(ffi::Py_sq_length, len as *mut c_void),
+        ],
     )
 }

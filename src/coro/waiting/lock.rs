@@ -7,6 +7,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
+use super::limit::{Deadline, Limit};
 use super::object::{
     FLAGS, Head, Object, Primitive, check_thread, dealloc, grant, make_type as make, wait_in_line, waiting,
 };
@@ -105,13 +106,25 @@ fn take<const R: bool>(this: Lock<'_, R>, coro: Coro<'_>) -> bool {
     false
 }
 
-/// Takes the lock, waiting for it; whether it had to wait.
+/// How `hold` has ended.
+#[derive(PartialEq, Eq)]
+enum Held {
+    AtOnce,
+    AfterAWait,
+    /// The time was over before.
+    Not,
+}
+
+/// Takes the lock, waiting for it.
 #[inline]
-fn hold<const R: bool>(this: Lock<'_, R>) -> PyResult<bool> {
+fn hold<const R: bool>(this: Lock<'_, R>, limit: Limit) -> PyResult<Held> {
     check_thread(this)?;
     let coro = suspension::suspendable(this.py())?;
     if take(this, coro) {
-        return Ok(false);
+        return Ok(Held::AtOnce);
+    }
+    if limit.is_at_once() {
+        return Ok(Held::Not);
     }
     if this.holder.as_ptr() == coro.as_ptr() {
         return Err(lock_error(
@@ -119,10 +132,12 @@ fn hold<const R: bool>(this: Lock<'_, R>) -> PyResult<bool> {
             "the coro holds the lock already: it would wait for itself",
         ));
     }
-    loop {
-        let wait = wait_in_line(&this.line, coro, 1);
+    let deadline = Deadline::new(coro, limit)?;
+    while !take(this, coro) {
+        let wait = wait_in_line(&this.line, coro, 1, &deadline);
         match wait.result {
-            Ok(_) if wait.is_granted || take(this, coro) => return Ok(true),
+            Ok(_) if wait.is_granted => break,
+            Ok(_) if wait.is_late => return Ok(Held::Not),
             Ok(_) => {}
             Err(interruption) => {
                 if wait.is_granted {
@@ -132,6 +147,7 @@ fn hold<const R: bool>(this: Lock<'_, R>) -> PyResult<bool> {
             }
         }
     }
+    Ok(Held::AfterAWait)
 }
 
 /// Undoes one `hold`; whether another coro has got the lock.
@@ -157,14 +173,19 @@ fn lock_error<const R: bool>(this: Lock<'_, R>, message: &str) -> PyErr {
 }
 
 fn acquire<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("acquire", 0)?;
-    hold(this)?;
-    Ok(bool_object(this.py(), true))
+    let limit = if args.values().is_empty() {
+        Limit::Endless
+    } else {
+        let [block, timeout] = args.bind("acquire", ["block", "timeout"])?;
+        Limit::new(block, timeout)?
+    };
+    Ok(bool_object(this.py(), hold(this, limit)? != Held::Not))
 }
 
 fn lock<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("lock", 0)?;
-    Ok(bool_object(this.py(), hold(this)?))
+    let held = hold(this, Limit::Endless)?;
+    Ok(bool_object(this.py(), held == Held::AfterAWait))
 }
 
 fn try_acquire<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Object<'py> {
@@ -202,7 +223,7 @@ fn has_lock<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Obje
 
 fn enter<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("__enter__", 0)?;
-    hold(this)?;
+    hold(this, Limit::Endless)?;
     Ok(this.to_bound())
 }
 

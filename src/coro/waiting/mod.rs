@@ -1,6 +1,6 @@
 //! What coros synchronize with: the native primitives.
 //!
-//! - `object`: what they have in common as Python objects, and the wait itself
+//! - `object`: what they have in common as Python objects, and the wait itself; `limit`: how long it may last
 //! - `semaphore`, `lock` (and mutex), `condition`, `fifo`, `channel`
 //!
 //! All of them grant in the same way. Who gives (a permit, the lock, an item) gives to the coro that stands first in line,
@@ -9,7 +9,7 @@
 //! ```text
 //!   waiting, in line ----- granted: out of the line, ready ------> runs: has it
 //!      |                        |
-//!      | interrupted            | interrupted
+//!      | interrupted, late      | interrupted
 //!      v                        v
 //!   ready, out of the line     ready, and still granted ---------> runs: gives it back or on, and raises
 //! ```
@@ -24,12 +24,15 @@
 mod channel;
 mod condition;
 mod fifo;
+mod limit;
 mod lock;
 mod object;
 mod parcels;
 mod semaphore;
 
 use pyo3::prelude::*;
+
+pub(super) use limit::{end_wait, set_end_wait};
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("semaphore", semaphore::make_type(module)?)?;

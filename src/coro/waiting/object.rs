@@ -9,13 +9,14 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 
+use super::limit::Deadline;
 use crate::coro::coroutine::Coro;
 use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::line::Line;
 use crate::coro::{runtime, scheduler, suspension, tasks};
 use crate::event_loop::errors;
 use crate::event_loop::native_type::{
-    Args, NativeType, This, leak_table, new_type, one_at_a_time, slot, weaklist_member,
+    NativeType, This, leak_table, new_type, none, one_at_a_time, slot, weaklist_member,
 };
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::current_thread;
@@ -76,7 +77,7 @@ fn check_elsewhere(py: Python<'_>, head: &Head, object: *mut ffi::PyObject) -> P
         }
     }
     // SAFETY: the receiver of a method, alive for its length.
-    let name = unsafe { type_name(py, object) };
+    let name = unsafe { name_of_type(py, object) };
     Err(coro_errors::new(
         py,
         Kind::ScheduleError,
@@ -92,9 +93,15 @@ fn has_loop(py: Python<'_>) -> PyResult<bool> {
     Ok(!runtime::current_ptr().is_null() || LoopObject::is_loop(&tasks::running_loop(py)?))
 }
 
+/// The name of the object's class.
+pub(super) fn type_name<T: Primitive>(this: This<'_, T>) -> String {
+    // SAFETY: the receiver of a method, alive for its length.
+    unsafe { name_of_type(this.py(), this.as_ptr()) }
+}
+
 /// # Safety
 /// `object` is alive.
-unsafe fn type_name(py: Python<'_>, object: *mut ffi::PyObject) -> String {
+unsafe fn name_of_type(py: Python<'_>, object: *mut ffi::PyObject) -> String {
     // SAFETY: the caller's; a type outlives its objects.
     let kind = unsafe { Bound::from_borrowed_ptr(py, ffi::Py_TYPE(object).cast()) };
     kind.cast::<PyType>()
@@ -109,13 +116,33 @@ pub(super) struct Wait<'py> {
     pub(super) result: PyResult<Bound<'py, PyAny>>,
     /// It was given what it waited for; after an interruption that has to be given back or on.
     pub(super) is_granted: bool,
+    /// It was not, and its time is over.
+    pub(super) is_late: bool,
 }
 
-/// Waits at the end of `line`. A coro that stands in line is woken by who grants something to it, by nobody else.
+impl<'py> Wait<'py> {
+    fn late(value: Bound<'py, PyAny>) -> Self {
+        Self {
+            result: Ok(value),
+            is_granted: false,
+            is_late: true,
+        }
+    }
+}
+
+/// Waits at the end of `line`. A coro that stands in line is woken by who grants something to it, and by its deadline.
 #[inline]
-pub(super) fn wait_in_line<'py>(line: &Line, coro: Coro<'py>, request: i64) -> Wait<'py> {
+pub(super) fn wait_in_line<'py>(
+    line: &Line,
+    coro: Coro<'py>,
+    request: i64,
+    deadline: &Deadline<'py>,
+) -> Wait<'py> {
     // First: a destructor may run in here, which must not find a coro in line that runs.
     suspension::forget_wake_value(coro);
+    if deadline.is_over() {
+        return Wait::late(none(coro.py()));
+    }
     line.join(coro, request);
     end(coro, suspension::wait(coro))
 }
@@ -127,8 +154,12 @@ pub(super) fn offer_in_line<'py>(
     coro: Coro<'py>,
     request: i64,
     offer: Bound<'py, PyAny>,
+    deadline: &Deadline<'py>,
 ) -> Wait<'py> {
     suspension::forget_wake_value(coro);
+    if deadline.is_over() {
+        return Wait::late(offer);
+    }
     line.join(coro, request);
     end(coro, suspension::wait_offering(coro, offer))
 }
@@ -141,6 +172,7 @@ fn end<'py>(coro: Coro<'py>, result: PyResult<Bound<'py, PyAny>>) -> Wait<'py> {
     Wait {
         result,
         is_granted: place.is_granted.replace(false),
+        is_late: place.is_late.replace(false),
     }
 }
 
@@ -154,13 +186,9 @@ pub(super) fn grant<'py>(coro: Coro<'py>, value: Option<Bound<'py, PyAny>>) {
     coro.place_in_line.is_granted.set(true);
 }
 
-/// How many: the optional argument `value` of `acquire` and `release`, 1 without.
+/// How many: an optional argument, 1 without.
 #[inline]
-pub(super) fn count(args: Args<'_, '_>, name: &str) -> PyResult<i64> {
-    if args.values().is_empty() {
-        return Ok(1);
-    }
-    let [value] = args.bind(name, ["value"])?;
+pub(super) fn count(value: Option<Bound<'_, PyAny>>, name: &str) -> PyResult<i64> {
     let count = value.map_or(Ok(1), |value| value.extract::<i64>())?;
     if count < 1 {
         return Err(PyValueError::new_err(format!("{name}() takes 1 or more")));
@@ -169,6 +197,36 @@ pub(super) fn count(args: Args<'_, '_>, name: &str) -> PyResult<i64> {
 }
 
 // ---- the type ------------------------------------------------------------------------------------------------
+
+/// The only argument of a primitive's `__init__`, which may be left out.
+///
+/// # Safety
+/// A tuple, and a dict or null, alive for the length of the call.
+pub(super) unsafe fn argument<'py>(
+    py: Python<'py>,
+    args: *mut ffi::PyObject,
+    kwargs: *mut ffi::PyObject,
+    kind: &str,
+    name: &str,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    // SAFETY: by the contract.
+    let (args, kwargs) = unsafe {
+        let args = Bound::from_borrowed_ptr(py, args).cast_into_unchecked::<PyTuple>();
+        let kwargs = Bound::from_borrowed_ptr_or_opt(py, kwargs);
+        (args, kwargs.map(|kwargs| kwargs.cast_into_unchecked::<PyDict>()))
+    };
+    let named = kwargs.as_ref().map_or(Ok(None), |kwargs| kwargs.get_item(name))?;
+    let keywords = kwargs.as_ref().map_or(0, PyDictMethods::len);
+    if args.len() + keywords > 1 || keywords > usize::from(named.is_some()) {
+        return Err(PyTypeError::new_err(format!(
+            "{kind}() takes one argument, {name}"
+        )));
+    }
+    match named {
+        None if !args.is_empty() => args.get_item(0).map(Some),
+        named => Ok(named),
+    }
+}
 
 /// Makes the type of a primitive, with `slots` beside the usual ones.
 pub(super) fn make_type<'py, T: Primitive>(
@@ -262,7 +320,7 @@ unsafe extern "C" fn repr<T: Primitive>(slf: *mut ffi::PyObject) -> *mut ffi::Py
         errors::at_boundary(py, ptr::null_mut(), || {
             let this = This::<T>::new(py, slf);
             let state = one_at_a_time(this, || T::state(this));
-            let text = format!("<{} {state}>", type_name(py, slf));
+            let text = format!("<{} {state}>", type_name(this));
             Ok(PyString::new(py, &text).into_any().into_ptr())
         })
     }

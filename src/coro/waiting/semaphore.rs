@@ -7,11 +7,12 @@ use std::ptr;
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple, PyType};
+use pyo3::types::PyType;
 
+use super::limit::{Deadline, Limit};
 use super::object::{
-    FLAGS, Head, Object, Primitive, check_thread, count, dealloc, grant, make_type as make, wait_in_line,
-    waiting,
+    FLAGS, Head, Object, Primitive, argument, check_thread, count, dealloc, grant, make_type as make,
+    wait_in_line, waiting,
 };
 use crate::coro::line::Line;
 use crate::coro::suspension;
@@ -92,38 +93,57 @@ impl SemaphoreObject {
 }
 
 fn acquire<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    let count = count(args, "acquire")?;
+    let (count, limit) = if args.values().is_empty() {
+        (1, Limit::Endless)
+    } else {
+        let [value, block, timeout] = args.bind("acquire", ["value", "block", "timeout"])?;
+        (count(value, "acquire")?, Limit::new(block, timeout)?)
+    };
     check_thread(this)?;
-    wait_for(this, count)?;
-    Ok(bool_object(this.py(), true))
+    Ok(bool_object(this.py(), wait_for(this, count, limit)?))
 }
 
-fn wait_for(this: Semaphore<'_>, count: i64) -> PyResult<()> {
+/// Takes permits, waiting for them; false if the time is over before.
+#[inline]
+fn wait_for(this: Semaphore<'_>, count: i64, limit: Limit) -> PyResult<bool> {
+    if this.take(count) {
+        return Ok(true);
+    }
+    if limit.is_at_once() {
+        return Ok(false);
+    }
+    let coro = suspension::suspendable(this.py())?;
+    let deadline = Deadline::new(coro, limit)?;
     while !this.take(count) {
-        let wait = wait_in_line(&this.line, suspension::suspendable(this.py())?, count);
-        if let Err(interruption) = wait.result {
-            if wait.is_granted {
-                this.available.set(this.available.get() + count);
-            }
-            // Those behind it may have waited for it only.
-            SemaphoreObject::pass_on(this);
-            return Err(interruption);
-        }
-        if wait.is_granted {
+        let wait = wait_in_line(&this.line, coro, count, &deadline);
+        if wait.is_granted && wait.result.is_ok() {
             break;
         }
+        if wait.is_granted {
+            this.available.set(this.available.get() + count);
+        }
+        if wait.is_late || wait.result.is_err() {
+            // Those behind it may have waited for it only.
+            SemaphoreObject::pass_on(this);
+        }
+        wait.result?;
+        if wait.is_late {
+            return Ok(false);
+        }
     }
-    Ok(())
+    Ok(true)
 }
 
 fn try_acquire<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    let count = count(args, "try_acquire")?;
+    let [value] = args.bind("try_acquire", ["value"])?;
+    let count = count(value, "try_acquire")?;
     check_thread(this)?;
     Ok(bool_object(this.py(), this.take(count)))
 }
 
 fn release<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    let count = count(args, "release")?;
+    let [value] = args.bind("release", ["value"])?;
+    let count = count(value, "release")?;
     check_thread(this)?;
     give(this, count)?;
     Ok(none(this.py()))
@@ -142,7 +162,7 @@ fn give(this: Semaphore<'_>, count: i64) -> PyResult<()> {
 fn enter<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("__enter__", 0)?;
     check_thread(this)?;
-    wait_for(this, 1)?;
+    wait_for(this, 1, Limit::Endless)?;
     Ok(this.to_bound())
 }
 
@@ -168,34 +188,16 @@ unsafe extern "C" fn init(
         let py = Python::assume_attached();
         errors::at_boundary(py, -1, || {
             let this: Semaphore<'_> = This::new(py, slf);
-            let args = Bound::from_borrowed_ptr(py, args).cast_into_unchecked::<PyTuple>();
-            let kwargs = Bound::from_borrowed_ptr_or_opt(py, kwargs)
-                .map(|kwargs| kwargs.cast_into_unchecked::<PyDict>());
-            let value = initial_value(&args, kwargs.as_ref())?;
+            let value = argument(py, args, kwargs, "semaphore", "value")?
+                .map_or(Ok(1), |value| value.extract::<i64>())?;
+            if value < 0 {
+                return Err(PyValueError::new_err("a semaphore has no fewer than 0 permits"));
+            }
             this.available.set(value);
             SemaphoreObject::pass_on(this);
             Ok(0)
         })
     }
-}
-
-fn initial_value(args: &Bound<'_, PyTuple>, kwargs: Option<&Bound<'_, PyDict>>) -> PyResult<i64> {
-    let named = kwargs.map_or(Ok(None), |kwargs| kwargs.get_item("value"))?;
-    let keywords = kwargs.map_or(0, PyDictMethods::len);
-    if args.len() + keywords > 1 || keywords > usize::from(named.is_some()) {
-        return Err(pyo3::exceptions::PyTypeError::new_err(
-            "semaphore() takes one argument, value",
-        ));
-    }
-    let value = match named {
-        Some(value) => value.extract()?,
-        None if args.is_empty() => 1,
-        None => args.get_item(0)?.extract()?,
-    };
-    if value < 0 {
-        return Err(PyValueError::new_err("a semaphore has no fewer than 0 permits"));
-    }
-    Ok(value)
 }
 
 /// # Safety

@@ -1,0 +1,156 @@
+"""``future``: a value that somebody sets once, and that any number of coros and tasks wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+
+from grapeshot._core import condition_variable
+
+from . import _errors
+from .bridge import find_running_loop
+
+TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any
+
+
+class future:  # noqa: N801
+    """A result that is set once: a value, or an exception. gevent calls it AsyncResult.
+
+    Coros wait with :meth:`get` and :meth:`wait`, tasks with ``await``. It belongs to one thread, as everything that
+    coros synchronize with. An exception that nobody has asked for goes to the loop's exception handler, as a coro's.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._value: Any = None
+        self._exception: BaseException | None = None
+        self._traceback: TracebackType | None = None
+        self._line = condition_variable()
+        self._callbacks: list[Callable[[Any], object]] = []
+        # the loop that hears of an exception which nobody has asked for; None once somebody has
+        self._loop: Any = None
+
+    def __repr__(self) -> str:
+        state = "not set"
+        if self._is_set:
+            state = f"value={self._value!r}" if self._exception is None else f"exception={self._exception!r}"
+        waiting = f", {len(self._line)} waiting" if len(self._line) else ""
+        return f"<{type(self).__name__} {state}{waiting}>"
+
+    def set(self, value: Any = None) -> None:
+        """Set the value, and wake all that wait for it. asyncio.InvalidStateError if it was set before."""
+        self._check_unset()
+        self._value = value
+        self._finish()
+
+    def set_exception(self, exc: BaseException | type[BaseException]) -> None:
+        """Set an exception, which ``get`` raises. asyncio.InvalidStateError if it was set before."""
+        exc = exc() if isinstance(exc, type) else exc
+        if not isinstance(exc, BaseException):
+            raise TypeError("an exception is required")
+        self._check_unset()
+        self._exception = exc
+        self._traceback = exc.__traceback__
+        self._loop = find_running_loop()
+        self._finish()
+
+    def _check_unset(self) -> None:
+        self._line._use()
+        if self._is_set:
+            raise _errors.InvalidStateError("the future was set before")
+
+    def _finish(self) -> None:
+        self._is_set = True
+        self._line.wake_all()
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            self._call_soon(callback)
+
+    def done(self) -> bool:
+        """Whether it is set."""
+        return self._is_set
+
+    ready = done
+
+    def successful(self) -> bool:
+        """Whether it is set, and to a value."""
+        return self._is_set and self._exception is None
+
+    @property
+    def value(self) -> Any:
+        """The value; None as long as there is none."""
+        return self._value
+
+    @property
+    def exception(self) -> BaseException | None:
+        """The exception, or None."""
+        self._loop = None
+        return self._exception
+
+    def wait(self, timeout: float | None = None, block: bool = True) -> bool:
+        """Wait until it is set; return whether it was in time."""
+        return self._is_set or self._line._wait_as(0, block, timeout)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Wait until it is set; return the value or raise the exception.
+
+        Raises:
+            TimeoutError: it is not set within ``timeout`` seconds, or, without ``block``, not set.
+            YieldFromMain: it would have to wait, and this is no coro.
+        """
+        if not self.wait(timeout, block):
+            after = f" after {timeout:g} seconds" if block and timeout is not None else ""
+            raise _errors.TimeoutError(f"the future is not set{after}")
+        self._loop = None
+        if self._exception is not None:
+            raise self._exception.with_traceback(self._traceback)
+        return self._value
+
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        """Call ``fn(self)`` from the loop once it is set."""
+        self._line._use()
+        if self._is_set:
+            self._call_soon(fn)
+        else:
+            self._callbacks.append(fn)
+
+    def remove_done_callback(self, fn: Callable[[Any], object]) -> int:
+        """Take callbacks back; return how many there were."""
+        kept = [callback for callback in self._callbacks if callback != fn]
+        removed = len(self._callbacks) - len(kept)
+        self._callbacks = kept
+        return removed
+
+    def _call_soon(self, callback: Callable[[Any], object]) -> None:
+        loop = find_running_loop()
+        if loop is None:  # set by its maker, outside of the loop
+            callback(self)
+        else:
+            loop.call_soon(callback, self)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if not self._is_set:
+            loop = find_running_loop()
+            if loop is None:
+                raise RuntimeError("no running event loop")
+            waiter = loop.create_future()
+
+            def wake(_: object) -> None:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+            self.add_done_callback(wake)
+            try:
+                yield from waiter
+            finally:
+                self.remove_done_callback(wake)
+        return self.get(block=False)
+
+    def __del__(self) -> None:
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            return
+        message = f"{type(self).__name__} exception was never retrieved"
+        loop.call_exception_handler({"message": message, "exception": self._exception, "future": self})

@@ -1,0 +1,119 @@
+//! How long a wait may last: `block=` and `timeout=` of the methods that wait.
+//!
+//! A timer of the loop takes a coro that still stands in line out of it, and makes it ready with nothing granted. One that was
+//! granted something before is ready already, and the timer changes nothing: what was granted in time is kept.
+
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use pyo3::exceptions::PyValueError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::coro::coroutine::{Coro, Status};
+use crate::coro::{scheduler, suspension};
+use crate::event_loop::handle::HandleRef;
+use crate::event_loop::reactor::time_s;
+
+#[derive(Clone, Copy)]
+pub(super) enum Limit {
+    /// It waits for as long as it takes.
+    Endless,
+    /// It does not wait.
+    AtOnce,
+    Until {
+        when_s: f64,
+        timeout_s: f64,
+    },
+}
+
+impl Limit {
+    /// `block=True, timeout=None`: without `block` the timeout means nothing, and one of 0 or below is not to wait either.
+    #[cold]
+    pub(super) fn new(block: Option<Bound<'_, PyAny>>, timeout: Option<Bound<'_, PyAny>>) -> PyResult<Self> {
+        let is_blocking = block.map_or(Ok(true), |block| block.is_truthy())?;
+        let timeout_s = match timeout.filter(|timeout| !timeout.is_none()) {
+            Some(timeout) => timeout.extract::<f64>()?,
+            None => f64::INFINITY,
+        };
+        if timeout_s.is_nan() {
+            return Err(PyValueError::new_err("a timeout cannot be NaN"));
+        }
+        Ok(if !is_blocking || timeout_s <= 0.0 {
+            Self::AtOnce
+        } else if timeout_s.is_infinite() {
+            Self::Endless
+        } else {
+            Self::Until {
+                when_s: time_s() + timeout_s,
+                timeout_s,
+            }
+        })
+    }
+
+    /// Whether a wait is over before it begins.
+    #[inline]
+    pub(super) fn is_at_once(self) -> bool {
+        matches!(self, Self::AtOnce)
+    }
+
+    /// ` for 0.5 seconds`, for messages; nothing where nobody has waited.
+    pub(super) fn describe(self) -> String {
+        match self {
+            Self::Until { timeout_s, .. } => format!(" for {timeout_s} seconds"),
+            Self::Endless | Self::AtOnce => String::new(),
+        }
+    }
+}
+
+/// `_coro_end_wait`, which the timers call.
+static END_WAIT: AtomicPtr<ffi::PyObject> = AtomicPtr::new(std::ptr::null_mut());
+
+pub(in crate::coro) fn set_end_wait(function: &Bound<'_, PyAny>) {
+    END_WAIT.store(function.clone().into_ptr(), Ordering::Release);
+}
+
+/// The limit of the waits of one call: set before what is waited for is looked at for the last time, since that may run
+/// destructors.
+pub(super) struct Deadline<'py> {
+    coro: Coro<'py>,
+    timer: Option<HandleRef>,
+}
+
+impl<'py> Deadline<'py> {
+    #[inline]
+    pub(super) fn new(coro: Coro<'py>, limit: Limit) -> PyResult<Self> {
+        let timer = match limit {
+            Limit::Until { when_s, .. } => Some(suspension::set_timer(
+                coro,
+                when_s,
+                END_WAIT.load(Ordering::Relaxed),
+            )?),
+            Limit::Endless | Limit::AtOnce => None,
+        };
+        Ok(Self { coro, timer })
+    }
+
+    /// Whether the time is over: the timer has run, or is about to.
+    #[inline]
+    pub(super) fn is_over(&self) -> bool {
+        self.timer
+            .is_some_and(|timer| !timer.is_scheduled(self.coro.py()))
+    }
+}
+
+impl Drop for Deadline<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(timer) = self.timer.take() {
+            suspension::end_timer(self.coro, timer);
+        }
+    }
+}
+
+/// The time of a coro is over: if it still stands in line, it has got nothing.
+pub(in crate::coro) fn end_wait(coro: Coro<'_>) {
+    if coro.status.get() == Status::Waiting && coro.place_in_line.is_in_line() {
+        coro.place_in_line.is_late.set(true);
+        scheduler::make_ready(coro);
+    }
+}
