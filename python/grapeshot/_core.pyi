@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from contextvars import Context
 from socket import socket
 from ssl import SSLContext, SSLObject
-from traceback import StackSummary
 from types import FrameType
 from typing import Any, Protocol, Self, TypeVar, TypeVarTuple, final
 
@@ -95,19 +94,14 @@ class Handle(asyncio.Handle):
 
     def _run(self) -> None: ...
 
-    # Read-only here, attributes of asyncio.Handle there. The callback and its arguments are None once cancelled.
-    @property
-    def _callback(self) -> Callable[..., object] | None: ...
-    @property
-    def _args(self) -> tuple[Any, ...] | None: ...  # type: ignore[override]
-    @property
-    def _context(self) -> Context | None: ...
-    @property
-    def _loop(self) -> asyncio.AbstractEventLoop: ...
-    @property
-    def _cancelled(self) -> bool: ...  # type: ignore[override]
-    @property
-    def _source_traceback(self) -> StackSummary | None: ...
+    # Slots of asyncio.Handle: they can be set and deleted. The callback and its arguments are None once cancelled.
+    _callback: Any
+    _args: Any
+    _context: Any
+    _loop: Any
+    _cancelled: Any
+    _source_traceback: Any
+    _repr: Any
 
 @final
 class TimerHandle(Handle, asyncio.TimerHandle):  # type: ignore[misc]  # asyncio's is a base by __class__ only
@@ -122,10 +116,8 @@ class TimerHandle(Handle, asyncio.TimerHandle):  # type: ignore[misc]  # asyncio
     def __gt__(self, value: asyncio.TimerHandle, /) -> bool: ...
     def __ge__(self, value: asyncio.TimerHandle, /) -> bool: ...
     def __eq__(self, value: object, /) -> bool: ...
-    @property
-    def _when(self) -> float: ...
-    @property
-    def _scheduled(self) -> bool: ...
+    _when: Any
+    _scheduled: Any
 
 @disjoint_base
 class Loop:

@@ -7,6 +7,7 @@ import contextvars
 import gc
 import sys
 import weakref
+from unittest import mock
 
 import pytest
 from support import run_script, turns
@@ -276,3 +277,174 @@ def test_many_handles_kept_are_distinct(loop):
     loop.run_forever()
     assert seen == list(range(2000))
     assert not any(handle.cancelled() for handle in more)
+
+
+# ---------------------------------------------------------------- attributes, which are slots of asyncio's handles
+
+NO_SLOTS = "its handles have no attributes"
+SLOTS = ("_callback", "_args", "_context", "_cancelled", "_loop", "_source_traceback", "_repr")
+TIMER_SLOTS = (*SLOTS, "_when", "_scheduled")
+
+
+def made(loop, name):
+    """A pending handle that has this attribute."""
+    return loop.call_later(1000, named) if name in ("_when", "_scheduled") else loop.call_soon(named)
+
+
+def run_turns(loop, count=2):
+    for _ in range(count):
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+
+
+@pytest.mark.parametrize("name", TIMER_SLOTS)
+@pytest.mark.unfit(uvloop=NO_SLOTS)
+def test_an_attribute_is_deleted_and_set_again(loop, name):
+    """The way of unittest.mock.patch.object on an object without a dict."""
+    handle = made(loop, name)
+    own = getattr(handle, name)
+    delattr(handle, name)
+    assert not hasattr(handle, name)
+    with pytest.raises(AttributeError):
+        delattr(handle, name)
+    setattr(handle, name, own)
+    assert getattr(handle, name) == own
+    with mock.patch.object(handle, name, own):
+        assert getattr(handle, name) == own
+    assert getattr(handle, name) == own
+    assert "named" in repr(handle)
+    handle.cancel()
+
+
+@pytest.mark.unfit(uvloop=NO_SLOTS)
+def test_other_attributes_are_refused(loop):
+    handle = loop.call_soon(named)
+    for name in ("note", "cancel", "__dict__"):
+        with pytest.raises(AttributeError):
+            setattr(handle, name, None)
+        assert name == "cancel" or not hasattr(handle, name)
+    handle.cancel()
+
+
+@pytest.mark.unfit(uvloop=NO_SLOTS)
+def test_what_is_called_is_what_was_set(loop):
+    seen, context, variable = [], contextvars.copy_context(), contextvars.ContextVar("variable", default="outer")
+    context.run(variable.set, "inner")
+    handle = loop.call_soon(seen.append, "old")
+    handle._callback = lambda *args: seen.append((variable.get(), args))
+    handle._args = (1, 2, 3, 4, 5)
+    handle._context = context
+    assert handle._args == (1, 2, 3, 4, 5)
+    assert handle._context is context
+    others = [loop.call_soon(seen.append, number) for number in range(2)]
+    others[0]._args = ("new",)
+    run_turns(loop)
+    assert seen == [("inner", (1, 2, 3, 4, 5)), "new", 1]
+
+
+@pytest.mark.unfit(uvloop=NO_SLOTS)
+def test_a_wrong_callback_is_reported(loop, reported):
+    handle = loop.call_soon(named)
+    handle._callback = None
+    run_turns(loop)
+    assert [type(error) for error in reported.exceptions] == [TypeError]
+
+
+@pytest.mark.unfit(uvloop=NO_SLOTS)
+def test_cancelled_by_its_attribute(loop):
+    seen = []
+    skipped, back = loop.call_soon(seen.append, 1), loop.call_soon(seen.append, 2)
+    timer = loop.call_later(0, seen.append, 3)
+    for handle in (skipped, back, timer):
+        handle._cancelled = True
+        assert handle.cancelled()
+        assert handle._args in [(1,), (2,), (3,)]
+    back._cancelled = False
+    run_turns(loop)
+    assert seen == [2]
+    assert [handle.cancelled() for handle in (skipped, back, timer)] == [True, False, True]
+
+
+@pytest.mark.parametrize("name", ["_callback", "_context"])
+@pytest.mark.unfit(asyncio="its report fails as well", uvloop=NO_SLOTS)
+def test_a_run_without_an_attribute_is_reported(loop, reported, name):
+    handle = loop.call_soon(named)
+    delattr(handle, name)
+    run_turns(loop)
+    assert [type(error) for error in reported.exceptions] == [TypeError]
+
+
+@pytest.mark.unfit(asyncio="it reports that None cannot be called", uvloop=NO_SLOTS)
+def test_a_dropped_call_does_not_come_back(loop):
+    handle = loop.call_soon(named)
+    handle.cancel()
+    handle._cancelled = False
+    assert handle._cancelled is False
+    handle._callback = named
+    handle._cancelled = False
+    run_turns(loop)
+
+
+@pytest.mark.unfit(uvloop=NO_SLOTS)
+def test_the_repr_that_was_set(loop):
+    handle = loop.call_soon(named)
+    assert handle._repr is None
+    handle._repr = "<mine>"
+    assert repr(handle) == handle._repr == "<mine>"
+    handle._repr = None
+    assert "named" in repr(handle)
+    loop.set_debug(True)
+    handle = loop.call_soon(named)
+    handle.cancel()
+    assert "created at" in handle._repr
+    assert repr(handle) == handle._repr
+    handle._callback = named
+    assert "created at" in handle._repr
+    handle._source_traceback = None
+    handle._repr = None
+    assert "created at" not in repr(handle)
+    loop.set_debug(False)
+
+
+@pytest.mark.unfit(uvloop=NO_SLOTS)
+def test_a_deadline_that_was_moved(loop):
+    seen = []
+    timer = loop.call_later(1000, seen.append, 1)
+    timer._when = loop.time()
+    assert timer.when() == timer._when
+    run_turns(loop, 3)
+    assert seen == [1]
+    timer = loop.call_later(0, seen.append, 2)
+    timer._when += 1000
+    run_turns(loop, 3)
+    assert seen == [1]
+    timer.cancel()
+
+
+@pytest.mark.unfit(uvloop=NO_SLOTS)
+def test_cycles_through_attributes_are_collected(loop):
+    for name in ("_callback", "_args", "_repr"):
+        handle = loop.call_soon(named)
+        setattr(handle, name, [handle])
+        reference = weakref.ref(handle)
+        handle._cancelled = True
+        run_turns(loop)
+        assert reference() is not None
+        del handle
+        gc.collect()
+        assert reference() is None
+
+
+@pytest.mark.unfit(uvloop=NO_SLOTS)
+def test_attributes_do_not_pass_to_the_next_handle(loop):
+    """A freelist hands out the memory of handles that are gone."""
+    for _ in range(100):
+        handle = loop.call_soon(named)
+        del handle._callback, handle._loop
+        handle._repr = "<old>"
+        handle._cancelled = True
+        del handle
+        run_turns(loop, 1)
+        fresh = loop.call_soon(named)
+        assert (fresh._callback, fresh._loop, fresh._repr, fresh._cancelled) == (named, loop, None, False)
+        fresh.cancel()

@@ -10,14 +10,13 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFloat, PyInt, PyTuple};
 
-use super::{HANDLE_TYPE, HandleObject, HandleRef, TIMER_TYPE, dealloc, flag};
+use super::{HANDLE_TYPE, HandleObject, HandleRef, TIMER_TYPE, dealloc, flag, slots};
 use crate::event_loop::errors;
 use crate::event_loop::names::names;
 use crate::event_loop::native_type::{
     Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, one_at_a_time, slot,
     weaklist_member,
 };
-use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
 
 fn reference(this: This<'_, HandleObject>) -> HandleRef {
@@ -56,49 +55,9 @@ fn get_cancelled(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
     Ok(bool_object(this.py(), this.has(flag::CANCELLED)))
 }
 
-fn get_scheduled(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
-    Ok(bool_object(this.py(), this.has(flag::SCHEDULED)))
-}
-
 fn get_context<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
     args.exactly("get_context", 0)?;
-    context(this)
-}
-
-fn or_none<'py>(py: Python<'py>, cell: &ObjectCell) -> Bound<'py, PyAny> {
-    cell.get(py).unwrap_or_else(|| none(py))
-}
-
-fn context(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
-    this.show_context();
-    Ok(or_none(this.py(), &this.context))
-}
-
-fn callback(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
-    Ok(callback_or_none(this.py(), &this))
-}
-
-/// The callback. What the cell of a cancelled handle holds is its text for `repr`.
-fn callback_or_none<'py>(py: Python<'py>, handle: &HandleObject) -> Bound<'py, PyAny> {
-    if handle.has(flag::CANCELLED) {
-        return none(py);
-    }
-    or_none(py, &handle.callback)
-}
-
-fn call_args(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
-    if this.has(flag::CANCELLED) {
-        return Ok(none(this.py()));
-    }
-    Ok(this.args_tuple(this.py())?.into_any())
-}
-
-fn event_loop(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
-    Ok(or_none(this.py(), &this.event_loop))
-}
-
-fn source_traceback(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
-    Ok(or_none(this.py(), &this.source_traceback))
+    Ok(slots::context(this))
 }
 
 fn asyncio_class(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
@@ -121,7 +80,7 @@ fn when<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResult<Bou
     get_when(this)
 }
 
-fn get_when(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
+pub(super) fn get_when(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
     let when = PyFloat::new(this.py(), this.when_s()).into_any();
     if this.has(flag::WHEN_IS_INT) {
         return this.py().get_type::<PyInt>().call1((when,));
@@ -137,11 +96,12 @@ unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
         errors::at_boundary(py, ptr::null_mut(), || {
             let this = This::<HandleObject>::new(py, slf);
             one_at_a_time(this, || {
-                let is_cancelled = this.has(flag::CANCELLED);
-                if is_cancelled && let Some(text) = this.callback.get(py) {
+                if let Some(text) = slots::fixed_text(this)? {
                     return Ok(text.into_ptr());
                 }
-                Ok(describe(this, is_cancelled)?.into_pyobject(py)?.into_ptr())
+                Ok(describe(this, this.has(flag::CANCELLED))?
+                    .into_pyobject(py)?
+                    .into_ptr())
             })
         })
     }
@@ -162,11 +122,13 @@ fn describe(this: This<'_, HandleObject>, is_cancelled: bool) -> PyResult<String
         let when = get_when(this)?.repr()?;
         write!(text, " when={when}").map_err(fmt_error)?;
     }
-    if let Some(callback) = this.callback.get(py) {
+    if !this.has(flag::HAS_TEXT)
+        && let Some(callback) = this.callback.get(py)
+    {
         text.push(' ');
         text += &describe_call(&callback, &this.args_tuple(py)?, this.is_debug())?;
     }
-    if let Some(frames) = this.source_traceback.get(py)
+    if let Some(frames) = slots::source_traceback(this)?
         && frames.len()? > 0
     {
         let last = frames.get_item(frames.len()? - 1)?;
@@ -223,6 +185,13 @@ fn fmt_error(_: std::fmt::Error) -> PyErr {
     PyTypeError::new_err("an object could not be formatted")
 }
 
+/// What a handle calls: callback and arguments.
+fn call_of(this: This<'_, HandleObject>) -> PyResult<(Bound<'_, PyAny>, Bound<'_, PyTuple>)> {
+    one_at_a_time(this, || {
+        Ok((slots::callback_or_none(this), this.args_tuple(this.py())?))
+    })
+}
+
 /// Ordering and equality of timers by deadline, as `asyncio.TimerHandle` has them.
 unsafe extern "C" fn compare_timers(
     a: *mut ffi::PyObject,
@@ -238,14 +207,8 @@ unsafe extern "C" fn compare_timers(
             }
             let (left, right) = (This::<HandleObject>::new(py, a), This::<HandleObject>::new(py, b));
             let (left_s, right_s) = (left.when_s(), right.when_s());
-            let call_of = |timer: This<'_, HandleObject>| {
-                one_at_a_time(timer, || {
-                    Ok((callback_or_none(py, &timer), timer.args_tuple(py)?))
-                })
-            };
             let is_same = || -> PyResult<bool> {
-                let (left_call, right_call): (_, PyResult<_>) = (call_of(left)?, call_of(right));
-                let right_call = right_call?;
+                let (left_call, right_call) = (call_of(left)?, call_of(right)?);
                 Ok(left_s == right_s
                     && left_call.0.eq(&right_call.0)?
                     && left_call.1.eq(&right_call.1)?
@@ -310,38 +273,14 @@ fn common_methods() -> Vec<ffi::PyMethodDef> {
 /// The type of `Handle` is made first; `TimerHandle` inherits the rest.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let methods = leak_table(common_methods(), ffi::PyMethodDef::zeroed());
-    let getters = leak_table(
-        vec![
-            getter!(
-                HandleObject,
-                c"_callback",
-                callback,
-                c"The callable, None once run or cancelled."
-            ),
-            getter!(
-                HandleObject,
-                c"_args",
-                call_args,
-                c"Its arguments as a tuple, None once cancelled."
-            ),
-            getter!(HandleObject, c"_context", context, c"The context it runs in."),
-            getter!(HandleObject, c"_loop", event_loop, c"The loop."),
-            getter!(HandleObject, c"_cancelled", get_cancelled, c"True if cancelled."),
-            getter!(
-                HandleObject,
-                c"_source_traceback",
-                source_traceback,
-                c"Where it was scheduled (debug mode)."
-            ),
-            getter!(
-                HandleObject,
-                c"__class__",
-                asyncio_class,
-                c"asyncio's class, so that isinstance() holds."
-            ),
-        ],
-        ffi::PyGetSetDef::default(),
-    );
+    let (mut rows, timer_rows) = slots::rows();
+    rows.push(getter!(
+        HandleObject,
+        c"__class__",
+        asyncio_class,
+        c"asyncio's class, so that isinstance() holds."
+    ));
+    let getters = leak_table(rows, ffi::PyGetSetDef::default());
     let members = weaklist_member(std::mem::offset_of!(HandleObject, weakrefs));
     // SAFETY: the functions are those of this layout, the tables are leaked.
     let handle_type = unsafe {
@@ -365,23 +304,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         c"The deadline in seconds of loop.time()."
     ));
     let timer_methods = leak_table(timer_methods, ffi::PyMethodDef::zeroed());
-    let timer_getters = leak_table(
-        vec![
-            getter!(
-                HandleObject,
-                c"_when",
-                get_when,
-                c"The deadline in seconds of loop.time()."
-            ),
-            getter!(
-                HandleObject,
-                c"_scheduled",
-                get_scheduled,
-                c"True while it waits in the timer heap."
-            ),
-        ],
-        ffi::PyGetSetDef::default(),
-    );
+    let timer_getters = leak_table(timer_rows, ffi::PyGetSetDef::default());
     // SAFETY: as above; TimerHandle has the same layout as its base.
     let timer_type = unsafe {
         new_type::<TimerLayout>(

@@ -33,6 +33,7 @@ const INLINE_ARGS: usize = 4;
 
 mod methods;
 mod running;
+mod slots;
 mod waiting;
 
 pub(super) use methods::{check_callback, register};
@@ -60,6 +61,10 @@ mod flag {
     pub(super) const AWAITED: u16 = 1 << 8;
     /// The time of a `TimerHandle` was given as an int, and `when()` returns one, as in asyncio.
     pub(super) const WHEN_IS_INT: u16 = 1 << 9;
+    /// The cell of the callback holds the text for `repr`.
+    pub(super) const HAS_TEXT: u16 = 1 << 10;
+    /// The cell of the source traceback holds a dict of attributes, see `slots`.
+    pub(super) const HAS_EXTRAS: u16 = 1 << 11;
 }
 
 #[repr(C)]
@@ -311,6 +316,7 @@ impl HandleRef {
             this.drop_call();
             if let Some(text) = text {
                 this.callback.set(text);
+                this.raise_flag(flag::HAS_TEXT);
             }
             true
         })
@@ -391,16 +397,24 @@ impl HandleObject {
         }
     }
 
-    fn drop_call(&self) {
-        self.show_context();
-        // SAFETY: only called attached; each reference is taken out of its cell before it is dropped.
+    #[inline(always)]
+    fn drop_args(&self) {
+        // SAFETY: as in `drop_call`.
         unsafe {
-            ffi::Py_XDECREF(self.callback.take_ptr());
             let args_len = self.args_len.replace(0) as usize;
             for cell in &self.args[..args_len] {
                 ffi::Py_XDECREF(cell.take_ptr());
             }
             ffi::Py_XDECREF(self.more_args.take_ptr());
+        }
+    }
+
+    fn drop_call(&self) {
+        self.show_context();
+        // SAFETY: only called attached; each reference is taken out of its cell before it is dropped.
+        unsafe {
+            ffi::Py_XDECREF(self.callback.take_ptr());
+            self.drop_args();
             ffi::Py_XDECREF(self.context.take_ptr());
             ffi::Py_XDECREF(self.event_loop.take_ptr());
         }

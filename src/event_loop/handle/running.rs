@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use super::methods::describe_call;
-use super::{HandleRef, INLINE_ARGS, flag};
+use super::{HandleRef, INLINE_ARGS, flag, slots};
 use crate::event_loop::native_type::one_at_a_time;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::{HAS_GIL, errors};
@@ -206,7 +206,7 @@ impl HandleRef {
         let source = describe_call(callback, args, is_debug).unwrap_or_else(|_| "<unknown>".to_owned());
         let message = format!("Exception in callback {source}");
         let own = this.to_bound();
-        match this.source_traceback.get(py) {
+        match slots::source_traceback(this)? {
             Some(traceback) => errors::report(
                 event_loop,
                 &message,

@@ -177,6 +177,18 @@ impl Reactor {
         }
     }
 
+    /// A scheduled timer has another deadline.
+    #[cold]
+    pub(crate) fn timer_moved(&self, py: Python<'_>, handle: HandleRef) {
+        let mut taken = Vec::new();
+        self.timers
+            .borrow_mut()
+            .retain(|entry| entry != handle, &mut taken);
+        for handle in taken {
+            self.push_timer(py, handle);
+        }
+    }
+
     #[cold]
     fn sweep_timers(&self, py: Python<'_>) {
         let mut dropped = Vec::with_capacity(self.cancelled_timers.get());

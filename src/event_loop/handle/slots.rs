@@ -1,0 +1,373 @@
+//! The attributes of asyncio's handles, which are `__slots__` there: all of them can be read, set and deleted.
+//!
+//! What the loop works with is changed in the handle itself: callback, arguments, context, whether it is cancelled, the
+//! deadline. What has no place of its own, a deleted attribute for instance, lies in a dict, which takes the place of the
+//! source traceback (`flag::HAS_EXTRAS`): a handle whose attributes nobody sets is no larger and no slower for it.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr;
+use std::sync::atomic::Ordering;
+
+use pyo3::exceptions::{PyAttributeError, PyTypeError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PySequence, PyString, PyTuple};
+
+use super::methods::get_when;
+use super::{HANDLE_TYPE, HandleObject, HandleRef, flag};
+use crate::event_loop::errors;
+use crate::event_loop::native_type::{This, bool_object, none, one_at_a_time};
+use crate::event_loop::object_cell::ObjectCell;
+use crate::event_loop::pyloop::LoopObject;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Slot {
+    Callback,
+    Args,
+    Context,
+    Loop,
+    Cancelled,
+    SourceTraceback,
+    Repr,
+    When,
+    Scheduled,
+}
+
+/// In the order of `Slot`: the name of each attribute, and what it is.
+const SLOTS: [(Slot, &CStr, &CStr); 9] = [
+    (
+        Slot::Callback,
+        c"_callback",
+        c"The callable, None once run or cancelled.",
+    ),
+    (
+        Slot::Args,
+        c"_args",
+        c"Its arguments as a tuple, None once cancelled.",
+    ),
+    (Slot::Context, c"_context", c"The context it runs in."),
+    (Slot::Loop, c"_loop", c"The loop."),
+    (Slot::Cancelled, c"_cancelled", c"True if cancelled."),
+    (
+        Slot::SourceTraceback,
+        c"_source_traceback",
+        c"Where it was scheduled (debug mode).",
+    ),
+    (Slot::Repr, c"_repr", c"The text for repr(), if it is fixed."),
+    (Slot::When, c"_when", c"The deadline in seconds of loop.time()."),
+    (
+        Slot::Scheduled,
+        c"_scheduled",
+        c"True while it waits in the timer heap.",
+    ),
+];
+
+/// The rows of `Handle`, and those that `TimerHandle` has beside them.
+pub(super) fn rows() -> (Vec<ffi::PyGetSetDef>, Vec<ffi::PyGetSetDef>) {
+    let mut rows: Vec<_> = SLOTS
+        .iter()
+        .enumerate()
+        .map(|(index, (_, name, doc))| ffi::PyGetSetDef {
+            name: name.as_ptr(),
+            get: Some(get),
+            set: Some(set),
+            doc: doc.as_ptr(),
+            closure: ptr::without_provenance_mut(index),
+        })
+        .collect();
+    let timer_rows = rows.split_off(Slot::When as usize);
+    (rows, timer_rows)
+}
+
+unsafe extern "C" fn get(slf: *mut ffi::PyObject, closure: *mut c_void) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls getters attached with an object of the type.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            let this = This::<HandleObject>::new(py, slf);
+            let (slot, name, _) = SLOTS[closure.addr()];
+            one_at_a_time(this, || read(this, slot))?
+                .map(Bound::into_ptr)
+                .ok_or_else(|| missing(this, name))
+        })
+    }
+}
+
+unsafe extern "C" fn set(slf: *mut ffi::PyObject, value: *mut ffi::PyObject, closure: *mut c_void) -> c_int {
+    // SAFETY: CPython calls setters attached with an object of the type; value is null on deletion.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, -1, || {
+            let this = This::<HandleObject>::new(py, slf);
+            let (slot, name, _) = SLOTS[closure.addr()];
+            match Bound::from_borrowed_ptr_or_opt(py, value) {
+                Some(value) => {
+                    let value = converted(slot, value)?;
+                    one_at_a_time(this, || write(this, slot, value))?;
+                }
+                None => one_at_a_time(this, || delete(this, slot, name))?,
+            }
+            if slot == Slot::When {
+                reorder(this)?;
+            }
+            Ok(0)
+        })
+    }
+}
+
+#[cold]
+fn missing(this: This<'_, HandleObject>, name: &CStr) -> PyErr {
+    let kind = if this.has(flag::TIMER) {
+        "TimerHandle"
+    } else {
+        "Handle"
+    };
+    PyAttributeError::new_err(format!(
+        "'{kind}' object has no attribute '{}'",
+        name.to_string_lossy()
+    ))
+}
+
+// ---- the dict ----------------------------------------------------------------------------------------------------
+
+fn key(py: Python<'_>, slot: Slot) -> Bound<'_, PyString> {
+    PyString::intern(py, &SLOTS[slot as usize].1.to_string_lossy())
+}
+
+/// Stands for a deleted attribute; nothing else is it by accident.
+fn deleted(py: Python<'_>) -> Bound<'_, PyAny> {
+    // SAFETY: attached; the type is stored before any handle exists, and stays.
+    unsafe { Bound::from_borrowed_ptr(py, HANDLE_TYPE.load(Ordering::Relaxed).cast()) }
+}
+
+/// The dict with what has no place of its own; None if there is none.
+fn extras(this: This<'_, HandleObject>) -> PyResult<Option<Bound<'_, PyDict>>> {
+    if !this.has(flag::HAS_EXTRAS) {
+        return Ok(None);
+    }
+    let dict = this.source_traceback.get(this.py());
+    Ok(dict.map(Bound::cast_into::<PyDict>).transpose()?)
+}
+
+/// The dict, made now if there is none.
+fn extras_made(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyDict>> {
+    let py = this.py();
+    if let Some(dict) = extras(this)? {
+        return Ok(dict);
+    }
+    let dict = PyDict::new(py);
+    if let Some(traceback) = this.source_traceback.get(py) {
+        dict.set_item(key(py, Slot::SourceTraceback), traceback)?;
+    }
+    this.source_traceback.set(dict.clone().into_any());
+    this.raise_flag(flag::HAS_EXTRAS);
+    Ok(dict)
+}
+
+/// What the dict says of the attribute: nothing, that it is deleted, or its value.
+fn extra(this: This<'_, HandleObject>, slot: Slot) -> PyResult<Option<Bound<'_, PyAny>>> {
+    match extras(this)? {
+        Some(dict) => dict.get_item(key(this.py(), slot)),
+        None => Ok(None),
+    }
+}
+
+fn forget_extra(this: This<'_, HandleObject>, slot: Slot) -> PyResult<()> {
+    let name = key(this.py(), slot);
+    if let Some(dict) = extras(this)?
+        && dict.contains(&name)?
+    {
+        dict.del_item(name)?;
+    }
+    Ok(())
+}
+
+// ---- reading -------------------------------------------------------------------------------------------------------
+
+fn or_none<'py>(py: Python<'py>, cell: &ObjectCell) -> Bound<'py, PyAny> {
+    cell.get(py).unwrap_or_else(|| none(py))
+}
+
+/// The value of an attribute; None if it is deleted.
+fn read(this: This<'_, HandleObject>, slot: Slot) -> PyResult<Option<Bound<'_, PyAny>>> {
+    let py = this.py();
+    if let Some(found) = extra(this, slot)? {
+        return Ok(Some(found).filter(|found| !found.is(deleted(py))));
+    }
+    Ok(Some(match slot {
+        Slot::Callback => callback_or_none(this),
+        Slot::Args if this.has(flag::CANCELLED) && !has_call(this) => none(py),
+        Slot::Args => this.args_tuple(py)?.into_any(),
+        Slot::Context => context(this),
+        Slot::Loop => or_none(py, &this.event_loop),
+        Slot::Cancelled => bool_object(py, this.has(flag::CANCELLED)),
+        // In the dict, if there is one.
+        Slot::SourceTraceback if this.has(flag::HAS_EXTRAS) => none(py),
+        Slot::SourceTraceback => or_none(py, &this.source_traceback),
+        Slot::Repr if this.has(flag::HAS_TEXT) => or_none(py, &this.callback),
+        Slot::Repr => none(py),
+        Slot::When => get_when(this)?,
+        Slot::Scheduled => bool_object(py, this.has(flag::SCHEDULED)),
+    }))
+}
+
+/// True unless the call was dropped, which `cancel()` does.
+fn has_call(this: This<'_, HandleObject>) -> bool {
+    this.callback.is_set() && !this.has(flag::HAS_TEXT)
+}
+
+/// True if nothing is missing that a run needs. What was dropped does not come back.
+fn can_run(this: This<'_, HandleObject>) -> bool {
+    has_call(this) && this.context.is_set() && this.event_loop.is_set()
+}
+
+pub(super) fn context(this: This<'_, HandleObject>) -> Bound<'_, PyAny> {
+    this.show_context();
+    or_none(this.py(), &this.context)
+}
+
+/// The callback. What the cell of a cancelled handle holds may be its text for `repr`.
+pub(super) fn callback_or_none(this: This<'_, HandleObject>) -> Bound<'_, PyAny> {
+    if this.has(flag::HAS_TEXT) {
+        return none(this.py());
+    }
+    or_none(this.py(), &this.callback)
+}
+
+/// The source traceback, None outside of debug mode.
+pub(super) fn source_traceback(this: This<'_, HandleObject>) -> PyResult<Option<Bound<'_, PyAny>>> {
+    Ok(read(this, Slot::SourceTraceback)?.filter(|found| !found.is_none()))
+}
+
+/// What `repr` is to show, if that is fixed.
+pub(super) fn fixed_text(this: This<'_, HandleObject>) -> PyResult<Option<Bound<'_, PyAny>>> {
+    Ok(read(this, Slot::Repr)?.filter(|found| !found.is_none()))
+}
+
+// ---- setting and deleting --------------------------------------------------------------------------------------------
+
+/// The value as it is kept. TypeError for what the loop could not work with.
+fn converted(slot: Slot, value: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
+    let py = value.py();
+    Ok(match slot {
+        Slot::Cancelled => PyBool::new(py, value.is_truthy()?).to_owned().into_any(),
+        Slot::When if value.is_exact_instance_of::<PyInt>() => value,
+        Slot::When => PyFloat::new(py, value.extract()?).into_any(),
+        Slot::Args if value.is_none() || value.is_exact_instance_of::<PyTuple>() => value,
+        Slot::Args => match value.cast::<PySequence>() {
+            Ok(sequence) => sequence.to_tuple()?.into_any(),
+            Err(_) => PyTuple::new(py, value.try_iter()?.collect::<PyResult<Vec<_>>>()?)?.into_any(),
+        },
+        // SAFETY: a live object, of which the type is looked at.
+        Slot::Context if unsafe { ffi::PyContext_CheckExact(value.as_ptr()) } == 0 => {
+            return Err(PyTypeError::new_err(format!(
+                "a contextvars.Context was expected, got {}",
+                value.repr()?
+            )));
+        }
+        _ => value,
+    })
+}
+
+fn write<'py>(this: This<'py, HandleObject>, slot: Slot, value: Bound<'py, PyAny>) -> PyResult<()> {
+    let py = this.py();
+    // Somebody works with the handle: the collector must see what it refers to from now on.
+    HandleRef(this.as_ptr().cast()).track(py);
+    match slot {
+        Slot::Callback => {
+            keep_text(this)?;
+            forget_extra(this, slot)?;
+            this.callback.set(value);
+        }
+        Slot::Args => {
+            this.drop_args();
+            if value.is_none() {
+                return extras_made(this)?.set_item(key(py, slot), value);
+            }
+            forget_extra(this, slot)?;
+            this.more_args.set(value);
+        }
+        Slot::Context => {
+            forget_extra(this, slot)?;
+            this.show_context();
+            this.context.set(value);
+        }
+        Slot::Cancelled => {
+            forget_extra(this, slot)?;
+            if value.is_truthy()? {
+                this.raise_flag(flag::CANCELLED);
+            } else if can_run(this) {
+                this.lower_flag(flag::CANCELLED);
+            } else {
+                extras_made(this)?.set_item(key(py, slot), value)?;
+            }
+        }
+        Slot::When => {
+            forget_extra(this, slot)?;
+            let bits = value.extract::<f64>()?.to_bits();
+            this.when_or_runner.store(bits, Ordering::Relaxed);
+            if value.is_exact_instance_of::<PyInt>() {
+                this.raise_flag(flag::WHEN_IS_INT);
+            } else {
+                this.lower_flag(flag::WHEN_IS_INT);
+            }
+        }
+        Slot::SourceTraceback | Slot::Repr | Slot::Loop | Slot::Scheduled => {
+            extras_made(this)?.set_item(key(py, slot), value)?;
+        }
+    }
+    Ok(())
+}
+
+/// Before the cell of the callback changes: the text for `repr` goes to the dict.
+fn keep_text(this: This<'_, HandleObject>) -> PyResult<()> {
+    let py = this.py();
+    if !this.has(flag::HAS_TEXT) {
+        return Ok(());
+    }
+    let dict = extras_made(this)?;
+    this.lower_flag(flag::HAS_TEXT);
+    match this.callback.take(py) {
+        Some(text) if !dict.contains(key(py, Slot::Repr))? => dict.set_item(key(py, Slot::Repr), text),
+        _ => Ok(()),
+    }
+}
+
+/// Running a handle without one of these fails, and is reported: what is called or entered then is None.
+fn delete(this: This<'_, HandleObject>, slot: Slot, name: &CStr) -> PyResult<()> {
+    let py = this.py();
+    if read(this, slot)?.is_none() {
+        return Err(missing(this, name));
+    }
+    HandleRef(this.as_ptr().cast()).track(py);
+    let dict = extras_made(this)?;
+    match slot {
+        Slot::Callback => {
+            keep_text(this)?;
+            this.callback.set(none(py));
+        }
+        Slot::Args => this.drop_args(),
+        Slot::Context => {
+            this.show_context();
+            this.context.set(none(py));
+        }
+        _ => {}
+    }
+    dict.set_item(key(py, slot), deleted(py))
+}
+
+/// A timer that waits with another deadline now takes its new place in the heap.
+fn reorder(this: This<'_, HandleObject>) -> PyResult<()> {
+    let py = this.py();
+    let handle = HandleRef(this.as_ptr().cast());
+    match handle.event_loop(py) {
+        Some(event_loop) if this.has(flag::SCHEDULED) => {
+            let event_loop = LoopObject::of(&event_loop);
+            event_loop.exclusively(py, || {
+                event_loop.reactor().timer_moved(py, handle);
+                Ok(())
+            })
+        }
+        _ => Ok(()),
+    }
+}
