@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib.util
 import os
 import pty
@@ -332,6 +333,48 @@ class Peer:
 
     def __exit__(self, *_exc: object) -> None:
         self.sock.close()
+
+
+class Stranger:
+    """A socket of somebody else that gets the number `fd`; at the end nothing has reached it."""
+
+    def __init__(self, fd: int, kind: int = socket.SOCK_STREAM) -> None:
+        ours, self.theirs = socket.socketpair(socket.AF_UNIX, kind)
+        if self.theirs.fileno() == fd:
+            ours, self.theirs = self.theirs, ours
+        if ours.fileno() != fd:
+            os.dup2(ours.fileno(), fd, inheritable=False)
+            ours.close()
+            ours = socket.socket(fileno=fd)
+        self.ours = ours
+        self.theirs.setblocking(False)
+        self.ours.setblocking(False)
+
+    def __enter__(self) -> Stranger:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        try:
+            self.check()
+        finally:
+            self.ours.close()
+            self.theirs.close()
+
+    def check(self) -> None:
+        """Nobody has written to it, read from it or closed it."""
+        try:
+            data = self.theirs.recv(100)
+        except BlockingIOError:
+            pass
+        else:
+            raise AssertionError(f"the stranger has got {data!r}")
+        self.theirs.send(b"for the stranger")
+        assert self.ours.recv(100) == b"for the stranger"
+
+
+def is_closed_error(error: BaseException | None) -> bool:
+    """Whether it says that the descriptor is closed."""
+    return isinstance(error, OSError) and error.errno == errno.EBADF
 
 
 def listening(family: int = socket.AF_INET, host: str = HOST) -> socket.socket:

@@ -1,4 +1,4 @@
-"""Argument checks that more than one topic needs, with asyncio's exact errors. Pure functions; no loop state."""
+"""Argument checks that more than one topic needs, with asyncio's exact errors. Functions without a state."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import socket
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
 if TYPE_CHECKING:
     from typing import Any
+
+    from . import _core
 
 try:
     import ssl
@@ -41,6 +43,12 @@ def check_stream_socket(sock: socket.socket) -> None:
     """Raise ValueError unless ``sock`` is of type ``SOCK_STREAM`` (any family; a Unix socket passes, as in asyncio)."""
     if sock.type != socket.SOCK_STREAM:
         raise ValueError(f"A Stream Socket was expected, got {sock!r}")
+
+
+def check_unused_socket(loop: _core.Loop, sock: socket.socket) -> None:
+    """Raise RuntimeError if a transport of ``loop`` uses ``sock`` already, to which nothing has happened then."""
+    if sock.fileno() >= 0:
+        loop._ensure_fd_no_transport(sock)
 
 
 def check_tls_only_options(uses_tls: bool, **options: Any) -> None:

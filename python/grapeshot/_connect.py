@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterable
 
 from . import _dns, _tls
 from ._base import BaseLoop
-from ._checks import check_plain_socket, check_stream_socket, check_tls_only_options
+from ._checks import check_plain_socket, check_stream_socket, check_tls_only_options, check_unused_socket
 
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
 if TYPE_CHECKING:
@@ -161,6 +161,7 @@ async def open_transport(
             server_side=server_side,
             server_hostname=server_hostname,
         )
+    check_unused_socket(loop, sock)
     try:
         sock.setblocking(False)
         protocol = protocol_factory()

@@ -79,6 +79,11 @@ class _ConnectionOwner(Protocol):
     def _attach(self, transport: StreamTransport) -> None: ...
     def _detach(self, transport: StreamTransport) -> None: ...
 
+class _Listener(Protocol):
+    """A listening socket that connections are accepted from."""
+
+    def _stop(self) -> None: ...
+
 @disjoint_base
 class Handle(asyncio.Handle):
     """A callback to run once. A native type; ``isinstance(handle, asyncio.Handle)`` holds through ``__class__``."""
@@ -377,11 +382,11 @@ class Loop:
         protocol_factory: Callable[[], asyncio.BaseProtocol],
         server: _ConnectionOwner,
         backlog: int,
-    ) -> None:
-        """Accept on the listening ``sock``, at most ``backlog`` connections a turn, each with its own protocol."""
+    ) -> _Listener:
+        """Accept on the listening ``sock``, at most ``backlog`` connections a turn, each with its own protocol.
 
-    def _unlisten(self, sock: socket) -> None:
-        """Stop accepting on ``sock``, without closing it; does nothing if it was not listening here."""
+        ``_stop()`` of the result ends that and leaves ``sock`` open.
+        """
 
     def _read_pipe(
         self,

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from . import _core, _dns
 from ._base import BaseLoop
-from ._checks import set_reuse_port
+from ._checks import check_unused_socket, set_reuse_port
 
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
 if TYPE_CHECKING:
@@ -198,6 +198,7 @@ async def _open_transport(
 
     A factory that raises, and a cancellation while waiting, cost this endpoint: its socket is closed.
     """
+    check_unused_socket(loop, sock)
     try:
         protocol = protocol_factory()
         waiter = loop.create_future()

@@ -57,6 +57,7 @@ class Server(asyncio.Server):
     ) -> None:
         self._loop = loop
         self._sockets: list[socket.socket] | None = sockets
+        self._listeners: list[_core._Listener] = []
         self._protocol_factory = protocol_factory
         self._backlog = backlog
         self._on_closed = on_closed
@@ -125,9 +126,10 @@ class Server(asyncio.Server):
             return
         self._sockets = None
         self._is_serving = False
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener._stop()
         for sock in sockets:
-            if not self._loop.is_closed():
-                self._loop._unlisten(sock)
             sock.close()
         if self._on_closed is not None:
             self._on_closed()
@@ -166,7 +168,8 @@ class Server(asyncio.Server):
         for sock in self._sockets:
             sock.listen(self._backlog)
         for sock in self._sockets:
-            self._context.run(self._loop._listen, sock, self._protocol_factory, self, self._backlog)
+            listener = self._context.run(self._loop._listen, sock, self._protocol_factory, self, self._backlog)
+            self._listeners.append(listener)
         self._is_serving = True
 
     def _attach(self, transport: _core.StreamTransport | None = None) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from . import _core
 from ._base import BaseLoop
+from ._checks import check_unused_socket
 
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ async def open_tls(
         ConnectionAbortedError: the handshake took longer than ``handshake_timeout`` seconds.
         ValueError: a time limit is not positive, or the context does not accept ``server_hostname``.
     """
+    check_unused_socket(loop, sock)
     try:
         limits = time_limits(handshake_timeout, shutdown_timeout)
         sock.setblocking(False)

@@ -3,11 +3,13 @@
 //! Owned by the loop's thread. The loop holds a reference to each registered source in the fd table and calls
 //! `on_ready` straight from the poller's event; no handle or queue lies between.
 
+use std::marker::PhantomData;
+
 use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::native_type::This;
-use crate::sys::poller::Readiness;
+use crate::sys::poller::{Interest, Readiness};
 
 /// A native object whose descriptor is registered with the loop. All of them are Python objects of layout `Self`,
 /// so the collector reaches them through the loop's fd table.
@@ -15,18 +17,27 @@ pub(crate) trait Source: Sized {
     /// The descriptor is ready. Faults of the connection are dealt with inside; Err is only for what must leave
     /// `run_forever` (`KeyboardInterrupt`, `SystemExit`).
     fn on_ready(this: This<'_, Self>, readiness: Readiness) -> PyResult<()>;
+
+    /// What the poller waits for on its behalf.
+    fn interest(&self) -> Interest;
+
+    /// Whether nobody has closed the descriptor behind the source's back.
+    fn has_descriptor(this: This<'_, Self>) -> bool;
+
+    /// Somebody has: the number is that of another registration by now, which has taken the place of this one. The
+    /// descriptor is not to be touched any more. Queues what is to run and calls nothing itself.
+    fn on_evicted(this: This<'_, Self>);
 }
 
-type OnReady = unsafe fn(Python<'_>, *mut ffi::PyObject, Readiness) -> PyResult<()>;
-
-/// A registered source: a strong reference and the way to call it.
-#[derive(Clone, Copy)]
-pub(crate) struct SourceRef {
-    object: *mut ffi::PyObject,
-    on_ready: OnReady,
+/// The functions of a source for objects of its layout, each called with a live one that the caller has a reference to.
+struct Calls {
+    on_ready: unsafe fn(Python<'_>, *mut ffi::PyObject, Readiness) -> PyResult<()>,
+    interest: unsafe fn(Python<'_>, *mut ffi::PyObject) -> Interest,
+    has_descriptor: unsafe fn(Python<'_>, *mut ffi::PyObject) -> bool,
+    on_evicted: unsafe fn(Python<'_>, *mut ffi::PyObject),
 }
 
-unsafe fn dispatch<T: Source>(
+unsafe fn on_ready<T: Source>(
     py: Python<'_>,
     object: *mut ffi::PyObject,
     readiness: Readiness,
@@ -35,12 +46,46 @@ unsafe fn dispatch<T: Source>(
     T::on_ready(unsafe { This::new(py, object) }, readiness)
 }
 
+unsafe fn interest<T: Source>(py: Python<'_>, object: *mut ffi::PyObject) -> Interest {
+    // SAFETY: as in `on_ready`.
+    unsafe { This::<T>::new(py, object) }.interest()
+}
+
+unsafe fn has_descriptor<T: Source>(py: Python<'_>, object: *mut ffi::PyObject) -> bool {
+    // SAFETY: as in `on_ready`.
+    T::has_descriptor(unsafe { This::new(py, object) })
+}
+
+unsafe fn on_evicted<T: Source>(py: Python<'_>, object: *mut ffi::PyObject) {
+    // SAFETY: as in `on_ready`.
+    T::on_evicted(unsafe { This::new(py, object) });
+}
+
+/// One table for each kind of source.
+struct CallsOf<T>(PhantomData<T>);
+
+impl<T: Source> CallsOf<T> {
+    const CALLS: &'static Calls = &Calls {
+        on_ready: on_ready::<T>,
+        interest: interest::<T>,
+        has_descriptor: has_descriptor::<T>,
+        on_evicted: on_evicted::<T>,
+    };
+}
+
+/// A registered source: a strong reference and the ways to call it.
+#[derive(Clone, Copy)]
+pub(crate) struct SourceRef {
+    object: *mut ffi::PyObject,
+    calls: &'static Calls,
+}
+
 impl SourceRef {
     /// Takes a reference to `this` for the fd table.
     pub(crate) fn new<T: Source>(this: This<'_, T>) -> Self {
         Self {
             object: this.to_bound().into_ptr(),
-            on_ready: dispatch::<T>,
+            calls: CallsOf::<T>::CALLS,
         }
     }
 
@@ -51,10 +96,30 @@ impl SourceRef {
         // here keeps the object through the call.
         unsafe {
             ffi::Py_INCREF(self.object);
-            let result = (self.on_ready)(py, self.object, readiness);
+            let result = (self.calls.on_ready)(py, self.object, readiness);
             ffi::Py_DECREF(self.object);
             result
         }
+    }
+
+    /// What the poller waits for on its behalf.
+    pub(crate) fn interest(self, py: Python<'_>) -> Interest {
+        // SAFETY: the fd table holds a reference, and nothing runs.
+        unsafe { (self.calls.interest)(py, self.object) }
+    }
+
+    /// Whether nobody has closed the descriptor behind the source's back. It may run any code.
+    pub(crate) fn has_descriptor(self, py: Python<'_>) -> bool {
+        let kept = self.to_bound(py);
+        // SAFETY: kept through the call.
+        unsafe { (self.calls.has_descriptor)(py, kept.as_ptr()) }
+    }
+
+    /// Tells the source, which was taken out of the fd table, and gives back the table's reference.
+    pub(crate) fn evict(self, py: Python<'_>) {
+        // SAFETY: the table's reference keeps it until it is released.
+        unsafe { (self.calls.on_evicted)(py, self.object) };
+        self.release(py);
     }
 
     pub(crate) fn as_ptr(self) -> *mut ffi::PyObject {

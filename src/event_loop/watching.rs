@@ -11,7 +11,7 @@ use super::handle::{HandleRef, check_callback};
 use super::names::names;
 use super::native_type::{Args, This, bool_object, method, none};
 use super::pyloop::LoopObject;
-use super::reactor::{Direction, Slot, Target, Watcher};
+use super::reactor::{Direction, Target, Watcher};
 use super::scheduling::{os_result, remember_source};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
@@ -63,15 +63,22 @@ pub(crate) fn descriptor(target: &Bound<'_, PyAny>) -> PyResult<RawFd> {
     valid_fd(number).ok_or_else(|| invalid_fd(number))
 }
 
-/// RuntimeError if a transport owns the descriptor.
+/// RuntimeError if a transport owns the descriptor. One whose socket was closed behind its back does not: it is told that
+/// somebody else has the number.
 pub(crate) fn refuse_transport(this: &LoopObject, py: Python<'_>, fd: RawFd) -> PyResult<()> {
-    match this.reactor().slot(fd) {
-        Some(Slot::Source(source)) => Err(PyRuntimeError::new_err(format!(
+    let reactor = this.reactor();
+    let Some((token, source)) = reactor.source(fd) else {
+        return Ok(());
+    };
+    let transport = source.to_bound(py);
+    if source.has_descriptor(py) {
+        return Err(PyRuntimeError::new_err(format!(
             "File descriptor {fd} is used by transport {}",
-            source.to_bound(py).repr()?
-        ))),
-        _ => Ok(()),
+            transport.repr()?
+        )));
     }
+    reactor.evict(py, token);
+    Ok(())
 }
 
 /// A new reference to the handle that was added.

@@ -5,6 +5,7 @@
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
+use std::mem;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -19,7 +20,7 @@ use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Slot;
 use crate::event_loop::source::{Source, SourceRef};
 use crate::sys::child::{ExitWatch, Reaped};
-use crate::sys::poller::{Interest, Readiness};
+use crate::sys::poller::{Interest, Readiness, Token};
 
 /// All zeroes is a watch that is over.
 #[repr(C)]
@@ -33,6 +34,8 @@ struct ChildObject {
     /// None once the end was noticed.
     exit: Cell<Option<Box<ExitWatch>>>,
     pid: Cell<libc::pid_t>,
+    /// Of the entry in the fd table.
+    token: Cell<Token>,
 }
 
 static CHILD_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
@@ -51,6 +54,20 @@ impl Source for ChildObject {
             Reaped::Unknown => finish(this, exit, None),
         }
     }
+
+    fn interest(&self) -> Interest {
+        Interest::READ
+    }
+
+    /// Nobody else knows it.
+    fn has_descriptor(_: This<'_, Self>) -> bool {
+        true
+    }
+
+    /// Somebody has closed the number of the watch, which is then not ours to close any more.
+    fn on_evicted(this: This<'_, Self>) {
+        mem::forget(this.exit.take());
+    }
 }
 
 /// Ends the watch and calls back.
@@ -65,7 +82,7 @@ fn finish(this: This<'_, ChildObject>, exit: Box<ExitWatch>, code: Option<i32>) 
     };
     let slot = LoopObject::of(&event_loop)
         .reactor()
-        .unregister(exit.fd(), Interest::READ);
+        .unregister(this.token.get(), Interest::READ);
     drop(exit);
     if let Some(Slot::Source(source)) = slot {
         source.release(py);
@@ -157,11 +174,16 @@ fn watch_child<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResul
     let registered = this
         .reactor()
         .register(py, fd, Slot::Source(source), Interest::READ);
-    if let Err(error) = registered {
-        source.release(py);
-        return Err(errors::os_error(&error));
+    match registered {
+        Ok(token) => {
+            body.token.set(token);
+            Ok(none(py))
+        }
+        Err(error) => {
+            source.release(py);
+            Err(errors::os_error(&error))
+        }
     }
-    Ok(none(py))
 }
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -133,6 +133,13 @@ impl<T: Copy> Slots<T> {
         Some(slot.value)
     }
 
+    /// Ends the registration that was given this token and returns it with its fd; nothing happens if it is over.
+    pub fn remove_token(&mut self, token: Token) -> Option<(RawFd, T)> {
+        self.get(token)?;
+        let fd = fd_of(parts(token).0);
+        self.remove(fd).map(|value| (fd, value))
+    }
+
     /// Puts `value` in the place of the registration of `fd`, which it returns; the token stays valid. If
     /// nothing is registered, nothing happens.
     #[inline]
@@ -217,6 +224,9 @@ mod tests {
         );
         let second = slots.insert(5, 'b');
         assert_ne!(first, second);
+        assert_eq!((slots.remove_token(first), slots.len()), (None, 1));
+        assert_eq!((slots.remove_token(second), slots.len()), (Some((5, 'b')), 0));
+        let second = slots.insert(5, 'b');
         assert_eq!((slots.get(first), slots.get(second)), (None, Some('b')));
         // Inserting over a registration ends it too.
         let third = slots.insert(5, 'c');

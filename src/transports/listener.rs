@@ -14,12 +14,12 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use super::registration::Registration;
 use super::{socket_object, stream};
 use crate::event_loop::native_type::{Args, NativeType, This, method, new_type, none, represent, slot};
 use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::reactor::Slot;
-use crate::event_loop::source::{Source, SourceRef};
+use crate::event_loop::source::Source;
 use crate::event_loop::{errors, log};
 use crate::sys::poller::{Interest, Readiness};
 use crate::sys::socket::{self, Address};
@@ -36,7 +36,7 @@ pub(super) struct ListenerObject {
     server: ObjectCell,
     /// The context of the server; each connection gets a copy.
     context: ObjectCell,
-    fd: Cell<RawFd>,
+    registration: Registration,
     /// Connections accepted per event at most.
     batch: Cell<u32>,
 }
@@ -55,7 +55,8 @@ impl Source for ListenerObject {
             return Ok(());
         };
         for _ in 0..this.batch.get() {
-            match socket::accept(this.fd.get()) {
+            // The server's socket may have been closed, by the protocol factory for instance.
+            match this.registration.usable_fd(py).and_then(socket::accept) {
                 Ok((fd, peer)) => {
                     if LoopObject::of(&event_loop).reactor().is_debug() {
                         log_connection(&server, &fd, &peer)?;
@@ -67,11 +68,23 @@ impl Source for ListenerObject {
                 Err(error) if is_transient(&error) => return Ok(()),
                 Err(error) => return on_accept_error(this, &event_loop, &error),
             }
-            if !this.is_listening(&event_loop) {
+            if !this.registration.is_entered() {
                 return Ok(());
             }
         }
         Ok(())
+    }
+
+    fn interest(&self) -> Interest {
+        self.registration.interest()
+    }
+
+    fn has_descriptor(this: This<'_, Self>) -> bool {
+        this.registration.usable_fd(this.py()).is_ok()
+    }
+
+    fn on_evicted(this: This<'_, Self>) {
+        this.registration.evict();
     }
 }
 
@@ -123,7 +136,7 @@ fn on_accept_error(
         return Ok(());
     };
     let guarded = socket_object::guarded(&socket)?;
-    stop(LoopObject::of(event_loop), py, this.fd.get());
+    stop(this);
     if !is_out_of_resources(error) {
         return errors::report(
             event_loop,
@@ -143,15 +156,6 @@ fn on_accept_error(
     Ok(())
 }
 
-impl ListenerObject {
-    /// False once the socket was unlistened, for instance by the protocol factory.
-    fn is_listening(&self, event_loop: &Bound<'_, PyAny>) -> bool {
-        let own = ptr::from_ref(self).cast_mut().cast();
-        matches!(LoopObject::of(event_loop).reactor().slot(self.fd.get()),
-            Some(Slot::Source(source)) if source.as_ptr() == own)
-    }
-}
-
 impl NativeType for ListenerObject {
     const NAME: &'static CStr = c"grapeshot._core._Listener";
     const DOC: &'static CStr = c"A listening socket registered with the loop.";
@@ -165,6 +169,7 @@ impl NativeType for ListenerObject {
             &self.factory,
             &self.server,
             &self.context,
+            self.registration.owner().cell(),
         ] {
             // SAFETY: visit and arg are the collector's.
             let result = unsafe { cell.traverse(visit, arg) };
@@ -189,6 +194,7 @@ impl NativeType for ListenerObject {
         ] {
             drop(cell.take(this.py()));
         }
+        this.registration.owner().release(this.py());
     }
 }
 
@@ -213,43 +219,29 @@ unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
                 Some(server) => server.repr()?.to_string(),
                 None => "no server".to_owned(),
             };
-            Ok(format!("<_Listener fd={} of {server}>", this.fd.get()))
+            Ok(format!(
+                "<_Listener fd={} of {server}>",
+                this.registration.number()
+            ))
         })
     }
 }
 
-fn descriptor(socket: &Bound<'_, PyAny>) -> PyResult<RawFd> {
-    socket.call_method0("fileno")?.extract()
+fn start(this: This<'_, ListenerObject>, event_loop: &LoopObject) -> PyResult<()> {
+    this.registration
+        .enter(this, event_loop.reactor(), Interest::READ)
+        .map_err(|error| errors::os_error(&error))
 }
 
-fn start(this: This<'_, ListenerObject>, reactor_owner: &LoopObject) -> PyResult<()> {
-    let source = SourceRef::new::<ListenerObject>(this);
-    let registered =
-        reactor_owner
-            .reactor()
-            .register(this.py(), this.fd.get(), Slot::Source(source), Interest::READ);
-    if let Err(error) = registered {
-        source.release(this.py());
-        return Err(errors::os_error(&error));
-    }
-    Ok(())
-}
-
-/// Ends listening on `fd`; does nothing if no listener is registered there.
-fn stop(event_loop: &LoopObject, py: Python<'_>, fd: RawFd) {
-    let Some(Slot::Source(source)) = event_loop.reactor().slot(fd) else {
-        return;
-    };
-    // SAFETY: the fd table holds a reference to the source.
-    if unsafe { ffi::Py_TYPE(source.as_ptr()) } != LISTENER_TYPE.load(Ordering::Relaxed) {
-        return;
-    }
-    if let Some(Slot::Source(source)) = event_loop.reactor().unregister(fd, Interest::READ) {
-        source.release(py);
+/// Ends listening. Does nothing the second time.
+fn stop(this: This<'_, ListenerObject>) {
+    if let Some(event_loop) = this.event_loop.get(this.py()) {
+        this.registration
+            .leave(this, LoopObject::of(&event_loop).reactor());
     }
 }
 
-/// `loop._listen(sock, protocol_factory, server, backlog)`.
+/// `loop._listen(sock, protocol_factory, server, backlog)`: the listener, whose `_stop()` ends it.
 fn listen<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
     let py = this.py();
     this.reactor().check_closed()?;
@@ -261,7 +253,10 @@ fn listen<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResult<Bou
             "_listen() takes a socket, a protocol factory, a server and a backlog",
         ));
     };
-    let fd = descriptor(&socket)?;
+    let fd: RawFd = socket.call_method0("fileno")?.extract()?;
+    if fd < 0 {
+        return Err(errors::os_error(&io::Error::from_raw_os_error(libc::EBADF)));
+    }
     let batch = backlog.extract::<i64>()?.clamp(1, 1024) as u32;
     // Connections inherit it, which saves a system call for each. Refused for what is not TCP.
     let _ = socket::set_nodelay(fd);
@@ -272,6 +267,12 @@ fn listen<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResult<Bou
     };
     // SAFETY: made just above with this layout, kept alive by `listener`.
     let body: This<'_, ListenerObject> = unsafe { This::new(py, listener.as_ptr()) };
+    // SAFETY: what is overwritten holds nothing, and the collector finds either of them whole.
+    unsafe {
+        let place = listener.as_ptr().cast::<ListenerObject>();
+        ptr::write(&raw mut (*place).registration, Registration::new(fd));
+    }
+    body.registration.set_owner(&socket);
     body.event_loop.set(this.to_bound());
     body.socket.set(socket);
     body.factory.set(factory);
@@ -279,18 +280,15 @@ fn listen<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResult<Bou
     // SAFETY: attached; the call returns a new reference or null with an exception set.
     body.context
         .set(unsafe { errors::owned(py, ffi::PyContext_CopyCurrent())? });
-    body.fd.set(fd);
     body.batch.set(batch);
     start(body, &this)?;
-    Ok(none(py))
+    Ok(listener)
 }
 
-/// `loop._unlisten(sock)`.
-fn unlisten<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
-    args.exactly("_unlisten", 1)?;
-    if let Some(socket) = args.get(0) {
-        stop(&this, this.py(), descriptor(&socket)?);
-    }
+/// `listener._stop()`.
+fn stop_listening<'py>(this: This<'py, ListenerObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+    args.exactly("_stop", 0)?;
+    stop(this);
     Ok(none(this.py()))
 }
 
@@ -298,11 +296,10 @@ fn unlisten<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResult<B
 fn resume<'py>(this: This<'py, ListenerObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
     args.exactly("_resume", 0)?;
     let py = this.py();
-    if let (Some(event_loop), Some(socket), Some(server)) =
-        (this.event_loop.get(py), this.socket.get(py), this.server.get(py))
-        && descriptor(&socket)? == this.fd.get()
+    if let (Some(event_loop), Some(server)) = (this.event_loop.get(py), this.server.get(py))
         && server.call_method0("is_serving")?.is_truthy()?
-        && !this.is_listening(&event_loop)
+        && this.registration.usable_fd(py).is_ok()
+        && !this.registration.is_entered()
     {
         start(this, LoopObject::of(&event_loop))?;
     }
@@ -311,12 +308,10 @@ fn resume<'py>(this: This<'py, ListenerObject>, args: Args<'_, 'py>) -> PyResult
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let methods = crate::event_loop::native_type::leak_table(
-        vec![method!(
-            ListenerObject,
-            c"_resume",
-            resume,
-            c"Listen again after a pause."
-        )],
+        vec![
+            method!(ListenerObject, c"_resume", resume, c"Listen again after a pause."),
+            method!(ListenerObject, c"_stop", stop_listening, c"Listen no more."),
+        ],
         ffi::PyMethodDef::zeroed(),
     );
     // SAFETY: the functions are those of this layout, the tables are leaked.
@@ -336,13 +331,10 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 
 /// Methods that this room adds to the loop's type.
 pub(super) fn loop_methods() -> Vec<ffi::PyMethodDef> {
-    vec![
-        method!(
-            LoopObject,
-            c"_listen",
-            listen,
-            c"Accept connections on a listening socket."
-        ),
-        method!(LoopObject, c"_unlisten", unlisten, c"Stop accepting on a socket."),
-    ]
+    vec![method!(
+        LoopObject,
+        c"_listen",
+        listen,
+        c"Accept connections on a listening socket."
+    )]
 }

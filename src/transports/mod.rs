@@ -11,6 +11,7 @@ mod listener;
 pub(crate) mod new_bytes;
 mod object;
 pub(crate) mod outgoing;
+mod owner;
 mod pipe;
 pub(crate) mod protocol;
 mod registration;
@@ -29,6 +30,7 @@ use crate::event_loop::pyloop;
 
 /// Adds the transport types to the module, and the methods that make them to `grapeshot._core.Loop`.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    owner::register(module.py())?;
     stream::register(module)?;
     listener::register(module)?;
     pipe::register(module)?;

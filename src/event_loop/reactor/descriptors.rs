@@ -6,12 +6,21 @@ use std::os::fd::RawFd;
 use pyo3::prelude::*;
 
 use super::turn::MAX_UNPOLLED_TURNS;
-use super::{Reactor, Slot, release_slot};
+use super::{Reactor, Slot};
+use crate::event_loop::source::SourceRef;
 use crate::sys::heap;
 use crate::sys::poller::{Interest, Poller, Token};
 
 /// Size of the buffer that small reads go through.
 const SCRATCH_LEN: usize = 256 * 1024;
+
+/// Gives back what the fd table held for a number that somebody else has now.
+fn evict_slot(py: Python<'_>, slot: Slot) {
+    match slot {
+        Slot::Source(source) => source.evict(py),
+        Slot::Watch(watch) => watch.release(py),
+    }
+}
 
 impl Reactor {
     /// Runs `action` on the poller; an error if the loop is closed.
@@ -35,8 +44,23 @@ impl Reactor {
         self.slots.borrow().get_fd(fd)
     }
 
-    /// Enters `slot` for `fd`, replacing a stale entry of a descriptor that was closed without being removed.
-    /// Interest NONE only enters it into the table.
+    /// The source that is registered for `fd`, with its token.
+    pub(crate) fn source(&self, fd: RawFd) -> Option<(Token, SourceRef)> {
+        let slots = self.slots.borrow();
+        match slots.get_fd(fd) {
+            Some(Slot::Source(source)) => Some((slots.token_of(fd)?, source)),
+            _ => None,
+        }
+    }
+
+    /// Whether the registration with this token still stands.
+    #[inline]
+    pub(crate) fn is_registered(&self, token: Token) -> bool {
+        self.slots.borrow().get(token).is_some()
+    }
+
+    /// Enters `slot` for `fd`, replacing a stale entry of a descriptor that was closed without being removed, whose
+    /// source is told. Interest NONE only enters it into the table.
     pub(crate) fn register(
         &self,
         py: Python<'_>,
@@ -50,7 +74,7 @@ impl Reactor {
         let is_known = matches!(stale, Some(Slot::Watch(watch)) if watch.is_armed(py));
         if let Some(stale) = stale {
             self.note_all_displaced(py, stale);
-            release_slot(py, stale);
+            evict_slot(py, stale);
         }
         self.poll_next(interest);
         let told = self.with_poller(|poller| match (interest.is_empty(), is_known) {
@@ -90,14 +114,32 @@ impl Reactor {
         })
     }
 
-    /// Takes a descriptor out of the poller (if `interest` is not NONE) and out of the fd table.
-    pub(crate) fn unregister(&self, fd: RawFd, interest: Interest) -> Option<Slot> {
-        let slot = self.slots.borrow_mut().remove(fd);
+    /// Takes a registration out of the fd table, and its descriptor out of the poller if `interest` is not NONE. Nothing
+    /// happens if it is over: another one may have the number.
+    pub(crate) fn unregister(&self, token: Token, interest: Interest) -> Option<Slot> {
+        let (fd, slot) = self.slots.borrow_mut().remove_token(token)?;
         if !interest.is_empty() {
+            self.unwatch(fd);
+        }
+        Some(slot)
+    }
+
+    /// Takes a descriptor out of the poller, unless it is one of the loop's own: those may have got the number of one
+    /// that was closed behind its owner's back.
+    pub(super) fn unwatch(&self, fd: RawFd) {
+        if !self.is_own(fd) {
             // A failure means that the kernel no longer knows the descriptor, which is what was wanted.
             let _ = self.with_poller(|poller| poller.remove(fd));
         }
-        slot
+    }
+
+    /// Takes the entry of a source that has lost its descriptor out of the fd table, and tells it: somebody else has
+    /// the number now.
+    pub(crate) fn evict(&self, py: Python<'_>, token: Token) {
+        let evicted = self.slots.borrow_mut().remove_token(token);
+        if let Some((_, slot)) = evicted {
+            evict_slot(py, slot);
+        }
     }
 
     /// Runs `read` on the loop's scratch buffer (256 KiB, made at first use). What runs inside may come here again,

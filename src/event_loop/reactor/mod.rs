@@ -32,6 +32,7 @@ use crate::sys::poller::{Events, Interest, Poller, Token};
 use crate::sys::waker::Waker;
 
 mod descriptors;
+mod ghosts;
 mod scheduling;
 mod signals;
 mod targets;
@@ -77,6 +78,8 @@ pub(crate) struct Reactor {
     /// across a call into Python.
     waker: Mutex<Option<Waker>>,
     is_closed: AtomicBool,
+    /// Events that belonged to nobody: see `ghosts`.
+    stale_events: Cell<usize>,
     signals: Signals,
     events: RefCell<Events>,
     scratch: Cell<Vec<u8>>,
@@ -114,6 +117,7 @@ impl Reactor {
             poller: RefCell::new(Some(poller)),
             waker: Mutex::new(Some(waker)),
             is_closed: AtomicBool::new(false),
+            stale_events: Cell::new(0),
             signals: Signals::new(),
             events: RefCell::new(Events::with_capacity(EVENTS_PER_POLL)),
             scratch: Cell::new(Vec::new()),

@@ -70,6 +70,11 @@ impl Signals {
         }
     }
 
+    /// The end that the poller watches.
+    pub(super) fn read_fd(&self) -> Option<RawFd> {
+        self.pipe.borrow().as_ref().map(SignalPipe::read_fd)
+    }
+
     fn write_fd(&self) -> Option<RawFd> {
         self.pipe.borrow().as_ref().map(SignalPipe::write_fd)
     }

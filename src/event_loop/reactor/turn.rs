@@ -207,7 +207,8 @@ impl Reactor {
                 Some(Slot::Watch(watch)) if part != Part::Sources => {
                     result = result.and(self.dispatch_watch(py, event, watch));
                 }
-                // A source after an error, a part that is not asked for, or a stale token.
+                None if part != Part::Sources => self.note_stale_event(py),
+                // A source after an error, or a part that is not asked for.
                 Some(_) | None => {}
             }
         }

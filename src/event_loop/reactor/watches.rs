@@ -134,6 +134,11 @@ impl WatchRef {
         unsafe { self.0.as_ref() }
     }
 
+    /// What the poller was told.
+    pub(super) fn armed(self) -> Interest {
+        self.get().armed.get()
+    }
+
     /// True if the poller still watches the socket that was waited for here, as far as can be known without asking.
     pub(super) fn is_armed(self, py: Python<'_>) -> bool {
         !self.get().armed.get().is_empty() && self.get().socket_alive(py).is_some()
@@ -345,8 +350,7 @@ impl Reactor {
             return self.tell(fd, watch, watch.get().waited_for());
         }
         if !watch.get().armed.get().is_empty() {
-            // A failure means that the kernel no longer knows the descriptor, which is what was wanted.
-            let _ = self.with_poller(|poller| poller.remove(fd));
+            self.unwatch(fd);
         }
         self.remove_watch(py, fd);
         Ok(())

@@ -111,6 +111,9 @@ pub struct Poller {
 }
 
 impl Poller {
+    /// The kernel forgets an fd with the last descriptor of its open file.
+    pub const KEEPS_CLOSED: bool = true;
+
     /// A poller that watches nothing yet, close-on-exec.
     ///
     /// # Errors
@@ -174,6 +177,13 @@ impl Poller {
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EBADF)) => Ok(()),
             other => other,
         }
+    }
+
+    /// Whether the open file that is `fd` now was added under this number. It is then watched as said.
+    #[must_use]
+    pub fn is_watching(&self, fd: RawFd, token: Token, interest: Interest) -> bool {
+        self.control(libc::EPOLL_CTL_MOD, fd, flags_of(interest), token)
+            .is_ok()
     }
 
     /// Waits until an fd is ready or `timeout_ns` is over (`None`: no limit; `Some(0)`: only look), and
@@ -265,16 +275,7 @@ impl Poller {
         if interest.is_empty() {
             return self.remove(fd);
         }
-        let mut flags = 0;
-        if interest.has_read() {
-            flags |= IN;
-        }
-        if interest.has_write() {
-            flags |= OUT;
-        }
-        if interest.is_on_change() {
-            flags |= ON_CHANGE;
-        }
+        let flags = flags_of(interest);
         let Err(error) = self.control(operation, fd, flags, token) else {
             return Ok(());
         };
@@ -301,6 +302,21 @@ impl Poller {
             Err(io::Error::last_os_error())
         }
     }
+}
+
+#[inline]
+fn flags_of(interest: Interest) -> u32 {
+    let mut flags = 0;
+    if interest.has_read() {
+        flags |= IN;
+    }
+    if interest.has_write() {
+        flags |= OUT;
+    }
+    if interest.is_on_change() {
+        flags |= ON_CHANGE;
+    }
+    flags
 }
 
 /// [`Events::with_capacity`] keeps it within an int.

@@ -116,6 +116,9 @@ pub struct Poller {
 }
 
 impl Poller {
+    /// Closing an fd deletes its filters, whoever has a duplicate.
+    pub const KEEPS_CLOSED: bool = false;
+
     /// A poller that watches nothing yet, close-on-exec.
     ///
     /// # Errors
@@ -165,6 +168,12 @@ impl Poller {
     #[inline]
     pub fn remove(&self, fd: RawFd) -> io::Result<()> {
         self.set(fd, Token(0), Interest::NONE)
+    }
+
+    /// Whether the open file that is `fd` now is watched, as it is from now on if it can be.
+    #[must_use]
+    pub fn is_watching(&self, fd: RawFd, token: Token, interest: Interest) -> bool {
+        self.set(fd, token, interest).is_ok()
     }
 
     /// Waits until an fd is ready or `timeout_ns` is over (`None`: no limit; `Some(0)`: only look), and

@@ -14,13 +14,16 @@
 //!   - `add(fd, token, interest)`, which on an fd already watched does what `modify` does;
 //!   - `modify(fd, token, interest)`, which on an fd not watched does what `add` does;
 //!   - `remove(fd)`, which succeeds on an fd not watched, or closed meanwhile;
+//!   - `is_watching(fd, token, interest)`: whether it is this very open file that was added under the number `fd`; if
+//!     so, a `modify`;
+//!   - `KEEPS_CLOSED`: whether a closed fd stays watched while a duplicate of it is open, in a forked child for
+//!     instance. Nobody can take it out any more, and its events come until the poller is closed;
 //!   - `wait(events, timeout_ns)`: `None` blocks, `Some(0)` only looks, anything else waits at least that
 //!     long in nanoseconds unless an fd becomes ready. A signal ends it with `ErrorKind::Interrupted`.
 //! - [`Interest::NONE`] takes the fd out, so that a hangup on an fd nobody reads or writes cannot turn
 //!   the loop into a busy one.
 //! - [`Interest::on_change`] asks for an event when the state changes rather than for as long as it lasts.
-//!   A poller may ignore it; epoll must not, because there a closed fd stays watched for as long as a
-//!   duplicate of it is open, and nobody can take it out any more.
+//!   A poller may ignore it, unless it keeps closed fds.
 //! - A wait may end early without an event where the system limits the length of one sleep (weeks); it
 //!   never ends early for an ordinary deadline.
 //!

@@ -366,6 +366,26 @@ fn an_event_ends_a_wait_that_has_begun() {
     }
 }
 
+#[test]
+fn a_closed_fd_is_not_watched_under_its_number() {
+    for (name, poller) in pollers() {
+        let (left, mut right) = pair();
+        let fd = left.as_raw_fd();
+        poller.add(fd, Token(1), Interest::READ).unwrap();
+        assert!(poller.is_watching(fd, Token(1), Interest::READ), "{name}");
+        let duplicate = left.try_clone().unwrap();
+        drop(left);
+        if Poller::KEEPS_CLOSED {
+            // Another test may have got the number.
+            assert!(!poller.is_watching(fd, Token(1), Interest::READ), "{name}");
+        }
+        right.write_all(b"x").unwrap();
+        assert_eq!(look(&poller).is_empty(), !Poller::KEEPS_CLOSED, "{name}");
+        drop(duplicate);
+        assert!(look(&poller).is_empty(), "{name}");
+    }
+}
+
 extern "C" fn ignore(_signal: libc::c_int) {}
 
 #[test]

@@ -44,7 +44,7 @@ pub(super) fn open<'py>(
     let name = names().fileno.bind(event_loop.py()).cast_into::<PyString>()?;
     let fd: RawFd = socket.call_method0(name)?.extract()?;
     if fd < 0 {
-        return Err(errors::os_error(&io::Error::from_raw_os_error(libc::EBADF)));
+        return Err(closed_error());
     }
     // Refused for what is no socket, which will fail at the first datagram.
     let _ = socket::suppress_sigpipe(fd);
@@ -100,8 +100,13 @@ fn new_body(
         flags: Cell::new(0),
         lost_writes: Cell::new(0),
     };
+    body.registration.set_owner(socket);
     body.socket.set(socket.clone());
     Ok(body)
+}
+
+fn closed_error() -> PyErr {
+    errors::os_error(&io::Error::from_raw_os_error(libc::EBADF))
 }
 
 /// What `get_extra_info` shows of an address: None if there is none.
@@ -151,10 +156,21 @@ pub(super) fn close(this: Datagram<'_>) -> PyResult<()> {
     }
     this.raise_flag(flag::CLOSING);
     if this.has(flag::BLOCKED) {
+        if this.registration.usable_fd(this.py()).is_err() {
+            // It would wait for ever.
+            return fatal_error(this, closed_error(), "Fatal error on datagram transport");
+        }
         return sync_interest(this);
     }
     finish(this, None);
     Ok(())
+}
+
+/// The socket was closed behind our back, and its number belongs to another transport.
+pub(super) unsafe fn lose_number(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: queued by `on_evicted` with a transport of this type, whose reference the queue holds.
+    let this: Datagram<'_> = unsafe { This::new(py, object) };
+    fatal_error(this, closed_error(), "Fatal error on datagram transport")
 }
 
 /// Ends the transport with `error`: reported, unless it is an OSError, which debug mode logs. Err is only for what must

@@ -25,7 +25,6 @@ use super::flow::Watermarks;
 use super::object::{Body, TransportObject};
 use super::protocol::ProtocolCalls;
 use super::registration::Registration;
-use crate::event_loop::errors;
 use crate::event_loop::native_type::This;
 use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::source::Source;
@@ -141,11 +140,14 @@ impl DatagramBody {
     }
 }
 
-/// Brings the poller in line with the state.
+/// Brings the poller in line with the state. A socket that was closed behind our back is taken out of it, and the
+/// protocol hears of it.
 fn sync_interest(this: Datagram<'_>) -> PyResult<()> {
-    this.registration
-        .sync(this.reactor(), this.wanted_interest())
-        .map_err(|error| errors::os_error(&error))
+    let py = this.py();
+    match this.registration.sync(py, this.reactor(), this.wanted_interest()) {
+        Ok(()) => Ok(()),
+        Err(error) => receiving::lose_descriptor(this, &error),
+    }
 }
 
 impl Source for DatagramObject {
@@ -158,6 +160,19 @@ impl Source for DatagramObject {
             sending::on_writable(this)?;
         }
         Ok(())
+    }
+
+    fn interest(&self) -> Interest {
+        self.registration.interest()
+    }
+
+    fn has_descriptor(this: This<'_, Self>) -> bool {
+        this.registration.usable_fd(this.py()).is_ok()
+    }
+
+    fn on_evicted(this: This<'_, Self>) {
+        this.registration.evict();
+        this.reactor().defer(this.to_bound(), lifecycle::lose_number);
     }
 }
 
@@ -198,7 +213,8 @@ impl Body for DatagramBody {
     }
 
     fn visit(&self, visit: &mut dyn FnMut(&ObjectCell) -> c_int) -> c_int {
-        let cells = [&self.socket, &self.waiter, &self.exception, &self.remote];
+        let owner = self.registration.owner().cell();
+        let cells = [&self.socket, &self.waiter, &self.exception, &self.remote, owner];
         if let Some(result) = cells.into_iter().map(&mut *visit).find(|result| *result != 0) {
             return result;
         }
@@ -224,5 +240,6 @@ impl Body for DatagramBody {
         self.clear(py);
         self.senders.clear(py);
         drop(self.socket.take(py));
+        self.registration.owner().release(py);
     }
 }

@@ -8,6 +8,7 @@
 //! A fault of the protocol is reported and costs nothing else, as with asyncio's datagram transports.
 
 use std::io;
+use std::os::fd::RawFd;
 
 use pyo3::exceptions::{PyBlockingIOError, PyInterruptedError, PyOSError};
 use pyo3::ffi;
@@ -39,16 +40,27 @@ pub(super) fn on_readable(this: Datagram<'_>) -> PyResult<()> {
     if !this.pending.borrow().is_empty() {
         return deliver(this, None);
     }
+    let fd = match this.registration.usable_fd(this.py()) {
+        Ok(fd) => fd,
+        Err(error) => return lose_descriptor(this, &error),
+    };
     match this.family {
-        Family::Internet(_) => receive(this, INTERNET_SLOT_LEN, MAX_BATCH),
-        Family::Unix => receive(this, MAX_DATAGRAM_LEN, UNIX_BATCH),
+        Family::Internet(_) => receive(this, fd, INTERNET_SLOT_LEN, MAX_BATCH),
+        Family::Unix => receive(this, fd, MAX_DATAGRAM_LEN, UNIX_BATCH),
         Family::Other => receive_by_object(this),
     }
 }
 
+/// The socket was closed behind our back: the protocol is told, and no event of a duplicate comes any more.
+#[cold]
+pub(super) fn lose_descriptor(this: Datagram<'_>, error: &io::Error) -> PyResult<()> {
+    this.registration.leave(this, this.reactor());
+    on_read_error(this, error)
+}
+
 #[inline]
-fn receive(this: Datagram<'_>, slot_len: usize, limit: usize) -> PyResult<()> {
-    let (py, fd) = (this.py(), this.registration.fd());
+fn receive(this: Datagram<'_>, fd: RawFd, slot_len: usize, limit: usize) -> PyResult<()> {
+    let py = this.py();
     let mut first = None;
     let mut fault = None;
     let received = this.reactor().with_scratch_of(slot_len * limit, |scratch| {

@@ -137,11 +137,13 @@ fn target_of(this: Datagram<'_>, to: &Bound<'_, PyAny>) -> Target {
 
 #[inline]
 fn send_native(this: Datagram<'_>, data: &[u8], target: &Target) -> Sent {
-    let fd = this.registration.fd();
-    let sent = match target {
-        Target::Address(address) => datagram::send_to(fd, data, address),
-        _ => socket::send(fd, data).map(drop),
-    };
+    let sent = this
+        .registration
+        .usable_fd(this.py())
+        .and_then(|fd| match target {
+            Target::Address(address) => datagram::send_to(fd, data, address),
+            _ => socket::send(fd, data).map(drop),
+        });
     match sent {
         Ok(()) => Sent::Done,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Sent::Blocked,

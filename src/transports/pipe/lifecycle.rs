@@ -9,6 +9,7 @@
 //!
 //! What the protocol raises is reported and costs nothing else, as with asyncio's pipes.
 
+use std::io;
 use std::os::fd::RawFd;
 
 use pyo3::exceptions::{PyOSError, PyValueError};
@@ -87,6 +88,14 @@ unsafe fn start<D: Direction>(py: Python<'_>, object: *mut ffi::PyObject) -> PyR
         }
     }
     object::wake(py, &this.waiter)
+}
+
+/// The pipe was closed behind our back, and its number belongs to another transport.
+pub(super) unsafe fn lose_number<D: Direction>(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: queued by `on_evicted` with a transport of this type, whose reference the queue holds.
+    let this: Pipe<'_, D> = unsafe { This::new(py, object) };
+    let error = io::Error::from_raw_os_error(libc::EBADF);
+    fatal_error(this, errors::os_error(&error), "Fatal error on pipe transport")
 }
 
 /// Ends the transport with `error` after a fault of the pipe. Reported unless it is of an ordinary kind, which debug

@@ -82,18 +82,36 @@ pub(super) struct PipeBody<D> {
 pub(super) type PipeObject<D> = TransportObject<PipeBody<D>>;
 pub(super) type Pipe<'py, D> = This<'py, PipeObject<D>>;
 
-impl<D: Direction> PipeObject<D> {
-    /// Brings the poller in line with the state.
-    fn sync_interest(&self) -> PyResult<()> {
-        self.registration
-            .sync(self.reactor(), D::wanted_interest(self))
-            .map_err(|error| errors::os_error(&error))
+/// Brings the poller in line with the state. If that fails the transport does.
+fn sync_interest<D: Direction>(this: Pipe<'_, D>) -> PyResult<()> {
+    let wanted = D::wanted_interest(&this);
+    match this.registration.sync(this.py(), this.reactor(), wanted) {
+        Ok(()) => Ok(()),
+        Err(error) => lifecycle::fatal_error(this, errors::os_error(&error), "Fatal error on pipe transport"),
     }
 }
 
 impl<D: Direction> Source for PipeObject<D> {
     fn on_ready(this: This<'_, Self>, readiness: Readiness) -> PyResult<()> {
-        D::on_ready(this, readiness)
+        match this.registration.usable_fd(this.py()) {
+            Ok(_) => D::on_ready(this, readiness),
+            Err(error) => {
+                lifecycle::fatal_error(this, errors::os_error(&error), "Fatal error on pipe transport")
+            }
+        }
+    }
+
+    fn interest(&self) -> Interest {
+        self.registration.interest()
+    }
+
+    fn has_descriptor(this: This<'_, Self>) -> bool {
+        this.registration.usable_fd(this.py()).is_ok()
+    }
+
+    fn on_evicted(this: This<'_, Self>) {
+        this.registration.evict();
+        this.reactor().defer(this.to_bound(), lifecycle::lose_number::<D>);
     }
 }
 
@@ -137,7 +155,8 @@ impl<D: Direction> Body for PipeBody<D> {
     }
 
     fn visit(&self, visit: &mut dyn FnMut(&ObjectCell) -> c_int) -> c_int {
-        for cell in [&self.pipe, &self.waiter, &self.exception] {
+        let owner = self.registration.owner().cell();
+        for cell in [&self.pipe, &self.waiter, &self.exception, owner] {
             let result = visit(cell);
             if result != 0 {
                 return result;
@@ -154,6 +173,7 @@ impl<D: Direction> Body for PipeBody<D> {
     fn release(&self, py: Python<'_>) {
         self.clear(py);
         drop(self.pipe.take(py));
+        self.registration.owner().release(py);
     }
 }
 
@@ -165,6 +185,7 @@ fn new_body<D: Direction>(
     duplicate: Option<OwnedFd>,
     protocol: &Bound<'_, PyAny>,
 ) -> PyResult<PipeBody<D>> {
+    let is_duplicate = duplicate.is_some();
     let body = PipeBody {
         pipe: ObjectCell::empty(),
         waiter: ObjectCell::empty(),
@@ -177,6 +198,9 @@ fn new_body<D: Direction>(
         is_finished: Cell::new(false),
         direction: D::new(kind),
     };
+    if !is_duplicate {
+        body.registration.set_owner(pipe);
+    }
     body.pipe.set(pipe.clone());
     Ok(body)
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicPtr;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::{Direction, Pipe, PipeBody, lifecycle};
+use super::{Direction, Pipe, PipeBody, lifecycle, sync_interest};
 use crate::event_loop::errors;
 use crate::event_loop::names::names;
 use crate::sys::pipe::{self, Kind};
@@ -53,7 +53,7 @@ impl Direction for Reading {
             return on_readable(this);
         }
         // Paused since the poller was told: only now is it worth a system call.
-        this.sync_interest()
+        sync_interest(this)
     }
 
     /// A terminal whose other side has hung up says so with EIO.
@@ -88,7 +88,7 @@ pub(super) fn resume(this: Pipe<'_, Reading>) -> PyResult<()> {
     this.direction.is_paused.set(false);
     // The poller has not been told of a pause in which nothing came.
     this.reactor().poll_next(Interest::READ);
-    this.sync_interest()?;
+    sync_interest(this)?;
     object::log_change(this, "%r resumes reading")
 }
 
@@ -129,7 +129,8 @@ fn on_readable(this: Pipe<'_, Reading>) -> PyResult<()> {
 
 /// Reads once into an exactly sized `bytes`, whose making may fail. None at the end of the stream.
 fn read(this: Pipe<'_, Reading>) -> io::Result<Option<PyResult<Bound<'_, PyAny>>>> {
-    let (py, fd) = (this.py(), this.registration.fd());
+    let py = this.py();
+    let fd = this.registration.usable_fd(py)?;
     this.reactor().with_scratch(|scratch| {
         // SAFETY: the buffer is borrowed for the length of the call.
         let len_bytes = unsafe { pipe::read(fd, scratch.as_mut_ptr(), scratch.len())? };

@@ -11,7 +11,7 @@ use pyo3::exceptions::PyBrokenPipeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::{Direction, Pipe, PipeBody, lifecycle};
+use super::{Direction, Pipe, PipeBody, lifecycle, sync_interest};
 use crate::event_loop::{errors, log};
 use crate::sys::pipe::{self, Kind};
 use crate::sys::poller::{Interest, Readiness};
@@ -107,7 +107,8 @@ pub(super) fn write(this: Pipe<'_, Writing>, data: &Bound<'_, PyAny>) -> PyResul
         outgoing.push(&data)?;
         return maybe_pause(this);
     }
-    let sent = match pipe::write(this.registration.fd(), bytes) {
+    let fd = this.registration.usable_fd(this.py());
+    let sent = match fd.and_then(|fd| pipe::write(fd, bytes)) {
         Ok(sent) => sent,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
         Err(error) => return on_write_error(this, &error),
@@ -149,8 +150,13 @@ pub(super) fn close(this: Pipe<'_, Writing>) -> PyResult<()> {
     this.is_closing.set(true);
     if !this.direction.is_blocked.get() {
         lifecycle::finish(this, None);
+        return Ok(());
     }
-    Ok(())
+    // What waits for a pipe that was closed behind our back would wait for ever.
+    match this.registration.usable_fd(this.py()) {
+        Ok(_) => Ok(()),
+        Err(error) => on_write_error(this, &error),
+    }
 }
 
 /// `abort()`: what is buffered is lost.
@@ -176,7 +182,7 @@ fn is_lost(this: Pipe<'_, Writing>) -> PyResult<bool> {
 
 /// One or more system calls; Ok with data left over means that the pipe is full.
 fn drain(this: Pipe<'_, Writing>) -> io::Result<()> {
-    let fd = this.registration.fd();
+    let fd = this.registration.usable_fd(this.py())?;
     this.direction.outgoing.drain(|slices| match slices {
         [one] => pipe::write(fd, one),
         many => pipe::write_vectored(fd, many),
@@ -185,7 +191,7 @@ fn drain(this: Pipe<'_, Writing>) -> io::Result<()> {
 
 fn wait_writable(this: Pipe<'_, Writing>) -> PyResult<()> {
     this.direction.is_blocked.set(true);
-    this.sync_interest()?;
+    sync_interest(this)?;
     maybe_pause(this)
 }
 
@@ -223,7 +229,7 @@ fn on_writable(this: Pipe<'_, Writing>) -> PyResult<()> {
         lifecycle::finish(this, None);
         return Ok(());
     }
-    this.sync_interest()
+    sync_interest(this)
 }
 
 #[cold]

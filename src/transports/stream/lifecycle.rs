@@ -7,6 +7,7 @@
 //! `connection_lost` is always queued, never called inside the call that ends the connection, and comes once. The
 //! descriptor leaves the poller before it is queued and is closed after it has run.
 
+use std::io;
 use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
 
 use pyo3::exceptions::PyOSError;
@@ -14,7 +15,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use super::{Stream, StreamBody, flag, new_stream, sendfile, writing};
+use super::{Stream, StreamBody, flag, keep_local_address, new_stream, sendfile, sync_interest, writing};
 use crate::event_loop::errors;
 use crate::event_loop::names::names;
 use crate::event_loop::native_type::This;
@@ -71,7 +72,7 @@ pub(super) fn open<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let fd: RawFd = socket.call_method0("fileno")?.extract()?;
     if fd < 0 {
-        return Err(errors::os_error(&std::io::Error::from_raw_os_error(libc::EBADF)));
+        return Err(closed_error());
     }
     let peer = socket::peer_address(fd).ok();
     if peer.as_ref().is_none_or(|peer| peer.family() != libc::AF_UNIX) {
@@ -145,6 +146,17 @@ fn register(this: Stream<'_>) -> PyResult<()> {
     }
 }
 
+fn closed_error() -> PyErr {
+    errors::os_error(&io::Error::from_raw_os_error(libc::EBADF))
+}
+
+/// Somebody has closed the descriptor, and its number belongs to another transport.
+pub(super) unsafe fn lose_descriptor(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: queued by `on_evicted` with a transport, whose reference the queue holds.
+    let this: Stream<'_> = unsafe { This::new(py, object) };
+    fatal_error(this, closed_error(), "Fatal error on socket transport")
+}
+
 /// `close()`: what is buffered still leaves, then the connection ends.
 pub(super) fn close(this: Stream<'_>) -> PyResult<()> {
     if this.has(flag::CLOSING) {
@@ -158,7 +170,11 @@ pub(super) fn close(this: Stream<'_>) -> PyResult<()> {
     if this.has(flag::BLOCKED) {
         // A transport that was never registered waits for its buffer too.
         register(this)?;
-        return this.sync_interest();
+        if this.usable_fd(this.py()).is_err() {
+            // It would wait for ever.
+            return fatal_error(this, closed_error(), "Fatal error on socket transport");
+        }
+        return sync_interest(this);
     }
     finish(this, None)
 }
@@ -266,10 +282,7 @@ pub(super) fn close_descriptor(py: Python<'_>, body: &StreamBody) {
     if fd < 0 {
         return;
     }
-    if let Ok(address) = socket::local_address(fd) {
-        // A value set before stays: it is the same address.
-        let _ = body.local.set(Box::new(address));
-    }
+    keep_local_address(py, body);
     body.registration.take_fd();
     match body.socket.get(py) {
         None => close_raw(fd),

@@ -7,8 +7,9 @@ use pyo3::types::PyString;
 
 use super::{
     OWN_METHODS, STREAM_TYPE, Stream, StreamBody, StreamObject, flag, lifecycle, local_address, sendfile,
-    socket_of, writing,
+    socket_of, sync_interest, writing,
 };
+use crate::event_loop::errors;
 use crate::event_loop::names::names;
 use crate::event_loop::native_type::{Args, This, bool_object, getter, method, none};
 use crate::event_loop::pyloop::LoopObject;
@@ -40,7 +41,7 @@ fn write_eof<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     writing::uncork(this)?;
     this.raise_flag(flag::EOF_WRITTEN);
     if !this.has(flag::BLOCKED) && this.lost_writes.get() == 0 {
-        writing::shutdown(this);
+        writing::shutdown(this).map_err(|error| errors::os_error(&error))?;
     }
     Ok(none(this.py()))
 }
@@ -100,7 +101,7 @@ fn resume_reading<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
         this.lower_flag(flag::PAUSED);
         // The poller has not been told of a pause in which nothing came.
         this.reactor().poll_next(Interest::READ);
-        this.sync_interest()?;
+        sync_interest(this)?;
         object::log_change(this, "%r resumes reading")?;
     }
     Ok(none(this.py()))
@@ -166,7 +167,7 @@ fn get_extra_info<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
         "socket" => socket_of(this)?
             .map(|socket| socket_object::guarded(&socket))
             .transpose()?,
-        "sockname" => local_address(&this)
+        "sockname" => local_address(py, &this)
             .map(|address| socket_object::address_object(py, &address))
             .transpose()?,
         "peername" => this

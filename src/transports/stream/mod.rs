@@ -15,6 +15,7 @@ mod writing;
 
 use std::cell::{Cell, OnceCell};
 use std::ffi::{CStr, c_int};
+use std::io;
 use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -108,6 +109,12 @@ impl StreamBody {
         self.registration.fd()
     }
 
+    /// The descriptor for a system call that follows at once; EBADF if it was closed, by us or behind our back.
+    #[inline]
+    fn usable_fd(&self, py: Python<'_>) -> io::Result<RawFd> {
+        self.registration.usable_fd(py)
+    }
+
     /// The interest that follows from the state.
     fn wanted_interest(&self) -> Interest {
         let flags = self.flags.get();
@@ -122,12 +129,16 @@ impl StreamBody {
     }
 }
 
-impl StreamObject {
-    /// Brings the poller in line with the state.
-    fn sync_interest(&self) -> PyResult<()> {
-        self.registration
-            .sync(self.reactor(), self.wanted_interest())
-            .map_err(|error| errors::os_error(&error))
+/// Brings the poller in line with the state. If that fails the connection does.
+fn sync_interest(this: Stream<'_>) -> PyResult<()> {
+    match this
+        .registration
+        .sync(this.py(), this.reactor(), this.wanted_interest())
+    {
+        Ok(()) => Ok(()),
+        Err(error) => {
+            lifecycle::fatal_error(this, errors::os_error(&error), "Fatal error on socket transport")
+        }
     }
 }
 
@@ -139,7 +150,7 @@ impl Source for StreamObject {
                 reading::on_readable(this)?;
             } else {
                 // Paused since the poller was told: only now is it worth a system call.
-                this.sync_interest()?;
+                sync_interest(this)?;
             }
         }
         if readiness.is_writable() {
@@ -151,6 +162,19 @@ impl Source for StreamObject {
             }
         }
         Ok(())
+    }
+
+    fn interest(&self) -> Interest {
+        self.registration.interest()
+    }
+
+    fn has_descriptor(this: This<'_, Self>) -> bool {
+        this.usable_fd(this.py()).is_ok()
+    }
+
+    fn on_evicted(this: This<'_, Self>) {
+        this.registration.evict();
+        this.reactor().defer(this.to_bound(), lifecycle::lose_descriptor);
     }
 }
 
@@ -177,7 +201,8 @@ impl Body for StreamBody {
 
     /// The out-buffer holds only bytes, which cannot be part of a cycle.
     fn visit(&self, visit: &mut dyn FnMut(&ObjectCell) -> c_int) -> c_int {
-        [&self.server, &self.socket, &self.waiter, &self.exception]
+        let owner = self.registration.owner().cell();
+        [&self.server, &self.socket, &self.waiter, &self.exception, owner]
             .into_iter()
             .map(visit)
             .find(|result| *result != 0)
@@ -193,6 +218,7 @@ impl Body for StreamBody {
     fn release(&self, py: Python<'_>) {
         self.clear(py);
         drop(self.socket.take(py));
+        self.registration.owner().release(py);
     }
 }
 
@@ -219,7 +245,7 @@ fn new_stream<'py>(
         read_size: ReadSize::new(),
     };
     if let Some(socket) = socket {
-        body.socket.set(socket);
+        set_socket(&body, socket);
     }
     object::make(&STREAM_TYPE, event_loop, body)
 }
@@ -258,12 +284,28 @@ pub(crate) fn abort_with(transport: &Bound<'_, PyAny>, exception: Option<Bound<'
 }
 
 /// The local address, from the descriptor while it is open.
-fn local_address(body: &StreamBody) -> Option<Address> {
-    match body.local.get() {
-        Some(address) => Some((**address).clone()),
-        None if body.fd() >= 0 => socket::local_address(body.fd()).ok(),
-        None => None,
+fn local_address(py: Python<'_>, body: &StreamBody) -> Option<Address> {
+    if let Some(address) = body.local.get() {
+        return Some((**address).clone());
     }
+    socket::local_address(body.usable_fd(py).ok()?).ok()
+}
+
+/// Keeps the local address for the time when the descriptor is closed.
+fn keep_local_address(py: Python<'_>, body: &StreamBody) {
+    if body.local.get().is_none()
+        && let Some(address) = local_address(py, body)
+    {
+        // A value set meanwhile stays: it is the same address.
+        let _ = body.local.set(Box::new(address));
+    }
+}
+
+/// From now on `socket` owns the descriptor, and whoever has it may close it.
+fn set_socket(body: &StreamBody, socket: Bound<'_, PyAny>) {
+    keep_local_address(socket.py(), body);
+    body.registration.set_owner(&socket);
+    body.socket.set(socket);
 }
 
 /// The socket object behind the transport, made now if the transport owned the bare descriptor until here.
@@ -276,6 +318,6 @@ fn socket_of(this: Stream<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
         return Ok(None);
     }
     let socket = socket_object::adopt(py, this.fd())?;
-    this.socket.set(socket.clone());
+    set_socket(&this, socket.clone());
     Ok(Some(socket))
 }

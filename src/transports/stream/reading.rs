@@ -4,10 +4,11 @@
 //! straight into an object of that size (`queue::read_size`).
 
 use std::io;
+use std::os::fd::RawFd;
 
 use pyo3::prelude::*;
 
-use super::{Stream, flag, lifecycle, writing};
+use super::{Stream, flag, lifecycle, sync_interest, writing};
 use crate::event_loop::names::names;
 use crate::event_loop::{errors, log};
 use crate::sys::socket;
@@ -17,23 +18,27 @@ use crate::transports::stream_reader::Feed;
 
 #[inline]
 pub(super) fn on_readable(this: Stream<'_>) -> PyResult<()> {
+    let fd = match this.usable_fd(this.py()) {
+        Ok(fd) => fd,
+        Err(error) => return on_read_error(this, &error),
+    };
     match this.calls.receiver() {
         Receiver::Data => match this.calls.feed(this.py()) {
-            Some(feed) => read_into_reader(this, feed),
-            None => read_object(this),
+            Some(feed) => read_into_reader(this, fd, feed),
+            None => read_object(this, fd),
         },
         Receiver::Buffered => read_into_protocol(this),
-        Receiver::Native => read_native(this),
+        Receiver::Native => read_native(this, fd),
     }
 }
 
 /// Protocol: receive a `bytes` object and call `data_received`.
 #[inline]
-fn read_object(this: Stream<'_>) -> PyResult<()> {
+fn read_object(this: Stream<'_>, fd: RawFd) -> PyResult<()> {
     let py = this.py();
     let received = match this.read_size.room() {
-        0 => receive_small(this),
-        len_bytes => receive_direct(this, len_bytes),
+        0 => receive_small(this, fd),
+        len_bytes => receive_direct(this, fd, len_bytes),
     };
     match received {
         Ok(Some(data)) => after_delivery(
@@ -65,8 +70,7 @@ fn after_delivery(this: Stream<'_>, result: PyResult<()>) -> PyResult<()> {
 }
 
 /// asyncio's streams: receive into the reader's buffer, large reads straight, small ones through the scratch buffer.
-fn read_into_reader<'py>(this: Stream<'py>, feed: Feed<'py>) -> PyResult<()> {
-    let fd = this.fd();
+fn read_into_reader<'py>(this: Stream<'py>, fd: RawFd, feed: Feed<'py>) -> PyResult<()> {
     // SAFETY: whoever calls it gives `len` writable bytes.
     let receive = |start: *mut u8, len: usize| unsafe { socket::recv(fd, start, len) };
     let room = this.read_size.room();
@@ -84,7 +88,7 @@ fn read_into_reader<'py>(this: Stream<'py>, feed: Feed<'py>) -> PyResult<()> {
             Some(received) => received
                 .map(|len_bytes| (len_bytes, None))
                 .map_err(Failure::System),
-            None => return read_object(this),
+            None => return read_object(this, fd),
         }
     };
     match received {
@@ -121,8 +125,8 @@ impl From<PyErr> for Failure {
 
 /// Through the scratch buffer into an exactly sized object. None at the end of the stream.
 #[inline]
-fn receive_small(this: Stream<'_>) -> Result<Option<Bound<'_, PyAny>>, Failure> {
-    let (py, fd) = (this.py(), this.fd());
+fn receive_small(this: Stream<'_>, fd: RawFd) -> Result<Option<Bound<'_, PyAny>>, Failure> {
+    let py = this.py();
     this.reactor().with_scratch(|scratch| {
         // SAFETY: the buffer is borrowed for the length of the call.
         let len_bytes = unsafe { socket::recv(fd, scratch.as_mut_ptr(), scratch.len())? };
@@ -136,10 +140,10 @@ fn receive_small(this: Stream<'_>) -> Result<Option<Bound<'_, PyAny>>, Failure> 
 
 /// Straight into a new object of `room` bytes, which then gives back what it has too much. None at the end of the
 /// stream.
-fn receive_direct(this: Stream<'_>, room: usize) -> Result<Option<Bound<'_, PyAny>>, Failure> {
+fn receive_direct(this: Stream<'_>, fd: RawFd, room: usize) -> Result<Option<Bound<'_, PyAny>>, Failure> {
     let mut data = NewBytes::with_room(this.py(), room)?;
     // SAFETY: the object is new, unshared and has `room` bytes.
-    let len_bytes = unsafe { socket::recv(this.fd(), data.as_mut_ptr(), room)? };
+    let len_bytes = unsafe { socket::recv(fd, data.as_mut_ptr(), room)? };
     if len_bytes == 0 {
         return Ok(None);
     }
@@ -148,8 +152,8 @@ fn receive_direct(this: Stream<'_>, room: usize) -> Result<Option<Bound<'_, PyAn
 }
 
 /// A native protocol: it gets what lies in the scratch buffer.
-fn read_native(this: Stream<'_>) -> PyResult<()> {
-    let (py, fd) = (this.py(), this.fd());
+fn read_native(this: Stream<'_>, fd: RawFd) -> PyResult<()> {
+    let py = this.py();
     let outcome = writing::corked(this, || {
         this.reactor().with_scratch(|scratch| {
             // SAFETY: the buffer is borrowed for the length of the call.
@@ -182,8 +186,10 @@ fn read_into_protocol(this: Stream<'_>) -> PyResult<()> {
                     return Ok((0, None));
                 }
                 stage = "Fatal error: protocol.buffer_updated() call failed.";
-                // SAFETY: `room` bytes may be written.
-                let received = unsafe { socket::recv(this.fd(), memory, room) };
+                let received = this.usable_fd(py).and_then(|fd| {
+                    // SAFETY: `room` bytes may be written.
+                    unsafe { socket::recv(fd, memory, room) }
+                });
                 Ok((*received.as_ref().unwrap_or(&0), Some(received)))
             })
         })
@@ -223,7 +229,7 @@ fn on_eof(this: Stream<'_>) -> PyResult<()> {
         }
         Ok(true) => {
             this.raise_flag(flag::EOF_RECEIVED);
-            this.sync_interest()
+            sync_interest(this)
         }
         Ok(false) => lifecycle::close(this),
     }

@@ -13,7 +13,7 @@ use pyo3::exceptions::{PyConnectionError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use super::{Stream, flag, writing};
+use super::{Stream, flag, sync_interest, writing};
 use crate::event_loop::names::{Kept, names};
 
 /// `_start_sendfile(future)`: the transport refuses writes until `end`; the future is done once all that was written
@@ -40,14 +40,14 @@ pub(super) fn start(this: Stream<'_>, future: Bound<'_, PyAny>) -> PyResult<()> 
 pub(super) fn wait_writable(this: Stream<'_>, future: Bound<'_, PyAny>) -> PyResult<()> {
     check_connected(this)?;
     this.waiter.set(future);
-    this.sync_interest()
+    sync_interest(this)
 }
 
 /// `_end_sendfile()`. Idempotent.
 pub(super) fn end(this: Stream<'_>) -> PyResult<()> {
     this.lower_flag(flag::SENDFILE);
     drop(this.waiter.take(this.py()));
-    this.sync_interest()
+    sync_interest(this)
 }
 
 /// The descriptor is writable, and what the transport itself had to write has been tried.
@@ -58,7 +58,7 @@ pub(super) fn on_writable(this: Stream<'_>) -> PyResult<()> {
     let Some(future) = this.waiter.take(this.py()) else {
         return Ok(());
     };
-    this.sync_interest()?;
+    sync_interest(this)?;
     settle(
         &future,
         names().set_result,

@@ -10,7 +10,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::{Stream, flag, lifecycle};
+use super::{Stream, flag, lifecycle, sync_interest};
 use crate::event_loop::errors;
 use crate::sys::socket;
 use crate::transports::flow;
@@ -56,13 +56,13 @@ fn flush(this: Stream<'_>) -> PyResult<()> {
 
 fn wait_writable(this: Stream<'_>) -> PyResult<()> {
     this.raise_flag(flag::BLOCKED);
-    this.sync_interest()?;
+    sync_interest(this)?;
     maybe_pause(this)
 }
 
 /// One or more system calls; Ok with data left over means that the kernel's buffer is full.
 fn send_buffered(this: Stream<'_>) -> io::Result<()> {
-    let fd = this.fd();
+    let fd = this.usable_fd(this.py())?;
     this.outgoing.drain(|slices| match slices {
         [one] => socket::send(fd, one),
         many => socket::send_vectored(fd, many),
@@ -101,16 +101,21 @@ pub(super) fn on_writable(this: Stream<'_>) -> PyResult<()> {
     if this.has(flag::CLOSING) {
         return lifecycle::finish(this, None);
     }
-    this.sync_interest()?;
-    if this.has(flag::EOF_WRITTEN) {
-        shutdown(this);
+    sync_interest(this)?;
+    if this.has(flag::EOF_WRITTEN)
+        && let Err(error) = shutdown(this)
+    {
+        return on_write_error(this, &error);
     }
     Ok(())
 }
 
-/// Ends our side of the connection; a peer that is already gone shows on the read side.
-pub(super) fn shutdown(this: Stream<'_>) {
-    let _ = socket::shutdown_write(this.fd());
+/// Ends our side of the connection; a peer that is already gone shows on the read side. EBADF if the socket was closed
+/// behind our back.
+pub(super) fn shutdown(this: Stream<'_>) -> io::Result<()> {
+    let fd = this.usable_fd(this.py())?;
+    let _ = socket::shutdown_write(fd);
+    Ok(())
 }
 
 /// `write(data)`.
@@ -128,7 +133,7 @@ pub(super) fn write(this: Stream<'_>, data: *mut ffi::PyObject) -> PyResult<()> 
         return after_push(this);
     }
     let bytes = source.as_slice();
-    let sent = match socket::send(this.fd(), bytes) {
+    let sent = match this.usable_fd(py).and_then(|fd| socket::send(fd, bytes)) {
         Ok(sent) => sent,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
         Err(error) => return on_write_error(this, &error),

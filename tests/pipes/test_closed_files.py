@@ -1,0 +1,119 @@
+"""Pipes whose file object is closed behind the transport's back. asyncio goes on with the number; here nothing is read
+from the file that has it by then, nor written to it."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+from support import Recorder, Stranger, is_closed_error, pipe_ends, turns, until
+
+pytestmark = pytest.mark.unfit(asyncio="it reads and writes whatever has the number", uvloop="the same")
+
+
+def buffered_reader(ends):
+    return open(ends.file.fileno(), "rb", closefd=False)
+
+
+class Wrapper:
+    """A file object of the user's own."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def fileno(self):
+        return self.file.fileno()
+
+    def close(self):
+        self.file.close()
+
+
+KINDS = {
+    "raw": lambda number, mode: open(number, mode, buffering=0),
+    "buffered": lambda number, mode: open(number, mode),
+    "text": lambda number, mode: open(number, mode.rstrip("b")),
+    "own": lambda number, mode: Wrapper(open(number, mode, buffering=0)),
+    "socket": lambda number, _mode: socket.socket(fileno=number),
+}
+
+
+def ends_of(kind, direction):
+    ends = pipe_ends("socket" if kind == "socket" else "pipe", direction)
+    number = os.dup(ends.file.fileno())
+    ends.file.close()
+    ends.file = KINDS[kind](number, "rb" if direction == "read" else "wb")
+    ends.number = number
+    return ends
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_writing_after_the_file_was_closed(loop, reported, kind):
+    with ends_of(kind, "write") as ends:
+        transport, protocol = await loop.connect_write_pipe(Recorder, ends.file)
+        transport.write(b"before")
+        assert await ends.read_exactly(6) == b"before"
+        ends.file.close()
+        with Stranger(ends.number):
+            transport.write(b"lost")
+            await until(lambda: protocol.is_lost)
+            assert is_closed_error(protocol.lost_with[0])
+        assert reported == []
+
+
+@pytest.mark.parametrize("is_duplicated", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_reading_after_the_file_was_closed(loop, reported, kind, is_duplicated):
+    with ends_of(kind, "read") as ends:
+        transport, protocol = await loop.connect_read_pipe(Recorder, ends.file)
+        ends.send(b"before")
+        await until(lambda: protocol.data == b"before")
+        duplicate = os.dup(ends.number)
+        if not is_duplicated:
+            os.close(duplicate)
+        ends.file.close()
+        with Stranger(ends.number) as stranger:
+            stranger.theirs.send(b"not for the protocol")
+            if is_duplicated:
+                ends.send(b"nobody reads this")
+                await until(lambda: protocol.is_lost)
+                assert is_closed_error(protocol.lost_with[0])
+                assert [is_closed_error(error) for error in reported.exceptions] == [True]
+                assert os.read(duplicate, 100) == b"nobody reads this"
+                os.close(duplicate)
+            else:
+                await turns(3)
+                transport.close()
+                await until(lambda: protocol.is_lost)
+                assert protocol.lost_with == [None]
+                assert reported == []
+            assert protocol.data == b"before"
+            assert stranger.ours.recv(100) == b"not for the protocol"
+
+
+@pytest.mark.parametrize("how", ["close", "abort"])
+async def test_ending_with_a_buffer(loop, how):
+    with ends_of("raw", "write") as ends:
+        transport, protocol = await loop.connect_write_pipe(Recorder, ends.file)
+        transport.write(bytes(1_000_000))
+        assert transport.get_write_buffer_size()
+        ends.file.close()
+        with Stranger(ends.number):
+            getattr(transport, how)()
+            await until(lambda: protocol.is_lost)
+            if how == "close":
+                assert is_closed_error(protocol.lost_with[0])
+            else:
+                assert protocol.lost_with == [None]
+
+
+async def test_a_raw_file_that_was_taken_out_of_its_buffer_lives_on(loop, reported):
+    with ends_of("buffered", "read") as ends:
+        _transport, protocol = await loop.connect_read_pipe(Recorder, ends.file)
+        raw = ends.file.detach()
+        ends.send(b"still read")
+        await until(lambda: protocol.data == b"still read")
+        ends.close_other()
+        await until(lambda: protocol.is_lost)
+        ends.file = raw
+    assert reported.messages == ["Exception in callback pipe.close()"]  # the buffer has nothing to close any more

@@ -1,0 +1,94 @@
+"""Datagram sockets that are closed behind their transport's back: nothing goes to the file that has their number."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from support import HOST, Stranger, is_closed_error, turns, until
+from udp.endpoints import Datagrams, endpoint, finish, raw_socket
+
+pytestmark = pytest.mark.unfit(uvloop="it uses the number")
+
+
+def socket_of(transport) -> socket.socket:
+    return transport.get_extra_info("socket")._sock
+
+
+@pytest.mark.parametrize("is_connected", [False, True])
+async def test_sending_after_the_socket_was_closed(loop, is_connected):
+    """The protocol hears of it each time, and the endpoint stays until it is closed."""
+    with raw_socket() as peer:
+        address = peer.getsockname()
+        options = {"remote_addr": address} if is_connected else {"local_addr": (HOST, 0)}
+        transport, protocol, _ = await endpoint(loop, **options)
+        sock = socket_of(transport)
+        fd = sock.fileno()
+        sock.close()
+        with Stranger(fd, socket.SOCK_DGRAM) as stranger:
+            for count in (1, 2):
+                transport.sendto(b"lost", None if is_connected else address)
+                assert len(protocol.errors) == count
+                assert is_closed_error(protocol.errors[-1])
+            stranger.theirs.send(b"for the stranger")
+            await turns(3)
+            assert stranger.ours.recv(100) == b"for the stranger"
+            assert protocol.received == []
+            await finish(protocol)
+
+
+@pytest.mark.unfit(asyncio="the loop spins")
+async def test_an_event_of_a_duplicate(loop):
+    transport, protocol, address = await endpoint(loop)
+    sock = socket_of(transport)
+    fd = sock.fileno()
+    with sock.dup() as duplicate, raw_socket() as peer:
+        sock.close()
+        with Stranger(fd, socket.SOCK_DGRAM) as stranger:
+            stranger.theirs.send(b"not for the protocol")
+            peer.sendto(b"nobody reads this", address)
+            await until(lambda: protocol.errors)
+            await turns(100)
+            assert len(protocol.errors) == 1
+            assert is_closed_error(protocol.errors[0])
+            assert protocol.received == []
+            transport.pause_reading()
+            transport.resume_reading()
+            assert stranger.ours.recv(100) == b"not for the protocol"
+            await finish(protocol)
+        assert duplicate.recv(100) == b"nobody reads this"
+
+
+@pytest.mark.unfit(asyncio="RuntimeError: the number is used by the old transport")
+async def test_a_new_endpoint_with_the_same_number(loop):
+    old, old_protocol, _ = await endpoint(loop)
+    sock = socket_of(old)
+    fd = sock.fileno()
+    sock.close()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    if theirs.fileno() == fd:
+        ours, theirs = theirs, ours
+    assert ours.fileno() == fd
+    new, new_protocol = await loop.create_datagram_endpoint(Datagrams, sock=ours)
+    with theirs:
+        theirs.send(b"one")
+        await until(lambda: new_protocol.data == [b"one"])
+        await until(lambda: old_protocol.is_lost)
+        assert is_closed_error(old_protocol.lost_with[0])
+        old.sendto(b"lost", (HOST, 1))
+        old.close()
+        theirs.send(b"two")
+        await until(lambda: new_protocol.data == [b"one", b"two"])
+        new.sendto(b"three")
+        assert theirs.recv(100) == b"three"
+        assert old_protocol.received == []
+        new.close()
+        await until(lambda: new_protocol.is_lost)
+
+
+async def test_a_socket_that_another_endpoint_uses(loop):
+    transport, protocol, _ = await endpoint(loop)
+    with pytest.raises(RuntimeError, match=r"File descriptor .* is used by transport"):
+        await loop.create_datagram_endpoint(Datagrams, sock=socket_of(transport))
+    assert socket_of(transport).fileno() >= 0
+    await finish(protocol)
