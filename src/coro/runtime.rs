@@ -221,6 +221,10 @@ impl Runtime {
         let place = coro.place.get();
         let object = std::mem::replace(&mut self.live.borrow_mut()[place], ptr::null_mut());
         self.free_places.borrow_mut().push(place);
+        let mut pool = self.pool.borrow_mut();
+        if !pool.is_empty() && self.live_count() == 0 {
+            pool.clear();
+        }
         // SAFETY: the table held a reference since `enter`.
         unsafe { Bound::from_owned_ptr(coro.py(), object) }
     }

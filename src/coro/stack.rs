@@ -28,8 +28,8 @@ use crate::sys::pages;
 const SAVED_UNIT: usize = 16;
 /// Buffers up to this many units are kept for the next evacuation.
 const POOLED_UNITS: usize = 512;
-/// Buffers kept per size.
-const KEPT_PER_SIZE: usize = 64;
+/// Bytes of all buffers that are kept. Switches take as many as they give, so few are enough.
+const MAX_KEPT_LEN: usize = 1024 * 1024;
 /// A stack that has been used deeper than this gives its memory back at a trim.
 const RESIDENT_LEN: usize = 256 * 1024;
 /// Trims are made once in so many evacuations.
@@ -213,6 +213,8 @@ impl Saved {
 /// Buffers for saved stacks, kept by size.
 pub(super) struct Pool {
     kept: Vec<Vec<*mut u8>>,
+    /// Bytes of them all.
+    kept_len: usize,
 }
 
 fn units(len_bytes: usize) -> usize {
@@ -223,6 +225,7 @@ impl Pool {
     pub(super) fn new() -> Self {
         Self {
             kept: (0..=POOLED_UNITS).map(|_| Vec::new()).collect(),
+            kept_len: 0,
         }
     }
 
@@ -231,7 +234,10 @@ impl Pool {
     pub(super) fn take(&mut self, len_bytes: usize) -> Option<Saved> {
         let size = units(len_bytes);
         let data = match self.kept.get_mut(size).and_then(Vec::pop) {
-            Some(data) => data,
+            Some(data) => {
+                self.kept_len -= size * SAVED_UNIT;
+                data
+            }
             // SAFETY: plain allocation; null is checked below.
             None => unsafe { libc::malloc(size * SAVED_UNIT) }.cast::<u8>(),
         };
@@ -245,21 +251,40 @@ impl Pool {
     #[inline]
     #[allow(clippy::needless_pass_by_value)] // the buffer is given up
     pub(super) fn give(&mut self, saved: Saved) {
-        let kept = self.kept.get_mut(units(saved.len_bytes));
-        match kept {
-            Some(kept) if kept.len() < KEPT_PER_SIZE => kept.push(saved.data),
+        let size = units(saved.len_bytes);
+        let len_bytes = size * SAVED_UNIT;
+        match self.kept.get_mut(size) {
+            Some(kept) if self.kept_len + len_bytes <= MAX_KEPT_LEN => {
+                kept.push(saved.data);
+                self.kept_len += len_bytes;
+            }
             // SAFETY: allocated by `take`, given up by the caller.
             _ => unsafe { libc::free(saved.data.cast()) },
+        }
+    }
+
+    /// True if no buffer is kept.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.kept_len == 0
+    }
+
+    /// Gives all buffers back to the system.
+    #[cold]
+    pub(super) fn clear(&mut self) {
+        self.kept_len = 0;
+        for kept in &mut self.kept {
+            for data in std::mem::take(kept) {
+                // SAFETY: allocated by `take` and owned by the pool, which has just given it up.
+                unsafe { libc::free(data.cast()) };
+            }
         }
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        for data in self.kept.iter().flatten() {
-            // SAFETY: allocated by `take` and owned by the pool.
-            unsafe { libc::free(data.cast()) };
-        }
+        self.clear();
     }
 }
 
@@ -332,6 +357,32 @@ mod tests {
         let first = pool.take(1001).unwrap();
         let data = first.data;
         pool.give(first);
-        assert_eq!(pool.take(1008).unwrap().data, data);
+        let again = pool.take(1008).unwrap();
+        assert_eq!(again.data, data);
+        pool.give(again);
+    }
+
+    #[test]
+    fn few_buffers_are_kept() {
+        let mut pool = Pool::new();
+        let lens = (1..=POOLED_UNITS).map(|size| size * SAVED_UNIT);
+        let all: Vec<Saved> = lens
+            .flat_map(|len| [len; 64])
+            .map(|len| pool.take(len).unwrap())
+            .collect();
+        assert!(pool.is_empty());
+        for saved in all {
+            pool.give(saved);
+        }
+        let kept_len: usize = pool
+            .kept
+            .iter()
+            .enumerate()
+            .map(|(size, kept)| size * SAVED_UNIT * kept.len())
+            .sum();
+        assert_eq!(kept_len, pool.kept_len);
+        assert!(kept_len > MAX_KEPT_LEN / 2 && kept_len <= MAX_KEPT_LEN);
+        pool.clear();
+        assert!(pool.is_empty() && pool.kept.iter().all(|kept| kept.capacity() == 0));
     }
 }

@@ -137,7 +137,7 @@ class File:
     fileno = stay
 
 class Delay:
-    __add__ = __radd__ = __float__ = stay
+    __add__ = __radd__ = __float__ = __lt__ = __mul__ = stay
 
 class Socket(socket.socket):
     def __init__(self):
