@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextvars
+import math
+import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -295,3 +299,46 @@ def test_threads_run_after_the_executor_was_shut_down():
         return "alive"
 
     assert coro.run(work) == "alive"
+
+
+def test_threads_run_in_an_executor_of_ones_own():
+    def main():
+        variable.set(5)
+        with concurrent.futures.ThreadPoolExecutor(1, "own") as executor:
+            names = [coro.threads.run(lambda: threading.current_thread().name, executor=executor) for _ in range(2)]
+            assert names == ["own_0", "own_0"]
+            assert coro.threads.run(variable.get, executor=executor) == 5
+            assert coro.threads.run(dict, [("one", 1)], executor=executor, two=2) == {"one": 1, "two": 2}
+        with pytest.raises(RuntimeError, match="shutdown"):
+            coro.threads.run(int, executor=executor)
+
+    coro.run(main)
+
+
+def test_threads_run_in_another_process():
+    def main():
+        context = multiprocessing.get_context("spawn")
+        with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as executor:
+            assert coro.threads.run(os.getpid, executor=executor) != os.getpid()
+
+    coro.run(main)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="from 3.14 on")
+def test_threads_run_in_another_interpreter():
+    def main():
+        with concurrent.futures.InterpreterPoolExecutor(1) as executor:
+            assert coro.threads.run(math.factorial, 5, executor=executor) == 120
+
+    coro.run(main)
+
+
+def test_how_many_threads_there_are_by_default():
+    def main():
+        coro.threads.run(int)
+        cpus = getattr(os, "process_cpu_count", os.cpu_count)()
+        assert coro.current().get_loop()._default_executor._max_workers == min(32, cpus + 4)
+        with pytest.raises(TypeError, match=r"threads\.run\(\) needs an ordinary function"):
+            coro.threads.run(asyncio.sleep)
+
+    coro.run(main)

@@ -7,6 +7,7 @@ coro's own stack, and the coro is the task that it sees: ``asyncio.timeout``, Ta
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextvars
 import functools
 from collections.abc import Awaitable, Callable, Coroutine
@@ -208,16 +209,36 @@ def run(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return _run.run_on(take_pending_loop() or new_event_loop(), run_sync(fn, *args, **kwargs))
 
 
-def run_in_thread(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run ``fn`` in a real thread, of the loop's default executor, while this coro waits; return its result.
+def run_in_thread(
+    fn: Callable[..., Any], /, *args: Any, executor: concurrent.futures.Executor | None = None, **kwargs: Any
+) -> Any:
+    """Run ``fn(*args, **kwargs)`` in a real thread while this coro waits; return its result or raise its exception.
 
-    It runs in a copy of the coro's context. An interruption of the coro does not reach the thread: one that runs goes
-    on, and its result is dropped; a call that has not begun is taken back. Source: asyncio.to_thread.
+    The thread is one of ``executor``, by default of the loop's default executor, which all of asyncio shares: it has
+    ``min(32, CPUs + 4)`` threads, and further calls wait for a free one. The function runs in a copy of the coro's
+    context, except in executors whose functions do not run in threads of this interpreter.
+
+    An interruption of the coro does not reach the thread: one that runs goes on, and its result is dropped; a call that
+    has not begun is taken back. Source: asyncio.to_thread.
 
     Raises:
         YieldFromMain: not in a coro.
-        RuntimeError: the loop's executor was shut down.
+        TypeError: ``fn`` is no function, or an async one.
+        RuntimeError: the executor was shut down.
     """
+    _core._coro_check_function(fn, "threads.run")
     coro = _core._coro_current()
-    call = functools.partial(contextvars.copy_context().run, fn, *args, **kwargs)
-    return await_(coro._loop.run_in_executor(None, call))
+    if executor is None or _runs_threads(executor):
+        call = functools.partial(contextvars.copy_context().run, fn, *args, **kwargs)
+    else:
+        call = functools.partial(fn, *args, **kwargs)
+    return await_(coro._loop.run_in_executor(executor, call))
+
+
+def _runs_threads(executor: concurrent.futures.Executor) -> bool:
+    """Whether a context can be handed to the executor's threads: they belong to this interpreter."""
+    if not isinstance(executor, concurrent.futures.ThreadPoolExecutor):
+        return False
+    # From 3.14 on there is one whose threads belong to other interpreters.
+    interpreters: type | None = getattr(concurrent.futures, "InterpreterPoolExecutor", None)
+    return interpreters is None or not isinstance(executor, interpreters)
