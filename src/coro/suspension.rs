@@ -178,7 +178,7 @@ fn not_suspendable(py: Python<'_>, is_coro: bool) -> PyErr {
         return coro_errors::new(
             py,
             Kind::YieldFromMain,
-            "only a coro can wait: this runs on the thread's own stack",
+            "only a coro can wait, and none runs here: in asyncio `await coro.run_sync(f)` calls f in one, elsewhere `coro.run(f)`",
         );
     }
     if with_runtime(|runtime| runtime.is_forked.get()) {

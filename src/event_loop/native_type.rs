@@ -174,15 +174,26 @@ impl<'a, 'py> Args<'a, 'py> {
 
     #[cold]
     fn wrong_count(&self, name: &str, expected: &str) -> PyErr {
-        if self.positional < self.values.len() && !self.kwnames.is_null() {
+        if let Some((keyword, _)) = self.keywords().next() {
             return PyTypeError::new_err(format!(
-                "{name}() takes {expected} positional argument(s) and no such keyword"
+                "{name}() got an unexpected keyword argument {}",
+                keyword
+                    .repr()
+                    .map_or_else(|_| String::new(), |text| text.to_string())
             ));
         }
-        PyTypeError::new_err(format!(
-            "{name}() takes {expected} positional argument(s) but {} were given",
-            self.positional
-        ))
+        let given = match self.positional {
+            1 => "1 was given".to_owned(),
+            count => format!("{count} were given"),
+        };
+        PyTypeError::new_err(match expected {
+            "exactly 0" => format!("{name}() takes no arguments, but {given}"),
+            "exactly 1" => format!("{name}() takes exactly one argument, but {given}"),
+            expected => {
+                let plural = if expected.ends_with(" 1") { "" } else { "s" };
+                format!("{name}() takes {expected} positional argument{plural}, but {given}")
+            }
+        })
     }
 
     /// The keyword arguments as (name, borrowed value).

@@ -82,12 +82,22 @@ class LockError(RuntimeError):
 class InParallelError(Exception):
     """Some of the functions of ``in_parallel`` have raised.
 
-    ``result_list`` has one entry per function, in order: ``(True, result)`` or ``(False, exception)``.
+    ``result_list`` has one entry per function, in order: ``(True, result)`` or ``(False, exception)``. The cause is the
+    exception, or the group of them if there are several.
     """
 
     def __init__(self, result_list: list[tuple[bool, Any]]) -> None:
         super().__init__(result_list)
         self.result_list = result_list
+        raised = [exc for is_result, exc in result_list if not is_result]
+        if len(raised) == 1:
+            self.__cause__ = raised[0]
+        elif raised:
+            self.__cause__ = BaseExceptionGroup("the functions have raised", raised)
+
+    def __str__(self) -> str:
+        raised = [repr(exc) for is_result, exc in self.result_list if not is_result]
+        return f"{len(raised)} of {len(self.result_list)} functions have raised: {', '.join(raised)}"
 
 
 class WakeUp(Exception):  # noqa: N818  # Shrapnel's name

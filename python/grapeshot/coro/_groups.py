@@ -84,6 +84,10 @@ class Group:
         # What interrupts the block after an error.
         self._interruption: _errors.Interrupted | None = None
 
+    def __repr__(self) -> str:
+        state = ", ending after an error" if self._first_error is not None else ""
+        return f"<{type(self).__name__} {len(self._coros)} coros{state}>"
+
     def spawn(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Coro:
         """Start ``fn(*args)`` as a coro of the group. RuntimeError when the group is ending after an error."""
         if self._first_error is not None:
@@ -162,6 +166,9 @@ class Pool:
 
     def __len__(self) -> int:
         return len(self._coros)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {len(self._coros)} of {self._size} places taken>"
 
     def spawn(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Coro:
         """Wait for a place, then start ``fn(*args)`` in it."""

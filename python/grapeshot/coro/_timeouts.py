@@ -67,7 +67,7 @@ class timeout:  # noqa: N801  # used like asyncio.timeout
         if bomb is None:
             return
         if exc is bomb:
-            raise _errors.TimeoutError from exc
+            raise _errors.TimeoutError(f"not done after {self._seconds:g} seconds") from exc
         coro._take_back(bomb)
 
     def _explode(self) -> None:

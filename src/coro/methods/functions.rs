@@ -21,7 +21,7 @@ pub(super) fn current<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> 
         None => Err(coro_errors::new(
             py,
             Kind::YieldFromMain,
-            "no coro is running: this is the thread's own stack",
+            "no coro runs here: in asyncio `await coro.run_sync(f)` calls f in one, elsewhere `coro.run(f)`",
         )),
     }
 }
