@@ -1,6 +1,7 @@
 """A pytest plugin that writes down for run.py how each phase of each test ended: a JSON line in the file `SUITE_LINES`.
 
-A line has the loops that were built since the phase before. A failed collection gets a line, too.
+A line has the loops that were built since the phase before. A failed collection gets a line, too. `SUITE_ONLY` names a
+file with the ids of the tests to run, in their order, as JSON; on the command line each would have to exist.
 """
 
 from __future__ import annotations
@@ -18,6 +19,16 @@ _is_worker = False  # of pytest-xdist: its reports are repeated in the process t
 def pytest_configure(config: pytest.Config) -> None:
     global _is_worker
     _is_worker = hasattr(config, "workerinput")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "SUITE_ONLY" not in os.environ:
+        return
+    with open(os.environ["SUITE_ONLY"]) as file:
+        places = {test: place for place, test in enumerate(json.load(file))}
+    others = [item for item in items if item.nodeid not in places]
+    items[:] = sorted((item for item in items if item.nodeid in places), key=lambda item: places[item.nodeid])
+    config.hook.pytest_deselected(items=others)
 
 
 def write(report: pytest.TestReport | pytest.CollectReport, **line: Any) -> None:

@@ -105,21 +105,19 @@ def unpack(sdist: Path, work: Path, wanted: list[str]) -> None:
 
 def run_once(suite: dict[str, Any], python: Path, work: Path, subject: str, tests: list[str]) -> dict[str, Outcome]:
     """Run these tests, or all if there are none: how they ended."""
-    with tempfile.TemporaryDirectory(prefix="suite-") as folder:  # a short path: Unix sockets are made below it
+    with tempfile.TemporaryDirectory(prefix="s-") as folder:  # a short path: Unix sockets are made below it
         lines, chosen, output = (Path(folder) / name for name in ("lines", "chosen", "output"))
         lines.touch()
         home = Path(folder) / "home"
         home.mkdir()
         command = [str(python), "-m", "pytest", "-o", "addopts=", "-p", "recorder", "--color=no", *suite["arguments"]]
-        command += [f"--deselect={test}" for test in suite["deselected"]]
-        if tests:
-            chosen.write_text("\n".join(tests))
-            command += [f"@{chosen}"]
-        else:
-            command += suite["tests"]
+        command += [*(f"--deselect={test}" for test in suite["deselected"]), *suite["tests"]]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV_"))}
         environment |= {"SUITE_LOOP": subject, "SUITE_LINES": str(lines), "HOME": str(home), "TMPDIR": folder}
         environment |= {"PYTHONPATH": os.pathsep.join(map(str, (HERE / "site", HERE, package()))), "PYTHONUTF8": "1"}
+        if tests:
+            chosen.write_text(json.dumps(tests))
+            environment["SUITE_ONLY"] = str(chosen)
         with output.open("wb") as sink:
             child = subprocess.Popen(
                 command,
@@ -179,7 +177,7 @@ def read_lines(text: str) -> dict[str, Outcome]:
 
 
 def run_suite(
-    suite: dict[str, Any], python: Path, work: Path, subject: str, needed: set[str] | None
+    suite: dict[str, Any], python: Path, work: Path, subject: str, needed: list[str] | None
 ) -> dict[str, Outcome]:
     """Run a suite. What fails is run again; on the subject, what is `needed` and did not pass is run again."""
     outcomes = run_once(suite, python, work, subject, [])
@@ -190,7 +188,8 @@ def run_suite(
             again = [test for test in needed if test not in outcomes or outcomes[test].outcome != "passed"]
         if not again:
             break
-        for test, end in run_once(suite, python, work, subject, sorted(again)).items():
+        again.sort(key=lambda test: test in outcomes)  # what a crash has kept from running comes before what crashed
+        for test, end in run_once(suite, python, work, subject, again).items():
             if test in outcomes:
                 end.runs += outcomes[test].runs
                 end.loops.update(outcomes[test].loops)
@@ -287,11 +286,11 @@ def run_and_judge(name: str, suite: dict[str, Any], subject: str, keep_baseline:
         kept.write_text(json.dumps({test: end.outcome for test, end in baseline.items()}, indent=0))
     print(f"==> {name} {suite['version']} on {subject}", flush=True)
     listed = suite["exceptions"]
-    needed = {
+    needed = [
         test
         for test, end in baseline.items()
         if end.outcome == "passed" and not any(matches(pattern, test) for pattern in listed)
-    }
+    ]
     ended = run_suite(suite, python, work, subject, needed)
     report = judge(name, subject, listed, baseline, ended)
     report.counts[before] = collections.Counter(end.outcome for end in baseline.values())

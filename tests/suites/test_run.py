@@ -100,7 +100,7 @@ def test_run_suite(subject: str, tmp_path: Path) -> None:
 def test_run_suite_that_crashes(tmp_path: Path) -> None:
     lines = ["import os", "def test_before(): pass", "def test_crash(): os.abort()", "def test_after(): pass"]
     (tmp_path / "test_toy.py").write_text("\n".join(lines))
-    needed = {f"test_toy.py::test_{name}" for name in ("before", "crash", "after")}
+    needed = [f"test_toy.py::test_{name}" for name in ("before", "crash", "after", "gone")]
     ended = run.run_suite(SUITE, Path(sys.executable), tmp_path, "asyncio", needed)
     outcomes = {test.removeprefix("test_toy.py::test_"): end.outcome for test, end in ended.items()}
     assert outcomes == {"before": "passed", "crash": "failed", "after": "passed"}
