@@ -430,7 +430,7 @@ class Loop:
         self,
         protocol: asyncio.BaseProtocol,
         sslcontext: SSLContext,
-        waiter: asyncio.Future[None] | None,
+        waiter: asyncio.Future[SSLTransport | None] | None,
         server_side: bool,
         server_hostname: str | None,
         handshake_timeout: float,

@@ -63,7 +63,7 @@ def make_transport(
     loop: BaseLoop,
     protocol: asyncio.BaseProtocol,
     ssl_argument: Any,
-    waiter: asyncio.Future[None] | None,
+    waiter: asyncio.Future[_core.SSLTransport | None] | None,
     limits: TimeLimits,
     *,
     server_side: bool = False,
@@ -170,8 +170,10 @@ async def start_tls(
     server_hostname: str | None = None,
     ssl_handshake_timeout: float | None = None,
     ssl_shutdown_timeout: float | None = None,
-) -> asyncio.Transport:
+) -> asyncio.Transport | None:
     """Encrypt a connection that is open already; return the transport that ``protocol`` must use from now on.
+
+    None if ``transport`` was closed before the handshake could begin, as in asyncio.
 
     ``transport`` may be any that says so (``_start_tls_compatible``), a TLS transport too. What a server's StreamReader
     has received already of the handshake is taken from it. ``protocol`` gets no second ``connection_made``.
@@ -189,7 +191,7 @@ async def start_tls(
         raise TypeError(f"sslcontext is expected to be an instance of ssl.SSLContext, got {sslcontext!r}")
     if not getattr(transport, "_start_tls_compatible", False):
         raise TypeError(f"transport {transport!r} is not supported by start_tls()")
-    waiter = loop.create_future()
+    waiter: asyncio.Future[_core.SSLTransport | None] = loop.create_future()
     above = make_transport(
         loop,
         protocol,
@@ -208,7 +210,7 @@ async def start_tls(
     starting = loop.call_soon(above.connection_made, lower)
     resuming = loop.call_soon(lower.resume_reading)
     try:
-        await waiter
+        return await waiter
     except BaseException:
         lower.close()
         starting.cancel()
@@ -216,7 +218,6 @@ async def start_tls(
         raise
     finally:
         del waiter  # holds the exception whose traceback holds this frame
-    return above
 
 
 def _take_received(protocol: asyncio.StreamReaderProtocol, above: _core.SSLTransport) -> None:

@@ -122,7 +122,7 @@ fn finish_handshake(this: Tls<'_>) -> PyResult<()> {
             );
         }
     }
-    let woken = wake_waiter(this, None);
+    let woken = wake_waiter(this, Ok(&this.to_bound()));
     if is_upgrade {
         // Only `start_tls` tells the application of its new transport: the first data must not come before it has.
         this.raise_flag(flag::STARTED);
@@ -188,7 +188,7 @@ fn fail_handshake(this: Tls<'_>, error: PyErr, message: &str) -> PyResult<()> {
         report_accepted(this, error.clone_ref(py))?;
     }
     fatal_error(this, error, message)?;
-    wake_waiter(this, Some(exception))
+    wake_waiter(this, Err(exception))
 }
 
 /// In debug mode asyncio reports every accepted connection that did not come about.
@@ -205,8 +205,9 @@ fn report_accepted(this: Tls<'_>, error: PyErr) -> PyResult<()> {
     )
 }
 
-/// Sets the result (None) or the exception of the Future that waits for the handshake.
-fn wake_waiter(this: Tls<'_>, exception: Option<Bound<'_, PyAny>>) -> PyResult<()> {
+/// Sets the result or the exception of the Future that waits for the handshake. The result is the transport, or None for
+/// a connection that was closed before its handshake had begun.
+fn wake_waiter(this: Tls<'_>, outcome: Result<&Bound<'_, PyAny>, Bound<'_, PyAny>>) -> PyResult<()> {
     let py = this.py();
     let Some(waiter) = this.waiter.take(py) else {
         return Ok(());
@@ -214,9 +215,9 @@ fn wake_waiter(this: Tls<'_>, exception: Option<Bound<'_, PyAny>>) -> PyResult<(
     if waiter.call_method0(intern!(py, "done"))?.is_truthy()? {
         return Ok(());
     }
-    match exception {
-        Some(exception) => waiter.call_method1(intern!(py, "set_exception"), (exception,))?,
-        None => waiter.call_method1(intern!(py, "set_result"), (py.None(),))?,
+    match outcome {
+        Ok(result) => waiter.call_method1(intern!(py, "set_result"), (result,))?,
+        Err(exception) => waiter.call_method1(intern!(py, "set_exception"), (exception,))?,
     };
     Ok(())
 }
@@ -349,7 +350,12 @@ fn lose(this: Tls<'_>, exception: &Bound<'_, PyAny>) -> PyResult<()> {
         Ok(())
     };
     this.calls.drop_all(py);
-    wake_waiter(this, (!exception.is_none()).then(|| exception.clone()))?;
+    let outcome = if exception.is_none() {
+        Ok(exception)
+    } else {
+        Err(exception.clone())
+    };
+    wake_waiter(this, outcome)?;
     if let (Err(error), Some(event_loop), Some(protocol)) = (result, this.event_loop.get(py), protocol) {
         return errors::report(
             &event_loop,

@@ -321,6 +321,20 @@ async def test_failure(loop, side, what, reported):
     peer.close()
 
 
+@pytest.mark.parametrize("end", ["close", "abort"])
+@pytest.mark.deviates(uvloop="returns a transport")
+@pytest.mark.unfit(asyncio="starts the handshake all the same, and waits for its end", when=sys.version_info < (3, 12))
+async def test_of_a_transport_that_was_closed_just_before(loop, end):
+    transport, protocol, other = await plain(loop)
+    getattr(transport, end)()
+    with other:
+        above = await loop.start_tls(transport, protocol, client_context(), server_hostname=HOSTNAME)
+        is_none, above = above is None, None
+        assert protocol.events == ["made", "lost"]
+        assert protocol.lost_with == [None]
+    assert is_none
+
+
 async def test_cancelled(loop):
     transport, protocol, other = await plain(loop)
     starting = asyncio.ensure_future(loop.start_tls(transport, protocol, client_context(), server_hostname=HOSTNAME))
