@@ -52,7 +52,7 @@ class Report:
     """What came of a suite on the subject, beside the baseline."""
 
     suite: str
-    counts: dict[str, collections.Counter[str]] = dataclasses.field(default_factory=dict)
+    counts: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
     problems: list[str] = dataclasses.field(default_factory=list)
     flaky: list[str] = dataclasses.field(default_factory=list)
 
@@ -293,8 +293,8 @@ def run_and_judge(name: str, suite: dict[str, Any], subject: str, keep_baseline:
     ]
     ended = run_suite(suite, python, work, subject, needed)
     report = judge(name, subject, listed, baseline, ended)
-    report.counts[before] = collections.Counter(end.outcome for end in baseline.values())
-    report.counts[subject] = collections.Counter(end.outcome for end in ended.values())
+    for loop, outcomes in ((before, baseline), (subject, ended)):
+        report.counts[loop] = {how: sum(end.outcome == how for end in outcomes.values()) for how in RANK}
     return report
 
 
