@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     SignalHandler = tuple[Callable[..., object], tuple[Any, ...], contextvars.Context]
 
 
+# What the timers follow where a program has set its own on a loop.
+_CLOCK = frozenset(("time", "call_at"))
+
+
 class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
     """The native loop with asyncio's abstract class and the Python-side state; see :class:`grapeshot.Loop`."""
 
@@ -41,6 +45,7 @@ class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
     # asyncio's names of what `is_closed()` and `get_debug()` tell, which other code reads
     _closed = property(_core.Loop.is_closed)
     _debug = property(_core.Loop.get_debug)
+    _clock_resolution: float = 1e-9
     # sendfile by the system alone, under the names that asyncio's own loops have for it
     _sendfile_native: Callable[..., Coroutine[Any, Any, int]]
     _sock_sendfile_native: Callable[..., Coroutine[Any, Any, int]]
@@ -48,3 +53,13 @@ class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
     # what a full pipe has lost is among them
     _signal_handlers: dict[int, SignalHandler] | None = None
     _signals_noted: set[int]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name in _CLOCK:
+            self._attributes_changed()
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        if name in _CLOCK:
+            self._attributes_changed()

@@ -330,6 +330,9 @@ class Loop:
     def _thread_id(self) -> int | None:
         """The identifier of the thread that runs the loop, None while it does not run."""
 
+    def _attributes_changed(self) -> None:
+        """Called when ``time`` or ``call_at`` was set on the loop, or deleted: timers follow a program's own clock."""
+
     def _check_closed(self) -> None:
         """Raise RuntimeError if the loop is closed."""
 

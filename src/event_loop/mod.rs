@@ -10,6 +10,7 @@ pub(crate) mod errors;
 pub(crate) mod freelist;
 pub(crate) mod handle;
 pub(crate) mod log;
+pub(crate) mod loop_clock;
 pub(crate) mod names;
 pub(crate) mod native_type;
 pub(crate) mod object_cell;

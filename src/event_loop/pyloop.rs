@@ -16,6 +16,7 @@ use pyo3::prelude::*;
 use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::{PyFloat, PyType};
 
+use super::loop_clock::{self, LoopClock};
 use super::native_type::{
     Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, slot, threadsafe_method,
 };
@@ -35,6 +36,7 @@ pub(crate) struct LoopObject {
     /// `{"loop": self}`, the keywords that futures are made with. Only while the loop runs, since it is a cycle.
     pub(super) future_kwargs: ObjectCell,
     is_reactor_live: Cell<bool>,
+    pub(super) clock: LoopClock,
 }
 
 static LOOP_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
@@ -175,6 +177,7 @@ unsafe extern "C" fn new_loop(
             let body = object.cast::<LoopObject>();
             ptr::write(&raw mut (*body).reactor, ManuallyDrop::new(reactor));
             (*body).is_reactor_live.set(true);
+            ptr::write(&raw mut (*body).clock, LoopClock::new());
             Ok(object)
         })
     }
@@ -366,6 +369,12 @@ pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
             c"RuntimeError if this or another loop runs here."
         ),
         threadsafe_method!(LoopObject, c"_run", run, c"Run turns until stop()."),
+        threadsafe_method!(
+            LoopObject,
+            c"_attributes_changed",
+            loop_clock::attributes_changed,
+            c"Called when time or call_at was set on the loop, or deleted."
+        ),
         method!(
             LoopObject,
             c"_signal_fd",
@@ -392,6 +401,8 @@ pub(crate) fn is_loop_type(kind: &Bound<'_, PyType>) -> bool {
 }
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let methods = methods();
+    loop_clock::remember(&methods);
     let getters = vec![
         getter!(
             LoopObject,
@@ -418,7 +429,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
                 slot(ffi::Py_tp_new, new_loop as *mut c_void),
                 slot(
                     ffi::Py_tp_methods,
-                    leak_table(methods(), ffi::PyMethodDef::zeroed()),
+                    leak_table(methods, ffi::PyMethodDef::zeroed()),
                 ),
                 slot(
                     ffi::Py_tp_getset,

@@ -5,7 +5,7 @@ use std::ptr;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyFloat;
+use pyo3::types::{PyFloat, PyString};
 
 use super::handle::{HandleRef, check_callback};
 use super::names::names;
@@ -216,8 +216,35 @@ fn call_later<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'
     args.at_least("call_later", 2)?;
     let delay_s = seconds(this.py(), args.positional()[0], "delay must not be None")?;
     this.reactor().check_closed()?;
+    if !this.has_native_clock(this.py()) {
+        return call_later_by_clock(this, &args);
+    }
     // A product, where time() has a quotient: they differ by less than the nanoseconds that a deadline is rounded up.
     schedule_timer(this, &args, clock::now_ns() as f64 * 1e-9 + delay_s, "call_later")
+}
+
+/// With a clock or a `call_at` that is not ours.
+#[cold]
+fn call_later_by_clock<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -> Object<'py> {
+    let py = this.py();
+    let now = this
+        .to_bound()
+        .call_method0(names().time.bind(py).cast_into::<PyString>()?)?;
+    let when = now.add(args.get(0))?;
+    let mut call = vec![ptr::null_mut(), this.as_ptr()];
+    call.extend_from_slice(args.values());
+    call[2] = when.as_ptr();
+    // SAFETY: the values are those of the running call, behind `self`, with the deadline in the place of the delay;
+    // call[0] is the free place that the offset flag allows.
+    unsafe {
+        let made = ffi::PyObject_VectorcallMethod(
+            names().call_at.as_ptr(),
+            call[1..].as_ptr(),
+            (1 + args.positional().len()) | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
+            args.kwnames(),
+        );
+        errors::owned(py, made)
+    }
 }
 
 fn call_at<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {

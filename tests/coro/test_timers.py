@@ -188,3 +188,27 @@ def test_sleeps_that_were_cut_short_keep_nothing_alive():
         return sum(reference() is not None for reference in references)
 
     assert coro.run(main) == 0
+
+
+def test_sleeps_follow_a_clock_of_the_programs_own():
+    """As asyncio's sleeps do: the coro's timer lies among those of the loop."""
+
+    async def turns():
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        loop.time = lambda: now
+        try:
+            sleeper = coro.spawn(coro.sleep_relative, 1000)
+            await turns()
+            assert not sleeper.done()
+            now += 1000
+            await turns()
+            assert sleeper.done()
+        finally:
+            del loop.time
+
+    grapeshot.run(main())

@@ -214,3 +214,16 @@ def test_pstree(loop_kind):
     assert names[0] == "outer"
     assert sorted(names[1:]) == ["one", "two"]
     assert re.search(r"TaskGroup\._aexit .*\n.*\(T\) (one|two)", output), output
+
+
+@pytest.mark.deviates(uvloop="it has other names")
+def test_asyncios_names_of_the_loops_state(new_loop):
+    """Private there, and read by other code all the same."""
+    loop = new_loop()
+    assert loop._closed is False
+    assert loop._debug is False
+    loop.set_debug(True)
+    assert loop._debug is True
+    assert 0 < loop._clock_resolution <= 0.001
+    loop.close()
+    assert loop._closed is True

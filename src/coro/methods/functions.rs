@@ -13,6 +13,7 @@ use crate::coro::suspension::{Begun, Outcome};
 use crate::coro::{arch, collector, ending, hooks, notifier, pystate, scheduler, suspension, tasks, waiting};
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::native_type::{Args, This, none};
+use crate::event_loop::pyloop::LoopObject;
 
 pub(super) fn current<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("current", 0)?;
@@ -89,7 +90,11 @@ pub(super) fn begin_sleep_for<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyRe
     args.exactly("sleep_relative", 1)?;
     let delay_s = args.get(0).map_or(Ok(0.0), |delay| delay.extract::<f64>())?;
     let coro = suspension::suspendable(py)?;
-    suspension::begin_sleep(coro, crate::event_loop::reactor::time_s() + delay_s)
+    let now_s = match coro.event_loop.get(py) {
+        Some(event_loop) => LoopObject::of(&event_loop).now_s(py)?,
+        None => 0.0, // which `begin_sleep` refuses
+    };
+    suspension::begin_sleep(coro, now_s + delay_s)
 }
 
 /// What the timer of a sleep calls.

@@ -15,6 +15,9 @@ use crate::sys::waker::Waker;
 /// Cancelled timers are swept once there are this many and they are at least half of the heap.
 const MIN_SWEPT_TIMERS: usize = 64;
 
+/// asyncio's `_clock_resolution`: timers that are due within it are due.
+const RESOLUTION_S: f64 = 1e-9;
+
 /// Deadlines as heap keys: signed nanoseconds with the sign bit flipped, so that negative ones keep their order.
 const SIGN: u64 = 1 << 63;
 
@@ -202,10 +205,29 @@ impl Reactor {
         }
     }
 
-    /// Moves due timers to the ready queue.
-    pub(super) fn expire_timers(&self, py: Python<'_>, now_ns: u64) {
+    /// Moves due timers to the ready queue; `now_ns` is the time of the native clock. Err is what a program's own
+    /// clock has raised.
+    #[inline]
+    pub(super) fn expire_timers(&self, py: Python<'_>, event_loop: &LoopObject, now_ns: u64) -> PyResult<()> {
+        if event_loop.has_native_clock(py) {
+            self.expire_until(py, now_ns ^ SIGN);
+            return Ok(());
+        }
+        self.expire_by_clock(py, event_loop)
+    }
+
+    #[cold]
+    fn expire_by_clock(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
+        if !self.timers.borrow().is_empty() {
+            let now_s = event_loop.now_s(py)?;
+            self.expire_until(py, deadline_key(now_s + RESOLUTION_S));
+        }
+        Ok(())
+    }
+
+    fn expire_until(&self, py: Python<'_>, key: u64) {
         loop {
-            let due = self.timers.borrow_mut().pop_due(now_ns ^ SIGN);
+            let due = self.timers.borrow_mut().pop_due(key);
             let Some(handle) = due else { return };
             handle.set_scheduled(py, false);
             if handle.is_cancelled(py) {
@@ -218,13 +240,40 @@ impl Reactor {
         }
     }
 
-    /// The first deadline of a timer that is not cancelled, in nanoseconds of the clock (0 if before its origin).
-    pub(super) fn next_deadline_ns(&self, py: Python<'_>) -> Option<u64> {
+    /// How long it is to the first deadline, in nanoseconds; `now_ns` is the time of the native clock. Err is what a
+    /// program's own clock has raised.
+    #[inline]
+    pub(super) fn time_to_deadline_ns(
+        &self,
+        py: Python<'_>,
+        event_loop: &LoopObject,
+        now_ns: u64,
+    ) -> PyResult<Option<u64>> {
+        if !event_loop.has_native_clock(py) {
+            return self.time_by_clock_ns(py, event_loop);
+        }
+        let first = self.first_timer(py);
+        Ok(first.map(|(key, _)| (((key ^ SIGN) as i64).max(0) as u64).saturating_sub(now_ns)))
+    }
+
+    #[cold]
+    fn time_by_clock_ns(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<Option<u64>> {
+        if self.timers.borrow().is_empty() {
+            return Ok(None);
+        }
+        let now_s = event_loop.now_s(py)?;
+        let first = self.first_timer(py);
+        // What is negative or no number becomes 0.
+        Ok(first.map(|(_, handle)| ((handle.when_s(py) - now_s) * 1e9).ceil() as u64))
+    }
+
+    /// The first timer that is not cancelled, with its key; the reference stays the heap's.
+    fn first_timer(&self, py: Python<'_>) -> Option<(u64, HandleRef)> {
         loop {
             let first = self.timers.borrow().peek();
             let (key, handle) = first?;
             if !handle.is_cancelled(py) {
-                return Some(((key ^ SIGN) as i64).max(0) as u64);
+                return Some((key, handle));
             }
             self.timers.borrow_mut().pop();
             self.cancelled_timers

@@ -57,6 +57,7 @@ impl Reactor {
     pub(crate) fn run(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
         let _claimed = Claimed(self);
         self.unpolled_turns.set(MAX_UNPOLLED_TURNS);
+        event_loop.forget_clock();
         self.signals.enter();
         if let Some(last) = self.last_made.take() {
             last.release(py);
@@ -96,8 +97,11 @@ impl Reactor {
         } else {
             let timeout_ns = if has_work {
                 Some(0)
+            } else if has_timers {
+                self.time_to_deadline_ns(py, event_loop, now_ns)?
+                    .map(|timeout_ns| timeout_ns.min(MAX_BLOCK_NS))
             } else {
-                self.time_to_deadline_ns(py, now_ns)
+                None
             };
             let ready_before = self.ready.borrow().len();
             let count = self.poll(py, timeout_ns)?;
@@ -112,7 +116,7 @@ impl Reactor {
             self.dispatch(py, event_loop, count, Part::All)?;
         }
         if has_timers {
-            self.expire_timers(py, now_ns);
+            self.expire_timers(py, event_loop, now_ns)?;
         }
         let count = self.ready.borrow().len();
         self.run_ready(py, event_loop, count)
@@ -129,17 +133,12 @@ impl Reactor {
         now_ns: u64,
     ) -> PyResult<()> {
         let result = self.dispatch(py, event_loop, count, Part::Watches);
-        self.expire_timers(py, now_ns);
-        result?;
+        let expired = self.expire_timers(py, event_loop, now_ns);
+        result.and(expired)?;
         let total = self.ready.borrow().len();
         self.run_ready(py, event_loop, ready_before)?;
         self.dispatch(py, event_loop, count, Part::Sources)?;
         self.run_ready(py, event_loop, total - ready_before)
-    }
-
-    fn time_to_deadline_ns(&self, py: Python<'_>, now_ns: u64) -> Option<u64> {
-        self.next_deadline_ns(py)
-            .map(|deadline_ns| deadline_ns.saturating_sub(now_ns).min(MAX_BLOCK_NS))
     }
 
     /// Waits for events and returns their number. Blocks (detached) unless `timeout_ns` is `Some(0)`.
