@@ -394,6 +394,23 @@ macro_rules! threadsafe_method {
 }
 pub(crate) use threadsafe_method;
 
+/// The body of a getter wrapper that any thread may call at any time: see `threadsafe_getter!`.
+///
+/// # Safety
+/// As for `call_method`.
+pub(crate) unsafe fn call_threadsafe_getter<T: NativeType>(
+    slf: *mut ffi::PyObject,
+    body: for<'py> fn(This<'py, T>) -> PyResult<Bound<'py, PyAny>>,
+) -> *mut ffi::PyObject {
+    // SAFETY: as in `call_method`.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            body(This::new(py, slf)).map(Bound::into_ptr)
+        })
+    }
+}
+
 /// A row of a getset table around `fn(This<T>) -> PyResult<Bound<PyAny>>`.
 macro_rules! getter {
     ($layout:ty, $name:literal, $body:path, $doc:literal) => {{
@@ -414,6 +431,27 @@ macro_rules! getter {
     }};
 }
 pub(crate) use getter;
+
+/// `getter!` for what any thread may ask at any time: its body touches only atomics and what never changes.
+macro_rules! threadsafe_getter {
+    ($layout:ty, $name:literal, $body:path, $doc:literal) => {{
+        unsafe extern "C" fn raw(
+            slf: *mut pyo3::ffi::PyObject,
+            _: *mut std::ffi::c_void,
+        ) -> *mut pyo3::ffi::PyObject {
+            // SAFETY: only CPython calls this, through the getset table of the type with this layout.
+            unsafe { $crate::event_loop::native_type::call_threadsafe_getter::<$layout>(slf, $body) }
+        }
+        pyo3::ffi::PyGetSetDef {
+            name: $name.as_ptr(),
+            get: Some(raw),
+            set: None,
+            doc: $doc.as_ptr(),
+            closure: std::ptr::null_mut(),
+        }
+    }};
+}
+pub(crate) use threadsafe_getter;
 
 /// What a hand-written type must say about its objects.
 pub(crate) trait NativeType: Sized {

@@ -18,7 +18,8 @@ use pyo3::types::{PyFloat, PyType};
 
 use super::loop_clock::{self, LoopClock};
 use super::native_type::{
-    Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, slot, threadsafe_method,
+    Args, NativeType, This, bool_object, leak_table, method, new_type, none, slot, threadsafe_getter,
+    threadsafe_method,
 };
 use super::object_cell::ObjectCell;
 use super::reactor::{Reactor, current_thread};
@@ -404,7 +405,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let methods = methods();
     loop_clock::remember(&methods);
     let getters = vec![
-        getter!(
+        threadsafe_getter!(
             LoopObject,
             c"_thread_id",
             thread_id,
@@ -412,7 +413,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         ),
         ffi::PyGetSetDef {
             set: Some(set_slow_callback_duration),
-            ..getter!(
+            ..threadsafe_getter!(
                 LoopObject,
                 c"slow_callback_duration",
                 slow_callback_duration,

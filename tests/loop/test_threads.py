@@ -433,3 +433,24 @@ async def test_reprs_in_other_threads(loop):
         transport.close()
         datagrams.close()
         await until(lambda: protocol.is_lost)
+
+
+@pytest.mark.deviates(uvloop="no _thread_id")
+async def test_what_other_threads_may_ask(loop):
+    """Debug mode asks how long a look-up may take, in the executor's thread."""
+    loop.set_debug(True)
+    own = threading.get_ident()
+
+    def ask():
+        return (
+            loop.is_running(),
+            loop.is_closed(),
+            loop.get_debug(),
+            loop.slow_callback_duration,
+            loop._thread_id,
+            loop.create_future().get_loop() is loop,
+            loop.time() > 0,
+        )
+
+    assert await loop.run_in_executor(None, ask) == (True, False, True, 0.1, own, True, True)
+    assert await loop.getaddrinfo("localhost", 80)
