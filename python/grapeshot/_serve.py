@@ -181,6 +181,15 @@ class Server(asyncio.Server):
         self._open_count -= 1
         self._wakeup()
 
+    def _accepting(self, transport: _core.StreamTransport, is_waiting: bool) -> asyncio.Future[None] | None:
+        """Called by the native loop when something was scheduled while it accepted ``transport``: make the task.
+
+        With ``is_waiting`` the task lasts until the returned future is done, otherwise until its first step.
+        """
+        waiter = self._loop.create_future() if is_waiting else None
+        _tls.start_accepting(self._loop, transport, waiter)
+        return waiter
+
     def _wakeup(self) -> None:
         if self._sockets is not None or self._open_count > 0 or self._waiters is None:
             return

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 from asyncio import constants
 from collections.abc import Callable
@@ -147,9 +148,37 @@ def serving_factory(
     limits = time_limits(handshake_timeout, shutdown_timeout)
 
     def factory() -> _core.SSLTransport:
-        return loop._tls(protocol_factory(), context, None, True, None, *limits, True, True)
+        waiter = loop.create_future()
+        transport = loop._tls(protocol_factory(), context, waiter, True, None, *limits, True, True)
+        start_accepting(loop, transport, waiter)
+        return transport
 
     return factory
+
+
+def start_accepting(loop: BaseLoop, transport: asyncio.Transport, waiter: asyncio.Future[None] | None) -> None:
+    """Make the task that stands for the accepting of ``transport`` until ``waiter`` is done, as asyncio has it.
+
+    Whoever cancels all tasks, the one that serves the connection among them, cancels this one too, which closes the
+    connection.
+    """
+    task = loop.create_task(_accepted(waiter))
+    task.add_done_callback(functools.partial(_close_if_cancelled, transport))
+
+
+async def _accepted(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None:
+        try:
+            await waiter
+        except Exception:
+            pass  # reported by whoever has failed
+        finally:
+            del waiter  # holds the exception whose traceback holds the connection
+
+
+def _close_if_cancelled(transport: asyncio.Transport, task: asyncio.Task[None]) -> None:
+    if task.cancelled():
+        transport.close()
 
 
 def outermost(transport: _core.StreamTransport) -> asyncio.Transport:

@@ -69,7 +69,7 @@ kept! {
     strings {
         connection_made connection_lost data_received eof_received get_buffer buffer_updated pause_writing
         resume_writing datagram_received error_received sendto recvfrom set_result set_exception done fileno close _attach _detach
-        time call_at context Future Task _signal_handlers family proto flags getaddrinfo _resolve
+        _accepting time call_at context Future Task _signal_handlers family proto flags getaddrinfo _resolve
         _stream_reader_wr feed_data _wakeup_waiter _eof _buffer _waiter _transport _paused _limit cancelled pause_reading
     }
     objects {

@@ -39,38 +39,67 @@ pub(super) struct ListenerObject {
     registration: Registration,
     /// Connections accepted per event at most.
     batch: Cell<u32>,
+    /// `accept_queued` is in the ready queue.
+    is_queued: Cell<bool>,
 }
 
 static LISTENER_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 
+/// After the run that `stop()` ended.
+unsafe fn accept_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: queued by `on_ready` with a listener, whose reference the queue holds.
+    let this: This<'_, ListenerObject> = unsafe { This::new(py, object) };
+    this.is_queued.set(false);
+    if this.registration.is_entered() {
+        return accept(this);
+    }
+    Ok(())
+}
+
+fn accept(this: This<'_, ListenerObject>) -> PyResult<()> {
+    let py = this.py();
+    let (Some(event_loop), Some(factory), Some(server), Some(context)) = (
+        this.event_loop.get(py),
+        this.factory.get(py),
+        this.server.get(py),
+        this.context.get(py),
+    ) else {
+        return Ok(());
+    };
+    for _ in 0..this.batch.get() {
+        // The server's socket may have been closed, by the protocol factory for instance.
+        match this.registration.usable_fd(py).and_then(socket::accept) {
+            Ok((fd, peer)) => {
+                if LoopObject::of(&event_loop).reactor().is_debug() {
+                    log_connection(&server, &fd, &peer)?;
+                }
+                // SAFETY: attached, with a context object that we hold.
+                let own = unsafe { errors::owned(py, ffi::PyContext_Copy(context.as_ptr()))? };
+                stream::accept(&event_loop, fd, peer, &factory, &server, own)?;
+            }
+            Err(error) if is_transient(&error) => return Ok(()),
+            Err(error) => return on_accept_error(this, &event_loop, &error),
+        }
+        if !this.registration.is_entered() {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
 impl Source for ListenerObject {
+    /// Once the loop is told to stop no protocol is made any more, as with asyncio, whose tasks would begin with the
+    /// next run: whoever has just cancelled all tasks would miss those of the new connections.
     fn on_ready(this: This<'_, Self>, _: Readiness) -> PyResult<()> {
-        let py = this.py();
-        let (Some(event_loop), Some(factory), Some(server), Some(context)) = (
-            this.event_loop.get(py),
-            this.factory.get(py),
-            this.server.get(py),
-            this.context.get(py),
-        ) else {
+        let Some(event_loop) = this.event_loop.get(this.py()) else {
             return Ok(());
         };
-        for _ in 0..this.batch.get() {
-            // The server's socket may have been closed, by the protocol factory for instance.
-            match this.registration.usable_fd(py).and_then(socket::accept) {
-                Ok((fd, peer)) => {
-                    if LoopObject::of(&event_loop).reactor().is_debug() {
-                        log_connection(&server, &fd, &peer)?;
-                    }
-                    // SAFETY: attached, with a context object that we hold.
-                    let own = unsafe { errors::owned(py, ffi::PyContext_Copy(context.as_ptr()))? };
-                    stream::accept(&event_loop, fd, peer, &factory, &server, own)?;
-                }
-                Err(error) if is_transient(&error) => return Ok(()),
-                Err(error) => return on_accept_error(this, &event_loop, &error),
-            }
-            if !this.registration.is_entered() {
-                return Ok(());
-            }
+        let reactor = LoopObject::of(&event_loop).reactor();
+        if !reactor.is_stopping() {
+            return accept(this);
+        }
+        if !this.is_queued.replace(true) {
+            reactor.defer(this.to_bound(), accept_queued);
         }
         Ok(())
     }

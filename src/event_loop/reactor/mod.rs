@@ -166,6 +166,11 @@ impl Reactor {
         self.visitors.borrow().iter().any(|visitor| *visitor != own)
     }
 
+    /// Whether the run ends with this turn.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn stop(&self) {
         self.is_stopping.store(true, Ordering::Relaxed);
     }

@@ -101,6 +101,12 @@ impl Reactor {
         });
     }
 
+    /// How much is queued. Only what runs from the queue takes something out.
+    #[inline]
+    pub(crate) fn ready_len(&self) -> usize {
+        self.ready.borrow().len()
+    }
+
     /// Queues `run(object)` in order with the handles.
     pub(crate) fn defer(&self, object: Bound<'_, PyAny>, run: Deferred) {
         self.ready.borrow_mut().push_back(Ready {

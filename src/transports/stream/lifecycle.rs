@@ -19,13 +19,18 @@ use super::{Stream, StreamBody, flag, keep_local_address, new_stream, sendfile, 
 use crate::event_loop::errors;
 use crate::event_loop::names::names;
 use crate::event_loop::native_type::This;
+use crate::event_loop::pyloop::LoopObject;
+use crate::sys::poller::Interest;
 use crate::sys::socket::{self, Address};
 use crate::transports::object;
-use crate::transports::protocol::{ProtocolCalls, run_in};
+use crate::transports::protocol::{ProtocolCalls, Receiver, run_in};
 
 /// Sets up an accepted connection: protocol, transport, `connection_made`, all of them in `context`, which is the
-/// connection's own. Err is only for what must leave the
-/// loop; every other fault costs this connection and is reported.
+/// connection's own. Err is only for what must leave the loop; every other fault costs this connection and is reported.
+///
+/// asyncio does it in a task, and queues `connection_made`. Nobody can tell as long as nothing is queued meanwhile. If
+/// the factory, or another thread, has scheduled something, that comes before `connection_made`; and until what was
+/// scheduled by then has run, there is a task whose cancellation closes the connection.
 pub(in crate::transports) fn accept(
     event_loop: &Bound<'_, PyAny>,
     fd: OwnedFd,
@@ -34,6 +39,8 @@ pub(in crate::transports) fn accept(
     server: &Bound<'_, PyAny>,
     context: Bound<'_, PyAny>,
 ) -> PyResult<()> {
+    let reactor = LoopObject::of(event_loop).reactor();
+    let queued = reactor.ready_len();
     let protocol = run_in(&context, || factory.call0());
     let calls = protocol.and_then(|protocol| ProtocolCalls::with_context(&protocol, context));
     let made = calls.and_then(|calls| {
@@ -59,7 +66,49 @@ pub(in crate::transports) fn accept(
     ) {
         return fatal_error(this, error, "Error on transport creation for incoming connection");
     }
-    start(this)
+    if matches!(this.calls.receiver(), Receiver::Native) {
+        // TLS, whose handshake is a task of its own.
+        return start(this);
+    }
+    if reactor.ready_len() != queued {
+        return start_later(this, server);
+    }
+    start(this)?;
+    if reactor.ready_len() != queued && this.lost_writes.get() == 0 {
+        return accepting(this, server, false).map(drop);
+    }
+    Ok(())
+}
+
+/// Queues `connection_made` of an accepted connection.
+#[cold]
+fn start_later(this: Stream<'_>, server: &Bound<'_, PyAny>) -> PyResult<()> {
+    // Whoever looks for the connections of the server finds it.
+    if let Err(error) = this.registration.enter(this, this.reactor(), Interest::NONE) {
+        return fatal_error(this, errors::os_error(&error), "Fatal error on socket transport");
+    }
+    this.reactor().defer(this.to_bound(), start_queued);
+    if let Some(waiter) = accepting(this, server, true)? {
+        this.waiter.set(waiter);
+    }
+    Ok(())
+}
+
+/// `server._accepting(transport, is_waiting)`: makes the task that stands for accepting; the Future that it waits for,
+/// if it waits.
+fn accepting<'py>(
+    this: Stream<'py>,
+    server: &Bound<'py, PyAny>,
+    is_waiting: bool,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let name = names()._accepting.bind(this.py()).cast_into::<PyString>()?;
+    match server.call_method1(name, (this.to_bound(), is_waiting)) {
+        Ok(waiter) => Ok(Some(waiter).filter(|waiter| !waiter.is_none())),
+        Err(error) => {
+            fatal_error(this, error, "Error on transport creation for incoming connection")?;
+            Ok(None)
+        }
+    }
 }
 
 /// Makes the transport of a connected socket object and queues its start: `connection_made`, then `waiter`.
@@ -136,8 +185,11 @@ fn start(this: Stream<'_>) -> PyResult<()> {
 
 /// Enters the transport into the loop's fd table, unless it is closed already.
 fn register(this: Stream<'_>) -> PyResult<()> {
-    if this.lost_writes.get() != 0 || this.registration.is_entered() {
+    if this.lost_writes.get() != 0 {
         return Ok(());
+    }
+    if this.registration.is_entered() {
+        return sync_interest(this);
     }
     let wanted = this.wanted_interest();
     match this.registration.enter(this, this.reactor(), wanted) {
