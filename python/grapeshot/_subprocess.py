@@ -235,6 +235,11 @@ class SubprocessTransport(asyncio.SubprocessTransport):
             _warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
             self.close()
 
+    @property
+    def _proc(self) -> Any:
+        """asyncio's name of the ``Popen`` object, which other code reads; None after ``connection_lost``."""
+        return self._process
+
     def get_pid(self) -> int:
         """Return the process number, also after the process has ended."""
         return self._pid

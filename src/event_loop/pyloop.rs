@@ -14,7 +14,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::critical_section::with_critical_section;
-use pyo3::types::{PyFloat, PyType};
+use pyo3::types::{PyFloat, PyTuple, PyType};
 
 use super::loop_clock::{self, LoopClock};
 use super::native_type::{
@@ -301,6 +301,22 @@ fn signal_fd<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'p
     Ok(fd.into_pyobject(this.py())?.into_any())
 }
 
+/// asyncio's names of what monitoring and test tools look at. Tuples: the queues themselves are native, and whoever
+/// changes asyncio's is told.
+fn ready_handles(this: This<'_, LoopObject>) -> Object<'_> {
+    let py = this.py();
+    Ok(PyTuple::new(py, this.reactor.ready_handles(py))?.into_any())
+}
+
+fn timer_handles(this: This<'_, LoopObject>) -> Object<'_> {
+    let py = this.py();
+    Ok(PyTuple::new(py, this.reactor.timer_handles(py))?.into_any())
+}
+
+fn is_stopping(this: This<'_, LoopObject>) -> Object<'_> {
+    Ok(bool_object(this.py(), this.reactor.is_stopping()))
+}
+
 fn thread_id(this: This<'_, LoopObject>) -> Object<'_> {
     match this.reactor.owner() {
         0 => Ok(none(this.py())),
@@ -406,6 +422,24 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     loop_clock::remember(&methods);
     let getters = vec![
         threadsafe_getter!(
+            LoopObject,
+            c"_ready",
+            ready_handles,
+            c"The handles that are to run, as a tuple; what the loop does without a handle is not among them."
+        ),
+        getter!(
+            LoopObject,
+            c"_scheduled",
+            timer_handles,
+            c"The timers that wait, the earliest first, as a tuple; cancelled ones may be among them."
+        ),
+        getter!(
+            LoopObject,
+            c"_stopping",
+            is_stopping,
+            c"True after stop() until the run has ended."
+        ),
+        getter!(
             LoopObject,
             c"_thread_id",
             thread_id,

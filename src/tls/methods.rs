@@ -208,6 +208,14 @@ fn lower_transport(this: Tls<'_>) -> Object<'_> {
         .unwrap_or_else(|| none(py)))
 }
 
+fn get_loop(this: Tls<'_>) -> Object<'_> {
+    Ok(this.event_loop.get(this.py()).unwrap_or_else(|| none(this.py())))
+}
+
+fn is_closed(this: Tls<'_>) -> Object<'_> {
+    Ok(bool_object(this.py(), this.has(flag::CLOSED)))
+}
+
 /// `_sslcontext`: the context that the connection was made with.
 fn ssl_context(this: Tls<'_>) -> Object<'_> {
     let context = lifecycle::extra_dict(this)?.get_item(intern!(this.py(), "sslcontext"))?;
@@ -288,6 +296,8 @@ fn rows() -> Vec<ffi::PyMethodDef> {
 #[rustfmt::skip] // one row, one line
 fn getters() -> Vec<ffi::PyGetSetDef> {
     vec![
+        getter!(TlsObject, c"_loop", get_loop, c"The loop."),
+        getter!(TlsObject, c"_closed", is_closed, c"True after close() or abort()."),
         getter!(TlsObject, c"_ssl_protocol", ssl_protocol, c"The protocol of the transport below."),
         getter!(TlsObject, c"_transport", lower_transport, c"The transport below."),
         getter!(TlsObject, c"_app_transport", ssl_protocol, c"The transport of the application."),

@@ -22,7 +22,7 @@ use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 use super::protocol::ProtocolCalls;
 use crate::event_loop::attributes::{InstanceDict, dict_row, offset_members};
 use crate::event_loop::names::{Kept, names};
-use crate::event_loop::native_type::{NativeType, This, leak_table, new_type, represent, slot};
+use crate::event_loop::native_type::{NativeType, This, leak_table, new_type, none, represent, slot};
 use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Reactor;
@@ -267,6 +267,22 @@ pub(super) fn make_type<'py, B: Body>(
 }
 
 // ---- what transports do alike ------------------------------------------------------------------------------------
+
+/// `_loop` of asyncio's transports.
+pub(super) fn get_loop<B: Body>(this: This<'_, TransportObject<B>>) -> PyResult<Bound<'_, PyAny>> {
+    Ok(this.event_loop.get(this.py()).unwrap_or_else(|| none(this.py())))
+}
+
+/// `_protocol` of asyncio's transports.
+pub(super) fn get_protocol<B: Body>(this: This<'_, TransportObject<B>>) -> PyResult<Bound<'_, PyAny>> {
+    Ok(this.calls().get(this.py()).unwrap_or_else(|| none(this.py())))
+}
+
+/// A number as an attribute.
+pub(super) fn number(py: Python<'_>, value: impl TryInto<i64>) -> PyResult<Bound<'_, PyAny>> {
+    let value = value.try_into().unwrap_or(i64::MAX);
+    Ok(value.into_pyobject(py)?.into_any())
+}
 
 /// The native side of a transport object.
 ///

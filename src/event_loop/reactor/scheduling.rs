@@ -43,6 +43,25 @@ unsafe fn enter_timer(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()
 }
 
 impl Reactor {
+    /// The handles in the ready queue, from the first to the last.
+    pub(crate) fn ready_handles<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
+        let ready = self.ready.borrow();
+        let handles = ready.iter().filter(|entry| entry.run.is_none());
+        handles
+            .map(|entry| HandleRef::from_owned(entry.object).new_ref().into_bound(py))
+            .collect()
+    }
+
+    /// The handles in the timer heap, from the earliest to the latest.
+    pub(crate) fn timer_handles<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
+        let mut handles: Vec<HandleRef> = self.timers.borrow().iter().collect();
+        handles.sort_by(|one, other| one.when_s(py).total_cmp(&other.when_s(py)));
+        handles
+            .into_iter()
+            .map(|handle| handle.new_ref().into_bound(py))
+            .collect()
+    }
+
     /// Called for each new handle, which a queue and its maker hold. While the loop does not run, the newest handle
     /// is tracked, and the one before it stays so only if someone has kept it: then no cycle through a
     /// pending handle of an abandoned loop is hidden from the collector.

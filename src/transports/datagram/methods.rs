@@ -10,9 +10,9 @@ use pyo3::prelude::*;
 
 use super::{Datagram, DatagramBody, DatagramObject, flag, lifecycle, receiving, sending};
 use crate::event_loop::names::names;
-use crate::event_loop::native_type::{Args, This, bool_object, method, none};
+use crate::event_loop::native_type::{Args, This, bool_object, getter, method, none};
 use crate::event_loop::pyloop::LoopObject;
-use crate::transports::object;
+use crate::transports::{object, socket_object};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
@@ -203,11 +203,61 @@ fn other_methods() -> Vec<ffi::PyMethodDef> {
     ]
 }
 
+// ---- attributes that programs written for asyncio's own transport look at ---------------------------------------
+
+/// The same view as `get_extra_info("socket")`: asyncio's is the socket itself.
+fn get_socket(this: Datagram<'_>) -> Object<'_> {
+    let py = this.py();
+    match this.socket.get(py) {
+        Some(socket) => socket_object::guarded(&socket),
+        None => Ok(none(py)),
+    }
+}
+
+fn get_number(this: Datagram<'_>) -> Object<'_> {
+    object::number(this.py(), this.fileno)
+}
+
+fn get_remote(this: Datagram<'_>) -> Object<'_> {
+    Ok(this.remote.get(this.py()).unwrap_or_else(|| none(this.py())))
+}
+
+fn get_closing(this: Datagram<'_>) -> Object<'_> {
+    Ok(bool_object(this.py(), this.has(flag::CLOSING)))
+}
+
+fn get_lost(this: Datagram<'_>) -> Object<'_> {
+    object::number(this.py(), this.lost_writes.get())
+}
+
+fn get_buffer_size(this: Datagram<'_>) -> Object<'_> {
+    object::number(this.py(), this.outgoing_len.get())
+}
+
+fn is_protocol_paused(this: Datagram<'_>) -> Object<'_> {
+    Ok(bool_object(this.py(), this.watermarks.is_paused()))
+}
+
+#[rustfmt::skip] // one row, one line
+fn getters() -> Vec<ffi::PyGetSetDef> {
+    vec![
+        getter!(DatagramObject, c"_loop", object::get_loop::<DatagramBody>, c"The loop."),
+        getter!(DatagramObject, c"_protocol", object::get_protocol::<DatagramBody>, c"The protocol."),
+        getter!(DatagramObject, c"_sock", get_socket, c"The socket as a TransportSocket, None once it is closed."),
+        getter!(DatagramObject, c"_sock_fd", get_number, c"The number of the descriptor."),
+        getter!(DatagramObject, c"_address", get_remote, c"The remote address that the endpoint was made with."),
+        getter!(DatagramObject, c"_closing", get_closing, c"True once the transport is ending."),
+        getter!(DatagramObject, c"_conn_lost", get_lost, c"0 while open."),
+        getter!(DatagramObject, c"_buffer_size", get_buffer_size, c"Bytes that the kernel has not taken yet."),
+        getter!(DatagramObject, c"_protocol_paused", is_protocol_paused, c"True between pause_writing() and resume_writing()."),
+    ]
+}
+
 pub(in crate::transports) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let mut methods = sending_methods();
     methods.extend(other_methods());
     // Both, as asyncio's own, which inherits what it shares with streams.
     let bases = [names().transport_type, names().datagram_transport_type];
-    object::make_type::<DatagramBody>(module, &bases, methods, Vec::new(), &DATAGRAM_TYPE)?;
+    object::make_type::<DatagramBody>(module, &bases, methods, getters(), &DATAGRAM_TYPE)?;
     Ok(())
 }

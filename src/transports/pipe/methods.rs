@@ -10,7 +10,7 @@ use super::reading::{self, Reading};
 use super::writing::{self, Writing};
 use super::{Direction, Pipe, PipeBody, PipeObject, lifecycle};
 use crate::event_loop::names::names;
-use crate::event_loop::native_type::{Args, This, bool_object, method, none};
+use crate::event_loop::native_type::{Args, This, bool_object, getter, method, none};
 use crate::event_loop::pyloop::LoopObject;
 use crate::transports::object;
 
@@ -264,19 +264,104 @@ fn write_methods() -> Vec<ffi::PyMethodDef> {
     methods
 }
 
+// ---- attributes that programs written for asyncio's own transports look at --------------------------------------
+
+fn get_pipe<D: Direction>(this: Pipe<'_, D>) -> Object<'_> {
+    Ok(this.pipe.get(this.py()).unwrap_or_else(|| none(this.py())))
+}
+
+fn get_number<D: Direction>(this: Pipe<'_, D>) -> Object<'_> {
+    object::number(this.py(), this.fileno)
+}
+
+fn get_closing<D: Direction>(this: Pipe<'_, D>) -> Object<'_> {
+    Ok(bool_object(this.py(), this.is_closing.get()))
+}
+
+fn get_paused(this: Pipe<'_, Reading>) -> Object<'_> {
+    Ok(bool_object(this.py(), reading::is_paused(&this)))
+}
+
+fn is_protocol_paused(this: Pipe<'_, Writing>) -> Object<'_> {
+    let is_paused = this.direction.outgoing.watermarks.is_paused();
+    Ok(bool_object(this.py(), is_paused))
+}
+
+/// The rows that both types have.
+macro_rules! common_getters {
+    ($layout:ty, $direction:ty) => {
+        [
+            getter!(
+                $layout,
+                c"_loop",
+                object::get_loop::<PipeBody<$direction>>,
+                c"The loop."
+            ),
+            getter!(
+                $layout,
+                c"_protocol",
+                object::get_protocol::<PipeBody<$direction>>,
+                c"The protocol."
+            ),
+            getter!(
+                $layout,
+                c"_pipe",
+                get_pipe::<$direction>,
+                c"The pipe object, None once it is closed."
+            ),
+            getter!(
+                $layout,
+                c"_fileno",
+                get_number::<$direction>,
+                c"The number of the descriptor."
+            ),
+            getter!(
+                $layout,
+                c"_closing",
+                get_closing::<$direction>,
+                c"True once the pipe is being closed."
+            ),
+        ]
+    };
+}
+
+fn read_getters() -> Vec<ffi::PyGetSetDef> {
+    type Layout = PipeObject<Reading>;
+    let mut rows = common_getters!(Layout, Reading).to_vec();
+    rows.push(getter!(
+        Layout,
+        c"_paused",
+        get_paused,
+        c"True between pause_reading() and resume_reading()."
+    ));
+    rows
+}
+
+fn write_getters() -> Vec<ffi::PyGetSetDef> {
+    type Layout = PipeObject<Writing>;
+    let mut rows = common_getters!(Layout, Writing).to_vec();
+    rows.push(getter!(
+        Layout,
+        c"_protocol_paused",
+        is_protocol_paused,
+        c"True between pause_writing() and resume_writing()."
+    ));
+    rows
+}
+
 pub(in crate::transports) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     object::make_type::<PipeBody<Reading>>(
         module,
         &[names().read_transport_type],
         read_methods(),
-        Vec::new(),
+        read_getters(),
         Reading::kind(),
     )?;
     object::make_type::<PipeBody<Writing>>(
         module,
         &[names().write_transport_type],
         write_methods(),
-        Vec::new(),
+        write_getters(),
         Writing::kind(),
     )?;
     Ok(())

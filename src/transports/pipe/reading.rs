@@ -67,6 +67,10 @@ impl Direction for Reading {
     }
 }
 
+pub(super) fn is_paused(pipe: &PipeBody<Reading>) -> bool {
+    pipe.direction.is_paused.get()
+}
+
 pub(super) fn is_reading(pipe: &PipeBody<Reading>) -> bool {
     !pipe.is_closing.get() && !pipe.direction.is_paused.get()
 }

@@ -407,23 +407,66 @@ fn methods() -> Vec<ffi::PyMethodDef> {
     ]
 }
 
+// ---- attributes that programs written for asyncio's own transport look at ---------------------------------------
+
+/// The same view as `get_extra_info("socket")`: asyncio's is the socket itself.
+fn get_socket(this: Stream<'_>) -> Object<'_> {
+    let py = this.py();
+    match socket_of(this)? {
+        Some(socket) if this.fd() >= 0 => socket_object::guarded(&socket),
+        _ => Ok(none(py)),
+    }
+}
+
+fn get_number(this: Stream<'_>) -> Object<'_> {
+    object::number(this.py(), this.registration.number())
+}
+
+fn get_server(this: Stream<'_>) -> Object<'_> {
+    Ok(this.server.get(this.py()).unwrap_or_else(|| none(this.py())))
+}
+
+fn get_closing(this: Stream<'_>) -> Object<'_> {
+    Ok(bool_object(this.py(), this.has(flag::CLOSING)))
+}
+
+fn get_eof(this: Stream<'_>) -> Object<'_> {
+    Ok(bool_object(this.py(), this.has(flag::EOF_WRITTEN)))
+}
+
+fn get_lost(this: Stream<'_>) -> Object<'_> {
+    object::number(this.py(), this.lost_writes.get())
+}
+
+fn get_high(this: Stream<'_>) -> Object<'_> {
+    object::number(this.py(), this.outgoing.watermarks.limits().1)
+}
+
+fn get_low(this: Stream<'_>) -> Object<'_> {
+    object::number(this.py(), this.outgoing.watermarks.limits().0)
+}
+
+#[rustfmt::skip] // one row, one line
+fn getters() -> Vec<ffi::PyGetSetDef> {
+    vec![
+        getter!(StreamObject, c"_loop", object::get_loop::<StreamBody>, c"The loop."),
+        getter!(StreamObject, c"_protocol", object::get_protocol::<StreamBody>, c"The protocol."),
+        getter!(StreamObject, c"_sock", get_socket, c"The socket as a TransportSocket, None once it is closed."),
+        getter!(StreamObject, c"_sock_fd", get_number, c"The number of the descriptor."),
+        getter!(StreamObject, c"_server", get_server, c"The server that has accepted the connection."),
+        getter!(StreamObject, c"_closing", get_closing, c"True once the connection is ending."),
+        getter!(StreamObject, c"_eof", get_eof, c"True after write_eof()."),
+        getter!(StreamObject, c"_conn_lost", get_lost, c"0 while connected."),
+        getter!(StreamObject, c"_high_water", get_high, c"The high watermark in bytes."),
+        getter!(StreamObject, c"_low_water", get_low, c"The low watermark in bytes."),
+        getter!(StreamObject, c"_paused", is_reading_paused, c"True between pause_reading() and resume_reading()."),
+        getter!(StreamObject, c"_protocol_paused", is_protocol_paused, c"True between pause_writing() and resume_writing()."),
+    ]
+}
+
 pub(in crate::transports) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let getters = vec![
-        getter!(
-            StreamObject,
-            c"_protocol_paused",
-            is_protocol_paused,
-            c"True between pause_writing() and resume_writing()."
-        ),
-        getter!(
-            StreamObject,
-            c"_paused",
-            is_reading_paused,
-            c"True between pause_reading() and resume_reading()."
-        ),
-    ];
     let bases = [names().transport_type];
-    let kind = object::make_type::<StreamBody>(module, &bases, methods(), getters, &STREAM_TYPE)?;
+    let kind = object::make_type::<StreamBody>(module, &bases, methods(), getters(), &STREAM_TYPE)?;
     OWN_METHODS.remember(&kind, &["write", "_force_close"])?;
     // What start_tls() asks of a transport.
     kind.setattr("_start_tls_compatible", true)?;
