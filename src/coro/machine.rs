@@ -13,6 +13,7 @@ use pyo3::ffi;
 use super::coroutine::CoroObject;
 use super::pystate::{Base, PyState, Relinked};
 use super::stack::{Saved, Slot};
+use super::thread_locals::Taken;
 use crate::sys::faults::{Line, Watch};
 
 /// Lies in the tail of the block whose beginning is the coro's root chunk (`pystate::Chunks`).
@@ -27,6 +28,8 @@ pub(super) struct Machine {
     pub(super) relinked: Relinked,
     /// The innermost frame of an evacuated stack.
     pub(super) innermost: *mut u8,
+    /// What pointed into its stack while it ran.
+    pub(super) taken: Option<Box<Taken>>,
     pub(super) state: PyState,
     /// What the interpreter state points to: a machine does not move.
     pub(super) base: Base,

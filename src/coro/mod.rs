@@ -52,6 +52,8 @@ mod suspension;
 #[cfg(feature = "python")]
 mod tasks;
 #[cfg(feature = "python")]
+mod thread_locals;
+#[cfg(feature = "python")]
 mod waiting;
 
 /// Makes the types and functions of the coro mode.

@@ -18,6 +18,7 @@ use super::latency::DEFAULT_LIMIT_NS;
 use super::machine::{Machine, SharedSlot};
 use super::pystate::{Base, Chunks, PyState, Relinked};
 use super::stack::Pool;
+use super::thread_locals::Search;
 use super::{pystate, tasks};
 use crate::event_loop::native_type::This;
 use crate::event_loop::reactor::current_thread;
@@ -44,6 +45,7 @@ pub(super) struct Runtime {
     pub(super) collecting: Cell<*mut ffi::PyObject>,
     /// Where the thread's own stack was left.
     pub(super) main_sp: Cell<usize>,
+    pub(super) thread_locals: Search,
     shared: RefCell<Vec<Rc<SharedSlot>>>,
     /// For the handler of faults, unless the thread has one of somebody else's.
     alternate: RefCell<Option<AlternateStack>>,
@@ -141,6 +143,7 @@ impl Runtime {
             current: Cell::new(ptr::null_mut()),
             collecting: Cell::new(ptr::null_mut()),
             main_sp: Cell::new(0),
+            thread_locals: Search::new(),
             shared: RefCell::new(Vec::new()),
             alternate: RefCell::new(None),
             next_slot: Cell::new(0),
@@ -349,6 +352,7 @@ impl Runtime {
                 saved: None,
                 relinked: Relinked::new(),
                 innermost: ptr::null_mut(),
+                taken: None,
                 state: PyState::fresh(&raw mut (*machine).base, chunk, shared.slot.len_bytes()),
                 base: Base::new(),
                 slot: shared,

@@ -24,7 +24,7 @@ use super::coroutine::{Coro, CoroObject, Status};
 use super::function::{finish, store};
 use super::machine::{Machine, SharedSlot};
 use super::runtime::{Runtime, with_runtime};
-use super::{hooks, latency, profiling, pystate, tasks};
+use super::{hooks, latency, profiling, pystate, tasks, thread_locals};
 use crate::event_loop::errors;
 use crate::event_loop::native_type::This;
 use crate::event_loop::pyloop::LoopObject;
@@ -136,8 +136,14 @@ fn run(runtime: &Runtime, coro: Coro<'_>, machine: *mut Machine) {
         }
         let is_protected = pystate::protect(thread, base, len_bytes);
         debug_assert!(is_protected, "accepted when the slot was made");
+        if let Some(taken) = &mut (*machine).taken {
+            thread_locals::put_back(taken);
+        }
         let to = (*machine).sp;
         arch::switch(runtime.main_sp.as_ptr(), to);
+        if thread_locals::may_have(machine) {
+            thread_locals::take(runtime, coro, machine);
+        }
         pystate::unprotect(thread);
         if pystate::has_native_profile(thread) {
             profiling::depart(runtime, coro, thread);

@@ -1,0 +1,207 @@
+//! Pointers into a coro's stack that other libraries keep in thread-local variables.
+//!
+//! Extensions built with pybind11 have a list of the calls that a thread is in: its head is a thread-local variable, its items lie
+//! on the stack, and a call that ends and is not the head ends the process. So the head goes with the coro:
+//!
+//! ```text
+//!   coro waits:  variable --> call on its stack --> outer call ... --> what the thread had before     kept: the pointer
+//!                variable --> what the thread had before
+//!   coro runs:   variable --> call on its stack
+//! ```
+//!
+//! Which variable it is differs by version (a key in a structure of its own to 3.0.1, a variable of each extension from 3.0.2 on), so
+//! it is known by its value: a thread-local variable that points into the stack of the coro that waits is the coro's. They are
+//! looked for only once pybind11 is there, and only on stacks that are deep enough for a call through C++.
+//!
+//! Called on the thread's own stack by the scheduler.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString};
+
+use super::coroutine::Coro;
+use super::machine::Machine;
+use super::runtime::Runtime;
+use crate::sys::thread_locals::{Place, Variables};
+
+/// A stack with a Python function called by a C++ function takes more, and one with Python functions alone less: 700 bytes.
+const MIN_DEPTH: usize = 768;
+/// The items of a list that are followed at most.
+const MAX_ITEMS: usize = 10_000;
+/// How far above the place where the thread's own stack was left an item of its own may lie.
+const OWN_STACK_LEN: usize = 1 << 30;
+/// The keys of pybind11's structure in the interpreter's dict, or in `builtins`. A number follows: the version of its layout.
+const INTERNALS: &str = "__pybind11_internals_v";
+/// Up to this version the head may be a value of `pthread_getspecific`.
+const LAST_WITH_KEY: u32 = 11;
+
+/// What a suspended coro has taken out of the thread's variables.
+pub(super) struct Taken(Vec<Word>);
+
+struct Word {
+    place: Place,
+    value: usize,
+    /// What the thread had there when the coro went on.
+    before: usize,
+}
+
+/// What the thread knows of pybind11.
+pub(super) struct Search {
+    /// The lengths of the two dicts when they were looked at.
+    dict_lens: Cell<(ffi::Py_ssize_t, ffi::Py_ssize_t)>,
+    is_needed: Cell<bool>,
+    with_keys: Cell<bool>,
+    variables: RefCell<Variables>,
+}
+
+impl Search {
+    pub(super) fn new() -> Self {
+        Self {
+            dict_lens: Cell::new((-1, -1)),
+            is_needed: Cell::new(false),
+            with_keys: Cell::new(false),
+            variables: RefCell::new(Variables::default()),
+        }
+    }
+
+    /// Whether there is an extension built with pybind11, as far as it is known without one being called.
+    fn is_needed(&self, py: Python<'_>) -> bool {
+        // SAFETY: attached; borrowed references to dicts, or null.
+        unsafe {
+            let dicts = [
+                ffi::PyInterpreterState_GetDict(ffi::PyInterpreterState_Get()),
+                ffi::PyEval_GetBuiltins(),
+            ];
+            let len = |dict: *mut ffi::PyObject| if dict.is_null() { 0 } else { ffi::PyDict_Size(dict) };
+            let lens = (len(dicts[0]), len(dicts[1]));
+            if self.dict_lens.replace(lens) != lens {
+                for dict in dicts {
+                    if let Some(dict) = Bound::from_borrowed_ptr_or_opt(py, dict) {
+                        self.look_into(&dict);
+                    }
+                }
+            }
+        }
+        self.is_needed.get()
+    }
+
+    #[cold]
+    fn look_into(&self, dict: &Bound<'_, PyAny>) {
+        let Ok(dict) = dict.cast::<PyDict>() else {
+            return;
+        };
+        for (key, _) in dict {
+            let Some(rest) = key
+                .cast::<PyString>()
+                .ok()
+                .and_then(|key| key.to_str().ok()?.strip_prefix(INTERNALS).map(str::to_owned))
+            else {
+                continue;
+            };
+            let digits = rest.find(|letter: char| !letter.is_ascii_digit());
+            let version = rest[..digits.unwrap_or(rest.len())].parse::<u32>();
+            self.is_needed.set(true);
+            if version.is_ok_and(|version| version <= LAST_WITH_KEY) {
+                self.with_keys.set(true);
+            }
+        }
+    }
+}
+
+/// Whether `take` has anything to do for a coro that has just left its stack.
+///
+/// # Safety
+/// `machine` is a coro's that is not running.
+#[inline(always)]
+pub(super) unsafe fn may_have(machine: *const Machine) -> bool {
+    // SAFETY: by the contract.
+    unsafe { (*machine).taken.is_some() || (*machine).used_len() > MIN_DEPTH }
+}
+
+/// The coro has left its stack: what points into it is taken out of the thread's variables.
+///
+/// # Safety
+/// As above.
+#[cold]
+#[inline(never)]
+pub(super) unsafe fn take(runtime: &Runtime, coro: Coro<'_>, machine: *mut Machine) {
+    // SAFETY: by the contract.
+    let machine = unsafe { &mut *machine };
+    // The stack of a coro that has ended holds nothing.
+    let stack = if coro.is_done() {
+        0..0
+    } else {
+        machine.sp..machine.slot.slot.top()
+    };
+    let mut words = Vec::new();
+    for word in machine.taken.take().map_or_else(Vec::new, |taken| taken.0) {
+        // SAFETY: found by this thread, in the same variable that the value came from.
+        let value = unsafe {
+            let value = word.place.read();
+            word.place.write(word.before);
+            value
+        };
+        if stack.contains(&value) {
+            words.push(Word { value, ..word });
+        }
+    }
+    let search = &runtime.thread_locals;
+    if !stack.is_empty() && search.is_needed(coro.py()) {
+        let mut variables = search.variables.borrow_mut();
+        variables.refresh(search.with_keys.get());
+        for (place, value) in variables.pointing_into(&stack) {
+            // SAFETY: the stack is suspended in place. Its owner finds the value again when the coro goes on.
+            let before = unsafe {
+                let before = end_of_list(value, &stack, runtime.main_sp.get());
+                place.write(before);
+                before
+            };
+            words.push(Word { place, value, before });
+        }
+    }
+    if !words.is_empty() {
+        machine.taken = Some(Box::new(Taken(words)));
+    }
+}
+
+/// The coro is going to run: its variables are as it has left them.
+///
+/// # Safety
+/// Its stack is in place.
+#[cold]
+#[inline(never)]
+pub(super) unsafe fn put_back(taken: &mut Taken) {
+    for word in &mut taken.0 {
+        // SAFETY: found by this thread; the value points into the stack that is in place again.
+        unsafe {
+            word.before = word.place.read();
+            word.place.write(word.value);
+        }
+    }
+}
+
+/// Where a list leads whose items lie in `stack`, each with a pointer to the next as its first word: to an item on the thread's own
+/// stack, or nowhere.
+///
+/// # Safety
+/// `stack` is mapped.
+unsafe fn end_of_list(mut item: usize, stack: &Range<usize>, own_sp: usize) -> usize {
+    for _ in 0..MAX_ITEMS {
+        if !stack.contains(&item) {
+            break;
+        }
+        if !item.is_multiple_of(size_of::<usize>()) {
+            return 0;
+        }
+        // SAFETY: inside the stack (contract), whose end is a multiple of a word.
+        item = unsafe { *(item as *const usize) };
+    }
+    if (own_sp..own_sp + OWN_STACK_LEN).contains(&item) && !stack.contains(&item) {
+        item
+    } else {
+        0
+    }
+}

@@ -1,0 +1,256 @@
+//! Thread-local variables of other libraries, as far as they hold pointers into a given range: variables of the language in
+//! their segments (`PT_TLS`), and values of `pthread_getspecific`.
+//!
+//! Owner: the thread whose variables they are. Knows nothing of what points where, and why.
+//!
+//! Source: `dl_iterate_phdr(3)`, `pthread_getspecific(3)`.
+
+use std::ffi::c_void;
+use std::ops::Range;
+
+/// Segments that are longer hold tables, not heads of lists, and are left out.
+const MAX_SEGMENT_LEN: usize = 4096;
+/// Keys that are looked at in any case, and beyond the first one that is free.
+const MIN_KEYS: u32 = 32;
+const MORE_KEYS: u32 = 8;
+
+/// One variable of this thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// At an address.
+    Variable(usize),
+    /// Of `pthread_key_create`.
+    Key(u32),
+}
+
+impl Place {
+    /// # Safety
+    /// The place was found by this thread.
+    pub unsafe fn read(self) -> usize {
+        // SAFETY: by the contract; libraries with such variables stay loaded. A key that is gone gives null.
+        unsafe {
+            match self {
+                Self::Variable(address) => *(address as *const usize),
+                Self::Key(key) => libc::pthread_getspecific(key as libc::pthread_key_t) as usize,
+            }
+        }
+    }
+
+    /// # Safety
+    /// As above, and the owner of the variable may find that value in it.
+    pub unsafe fn write(self, value: usize) {
+        // SAFETY: by the contract. A key that is gone is refused.
+        unsafe {
+            match self {
+                Self::Variable(address) => *(address as *mut usize) = value,
+                Self::Key(key) => {
+                    libc::pthread_setspecific(key as libc::pthread_key_t, value as *const c_void);
+                }
+            }
+        }
+    }
+}
+
+/// The variables of this thread that are looked at.
+#[derive(Default)]
+pub struct Variables {
+    /// Where the segments lie.
+    segments: Vec<Range<usize>>,
+    /// What the loader had loaded and unloaded when they were found.
+    loaded: (u64, u64),
+    /// Keys below that.
+    keys: u32,
+}
+
+impl Variables {
+    /// Looks for the segments of libraries that were loaded since, if there are any.
+    pub fn refresh(&mut self, with_keys: bool) {
+        let loaded = imp::loaded();
+        if loaded != self.loaded {
+            self.loaded = loaded;
+            self.segments = imp::segments(MAX_SEGMENT_LEN);
+        }
+        if with_keys && self.keys == 0 {
+            self.keys = keys();
+        }
+    }
+
+    /// The variables that hold an address of that range.
+    pub fn pointing_into(&self, range: &Range<usize>) -> Vec<(Place, usize)> {
+        let words = self
+            .segments
+            .iter()
+            .flat_map(|segment| segment.clone().step_by(size_of::<usize>()));
+        words
+            .map(Place::Variable)
+            .chain((0..self.keys).map(Place::Key))
+            // SAFETY: found by this thread; segments are word by word inside of what the loader gave.
+            .map(|place| (place, unsafe { place.read() }))
+            .filter(|(_, value)| range.contains(value))
+            .collect()
+    }
+}
+
+/// How many keys there are at least: the first that is free, and some more.
+fn keys() -> u32 {
+    let mut key: libc::pthread_key_t = 0;
+    // SAFETY: a key of our own, given back at once.
+    unsafe {
+        if libc::pthread_key_create(&raw mut key, None) != 0 {
+            return MIN_KEYS;
+        }
+        libc::pthread_key_delete(key);
+    }
+    MIN_KEYS.max(key as u32 + MORE_KEYS)
+}
+
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+mod imp {
+    use std::ffi::{CStr, c_int, c_void};
+    use std::ops::Range;
+
+    use libc::dl_phdr_info;
+
+    /// How many libraries were loaded, and how many unloaded.
+    pub(super) fn loaded() -> (u64, u64) {
+        unsafe extern "C" fn note(info: *mut dl_phdr_info, _: usize, numbers: *mut c_void) -> c_int {
+            // SAFETY: the loader's structure; `numbers` is the tuple below.
+            unsafe { *numbers.cast::<(u64, u64)>() = ((*info).dlpi_adds, (*info).dlpi_subs) };
+            1
+        }
+        let mut numbers = (0, 0);
+        // SAFETY: the function keeps nothing.
+        unsafe { libc::dl_iterate_phdr(Some(note), (&raw mut numbers).cast()) };
+        numbers
+    }
+
+    struct Search {
+        max_len: usize,
+        found: Vec<Range<usize>>,
+    }
+
+    /// This thread's segments of all libraries but the interpreter, the C library and this one.
+    pub(super) fn segments(max_len: usize) -> Vec<Range<usize>> {
+        let mut search = Search {
+            max_len,
+            found: Vec::new(),
+        };
+        // SAFETY: the function keeps nothing.
+        unsafe { libc::dl_iterate_phdr(Some(look_at), (&raw mut search).cast()) };
+        search.found
+    }
+
+    unsafe extern "C" fn look_at(info: *mut dl_phdr_info, _: usize, search: *mut c_void) -> c_int {
+        // SAFETY: the loader's structure, valid during the call; `search` is the one of `segments`.
+        unsafe {
+            let (info, search) = (&*info, &mut *search.cast::<Search>());
+            if info.dlpi_tls_modid == 0 || info.dlpi_phdr.is_null() || is_left_out(info) {
+                return 0;
+            }
+            let headers = std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into());
+            let len = headers
+                .iter()
+                .find(|header| header.p_type == libc::PT_TLS)
+                .map_or(0, |header| header.p_memsz as usize);
+            let start = start_of(info);
+            if start != 0 && len <= search.max_len {
+                let end = (start + len) & !(size_of::<usize>() - 1);
+                search.found.push(start.next_multiple_of(size_of::<usize>())..end);
+            }
+        }
+        0
+    }
+
+    /// Where the segment lies for this thread; it is made if it was not yet there.
+    fn start_of(info: &dl_phdr_info) -> usize {
+        type GetAddress = unsafe extern "C" fn(*const [usize; 2]) -> *mut c_void;
+        if !info.dlpi_tls_data.is_null() {
+            return info.dlpi_tls_data as usize;
+        }
+        // SAFETY: what the compiler calls for such a variable, with the module and an offset (ELF Handling For TLS); null if
+        // there is no such function.
+        unsafe {
+            let function = libc::dlsym(libc::RTLD_DEFAULT, c"__tls_get_addr".as_ptr());
+            if function.is_null() || cfg!(not(any(target_arch = "x86_64", target_arch = "aarch64"))) {
+                return 0;
+            }
+            let index = [info.dlpi_tls_modid, 0];
+            let get_address = std::mem::transmute::<*mut c_void, GetAddress>(function);
+            get_address(&raw const index) as usize
+        }
+    }
+
+    /// The program itself, which has no name, the interpreter's library, the C library's and this one.
+    fn is_left_out(info: &dl_phdr_info) -> bool {
+        // SAFETY: a name or null.
+        let name = unsafe {
+            if info.dlpi_name.is_null() {
+                return true;
+            }
+            CStr::from_ptr(info.dlpi_name).to_bytes()
+        };
+        let file = name.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        file.is_empty()
+            || [b"libpython".as_slice(), b"libc.", b"ld-", b"linux-vdso"]
+                .iter()
+                .any(|start| file.starts_with(start))
+            || is_this(info)
+    }
+
+    fn is_this(info: &dl_phdr_info) -> bool {
+        // SAFETY: an address of this library; the structure is ours, and all zeros are valid for it.
+        unsafe {
+            let mut own: libc::Dl_info = std::mem::zeroed();
+            libc::dladdr(segments as *const c_void, &raw mut own) != 0
+                && own.dli_fbase as u64 == info.dlpi_addr
+        }
+    }
+}
+
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+mod imp {
+    use std::ops::Range;
+
+    pub(super) fn loaded() -> (u64, u64) {
+        (0, 0)
+    }
+
+    pub(super) fn segments(_max_len: usize) -> Vec<Range<usize>> {
+        Vec::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_keys_are_found_and_exchanged() {
+        let mut key: libc::pthread_key_t = 0;
+        let target = [1_usize, 2, 3];
+        let range = target.as_ptr() as usize..target.as_ptr() as usize + size_of_val(&target);
+        // SAFETY: a key of the test's own.
+        unsafe {
+            assert_eq!(libc::pthread_key_create(&raw mut key, None), 0);
+            libc::pthread_setspecific(key, (&raw const target[1]).cast());
+        }
+        let mut variables = Variables::default();
+        variables.refresh(false);
+        let place = Place::Key(key as u32);
+        assert!(
+            !variables
+                .pointing_into(&range)
+                .iter()
+                .any(|(found, _)| *found == place)
+        );
+        variables.refresh(true);
+        let address = &raw const target[1] as usize;
+        assert!(variables.pointing_into(&range).contains(&(place, address)));
+        // SAFETY: the test's own.
+        unsafe {
+            place.write(0);
+            assert_eq!(place.read(), 0);
+            libc::pthread_key_delete(key);
+        }
+    }
+}
