@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from contextvars import Context
 from socket import socket
 from ssl import SSLContext, SSLObject
-from types import FrameType
-from typing import Any, Protocol, Self, TypeVar, TypeVarTuple, final
+from types import FrameType, GenericAlias
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar, TypeVarTuple, final
 
 from _typeshed import FileDescriptorLike, ReadableBuffer, StrOrBytesPath, WriteableBuffer
 from typing_extensions import disjoint_base
@@ -53,7 +53,7 @@ __all__ = [
     "_coro_sleep_absolute",
     "_coro_sleep_relative",
     "_coro_spawn",
-    "_coro_statistics",
+    "_coro_stack_info",
     "_coro_wait",
     "_coro_wait_for_wake",
     "_coro_yield_slice",
@@ -71,6 +71,7 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+_T_co = TypeVar("_T_co", covariant=True)
 _Ts = TypeVarTuple("_Ts")
 
 class _ConnectionOwner(Protocol):
@@ -813,9 +814,10 @@ def _bind_methods(kind: type[Loop]) -> None:
     """Put the native methods on ``kind`` itself, those aside that it defines; TypeError unless it is a Loop."""
 
 @disjoint_base
-class Coro:
+class Coro(Generic[_T_co]):
     """The native part of :class:`grapeshot.coro.Coro`: a function with a stack of its own, run by the loop."""
 
+    def __class_getitem__(cls, item: Any, /) -> GenericAlias: ...
     @property
     def id(self) -> int:
         """A number that no other coro of the process has."""
@@ -841,7 +843,7 @@ class Coro:
         """Schedule a new coro. ScheduleError if it was started before."""
     def done(self) -> bool:
         """Whether it has returned or raised."""
-    def result(self) -> Any:
+    def result(self) -> _T_co:
         """Return the result, or raise the exception. ``asyncio.InvalidStateError`` before the end.
 
         A coro that was shut down, interrupted or cancelled has none. This raises CoroCancelled then where a coro asks,
@@ -853,8 +855,8 @@ class Coro:
         """Call ``fn(self)`` from the loop, in ``context`` or a copy of the caller's, once the coro has ended."""
     def remove_done_callback(self, fn: Callable[[Any], object], /) -> int:
         """Take callbacks back; return how many there were."""
-    def __await__(self) -> Generator[Any, None, Any]: ...
-    def __iter__(self) -> Generator[Any, None, Any]: ...
+    def __await__(self) -> Generator[Any, None, _T_co]: ...
+    def __iter__(self) -> Generator[Any, None, _T_co]: ...
 
     # Whether a task has begun to await it, the future that await_() waits for, and the cancel() calls that uncancel()
     # has not taken back.
@@ -885,9 +887,9 @@ class Coro:
         """The same, but a running coro gets it with its next wait. None takes a pending CancelledError back."""
     def _take_back(self, exception: BaseException, /) -> bool:
         """Do not raise ``exception`` if it is still pending; whether it was."""
-    def _outcome(self) -> Any:
+    def _outcome(self) -> _T_co:
         """Return what the function has returned, or raise what it has raised; None if it was cancelled."""
-    def _task_outcome(self) -> Any:
+    def _task_outcome(self) -> _T_co:
         """The same; one that was cancelled gives its own exception."""
     def _failure(self) -> BaseException | None:
         """Return what the function has raised, or None."""
@@ -948,7 +950,7 @@ class lock:  # noqa: N801
         """Give the lock to the coro that has waited longest. LockError unless this coro holds it."""
     def locked(self) -> bool:
         """Whether a coro holds it."""
-    def has_lock(self, coro: Coro | None = None) -> bool:
+    def has_lock(self, coro: Coro[Any] | None = None) -> bool:
         """Whether ``coro`` holds it, by default the one that runs."""
     def __enter__(self) -> Self: ...
     def __exit__(self, *args: object) -> None: ...
@@ -969,7 +971,7 @@ class mutex:  # noqa: N801
         """The same; return whether another coro has got the mutex."""
     def locked(self) -> bool:
         """Whether a coro holds it."""
-    def has_lock(self, coro: Coro | None = None) -> bool:
+    def has_lock(self, coro: Coro[Any] | None = None) -> bool:
         """Whether ``coro`` holds it, by default the one that runs."""
     def __enter__(self) -> Self: ...
     def __exit__(self, *args: object) -> None: ...
@@ -1005,15 +1007,16 @@ class condition_variable:  # noqa: N801
         """Wake it and return it, or None. If it is interrupted before it runs, nobody else is woken."""
 
 @disjoint_base
-class fifo:  # noqa: N801
+class fifo(Generic[_T]):  # noqa: N801
     """A queue of up to ``maxsize`` items, None or 0: of any number. ``len`` can be had without waiting."""
 
+    def __class_getitem__(cls, item: Any, /) -> GenericAlias: ...
     def __init__(self, maxsize: int | None = 0) -> None: ...
     def __len__(self) -> int: ...
     @property
     def maxsize(self) -> int:
         """How many items it takes, 0 for any number."""
-    def push(self, item: Any, /, block: bool = True, timeout: float | None = None) -> None:
+    def push(self, item: _T, /, block: bool = True, timeout: float | None = None) -> None:
         """Put ``item`` at the end, for the coro that has waited longest. The loop's callbacks and tasks may as well.
 
         Waits for room if there is a limit, behind those who came before. If it raises, the item is not in the queue.
@@ -1023,18 +1026,18 @@ class fifo:  # noqa: N801
             YieldFromMain: it would have to wait, and this is no coro.
             ScheduleError: it belongs to another thread.
         """
-    def pop(self, block: bool = True, timeout: float | None = None) -> Any:
+    def pop(self, block: bool = True, timeout: float | None = None) -> _T:
         """Return the oldest item, waiting for one behind those who came before.
 
         Raises:
             Empty: none has come within ``timeout`` seconds, or, without ``block``, there is none.
             YieldFromMain, ScheduleError: as ``push``.
         """
-    def pop_all(self, block: bool = True, timeout: float | None = None) -> list[Any]:
+    def pop_all(self, block: bool = True, timeout: float | None = None) -> list[_T]:
         """Return all items, waiting for one; an empty list where ``pop`` raises Empty. Raises: as ``pop``."""
 
 @disjoint_base
-class channel:  # noqa: N801
+class channel(Generic[_T]):  # noqa: N801
     """A rendezvous: ``send`` and ``receive`` wait for each other (Stackless Python's channels).
 
     Who finds somebody waiting does not wait: it goes on, and the other one is ready, behind all that is. A sender that
@@ -1042,6 +1045,7 @@ class channel:  # noqa: N801
     has gone on leaves the value to the next receiver. Iteration receives until the channel is closed.
     """
 
+    def __class_getitem__(cls, item: Any, /) -> GenericAlias: ...
     @property
     def balance(self) -> int:
         """The number of values that can be received without waiting, or minus the receivers that wait."""
@@ -1051,7 +1055,7 @@ class channel:  # noqa: N801
     @property
     def closed(self) -> bool:
         """Whether it was closed and nothing is left in it."""
-    def send(self, value: Any, /, block: bool = True, timeout: float | None = None) -> None:
+    def send(self, value: _T, /, block: bool = True, timeout: float | None = None) -> None:
         """Give ``value`` to a receiver, waiting for one.
 
         Raises:
@@ -1062,9 +1066,9 @@ class channel:  # noqa: N801
         """
     def send_exception(self, exc: BaseException | type[BaseException], /, *args: Any) -> None:
         """Raise ``exc``, or ``exc(*args)`` of a class, in a receiver, waiting for one. Raises: as ``send``."""
-    def send_sequence(self, values: Iterable[Any], /) -> int:
+    def send_sequence(self, values: Iterable[_T], /) -> int:
         """Send each of the values; return how many there were. Raises: as ``send``."""
-    def receive(self, block: bool = True, timeout: float | None = None) -> Any:
+    def receive(self, block: bool = True, timeout: float | None = None) -> _T:
         """Return the value of a sender, waiting for one, or raise its exception.
 
         Raises:
@@ -1075,9 +1079,9 @@ class channel:  # noqa: N801
     def close(self) -> None:
         """Take no more values. Receivers get those that are waiting, then ClosedError."""
     def __iter__(self) -> Self: ...
-    def __next__(self) -> Any: ...
+    def __next__(self) -> _T: ...
 
-def _coro_setup(errors: Any, kind: type[Coro], /) -> str | None:
+def _coro_setup(errors: Any, kind: type[Coro[Any]], /) -> str | None:
     """Take the package's exception classes and its Coro; None, or why there are no coros on this interpreter."""
 
 def _coro_panic(function: Callable[[], object], /) -> None:
@@ -1086,10 +1090,26 @@ def _coro_panic(function: Callable[[], object], /) -> None:
 def _coro_note_collection(phase: str, info: dict[str, int], /) -> None:
     """Note that a garbage collection begins or has ended on this stack: a coro must not leave it meanwhile."""
 
-def _coro_new(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _coro_new(
+    function: Callable[..., Any],
+    /,
+    *args: Any,
+    name: str | None = None,
+    context: Context | None = None,
+    stack: Literal["shared", "own"] = "shared",
+    **kwargs: Any,
+) -> Any:
     """Make a coro of ``function(*args, **kwargs)``, not started; ``name``, ``context`` and ``stack`` are its own."""
 
-def _coro_spawn(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _coro_spawn(
+    function: Callable[..., Any],
+    /,
+    *args: Any,
+    name: str | None = None,
+    context: Context | None = None,
+    stack: Literal["shared", "own"] = "shared",
+    **kwargs: Any,
+) -> Any:
     """The same, started: it runs in the next turn of the running loop."""
 
 def _coro_check_function(function: object, caller: str, /) -> None:
@@ -1128,16 +1148,16 @@ def _coro_sleep_absolute(when: float, /) -> None:
 def _coro_sleep_relative(delay: float, /) -> None:
     """Wait for ``delay`` seconds."""
 
-def _coro_end_wait(coro: Coro, /) -> None:
+def _coro_end_wait(coro: Coro[Any], /) -> None:
     """What the timer of a limited wait calls."""
 
-def _coro_end_sleep(coro: Coro, /) -> None:
+def _coro_end_sleep(coro: Coro[Any], /) -> None:
     """What the timer of a sleep calls."""
 
 def _coro_live() -> list[Any]:
     """Return the coros of this thread between their start and their end."""
 
-def _coro_statistics() -> dict[str, Any]:
+def _coro_stack_info() -> dict[str, Any]:
     """Return numbers of this thread's coros.
 
     ``switches``, ``evacuations``, ``bytes_copied`` and ``started`` since its first coro; ``live`` coros and

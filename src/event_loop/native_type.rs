@@ -411,6 +411,18 @@ pub(crate) unsafe fn call_threadsafe_getter<T: NativeType>(
     }
 }
 
+/// A row that makes `kind[argument]` a `types.GenericAlias`, for annotations.
+pub(crate) fn class_getitem() -> ffi::PyMethodDef {
+    ffi::PyMethodDef {
+        ml_name: c"__class_getitem__".as_ptr(),
+        ml_meth: ffi::PyMethodDefPointer {
+            PyCFunction: ffi::Py_GenericAlias,
+        },
+        ml_flags: ffi::METH_O | ffi::METH_CLASS,
+        ml_doc: c"__class_getitem__($type, item, /)\n--\n\nFor annotations.".as_ptr(),
+    }
+}
+
 /// A row of a getset table around `fn(This<T>) -> PyResult<Bound<PyAny>>`.
 macro_rules! getter {
     ($layout:ty, $name:literal, $body:path, $doc:literal) => {{

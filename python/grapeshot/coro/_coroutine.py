@@ -24,13 +24,15 @@ from . import _errors
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
 if TYPE_CHECKING:
     from types import FrameType
-    from typing import Any, TextIO
+    from typing import Any, TextIO, TypeVar
+
+    _T_co = TypeVar("_T_co", covariant=True)
 
 # Whether uncancel() takes an error back that was not raised yet.
 _TAKES_BACK = sys.version_info >= (3, 13)
 
 
-class Coro(_core.Coro):
+class Coro(_core.Coro["_T_co"]):
     """Made by :func:`grapeshot.coro.spawn` and :func:`grapeshot.coro.new`. It belongs to the thread of its loop.
 
     ``await co`` (in asyncio) and :meth:`join` (in a coro) give its result or raise its exception.
@@ -67,7 +69,7 @@ class Coro(_core.Coro):
 
     # ------------------------------------------------------------------ the outcome
 
-    def join(self, timeout: float | None = None) -> Any:
+    def join(self, timeout: float | None = None) -> _T_co:
         """Wait in a coro until this one has ended; return its result or raise its exception.
 
         Returns None for a coro that was shut down, interrupted or cancelled; :meth:`result` raises CoroCancelled then.
@@ -211,7 +213,7 @@ class Wakeup:
 
     __slots__ = ("_coro", "is_over")
 
-    def __init__(self, coro: Coro) -> None:
+    def __init__(self, coro: Coro[Any]) -> None:
         self._coro = coro
         self.is_over = False
 
@@ -222,13 +224,13 @@ class Wakeup:
                 self._coro._wake()
 
 
-def check_started(coro: Coro) -> None:
+def check_started(coro: Coro[Any]) -> None:
     """NotStartedError if waiting for the end of ``coro`` would last for ever."""
     if coro._status == "new":
         raise _errors.NotStartedError("the coro was not started: waiting for it would last for ever")
 
 
-def wait_for_end(coro: Coro, timeout_s: float | None = None) -> None:
+def wait_for_end(coro: Coro[Any], timeout_s: float | None = None) -> None:
     """Wait in the running coro until ``coro`` has ended. Raises: as :meth:`Coro.join`, its own exception aside."""
     waiter = _core._coro_current()
     if waiter is coro:

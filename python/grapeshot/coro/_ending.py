@@ -18,6 +18,8 @@ from grapeshot._loop import Loop
 
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
 if TYPE_CHECKING:
+    from typing import Any
+
     from ._coroutine import Coro
 
 # Seconds for what coros wait for in their cleanup.
@@ -26,7 +28,7 @@ _GRACE_S = 1.0
 _ROUNDS = 1000
 
 
-def _coros_of(loop: Loop) -> list[Coro]:
+def _coros_of(loop: Loop) -> list[Coro[Any]]:
     return [co for co in _core._coro_live() if co._loop is loop]
 
 
@@ -57,7 +59,7 @@ class _Unwinding:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._left: set[Coro] = set()
+        self._left: set[Coro[Any]] = set()
         # the first exception that has to leave close()
         self.leaving: BaseException | None = None
 
@@ -78,7 +80,7 @@ class _Unwinding:
     def run_until_ended(self) -> None:
         """Shut each coro down once, and run the loop until all have ended or the time is over."""
         loop = self._loop
-        told: set[Coro] = set()
+        told: set[Coro[Any]] = set()
         deadline = loop.time() + _GRACE_S
         timer = loop.call_at(deadline, loop.stop)
         while loop.time() < deadline:
@@ -95,7 +97,7 @@ class _Unwinding:
             self._catch(loop.run_forever)
         timer.cancel()
 
-    def _on_end(self, co: Coro) -> None:
+    def _on_end(self, co: Coro[Any]) -> None:
         self._left.discard(co)
         if not self._left:
             self._loop.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from types import GenericAlias
 
 from grapeshot._core import condition_variable
 
@@ -12,10 +13,19 @@ from .bridge import find_running_loop
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Any
+    from typing import Any, Generic, TypeVar
+
+    _T = TypeVar("_T")
+
+    class _Generic(Generic[_T]): ...
+
+else:
+
+    class _Generic:
+        __class_getitem__ = classmethod(GenericAlias)
 
 
-class future:  # noqa: N801
+class future(_Generic["_T"]):  # noqa: N801
     """A result that is set once: a value, or an exception. gevent calls it AsyncResult.
 
     Coros wait with :meth:`get` and :meth:`wait`, tasks with ``await``. It belongs to one thread, as everything that
@@ -24,7 +34,7 @@ class future:  # noqa: N801
 
     def __init__(self) -> None:
         self._is_set = False
-        self._value: Any = None
+        self._value: _T | None = None
         self._exception: BaseException | None = None
         self._traceback: TracebackType | None = None
         self._line = condition_variable()
@@ -39,7 +49,7 @@ class future:  # noqa: N801
         waiting = f", {len(self._line)} waiting" if len(self._line) else ""
         return f"<{type(self).__name__} {state}{waiting}>"
 
-    def set(self, value: Any = None) -> None:
+    def set(self, value: _T = None) -> None:  # type: ignore[assignment]  # for future[None]
         """Set the value, and wake all that wait for it. asyncio.InvalidStateError if it was set before."""
         self._check_unset()
         self._value = value
@@ -79,7 +89,7 @@ class future:  # noqa: N801
         return self._is_set and self._exception is None
 
     @property
-    def value(self) -> Any:
+    def value(self) -> _T | None:
         """The value; None as long as there is none."""
         return self._value
 
@@ -93,7 +103,7 @@ class future:  # noqa: N801
         """Wait until it is set; return whether it was in time."""
         return self._is_set or self._line._wait_as(0, block, timeout)
 
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+    def get(self, block: bool = True, timeout: float | None = None) -> _T:
         """Wait until it is set; return the value or raise the exception.
 
         Raises:
@@ -106,7 +116,7 @@ class future:  # noqa: N801
         self._loop = None
         if self._exception is not None:
             raise self._exception.with_traceback(self._traceback)
-        return self._value
+        return self._value  # type: ignore[return-value]
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
         """Call ``fn(self)`` from the loop once it is set."""
@@ -130,7 +140,7 @@ class future:  # noqa: N801
         else:
             loop.call_soon(callback, self)
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, _T]:
         if not self._is_set:
             loop = find_running_loop()
             if loop is None:

@@ -15,10 +15,17 @@ from ._sync import fifo, semaphore
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Any
+    from typing import Any, TypeVar, overload
+
+    from ._signatures import Spawn, SpawnLater
+
+    _A = TypeVar("_A")
+    _B = TypeVar("_B")
+    _C = TypeVar("_C")
+    _T = TypeVar("_T")
 
 
-def in_parallel(fun_arg_list: Iterable[tuple[Callable[..., Any], Sequence[Any]]]) -> list[Any]:
+def in_parallel(fun_arg_list: Iterable[tuple[Callable[..., _T], Sequence[Any]]]) -> list[_T]:
     """Run ``fn(*args)`` for each ``(fn, args)`` in a coro of its own; return the results in order.
 
     If this coro is interrupted meanwhile, the others are shut down.
@@ -34,12 +41,12 @@ def in_parallel(fun_arg_list: Iterable[tuple[Callable[..., Any], Sequence[Any]]]
     raise _errors.InParallelError(outcomes)
 
 
-def _outcome(co: Coro) -> tuple[bool, Any]:
+def _outcome(co: Coro[Any]) -> tuple[bool, Any]:
     exc = co._failure()
     return (True, co._outcome()) if exc is None else (False, exc)
 
 
-def _wait_for_all(coros: Iterable[Coro]) -> None:
+def _wait_for_all(coros: Iterable[Coro[Any]]) -> None:
     """Wait until all have ended. Interrupted meanwhile, shut them down, wait again, and raise."""
     coros = list(coros)
     try:
@@ -53,12 +60,12 @@ def _wait_for_all(coros: Iterable[Coro]) -> None:
         raise
 
 
-def _wait_for_one(co: Coro) -> None:
+def _wait_for_one(co: Coro[Any]) -> None:
     if not co.done():
         wait_for_end(co)
 
 
-def _shut_down(co: Coro) -> None:
+def _shut_down(co: Coro[Any]) -> None:
     if not co.done() and co._status != "new":
         co.shutdown()
 
@@ -77,7 +84,7 @@ class Group:
     """
 
     def __init__(self) -> None:
-        self._coros: set[Coro] = set()
+        self._coros: set[Coro[Any]] = set()
         self._first_error: BaseException | None = None
         self._owner: Any = None
         self._is_ending = False
@@ -88,14 +95,23 @@ class Group:
         state = ", ending after an error" if self._first_error is not None else ""
         return f"<{type(self).__name__} {len(self._coros)} coros{state}>"
 
-    def spawn(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Coro:
-        """Start ``fn(*args)`` as a coro of the group. RuntimeError when the group is ending after an error."""
-        if self._first_error is not None:
-            raise RuntimeError("the group is ending, because one of its coros has raised")
-        co: Coro = _core._coro_spawn(fn, *args, **kwargs)
-        self._coros.add(co)
-        co.add_done_callback(self._on_end)
-        return co
+    if TYPE_CHECKING:
+
+        @property
+        def spawn(self) -> Spawn:
+            """Start ``fn(*args)`` as a coro of the group. RuntimeError when the group is ending after an error."""
+            raise NotImplementedError
+
+    else:
+
+        def spawn(self, fn, /, *args, **kwargs):
+            """Start ``fn(*args)`` as a coro of the group. RuntimeError when the group is ending after an error."""
+            if self._first_error is not None:
+                raise RuntimeError("the group is ending, because one of its coros has raised")
+            co = _core._coro_spawn(fn, *args, **kwargs)
+            self._coros.add(co)
+            co.add_done_callback(self._on_end)
+            return co
 
     def __enter__(self) -> Group:
         self._owner = _core._coro_current()
@@ -135,7 +151,7 @@ class Group:
         for co in self._coros:
             _shut_down(co)
 
-    def _on_end(self, co: Coro) -> None:
+    def _on_end(self, co: Coro[Any]) -> None:
         if co not in self._coros:
             return
         self._coros.remove(co)
@@ -162,7 +178,7 @@ class Pool:
             raise ValueError("a pool has at least one place")
         self._size = size
         self._places = semaphore(size)
-        self._coros: set[Coro] = set()
+        self._coros: set[Coro[Any]] = set()
 
     def __len__(self) -> int:
         return len(self._coros)
@@ -170,18 +186,27 @@ class Pool:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {len(self._coros)} of {self._size} places taken>"
 
-    def spawn(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Coro:
-        """Wait for a place, then start ``fn(*args)`` in it."""
-        self._places.acquire()
-        return self._spawn_in_place(fn, args, kwargs)
+    if TYPE_CHECKING:
 
-    def try_spawn(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Coro | None:
+        @property
+        def spawn(self) -> Spawn:
+            """Wait for a place, then start ``fn(*args)`` in it."""
+            raise NotImplementedError
+
+    else:
+
+        def spawn(self, fn, /, *args, **kwargs):
+            """Wait for a place, then start ``fn(*args)`` in it."""
+            self._places.acquire()
+            return self._spawn_in_place(fn, args, kwargs)
+
+    def try_spawn(self, fn: Callable[..., _T], /, *args: Any, **kwargs: Any) -> Coro[_T] | None:
         """The same without waiting; return None if there is no place."""
         return self._spawn_in_place(fn, args, kwargs) if self._places.try_acquire() else None
 
-    def _spawn_in_place(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coro:
+    def _spawn_in_place(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coro[Any]:
         try:
-            co: Coro = _core._coro_spawn(fn, *args, **kwargs)
+            co: Coro[Any] = _core._coro_spawn(fn, *args, **kwargs)
         except BaseException:
             self._places.release()
             raise
@@ -189,17 +214,61 @@ class Pool:
         co.add_done_callback(self._on_end)
         return co
 
-    def _on_end(self, co: Coro) -> None:
+    def _on_end(self, co: Coro[Any]) -> None:
         self._coros.discard(co)
         self._places.release()
 
-    def map(self, fn: Callable[..., Any], *iterables: Iterable[Any]) -> list[Any]:
+    if TYPE_CHECKING:
+
+        @overload
+        def map(self, fn: Callable[[_A], _T], a: Iterable[_A], /) -> list[_T]: ...
+        @overload
+        def map(self, fn: Callable[[_A, _B], _T], a: Iterable[_A], b: Iterable[_B], /) -> list[_T]: ...
+        @overload
+        def map(
+            self, fn: Callable[[_A, _B, _C], _T], a: Iterable[_A], b: Iterable[_B], c: Iterable[_C], /
+        ) -> list[_T]: ...
+        @overload
+        def map(
+            self,
+            fn: Callable[..., _T],
+            a: Iterable[Any],
+            b: Iterable[Any],
+            c: Iterable[Any],
+            d: Iterable[Any],
+            /,
+            *more: Iterable[Any],
+        ) -> list[_T]: ...
+
+    def map(self, fn: Callable[..., Any], /, *iterables: Iterable[Any]) -> list[Any]:
         """Return ``[fn(*items), ...]``; the first exception in order is raised once all have ended."""
         coros = [self.spawn(fn, *items) for items in zip(*iterables, strict=False)]
         _wait_for_all(coros)
         return [co.result() for co in coros]
 
-    def imap(self, fn: Callable[..., Any], *iterables: Iterable[Any]) -> Iterator[Any]:
+    if TYPE_CHECKING:
+
+        @overload
+        def imap(self, fn: Callable[[_A], _T], a: Iterable[_A], /) -> Iterator[_T]: ...
+        @overload
+        def imap(self, fn: Callable[[_A, _B], _T], a: Iterable[_A], b: Iterable[_B], /) -> Iterator[_T]: ...
+        @overload
+        def imap(
+            self, fn: Callable[[_A, _B, _C], _T], a: Iterable[_A], b: Iterable[_B], c: Iterable[_C], /
+        ) -> Iterator[_T]: ...
+        @overload
+        def imap(
+            self,
+            fn: Callable[..., _T],
+            a: Iterable[Any],
+            b: Iterable[Any],
+            c: Iterable[Any],
+            d: Iterable[Any],
+            /,
+            *more: Iterable[Any],
+        ) -> Iterator[_T]: ...
+
+    def imap(self, fn: Callable[..., Any], /, *iterables: Iterable[Any]) -> Iterator[Any]:
         """Return an iterator over the results in order, each as soon as it and those before it are there.
 
         The first coros start at once, as many as there are places; each further one when a result is asked for.
@@ -207,7 +276,29 @@ class Pool:
         """
         return _Results(self, fn, zip(*iterables, strict=False), in_order=True)
 
-    def imap_unordered(self, fn: Callable[..., Any], *iterables: Iterable[Any]) -> Iterator[Any]:
+    if TYPE_CHECKING:
+
+        @overload
+        def imap_unordered(self, fn: Callable[[_A], _T], a: Iterable[_A], /) -> Iterator[_T]: ...
+        @overload
+        def imap_unordered(self, fn: Callable[[_A, _B], _T], a: Iterable[_A], b: Iterable[_B], /) -> Iterator[_T]: ...
+        @overload
+        def imap_unordered(
+            self, fn: Callable[[_A, _B, _C], _T], a: Iterable[_A], b: Iterable[_B], c: Iterable[_C], /
+        ) -> Iterator[_T]: ...
+        @overload
+        def imap_unordered(
+            self,
+            fn: Callable[..., _T],
+            a: Iterable[Any],
+            b: Iterable[Any],
+            c: Iterable[Any],
+            d: Iterable[Any],
+            /,
+            *more: Iterable[Any],
+        ) -> Iterator[_T]: ...
+
+    def imap_unordered(self, fn: Callable[..., Any], /, *iterables: Iterable[Any]) -> Iterator[Any]:
         """The same, each result as soon as it is there."""
         return _Results(self, fn, zip(*iterables, strict=False), in_order=False)
 
@@ -234,9 +325,9 @@ class _Results:
         self._inputs = inputs
         self._in_order = in_order
         # the coros whose results are to be given, in the order in which they were started
-        self._coros: deque[Coro] = deque()
+        self._coros: deque[Coro[Any]] = deque()
         # those of them that have ended, in that order
-        self._ended = fifo()
+        self._ended: fifo[Coro[Any]] = fifo()
         # an input for which there was no place
         self._next: tuple[Any, ...] | None = None
         self._start()
@@ -273,20 +364,23 @@ class _Results:
             self._next = None
             self._add(co)
 
-    def _add(self, co: Coro) -> None:
+    def _add(self, co: Coro[Any]) -> None:
         self._coros.append(co)
         if not self._in_order:
             co.add_done_callback(self._ended.push)
 
 
-def spawn_later(seconds: float, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coro:
-    """Start a coro that sleeps for ``seconds`` and then calls ``fn(*args, **kwargs)``.
+if TYPE_CHECKING:
+    spawn_later: SpawnLater
+else:
 
-    ``name``, ``context`` and ``stack`` are those of ``spawn``. Shut down meanwhile, it never calls ``fn``.
-    """
-    _core._coro_check_function(fn, "spawn_later")
-    co: Coro = _core._coro_spawn(_call_later, seconds, fn, *args, **kwargs)
-    return co
+    def spawn_later(seconds, fn, /, *args, **kwargs):
+        """Start a coro that sleeps for ``seconds`` and then calls ``fn(*args, **kwargs)``.
+
+        ``name``, ``context`` and ``stack`` are those of ``spawn``. Shut down meanwhile, it never calls ``fn``.
+        """
+        _core._coro_check_function(fn, "spawn_later")
+        return _core._coro_spawn(_call_later, seconds, fn, *args, **kwargs)
 
 
 def _call_later(seconds: float, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -313,7 +407,7 @@ def wait_for(coros: Iterable[Any], timeout: float | None = None, count: int | No
     if len(ended) >= wanted:
         return ended[:wanted]
     left = [co for co in coros if not co.done()]
-    news = fifo()
+    news: fifo[Any] = fifo()
     deadline = None if timeout is None else time.monotonic() + timeout
     try:
         for co in left:

@@ -29,7 +29,9 @@ from . import _errors
 
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, TypeVar
+
+    _T = TypeVar("_T")
 
 _current = _core._coro_current
 
@@ -237,13 +239,23 @@ class event:  # noqa: N801
         return self._is_set or self._line._wait_as(0, block, timeout)
 
 
-class mailbox(fifo):  # noqa: N801
+class mailbox(fifo["_T"]):  # noqa: N801
     """A fifo that many coros send to and one reads; ``pop_all`` takes what is there."""
 
     __slots__ = ()
 
-    send = fifo.push
-    receive = fifo.pop
+    if TYPE_CHECKING:
+
+        def send(self, item: _T, /, block: bool = True, timeout: float | None = None) -> None:
+            """Another name of ``push``."""
+
+        def receive(self, block: bool = True, timeout: float | None = None) -> _T:
+            """Another name of ``pop``."""
+            raise NotImplementedError
+
+    else:
+        send = fifo.push
+        receive = fifo.pop
 
 
 class ThreadLocal:

@@ -16,7 +16,10 @@ TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
-    from typing import Any
+    from typing import Any, ParamSpec, TypeVar
+
+    _P = ParamSpec("_P")
+    _T = TypeVar("_T")
 
 
 class timeout:  # noqa: N801  # used like asyncio.timeout
@@ -75,7 +78,7 @@ class timeout:  # noqa: N801  # used like asyncio.timeout
         self._coro._throw_later(self._bomb)
 
 
-def with_timeout(seconds: float | None, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def with_timeout(seconds: float | None, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
     """Return ``fn(*args, **kwargs)``, interrupted after ``seconds``. Raises: as :class:`timeout`."""
     _core._coro_check_function(fn, "with_timeout")
     with timeout(seconds):

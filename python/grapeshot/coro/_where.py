@@ -9,11 +9,12 @@ from grapeshot import _core
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
 if TYPE_CHECKING:
     from types import CodeType, FrameType, TracebackType
+    from typing import Any
 
     from ._coroutine import Coro
 
 
-def where(co: Coro) -> str:
+def where(co: Coro[Any]) -> str:
     """Return where a coro is suspended, as ``file:line function|file:line function``, the outermost frame first.
 
     For one that is not suspended: ``new``, ``ready`` (it has not begun), ``running`` or ``done``. Reads the frames and

@@ -22,7 +22,11 @@ from ._event_loop import take_pending_loop
 
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
 if TYPE_CHECKING:
-    from typing import Any
+    from contextvars import Context
+    from typing import Any, Literal, ParamSpec, TypeVar, overload
+
+    _P = ParamSpec("_P")
+    _T = TypeVar("_T")
 
 
 class _StandIn(Interrupted):
@@ -37,7 +41,7 @@ class _StandIn(Interrupted):
 find_running_loop = asyncio._get_running_loop
 
 
-def await_(awaitable: Awaitable[Any]) -> Any:
+def await_(awaitable: Awaitable[_T]) -> _T:
     """Run an asyncio awaitable to its end while this coro waits; return its result or raise its exception.
 
     It is to the awaitable what ``await`` in a task is. An interruption of any kind is what cancelling is there: the
@@ -66,16 +70,16 @@ def await_(awaitable: Awaitable[Any]) -> Any:
             except BaseException:
                 awaitable.close()  # as a task that is cancelled before its first step
                 raise
-            return _drive(coro, awaitable)
+            return _drive(coro, awaitable)  # type: ignore[no-any-return]
         _core._coro_act()
         if not asyncio.isfuture(awaitable):
-            return _drive(coro, _await(awaitable))
+            return _drive(coro, _await(awaitable))  # type: ignore[no-any-return]
         if not awaitable.done():
             _check_owner(coro, awaitable)
             interruption = _wait_for_future(coro, awaitable)
             if interruption is not None:
                 raise interruption
-        return awaitable.result()
+        return awaitable.result()  # type: ignore[no-any-return]
     finally:
         # An exception keeps this frame, and the coro keeps the exception that it ends with: no way back from here.
         del coro
@@ -130,7 +134,7 @@ def _yield() -> BaseException | None:
     return None
 
 
-def _check_future(coro: Coro, future: Any) -> None:
+def _check_future(coro: Coro[Any], future: Any) -> None:
     """Take what a coroutine has yielded, if it is a future to wait for; RuntimeError as a task's otherwise."""
     is_blocking = getattr(future, "_asyncio_future_blocking", None)
     if is_blocking is None:
@@ -141,7 +145,7 @@ def _check_future(coro: Coro, future: Any) -> None:
     future._asyncio_future_blocking = False
 
 
-def _check_owner(coro: Coro, future: Any) -> None:
+def _check_owner(coro: Coro[Any], future: Any) -> None:
     if future.get_loop() is not coro._loop:
         raise RuntimeError(f"Task {coro!r} got Future {future!r} attached to a different loop")
     if future is coro:
@@ -185,7 +189,37 @@ def _message(interruption: BaseException) -> Any:
     return None
 
 
-async def run_sync(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+if TYPE_CHECKING:
+
+    @overload
+    async def run_sync(
+        fn: Callable[..., _T],
+        /,
+        *args: Any,
+        name: object,
+        context: Context | None = None,
+        stack: Literal["shared", "own"] = "shared",
+        **kwargs: Any,
+    ) -> _T: ...
+
+    @overload
+    async def run_sync(
+        fn: Callable[..., _T],
+        /,
+        *args: Any,
+        context: Context | None,
+        stack: Literal["shared", "own"] = "shared",
+        **kwargs: Any,
+    ) -> _T: ...
+
+    @overload
+    async def run_sync(fn: Callable[..., _T], /, *args: Any, stack: Literal["shared", "own"], **kwargs: Any) -> _T: ...
+
+    @overload
+    async def run_sync(fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T: ...
+
+
+async def run_sync(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Run blocking-style code in a coro while the calling task waits; return its result or raise its exception.
 
     The function may itself wait with everything in :mod:`grapeshot.coro`, ``await_`` included. It runs in a copy of the
@@ -194,7 +228,37 @@ async def run_sync(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return await _core._coro_spawn(fn, *args, **kwargs)
 
 
-def run(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+if TYPE_CHECKING:
+
+    @overload
+    def run(
+        fn: Callable[..., _T],
+        /,
+        *args: Any,
+        name: object,
+        context: Context | None = None,
+        stack: Literal["shared", "own"] = "shared",
+        **kwargs: Any,
+    ) -> _T: ...
+
+    @overload
+    def run(
+        fn: Callable[..., _T],
+        /,
+        *args: Any,
+        context: Context | None,
+        stack: Literal["shared", "own"] = "shared",
+        **kwargs: Any,
+    ) -> _T: ...
+
+    @overload
+    def run(fn: Callable[..., _T], /, *args: Any, stack: Literal["shared", "own"], **kwargs: Any) -> _T: ...
+
+    @overload
+    def run(fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T: ...
+
+
+def run(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Make a loop, run ``fn`` as its first coro, close the loop; return the function's result or raise its exception.
 
     All is as with :func:`asyncio.run`: Ctrl-C cancels the first coro, and coros and tasks that are left in the end are
@@ -209,7 +273,18 @@ def run(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return _run.run_on(take_pending_loop() or new_event_loop(), run_sync(fn, *args, **kwargs))
 
 
-def run_in_thread(
+if TYPE_CHECKING:
+
+    @overload
+    def run_in_thread(
+        fn: Callable[..., _T], /, *args: Any, executor: concurrent.futures.Executor | None, **kwargs: Any
+    ) -> _T: ...
+
+    @overload
+    def run_in_thread(fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T: ...
+
+
+def run_in_thread(  # type: ignore[misc]  # a function with an argument of that name is not accepted, indeed
     fn: Callable[..., Any], /, *args: Any, executor: concurrent.futures.Executor | None = None, **kwargs: Any
 ) -> Any:
     """Run ``fn(*args, **kwargs)`` in a real thread while this coro waits; return its result or raise its exception.

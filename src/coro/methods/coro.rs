@@ -12,7 +12,9 @@ use super::{Object, facade, stacks};
 use crate::coro::coroutine::{Coro, CoroObject, Status, finalize};
 use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::{interruption, scheduler};
-use crate::event_loop::native_type::{Args, bool_object, getter, leak_table, method, new_type, none, slot};
+use crate::event_loop::native_type::{
+    Args, bool_object, class_getitem, getter, leak_table, method, new_type, none, slot,
+};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::current_thread;
 
@@ -239,59 +241,60 @@ fn exception(this: Coro<'_>) -> Object<'_> {
 
 fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        method!(CoroObject, c"start", start, c"Schedule a new coro."),
+        method!(CoroObject, c"start", start, c"start($self, /)\n--\n\nSchedule a new coro."),
         method!(
             CoroObject,
             c"_check_thread",
             require_thread,
-            c"ScheduleError in another thread than the coro's."
+            c"_check_thread($self, /)\n--\n\nScheduleError in another thread than the coro's."
         ),
-        method!(CoroObject, c"_wake", wake, c"Let a waiting coro go on."),
+        method!(CoroObject, c"_wake", wake, c"_wake($self, /, value=None)\n--\n\nLet a waiting coro go on."),
         method!(
             CoroObject,
             c"_throw",
             throw,
-            c"Raise an exception where the coro waits."
+            c"_throw($self, exception, /)\n--\n\nRaise an exception where the coro waits."
         ),
         method!(
             CoroObject,
             c"_throw_later",
             throw_later,
-            c"Raise an exception where the coro waits next."
+            c"_throw_later($self, exception, /)\n--\n\nRaise an exception where the coro waits next."
         ),
         method!(
             CoroObject,
             c"_take_back",
             take_back,
-            c"Do not raise a pending exception."
+            c"_take_back($self, exception, /)\n--\n\nDo not raise a pending exception."
         ),
         method!(
             CoroObject,
             c"set_max_selfish_acts",
             set_max_selfish_acts,
-            c"After how much I/O that is ready at once it yields."
+            c"set_max_selfish_acts($self, count, /)\n--\n\nAfter how much I/O that is ready at once it yields."
         ),
         method!(
             CoroObject,
             c"stack_info",
             stacks::coro_info,
-            c"Where its stack is."
+            c"stack_info($self, /)\n--\n\nWhere its stack is."
         ),
-        method!(CoroObject, c"done", done, c"True once it has returned or raised."),
-        method!(CoroObject, c"_failure", failure, c"What it has raised, or None."),
+        method!(CoroObject, c"done", done, c"done($self, /)\n--\n\nTrue once it has returned or raised."),
+        method!(CoroObject, c"_failure", failure, c"_failure($self, /)\n--\n\nWhat it has raised, or None."),
         method!(
             CoroObject,
             c"_failure_unseen",
             failure_unseen,
-            c"The exception if it went to nobody, else None."
+            c"_failure_unseen($self, /)\n--\n\nThe exception if it went to nobody, else None."
         ),
         method!(
             CoroObject,
             c"get_frame",
             frame,
-            c"The innermost frame while it is suspended, else None."
+            c"get_frame($self, /)\n--\n\nThe innermost frame while it is suspended, else None."
         ),
-        method!(CoroObject, c"set_name", set_name, c"Give it another name."),
+        method!(CoroObject, c"set_name", set_name, c"set_name($self, name, /)\n--\n\nGive it another name."),
+        class_getitem(),
     ]
 }
 

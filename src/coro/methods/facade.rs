@@ -329,37 +329,37 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
             CoroObject,
             c"_outcome",
             outcome,
-            c"What it has returned, or raised; None if it was cancelled."
+            c"_outcome($self, /)\n--\n\nWhat it has returned, or raised; None if it was cancelled."
         ),
         method!(
             CoroObject,
             c"_task_outcome",
             task_outcome,
-            c"What it has returned, or raised."
+            c"_task_outcome($self, /)\n--\n\nWhat it has returned, or raised."
         ),
         method!(
             CoroObject,
             c"result",
             result,
-            c"Return what it has returned, or raise what it has raised. asyncio.InvalidStateError before the end."
+            c"result($self, /)\n--\n\nReturn what it has returned, or raise what it has raised. asyncio.InvalidStateError before the end."
         ),
         method!(
             CoroObject,
             c"exception",
             exception,
-            c"Return what it has raised, or None. asyncio.InvalidStateError before the end; raises CancelledError."
+            c"exception($self, /)\n--\n\nReturn what it has raised, or None. asyncio.InvalidStateError before the end; raises CancelledError."
         ),
         method!(
             CoroObject,
             c"add_done_callback",
             add_done_callback,
-            c"Call fn(self) from the loop once it has ended."
+            c"add_done_callback($self, /, fn, context=None)\n--\n\nCall fn(self) from the loop once it has ended."
         ),
         method!(
             CoroObject,
             c"remove_done_callback",
             remove_done_callback,
-            c"Take callbacks back; return how many there were."
+            c"remove_done_callback($self, fn, /)\n--\n\nTake callbacks back; return how many there were."
         ),
     ]
 }

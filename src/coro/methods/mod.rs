@@ -11,6 +11,7 @@ use std::ptr;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyString;
 
 use super::{scheduler, suspension, waiting};
 use crate::event_loop::errors;
@@ -77,27 +78,111 @@ fn definition(
     }
 }
 
-fn functions() -> Vec<ffi::PyMethodDef> {
+/// What `grapeshot.coro` shows to users, under these names.
+fn public_functions() -> Vec<ffi::PyMethodDef> {
     vec![
         function!(
-            c"_coro_new",
+            c"new",
             making::new,
-            c"new(function, *args, name=None, context=None, stack='shared', **kwargs)"
+            c"new(function, /, *args, name=None, context=None, stack='shared', **kwargs)\n--\n\n\
+                Make a coro of function(*args, **kwargs), and do not start it: co.start() does.\n\n\
+                The options are those of spawn()."
         ),
         function!(
-            c"_coro_spawn",
+            c"spawn",
             making::spawn,
-            c"spawn(function, *args, name=None, context=None, stack='shared', **kwargs)"
+            c"spawn(function, /, *args, name=None, context=None, stack='shared', **kwargs)\n--\n\n\
+                Start a coro that runs function(*args, **kwargs); return it. It runs in the next turn of the loop.\n\n\
+                Where no loop runs yet, the thread's next coro.run() or coro.event_loop() runs it.\n\n\
+                name: what repr() and messages call it, 'coro <id>' by default.\n\
+                context: the contextvars.Context that it runs in; by default a copy of the current one.\n\
+                stack: 'shared', a place that it shares with other coros: its stack is moved away while it waits. 'own': one\n\
+                    that never moves, for C code that lends out pointers to its stack.\n\n\
+                Raises TypeError for what cannot be called and for an async function, RuntimeError if another event loop\n\
+                than grapeshot's runs in this thread."
         ),
+        function!(
+            c"current",
+            functions::current,
+            c"current()\n--\n\n\
+                Return the coro that runs. YieldFromMain if none does."
+        ),
+        waiting_function!(
+            c"yield_slice",
+            functions::begin_yield,
+            functions::return_outcome,
+            c"yield_slice()\n--\n\n\
+                Let everything run that is ready, then go on."
+        ),
+        waiting_function!(
+            c"wait",
+            functions::begin_wait,
+            functions::return_outcome,
+            c"wait(coros=..., timeout=None, count=None)\n--\n\n\
+                Wait until all coros have ended, or count of them, or timeout seconds are over.\n\n\
+                Returns a list of those that have ended, in the order in which they did, at most count. Futures and tasks of\n\
+                asyncio can be waited for as well. Nothing that they have raised is raised here.\n\n\
+                Without arguments: wait until schedule() is called with this coro; return the value that it is given."
+        ),
+        waiting_function!(
+            c"sleep_absolute",
+            functions::begin_sleep_until,
+            suspension::end_sleep,
+            c"sleep_absolute(when, /)\n--\n\n\
+                Wait until coro.now() is when."
+        ),
+        waiting_function!(
+            c"sleep_relative",
+            functions::begin_sleep_for,
+            suspension::end_sleep,
+            c"sleep_relative(delay, /)\n--\n\n\
+                Wait for delay seconds."
+        ),
+        function!(
+            c"stack_info",
+            stacks::statistics,
+            c"stack_info()\n--\n\n\
+                Return numbers of this thread's coros: switches, evacuations, bytes_copied, started, live, bytes_saved, slots,\n\
+                evicts_always."
+        ),
+        function!(
+            c"set_stack_slots",
+            stacks::set_slots,
+            c"set_stack_slots(count, /)\n--\n\n\
+                Let later coros of this thread share count stacks (1 to 4096; 1 at the start)."
+        ),
+        function!(
+            c"set_selfishness",
+            functions::set_selfishness,
+            c"set_selfishness(count, /)\n--\n\n\
+                Let coros of this thread yield after count I/O operations that were ready at once (4 at the start). Returns the\n\
+                number before."
+        ),
+        function!(
+            c"set_latency_warning",
+            functions::set_latency_warning,
+            c"set_latency_warning(seconds, /)\n--\n\n\
+                Warn of coros of this thread that run for so long without a yield (0.2 at the start), on the logger asyncio; 0: of\n\
+                none. Returns the limit before."
+        ),
+        function!(
+            c"set_exception_notifier",
+            functions::set_exception_notifier,
+            c"set_exception_notifier(function, /)\n--\n\n\
+                Call function(coro, exception) when an exception ends a coro of this process; return the one before.\n\n\
+                It is not called for CancelledError (Interrupted among them), SystemExit and KeyboardInterrupt. None: the\n\
+                exception handler of the loop is told of exceptions that nobody has retrieved."
+        ),
+    ]
+}
+
+/// What the package uses.
+fn functions() -> Vec<ffi::PyMethodDef> {
+    vec![
         function!(
             c"_coro_check_function",
             making::check,
             c"TypeError unless a coro can run a function."
-        ),
-        function!(
-            c"_coro_current",
-            functions::current,
-            c"The coro that runs; YieldFromMain if none does."
         ),
         function!(
             c"_coro_current_or_none",
@@ -105,34 +190,10 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             c"The coro that runs, or None."
         ),
         waiting_function!(
-            c"_coro_yield_slice",
-            functions::begin_yield,
-            functions::return_outcome,
-            c"Let everything run that is ready."
-        ),
-        waiting_function!(
-            c"_coro_wait",
-            functions::begin_wait,
-            functions::return_outcome,
-            c"Wait until somebody wakes this coro."
-        ),
-        waiting_function!(
             c"_coro_wait_for_wake",
             functions::begin_wait_for_wake,
             functions::return_interruption,
             c"Wait until somebody wakes this coro; return what has interrupted it, or None."
-        ),
-        waiting_function!(
-            c"_coro_sleep_absolute",
-            functions::begin_sleep_until,
-            suspension::end_sleep,
-            c"Wait until loop.time() is there."
-        ),
-        waiting_function!(
-            c"_coro_sleep_relative",
-            functions::begin_sleep_for,
-            suspension::end_sleep,
-            c"Wait for so many seconds."
         ),
         function!(c"_coro_end_sleep", functions::end_sleep, c"What a timer calls."),
         function!(
@@ -145,36 +206,11 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             functions::live,
             c"The coros of this thread between start and end."
         ),
-        function!(
-            c"_coro_statistics",
-            stacks::statistics,
-            c"Counters of this thread's coros."
-        ),
-        function!(
-            c"_coro_set_stack_slots",
-            stacks::set_slots,
-            c"How many stacks coros share from now on."
-        ),
-        function!(
-            c"_coro_set_selfishness",
-            functions::set_selfishness,
-            c"After how much I/O that is ready at once coros yield; the number before."
-        ),
         waiting_function!(
             c"_coro_act",
             functions::begin_act,
             functions::return_outcome,
             c"The running coro begins I/O, which may be ready at once."
-        ),
-        function!(
-            c"_coro_set_latency_warning",
-            functions::set_latency_warning,
-            c"After how many seconds without a yield to warn; the number before."
-        ),
-        function!(
-            c"_coro_set_exception_notifier",
-            functions::set_exception_notifier,
-            c"Who hears of exceptions that end coros; the one before."
         ),
         function!(
             c"_coro_shut_down",
@@ -235,16 +271,31 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     scheduler::set_type(kind.clone());
     module.add("Coro", kind)?;
     for definition in functions() {
-        let definition = Box::leak(Box::new(definition));
-        // SAFETY: the definition is leaked, its name a C string literal.
-        let (name, made) = unsafe {
-            let name = CStr::from_ptr(definition.ml_name);
-            let made = ffi::PyCFunction_NewEx(definition, ptr::null_mut(), ptr::null_mut());
-            (name, errors::owned(module.py(), made)?)
-        };
-        module.add(name.to_string_lossy().as_ref(), made)?;
+        add(module, definition, "", c"grapeshot._core")?;
+    }
+    for definition in public_functions() {
+        add(module, definition, "_coro_", c"grapeshot.coro")?;
     }
     suspension::set_end_sleep(&module.getattr("_coro_end_sleep")?);
     waiting::set_end_wait(&module.getattr("_coro_end_wait")?);
     Ok(())
+}
+
+/// Adds a function to the native module, as `prefix` and its name. `owner` is the module that it says it is of.
+fn add(
+    module: &Bound<'_, PyModule>,
+    definition: ffi::PyMethodDef,
+    prefix: &str,
+    owner: &CStr,
+) -> PyResult<()> {
+    let py = module.py();
+    let owner = PyString::new(py, &owner.to_string_lossy());
+    let definition = Box::leak(Box::new(definition));
+    // SAFETY: the definition is leaked, its name a C string literal.
+    let (name, made) = unsafe {
+        let name = CStr::from_ptr(definition.ml_name);
+        let made = ffi::PyCFunction_NewEx(definition, ptr::null_mut(), owner.as_ptr());
+        (name, errors::owned(py, made)?)
+    };
+    module.add(format!("{prefix}{}", name.to_string_lossy()).as_str(), made)
 }

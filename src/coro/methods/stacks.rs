@@ -11,7 +11,7 @@ use crate::coro::runtime::with_runtime;
 use crate::event_loop::native_type::{Args, none};
 
 pub(super) fn statistics<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_statistics", 0)?;
+    args.exactly("stack_info", 0)?;
     let dict = PyDict::new(py);
     with_runtime(|runtime| -> PyResult<()> {
         let stats = &runtime.stats;

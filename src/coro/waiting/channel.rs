@@ -30,7 +30,7 @@ use crate::coro::line::Line;
 use crate::coro::{scheduler, suspension};
 use crate::event_loop::errors;
 use crate::event_loop::native_type::{
-    Args, NativeType, This, bool_object, getter, method, none, one_at_a_time, slot,
+    Args, NativeType, This, bool_object, class_getitem, getter, method, none, one_at_a_time, slot,
 };
 
 #[repr(C)]
@@ -343,32 +343,33 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 T,
                 c"send",
                 send,
-                c"Give a value to a receiver, waiting for one. ClosedError if the channel is closed."
+                c"send($self, value, /, block=True, timeout=None)\n--\n\nGive a value to a receiver, waiting for one. ClosedError if the channel is closed."
             ),
             method!(
                 T,
                 c"send_exception",
                 send_exception,
-                c"Raise an exception, or one of a class with arguments, in a receiver, waiting for one."
+                c"send_exception($self, exc, /, *args)\n--\n\nRaise an exception, or one of a class with arguments, in a receiver, waiting for one."
             ),
             method!(
                 T,
                 c"send_sequence",
                 send_sequence,
-                c"Send each value of an iterable; return how many there were."
+                c"send_sequence($self, values, /)\n--\n\nSend each value of an iterable; return how many there were."
             ),
             method!(
                 T,
                 c"receive",
                 receive,
-                c"Return the value of a sender, waiting for one. ClosedError if the channel is closed and empty."
+                c"receive($self, /, block=True, timeout=None)\n--\n\nReturn the value of a sender, waiting for one. ClosedError if the channel is closed and empty."
             ),
             method!(
                 T,
                 c"close",
                 close,
-                c"Take no more values; receivers end once those that wait are taken."
+                c"close($self, /)\n--\n\nTake no more values; receivers end once those that wait are taken."
             ),
+            class_getitem(),
         ],
         vec![
             getter!(

@@ -224,49 +224,49 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
     make::<T>(
         module,
         vec![
-            method!(T, c"wait", wait, c"Wait; return what the coro is woken with."),
+            method!(T, c"wait", wait, c"wait($self, /, timeout=None, block=True)\n--\n\nWait; return what the coro is woken with."),
             method!(
                 T,
                 c"wake_one",
                 wake_one,
-                c"Wake the coro that has waited longest; False if none waits."
+                c"wake_one($self, /, value=None)\n--\n\nWake the coro that has waited longest; False if none waits."
             ),
             method!(
                 T,
                 c"wake_n",
                 wake_n,
-                c"Wake up to so many coros; return how many there were."
+                c"wake_n($self, /, count, value=None)\n--\n\nWake up to so many coros; return how many there were."
             ),
             method!(
                 T,
                 c"wake_all",
                 wake_all,
-                c"Wake all that wait now; return how many there were."
+                c"wake_all($self, /, value=None)\n--\n\nWake all that wait now; return how many there were."
             ),
             method!(
                 T,
                 c"raise_all",
                 raise_all,
-                c"Raise an exception in all that wait now; return how many there were."
+                c"raise_all($self, exc, /)\n--\n\nRaise an exception in all that wait now; return how many there were."
             ),
             method!(
                 T,
                 c"_use",
                 use_here,
-                c"ScheduleError in another thread than its own."
+                c"_use($self, /)\n--\n\nScheduleError in another thread than its own."
             ),
-            method!(T, c"_wait_as", wait_as, c"Wait as one of a kind, a small number."),
+            method!(T, c"_wait_as", wait_as, c"_wait_as($self, kind, block, timeout, /)\n--\n\nWait as one of a kind, a small number."),
             method!(
                 T,
                 c"_first",
                 first,
-                c"The kind of the coro that has waited longest, or None."
+                c"_first($self, /)\n--\n\nThe kind of the coro that has waited longest, or None."
             ),
             method!(
                 T,
                 c"_wake_first",
                 wake_first,
-                c"Wake it and return it; if it is interrupted first, no other one is woken."
+                c"_wake_first($self, /)\n--\n\nWake it and return it; if it is interrupted first, no other one is woken."
             ),
         ],
         Vec::new(),

@@ -28,7 +28,9 @@ use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::line::Line;
 use crate::coro::{interruption, suspension};
 use crate::event_loop::errors;
-use crate::event_loop::native_type::{Args, NativeType, This, getter, method, none, one_at_a_time, slot};
+use crate::event_loop::native_type::{
+    Args, NativeType, This, class_getitem, getter, method, none, one_at_a_time, slot,
+};
 
 #[repr(C)]
 pub(super) struct FifoObject {
@@ -294,20 +296,21 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 T,
                 c"push",
                 push,
-                c"Put an item at the end, waiting for room if there is a limit. Full if the time is over."
+                c"push($self, item, /, block=True, timeout=None)\n--\n\nPut an item at the end, waiting for room if there is a limit. Full if the time is over."
             ),
             method!(
                 T,
                 c"pop",
                 pop,
-                c"Return the oldest item, waiting for one. Empty if the time is over."
+                c"pop($self, /, block=True, timeout=None)\n--\n\nReturn the oldest item, waiting for one. Empty if the time is over."
             ),
             method!(
                 T,
                 c"pop_all",
                 pop_all,
-                c"Return a list of all items, waiting for one; an empty one if the time is over."
+                c"pop_all($self, /, block=True, timeout=None)\n--\n\nReturn a list of all items, waiting for one; an empty one if the time is over."
             ),
+            class_getitem(),
         ],
         vec![getter!(
             T,

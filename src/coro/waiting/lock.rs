@@ -240,29 +240,29 @@ macro_rules! methods {
                 $layout,
                 c"acquire",
                 acquire,
-                c"Wait until the lock is free, behind those who came before, and hold it."
+                c"acquire($self, /, block=True, timeout=None)\n--\n\nWait until the lock is free, behind those who came before, and hold it."
             ),
             method!(
                 $layout,
                 c"try_acquire",
                 try_acquire,
-                c"The same without waiting; False if it cannot be."
+                c"try_acquire($self, /)\n--\n\nThe same without waiting; False if it cannot be."
             ),
             method!(
                 $layout,
                 c"release",
                 release,
-                c"Give the lock to the coro that has waited longest. LockError unless this coro holds it."
+                c"release($self, /)\n--\n\nGive the lock to the coro that has waited longest. LockError unless this coro holds it."
             ),
-            method!($layout, c"locked", locked, c"Whether a coro holds it."),
+            method!($layout, c"locked", locked, c"locked($self, /)\n--\n\nWhether a coro holds it."),
             method!(
                 $layout,
                 c"has_lock",
                 has_lock,
-                c"Whether a coro holds it, by default the one that runs."
+                c"has_lock($self, /, coro=None)\n--\n\nWhether a coro holds it, by default the one that runs."
             ),
-            method!($layout, c"__enter__", enter, c"Acquire it."),
-            method!($layout, c"__exit__", exit, c"Release it."),
+            method!($layout, c"__enter__", enter, c"__enter__($self, /)\n--\n\nAcquire it."),
+            method!($layout, c"__exit__", exit, c"__exit__($self, /, *args)\n--\n\nRelease it."),
         ]
     };
 }
@@ -279,13 +279,13 @@ pub(super) fn make_recursive_type<'py>(module: &Bound<'py, PyModule>) -> PyResul
         T,
         c"lock",
         lock,
-        c"Acquire it; return whether it had to wait."
+        c"lock($self, /)\n--\n\nAcquire it; return whether it had to wait."
     ));
     methods.push(method!(
         T,
         c"unlock",
         unlock,
-        c"Release it; return whether another coro has got it."
+        c"unlock($self, /)\n--\n\nRelease it; return whether another coro has got it."
     ));
     make::<T>(module, methods, Vec::new(), &[])
 }

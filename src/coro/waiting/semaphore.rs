@@ -221,22 +221,22 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 T,
                 c"acquire",
                 acquire,
-                c"Wait until so many permits (1) are there, behind those who came before, and take them."
+                c"acquire($self, /, value=1, block=True, timeout=None)\n--\n\nWait until so many permits (1) are there, behind those who came before, and take them."
             ),
             method!(
                 T,
                 c"try_acquire",
                 try_acquire,
-                c"The same without waiting; False if it cannot be."
+                c"try_acquire($self, /, value=1)\n--\n\nThe same without waiting; False if it cannot be."
             ),
             method!(
                 T,
                 c"release",
                 release,
-                c"Give so many permits (1) to those who wait, or put them back."
+                c"release($self, /, value=1)\n--\n\nGive so many permits (1) to those who wait, or put them back."
             ),
-            method!(T, c"__enter__", enter, c"Acquire one permit."),
-            method!(T, c"__exit__", exit, c"Release it."),
+            method!(T, c"__enter__", enter, c"__enter__($self, /)\n--\n\nAcquire one permit."),
+            method!(T, c"__exit__", exit, c"__exit__($self, /, *args)\n--\n\nRelease it."),
         ],
         vec![getter!(T, c"avail", available, c"The permits that nobody has.")],
         &[

@@ -1,0 +1,76 @@
+"""The native functions that make, schedule and find coros, under their public names."""
+
+from __future__ import annotations
+
+import time
+
+from grapeshot import _core
+
+from ._coroutine import Coro
+
+TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any, TypeVar, overload
+
+    from ._signatures import Spawn
+
+    _E = TypeVar("_E")
+
+    new: Spawn
+    spawn: Spawn
+
+    def current() -> Coro[Any]:
+        """Return the coro that runs. YieldFromMain if none does."""
+        raise NotImplementedError
+
+    @overload
+    def wait() -> Any: ...
+    @overload
+    def wait(coros: Iterable[_E], timeout: float | None = None, count: int | None = None) -> list[_E]: ...
+    def wait(coros: Any = None, timeout: float | None = None, count: int | None = None) -> Any:
+        """Wait until all ``coros`` have ended, ``count`` of them, or ``timeout`` seconds are over.
+
+        Returns a list of those that have ended. Without arguments: wait for :func:`schedule`, return its value.
+        """
+        raise NotImplementedError
+else:
+    new = _core._coro_new
+    spawn = _core._coro_spawn
+    current = _core._coro_current
+    wait = _core._coro_wait
+
+yield_slice = _core._coro_yield_slice
+sleep_relative = _core._coro_sleep_relative
+sleep_absolute = _core._coro_sleep_absolute
+set_exception_notifier = _core._coro_set_exception_notifier
+set_latency_warning = _core._coro_set_latency_warning
+set_selfishness = _core._coro_set_selfishness
+set_stack_slots = _core._coro_set_stack_slots
+stack_info = _core._coro_stack_info
+now = time.monotonic
+
+
+def schedule(co: Coro[Any], value: Any = None) -> None:
+    """Let a coro that waits go on; its wait returns ``value``.
+
+    Raises:
+        ScheduleError: it is scheduled already, or belongs to another thread.
+        DeadCoroutine, NotStartedError: it has ended, or was not started.
+    """
+    co._wake(value)
+
+
+def get_live_coros() -> list[Coro[Any]]:
+    """Return the coros of this thread that were started and have not ended."""
+    return _core._coro_live()
+
+
+def all_threads() -> dict[int, Coro[Any]]:
+    """Return the same by their ids."""
+    return {co.id: co for co in _core._coro_live()}
+
+
+def get_thread_by_id(ident: int) -> Coro[Any]:
+    """Return the live coro of this thread with that id. KeyError if there is none."""
+    return all_threads()[ident]

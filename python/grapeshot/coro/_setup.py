@@ -1,0 +1,23 @@
+"""What has to be in place before the first coro: run when the package is imported."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+from grapeshot import _core
+from grapeshot._loop import Loop
+
+from . import _ending, _errors
+from ._coroutine import Coro
+from ._event_loop import pending_loop
+from ._groups import wait_for
+
+_reason = _core._coro_setup(_errors, Coro)
+if _reason is not None:
+    raise ImportError(_reason)
+_core._coro_set_hooks(pending_loop, _ending.watch_thread, wait_for)
+# In front of all others: what they call may try to wait.
+gc.callbacks.insert(0, _core._coro_note_collection)
+os.register_at_fork(after_in_child=_core._coro_after_fork)
+Loop._before_close = staticmethod(_ending.unwind)
