@@ -18,7 +18,7 @@ use pyo3::types::{PyFloat, PyTuple, PyType};
 
 use super::loop_clock::{self, LoopClock};
 use super::native_type::{
-    Args, NativeType, This, bool_object, leak_table, method, new_type, none, slot, threadsafe_getter,
+    Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, slot, threadsafe_getter,
     threadsafe_method,
 };
 use super::object_cell::ObjectCell;

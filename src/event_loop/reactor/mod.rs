@@ -175,10 +175,6 @@ impl Reactor {
         self.is_stopping.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn is_stopping(&self) -> bool {
-        self.is_stopping.load(Ordering::Relaxed)
-    }
-
     #[inline]
     pub(crate) fn is_debug(&self) -> bool {
         self.is_debug.load(Ordering::Relaxed)
