@@ -12,7 +12,7 @@ from typing import Any
 
 from soak_world import World, check, result_of
 
-from grapeshot import coro
+from grapeshot import _core, coro
 
 # ---------------------------------------------------------------- synchronization
 
@@ -194,7 +194,7 @@ def runs_in_tasks(world: World) -> None:
         return coro.await_(_aio(world, number))  # type: ignore[no-any-return]
 
     async def main() -> int:
-        check(coro._core._coro_current_or_none() is None, "a coro runs in a task's step")
+        check(_core._coro_current_or_none() is None, "a coro runs in a task's step")
         return await coro.run_sync(blocking, 4)
 
     check(coro.await_(coro.current()._loop.create_task(main())) == 5, "a wrong result of run_sync")
