@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import sys
 
 import pytest
 from support import (
@@ -255,6 +256,7 @@ async def test_a_callback_with_the_same_number(loop):
             loop.remove_reader(fd)
 
 
+@pytest.mark.unfit(when=sys.version_info < (3, 12), asyncio="it takes the socket, since 3.12 it refuses")
 async def test_a_transport_is_not_displaced_by_another_one_of_its_socket(loop):
     transport, protocol, peer = await connected(loop)
     with peer:
