@@ -421,7 +421,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let methods = methods();
     loop_clock::remember(&methods);
     let getters = vec![
-        threadsafe_getter!(
+        getter!(
             LoopObject,
             c"_ready",
             ready_handles,
@@ -439,7 +439,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             is_stopping,
             c"True after stop() until the run has ended."
         ),
-        getter!(
+        threadsafe_getter!(
             LoopObject,
             c"_thread_id",
             thread_id,
