@@ -223,8 +223,11 @@ def everywhere(function, *args):
     return done.pop()
 
 
+ending = []
+
+
 def again(number):
-    for _ in range(5):
+    while not ending:
         named(work, number)(number)
         coro.yield_slice()
         allocate()
@@ -232,16 +235,18 @@ def again(number):
 
 def main():
     threads = [coro.spawn(named(again, number), number) for number in range(8)]
-    for count in (1, 2, 30):
+    for count in (1, 20, 100):
         for _ in range(3):
             coro.yield_slice()
         expected.clear()
         if os.path.exists(PLACE):
             os.unlink(PLACE)
         tracker = everywhere(begin)
-        for _ in range(count):
+        enough = len(expected) + count
+        while len(expected) < enough:
             coro.sleep_relative(0.001)
         everywhere(tracker.__exit__, None, None, None)
+    ending.append(True)
     before = set(expected)
     for thread in threads:
         thread.join()
