@@ -1,4 +1,4 @@
-"""README's feature table and docs/features.md, from the committed outcomes: `python -m benchmarks.feature_table`."""
+"""docs/features.md, from the committed outcomes: `python -m benchmarks.feature_table`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from benchmarks.features import FREE_THREADED, LOOPS
 
 ROWS = ROOT / "benchmarks" / "features.toml"
 RESULTS = ROOT / "benchmarks" / "results" / "features.json"
-README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "features.md"
-BEGIN, END = "<!-- feature table: begin -->\n", "<!-- feature table: end -->\n"
 
 INTRODUCTION = """\
-# Features, and what holds them up
+# Features
 
-Each row of the README's feature table: the tests that hold up grapeshot's cell, and what the other loops answered. The
-probes are small programs in [benchmarks/probes](../benchmarks/probes); each ran three times on each loop, in a process
-of its own, and a loop has a feature if it worked every time. `python -m benchmarks.features` asks them again (with the
-loops installed), `make tables` writes this page and the table.
+What asyncio's loop and others have, and below the table, for each row, grapeshot's tests and the other loops' answers.
+The probes are small programs in [benchmarks/probes](../benchmarks/probes). Each ran three times on each loop, in a
+process of its own; a loop has a feature if it worked every time. `python -m benchmarks.features` asks them again
+(with the loops installed), `make tables` writes this page.
 """
 
 
@@ -33,7 +31,7 @@ def load() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def compact(rows: dict[str, Any], result: dict[str, Any]) -> str:
-    """The README's table."""
+    """The table of all rows."""
     versions = result["versions"]
     heads = [f"{loop} {versions.get(loop, '')}".strip() for loop in LOOPS]
     lines = [f"| | {' | '.join(heads)} |", "|---|" + "---|" * len(LOOPS)]
@@ -46,16 +44,15 @@ def compact(rows: dict[str, Any], result: dict[str, Any]) -> str:
     lines += [f"| {title} | {' | '.join(cells)} |" for title, cells in table.items()]
     machine = result["machine"]
     note = (
-        f"CPython {machine['python']} (free-threaded CPython in its row), {machine['system'].split()[0]}; asked on "
-        f"{result['taken'][:10]}. [docs/features.md](docs/features.md) has the tests behind each cell of grapeshot's, "
-        "and what the others answered."
+        f"CPython {machine['python']} (free-threaded CPython in its row), {machine['system'].split()[0]}; measured on "
+        f"{result['taken'][:10]}."
     )
     return "\n".join([*lines, "", *textwrap.wrap(note, 118)]) + "\n"
 
 
 def page(rows: dict[str, Any], result: dict[str, Any]) -> str:
     """docs/features.md."""
-    lines = [INTRODUCTION]
+    lines = [INTRODUCTION, compact(rows, result)]
     for row in rows["row"]:
         outcomes = result["outcomes"][row["probe"]]
         lines += [f"## {row['title']}", ""]
@@ -75,11 +72,8 @@ def outcome(why: str | None) -> str:
 
 
 def expected() -> dict[Path, str]:
-    """What the two pages must say: the whole README with the table in its place, and docs/features.md."""
-    rows, result = load()
-    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return {README: before + BEGIN + compact(rows, result) + END + after, PAGE: page(rows, result)}
+    """What the page must say."""
+    return {PAGE: page(*load())}
 
 
 if __name__ == "__main__":

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 OURS = "grapeshot"
 PEER = "uvloop"
+STANDINGS = ("ahead", "equal", "behind")
+AGREE = 0.8  # the share of runs that must agree for a row to be ahead or behind
 Outcome = dict[str, Any]
 
 
@@ -86,6 +89,21 @@ def verdict(outcome: Outcome, bound: dict[str, Any]) -> str:
     return f"**no** ({statistics.median(taken) / bound['at_most'] - 1:+.0%})"
 
 
+def standing(taken: Sequence[float]) -> str:
+    """`ahead`, `equal` or `behind`, by the ratios of the runs: ahead or behind where four of five runs agree."""
+    if not taken:
+        return "-"
+    if sum(ratio < 1 for ratio in taken) >= AGREE * len(taken):
+        return "ahead"
+    return "behind" if sum(ratio > 1 for ratio in taken) >= AGREE * len(taken) else "equal"
+
+
+def standing_cell(outcome: Outcome) -> str:
+    """The standing beside each peer, one per line where there are several."""
+    found = [standing(ratios(outcome, OURS, peer)) for peer in peers(outcome)]
+    return "<br>".join(text for text in found if text != "-") or "-"
+
+
 def one_line(outcome: Outcome) -> str:
     """A case in short, for whoever watches the runs."""
     metric = outcome["metric"]
@@ -151,19 +169,16 @@ def rows(header: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
 
 
 def main_table(outcomes: Sequence[Outcome], loops: Sequence[str]) -> list[str]:
-    header = [f"{outcomes[0]['group']}", *loops, ratio_header(outcomes), "bound", "holds"]
-    body = []
-    for outcome in outcomes:
-        judged = [(judge(outcome, bound)[0], verdict(outcome, bound)) for bound in outcome["bounds"]]
-        body.append(
-            [
-                f"{outcome['title']}, {outcome['unit']}",
-                *(cell(outcome, loop) for loop in loops),
-                ratio_cell(outcome),
-                "<br>".join(text for text, _ in judged) or "-",
-                "<br>".join(text for _, text in judged) or "-",
-            ]
-        )
+    header = [f"{outcomes[0]['group']}", *loops, ratio_header(outcomes), f"{OURS} is"]
+    body = [
+        [
+            f"{outcome['title']}, {outcome['unit']}",
+            *(cell(outcome, loop) for loop in loops),
+            ratio_cell(outcome),
+            standing_cell(outcome),
+        ]
+        for outcome in outcomes
+    ]
     return rows(header, body)
 
 
@@ -191,10 +206,18 @@ def start_table(outcomes: Sequence[Outcome], loops: Sequence[str]) -> list[str]:
 
 
 def summary(result: dict[str, Any]) -> str:
-    judged = [judge(outcome, bound)[1] for outcome in result["cases"] for bound in outcome["bounds"]]
-    measured = [holds for holds in judged if holds is not None]
-    text = f"{sum(measured)} of {len(measured)} bounds hold"
-    return text + (f"; {len(judged) - len(measured)} were not measured." if len(judged) > len(measured) else ".")
+    """How many rows are ahead, equal and behind, peer by peer."""
+    counted: dict[str, Counter[str]] = {}
+    for outcome in result["cases"]:
+        for peer in peers(outcome):
+            counted.setdefault(peer, Counter())[standing(ratios(outcome, OURS, peer))] += 1
+    lines = []
+    for peer, standings in counted.items():
+        compared = sum(standings[word] for word in STANDINGS)
+        parts = ", ".join(f"{word} in {standings[word]}" for word in STANDINGS if standings[word])
+        if compared:
+            lines.append(f"Of the {compared} rows beside {peer}, {OURS} is {parts}.")
+    return " ".join(lines) or "Nothing was compared."
 
 
 def separate_parts(result: dict[str, Any]) -> str:
@@ -215,8 +238,9 @@ def how(settings: dict[str, Any]) -> str:
         f"{settings['runs']} alternated runs, a fresh process each; loads of {settings['seconds']:g} s after "
         f"{settings['warm_up_s']:g} s of warm-up{', spinning' if settings['spin'] else ''}; server on core "
         f"{settings['server_core']}, load on core {settings['load_core']}. Each number is the median with half of the "
-        "range; ratios are taken run by run and stand with their range; below 1 grapeshot needs less. The raw server "
-        "is epoll without Python, for TLS with the interpreter's OpenSSL."
+        "range; ratios are taken run by run and stand with their range; below 1 grapeshot needs less. A row is ahead "
+        "or behind where four of five runs agree, and equal otherwise. The raw server is epoll without Python, for TLS "
+        "with the interpreter's OpenSSL."
     )
 
 

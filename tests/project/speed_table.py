@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -12,34 +13,72 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "comparison.json"
 COROS = RESULTS.with_name("coros.json")
 UNCHANGED = RESULTS.with_name("coros-unchanged.json")
+CALLGRIND = RESULTS.with_name("callgrind.json")
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "speed.md"
 BEGIN, END = "<!-- speed table: begin -->\n", "<!-- speed table: end -->\n"
+INSTRUCTIONS = (
+    "Instructions in user space, counted by callgrind (`make callgrind`). They do not depend on how busy the machine "
+    "is."
+)
+COUNTED = {
+    "echo": "echo of 1 KiB",
+    "call-soon-bulk": "`call_soon`, bulk",
+    "call-soon-args": "`call_soon`, two arguments",
+    "call-soon-chain": "`call_soon`, chain",
+    "call-later-cancel": "`call_later` and cancel",
+}
+
+
+# The README's rows: what people run, and the calls that every program makes.
+CHOSEN = {
+    "echo-1k-100": "TCP echo, 1 KiB",
+    "echo-100k-10": "TCP echo, 100 KiB",
+    "tls-1k-100": "TLS echo, 1 KiB",
+    "streams-1k-100": "asyncio streams echo, 1 KiB",
+    "aiohttp": "aiohttp",
+    "uvicorn": "uvicorn",
+    "call-soon-chain": "`call_soon`",
+    "call-later-cancel": "`call_later`, then cancel",
+}
 
 
 def compact(result: dict[str, Any]) -> str:
-    """One row per case that is measured against uvloop: the ratio, and what it must be at most."""
-    from benchmarks.tables import OURS, PEER, ratios
+    """The README's table: CPU of each loop in the chosen rows, and the ratio to uvloop."""
+    from benchmarks.tables import OURS, PEER, number, ratios, values
 
-    lines = [f"| case | {OURS} / {PEER} | at most |", "|---|---:|---:|"]
-    for outcome in result["cases"]:
-        taken = ratios(outcome, OURS, PEER)
-        if not taken:
-            continue
-        bounds = [bound["at_most"] for bound in outcome["bounds"] if bound["peer"] == PEER]
-        ratio, at_most = f"{statistics.median(taken):.2f}", min(bounds, default=None)
-        if at_most is not None and statistics.median(taken) > at_most:
-            ratio = f"**{ratio}** (missed)"
-        lines.append(f"| {outcome['title']} | {ratio} | {'' if at_most is None else f'{at_most:.2f}'} |")
+    loops = [OURS, PEER, "asyncio"]
+    outcomes = {outcome["name"]: outcome for outcome in result["cases"]}
+    lines = [f"| | {' | '.join(loops)} | {OURS} / {PEER} |", "|---|---:|---:|---:|---:|"]
+    for name, title in CHOSEN.items():
+        outcome = outcomes[name]
+        unit = outcome["unit"].split()[0]
+        cells = [f"{number(statistics.median(values(outcome, loop, outcome['metric'])))} {unit}" for loop in loops]
+        ratio = statistics.median(ratios(outcome, OURS, PEER))
+        lines.append(f"| {title} | {' | '.join(cells)} | **{ratio:.2f}** |")
     machine, versions = result["machine"], result["versions"]
-    packages = ", ".join(f"{name} {version}" for name, version in versions.items())
-    lines += [
+    note = (
+        f"CPU time of the server per request, or of the process per call, on CPython {machine['python']} and Linux, "
+        f"{PEER} {versions[PEER]}; medians of {result['settings']['runs']} alternated runs. Lower is better. All rows, "
+        "the other numbers and the rules of the comparison are in [docs/speed.md](docs/speed.md)."
+    )
+    return "\n".join([*lines, "", *textwrap.wrap(note, 118, break_on_hyphens=False)]) + "\n"
+
+
+def instructions() -> str:
+    """The section on instructions per operation."""
+    counted = json.loads(CALLGRIND.read_text(encoding="utf-8"))["instructions_per_operation"]
+    loops = ["grapeshot", "uvloop", "asyncio"]
+    lines = [
+        "## Instructions",
         "",
-        f"{machine['processor']}, {machine['cores']} cores; {machine['system']}; CPython {machine['python']};",
-        f"{packages}.",
-        f"Medians of {result['settings']['runs']} alternated runs, taken {result['taken']}. All numbers are in",
-        "[docs/speed.md](docs/speed.md), those of the other loops and the absolute ones too.",
+        INSTRUCTIONS,
+        "",
+        f"| per operation | {' | '.join(loops)} |",
+        "|---|---:|---:|---:|",
     ]
+    for name, title in COUNTED.items():
+        lines.append(f"| {title} | {' | '.join(f'{counted[name][loop]:,.0f}' for loop in loops)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -56,16 +95,21 @@ def coros() -> str:
     return "".join(f"\n{part}\n" for part in parts)
 
 
+def put(page: Path, table: str) -> str:
+    """The whole page with the table in its place."""
+    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    assert all((begin, end)), f"{page.name} has no place for the table"
+    return before + begin + table + end + after
+
+
 def expected() -> dict[Path, str]:
-    """What the two pages must say: the whole README with the table in its place, and docs/speed.md."""
+    """What the two pages must say."""
     from benchmarks.tables import markdown
 
     result = json.loads(RESULTS.read_text(encoding="utf-8"))
-    readme = README.read_text(encoding="utf-8")
-    before, _, rest = readme.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page = markdown(result) + "\n" + coros()
-    return {README: before + BEGIN + compact(result) + END + after, PAGE: page}
+    page = markdown(result | {"heading": "## The loop"}) + "\n\n" + instructions() + coros()
+    return {README: put(README, compact(result)), PAGE: put(PAGE, page)}
 
 
 if __name__ == "__main__":

@@ -182,8 +182,22 @@ def test_ratios_are_taken_run_by_run_and_held_against_the_bound():
     assert tables.verdict(held, held["bounds"][0]) == "yes"
     assert tables.verdict(missed, missed["bounds"][0]) == "**no** (+25%)"
     page = tables.markdown(comparison(held, missed))
-    assert "1 of 2 bounds hold." in page
-    assert "| **0.50** (0.40-0.60) | 0.50 | yes |" in page
+    assert "Of the 2 rows beside uvloop, grapeshot is ahead in 2." in page
+    assert "| **0.50** (0.40-0.60) | ahead |" in page
+
+
+@pytest.mark.parametrize(
+    ("ratios", "standing"),
+    [
+        ([0.9, 0.8, 0.7, 0.9, 1.2], "ahead"),
+        ([0.9, 0.8, 0.7, 1.1, 1.2], "equal"),
+        ([1.0, 1.0, 1.0], "equal"),
+        ([1.1, 1.2, 0.9, 1.3, 1.4], "behind"),
+        ([], "-"),
+    ],
+)
+def test_a_row_is_ahead_or_behind_where_the_runs_agree(ratios, standing):
+    assert tables.standing(ratios) == standing
 
 
 def test_a_row_without_a_number_says_why():
@@ -192,8 +206,9 @@ def test_a_row_without_a_number_says_why():
     failing = outcome("sock-pair", alone, 0.5, failures={"grapeshot": "it ended with 1"})
     for text in (tables.markdown(comparison(lacking, failing)), tables.brief(comparison(lacking, failing))):
         assert "- grapeshot has no spawn: NotImplementedError: no children." in text
-        assert "not measured" in text
         assert "failed" in text
+    assert "not measured" in tables.brief(comparison(lacking, failing))
+    assert "Nothing was compared." in tables.markdown(comparison(lacking, failing))
     assert "it ended with 1" in tables.markdown(comparison(failing))
 
 

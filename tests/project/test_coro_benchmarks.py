@@ -113,7 +113,8 @@ def test_ratios_to_several_peers_stand_in_one_cell():
     assert "As it was done." in page
     assert "| grapeshot / peer |" in page
     assert "**0.10** (0.10-0.20) of greenlet<br>**0.05** (0.05-0.05) of gevent" in page
-    assert "| 0.10 of greenlet<br>0.04 of gevent | yes<br>**no** (+25%) |" in page
+    assert "of gevent | ahead<br>ahead |" in page
+    assert "beside greenlet, grapeshot is ahead in 1." in page
     assert "0.10 (0.10-0.20) of greenlet; 0.05 (0.05-0.05) of gevent" in tables.brief(result)
     assert "ratio 0.10 of greenlet, ratio 0.05 of gevent" in tables.one_line(row)
 

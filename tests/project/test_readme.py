@@ -118,6 +118,8 @@ def test_bash_block_names_real_commands(block):
             continue
         if words[0] == "make":
             assert set(words[1:]) <= make_targets(), line
+        elif words[:2] == ["pip", "install"]:
+            assert words[2] in {".", "git+$URL"}, line
         elif words[0].startswith(("./", ".ci/")):
             assert (ROOT / words[0]).stat().st_mode & 0o111, line
         elif words[0].startswith(".venv/bin/"):
