@@ -1,16 +1,43 @@
-"""Every test of coros runs twice: stacks move when another coro needs the place, and after each switch."""
+"""Tests of coros run in two ways to evict: when another coro needs the place, and after each switch."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 from support import coro_is_available
 
+# What these files test is the same wherever stacks lie: names, arguments, messages, times, locks. They run in the first
+# way only; TEST_EVICTION=both (which .ci/matrix sets) runs everything in both.
+EITHER_WAY = {
+    "test_basics",
+    "test_future",
+    "test_help",
+    "test_latency_warning",
+    "test_limits",
+    "test_messages",
+    "test_native_functions",
+    "test_outcome",
+    "test_pybind11",
+    "test_run_sync",
+    "test_signals",
+    "test_starting",
+    "test_sync_objects",
+    "test_task_facade",
+    "test_timers",
+    "test_tools",
+}
 
-@pytest.fixture(autouse=True, params=["lazy", "always"])
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    both = os.environ.get("TEST_EVICTION") == "both" or metafunc.module.__name__.rpartition(".")[2] not in EITHER_WAY
+    metafunc.parametrize("eviction", ["lazy", "always"] if both else ["lazy"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
 def eviction(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """When suspended stacks are evacuated: in this thread, and in the threads and processes that the test starts."""
+    """When suspended stacks are evicted: in this thread, and in the threads and processes that the test starts."""
     mode: str = request.param
     if not coro_is_available():
         yield mode
