@@ -69,13 +69,15 @@ impl Search {
 
     /// Whether there is an extension built with pybind11, as far as it is known without one being called.
     fn is_needed(&self, py: Python<'_>) -> bool {
-        // SAFETY: attached; borrowed references to dicts, or null.
+        // SAFETY: attached; borrowed references, or null.
         unsafe {
             let dicts = [
                 ffi::PyInterpreterState_GetDict(ffi::PyInterpreterState_Get()),
                 ffi::PyEval_GetBuiltins(),
             ];
-            let len = |dict: *mut ffi::PyObject| if dict.is_null() { 0 } else { ffi::PyDict_Size(dict) };
+            // The builtins of a frame are whatever the program has given to `exec`.
+            let is_dict = |object: *mut ffi::PyObject| !object.is_null() && ffi::PyDict_Check(object) != 0;
+            let len = |dict: *mut ffi::PyObject| if is_dict(dict) { ffi::PyDict_Size(dict) } else { 0 };
             let lens = (len(dicts[0]), len(dicts[1]));
             if self.dict_lens.replace(lens) != lens {
                 for dict in dicts {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import contextvars
 import gc
 import os
@@ -395,3 +396,21 @@ def test_the_users_callbacks_of_the_collector():
         gc.callbacks.remove(callback)
     assert REFUSED in log
     assert "waited" not in log
+
+
+@needs_coros
+def test_builtins_that_are_no_dict():
+    """`exec` takes any mapping for them; a stack that is deep enough is looked at for what depends on builtins."""
+
+    class Builtins:
+        def __getitem__(self, name):
+            return vars(builtins)[name]
+
+    namespace = {"__builtins__": Builtins(), "pause": coro.yield_slice if coro_is_available() else None}
+    exec("def wait(depth): return max([depth], key=lambda _: wait(depth - 1) if depth else pause() or 0)", namespace)
+
+    def main():
+        waiters = [coro.spawn(namespace["wait"], 5) for _ in range(2)]
+        assert [waiter.join() for waiter in waiters] == [5, 5]
+
+    coro.run(main)
