@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 
 import pytest
 from support import coro_is_available
@@ -163,5 +164,44 @@ def test_a_join_that_takes_too_long_says_so():
         with pytest.raises(coro.TimeoutError, match="its own"):
             failing.join(10)
         assert failing.done()
+
+    coro.run(main)
+
+
+def test_a_join_goes_on_when_somebody_schedules_the_joiner():
+    def main():
+        co = coro.spawn(coro.wait)
+        for timeout in (None, 10):
+            joiner = coro.spawn(co.join, timeout)
+            coro.yield_slice()
+            coro.schedule(joiner, "not meant")
+            coro.yield_slice()
+            assert not joiner.done()
+            joiner.shutdown()
+        joiner = coro.spawn(co.join)
+        coro.yield_slice()
+        coro.schedule(co, "result")
+        coro.schedule(joiner)
+        assert joiner.join() == "result"
+
+    coro.run(main)
+
+
+def test_a_join_that_was_given_up_leaves_nothing_behind():
+    def main():
+        co = coro.spawn(coro.wait)
+        coro.yield_slice()
+        for _ in range(3):
+            with pytest.raises(coro.TimeoutError):
+                co.join(0)
+            with pytest.raises(ValueError, match="NaN"):
+                co.join(float("nan"))
+            joiner = coro.spawn(co.join)
+            coro.yield_slice()
+            joiner.interrupt()
+            joiner.join()
+        assert not [kept for kept in gc.get_referents(co) if isinstance(kept, list) and kept]
+        coro.schedule(co)
+        assert co.join() is None
 
     coro.run(main)

@@ -238,13 +238,18 @@ def wait_for_end(coro: Coro[Any], timeout_s: float | None = None) -> None:
     check_started(coro)
     wakeup = Wakeup(waiter)
     coro.add_done_callback(wakeup)
-    timer = None if timeout_s is None else coro._loop.call_later(timeout_s, wakeup)
+    timer = None
     try:
-        _core._coro_wait()
+        if timeout_s is not None:
+            timer = coro._loop.call_later(timeout_s, wakeup)
+        while not wakeup.is_over:  # schedule() of the waiter ends its wait as well
+            _core._coro_wait()
     finally:
         wakeup.is_over = True
         if timer is not None:
             timer.cancel()
+        if not coro.done():
+            coro.remove_done_callback(wakeup)
     if not coro.done():
         raise _errors.TimeoutError(f"coro {coro.name!r} has not ended after {timeout_s:g} seconds")
 
