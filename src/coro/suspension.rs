@@ -208,7 +208,8 @@ pub(super) fn raise_pending(coro: Coro<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// Drops what is left of an earlier wait that was interrupted after it had been woken.
+/// Drops what is left of an earlier wait that was interrupted after it had been woken. That may run destructors, which may
+/// wait and be interrupted: so it comes before anything is looked at.
 #[inline]
 pub(super) fn forget_wake_value(coro: Coro<'_>) {
     if coro.wake_value.is_set() {
@@ -219,8 +220,8 @@ pub(super) fn forget_wake_value(coro: Coro<'_>) {
 /// The running coro goes behind everything that is ready now.
 #[inline]
 pub(super) fn begin_yield(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
-    raise_pending(coro)?;
     forget_wake_value(coro);
+    raise_pending(coro)?;
     make_ready(coro);
     Ok(Begun::Waits(()))
 }
@@ -228,8 +229,8 @@ pub(super) fn begin_yield(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
 /// The running coro waits until somebody wakes it.
 #[inline]
 pub(super) fn begin_wait(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
-    raise_pending(coro)?;
     forget_wake_value(coro);
+    raise_pending(coro)?;
     coro.status.set(Status::Waiting);
     Ok(Begun::Waits(()))
 }
@@ -285,6 +286,7 @@ pub(super) fn begin_sleep(coro: Coro<'_>, when_s: f64) -> PyResult<Begun<'_, Han
     if when_s.is_nan() {
         return Err(PyValueError::new_err("a time cannot be NaN"));
     }
+    forget_wake_value(coro);
     raise_pending(coro)?;
     let handle = set_timer(coro, when_s, END_SLEEP.load(Ordering::Relaxed))?;
     coro.status.set(Status::Waiting);

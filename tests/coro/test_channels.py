@@ -284,3 +284,58 @@ def test_timeouts():
     assert channel.balance == 0
     coro.spawn(channel.send, "in time")
     assert coro.with_timeout(60, channel.receive) == "in time"
+
+
+class Waits:
+    """Waits when it goes."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def __del__(self):
+        with pytest.raises(coro.TimeoutError):
+            coro.fifo().pop(timeout=0.001)
+        self.log.append("waited")
+
+
+@in_coro
+def test_a_value_that_waits_when_it_goes_unsent():
+    """An interruption is due before the sender could wait, and the value is nobody else's."""
+    log = []
+    channel = coro.channel()
+
+    def send():
+        coro.current().cancel()
+        channel.send_sequence(Waits(log) for _ in range(1))
+
+    sender = coro.spawn(send)
+    assert sender.join() is None
+    assert sender.cancelled()
+    assert log == ["waited"]
+    assert channel.balance == 0
+    receiver = waiting(channel.receive)
+    channel.send("value")
+    assert receiver.join() == "value"
+
+
+@in_coro
+def test_what_is_left_of_a_wait_may_wait_when_it_goes():
+    """It goes when the coro waits next, before what that waits for is looked at for the last time."""
+    semaphore = coro.semaphore(0)
+    condition = coro.condition_variable()
+
+    class Releases:
+        def __del__(self):
+            semaphore.release()
+            coro.yield_slice()
+
+    def wait_twice():
+        with pytest.raises(coro.Interrupted):
+            condition.wait()
+        return semaphore.acquire(timeout=10)
+
+    waiter = waiting(wait_twice)
+    condition.wake_all(Releases())
+    waiter.interrupt()
+    coro.yield_slice()
+    assert waiter.join(1) is True

@@ -212,3 +212,19 @@ def test_sleeps_follow_a_clock_of_the_programs_own():
             del loop.time
 
     grapeshot.run(main())
+
+
+def test_a_sleep_returns_nothing_of_an_earlier_wait():
+    def sleeper():
+        with pytest.raises(coro.Interrupted):
+            coro.wait()
+        return coro.sleep_relative(0)
+
+    def main():
+        co = coro.spawn(sleeper)
+        coro.yield_slice()
+        coro.schedule(co, "of the wait")
+        co.interrupt()
+        assert co.join() is None
+
+    coro.run(main)

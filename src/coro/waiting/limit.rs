@@ -73,7 +73,7 @@ pub(in crate::coro) fn set_end_wait(function: &Bound<'_, PyAny>) {
 }
 
 /// The limit of the waits of one call: set before what is waited for is looked at for the last time, since that may run
-/// destructors.
+/// destructors, which may wait themselves.
 pub(super) struct Deadline<'py> {
     coro: Coro<'py>,
     timer: Option<HandleRef>,
@@ -82,6 +82,7 @@ pub(super) struct Deadline<'py> {
 impl<'py> Deadline<'py> {
     #[inline]
     pub(super) fn new(coro: Coro<'py>, limit: Limit) -> PyResult<Self> {
+        suspension::forget_wake_value(coro);
         let timer = match limit {
             Limit::Until { when_s, .. } => Some(suspension::set_timer(
                 coro,

@@ -128,6 +128,14 @@ impl<'py> Wait<'py> {
             is_late: true,
         }
     }
+
+    fn interrupted(interruption: PyErr) -> Self {
+        Self {
+            result: Err(interruption),
+            is_granted: false,
+            is_late: false,
+        }
+    }
 }
 
 /// Waits at the end of `line`. A coro that stands in line is woken by who grants something to it, and by its deadline.
@@ -138,8 +146,9 @@ pub(super) fn wait_in_line<'py>(
     request: i64,
     deadline: &Deadline<'py>,
 ) -> Wait<'py> {
-    // First: a destructor may run in here, which must not find a coro in line that runs.
-    suspension::forget_wake_value(coro);
+    if let Err(interruption) = suspension::raise_pending(coro) {
+        return Wait::interrupted(interruption);
+    }
     if deadline.is_over() {
         return Wait::late(none(coro.py()));
     }
@@ -156,7 +165,10 @@ pub(super) fn offer_in_line<'py>(
     offer: Bound<'py, PyAny>,
     deadline: &Deadline<'py>,
 ) -> Wait<'py> {
-    suspension::forget_wake_value(coro);
+    // First: the destructor of what is offered, and goes here, must not find a coro in line that runs.
+    if let Err(interruption) = suspension::raise_pending(coro) {
+        return Wait::interrupted(interruption);
+    }
     if deadline.is_over() {
         return Wait::late(offer);
     }
@@ -167,7 +179,7 @@ pub(super) fn offer_in_line<'py>(
 #[inline]
 fn end<'py>(coro: Coro<'py>, result: PyResult<Bound<'py, PyAny>>) -> Wait<'py> {
     let place = &coro.place_in_line;
-    // It still stands there if an exception was due before it could wait.
+    // Whoever has made it ready has taken it out; it still stands there if it could not wait.
     place.leave();
     Wait {
         result,
