@@ -41,6 +41,7 @@ __all__ = [
     "_coro_live",
     "_coro_new",
     "_coro_note_collection",
+    "_coro_now",
     "_coro_panic",
     "_coro_set_exception_notifier",
     "_coro_set_hooks",
@@ -1141,6 +1142,9 @@ def _coro_wait(coros: Iterable[Any] = ..., timeout: float | None = None, count: 
 
 def _coro_wait_for_wake() -> BaseException | None:
     """Wait until somebody wakes this coro; return what has interrupted the wait, None if nothing has."""
+
+def _coro_now() -> float:
+    """Return the time of the loop's clock, in seconds; where no loop runs that of ``time.monotonic()``."""
 
 def _coro_sleep_absolute(when: float, /) -> None:
     """Wait until ``loop.time()`` is ``when``."""

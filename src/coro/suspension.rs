@@ -293,6 +293,14 @@ pub(super) fn begin_sleep(coro: Coro<'_>, when_s: f64) -> PyResult<Begun<'_, Han
     Ok(Begun::Waits(handle))
 }
 
+/// `loop.time()` of the coro's loop.
+pub(super) fn now_s(coro: Coro<'_>) -> PyResult<f64> {
+    match coro.event_loop.get(coro.py()) {
+        Some(event_loop) => LoopObject::of(&event_loop).now_s(coro.py()),
+        None => Ok(0.0), // which `set_timer` refuses
+    }
+}
+
 /// A timer that calls `function(coro)`; it goes back to `end_timer`.
 #[inline]
 pub(super) fn set_timer(coro: Coro<'_>, when_s: f64, function: *mut ffi::PyObject) -> PyResult<HandleRef> {

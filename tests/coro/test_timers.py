@@ -214,6 +214,77 @@ def test_sleeps_follow_a_clock_of_the_programs_own():
     grapeshot.run(main())
 
 
+LIMITED = {
+    "pop": lambda: coro.fifo().pop(timeout=1000),
+    "push": lambda: full().push(2, timeout=1000),
+    "acquire": lambda: coro.semaphore(0).acquire(timeout=1000),
+    "receive": lambda: coro.channel().receive(timeout=1000),
+    "event": lambda: coro.event().wait(1000),
+    "join": lambda: coro.spawn(coro.wait).join(1000),
+    "wait": lambda: coro.wait([coro.spawn(coro.wait)], timeout=1000),
+    "timeout": lambda: coro.with_timeout(1000, coro.wait),
+    "sleep_absolute": lambda: coro.sleep_absolute(coro.now() + 1000),
+}
+
+
+def full():
+    fifo = coro.fifo(1)
+    fifo.push(1)
+    return fifo
+
+
+@pytest.mark.parametrize("ahead_s", [-1e6, 1e6])
+@pytest.mark.parametrize("way", LIMITED)
+def test_limits_follow_a_clock_of_the_programs_own(way, ahead_s):
+    async def turns():
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        now = loop.time() + ahead_s
+        loop.time = lambda: now
+        try:
+            waiter = coro.spawn(LIMITED[way])
+            await turns()
+            assert not waiter.done()
+            now += 1000
+            await turns()
+            assert waiter.done()
+            assert isinstance(waiter.exception(), coro.TimeoutError | None)
+            for co in coro.get_live_coros():
+                co.shutdown()
+        finally:
+            del loop.time
+
+    grapeshot.run(main())
+
+
+def test_a_wait_for_several_follows_a_clock_of_the_programs_own():
+    """The time that is left is told by the loop's clock as well."""
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        loop.time = lambda: now
+        try:
+            coros = [coro.spawn(coro.sleep_relative, 600), coro.spawn(coro.sleep_relative, 2000)]
+            waiter = coro.spawn(coro.wait, coros, timeout=1000)
+            for step in (600, 399, 1):
+                for _ in range(10):
+                    await asyncio.sleep(0)
+                assert not waiter.done()
+                now += step
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert waiter.result() == coros[:1]
+            coros[1].shutdown()
+        finally:
+            del loop.time
+
+    grapeshot.run(main())
+
+
 def test_a_sleep_returns_nothing_of_an_earlier_wait():
     def sleeper():
         with pytest.raises(coro.Interrupted):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -10,6 +9,7 @@ from grapeshot import _core
 
 from . import _errors
 from ._coroutine import Coro, check_started, wait_for_end
+from ._scheduling import now
 from ._sync import fifo, semaphore
 
 TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
@@ -408,12 +408,12 @@ def wait_for(coros: Iterable[Any], timeout: float | None = None, count: int | No
         return ended[:wanted]
     left = [co for co in coros if not co.done()]
     news: fifo[Any] = fifo()
-    deadline = None if timeout is None else time.monotonic() + timeout
+    deadline = None if timeout is None else now() + timeout
     try:
         for co in left:
             co.add_done_callback(news.push)
         while len(ended) < wanted:
-            ended.append(news.pop(timeout=None if deadline is None else deadline - time.monotonic()))
+            ended.append(news.pop(timeout=None if deadline is None else deadline - now()))
     except _errors.Empty:
         pass
     finally:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from grapeshot import _core
 
 from ._coroutine import Coro
@@ -48,7 +46,7 @@ set_latency_warning = _core._coro_set_latency_warning
 set_selfishness = _core._coro_set_selfishness
 set_stack_slots = _core._coro_set_stack_slots
 stack_info = _core._coro_stack_info
-now = time.monotonic
+now = _core._coro_now
 
 
 def schedule(co: Coro[Any], value: Any = None) -> None:

@@ -14,6 +14,7 @@ use crate::coro::{arch, collector, ending, hooks, notifier, pystate, scheduler, 
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::native_type::{Args, This, none};
 use crate::event_loop::pyloop::LoopObject;
+use crate::event_loop::reactor::time_s;
 
 pub(super) fn current<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("current", 0)?;
@@ -77,6 +78,23 @@ pub(super) fn return_outcome<'py>(_: Coro<'py>, (): (), outcome: Outcome<'py>) -
     outcome
 }
 
+/// `now()`: what `sleep_absolute` is told.
+pub(super) fn now<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("now", 0)?;
+    let now_s = match running(py) {
+        Some(coro) => suspension::now_s(coro)?,
+        None => {
+            let event_loop = tasks::running_loop(py)?;
+            if LoopObject::is_loop(&event_loop) {
+                LoopObject::of(&event_loop).now_s(py)?
+            } else {
+                time_s()
+            }
+        }
+    };
+    Ok(now_s.into_pyobject(py)?.into_any())
+}
+
 pub(super) fn begin_sleep_until<'py>(
     py: Python<'py>,
     args: Args<'_, 'py>,
@@ -90,11 +108,7 @@ pub(super) fn begin_sleep_for<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyRe
     args.exactly("sleep_relative", 1)?;
     let delay_s = args.get(0).map_or(Ok(0.0), |delay| delay.extract::<f64>())?;
     let coro = suspension::suspendable(py)?;
-    let now_s = match coro.event_loop.get(py) {
-        Some(event_loop) => LoopObject::of(&event_loop).now_s(py)?,
-        None => 0.0, // which `begin_sleep` refuses
-    };
-    suspension::begin_sleep(coro, now_s + delay_s)
+    suspension::begin_sleep(coro, suspension::now_s(coro)? + delay_s)
 }
 
 /// What the timer of a sleep calls.

@@ -124,6 +124,12 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
                 asyncio can be waited for as well. Nothing that they have raised is raised here.\n\n\
                 Without arguments: wait until schedule() is called with this coro; return the value that it is given."
         ),
+        function!(
+            c"now",
+            functions::now,
+            c"now()\n--\n\n\
+                Return the time of the loop's clock, in seconds."
+        ),
         waiting_function!(
             c"sleep_absolute",
             functions::begin_sleep_until,

@@ -12,7 +12,6 @@ use pyo3::prelude::*;
 use crate::coro::coroutine::{Coro, Status};
 use crate::coro::{scheduler, suspension};
 use crate::event_loop::handle::HandleRef;
-use crate::event_loop::reactor::time_s;
 
 #[derive(Clone, Copy)]
 pub(super) enum Limit {
@@ -20,8 +19,7 @@ pub(super) enum Limit {
     Endless,
     /// It does not wait.
     AtOnce,
-    Until {
-        when_s: f64,
+    For {
         timeout_s: f64,
     },
 }
@@ -43,10 +41,7 @@ impl Limit {
         } else if timeout_s.is_infinite() {
             Self::Endless
         } else {
-            Self::Until {
-                when_s: time_s() + timeout_s,
-                timeout_s,
-            }
+            Self::For { timeout_s }
         })
     }
 
@@ -59,7 +54,7 @@ impl Limit {
     /// ` for 0.5 seconds`, for messages; nothing where nobody has waited.
     pub(super) fn describe(self) -> String {
         match self {
-            Self::Until { timeout_s, .. } => format!(" for {timeout_s} seconds"),
+            Self::For { timeout_s } => format!(" for {timeout_s} seconds"),
             Self::Endless | Self::AtOnce => String::new(),
         }
     }
@@ -84,11 +79,14 @@ impl<'py> Deadline<'py> {
     pub(super) fn new(coro: Coro<'py>, limit: Limit) -> PyResult<Self> {
         suspension::forget_wake_value(coro);
         let timer = match limit {
-            Limit::Until { when_s, .. } => Some(suspension::set_timer(
-                coro,
-                when_s,
-                END_WAIT.load(Ordering::Relaxed),
-            )?),
+            Limit::For { timeout_s } => {
+                let when_s = suspension::now_s(coro)? + timeout_s;
+                Some(suspension::set_timer(
+                    coro,
+                    when_s,
+                    END_WAIT.load(Ordering::Relaxed),
+                )?)
+            }
             Limit::Endless | Limit::AtOnce => None,
         };
         Ok(Self { coro, timer })
