@@ -28,13 +28,12 @@ if TYPE_CHECKING:
 def in_parallel(fun_arg_list: Iterable[tuple[Callable[..., _T], Sequence[Any]]]) -> list[_T]:
     """Run ``fn(*args)`` for each ``(fn, args)`` in a coro of its own; return the results in order.
 
-    If this coro is interrupted meanwhile, the others are shut down.
+    If this coro is interrupted meanwhile, or the iterable raises, the others are shut down.
 
     Raises:
         InParallelError: at least one has raised; its ``result_list`` has all outcomes.
     """
-    coros = [_core._coro_spawn(fn, *args) for fn, args in fun_arg_list]
-    _wait_for_all(coros)
+    coros = _wait_for_all(_core._coro_spawn(fn, *args) for fn, args in fun_arg_list)
     outcomes = [_outcome(co) for co in coros]
     if all(is_result for is_result, _ in outcomes):
         return [value for _, value in outcomes]
@@ -46,18 +45,24 @@ def _outcome(co: Coro[Any]) -> tuple[bool, Any]:
     return (True, co._outcome()) if exc is None else (False, exc)
 
 
-def _wait_for_all(coros: Iterable[Coro[Any]]) -> None:
-    """Wait until all have ended. Interrupted meanwhile, shut them down, wait again, and raise."""
-    coros = list(coros)
+def _wait_for_all(coros: Iterable[Coro[Any]]) -> list[Coro[Any]]:
+    """Wait until all have ended, and return them; the iterable may start them one after the other.
+
+    If it raises, or the wait is interrupted: shut them down, wait again, and raise.
+    """
+    started: list[Coro[Any]] = []
     try:
         for co in coros:
+            started.append(co)  # noqa: PERF402  # what was started is known if the iterable raises
+        for co in started:
             _wait_for_one(co)
     except BaseException:
-        for co in coros:
+        for co in started:
             _shut_down(co)
-        for co in coros:
+        for co in started:
             _wait_for_one(co)
         raise
+    return started
 
 
 def _wait_for_one(co: Coro[Any]) -> None:
@@ -241,9 +246,11 @@ class Pool:
         ) -> list[_T]: ...
 
     def map(self, fn: Callable[..., Any], /, *iterables: Iterable[Any]) -> list[Any]:
-        """Return ``[fn(*items), ...]``; the first exception in order is raised once all have ended."""
-        coros = [self.spawn(fn, *items) for items in zip(*iterables, strict=False)]
-        _wait_for_all(coros)
+        """Return ``[fn(*items), ...]``; the first exception in order is raised once all have ended.
+
+        If this coro is interrupted meanwhile, or an iterable raises, the coros are shut down.
+        """
+        coros = _wait_for_all(self.spawn(fn, *items) for items in zip(*iterables, strict=False))
         return [co.result() for co in coros]
 
     if TYPE_CHECKING:
@@ -272,7 +279,8 @@ class Pool:
         """Return an iterator over the results in order, each as soon as it and those before it are there.
 
         The first coros start at once, as many as there are places; each further one when a result is asked for.
-        ``next`` raises what a coro has raised in the place of its result, and can go on after that.
+        ``next`` raises what a coro has raised in the place of its result, and can go on after that. What an iterable
+        raises comes once the results before it are given. Several coros may share the iterator.
         """
         return _Results(self, fn, zip(*iterables, strict=False), in_order=True)
 
@@ -303,8 +311,14 @@ class Pool:
         return _Results(self, fn, zip(*iterables, strict=False), in_order=False)
 
     def join(self) -> None:
-        """Wait until no coro is left."""
-        _wait_for_all(self._coros)
+        """Wait until no coro is left. RuntimeError in one of them."""
+        if _core._coro_current_or_none() in self._coros:
+            raise RuntimeError("a coro cannot wait for itself")
+        while self._coros:
+            if left := [co for co in self._coros if not co.done()]:
+                _wait_for_all(left)
+            else:  # they give their places back in this turn
+                _core._coro_yield_slice()
 
     def __enter__(self) -> Pool:
         return self
@@ -330,32 +344,46 @@ class _Results:
         self._ended: fifo[Coro[Any]] = fifo()
         # an input for which there was no place
         self._next: tuple[Any, ...] | None = None
+        # what the inputs have raised
+        self._error: Exception | None = None
+        # of those who ask for results: one at a time
+        self._turn = semaphore()
         self._start()
 
     def __iter__(self) -> _Results:
         return self
 
     def __next__(self) -> Any:
-        self._start()
-        if not self._coros:
-            if self._next is None:
-                raise StopIteration
-            # All places are other coros'.
-            self._add(self._pool.spawn(self._fn, *self._next))
-            self._next = None
-        if self._in_order:
-            _wait_for_one(self._coros[0])
-            co = self._coros.popleft()
-        else:
-            co = self._ended.pop()
-            self._coros.remove(co)
-        return co.result()
+        with self._turn:
+            self._start()
+            if not self._coros:
+                if self._next is None:
+                    error, self._error = self._error, None
+                    try:
+                        raise error or StopIteration
+                    finally:
+                        del error
+                # All places are other coros'.
+                self._add(self._pool.spawn(self._fn, *self._next))
+                self._next = None
+            if self._in_order:
+                _wait_for_one(self._coros[0])
+                return self._coros.popleft().result()
+            ended = self._ended.pop()
+            self._coros.remove(ended)
+            try:
+                return ended.result()
+            finally:
+                del ended  # what it raises keeps this frame
 
     def _start(self) -> None:
         """Start as many coros as there are places now, and no more than that ahead of who asks for results."""
         while len(self._coros) < self._pool._size:
-            if self._next is None:
-                self._next = next(self._inputs, None)
+            if self._next is None and self._error is None:
+                try:
+                    self._next = next(self._inputs, None)
+                except Exception as exc:
+                    self._error = exc
             if self._next is None:
                 return
             co = self._pool.try_spawn(self._fn, *self._next)
