@@ -205,3 +205,48 @@ def test_a_join_that_was_given_up_leaves_nothing_behind():
         assert co.join() is None
 
     coro.run(main)
+
+
+class Failure(Exception):
+    """What a coro raises."""
+
+
+def fail():
+    raise Failure
+
+
+def fail_in_group():
+    with coro.Group() as group:
+        group.spawn(fail)
+        del group
+        coro.wait()
+
+
+FAILING = {
+    "join": lambda: coro.spawn(fail).join(),
+    "await_": lambda: coro.await_(coro.spawn(fail)),
+    "threads.run": lambda: coro.threads.run(fail),
+    "in_parallel": lambda: coro.in_parallel([(fail, ())]),
+    "Group": fail_in_group,
+    "Pool.map": lambda: coro.Pool(1).map(lambda _: fail(), [1]),
+    "Pool.imap": lambda: list(coro.Pool(1).imap(lambda _: fail(), [1])),
+    "Pool.imap_unordered": lambda: list(coro.Pool(1).imap_unordered(lambda _: fail(), [1])),
+}
+
+
+@pytest.mark.parametrize("way", FAILING)
+def test_an_exception_that_was_handled_goes_without_the_collector(way):
+    def main():
+        gc.collect()
+        gc.disable()
+        try:
+            try:
+                FAILING[way]()
+            except (Failure, coro.InParallelError) as exc:
+                gone = weakref.ref(exc)
+            coro.sleep_relative(0)
+            assert gone() is None
+        finally:
+            gc.enable()
+
+    coro.run(main)

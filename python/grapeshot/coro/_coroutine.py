@@ -82,7 +82,10 @@ class Coro(_core.Coro["_T_co"]):
         """
         if not self.done():
             wait_for_end(self, timeout)
-        return self._outcome()
+        try:
+            return self._outcome()
+        finally:
+            del self  # the coro keeps what it raises, and that keeps this frame
 
     # ------------------------------------------------------------------ asyncio.Task's interface
 

@@ -115,7 +115,10 @@ class future(_Generic["_T"]):  # noqa: N801
             raise _errors.TimeoutError(f"the future is not set{after}")
         self._loop = None
         if self._exception is not None:
-            raise self._exception.with_traceback(self._traceback)
+            try:
+                raise self._exception.with_traceback(self._traceback)
+            finally:
+                del self  # the exception keeps this frame
         return self._value  # type: ignore[return-value]
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:

@@ -146,8 +146,11 @@ class Group:
                 self._shut_all_down()
         first_error, self._first_error = self._first_error, None
         self._owner = self._interruption = None
-        if first_error is not None and first_error is not exc:
-            raise first_error
+        try:
+            if first_error is not None and first_error is not exc:
+                raise first_error
+        finally:
+            del first_error, exc  # what is raised keeps this frame
 
     def _is_own_interruption(self, exc: BaseException) -> bool:
         return exc is self._interruption
@@ -251,7 +254,10 @@ class Pool:
         If this coro is interrupted meanwhile, or an iterable raises, the coros are shut down.
         """
         coros = _wait_for_all(self.spawn(fn, *items) for items in zip(*iterables, strict=False))
-        return [co.result() for co in coros]
+        try:
+            return [co.result() for co in coros]
+        finally:
+            del coros  # they keep what they raise, and that keeps this frame
 
     if TYPE_CHECKING:
 

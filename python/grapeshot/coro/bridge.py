@@ -81,8 +81,8 @@ def await_(awaitable: Awaitable[_T]) -> _T:
                 raise interruption
         return awaitable.result()  # type: ignore[no-any-return]
     finally:
-        # An exception keeps this frame, and the coro keeps the exception that it ends with: no way back from here.
-        del coro
+        # An exception keeps this frame, and who ends with one keeps it: no way back from here.
+        del coro, awaitable
 
 
 async def _await(awaitable: Awaitable[Any]) -> Any:
