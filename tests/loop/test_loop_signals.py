@@ -64,9 +64,17 @@ async def test_removal_restores_the_default(loop):
     assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
 
 
-async def test_the_wakeup_fd_is_given_back(loop):
+@pytest.mark.deviates(uvloop="it has a wakeup fd only while it runs")
+def test_the_wakeup_fd_is_given_back(new_loop):
+    loop = new_loop()
     loop.add_signal_handler(signal.SIGUSR1, print)
+    loop.add_signal_handler(signal.SIGUSR2, print)
     loop.remove_signal_handler(signal.SIGUSR1)
+    wakeup_fd = signal.set_wakeup_fd(-1)
+    assert wakeup_fd != -1
+    signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
+    loop.remove_signal_handler(signal.SIGUSR2)
+    assert signal.set_wakeup_fd(-1) == -1
 
 
 @pytest.mark.unfit(uvloop="its handler stays and breaks the tests behind it")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import errno
 import socket
@@ -386,14 +387,24 @@ async def test_clients_see_the_end_of_transports_that_are_kept(loop, serve):
 
 
 async def test_close_with_connections_in_the_backlog(loop, serve):
-    server = await serve(Recorder, HOST, 0, start_serving=False)
+    made = []
+
+    def factory():
+        made.append(Recorder())
+        return made[-1]
+
+    server = await serve(factory, HOST, 0, start_serving=False)
     await server.start_serving()
     peers = [socket.create_connection(address_of(server)) for _ in range(5)]
     server.close()
+    assert not server.sockets
     await turns(3)
+    assert not made
     for peer in peers:
-        peer.close()
-    await turns(5)
+        with peer, contextlib.suppress(ConnectionResetError):
+            peer.settimeout(10)
+            assert peer.recv(1) == b""
+    await server.wait_closed()
 
 
 async def test_close_inside_connection_made(loop, serve):
