@@ -130,7 +130,13 @@ def look_around(world: World) -> None:
             names.append((frame.f_code.co_name, frame.f_lineno, len(frame.f_locals)))
             frame = frame.f_back
         check(not names or "actor" in names[-1][0] or len(names) < 2000, f"a strange stack: {names}")
-    for frame in list(sys._current_frames().values()):
+    # A collection inside of it deadlocks with a thread that ends, up to CPython 3.11.4 (gh-106883).
+    gc.disable()
+    try:
+        frames = list(sys._current_frames().values())
+    finally:
+        gc.enable()
+    for frame in frames:
         walked: Any = frame
         while walked is not None:
             walked = walked.f_back
