@@ -218,12 +218,22 @@ def test_what_cannot_be_waited_for():
         with pytest.raises(ValueError, match="count"):
             coro.wait([], count=-1)
         for wrong in ({"timeout": 1}, {"count": 1}, {"coros": [], "until": 1}):
-            with pytest.raises(TypeError):
+            with pytest.raises(TypeError, match=r"^wait\(\)"):
                 coro.wait(**wrong)
 
     coro.run(main)
     with pytest.raises(coro.YieldFromMain):
         coro.wait([])
+
+
+def test_a_future_that_was_never_made_goes_silently():
+    class Unmade(coro.future):
+        def __init__(self):
+            raise ValueError("on purpose")
+
+    with pytest.raises(ValueError, match="on purpose"):
+        Unmade()
+    gc.collect()
 
 
 # ------------------------------------------------------------------ spawn_later

@@ -32,6 +32,9 @@ class future(_Generic["_T"]):  # noqa: N801
     coros synchronize with. An exception that nobody has asked for goes to the loop's exception handler, as a coro's.
     """
 
+    # the loop that hears of an exception which nobody has asked for; None once somebody has
+    _loop: Any = None  # also where __init__ was not called
+
     def __init__(self) -> None:
         self._is_set = False
         self._value: _T | None = None
@@ -39,8 +42,6 @@ class future(_Generic["_T"]):  # noqa: N801
         self._traceback: TracebackType | None = None
         self._line = condition_variable()
         self._callbacks: list[Callable[[Any], object]] = []
-        # the loop that hears of an exception which nobody has asked for; None once somebody has
-        self._loop: Any = None
 
     def __repr__(self) -> str:
         state = "not set"

@@ -454,3 +454,7 @@ def wait_for(coros: Iterable[Any], timeout: float | None = None, count: int | No
         for co in left:
             co.remove_done_callback(news.push)
     return ended
+
+
+# What a TypeError of its arguments calls it.
+wait_for.__qualname__ = "wait"
