@@ -253,11 +253,11 @@ class Pool:
 
         If this coro is interrupted meanwhile, or an iterable raises, the coros are shut down.
         """
-        coros = _wait_for_all(self.spawn(fn, *items) for items in zip(*iterables, strict=False))
-        try:
-            return [co.result() for co in coros]
-        finally:
-            del coros  # they keep what they raise, and that keeps this frame
+        coros = deque(_wait_for_all(self.spawn(fn, *items) for items in zip(*iterables, strict=False)))
+        results: list[Any] = []
+        while coros:
+            results.append(coros.popleft().result())  # out of this frame, which keeps what it raises
+        return results
 
     if TYPE_CHECKING:
 
