@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest
 # Extra arguments: make test-python ARGS="tests/tcp -k half_close"; ARGS="-n 2 --dist loadfile" runs two files at a time
 ARGS   ?=
 
-RUST_SOURCES := Cargo.toml $(wildcard Cargo.lock build.rs) $(shell find src -name '*.rs')
+RUST_SOURCES := Cargo.toml Cargo.lock build.rs build_offsets.rs $(shell find src core -name '*.rs' -o -name '*.s' -o -name Cargo.toml)
 LOADGEN      := benchmarks/loadgen/Cargo.toml
 BRIDGE       := examples/tokio_bridge/Cargo.toml
 # The stable ABI asks no interpreter, and so does not build anew for each.
@@ -50,8 +50,8 @@ demo: build loadgen ## serve an aiohttp application, load it, compare with async
 
 test: lint test-rust test-python ## everything that must pass: lint, Rust tests, Python tests, CPython's own tests
 
-test-rust: ## the Rust tests (sys and queue, no Python involved; the load generator of the benchmarks)
-	$(CARGO) test --quiet --no-default-features
+test-rust: ## the Rust tests (grapeshot-core, no Python involved; the load generator of the benchmarks)
+	$(CARGO) test --quiet -p grapeshot-core
 	$(CARGO) test --quiet --manifest-path $(LOADGEN)
 
 test-python: build ## the Python tests, CPython's own among them (ARGS= goes to pytest)
@@ -64,11 +64,10 @@ soak: ## the coro mode on a debug build of CPython, under AddressSanitizer and i
 	.ci/soak $(ARGS)
 
 lint: $(VENV)/.tools ## rustfmt, clippy, ruff and mypy; changes nothing
-	$(CARGO) fmt --check
+	$(CARGO) fmt --all --check
 	$(CARGO) fmt --check --manifest-path $(LOADGEN)
 	$(CARGO) fmt --check --manifest-path $(BRIDGE)
-	$(CARGO) clippy --quiet --all-targets -- -D warnings
-	$(CARGO) clippy --quiet --all-targets --no-default-features -- -D warnings
+	$(CARGO) clippy --quiet --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --quiet --all-targets --manifest-path $(LOADGEN) -- -D warnings
 	$(BRIDGE_ENV) $(CARGO) clippy --quiet --all-targets --manifest-path $(BRIDGE) -- -D warnings
 	$(BIN)/ruff check $(LINTED)
@@ -76,7 +75,7 @@ lint: $(VENV)/.tools ## rustfmt, clippy, ruff and mypy; changes nothing
 	$(BIN)/mypy
 
 format: $(VENV)/.tools ## rewrite Rust and Python to the project's format
-	$(CARGO) fmt
+	$(CARGO) fmt --all
 	$(CARGO) fmt --manifest-path $(LOADGEN)
 	$(CARGO) fmt --manifest-path $(BRIDGE)
 	$(BIN)/ruff check --quiet --fix --exit-zero $(LINTED)

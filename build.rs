@@ -1,19 +1,15 @@
 //! Exposes pyo3's version and build flags (`Py_3_12`, `Py_GIL_DISABLED`, ...) to this crate's `cfg`, and has the C compiler
 //! compare the offsets of `src/coro/pystate` with the headers of the interpreter that is built for.
 
-#[cfg(feature = "python")]
 #[path = "build_offsets.rs"]
 mod offsets;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    #[cfg(feature = "python")]
-    {
-        pyo3_build_config::use_pyo3_cfgs();
-        if let Err(mismatch) = offsets::check() {
-            for line in mismatch.lines() {
-                println!("cargo::error={line}");
-            }
+    pyo3_build_config::use_pyo3_cfgs();
+    if let Err(mismatch) = offsets::check() {
+        for line in mismatch.lines() {
+            println!("cargo::error={line}");
         }
     }
 }

@@ -6,12 +6,12 @@ use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use grapeshot_core::arch;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
-use super::arch;
 use super::coroutine::{Coro, Status};
 use super::runtime::{Runtime, with_runtime};
 use super::scheduler::report;

@@ -8,13 +8,13 @@ use std::io;
 use std::ptr;
 use std::rc::Rc;
 
+use grapeshot_core::stack::{Saved, Slot};
+use grapeshot_core::sys::faults::{Line, Watch};
 use pyo3::ffi;
 
 use super::coroutine::CoroObject;
 use super::pystate::{Base, PyState, Relinked};
-use super::stack::{Saved, Slot};
 use super::thread_locals::Taken;
-use crate::sys::faults::{Line, Watch};
 
 /// Lies in the tail of the block whose beginning is the coro's root chunk (`pystate::Chunks`).
 pub(super) struct Machine {

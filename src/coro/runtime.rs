@@ -7,23 +7,23 @@ use std::cell::{Cell, RefCell};
 use std::ptr;
 use std::rc::Rc;
 
+use grapeshot_core::arch;
+use grapeshot_core::stack::Pool;
+use grapeshot_core::sys::faults::AlternateStack;
 use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::arch;
 use super::coroutine::{Coro, CoroObject};
 use super::function::run_on_stack;
 use super::latency::DEFAULT_LIMIT_NS;
 use super::machine::{Machine, SharedSlot};
 use super::pystate::{Base, Chunks, PyState, Relinked};
-use super::stack::Pool;
 use super::thread_locals::Search;
 use super::{pystate, tasks};
 use crate::event_loop::native_type::This;
 use crate::event_loop::reactor::current_thread;
 use crate::event_loop::{deallocation, errors};
-use crate::sys::faults::AlternateStack;
 
 /// I/O that may be ready at once in a row, in a new thread.
 const DEFAULT_MAX_ACTS: u16 = 4;

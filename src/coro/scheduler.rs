@@ -14,12 +14,13 @@ use std::ptr;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use grapeshot_core::arch;
+use grapeshot_core::sys::clock;
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
-use super::arch;
 use super::coroutine::{Coro, CoroObject, Status};
 use super::function::{finish, store};
 use super::machine::{Machine, SharedSlot};
@@ -28,7 +29,6 @@ use super::{hooks, latency, profiling, pystate, tasks, thread_locals};
 use crate::event_loop::errors;
 use crate::event_loop::native_type::This;
 use crate::event_loop::pyloop::LoopObject;
-use crate::sys::clock;
 
 /// The entry of a coro in the loop's ready queue.
 pub(super) unsafe fn resume_entry(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {

@@ -5,6 +5,7 @@
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use grapeshot_core::arch;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -13,7 +14,7 @@ use super::coroutine::{Coro, Status};
 use super::errors::{self as coro_errors, Kind};
 use super::runtime::{current, with_runtime};
 use super::scheduler::make_ready;
-use super::{arch, interruption, pystate};
+use super::{interruption, pystate};
 use crate::event_loop::errors;
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::native_type::none;

@@ -18,6 +18,7 @@
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
+use grapeshot_core::sys::thread_locals::{Place, Variables};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
@@ -25,7 +26,6 @@ use pyo3::types::{PyDict, PyString};
 use super::coroutine::Coro;
 use super::machine::Machine;
 use super::runtime::Runtime;
-use crate::sys::thread_locals::{Place, Variables};
 
 /// A stack with a Python function called by a C++ function takes more, and one with Python functions alone less: 700 bytes.
 const MIN_DEPTH: usize = 768;

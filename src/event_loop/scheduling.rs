@@ -2,6 +2,7 @@
 
 use std::ptr;
 
+use grapeshot_core::sys::clock;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -13,7 +14,6 @@ use super::native_type::{Args, This, threadsafe_method};
 use super::pyloop::LoopObject;
 use super::reactor::{current_thread, time_s};
 use super::{HAS_GIL, errors};
-use crate::sys::clock;
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 

@@ -2,12 +2,12 @@
 //!
 //! Runs on the loop's thread, and only in debug mode.
 
+use grapeshot_core::sys::clock;
 use pyo3::prelude::*;
 
 use super::handle::HandleRef;
 use super::log;
 use super::pyloop::LoopObject;
-use crate::sys::clock;
 
 /// Runs `handle` and logs it if it took at least `limit_s` seconds.
 #[cold]

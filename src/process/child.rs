@@ -9,6 +9,8 @@ use std::mem;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use grapeshot_core::sys::child::{ExitWatch, Reaped};
+use grapeshot_core::sys::poller::{Interest, Readiness, Token};
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -19,8 +21,6 @@ use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Slot;
 use crate::event_loop::source::{Source, SourceRef};
-use crate::sys::child::{ExitWatch, Reaped};
-use crate::sys::poller::{Interest, Readiness, Token};
 
 /// All zeroes is a watch that is over.
 #[repr(C)]

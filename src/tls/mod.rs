@@ -36,6 +36,7 @@ use std::ops::Deref;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use grapeshot_core::queue::records::Framing;
 use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -48,7 +49,6 @@ use crate::event_loop::native_type::{NativeType, This, extend_type, new_type, sl
 use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Reactor;
-use crate::queue::records::Framing;
 use crate::transports::outgoing::Outgoing;
 use crate::transports::protocol::{self, ProtocolCalls};
 use engine::Engine;

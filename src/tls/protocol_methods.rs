@@ -6,6 +6,7 @@ use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::atomic::Ordering;
 
+use grapeshot_core::queue::records::Framing;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::intern;
@@ -19,7 +20,6 @@ use crate::event_loop::errors;
 use crate::event_loop::native_type::{Args, This, bool_object, method, none};
 use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
-use crate::queue::records::Framing;
 use crate::transports::flow::Watermarks;
 use crate::transports::outgoing::{Data, Outgoing};
 use crate::transports::protocol::ProtocolCalls;

@@ -9,12 +9,12 @@ use std::os::fd::RawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::ptr;
 
+use grapeshot_core::sys::file;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::event_loop::{audit, errors};
-use crate::sys::file;
 
 /// `_file_len(fd)`: the length of a file in bytes.
 #[pyfunction(name = "_file_len")]

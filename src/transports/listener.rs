@@ -10,6 +10,8 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use grapeshot_core::sys::poller::{Interest, Readiness};
+use grapeshot_core::sys::socket::{self, Address};
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -21,8 +23,6 @@ use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::source::Source;
 use crate::event_loop::{errors, log};
-use crate::sys::poller::{Interest, Readiness};
-use crate::sys::socket::{self, Address};
 
 /// Seconds until accepting is tried again when the process or the system is out of descriptors or memory.
 const RETRY_DELAY_S: f64 = 1.0;

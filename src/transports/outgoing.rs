@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 
+use grapeshot_core::queue::outbuf::OutBuf;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -14,7 +15,6 @@ use pyo3::types::{PyByteArray, PyBytes, PyMemoryView};
 
 use super::flow::Watermarks;
 use crate::event_loop::errors;
-use crate::queue::outbuf::OutBuf;
 
 /// Chunks handed to one system call.
 const SLICES_PER_CALL: usize = 64;

@@ -10,13 +10,13 @@ use std::cell::Cell;
 use std::io;
 use std::os::fd::RawFd;
 
+use grapeshot_core::sys::poller::{Interest, Token};
 use pyo3::prelude::*;
 
 use super::owner::Owner;
 use crate::event_loop::native_type::This;
 use crate::event_loop::reactor::{Reactor, Slot};
 use crate::event_loop::source::{Source, SourceRef};
-use crate::sys::poller::{Interest, Token};
 
 pub(super) struct Registration {
     /// Once closed its complement (`!fd`), which is negative.

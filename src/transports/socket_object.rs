@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 use std::ptr;
 use std::str::FromStr;
 
+use grapeshot_core::sys::socket::{self, Address, AddressView};
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -12,7 +13,6 @@ use pyo3::types::{PyBytes, PyDict, PyInt, PyString, PyTuple, PyType};
 
 use crate::event_loop::errors;
 use crate::event_loop::native_type::none;
-use crate::sys::socket::{self, Address, AddressView};
 
 /// A nonblocking `socket.socket` that takes over `fd`; family, type and protocol are read from the descriptor. An error
 /// leaves the descriptor to the caller.

@@ -9,12 +9,15 @@ import pytest
 from project.rust_source import tokenize
 
 ROOT = Path(__file__).resolve().parents[2]
-RUST_DIRS = ("src", "benchmarks/loadgen/src", "examples/tokio_bridge/src")
+RUST_DIRS = ("src", "core/src", "benchmarks/loadgen/src", "examples/tokio_bridge/src")
 PYTHON_DIRS = ("python", "tests", "benchmarks", "examples")
 VAGUE_NAMES = {"util", "utils", "helper", "helpers", "misc", "common"}
 
 # Where `cfg` may choose between systems, processors and interpreters. Elsewhere only `cfg(test)`.
-CFG_PLACES = re.compile(r"(.*/)?mod\.rs|lib\.rs|sys/.*|coro/(arch|pystate)/.*")
+CFG_PLACES = {
+    "src": re.compile(r"(.*/)?mod\.rs|lib\.rs|coro/pystate/.*"),
+    "core/src": re.compile(r"(.*/)?mod\.rs|lib\.rs|(arch|sys)/.*"),
+}
 
 
 def source_files():
@@ -25,9 +28,9 @@ def source_files():
     return sorted(path for path in rust + python if "target" not in path.relative_to(ROOT).parts)
 
 
-def misplaced_cfg(inside: PurePosixPath, text: str):
+def misplaced_cfg(crate: str, inside: PurePosixPath, text: str):
     """Lines with a `cfg` other than `cfg(test)` in a file that is not the place for it."""
-    if CFG_PLACES.fullmatch(str(inside)):
+    if CFG_PLACES[crate].fullmatch(str(inside)):
         return []
     tokens = tokenize(text)
     texts = [token.text for token in tokens]
@@ -43,26 +46,28 @@ def misplaced_cfg(inside: PurePosixPath, text: str):
 def test_cfg_stays_in_its_places():
     found = {
         str(path.relative_to(ROOT)): lines
-        for path in (ROOT / "src").rglob("*.rs")
-        if (lines := misplaced_cfg(PurePosixPath(path.relative_to(ROOT / "src").as_posix()), path.read_text("utf-8")))
+        for crate in CFG_PLACES
+        for path in (ROOT / crate).rglob("*.rs")
+        if (lines := misplaced_cfg(crate, PurePosixPath(path.relative_to(ROOT / crate)), path.read_text("utf-8")))
     }
     assert found == {}
 
 
 @pytest.mark.parametrize(
-    ("inside", "text", "lines"),
+    ("crate", "inside", "text", "lines"),
     [
-        ("event_loop/reactor.rs", '\n#[cfg(target_os = "linux")]\nfn f() {}', [2]),
-        ("event_loop/reactor.rs", "fn f() -> bool { cfg!(unix) }", [1]),
-        ("event_loop/reactor.rs", "#[cfg_attr(unix, inline)] fn f() {}", [1]),
-        ("event_loop/reactor.rs", "#[cfg(test)]\nmod tests { /* #[cfg(unix)] */ }", []),
-        ("event_loop/freelist/mod.rs", "#[cfg(Py_GIL_DISABLED)] mod none;", []),
-        ("sys/poller/epoll.rs", '#[cfg(target_os = "linux")] fn f() {}', []),
-        ("transports/sys.rs", "#[cfg(unix)] fn f() {}", [1]),
+        ("src", "event_loop/reactor.rs", '\n#[cfg(target_os = "linux")]\nfn f() {}', [2]),
+        ("src", "event_loop/reactor.rs", "fn f() -> bool { cfg!(unix) }", [1]),
+        ("src", "event_loop/reactor.rs", "#[cfg_attr(unix, inline)] fn f() {}", [1]),
+        ("src", "event_loop/reactor.rs", "#[cfg(test)]\nmod tests { /* #[cfg(unix)] */ }", []),
+        ("src", "event_loop/freelist/mod.rs", "#[cfg(Py_GIL_DISABLED)] mod none;", []),
+        ("src", "transports/sys.rs", "#[cfg(unix)] fn f() {}", [1]),
+        ("core/src", "sys/poller/epoll.rs", '#[cfg(target_os = "linux")] fn f() {}', []),
+        ("core/src", "queue/slots.rs", "#[cfg(unix)] fn f() {}", [1]),
     ],
 )
-def test_a_misplaced_cfg_is_caught(inside, text, lines):
-    assert misplaced_cfg(PurePosixPath(inside), text) == lines
+def test_a_misplaced_cfg_is_caught(crate, inside, text, lines):
+    assert misplaced_cfg(crate, PurePosixPath(inside), text) == lines
 
 
 def test_files_are_named_for_what_they_hold():

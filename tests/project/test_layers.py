@@ -1,8 +1,16 @@
-"""The layers hold: nothing imports upward or sideways, in Rust or in Python. docs/architecture.md draws the rooms."""
+"""The layers hold: nothing imports upward or sideways, in Rust or in Python. docs/architecture.md draws the rooms.
+
+cargo keeps the two crates apart: grapeshot-core can use only what core/Cargo.toml lists, and crates cannot use each
+other in a circle. Within a crate every module may name every other one, so the order of its rooms is checked here.
+"""
 
 from __future__ import annotations
 
 import ast
+import os
+import re
+import shutil
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -15,32 +23,49 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # ---------------------------------------------------------------- Rust
 
-ROOMS = {"sys": 0, "queue": 1, "event_loop": 2, "transports": 3, "process": 3, "coro": 3, "tls": 4, "lib": 5}
-WITHOUT_PYTHON = {"sys", "queue"}
-RUST_DEPENDENCIES = {"pyo3", "libc", "nix", "crossbeam-queue"}
+# The rooms of each crate, by the folder of its sources. A room uses those of smaller numbers.
+ROOMS = {
+    "src": {"event_loop": 0, "transports": 1, "process": 1, "coro": 1, "tls": 2, "lib": 3},
+    "core/src": {"sys": 0, "arch": 0, "queue": 1, "stack": 1, "lib": 2},
+}
+DEPENDENCIES = {
+    "Cargo.toml": {"grapeshot-core", "libc", "pyo3"},
+    "core/Cargo.toml": {"crossbeam-queue", "libc", "nix"},
+}
 
 
 def rust_errors(root: Path) -> Iterator[str]:
-    """Every edge of src/ that the layers forbid, as `file:line: why`."""
-    for path in sorted((root / "src").rglob("*.rs")):
-        inside = PurePosixPath(path.relative_to(root / "src").as_posix())
-        module = module_of(inside)
-        room = module[0] if module else "lib"
-        if room not in ROOMS:
-            yield f"src/{inside}: {room} is no room"
-            continue
-        file = read(path.read_text(encoding="utf-8"), module)
-        for line, why in file.hidden:
-            yield f"src/{inside}:{line}: {why}"
-        for mention in file.mentions:
-            target = mention.target[0] if mention.target and mention.target[0] in ROOMS else "lib"
-            if target != room and ROOMS[target] >= ROOMS[room]:
-                named = "::".join(("crate", *mention.target))
-                yield f"src/{inside}:{mention.line}: {room} may not use {target} ({named})"
-        if room in WITHOUT_PYTHON:
-            for name, line in file.identifiers.items():
-                if name == "pyo3" or name.startswith("pyo3_"):
-                    yield f"src/{inside}:{line}: {room} knows no Python ({name})"
+    """Every edge between rooms of one crate that the layers forbid, as `file:line: why`."""
+    for source, rooms in ROOMS.items():
+        for path in sorted((root / source).rglob("*.rs")):
+            inside = PurePosixPath(path.relative_to(root / source))
+            module = module_of(inside)
+            room = module[0] if module else "lib"
+            if room not in rooms:
+                yield f"{source}/{inside}: {room} is no room"
+                continue
+            file = read(path.read_text(encoding="utf-8"), module)
+            for line, why in file.hidden:
+                yield f"{source}/{inside}:{line}: {why}"
+            for mention in file.mentions:
+                target = mention.target[0] if mention.target and mention.target[0] in rooms else "lib"
+                if target != room and rooms[target] >= rooms[room]:
+                    named = "::".join(("crate", *mention.target))
+                    yield f"{source}/{inside}:{mention.line}: {room} may not use {target} ({named})"
+
+
+def crates_below(name: str, lock: str) -> set[str]:
+    """Every crate that this one is built from or tested with, whatever it is renamed to."""
+    packages = {package["name"]: package for package in tomllib.loads(lock)["package"]}
+    found: set[str] = set()
+    wanted = [name]
+    while wanted:
+        for dependency in packages[wanted.pop()].get("dependencies", ()):
+            crate = dependency.split()[0]
+            if crate not in found:
+                found.add(crate)
+                wanted.append(crate)
+    return found
 
 
 # ---------------------------------------------------------------- Python
@@ -134,7 +159,8 @@ def circles(edges: dict[str, set[str]]) -> Iterator[list[str]]:
 
 
 def test_rust_rooms_import_downward_only():
-    assert {path.name for path in (ROOT / "src").iterdir()} >= {"lib.rs", "sys", "queue", "event_loop", "transports"}
+    for source, rooms in ROOMS.items():
+        assert {path.stem for path in (ROOT / source).iterdir()} == rooms.keys()
     assert list(rust_errors(ROOT)) == []
 
 
@@ -143,10 +169,17 @@ def test_python_modules_import_downward_only():
     assert list(python_errors(ROOT)) == []
 
 
-def test_the_extension_depends_on_the_listed_crates_only():
-    cargo = tomllib.loads((ROOT / "Cargo.toml").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("manifest", DEPENDENCIES)
+def test_a_crate_depends_on_the_listed_crates_only(manifest):
+    cargo = tomllib.loads((ROOT / manifest).read_text(encoding="utf-8"))
     tables = [cargo["dependencies"], *(target.get("dependencies", {}) for target in cargo.get("target", {}).values())]
-    assert {name for table in tables for name in table} == RUST_DEPENDENCIES
+    assert {name for table in tables for name in table} == DEPENDENCIES[manifest]
+
+
+def test_the_core_is_built_without_python():
+    below = crates_below("grapeshot-core", (ROOT / "Cargo.lock").read_text(encoding="utf-8"))
+    assert {"libc", "nix", "proptest"} <= below
+    assert [name for name in sorted(below) if re.match("py|python|grapeshot", name)] == []
 
 
 def test_the_package_needs_nothing_at_run_time():
@@ -160,7 +193,13 @@ def test_the_package_needs_nothing_at_run_time():
 @pytest.fixture
 def tree(tmp_path):
     """The least that has the shape of the sources, to spoil."""
-    for name in ("src/lib.rs", "src/event_loop/mod.rs", f"python/{PACKAGE}/__init__.py", f"python/{PACKAGE}/_loop.py"):
+    for name in (
+        "src/lib.rs",
+        "src/event_loop/mod.rs",
+        "core/src/lib.rs",
+        f"python/{PACKAGE}/__init__.py",
+        f"python/{PACKAGE}/_loop.py",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "python" / PACKAGE / "_run.py").write_text("from ._loop import Loop\n", encoding="utf-8")
@@ -170,33 +209,37 @@ def tree(tmp_path):
 @pytest.mark.parametrize(
     ("file", "line", "why"),
     [
-        ("sys/planted.rs", "use crate::queue::ready::ReadyQueue;", "sys may not use queue"),
-        ("sys/planted.rs", "use pyo3::prelude::*;", "sys knows no Python"),
-        ("queue/planted.rs", "fn f(o: &::pyo3::Py<()>) {}", "queue knows no Python"),
-        ("queue/planted.rs", "use pyo3_ffi as ffi;", "queue knows no Python"),
-        ("queue/planted.rs", "use super::super::transports::stream;", "queue may not use transports"),
-        ("event_loop/planted.rs", "use crate::{sys::clock, transports::{stream as s}};", "not use transports"),
-        ("event_loop/planted.rs", "use {std::fmt, crate::coro::Scheduler};", "event_loop may not use coro"),
-        ("event_loop/planted.rs", "fn f() -> u8 { crate::transports::stream::limit::<u8>() }", "not use transports"),
-        ("event_loop/deep/planted.rs", "mod t { use super::super::super::super::tls::E; }", "may not use tls"),
-        ("transports/planted.rs", "use crate::process::child;", "transports may not use process"),
-        ("transports/planted.rs", "use crate::coro;", "transports may not use coro"),
-        ("process/planted.rs", "use crate::transports::pipe;", "process may not use transports"),
-        ("coro/planted.rs", "use crate::transports::stream;", "coro may not use transports"),
-        ("transports/planted.rs", "use crate::*;", "transports may not use lib"),
-        ("transports/planted.rs", "use crate as grapeshot;", "transports may not use lib"),
-        ("transports/planted.rs", 'include!("../tls/engine.rs");', "include! pulls in"),
-        ("transports/planted.rs", '#[path = "../tls/engine.rs"] mod engine;', "#[path] takes"),
-        ("helpers/planted.rs", "pub fn help() {}", "helpers is no room"),
+        ("core/src/sys/planted.rs", "use crate::queue::ready::ReadyQueue;", "sys may not use queue"),
+        ("core/src/sys/planted.rs", "use crate::{sys::clock, stack::Slot};", "sys may not use stack"),
+        ("core/src/queue/planted.rs", "use super::super::stack::Slot;", "queue may not use stack"),
+        ("core/src/arch/planted.rs", "use crate::sys::clock;", "arch may not use sys"),
+        ("core/src/event_loop/planted.rs", "pub fn help() {}", "event_loop is no room"),
+        ("src/event_loop/planted.rs", "use crate::{event_loop::log, transports::{stream as s}};", "not use transports"),
+        ("src/event_loop/planted.rs", "use {std::fmt, crate::coro::Scheduler};", "event_loop may not use coro"),
+        (
+            "src/event_loop/planted.rs",
+            "fn f() -> u8 { crate::transports::stream::limit::<u8>() }",
+            "not use transports",
+        ),
+        ("src/event_loop/deep/planted.rs", "mod t { use super::super::super::super::tls::E; }", "may not use tls"),
+        ("src/transports/planted.rs", "use crate::process::child;", "transports may not use process"),
+        ("src/transports/planted.rs", "use crate::coro;", "transports may not use coro"),
+        ("src/process/planted.rs", "use crate::transports::pipe;", "process may not use transports"),
+        ("src/coro/planted.rs", "use crate::transports::stream;", "coro may not use transports"),
+        ("src/transports/planted.rs", "use crate::*;", "transports may not use lib"),
+        ("src/transports/planted.rs", "use crate as grapeshot;", "transports may not use lib"),
+        ("src/transports/planted.rs", 'include!("../tls/engine.rs");', "include! pulls in"),
+        ("src/transports/planted.rs", '#[path = "../tls/engine.rs"] mod engine;', "#[path] takes"),
+        ("src/helpers/planted.rs", "pub fn help() {}", "helpers is no room"),
     ],
 )
 def test_a_planted_rust_edge_is_caught(tree, file, line, why):
-    path = tree / "src" / file
+    path = tree / file
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"//! A module.\n\n{line}\n", encoding="utf-8")
     errors = list(rust_errors(tree))
     assert len(errors) == 1
-    assert errors[0].startswith(f"src/{file}")
+    assert errors[0].startswith(file)
     assert why in errors[0]
 
 
@@ -208,18 +251,56 @@ def test_a_planted_rust_edge_is_caught(tree, file, line, why):
         "/// Like [`crate::transports::stream`].\npub fn f() {}",
         'const TEXT: &str = "use crate::transports::stream;";',
         'const RAW: &str = r#"a " quote, use crate::transports::stream;"#;',
-        "fn f<'a>(quote: char, x: &'a str) -> bool { quote == '\"' || quote == '\\'' }\nuse crate::sys::clock;",
+        "fn f<'a>(quote: char, x: &'a str) -> bool { quote == '\"' || quote == '\\'' }\nuse crate::event_loop::log;",
         "pub(in crate::event_loop) fn f() {}",
         "use std::process::Command;",
+        "use grapeshot_core::sys::{self, poller::{Poller, Token}};",
         '#[cfg_attr(unix, path = "unix.rs")]\n#[path = "pool.rs"]\nmod imp;',
         "use super::handle::Handle;\n#[cfg(test)]\nmod tests { use super::*; use super::super::reactor::Reactor; }",
-        "use crate::sys::{self, poller::{Poller, Token}};\nuse self::inner::Thing;",
-        "impl Thing { fn f(&self) -> Self { crate::queue::slots::make(self.x) } }",
+        "use crate::event_loop::{self, handle::{Handle, HandleRef}};\nuse self::inner::Thing;",
+        "impl Thing { fn f(&self) -> Self { crate::event_loop::names::make(self.x) } }",
     ],
 )
 def test_what_is_allowed_passes(tree, text):
     (tree / "src" / "event_loop" / "planted.rs").write_text(text + "\n", encoding="utf-8")
     assert list(rust_errors(tree)) == []
+
+
+# What cargo refuses in grapeshot-core, and in the last line what it takes.
+ACROSS_CRATES = """\
+use pyo3::prelude::*;
+use pyo3_ffi as ffi;
+use grapeshot::event_loop;
+use _core::event_loop as loop_;
+use crate::event_loop::source;
+fn f(o: &::pyo3::Py<()>) {}
+use crate::sys::clock as _;
+"""
+
+
+def test_cargo_refuses_python_and_the_extension_in_the_core(tmp_path):
+    cargo = shutil.which("cargo") or shutil.which("cargo", path=os.path.expanduser("~/.cargo/bin"))
+    if cargo is None:
+        pytest.skip("cargo is not installed (https://rustup.rs)")
+    for name in ("Cargo.toml", "Cargo.lock", "build.rs", "build_offsets.rs"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "src").mkdir()
+    shutil.copy(ROOT / "src/lib.rs", tmp_path / "src")
+    shutil.copytree(ROOT / "core", tmp_path / "core", ignore=shutil.ignore_patterns("target"))
+    (tmp_path / "core/src/queue/planted.rs").write_text(f"//! A module.\n{ACROSS_CRATES}", encoding="utf-8")
+    with (tmp_path / "core/src/queue/mod.rs").open("a", encoding="utf-8") as module:
+        module.write("mod planted;\n")
+    command = [cargo, "check", "--quiet", "--locked", "--message-format=short", "-p", "grapeshot-core"]
+    environment = os.environ | {"CARGO_TARGET_DIR": str(ROOT / "target" / "layers"), "CARGO_TERM_COLOR": "never"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode != 0
+    errors = re.findall(r"^(\S+?):(\d+):\d+: error", done.stderr, re.MULTILINE)
+    lines = len(ACROSS_CRATES.splitlines())
+    assert sorted({(file, int(line) - 1) for file, line in errors}) == [
+        ("core/src/queue/planted.rs", number) for number in range(1, lines)
+    ], done.stderr
 
 
 @pytest.mark.parametrize(

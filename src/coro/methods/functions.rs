@@ -1,5 +1,6 @@
 //! The functions of the native module that the package `coro` is built on, except for those that make coros.
 
+use grapeshot_core::arch;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PySet, PyString, PyType};
@@ -10,7 +11,7 @@ use crate::coro::coroutine::{Coro, Status};
 use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::runtime::{current as running, with_runtime};
 use crate::coro::suspension::{Begun, Outcome};
-use crate::coro::{arch, collector, ending, hooks, notifier, pystate, scheduler, suspension, tasks, waiting};
+use crate::coro::{collector, ending, hooks, notifier, pystate, scheduler, suspension, tasks, waiting};
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::native_type::{Args, This, none};
 use crate::event_loop::pyloop::LoopObject;

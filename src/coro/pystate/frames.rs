@@ -9,8 +9,9 @@
 //! `f_back`, tracebacks and tools walk this chain at any time. Before the bytes of the C stack move away the chain is
 //! linked past its entry frames, and back again when they have returned. Most coros have one of them.
 
+use grapeshot_core::stack::Slot;
+
 use super::{field, imp};
-use crate::coro::stack::Slot;
 
 /// What was changed in the chain of one evacuated coro.
 pub(in crate::coro) struct Relinked {

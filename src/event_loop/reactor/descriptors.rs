@@ -3,13 +3,13 @@
 use std::io;
 use std::os::fd::RawFd;
 
+use grapeshot_core::sys::heap;
+use grapeshot_core::sys::poller::{Interest, Poller, Token};
 use pyo3::prelude::*;
 
 use super::turn::MAX_UNPOLLED_TURNS;
 use super::{Reactor, Slot};
 use crate::event_loop::source::SourceRef;
-use crate::sys::heap;
-use crate::sys::poller::{Interest, Poller, Token};
 
 /// Size of the buffer that small reads go through.
 const SCRATCH_LEN: usize = 256 * 1024;

@@ -9,10 +9,10 @@
 use std::io;
 use std::os::fd::RawFd;
 
+use grapeshot_core::sys::poller::{Interest, Poller};
 use pyo3::prelude::*;
 
 use super::{Reactor, SIGNAL_TOKEN, Slot, WAKER_TOKEN};
-use crate::sys::poller::{Interest, Poller};
 
 /// Events that must have been in vain before the poller is replaced, for few descriptors. For many it must be one for
 /// each: what a replacement costs is then a part of what they have cost.

@@ -16,6 +16,13 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, PoisonError};
 
+use grapeshot_core::queue::inbox::Inbox;
+use grapeshot_core::queue::ready::ReadyQueue;
+use grapeshot_core::queue::slots::Slots;
+use grapeshot_core::queue::timers::TimerHeap;
+use grapeshot_core::sys::clock;
+use grapeshot_core::sys::poller::{Events, Interest, Poller, Token};
+use grapeshot_core::sys::waker::Waker;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -23,13 +30,6 @@ use pyo3::types::PyWeakrefReference;
 
 use super::handle::HandleRef;
 use super::source::{Ready, SourceRef};
-use crate::queue::inbox::Inbox;
-use crate::queue::ready::ReadyQueue;
-use crate::queue::slots::Slots;
-use crate::queue::timers::TimerHeap;
-use crate::sys::clock;
-use crate::sys::poller::{Events, Interest, Poller, Token};
-use crate::sys::waker::Waker;
 
 mod descriptors;
 mod ghosts;

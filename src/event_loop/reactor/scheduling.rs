@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
+use grapeshot_core::sys::waker::Waker;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
@@ -10,7 +11,6 @@ use crate::event_loop::HAS_GIL;
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::source::{Deferred, Ready};
-use crate::sys::waker::Waker;
 
 /// Cancelled timers are swept once there are this many and they are at least half of the heap.
 const MIN_SWEPT_TIMERS: usize = 64;

@@ -20,6 +20,8 @@ use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
+use grapeshot_core::sys::poller::Interest;
+use grapeshot_core::sys::signals::SignalPipe;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString};
@@ -28,8 +30,6 @@ use super::{Reactor, SIGNAL_TOKEN, current_thread};
 use crate::event_loop::errors;
 use crate::event_loop::names::names;
 use crate::event_loop::pyloop::LoopObject;
-use crate::sys::poller::Interest;
-use crate::sys::signals::SignalPipe;
 
 /// Pipes of closed loops to which the interpreter may still write. Never locked across a call into Python.
 static ABANDONED: Mutex<Vec<SignalPipe>> = Mutex::new(Vec::new());

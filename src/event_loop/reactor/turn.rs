@@ -4,6 +4,9 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
+use grapeshot_core::sys::clock;
+use grapeshot_core::sys::poller::Event;
+use grapeshot_core::sys::waker::Waker;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
@@ -14,9 +17,6 @@ use crate::event_loop::handle::HandleRef;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::slow;
 use crate::event_loop::source::SourceRef;
-use crate::sys::clock;
-use crate::sys::poller::Event;
-use crate::sys::waker::Waker;
 
 /// How long ready work may keep the loop from polling.
 pub(super) const MAX_UNPOLLED_TURNS: u32 = 16;

@@ -3,13 +3,13 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
+use grapeshot_core::sys::poller::Interest;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
 
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::source::WaiterRef;
-use crate::sys::poller::Interest;
 
 /// Reading or writing.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -24,6 +24,8 @@ use std::io;
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
 
+use grapeshot_core::queue::read_size::ReadSize;
+use grapeshot_core::sys::poller::{Event, Interest};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyWeakrefReference;
@@ -32,8 +34,6 @@ use super::watcher::{Direction, Watcher};
 use super::{Reactor, Slot};
 use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::source::WaiterRef;
-use crate::queue::read_size::ReadSize;
-use crate::sys::poller::{Event, Interest};
 
 /// The watchers of one descriptor.
 struct Watch {

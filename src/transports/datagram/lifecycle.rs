@@ -14,6 +14,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::RawFd;
 
+use grapeshot_core::sys::socket::{self, Address, AddressView};
 use pyo3::exceptions::PyOSError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -26,7 +27,6 @@ use crate::event_loop::errors;
 use crate::event_loop::names::names;
 use crate::event_loop::native_type::{This, none};
 use crate::event_loop::object_cell::ObjectCell;
-use crate::sys::socket::{self, Address, AddressView};
 use crate::transports::flow::Watermarks;
 use crate::transports::protocol::ProtocolCalls;
 use crate::transports::registration::Registration;

@@ -19,6 +19,7 @@ use std::collections::VecDeque;
 use std::ffi::{CStr, c_int};
 use std::os::fd::RawFd;
 
+use grapeshot_core::sys::poller::{Interest, Readiness};
 use pyo3::prelude::*;
 
 use super::flow::Watermarks;
@@ -28,7 +29,6 @@ use super::registration::Registration;
 use crate::event_loop::native_type::This;
 use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::source::Source;
-use crate::sys::poller::{Interest, Readiness};
 
 use receiving::Inbound;
 use senders::Senders;

@@ -10,6 +10,8 @@
 use std::io;
 use std::os::fd::RawFd;
 
+use grapeshot_core::sys::socket::Address;
+use grapeshot_core::sys::socket::datagram::{self, INTERNET_SLOT_LEN, MAX_BATCH};
 use pyo3::exceptions::{PyBlockingIOError, PyInterruptedError, PyOSError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -19,8 +21,6 @@ use super::{Datagram, Family, flag, lifecycle, sync_interest};
 use crate::event_loop::errors;
 use crate::event_loop::names::names;
 use crate::event_loop::native_type::This;
-use crate::sys::socket::Address;
-use crate::sys::socket::datagram::{self, INTERNET_SLOT_LEN, MAX_BATCH};
 use crate::transports::object;
 use crate::transports::outgoing::Chunk;
 

@@ -5,11 +5,11 @@
 
 use std::cell::RefCell;
 
+use grapeshot_core::sys::socket::Address;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::event_loop::object_cell::ObjectCell;
-use crate::sys::socket::Address;
 use crate::transports::socket_object;
 
 pub(super) struct Senders {

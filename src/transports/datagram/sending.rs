@@ -5,6 +5,7 @@
 
 use std::io;
 
+use grapeshot_core::sys::socket::{self, Address, datagram};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -16,7 +17,6 @@ use super::{
 use crate::event_loop::errors;
 use crate::event_loop::names::names;
 use crate::event_loop::object_cell::ObjectCell;
-use crate::sys::socket::{self, Address, datagram};
 use crate::transports::outgoing::{Chunk, Data};
 use crate::transports::{flow, socket_object};
 

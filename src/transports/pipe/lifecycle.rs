@@ -12,6 +12,7 @@
 use std::io;
 use std::os::fd::RawFd;
 
+use grapeshot_core::sys::pipe::{self, Kind};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -23,7 +24,6 @@ use crate::event_loop::native_type::This;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Slot;
 use crate::event_loop::{errors, log};
-use crate::sys::pipe::{self, Kind};
 use crate::transports::object;
 
 /// Makes the transport of `pipe`, which it takes over, and queues its start: `connection_made`, then `waiter`. An

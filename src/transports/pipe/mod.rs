@@ -17,6 +17,8 @@ use std::ffi::{CStr, c_int};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicPtr;
 
+use grapeshot_core::sys::pipe::Kind;
+use grapeshot_core::sys::poller::{Interest, Readiness};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
@@ -27,8 +29,6 @@ use crate::event_loop::errors;
 use crate::event_loop::native_type::This;
 use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::source::Source;
-use crate::sys::pipe::Kind;
-use crate::sys::poller::{Interest, Readiness};
 
 pub(super) use methods::{loop_methods, register};
 

@@ -6,14 +6,14 @@ use std::io;
 use std::ptr;
 use std::sync::atomic::AtomicPtr;
 
+use grapeshot_core::sys::pipe::{self, Kind};
+use grapeshot_core::sys::poller::{Interest, Readiness};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::{Direction, Pipe, PipeBody, lifecycle, sync_interest};
 use crate::event_loop::errors;
 use crate::event_loop::names::names;
-use crate::sys::pipe::{self, Kind};
-use crate::sys::poller::{Interest, Readiness};
 use crate::transports::object;
 use crate::transports::protocol::Receiver;
 

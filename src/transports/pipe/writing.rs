@@ -7,14 +7,14 @@ use std::io;
 use std::ptr;
 use std::sync::atomic::AtomicPtr;
 
+use grapeshot_core::sys::pipe::{self, Kind};
+use grapeshot_core::sys::poller::{Interest, Readiness};
 use pyo3::exceptions::PyBrokenPipeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::{Direction, Pipe, PipeBody, lifecycle, sync_interest};
 use crate::event_loop::{errors, log};
-use crate::sys::pipe::{self, Kind};
-use crate::sys::poller::{Interest, Readiness};
 use crate::transports::outgoing::{Data, Outgoing};
 use crate::transports::{flow, object};
 

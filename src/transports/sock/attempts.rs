@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::ptr;
 
+use grapeshot_core::sys::socket;
 use pyo3::exceptions::{PyBlockingIOError, PyInterruptedError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -19,7 +20,6 @@ use super::plain_socket;
 use crate::event_loop::errors;
 use crate::event_loop::native_type::none;
 use crate::event_loop::reactor::{Direction, Reactor};
-use crate::sys::socket;
 use crate::transports::new_bytes::{self, NewBytes};
 use crate::transports::socket_object;
 

@@ -10,6 +10,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
+use grapeshot_core::sys::socket;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
@@ -20,7 +21,6 @@ use crate::event_loop::names::names;
 use crate::event_loop::native_type::{Args, This, method};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::{audit, errors};
-use crate::sys::socket;
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 

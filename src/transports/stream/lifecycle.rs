@@ -10,6 +10,8 @@
 use std::io;
 use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
 
+use grapeshot_core::sys::poller::Interest;
+use grapeshot_core::sys::socket::{self, Address};
 use pyo3::exceptions::PyOSError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -20,8 +22,6 @@ use crate::event_loop::errors;
 use crate::event_loop::names::names;
 use crate::event_loop::native_type::This;
 use crate::event_loop::pyloop::LoopObject;
-use crate::sys::poller::Interest;
-use crate::sys::socket::{self, Address};
 use crate::transports::object;
 use crate::transports::protocol::{ProtocolCalls, Receiver, run_in};
 

@@ -1,5 +1,6 @@
 //! What Python sees of a stream transport: the methods of `asyncio.Transport`.
 
+use grapeshot_core::sys::poller::Interest;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -13,7 +14,6 @@ use crate::event_loop::errors;
 use crate::event_loop::names::names;
 use crate::event_loop::native_type::{Args, This, bool_object, getter, method, none};
 use crate::event_loop::pyloop::LoopObject;
-use crate::sys::poller::Interest;
 use crate::transports::{object, socket_object};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;

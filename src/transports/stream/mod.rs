@@ -20,6 +20,9 @@ use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use grapeshot_core::queue::read_size::ReadSize;
+use grapeshot_core::sys::poller::{Interest, Readiness};
+use grapeshot_core::sys::socket::{self, Address};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -34,9 +37,6 @@ use crate::event_loop::errors;
 use crate::event_loop::native_type::This;
 use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::source::Source;
-use crate::queue::read_size::ReadSize;
-use crate::sys::poller::{Interest, Readiness};
-use crate::sys::socket::{self, Address};
 
 pub(super) use lifecycle::accept;
 pub(super) use methods::{loop_methods, register};

@@ -6,13 +6,13 @@
 
 use std::io;
 
+use grapeshot_core::sys::socket;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::{Stream, flag, lifecycle, sync_interest};
 use crate::event_loop::errors;
-use crate::sys::socket;
 use crate::transports::flow;
 use crate::transports::outgoing::Data;
 

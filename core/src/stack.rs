@@ -41,7 +41,7 @@ const POISON: u8 = 0xDD;
 const GUARD_LEN: usize = 1024 * 1024;
 
 /// One mapping with a guard below.
-pub(super) struct Slot {
+pub struct Slot {
     mapping: *mut libc::c_void,
     mapping_len: usize,
     base: usize,
@@ -57,7 +57,7 @@ fn page_len() -> usize {
 
 impl Slot {
     /// Maps `len_bytes` (rounded up to pages) of stack, without memory behind it until it is used.
-    pub(super) fn new(len_bytes: usize) -> io::Result<Self> {
+    pub fn new(len_bytes: usize) -> io::Result<Self> {
         let page = page_len();
         let usable = len_bytes.next_multiple_of(page);
         let mapping_len = usable + GUARD_LEN;
@@ -93,28 +93,30 @@ impl Slot {
 
     /// The highest address, 16 bytes aligned; stacks begin below it.
     #[inline]
-    pub(super) fn top(&self) -> usize {
+    pub fn top(&self) -> usize {
         self.top
     }
 
     /// The lowest usable address.
     #[inline]
-    pub(super) fn base(&self) -> usize {
+    pub fn base(&self) -> usize {
         self.base
     }
 
+    /// How much stack there is.
     #[inline]
-    pub(super) fn len_bytes(&self) -> usize {
+    pub fn len_bytes(&self) -> usize {
         self.top - self.base
     }
 
     /// The addresses that nobody may touch, below the stack.
-    pub(super) fn guard(&self) -> Range<usize> {
+    pub fn guard(&self) -> Range<usize> {
         self.mapping as usize..self.base
     }
 
+    /// Whether an address lies on the stack (the guard is none of it).
     #[inline]
-    pub(super) fn contains(&self, address: usize) -> bool {
+    pub fn contains(&self, address: usize) -> bool {
         self.base <= address && address < self.top
     }
 
@@ -123,7 +125,7 @@ impl Slot {
     /// # Safety
     /// The stack at `sp` is suspended, in this slot.
     #[inline]
-    pub(super) unsafe fn evacuate(&self, sp: usize, saved: &Saved) {
+    pub unsafe fn evacuate(&self, sp: usize, saved: &Saved) {
         debug_assert!(self.contains(sp) && saved.len_bytes == self.top - sp);
         // SAFETY: `sp..top` is mapped and not running (contract); the buffer has that length and is elsewhere.
         unsafe { ptr::copy_nonoverlapping(sp as *const u8, saved.data, saved.len_bytes) };
@@ -139,7 +141,7 @@ impl Slot {
     /// # Safety
     /// No stack is running or suspended in place in this slot; `saved` was evacuated from it.
     #[inline]
-    pub(super) unsafe fn restore(&self, saved: &Saved) {
+    pub unsafe fn restore(&self, saved: &Saved) {
         // SAFETY: the slot is free (contract), and has at least the length that was taken out of it.
         unsafe {
             ptr::copy_nonoverlapping(
@@ -154,14 +156,14 @@ impl Slot {
     ///
     /// # Safety
     /// No stack is running or suspended in place in this slot.
-    pub(super) unsafe fn poison(&self, sp: usize) {
+    pub unsafe fn poison(&self, sp: usize) {
         // SAFETY: mapped, and free (contract).
         unsafe { ptr::write_bytes(sp as *mut u8, POISON, self.top - sp) };
     }
 
     /// Gives back the memory of a deep excursion: what lies more than `RESIDENT_LEN` below the top, as far as the
     /// stack at `sp` does not use it. True if there was any.
-    pub(super) fn trim(&self, sp: usize) -> bool {
+    pub fn trim(&self, sp: usize) -> bool {
         let page = page_len();
         let end = (sp.min(self.top) - page).min(self.top - RESIDENT_LEN.min(self.len_bytes())) & !(page - 1);
         if end <= self.base {
@@ -199,19 +201,20 @@ impl Drop for Slot {
 }
 
 /// The bytes of an evacuated stack.
-pub(super) struct Saved {
+pub struct Saved {
     data: *mut u8,
     len_bytes: usize,
 }
 
 impl Saved {
-    pub(super) fn len_bytes(&self) -> usize {
+    /// The length of the part that was used.
+    pub fn len_bytes(&self) -> usize {
         self.len_bytes
     }
 }
 
 /// Buffers for saved stacks, kept by size.
-pub(super) struct Pool {
+pub struct Pool {
     kept: Vec<Vec<*mut u8>>,
     /// Bytes of them all.
     kept_len: usize,
@@ -222,7 +225,8 @@ fn units(len_bytes: usize) -> usize {
 }
 
 impl Pool {
-    pub(super) fn new() -> Self {
+    /// No buffers yet.
+    pub fn new() -> Self {
         Self {
             kept: (0..=POOLED_UNITS).map(|_| Vec::new()).collect(),
             kept_len: 0,
@@ -231,7 +235,7 @@ impl Pool {
 
     /// A buffer of `len_bytes`, or None if there is no memory.
     #[inline]
-    pub(super) fn take(&mut self, len_bytes: usize) -> Option<Saved> {
+    pub fn take(&mut self, len_bytes: usize) -> Option<Saved> {
         let size = units(len_bytes);
         let data = match self.kept.get_mut(size).and_then(Vec::pop) {
             Some(data) => {
@@ -250,7 +254,7 @@ impl Pool {
     /// Takes a buffer back.
     #[inline]
     #[allow(clippy::needless_pass_by_value)] // the buffer is given up
-    pub(super) fn give(&mut self, saved: Saved) {
+    pub fn give(&mut self, saved: Saved) {
         let size = units(saved.len_bytes);
         let len_bytes = size * SAVED_UNIT;
         match self.kept.get_mut(size) {
@@ -265,13 +269,13 @@ impl Pool {
 
     /// True if no buffer is kept.
     #[inline]
-    pub(super) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.kept_len == 0
     }
 
     /// Gives all buffers back to the system.
     #[cold]
-    pub(super) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.kept_len = 0;
         for kept in &mut self.kept {
             for data in std::mem::take(kept) {
@@ -279,6 +283,12 @@ impl Pool {
                 unsafe { libc::free(data.cast()) };
             }
         }
+    }
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

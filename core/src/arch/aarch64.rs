@@ -34,7 +34,8 @@ use std::ffi::c_void;
 
 use super::Entry;
 
-pub(in crate::coro) const IS_SUPPORTED: bool = true;
+/// Whether there is a switch for this target.
+pub const IS_SUPPORTED: bool = true;
 
 /// What `prepare` lays out, in words from the stack pointer up (the test reads these lines). All others are zero, which for
 /// FPCR is the state at a thread's start.
@@ -49,7 +50,7 @@ const RETURN_ADDRESS: usize = 11; // x30
 /// `to` is a stack pointer that `switch` has stored or `prepare` has made, used once; its stack is mapped and belongs
 /// to this thread. `from` is writable, and whoever reads it does so while this stack is not running.
 #[unsafe(naked)]
-pub(in crate::coro) unsafe extern "C" fn switch(from: *mut usize, to: usize) {
+pub unsafe extern "C" fn switch(from: *mut usize, to: usize) {
     naked_asm!(include_str!("aarch64_switch.s"))
 }
 
@@ -64,7 +65,7 @@ unsafe extern "C" fn start() -> ! {
 ///
 /// # Safety
 /// The 256 bytes below `top` are writable and unused.
-pub(in crate::coro) unsafe fn prepare(top: usize, entry: Entry, argument: *mut c_void) -> usize {
+pub unsafe fn prepare(top: usize, entry: Entry, argument: *mut c_void) -> usize {
     debug_assert!(top.is_multiple_of(16));
     let mut frame = [0_u64; FRAME_WORDS];
     frame[ENTRY] = entry as usize as u64;

@@ -12,7 +12,7 @@
 use std::ffi::c_void;
 
 /// What runs on a new stack. It must not return.
-pub(super) type Entry = unsafe extern "C" fn(*mut c_void) -> !;
+pub type Entry = unsafe extern "C" fn(*mut c_void) -> !;
 
 #[cfg(all(target_arch = "x86_64", unix))]
 #[path = "x86_64.rs"]
@@ -24,9 +24,7 @@ mod imp;
 #[path = "none.rs"]
 mod imp;
 
-// Without Python only the tests use them.
-#[cfg_attr(not(feature = "python"), allow(unused_imports))]
-pub(super) use imp::{IS_SUPPORTED, prepare, switch};
+pub use imp::{IS_SUPPORTED, prepare, switch};
 
 #[cfg(all(test, unix, any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod tests;

@@ -112,6 +112,7 @@ impl Line {
         }
     }
 
+    /// As much of `text` as fits.
     pub fn push_str(&mut self, text: &str) {
         for byte in text.bytes() {
             // One byte is kept for the end of the line.
@@ -132,6 +133,7 @@ impl Line {
         }
     }
 
+    /// A number in decimal digits.
     pub fn push_number(&mut self, mut number: u64) {
         let mut digits = [0; 20];
         let mut start = digits.len();

@@ -26,7 +26,8 @@ use std::ffi::c_void;
 
 use super::Entry;
 
-pub(in crate::coro) const IS_SUPPORTED: bool = true;
+/// Whether there is a switch for this target.
+pub const IS_SUPPORTED: bool = true;
 
 /// See the module above. On entry: rdi = `from`, rsi = `to`; the direction flag is clear, as the ABI wants it.
 ///
@@ -34,7 +35,7 @@ pub(in crate::coro) const IS_SUPPORTED: bool = true;
 /// `to` is a stack pointer that `switch` has stored or `prepare` has made, used once; its stack is mapped and belongs
 /// to this thread. `from` is writable, and whoever reads it does so while this stack is not running.
 #[unsafe(naked)]
-pub(in crate::coro) unsafe extern "C" fn switch(from: *mut usize, to: usize) {
+pub unsafe extern "C" fn switch(from: *mut usize, to: usize) {
     naked_asm!(
         "push rbp",
         "push rbx",
@@ -80,7 +81,7 @@ unsafe extern "C" fn start() -> ! {
 ///
 /// # Safety
 /// The 128 bytes below `top` are writable and unused.
-pub(in crate::coro) unsafe fn prepare(top: usize, entry: Entry, argument: *mut c_void) -> usize {
+pub unsafe fn prepare(top: usize, entry: Entry, argument: *mut c_void) -> usize {
     /// The control words of a thread at its start: all exceptions masked, round to nearest, x87 in full precision.
     const MXCSR: u64 = 0x1f80;
     const X87_CONTROL: u64 = 0x037f;

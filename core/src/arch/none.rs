@@ -4,16 +4,21 @@ use std::ffi::c_void;
 
 use super::Entry;
 
-pub(in crate::coro) const IS_SUPPORTED: bool = false;
+/// Whether there is a switch for this target.
+pub const IS_SUPPORTED: bool = false;
 
+/// Not there.
+///
 /// # Safety
 /// Never called: `IS_SUPPORTED` is false.
-pub(in crate::coro) unsafe extern "C" fn switch(_from: *mut usize, _to: usize) {
+pub unsafe extern "C" fn switch(_from: *mut usize, _to: usize) {
     std::process::abort()
 }
 
+/// Not there.
+///
 /// # Safety
 /// Never called: `IS_SUPPORTED` is false.
-pub(in crate::coro) unsafe fn prepare(_top: usize, _entry: Entry, _argument: *mut c_void) -> usize {
+pub unsafe fn prepare(_top: usize, _entry: Entry, _argument: *mut c_void) -> usize {
     std::process::abort()
 }
