@@ -17,7 +17,7 @@ asyncio's deprecation warning.
 from ._loop import Loop, new_event_loop
 from ._run import install, run, uninstall
 
-TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ._policy import EventLoopPolicy as EventLoopPolicy
 

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 
 from . import _core
 
-TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

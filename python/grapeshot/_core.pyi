@@ -1,4 +1,6 @@
-"""The native core: turns, handles, descriptors and stream transports. Programs use it through :class:`grapeshot.Loop`.
+"""The native core: the loop, handles, transports, TLS, child processes and coros.
+
+Programs use it through :class:`grapeshot.Loop` and :mod:`grapeshot.coro`.
 
 Everything belongs to the thread that runs the loop, except ``call_soon_threadsafe``, ``time``, ``is_running``,
 ``is_closed`` and ``Handle.cancel`` of a handle made by ``call_soon_threadsafe``. Times are seconds of

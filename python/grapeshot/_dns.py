@@ -14,7 +14,7 @@ from asyncio.log import logger
 
 from ._base import BaseLoop
 
-TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

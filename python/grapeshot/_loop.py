@@ -15,7 +15,7 @@ from . import _connect, _core, _dns, _lifecycle, _serve, _signals, _sock, _tls
 from ._base import BaseLoop
 from ._topics import Topic
 
-TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

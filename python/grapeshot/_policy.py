@@ -10,7 +10,7 @@ import asyncio
 
 from ._loop import Loop, new_event_loop
 
-TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

@@ -23,7 +23,7 @@ from ._base import BaseLoop
 from ._checks import check_plain_socket, check_stream_socket, check_tls_only_options, set_reuse_port
 from ._connect import error_text
 
-TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

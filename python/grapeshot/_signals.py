@@ -25,7 +25,7 @@ from collections.abc import Callable
 from ._base import BaseLoop
 from ._checks import is_coroutine_like
 
-TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeVarTuple
 

@@ -12,7 +12,7 @@ from . import _dns
 from ._base import BaseLoop
 from ._checks import check_plain_socket
 
-TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

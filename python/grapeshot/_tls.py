@@ -15,7 +15,7 @@ from . import _core
 from ._base import BaseLoop
 from ._checks import check_unused_socket
 
-TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
     from typing import Any, TypeVar

@@ -9,7 +9,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable
 
-TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

@@ -18,7 +18,7 @@ from . import _connect, _core, _serve, _tls
 from ._base import BaseLoop
 from ._checks import check_plain_socket, check_tls_only_options
 
-TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, TypeVar
 

@@ -1,10 +1,19 @@
 //! The coro mode: ordinary blocking-style functions as cooperative threads, in the loop's own ready queue.
 //!
-//! - `arch` and `stack` of grapeshot-core: the switch of registers, and the memory that coros run on
-//! - `pystate`: what of the interpreter's thread state belongs to a coro, per minor version
-//! - `coroutine`: the `Coro` object; `runtime`: what a thread has for its coros; `scheduler`: who runs; `function`: what it
-//!   runs, and what becomes of it; `suspension`: how it waits; `interruption`: exceptions on their way into a coro; `ending`: what is left when a loop or thread ends
-//! - `line`: coros in line for the same thing; `waiting`: the things, from `semaphore` to `channel`
+//! | modules | what they have |
+//! |---|---|
+//! | `arch` and `stack` of grapeshot-core | the switch of registers, the memory that coros run on |
+//! | `pystate` | what of the interpreter's thread state belongs to a coro, per minor version |
+//! | `machine` | the stack and the interpreter state of one coro |
+//! | `coroutine`, `function` | the `Coro` object; what it runs, and what becomes of it |
+//! | `runtime`, `scheduler` | what a thread has for its coros; who runs |
+//! | `suspension`, `interruption` | how a coro waits; exceptions on their way into it |
+//! | `line`, `waiting` | coros in line for the same thing; the things, from `semaphore` to `channel` |
+//! | `tasks` | the running task that asyncio sees while a coro runs |
+//! | `ending`, `notifier`, `latency` | coros whose loop has ended; who hears of exceptions; coros that run for long |
+//! | `collector`, `profiling`, `thread_locals` | what others know of the C stack: the collector, profilers, libraries |
+//! | `errors`, `hooks` | classes and functions of the Python package that native code needs |
+//! | `methods` | what Python calls |
 //!
 //! Everything belongs to the thread that runs the loop. The scheduler runs on the thread's own stack and never on a
 //! coro's; it must not know what coros wait for, but takes a coro that it makes ready out of its line.

@@ -35,6 +35,17 @@ def project_files():
     return [path for path in files if path.is_file()]
 
 
+NAMED_FILE = re.compile(r"(?<=[`(])[\w./]*\w\.(?:rs|py|toml)(?=[`)])")
+
+
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_the_files_that_a_page_names_are_there(page):
+    there = [f"/{path.relative_to(ROOT)}" for path in project_files()]
+    named = set(NAMED_FILE.findall((ROOT / page).read_text(encoding="utf-8")))
+    assert named
+    assert [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in there)] == []
+
+
 MACHINE_PATH = re.compile(r"(?<![\w./*-])/(?:home/\w|Users/\w|(?:root|work|opt)/[\w.])")
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from grapeshot import _core
 from grapeshot._loop import Loop
 
-TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

@@ -11,7 +11,7 @@ import threading
 from grapeshot import _run
 from grapeshot._loop import Loop, new_event_loop
 
-TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 

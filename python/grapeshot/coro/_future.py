@@ -10,7 +10,7 @@ from grapeshot._core import condition_variable
 from . import _errors
 from .bridge import find_running_loop
 
-TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Generic, TypeVar

@@ -12,7 +12,7 @@ from ._coroutine import Coro, check_started, wait_for_end
 from ._scheduling import now
 from ._sync import fifo, semaphore
 
-TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, TypeVar, overload

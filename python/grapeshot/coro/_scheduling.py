@@ -6,7 +6,7 @@ from grapeshot import _core
 
 from ._coroutine import Coro
 
-TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any, TypeVar, overload

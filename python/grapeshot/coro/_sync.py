@@ -27,7 +27,7 @@ from grapeshot._core import channel, condition_variable, fifo, lock, mutex, sema
 
 from . import _errors
 
-TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, TypeVar
 

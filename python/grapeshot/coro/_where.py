@@ -6,7 +6,7 @@ import sys
 
 from grapeshot import _core
 
-TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType, FrameType, TracebackType
     from typing import Any

@@ -20,7 +20,7 @@ from ._coroutine import Coro, Wakeup, check_started
 from ._errors import Interrupted, Shutdown, YieldFromMain
 from ._event_loop import take_pending_loop
 
-TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextvars import Context
     from typing import Any, Literal, ParamSpec, TypeVar, overload
