@@ -33,6 +33,7 @@ HERE = Path(__file__).resolve().parent
 DATA = HERE / "suites.toml"
 CONSTRAINTS = HERE / "constraints.txt"
 PLACE = HERE.parents[1] / "target" / "suites"
+SETTINGS = ("pytest.ini", "pyproject.toml")
 RERUNS = 2
 RANK = ("passed", "xfailed", "skipped", "failed")  # of a test's phases, the last of these counts
 
@@ -112,6 +113,9 @@ def run_once(suite: dict[str, Any], python: Path, work: Path, subject: str, test
         home.mkdir()
         command = [str(python), "-m", "pytest", "-o", "addopts=", "-p", "recorder", "--color=no", *suite["arguments"]]
         command += [*(f"--deselect={test}" for test in suite["deselected"]), *suite["tests"]]
+        # The suite's own settings, or none: by itself pytest would take those of the project around the directory.
+        settings = next((str(work / name) for name in SETTINGS if (work / name).exists()), os.devnull)
+        command += ["-c", settings, f"--rootdir={work}", f"--confcutdir={work}"]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV_"))}
         environment |= {"SUITE_LOOP": subject, "SUITE_LINES": str(lines), "HOME": str(home), "TMPDIR": folder}
         environment |= {"PYTHONPATH": os.pathsep.join(map(str, (HERE / "site", HERE, package()))), "PYTHONUTF8": "1"}

@@ -97,6 +97,16 @@ def test_run_suite(subject: str, tmp_path: Path) -> None:
     assert sum((end.loops for end in ended.values()), collections.Counter[str]()) == {subject: 2}
 
 
+def test_run_suite_without_the_settings_around_it(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+    (tmp_path / "conftest.py").write_text("raise AssertionError('not of this suite')")
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "test_toy.py").write_text("import warnings\ndef test_warns(): warnings.warn('not an error')")
+    ended = run.run_suite(SUITE, Path(sys.executable), work, "asyncio", None)
+    assert {test: end.outcome for test, end in ended.items()} == {"test_toy.py::test_warns": "passed"}
+
+
 def test_run_suite_that_crashes(tmp_path: Path) -> None:
     lines = ["import os", "def test_before(): pass", "def test_crash(): os.abort()", "def test_after(): pass"]
     (tmp_path / "test_toy.py").write_text("\n".join(lines))
