@@ -266,6 +266,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the counts and problems to this file")
     parser.add_argument("--brief", action="store_true", help="only the last line of each failure")
     arguments = parser.parse_args()
+    # A shell ignores these for what it starts in the background, and the suites' processes would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     reports = []
     for name in arguments.suites or suites:
         reports.append(run_and_judge(name, suites[name], arguments.subject, arguments.keep_baseline))
