@@ -78,6 +78,8 @@ mod flag {
     pub(super) const UNCOUNTED: u16 = 1 << 9;
     /// `start_tls` is complete, and whoever waits for it has not run yet: the first data comes after that.
     pub(super) const STARTED: u16 = 1 << 10;
+    /// The connection was closed inside of the encryption, after which the closing goes on.
+    pub(super) const CLOSE_HELD: u16 = 1 << 11;
 }
 
 /// Where the TLS connection is.

@@ -45,6 +45,14 @@ pub(super) fn start_shutdown(this: Tls<'_>) -> PyResult<()> {
 /// Encrypts what was written, and then says goodbye. What has come already is delivered before, unless it was the
 /// application that has closed.
 pub(super) fn go_on_closing(this: Tls<'_>) -> PyResult<()> {
+    if this.has(flag::ENCRYPTING) {
+        // A callback of the context has closed, in the middle of a write.
+        this.raise_flag(flag::CLOSE_HELD);
+        return Ok(());
+    }
+    if this.state.get() != State::Flushing {
+        return Ok(());
+    }
     if this.has(flag::CLOSED) {
         if !discard(this)? {
             return Ok(());
@@ -64,8 +72,7 @@ pub(super) fn go_on_closing(this: Tls<'_>) -> PyResult<()> {
     if this.state.get() != State::Flushing || must_deliver_first(this) {
         return Ok(());
     }
-    let is_blocked = !this.backlog.is_empty() && !this.has(flag::LOWER_EOF);
-    if is_blocked || this.has(flag::ENCRYPTING) {
+    if !this.backlog.is_empty() && !this.has(flag::LOWER_EOF) {
         // The transport below is full, or the peer renegotiates: either brings us back here, or the time limit ends it.
         return Ok(());
     }

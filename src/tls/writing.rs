@@ -49,18 +49,21 @@ pub(super) fn write(this: Tls<'_>, data: &Bound<'_, PyAny>) -> PyResult<()> {
     let must_wait = this.state.get() != State::Open
         || this.has(flag::CORKED | flag::LOWER_FULL | flag::ENCRYPTING)
         || !this.backlog.is_empty();
-    let sent = if must_wait {
-        0
-    } else {
-        match encrypt_now(this, source.as_slice()) {
-            Ok(sent) => sent,
-            Err(error) => return lifecycle::fatal_error(this, error, "Fatal error on SSL protocol"),
-        }
+    if must_wait {
+        this.backlog.push(&source)?;
+        return after_push(this);
+    }
+    this.raise_flag(flag::ENCRYPTING);
+    let sent = encrypt_now(this, source.as_slice());
+    this.lower_flag(flag::ENCRYPTING);
+    let sent = match sent {
+        Ok(sent) => sent,
+        Err(error) => return lifecycle::fatal_error(this, error, "Fatal error on SSL protocol"),
     };
     if sent < source.as_slice().len() {
         this.backlog.push_rest(&source, sent)?;
     } else if this.backlog.is_empty() {
-        return Ok(());
+        return close_if_held(this);
     }
     after_push(this)
 }
@@ -107,16 +110,13 @@ fn after_push(this: Tls<'_>) -> PyResult<()> {
 }
 
 /// Encrypts data that nothing waits before and hands it down: how much, less than all if the transport below became
-/// full or the peer must speak first.
+/// full, a callback has closed, or the peer must speak first. To be called with ENCRYPTING up.
 fn encrypt_now(this: Tls<'_>, data: &[u8]) -> PyResult<usize> {
     let py = this.py();
     let mut sent = 0;
     while sent < data.len() && this.state.get() == State::Open && !this.has(flag::LOWER_FULL) {
         let step = &data[sent..data.len().min(sent + STEP_LEN)];
-        this.raise_flag(flag::ENCRYPTING);
-        let written = this.engine.write(py, step);
-        this.lower_flag(flag::ENCRYPTING);
-        let written = written?;
+        let written = this.engine.write(py, step)?;
         send_sealed(this)?;
         match written {
             Some(count) => sent += count,
@@ -145,7 +145,18 @@ pub(super) fn flush(this: Tls<'_>) -> PyResult<()> {
     if let Err(error) = encrypt_backlog(this).and_then(|()| send_sealed(this)) {
         return lifecycle::fatal_error(this, error, "Fatal error on SSL protocol");
     }
-    control_app(this)
+    control_app(this)?;
+    close_if_held(this)
+}
+
+/// Goes on with a `close()` that has come from inside of the encryption.
+#[inline]
+fn close_if_held(this: Tls<'_>) -> PyResult<()> {
+    if !this.has(flag::CLOSE_HELD) || this.has(flag::ENCRYPTING) {
+        return Ok(());
+    }
+    this.lower_flag(flag::CLOSE_HELD);
+    shutdown::go_on_closing(this)
 }
 
 fn encrypt_backlog(this: Tls<'_>) -> PyResult<()> {

@@ -6,6 +6,7 @@ import ssl
 
 import pytest
 from support import BufferedRecorder, Recorder, until
+from tls.contexts import client_context
 from tls.endpoints import SIDES, connected
 
 
@@ -66,3 +67,61 @@ async def test_close_inside_eof_received(loop, side):
         await until(lambda: protocol.is_lost, "connection_lost")
         assert protocol.events == ["made", "data", "eof", "lost"]
         assert protocol.lost_with == [None]
+
+
+class WhileWriting:
+    """Calls `action` once, when OpenSSL shows the next message that it writes."""
+
+    def __init__(self) -> None:
+        self.context = client_context()
+        self.action = None
+        self.context._msg_callback = self
+
+    def __call__(self, _connection, direction, *_rest):
+        if direction == "write" and self.action is not None:
+            action, self.action = self.action, None
+            action()
+
+    def __enter__(self) -> WhileWriting:
+        return self
+
+    def __exit__(self, *_exc) -> None:
+        self.context._msg_callback = None
+
+
+BROKEN = "encrypts what it is encrypting once more: RecursionError, or a broken connection"
+
+
+@pytest.mark.parametrize("size", [1000, 2_000_000])
+@pytest.mark.unfit(asyncio=BROKEN, uvloop=BROKEN)
+async def test_write_while_encrypting(loop, size):
+    """What is written in the middle of a write comes after it, however much of that the socket has taken."""
+    with WhileWriting() as writing:
+        transport, protocol, peer = await connected(loop, ours=writing.context, small=True)
+        with peer:
+            writing.action = lambda: transport.write(b"inner" * 100)
+            outer = bytes(range(250)) * (size // 250)
+            transport.write(outer)
+            assert writing.action is None
+            transport.close()
+            assert await peer.read_to_end() == outer + b"inner" * 100
+            peer.close()
+            await until(lambda: protocol.is_lost, "connection_lost")
+
+
+@pytest.mark.parametrize("size", [1000, 2_000_000])
+@pytest.mark.unfit(asyncio=BROKEN, uvloop=BROKEN)
+async def test_close_while_encrypting(loop, size):
+    with WhileWriting() as writing:
+        transport, protocol, peer = await connected(loop, ours=writing.context, small=True)
+        with peer:
+            # What TLS 1.3 sends after the handshake is read, so that nothing comes that would wake the transport.
+            await peer.write(b"x")
+            await until(lambda: protocol.data == b"x", "the data")
+            writing.action = transport.close
+            outer = bytes(range(250)) * (size // 250)
+            transport.write(outer)
+            assert writing.action is None
+            assert await peer.read_to_end() == outer
+            peer.close()
+            await until(lambda: protocol.is_lost, "connection_lost")

@@ -79,6 +79,18 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
         }
     }
 
+    /// Puts a chunk, whose first `sent_bytes` bytes are written and which has more, before what was appended while
+    /// they were. Of that nothing may be written yet.
+    pub fn push_front(&mut self, chunk: C, sent_bytes: usize) {
+        debug_assert!(self.sent_bytes == 0, "the front chunk is written in part");
+        debug_assert!(sent_bytes < chunk.as_ref().len(), "the chunk is written");
+        self.len_bytes += chunk.as_ref().len() - sent_bytes;
+        self.sent_bytes = sent_bytes;
+        if let Some(front) = self.front.replace(chunk) {
+            self.rest.get_or_insert_default().push_front(front);
+        }
+    }
+
     /// Writes to `out` what is to be written, from the front on, one slice per chunk as far as `out`
     /// reaches, and returns how many slices it wrote. Chunks of no bytes are left out.
     ///
@@ -200,6 +212,25 @@ mod tests {
         // With a chunk of three words that leaves room for the empty slot, as a Python object and a range.
         assert!(size_of::<OutBuf<Box<[u8]>>>() <= 48);
         assert!(size_of::<OutBuf<Vec<u8>>>() <= 48);
+    }
+
+    #[test]
+    fn what_is_written_in_part_comes_before_what_was_appended_meanwhile() {
+        let mut buffer = OutBuf::new();
+        buffer.push_front(b"hello".to_vec(), 2);
+        assert_eq!(
+            (buffer.len_bytes(), offered(&buffer, 4)),
+            (3, vec![b"llo".to_vec()])
+        );
+        buffer.advance(3, &mut drop);
+        buffer.push(b"second".to_vec());
+        buffer.push(b"third".to_vec());
+        buffer.push_front(b"first".to_vec(), 4);
+        assert_eq!((buffer.len_bytes(), buffer.chunks()), (12, 3));
+        let expected = [&b"t"[..], b"second", b"third"].map(<[u8]>::to_vec);
+        assert_eq!(offered(&buffer, 4), expected);
+        buffer.advance(3, &mut drop);
+        assert_eq!(offered(&buffer, 4), [b"cond".to_vec(), b"third".to_vec()]);
     }
 
     #[test]

@@ -103,11 +103,12 @@ pub(super) fn write(this: Pipe<'_, Writing>, data: &Bound<'_, PyAny>) -> PyResul
         return Ok(());
     }
     let outgoing = &this.direction.outgoing;
+    // First: the `fileno()` of an unusual pipe object may write.
+    let fd = this.registration.usable_fd(this.py());
     if this.direction.is_blocked.get() {
         outgoing.push(&data)?;
         return maybe_pause(this);
     }
-    let fd = this.registration.usable_fd(this.py());
     let sent = match fd.and_then(|fd| pipe::write(fd, bytes)) {
         Ok(sent) => sent,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,

@@ -133,7 +133,13 @@ pub(super) fn write(this: Stream<'_>, data: *mut ffi::PyObject) -> PyResult<()> 
         return after_push(this);
     }
     let bytes = source.as_slice();
-    let sent = match this.usable_fd(py).and_then(|fd| socket::send(fd, bytes)) {
+    let fd = this.usable_fd(py);
+    if this.has(flag::BLOCKED) {
+        // The `fileno()` of an unusual socket object has written, more than was taken.
+        this.outgoing.push(&source)?;
+        return after_push(this);
+    }
+    let sent = match fd.and_then(|fd| socket::send(fd, bytes)) {
         Ok(sent) => sent,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
         Err(error) => return on_write_error(this, &error),
