@@ -300,3 +300,27 @@ async def test_stream_reader(loop, limit):
         assert reader.at_eof()
         transport.close()
         await until(lambda: ends.file.closed)
+
+
+@pytest.mark.unfit(uvloop="it reports it like any error")
+def test_an_interrupt_in_connection_made_costs_no_pipe(loop):
+    """It goes on with the next run, and so does whoever waits for it."""
+
+    class Leaving(Recorder):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            raise KeyboardInterrupt
+
+    with pipe_ends("pipe", "read") as ends:
+
+        async def main():
+            transport, protocol = await loop.connect_read_pipe(Leaving, ends.file)
+            ends.send(b"works")
+            await until(lambda: protocol.data == b"works", "the data")
+            transport.close()
+            await until(lambda: protocol.is_lost, "connection_lost")
+
+        task = loop.create_task(main())
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(task)
+        loop.run_until_complete(task)

@@ -264,6 +264,44 @@ def test_interrupts_leave_the_loop(loop, reported, kind, name):
     reported.clear()
 
 
+class LeavesWhenMade(Recorder):
+    def connection_made(self, transport):
+        super().connection_made(transport)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("side", ["accepted", "connected"])
+@pytest.mark.unfit(uvloop="it reports them like any error, or loses the transport")
+def test_an_interrupt_in_connection_made_costs_no_connection(loop, side):
+    """It goes on with the next run, and whoever waits for it, or for the server, waits no longer than without."""
+    made = []
+
+    def factory():
+        made.append(LeavesWhenMade())
+        return made[-1]
+
+    async def main():
+        server = await loop.create_server(factory if side == "accepted" else Echo, HOST, 0)
+        address = server.sockets[0].getsockname()
+        if side == "accepted":
+            with Peer(socket.create_connection(address)) as peer:
+                await peer.send(b"works")
+                await until(lambda: made and made[0].data == b"works", "the data")
+        else:
+            transport, protocol = await loop.create_connection(factory, *address)
+            transport.write(b"works")
+            await until(lambda: protocol.data == b"works", "the data")
+            transport.close()
+        await until(lambda: made[0].is_lost, "connection_lost")
+        server.close()
+        await server.wait_closed()
+
+    task = loop.create_task(main())
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(task)
+    loop.run_until_complete(task)
+
+
 async def test_errors_on_many_connections(loop, reported, serve):
     """Half of the protocols fail at once."""
     import random

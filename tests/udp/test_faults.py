@@ -191,6 +191,29 @@ def test_what_leaves_the_loop_costs_no_datagram(loop, kind):
     loop.run_until_complete(finish(*protocols))
 
 
+@pytest.mark.unfit(uvloop="it reports them like any error")
+def test_what_leaves_the_loop_in_connection_made_costs_no_endpoint(loop):
+    class Leaving(Datagrams):
+        def connection_made(self, transport):
+            super().connection_made(transport)
+            raise KeyboardInterrupt
+
+    protocols = []
+
+    async def start():
+        _, protocol, address = await endpoint(loop, Leaving)
+        protocols.append(protocol)
+        with raw_socket() as peer:
+            peer.sendto(b"works", address)
+        await until(lambda: protocol.data == [b"works"])
+
+    task = loop.create_task(start())
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(task)
+    loop.run_until_complete(task)
+    loop.run_until_complete(finish(*protocols))
+
+
 # ---------------------------------------------------------------- pausing
 
 

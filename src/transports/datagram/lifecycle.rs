@@ -134,19 +134,20 @@ unsafe fn start(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: queued by `open` with a transport of this type, whose reference the queue holds.
     let this: Datagram<'_> = unsafe { This::new(py, object) };
     let own = this.to_bound();
-    if let Err(error) = this.calls.call(py, names().connection_made, &[&own]) {
-        object::report(this, error, "Exception in callback protocol.connection_made()")?;
-    }
+    // What leaves the loop ends nothing: the transport goes on with the next run.
+    let told = match this.calls.call(py, names().connection_made, &[&own]) {
+        Ok(_) => Ok(()),
+        Err(error) => object::report(this, error, "Exception in callback protocol.connection_made()"),
+    };
+    let mut entered = Ok(());
     if !this.is_finished() {
-        let entered = this
-            .registration
-            .enter(this, this.reactor(), this.wanted_interest());
-        if let Err(error) = entered {
+        let wanted = this.wanted_interest();
+        if let Err(error) = this.registration.enter(this, this.reactor(), wanted) {
             let message = "Fatal error on datagram transport";
-            fatal_error(this, errors::os_error(&error), message)?;
+            entered = fatal_error(this, errors::os_error(&error), message);
         }
     }
-    object::wake(py, &this.waiter)
+    told.and(entered).and(object::wake(py, &this.waiter))
 }
 
 /// `close()`: what is buffered still leaves, then the transport ends.

@@ -78,16 +78,19 @@ unsafe fn start<D: Direction>(py: Python<'_>, object: *mut ffi::PyObject) -> PyR
     // SAFETY: queued by `open` with a transport of this type, whose reference the queue holds.
     let this: Pipe<'_, D> = unsafe { This::new(py, object) };
     let own = this.to_bound();
-    if let Err(error) = this.calls.call(py, names().connection_made, &[&own]) {
-        object::report(this, error, "Exception in callback protocol.connection_made()")?;
-    }
+    // What leaves the loop ends nothing: the transport goes on with the next run.
+    let told = match this.calls.call(py, names().connection_made, &[&own]) {
+        Ok(_) => Ok(()),
+        Err(error) => object::report(this, error, "Exception in callback protocol.connection_made()"),
+    };
+    let mut entered = Ok(());
     if !this.is_finished.get() {
         let wanted = D::wanted_interest(&this);
         if let Err(error) = this.registration.enter(this, this.reactor(), wanted) {
-            fatal_error(this, errors::os_error(&error), "Fatal error on pipe transport")?;
+            entered = fatal_error(this, errors::os_error(&error), "Fatal error on pipe transport");
         }
     }
-    object::wake(py, &this.waiter)
+    told.and(entered).and(object::wake(py, &this.waiter))
 }
 
 /// The pipe was closed behind our back, and its number belongs to another transport.

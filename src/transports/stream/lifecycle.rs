@@ -159,11 +159,11 @@ pub(super) fn stream_of<'py>(transport: &Bound<'py, PyAny>) -> Stream<'py> {
 unsafe fn start_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: queued by `open` with a transport, whose reference the queue holds.
     let this: Stream<'_> = unsafe { This::new(py, object) };
-    start(this)?;
-    object::wake(py, &this.waiter)
+    let started = start(this);
+    started.and(object::wake(py, &this.waiter))
 }
 
-/// `connection_made`, then the wait for data begins.
+/// `connection_made`, then the wait for data begins. Err is what leaves the loop: the connection goes on with the next run.
 fn start(this: Stream<'_>) -> PyResult<()> {
     let py = this.py();
     if this.lost_writes.get() != 0 {
@@ -173,14 +173,15 @@ fn start(this: Stream<'_>) -> PyResult<()> {
     this.raise_flag(flag::MADE);
     let own = this.to_bound();
     let result = writing::corked(this, || this.calls.call(py, names().connection_made, &[&own]))?;
-    if let Err(error) = result {
-        return fatal_error(
+    let failed = match result {
+        Ok(_) => Ok(()),
+        Err(error) => fatal_error(
             this,
             error,
             "Fatal error: protocol.connection_made() call failed.",
-        );
-    }
-    register(this)
+        ),
+    };
+    failed.and(register(this))
 }
 
 /// Enters the transport into the loop's fd table, unless it is closed already.
