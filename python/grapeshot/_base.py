@@ -27,6 +27,19 @@ if TYPE_CHECKING:
 _CLOCK = frozenset(("time", "call_at"))
 
 
+class Shown:
+    """A private name of asyncio's under which other code reads something of ours.
+
+    What is set on an object takes its place, as on asyncio's, and changes nothing else.
+    """
+
+    def __init__(self, value_of: Callable[[Any], object]) -> None:
+        self._value_of = value_of
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        return self if owner is None else self._value_of(owner)
+
+
 class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
     """The native loop with asyncio's abstract class and the Python-side state; see :class:`grapeshot.Loop`."""
 

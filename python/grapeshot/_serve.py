@@ -19,7 +19,7 @@ from asyncio.log import logger
 from collections.abc import Callable, Iterable, Sequence
 
 from . import _core, _dns, _tls
-from ._base import BaseLoop
+from ._base import BaseLoop, Shown
 from ._checks import check_plain_socket, check_stream_socket, check_tls_only_options, set_reuse_port
 from ._connect import error_text
 
@@ -77,13 +77,8 @@ class Server(asyncio.Server):
 
     # asyncio's names of what other code looks at
 
-    @property
-    def _serving(self) -> bool:
-        return self._is_serving
-
-    @property
-    def _active_count(self) -> int:
-        return self._open_count
+    _serving = Shown(lambda self: self._is_serving)
+    _active_count = Shown(lambda self: self._open_count)
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """Return the loop that the server runs on."""

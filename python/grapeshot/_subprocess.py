@@ -26,7 +26,7 @@ import warnings
 from asyncio.log import logger
 from collections.abc import Callable
 
-from ._base import BaseLoop
+from ._base import BaseLoop, Shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -204,6 +204,9 @@ class SubprocessTransport(asyncio.SubprocessTransport):
     ``get_extra_info("subprocess")`` is the :class:`subprocess.Popen`. Closing kills the process if it still runs.
     """
 
+    # asyncio's name of the Popen object; None after connection_lost
+    _proc = Shown(lambda self: self._process)
+
     def __init__(self, loop: BaseLoop, protocol: asyncio.BaseProtocol, process: Process) -> None:
         super().__init__({"subprocess": process})
         # None after connection_lost, behind which no event comes
@@ -234,11 +237,6 @@ class SubprocessTransport(asyncio.SubprocessTransport):
         if not self._closed:
             _warn(f"unclosed transport {self!r}", ResourceWarning, source=self)
             self.close()
-
-    @property
-    def _proc(self) -> Any:
-        """asyncio's name of the ``Popen`` object, which other code reads; None after ``connection_lost``."""
-        return self._process
 
     def get_pid(self) -> int:
         """Return the process number, also after the process has ended."""

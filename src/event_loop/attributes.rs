@@ -9,12 +9,14 @@ use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
+use pyo3::exceptions::PyAttributeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString};
 
-use super::HAS_LAZY_DICT;
 use super::names::Kept;
-use super::native_type::leak_table;
+use super::native_type::{NativeType, This, call_getter, leak_table};
+use super::{HAS_LAZY_DICT, errors};
 
 /// The dict of an object's own attributes; CPython reads and makes it by `__dictoffset__`. All zeroes is no dict.
 #[repr(transparent)]
@@ -42,6 +44,19 @@ impl InstanceDict {
         let dict = self.0.load(Ordering::Acquire);
         // SAFETY: a dict that the field owns; versions without a lazy dict have a GIL, so nobody replaces it meanwhile.
         dict.is_null() || (!HAS_LAZY_DICT && unsafe { ffi::PyDict_Size(dict) } == 0)
+    }
+
+    /// What was set under that name; None if nothing was.
+    pub(crate) fn get<'py>(&self, py: Python<'py>, name: &CStr) -> PyResult<Option<Bound<'py, PyAny>>> {
+        if self.is_unused() {
+            return Ok(None);
+        }
+        // SAFETY: a dict that the field owns, or null; from_borrowed adds a reference.
+        let dict = unsafe { Bound::from_borrowed_ptr_or_opt(py, self.0.load(Ordering::Acquire)) };
+        match dict {
+            Some(dict) => dict.cast_into::<PyDict>()?.get_item(key(py, name)),
+            None => Ok(None),
+        }
     }
 
     /// Drops the dict: in `tp_clear` and `tp_dealloc`.
@@ -89,6 +104,98 @@ pub(crate) fn dict_row() -> ffi::PyGetSetDef {
         set: Some(ffi::PyObject_GenericSetDict),
         doc: c"The attributes that were set on this object.".as_ptr(),
         closure: ptr::null_mut(),
+    }
+}
+
+fn key<'py>(py: Python<'py>, name: &CStr) -> Bound<'py, PyString> {
+    PyString::intern(py, &name.to_string_lossy())
+}
+
+/// A type whose objects have an `InstanceDict`.
+pub(crate) trait HasInstanceDict: NativeType {
+    fn instance_dict(&self) -> &InstanceDict;
+}
+
+/// A row like that of `getter!`, for a private name of asyncio's: what programs set takes its place, as there, and is
+/// theirs alone. Deleted, it shows again what the transport has.
+macro_rules! shown {
+    ($layout:ty, $name:literal, $body:path, $doc:literal) => {{
+        unsafe extern "C" fn get(
+            slf: *mut pyo3::ffi::PyObject,
+            _: *mut std::ffi::c_void,
+        ) -> *mut pyo3::ffi::PyObject {
+            // SAFETY: only CPython calls this, through the getset table of the type with this layout.
+            unsafe { $crate::event_loop::attributes::get_shown::<$layout>(slf, $name, $body) }
+        }
+        unsafe extern "C" fn set(
+            slf: *mut pyo3::ffi::PyObject,
+            value: *mut pyo3::ffi::PyObject,
+            _: *mut std::ffi::c_void,
+        ) -> std::ffi::c_int {
+            // SAFETY: as above; value is null on deletion.
+            unsafe { $crate::event_loop::attributes::set_shown::<$layout>(slf, value, $name) }
+        }
+        pyo3::ffi::PyGetSetDef {
+            name: $name.as_ptr(),
+            get: Some(get),
+            set: Some(set),
+            doc: $doc.as_ptr(),
+            closure: std::ptr::null_mut(),
+        }
+    }};
+}
+pub(crate) use shown;
+
+/// The getter of a row of `shown!`.
+///
+/// # Safety
+/// To be called only by CPython through a getset table of a type whose objects have the layout `T`.
+pub(crate) unsafe fn get_shown<T: HasInstanceDict>(
+    slf: *mut ffi::PyObject,
+    name: &CStr,
+    body: for<'py> fn(This<'py, T>) -> PyResult<Bound<'py, PyAny>>,
+) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls getters attached with an object of the type.
+    let own = unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, Err(()), || {
+            let own = This::<T>::new(py, slf).instance_dict().get(py, name)?;
+            Ok(Ok(own.map(Bound::into_ptr)))
+        })
+    };
+    match own {
+        Ok(Some(own)) => own,
+        // SAFETY: passed on.
+        Ok(None) => unsafe { call_getter::<T>(slf, body) },
+        Err(()) => ptr::null_mut(),
+    }
+}
+
+/// The setter of a row of `shown!`; `value` is null on deletion.
+///
+/// # Safety
+/// As for `get_shown`.
+pub(crate) unsafe fn set_shown<T: HasInstanceDict>(
+    slf: *mut ffi::PyObject,
+    value: *mut ffi::PyObject,
+    name: &CStr,
+) -> c_int {
+    // SAFETY: CPython calls setters attached with an object of the type, which has a dict.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, -1, || {
+            if let Some(value) = Bound::from_borrowed_ptr_or_opt(py, value) {
+                let dict = errors::owned(py, ffi::PyObject_GenericGetDict(slf, ptr::null_mut()))?;
+                dict.cast_into::<PyDict>()?.set_item(key(py, name), value)?;
+                return Ok(0);
+            }
+            if This::<T>::new(py, slf).instance_dict().get(py, name)?.is_none() {
+                return Err(PyAttributeError::new_err(name.to_string_lossy().into_owned()));
+            }
+            let dict = errors::owned(py, ffi::PyObject_GenericGetDict(slf, ptr::null_mut()))?;
+            dict.cast_into::<PyDict>()?.del_item(key(py, name))?;
+            Ok(0)
+        })
     }
 }
 

@@ -7,8 +7,8 @@ use pyo3::prelude::*;
 
 use super::lower::Tls;
 use super::{State, TlsObject, flag, lifecycle, make_type, protocol_methods, reading, shutdown, writing};
-use crate::event_loop::attributes::{dict_row, offset_members};
-use crate::event_loop::native_type::{Args, bool_object, getter, leak_table, method, none, represent, slot};
+use crate::event_loop::attributes::{dict_row, offset_members, shown};
+use crate::event_loop::native_type::{Args, bool_object, leak_table, method, none, represent, slot};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
@@ -296,16 +296,16 @@ fn rows() -> Vec<ffi::PyMethodDef> {
 #[rustfmt::skip] // one row, one line
 fn getters() -> Vec<ffi::PyGetSetDef> {
     vec![
-        getter!(TlsObject, c"_loop", get_loop, c"The loop."),
-        getter!(TlsObject, c"_closed", is_closed, c"True after close() or abort()."),
-        getter!(TlsObject, c"_ssl_protocol", ssl_protocol, c"The protocol of the transport below."),
-        getter!(TlsObject, c"_transport", lower_transport, c"The transport below."),
-        getter!(TlsObject, c"_app_transport", ssl_protocol, c"The transport of the application."),
-        getter!(TlsObject, c"_app_protocol", app_protocol, c"The protocol of the application."),
-        getter!(TlsObject, c"_sslcontext", ssl_context, c"The ssl.SSLContext."),
-        getter!(TlsObject, c"_sslobj", ssl_object, c"The ssl.SSLObject."),
-        getter!(TlsObject, c"_app_reading_paused", is_reading_paused, c"True after pause_reading()."),
-        getter!(TlsObject, c"_protocol_paused", is_paused, c"True between pause_writing and resume_writing."),
+        shown!(TlsObject, c"_loop", get_loop, c"The loop."),
+        shown!(TlsObject, c"_closed", is_closed, c"True after close() or abort()."),
+        shown!(TlsObject, c"_ssl_protocol", ssl_protocol, c"The protocol of the transport below."),
+        shown!(TlsObject, c"_transport", lower_transport, c"The transport below."),
+        shown!(TlsObject, c"_app_transport", ssl_protocol, c"The transport of the application."),
+        shown!(TlsObject, c"_app_protocol", app_protocol, c"The protocol of the application."),
+        shown!(TlsObject, c"_sslcontext", ssl_context, c"The ssl.SSLContext."),
+        shown!(TlsObject, c"_sslobj", ssl_object, c"The ssl.SSLObject."),
+        shown!(TlsObject, c"_app_reading_paused", is_reading_paused, c"True after pause_reading()."),
+        shown!(TlsObject, c"_protocol_paused", is_paused, c"True between pause_writing and resume_writing."),
     ]
 }
 

@@ -42,7 +42,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::event_loop::attributes::{InstanceDict, OwnMethods};
+use crate::event_loop::attributes::{HasInstanceDict, InstanceDict, OwnMethods};
 use crate::event_loop::errors;
 use crate::event_loop::names::names;
 use crate::event_loop::native_type::{NativeType, This, extend_type, new_type, slot};
@@ -268,6 +268,12 @@ impl NativeType for TlsObject {
 
     fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
         LoopObject::exclusively_for(this.py(), &this.event_loop, body)
+    }
+}
+
+impl HasInstanceDict for TlsObject {
+    fn instance_dict(&self) -> &InstanceDict {
+        &self.dict
     }
 }
 

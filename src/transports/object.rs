@@ -20,7 +20,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 
 use super::protocol::ProtocolCalls;
-use crate::event_loop::attributes::{InstanceDict, dict_row, offset_members};
+use crate::event_loop::attributes::{HasInstanceDict, InstanceDict, dict_row, offset_members};
 use crate::event_loop::names::{Kept, names};
 use crate::event_loop::native_type::{NativeType, This, leak_table, new_type, none, represent, slot};
 use crate::event_loop::object_cell::ObjectCell;
@@ -127,6 +127,12 @@ impl<B: Body> NativeType for TransportObject<B> {
             this.calls().drop_all(py);
             this.body.clear(py);
         }
+    }
+}
+
+impl<B: Body> HasInstanceDict for TransportObject<B> {
+    fn instance_dict(&self) -> &InstanceDict {
+        &self.dict
     }
 }
 

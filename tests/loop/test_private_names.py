@@ -143,3 +143,68 @@ async def test_of_a_subprocess(loop):
     await protocol.wait_lost()
     await turns(1)
     assert transport._proc is None
+
+
+def check_setting(owner, *names):
+    """What is set is what is read; what is no longer set shows again what there is."""
+    for name in names:
+        before, value = getattr(owner, name), object()
+        setattr(owner, name, value)
+        assert getattr(owner, name) is value
+        if type(owner).__module__.startswith("grapeshot"):
+            delattr(owner, name)
+            with pytest.raises(AttributeError, match=name):
+                delattr(owner, name)
+            assert getattr(owner, name) == before or name == "_sock"
+        else:
+            setattr(owner, name, before)
+
+
+async def test_setting_them_on_a_stream(loop):
+    transport, protocol, peer = await connected(loop)
+    with peer:
+        names = ["_sock", "_sock_fd", "_loop", "_protocol", "_server", "_closing", "_paused", "_eof", "_conn_lost"]
+        check_setting(transport, *names, "_high_water", "_low_water", "_protocol_paused")
+        transport.close()
+        await until(lambda: protocol.is_lost, "connection_lost")
+
+
+async def test_setting_them_on_an_endpoint(loop):
+    transport, protocol = await loop.create_datagram_endpoint(Datagrams, local_addr=(HOST, 0))
+    names = ["_sock", "_sock_fd", "_loop", "_protocol", "_address", "_closing", "_conn_lost"]
+    check_setting(transport, *names, "_protocol_paused")
+    transport.close()
+    await until(lambda: protocol.is_lost, "connection_lost")
+
+
+@pytest.mark.parametrize("direction", ["read", "write"])
+async def test_setting_them_on_a_pipe(loop, direction):
+    with pipe_ends("pipe", direction) as ends:
+        connect = {"read": loop.connect_read_pipe, "write": loop.connect_write_pipe}[direction]
+        transport, protocol = await connect(Recorder, ends.file)
+        check_setting(transport, "_pipe", "_fileno", "_loop", "_protocol", "_closing")
+        check_setting(transport, {"read": "_paused", "write": "_protocol_paused"}[direction])
+        transport.close()
+        await until(lambda: protocol.is_lost, "connection_lost")
+
+
+async def test_setting_them_with_tls(loop):
+    transport, protocol, peer = await endpoints.connected(loop)
+    check_setting(transport, "_loop", "_closed", "_ssl_protocol")
+    below = transport._ssl_protocol
+    names = ["_transport", "_app_transport", "_app_protocol", "_sslcontext", "_sslobj", "_app_reading_paused"]
+    check_setting(below, *names)
+    transport.abort()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    peer.close()
+
+
+async def test_setting_them_on_a_server_and_a_subprocess(loop):
+    server = await loop.create_server(Recorder, HOST, 0)
+    check_setting(server, "_serving")
+    server.close()
+    await server.wait_closed()
+    transport, protocol = await loop.subprocess_exec(Events, *CAT, stderr=None)
+    check_setting(transport, "_proc")
+    transport.close()
+    await protocol.wait_lost()

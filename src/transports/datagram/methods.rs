@@ -9,8 +9,9 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::{Datagram, DatagramBody, DatagramObject, flag, lifecycle, receiving, sending};
+use crate::event_loop::attributes::shown;
 use crate::event_loop::names::names;
-use crate::event_loop::native_type::{Args, This, bool_object, getter, method, none};
+use crate::event_loop::native_type::{Args, This, bool_object, method, none};
 use crate::event_loop::pyloop::LoopObject;
 use crate::transports::{object, socket_object};
 
@@ -241,15 +242,15 @@ fn is_protocol_paused(this: Datagram<'_>) -> Object<'_> {
 #[rustfmt::skip] // one row, one line
 fn getters() -> Vec<ffi::PyGetSetDef> {
     vec![
-        getter!(DatagramObject, c"_loop", object::get_loop::<DatagramBody>, c"The loop."),
-        getter!(DatagramObject, c"_protocol", object::get_protocol::<DatagramBody>, c"The protocol."),
-        getter!(DatagramObject, c"_sock", get_socket, c"The socket as a TransportSocket, None once it is closed."),
-        getter!(DatagramObject, c"_sock_fd", get_number, c"The number of the descriptor."),
-        getter!(DatagramObject, c"_address", get_remote, c"The remote address that the endpoint was made with."),
-        getter!(DatagramObject, c"_closing", get_closing, c"True once the transport is ending."),
-        getter!(DatagramObject, c"_conn_lost", get_lost, c"0 while open."),
-        getter!(DatagramObject, c"_buffer_size", get_buffer_size, c"Bytes that the kernel has not taken yet."),
-        getter!(DatagramObject, c"_protocol_paused", is_protocol_paused, c"True between pause_writing() and resume_writing()."),
+        shown!(DatagramObject, c"_loop", object::get_loop::<DatagramBody>, c"The loop."),
+        shown!(DatagramObject, c"_protocol", object::get_protocol::<DatagramBody>, c"The protocol."),
+        shown!(DatagramObject, c"_sock", get_socket, c"The socket as a TransportSocket, None once it is closed."),
+        shown!(DatagramObject, c"_sock_fd", get_number, c"The number of the descriptor."),
+        shown!(DatagramObject, c"_address", get_remote, c"The remote address that the endpoint was made with."),
+        shown!(DatagramObject, c"_closing", get_closing, c"True once the transport is ending."),
+        shown!(DatagramObject, c"_conn_lost", get_lost, c"0 while open."),
+        shown!(DatagramObject, c"_buffer_size", get_buffer_size, c"Bytes that the kernel has not taken yet."),
+        shown!(DatagramObject, c"_protocol_paused", is_protocol_paused, c"True between pause_writing() and resume_writing()."),
     ]
 }
 

@@ -9,8 +9,9 @@ use pyo3::types::PyDict;
 use super::reading::{self, Reading};
 use super::writing::{self, Writing};
 use super::{Direction, Pipe, PipeBody, PipeObject, lifecycle};
+use crate::event_loop::attributes::shown;
 use crate::event_loop::names::names;
-use crate::event_loop::native_type::{Args, This, bool_object, getter, method, none};
+use crate::event_loop::native_type::{Args, This, bool_object, method, none};
 use crate::event_loop::pyloop::LoopObject;
 use crate::transports::object;
 
@@ -291,31 +292,31 @@ fn is_protocol_paused(this: Pipe<'_, Writing>) -> Object<'_> {
 macro_rules! common_getters {
     ($layout:ty, $direction:ty) => {
         [
-            getter!(
+            shown!(
                 $layout,
                 c"_loop",
                 object::get_loop::<PipeBody<$direction>>,
                 c"The loop."
             ),
-            getter!(
+            shown!(
                 $layout,
                 c"_protocol",
                 object::get_protocol::<PipeBody<$direction>>,
                 c"The protocol."
             ),
-            getter!(
+            shown!(
                 $layout,
                 c"_pipe",
                 get_pipe::<$direction>,
                 c"The pipe object, None once it is closed."
             ),
-            getter!(
+            shown!(
                 $layout,
                 c"_fileno",
                 get_number::<$direction>,
                 c"The number of the descriptor."
             ),
-            getter!(
+            shown!(
                 $layout,
                 c"_closing",
                 get_closing::<$direction>,
@@ -328,7 +329,7 @@ macro_rules! common_getters {
 fn read_getters() -> Vec<ffi::PyGetSetDef> {
     type Layout = PipeObject<Reading>;
     let mut rows = common_getters!(Layout, Reading).to_vec();
-    rows.push(getter!(
+    rows.push(shown!(
         Layout,
         c"_paused",
         get_paused,
@@ -340,7 +341,7 @@ fn read_getters() -> Vec<ffi::PyGetSetDef> {
 fn write_getters() -> Vec<ffi::PyGetSetDef> {
     type Layout = PipeObject<Writing>;
     let mut rows = common_getters!(Layout, Writing).to_vec();
-    rows.push(getter!(
+    rows.push(shown!(
         Layout,
         c"_protocol_paused",
         is_protocol_paused,

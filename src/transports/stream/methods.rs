@@ -10,9 +10,10 @@ use super::{
     OWN_METHODS, STREAM_TYPE, Stream, StreamBody, StreamObject, flag, lifecycle, local_address, sendfile,
     socket_of, sync_interest, writing,
 };
+use crate::event_loop::attributes::shown;
 use crate::event_loop::errors;
 use crate::event_loop::names::names;
-use crate::event_loop::native_type::{Args, This, bool_object, getter, method, none};
+use crate::event_loop::native_type::{Args, This, bool_object, method, none};
 use crate::event_loop::pyloop::LoopObject;
 use crate::transports::{object, socket_object};
 
@@ -449,18 +450,18 @@ fn get_low(this: Stream<'_>) -> Object<'_> {
 #[rustfmt::skip] // one row, one line
 fn getters() -> Vec<ffi::PyGetSetDef> {
     vec![
-        getter!(StreamObject, c"_loop", object::get_loop::<StreamBody>, c"The loop."),
-        getter!(StreamObject, c"_protocol", object::get_protocol::<StreamBody>, c"The protocol."),
-        getter!(StreamObject, c"_sock", get_socket, c"The socket as a TransportSocket, None once it is closed."),
-        getter!(StreamObject, c"_sock_fd", get_number, c"The number of the descriptor."),
-        getter!(StreamObject, c"_server", get_server, c"The server that has accepted the connection."),
-        getter!(StreamObject, c"_closing", get_closing, c"True once the connection is ending."),
-        getter!(StreamObject, c"_eof", get_eof, c"True after write_eof()."),
-        getter!(StreamObject, c"_conn_lost", get_lost, c"0 while connected."),
-        getter!(StreamObject, c"_high_water", get_high, c"The high watermark in bytes."),
-        getter!(StreamObject, c"_low_water", get_low, c"The low watermark in bytes."),
-        getter!(StreamObject, c"_paused", is_reading_paused, c"True between pause_reading() and resume_reading()."),
-        getter!(StreamObject, c"_protocol_paused", is_protocol_paused, c"True between pause_writing() and resume_writing()."),
+        shown!(StreamObject, c"_loop", object::get_loop::<StreamBody>, c"The loop."),
+        shown!(StreamObject, c"_protocol", object::get_protocol::<StreamBody>, c"The protocol."),
+        shown!(StreamObject, c"_sock", get_socket, c"The socket as a TransportSocket, None once it is closed."),
+        shown!(StreamObject, c"_sock_fd", get_number, c"The number of the descriptor."),
+        shown!(StreamObject, c"_server", get_server, c"The server that has accepted the connection."),
+        shown!(StreamObject, c"_closing", get_closing, c"True once the connection is ending."),
+        shown!(StreamObject, c"_eof", get_eof, c"True after write_eof()."),
+        shown!(StreamObject, c"_conn_lost", get_lost, c"0 while connected."),
+        shown!(StreamObject, c"_high_water", get_high, c"The high watermark in bytes."),
+        shown!(StreamObject, c"_low_water", get_low, c"The low watermark in bytes."),
+        shown!(StreamObject, c"_paused", is_reading_paused, c"True between pause_reading() and resume_reading()."),
+        shown!(StreamObject, c"_protocol_paused", is_protocol_paused, c"True between pause_writing() and resume_writing()."),
     ]
 }
 
