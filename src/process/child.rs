@@ -5,7 +5,7 @@
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
-use std::mem;
+use std::io;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -19,7 +19,7 @@ use crate::event_loop::errors;
 use crate::event_loop::native_type::{Args, NativeType, This, method, new_type, none, represent, slot};
 use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::reactor::Slot;
+use crate::event_loop::reactor::{Reactor, Slot};
 use crate::event_loop::source::{Source, SourceRef};
 
 /// All zeroes is a watch that is over.
@@ -59,25 +59,66 @@ impl Source for ChildObject {
         Interest::READ
     }
 
-    /// Nobody else knows it.
-    fn has_descriptor(_: This<'_, Self>) -> bool {
-        true
+    fn has_descriptor(this: This<'_, Self>) -> bool {
+        let exit = this.exit.take();
+        let is_open = exit.as_ref().is_some_and(|exit| exit.is_open());
+        this.exit.set(exit);
+        is_open
     }
 
-    /// Somebody has closed the number of the watch, which is then not ours to close any more.
+    /// Somebody has closed the number of the watch.
     fn on_evicted(this: This<'_, Self>) {
-        mem::forget(this.exit.take());
+        drop(this.exit.take());
+        if let Some(event_loop) = this.event_loop.get(this.py()) {
+            LoopObject::of(&event_loop)
+                .reactor()
+                .defer(this.to_bound(), watch_again);
+        }
+    }
+}
+
+/// With a new descriptor. The process number is still the child's, whose status nobody has fetched.
+unsafe fn watch_again(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: queued by `on_evicted` with a watch, whose reference the queue holds.
+    let this: This<'_, ChildObject> = unsafe { This::new(py, object) };
+    let (Some(event_loop), true) = (this.event_loop.get(py), this.callback.is_set()) else {
+        return Ok(());
+    };
+    let watched = ExitWatch::new(this.pid.get())
+        .and_then(|exit| enter(this, LoopObject::of(&event_loop).reactor(), exit));
+    match watched {
+        Ok(()) => Ok(()),
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => call_back(this, &event_loop, None),
+        Err(error) => errors::report(
+            &event_loop,
+            "The end of a child cannot be waited for any more",
+            errors::os_error(&error),
+            &[],
+        ),
+    }
+}
+
+/// Enters the watch with this descriptor into the fd table.
+fn enter(this: This<'_, ChildObject>, reactor: &Reactor, exit: ExitWatch) -> io::Result<()> {
+    let fd = exit.fd();
+    this.exit.set(Some(Box::new(exit)));
+    let source = SourceRef::new::<ChildObject>(this);
+    match reactor.register(this.py(), fd, Slot::Source(source), Interest::READ) {
+        Ok(token) => {
+            this.token.set(token);
+            Ok(())
+        }
+        Err(error) => {
+            source.release(this.py());
+            Err(error)
+        }
     }
 }
 
 /// Ends the watch and calls back.
 fn finish(this: This<'_, ChildObject>, exit: Box<ExitWatch>, code: Option<i32>) -> PyResult<()> {
     let py = this.py();
-    let (Some(event_loop), Some(callback), Some(context)) = (
-        this.event_loop.get(py),
-        this.callback.take(py),
-        this.context.take(py),
-    ) else {
+    let Some(event_loop) = this.event_loop.get(py) else {
         return Ok(());
     };
     let slot = LoopObject::of(&event_loop)
@@ -87,10 +128,18 @@ fn finish(this: This<'_, ChildObject>, exit: Box<ExitWatch>, code: Option<i32>) 
     if let Some(Slot::Source(source)) = slot {
         source.release(py);
     }
+    call_back(this, &event_loop, code)
+}
+
+fn call_back(this: This<'_, ChildObject>, event_loop: &Bound<'_, PyAny>, code: Option<i32>) -> PyResult<()> {
+    let py = this.py();
+    let (Some(callback), Some(context)) = (this.callback.take(py), this.context.take(py)) else {
+        return Ok(());
+    };
     match context.call_method1("run", (callback, code)) {
         Ok(_) => Ok(()),
         Err(error) => errors::report(
-            &event_loop,
+            event_loop,
             "Exception in the callback of a child's end",
             error,
             &[],
@@ -155,7 +204,6 @@ fn watch_child<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResul
     };
     let pid = pid.extract::<libc::pid_t>()?;
     let exit = ExitWatch::new(pid).map_err(|error| errors::os_error(&error))?;
-    let fd = exit.fd();
     // SAFETY: attached; the call returns a new reference or null with an exception set.
     let context = unsafe { errors::owned(py, ffi::PyContext_CopyCurrent())? };
     // SAFETY: the type is made by `register` for this layout; the allocation comes zeroed, which is a valid state.
@@ -168,22 +216,9 @@ fn watch_child<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResul
     body.event_loop.set(this.to_bound());
     body.callback.set(callback);
     body.context.set(context);
-    body.exit.set(Some(Box::new(exit)));
     body.pid.set(pid);
-    let source = SourceRef::new::<ChildObject>(body);
-    let registered = this
-        .reactor()
-        .register(py, fd, Slot::Source(source), Interest::READ);
-    match registered {
-        Ok(token) => {
-            body.token.set(token);
-            Ok(none(py))
-        }
-        Err(error) => {
-            source.release(py);
-            Err(errors::os_error(&error))
-        }
-    }
+    enter(body, this.reactor(), exit).map_err(|error| errors::os_error(&error))?;
+    Ok(none(py))
 }
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -503,3 +503,74 @@ def test_a_child_that_cannot_be_watched_is_ended(loop_kind):
         """,
     )
     assert out.split("\n")[:3] == [str(errno.EMFILE), "no child", "0"]
+
+
+# ---------------------------------------------------------------- the number of the watch closed by somebody else
+
+CLOSED_WATCH = """
+import asyncio, os, subprocess
+
+def watches():
+    numbers = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            if "pidfd" in os.readlink("/proc/self/fd/" + number):
+                numbers.append(int(number))
+        except OSError:
+            pass
+    return numbers
+
+async def start():
+    await asyncio.sleep(0.001)  # the loop has what descriptors it makes when it first sleeps
+    process = await asyncio.create_subprocess_exec("/bin/sh", "-c", "exec cat", stdin=subprocess.PIPE)
+    (number,) = watches()
+    os.dup2(other, number)
+    return process, number
+
+reading, other = os.pipe()
+loop = new_event_loop()
+"""
+
+only_with_pidfds = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no pidfds")
+
+
+@only_with_pidfds
+@pytest.mark.unfit(asyncio="it waits for ever", uvloop="it has none")
+def test_the_number_of_a_watch_that_another_file_got(loop_kind):
+    """The child is watched anew when the loop hears of it."""
+    out = run_script(
+        loop_kind,
+        CLOSED_WATCH
+        + """
+async def main():
+    process, number = await start()
+    loop.add_writer(number, lambda: None)
+    process.stdin.close()
+    print(await process.wait())
+    loop.remove_writer(number)
+    os.fstat(number)
+
+loop.run_until_complete(main())
+loop.close()
+""",
+    )
+    assert out.strip() == "0"
+
+
+@only_with_pidfds
+@pytest.mark.unfit(when=sys.version_info < (3, 12), asyncio="its watcher is not of the loop", uvloop="it has none")
+def test_a_file_that_has_the_number_of_a_watch_stays_open(loop_kind):
+    out = run_script(
+        loop_kind,
+        CLOSED_WATCH
+        + """
+process, number = loop.run_until_complete(start())
+loop.close()
+os.fstat(number)
+process._transport._proc.kill()
+process._transport._proc.wait()
+print("open")
+""",
+        flags=("-W", "ignore"),
+    )
+    assert out.strip() == "open"

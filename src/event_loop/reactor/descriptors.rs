@@ -72,10 +72,6 @@ impl Reactor {
         let token = self.slots.borrow_mut().insert(fd, slot);
         // After `sock_connect` the poller knows the socket that a transport now takes over.
         let is_known = matches!(stale, Some(Slot::Watch(watch)) if watch.is_armed(py));
-        if let Some(stale) = stale {
-            self.note_all_displaced(py, stale);
-            evict_slot(py, stale);
-        }
         self.poll_next(interest);
         let told = self.with_poller(|poller| match (interest.is_empty(), is_known) {
             (true, false) => Ok(()),
@@ -83,12 +79,16 @@ impl Reactor {
             (false, false) => poller.add(fd, token, interest),
             (false, true) => poller.modify(fd, token, interest),
         });
-        if let Err(error) = told {
+        if told.is_err() {
             // The caller still owns what it put in.
             self.slots.borrow_mut().remove(fd);
-            return Err(error);
         }
-        Ok(token)
+        // Last: what is let go of may run any code.
+        if let Some(stale) = stale {
+            self.note_all_displaced(py, stale);
+            evict_slot(py, stale);
+        }
+        told.map(|()| token)
     }
 
     /// Changes what the poller waits for on a registered descriptor.

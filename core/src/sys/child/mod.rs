@@ -15,8 +15,11 @@
 //! | macOS, BSD | a kqueue with one `EVFILT_PROC` |
 //! | neither | a pipe whose other end a waiting thread closes |
 
+use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod pidfd;
@@ -37,7 +40,9 @@ mod tests;
 
 /// A child whose end is waited for.
 pub struct ExitWatch {
-    fd: OwnedFd,
+    fd: ManuallyDrop<OwnedFd>,
+    /// Which file it is: its device and its number there.
+    file: Option<(u64, u64)>,
     pid: libc::pid_t,
 }
 
@@ -58,7 +63,22 @@ impl ExitWatch {
     /// # Errors
     /// `ESRCH` if there is no such process any more, `EMFILE` or `ENFILE`.
     pub fn new(pid: libc::pid_t) -> io::Result<Self> {
-        Ok(Self { fd: watch(pid)?, pid })
+        Ok(Self::of(watch(pid)?, pid))
+    }
+
+    fn of(fd: OwnedFd, pid: libc::pid_t) -> Self {
+        Self {
+            file: file_of(fd.as_raw_fd()),
+            fd: ManuallyDrop::new(fd),
+            pid,
+        }
+    }
+
+    /// Whether the descriptor is still what was opened: somebody may have closed the number, which then is nobody's or
+    /// another file's.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.file.is_some() && file_of(self.fd()) == self.file
     }
 
     /// The descriptor to watch for reading. Stays owned by the watch.
@@ -89,6 +109,23 @@ impl ExitWatch {
             }
         }
     }
+}
+
+impl Drop for ExitWatch {
+    fn drop(&mut self) {
+        if self.is_open() {
+            // SAFETY: dropped once, here, and nothing uses the field after it.
+            unsafe { ManuallyDrop::drop(&mut self.fd) };
+        }
+    }
+}
+
+/// The file of a descriptor, None if there is none. All pidfds are one file on older kernels, and no other one.
+fn file_of(fd: RawFd) -> Option<(u64, u64)> {
+    // SAFETY: only looked at: it is not closed here, and a number that is not open is an error of the call.
+    let file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
+    let metadata = file.metadata().ok()?;
+    Some((metadata.dev(), metadata.ino()))
 }
 
 /// A wait status as Python's `os.waitstatus_to_exitcode` shows it.

@@ -30,10 +30,7 @@ fn pid(child: &Child) -> libc::pid_t {
 }
 
 fn watched(way: Watch, child: &Child) -> ExitWatch {
-    ExitWatch {
-        fd: way(pid(child)).unwrap(),
-        pid: pid(child),
-    }
+    ExitWatch::of(way(pid(child)).unwrap(), pid(child))
 }
 
 fn is_readable(exit: &ExitWatch, timeout_ns: Option<u64>) -> bool {
