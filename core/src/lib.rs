@@ -7,9 +7,9 @@
 //! | [`arch`] | the switch between two stacks of one thread | |
 //! | [`stack`] | the memory that coros run on, and the copies of it | `sys` |
 //!
-//! The extension, `grapeshot` in the folder above, wraps this for CPython. Nothing here knows about callbacks, transports
-//! or Python: the manifest has no pyo3, and cargo refuses what it does not list. `docs/architecture.md` draws the rooms
-//! of both crates.
+//! The extension, `grapeshot` in the folder above, wraps this for CPython. Nothing here knows about callbacks,
+//! transports or Python: the manifest has no pyo3, and cargo refuses what it does not list. `docs/architecture.md`
+//! draws the rooms of both crates.
 
 #![warn(missing_docs)]
 // A build for tests has the fallbacks of other systems too, which nothing exports there.

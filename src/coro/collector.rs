@@ -2,11 +2,11 @@
 //!
 //! While it runs, the heads of its lists of objects lie on the C stack, and the objects point to them. A finalizer or a
 //! weak reference's callback that it calls must therefore not let the stack be moved away: a coro that tries to wait
-//! there gets a `RuntimeError`. Where the stack never moves (`stack="own"`) it may wait. Finalizers that are called because
-//! the last reference went away may wait anywhere.
+//! there gets a `RuntimeError`. Where the stack never moves (`stack="own"`) it may wait. Finalizers that are called
+//! because the last reference went away may wait anywhere.
 //!
-//! The package puts `note` in front of `gc.callbacks`, where the interpreter calls it before and after each collection, on
-//! the stack that the collection runs on.
+//! The package puts `note` in front of `gc.callbacks`, where the interpreter calls it before and after each collection,
+//! on the stack that the collection runs on.
 
 use std::ptr;
 

@@ -75,8 +75,8 @@ pub(super) struct CoroObject {
     pub(super) is_unseen: Cell<bool>,
     /// The exception notifier has had it.
     pub(super) is_notified: Cell<bool>,
-    /// I/O that was ready at once since it has last been resumed, and after how much of that it yields: 0 for as much as
-    /// the thread's other coros, else one more than that.
+    /// I/O that was ready at once since it has last been resumed, and after how much of that it yields: 0 for as much
+    /// as the thread's other coros, else one more than that.
     pub(super) acts: Cell<u16>,
     pub(super) max_acts: Cell<u16>,
     /// Deallocations inside one another on its stack (`deallocation`).
@@ -177,8 +177,8 @@ impl NativeType for CoroObject {
     }
 }
 
-/// A coro whose exception went to nobody says so. Native, since a `__del__` would be called for each coro (a quarter of what
-/// spawning and finishing one costs).
+/// A coro whose exception went to nobody says so. Native, since a `__del__` would be called for each coro (a quarter of
+/// what spawning and finishing one costs).
 ///
 /// # Safety
 /// Called by CPython, attached, with a coro.

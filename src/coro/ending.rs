@@ -1,8 +1,8 @@
 //! The end of coros whose loop does not run any more: it is closed, its thread ends, or the interpreter exits.
 //!
-//! Each is resumed with `Shutdown`, on the thread's own stack as the loop would do it, so that its `finally` blocks run.
-//! They may yield; what they wait for is interrupted again. One that does not end is left where it is: its stack, its
-//! frames and what they refer to stay for good.
+//! Each is resumed with `Shutdown`, on the thread's own stack as the loop would do it, so that its `finally` blocks
+//! run. They may yield; what they wait for is interrupted again. One that does not end is left where it is: its stack,
+//! its frames and what they refer to stay for good.
 
 use pyo3::prelude::*;
 
@@ -14,8 +14,8 @@ use super::{interruption, scheduler};
 /// Rounds in which coros may yield in their cleanup; then that is interrupted too.
 const GENTLE_ROUNDS: usize = 100;
 
-/// Shuts down this thread's coros (those of `event_loop`, if there is one given) in up to `rounds` rounds; the number of
-/// those that are left. Does nothing inside a coro.
+/// Shuts down this thread's coros (those of `event_loop`, if there is one given) in up to `rounds` rounds; the number
+/// of those that are left. Does nothing inside a coro.
 ///
 /// # Errors
 /// The first `SystemExit` or `KeyboardInterrupt` that came out of a coro, once all have had their rounds.

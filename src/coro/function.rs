@@ -1,6 +1,7 @@
 //! The function of a coro, from the first instruction on its stack to what becomes of its outcome.
 //!
-//! `run_on_stack` and what it calls run on the coro's stack, `finish` on the thread's own. It must not know who runs next.
+//! `run_on_stack` and what it calls run on the coro's stack, `finish` on the thread's own. It must not know who runs
+//! next.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -21,11 +22,11 @@ use crate::event_loop::errors;
 use crate::event_loop::native_type::This;
 use crate::event_loop::pyloop::LoopObject;
 
-/// The first and only function on a coro's stack. As in `wait_at_boundary`, hardly anything of it stays on the stack while the
-/// coro's function runs.
+/// The first and only function on a coro's stack. As in `wait_at_boundary`, hardly anything of it stays on the stack
+/// while the coro's function runs.
 pub(super) unsafe extern "C" fn run_on_stack(argument: *mut c_void) -> ! {
-    // SAFETY: the scheduler switches here attached, with the coro that `build` has laid the stack out for. The arguments are
-    // a tuple and a dict or null; the coro keeps them, and is kept by the runtime.
+    // SAFETY: the scheduler switches here attached, with the coro that `build` has laid the stack out for. The
+    // arguments are a tuple and a dict or null; the coro keeps them, and is kept by the runtime.
     unsafe {
         let coro: Coro<'static> = This::new(Python::assume_attached(), argument.cast());
         if begin(coro) {
@@ -40,8 +41,8 @@ pub(super) unsafe extern "C" fn run_on_stack(argument: *mut c_void) -> ! {
     std::process::abort()
 }
 
-/// Enters the coro's context. False if the function is not to be called, and the outcome is there: an exception that came
-/// before the first run is raised instead.
+/// Enters the coro's context. False if the function is not to be called, and the outcome is there: an exception that
+/// came before the first run is raised instead.
 #[inline(never)]
 fn begin(coro: Coro<'static>) -> bool {
     conclude(coro, || {
@@ -50,7 +51,8 @@ fn begin(coro: Coro<'static>) -> bool {
         if !coro.context.is_set() {
             return Err(PyRuntimeError::new_err("the coro has lost its context"));
         }
-        // SAFETY: a live context, left in `leave_context` on the same stack. The stack's own context is null until then.
+        // SAFETY: a live context, left in `leave_context` on the same stack. The stack's own context is null until
+        // then.
         if unsafe { ffi::PyContext_Enter(coro.context.as_ptr()) } != 0 {
             return Err(errors::fetch(py));
         }
@@ -91,8 +93,8 @@ fn leave_context<'py>(coro: Coro<'py>, outcome: Outcome<'py>) -> Outcome<'py> {
     outcome
 }
 
-/// Runs a part of the coro's outermost function: an outcome ends the coro, a panic does so as an exception. True if the coro
-/// goes on.
+/// Runs a part of the coro's outermost function: an outcome ends the coro, a panic does so as an exception. True if the
+/// coro goes on.
 #[inline(always)]
 fn conclude<'py, F>(coro: Coro<'py>, part: F) -> bool
 where

@@ -9,9 +9,9 @@
 //!   coros                    [ A ] <---next, previous---> [ B ] <---> [ C ]        Place.line: back to the Line
 //! ```
 //!
-//! A coro stands in at most one line, and only while it is waiting: whoever makes it ready, an interruption included, takes
-//! it out (`scheduler::make_ready`). So a line never shows a coro that would not wait, and its length is right at any time.
-//! Belongs to the thread of the coros. It must not know what they wait for.
+//! A coro stands in at most one line, and only while it is waiting: whoever makes it ready, an interruption included,
+//! takes it out (`scheduler::make_ready`). So a line never shows a coro that would not wait, and its length is right at
+//! any time. Belongs to the thread of the coros. It must not know what they wait for.
 
 use std::cell::Cell;
 use std::ptr;

@@ -1,5 +1,5 @@
-//! What native profile functions hear of a switch: the frames of a coro that goes return, those of one that comes are called.
-//! Without it memray reads frames that are gone, and books what one coro allocates under another.
+//! What native profile functions hear of a switch: the frames of a coro that goes return, those of one that comes are
+//! called. Without it memray reads frames that are gone, and books what one coro allocates under another.
 //!
 //! ```text
 //!   what memray has   main run_forever | worker handle          the thread's own frames stay below those of the coro
@@ -7,11 +7,12 @@
 //!   coro B comes      main run_forever | client send            (call, call)
 //! ```
 //!
-//! A frame that was called must return, since the function may keep a pointer to it; a return of one that was not called does no
-//! harm. So frames are left out whose own return will not be told: those that a suspended coro was in when the function was
-//! set, from 3.12 on, until their code is entered anew.
+//! A frame that was called must return, since the function may keep a pointer to it; a return of one that was not
+//! called does no harm. So frames are left out whose own return will not be told: those that a suspended coro was in
+//! when the function was set, from 3.12 on, until their code is entered anew.
 //!
-//! Called on the thread's own stack by the scheduler. Belongs to its thread; costs nothing while there is no such function.
+//! Called on the thread's own stack by the scheduler. Belongs to its thread; costs nothing while there is no such
+//! function.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -20,8 +21,8 @@ use super::coroutine::Coro;
 use super::pystate::{self, Event, Version};
 use super::runtime::Runtime;
 
-/// Before the thread state becomes the coro's: a function that has only just been set takes the thread's own frames now. What
-/// code is instrumented with, for `arrive`.
+/// Before the thread state becomes the coro's: a function that has only just been set takes the thread's own frames
+/// now. What code is instrumented with, for `arrive`.
 #[cold]
 #[inline(never)]
 pub(super) fn prepare(runtime: &Runtime, coro: Coro<'_>) -> Version {
@@ -83,8 +84,8 @@ pub(super) unsafe fn depart(runtime: &Runtime, coro: Coro<'_>, thread: *mut ffi:
     }
 }
 
-/// Runs `body`, which calls foreign code. The collector does not run meanwhile, and what runs may not wait: this is not the
-/// coro's stack.
+/// Runs `body`, which calls foreign code. The collector does not run meanwhile, and what runs may not wait: this is not
+/// the coro's stack.
 fn undisturbed<'py, F>(runtime: &Runtime, coro: Coro<'py>, body: F)
 where
     F: FnOnce(Python<'py>) -> PyResult<()>,

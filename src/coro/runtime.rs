@@ -1,7 +1,7 @@
 //! What a thread has for its coros: their stacks, which of them lies in which slot, and who is alive.
 //!
-//! Everything is called on the thread's own stack. Belongs to its thread; nothing here stays borrowed across a call into
-//! Python or a switch. It must not know who runs when.
+//! Everything is called on the thread's own stack. Belongs to its thread; nothing here stays borrowed across a call
+//! into Python or a switch. It must not know who runs when.
 
 use std::cell::{Cell, RefCell};
 use std::ptr;
@@ -121,7 +121,8 @@ pub(super) fn current_ptr() -> *mut ffi::PyObject {
     with_runtime(|runtime| runtime.current.get())
 }
 
-/// Where deallocations inside one another are counted on the stack of the coro that runs here; null on the thread's own.
+/// Where deallocations inside one another are counted on the stack of the coro that runs here; null on the thread's
+/// own.
 fn dealloc_depth() -> *const Cell<u32> {
     let current = RUNTIME.try_with(|runtime| runtime.current.get());
     match current {
@@ -342,8 +343,8 @@ impl Runtime {
             return Err(no_memory());
         }
         let chunk = self.chunks.borrow_mut().take().ok_or_else(no_memory)?;
-        // SAFETY: the tail of the block has the length and the alignment of a machine, and does not move; the slot is free, so
-        // its top can be written to.
+        // SAFETY: the tail of the block has the length and the alignment of a machine, and does not move; the slot is
+        // free, so its top can be written to.
         let machine = unsafe {
             let machine = pystate::tail(chunk).cast::<Machine>();
             machine.write(Machine {
@@ -379,8 +380,8 @@ impl Runtime {
     /// Takes the machine of a coro that has ended apart.
     pub(super) fn dismantle(&self, coro: Coro<'_>) {
         let machine = coro.machine.replace(ptr::null_mut());
-        // SAFETY: as in `install`; the coro does not run any more, so that nobody else has its machine. Its function has
-        // returned, so none of its frames is alive, and the block with both goes back.
+        // SAFETY: as in `install`; the coro does not run any more, so that nobody else has its machine. Its function
+        // has returned, so none of its frames is alive, and the block with both goes back.
         unsafe {
             let Some(taken) = machine.as_mut() else {
                 return;

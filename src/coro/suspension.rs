@@ -1,4 +1,5 @@
-//! What a running coro does to wait: it notes what it waits for, leaves its stack, and goes on with what it was woken with.
+//! What a running coro does to wait: it notes what it waits for, leaves its stack, and goes on with what it was woken
+//! with.
 //!
 //! Runs on the coro's stack. It must not know what coros wait for beyond time.
 
@@ -65,8 +66,8 @@ unsafe fn leave(departure: &Departure) {
     unsafe { arch::switch(departure.sp_place.as_ptr(), departure.main_sp) };
 }
 
-/// Gives the thread back to the scheduler until the coro is woken; returns or raises what it is woken with. The caller has
-/// done what `departure` wants.
+/// Gives the thread back to the scheduler until the coro is woken; returns or raises what it is woken with. The caller
+/// has done what `departure` wants.
 #[inline]
 fn suspend(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
     let departure = departure(coro)?;
@@ -83,14 +84,15 @@ pub(super) enum Begun<'py, S> {
     IsOver(Bound<'py, PyAny>),
 }
 
-/// The body of a C function that waits. `begin` decides whether it does, and has something to be kept for `finish`, which
-/// gets the outcome of the wait and decides what the function returns.
+/// The body of a C function that waits. `begin` decides whether it does, and has something to be kept for `finish`,
+/// which gets the outcome of the wait and decides what the function returns.
 ///
-/// What a suspended coro has on its stack is copied at each switch and kept while it waits. So there is nothing here but what
-/// `begin` wants to be kept: all else is in functions of their own, which have returned by then, or not begun.
+/// What a suspended coro has on its stack is copied at each switch and kept while it waits. So there is nothing here
+/// but what `begin` wants to be kept: all else is in functions of their own, which have returned by then, or not begun.
 ///
 /// # Safety
-/// Called by CPython, attached. If there is something to wait for, `begin` leaves the running coro as `departure` wants it.
+/// Called by CPython, attached. If there is something to wait for, `begin` leaves the running coro as `departure` wants
+/// it.
 #[inline(always)]
 pub(super) unsafe fn wait_at_boundary<S, F, G>(begin: F, finish: G) -> *mut ffi::PyObject
 where
@@ -162,8 +164,8 @@ fn is_held(coro: Coro<'_>) -> bool {
     with_runtime(|runtime| runtime.collecting.get() == coro.as_ptr() || runtime.is_forked.get())
 }
 
-/// Whether something else than this coro's function runs on its stack: a greenlet has frames of its own, and the package
-/// would take the thread's own stack for the rest of it if another coro or the loop went on meanwhile.
+/// Whether something else than this coro's function runs on its stack: a greenlet has frames of its own, and the
+/// package would take the thread's own stack for the rest of it if another coro or the loop went on meanwhile.
 #[inline]
 fn is_in_greenlet(coro: Coro<'_>) -> bool {
     // SAFETY: attached; a root chunk that is none of ours is only asked for its length.
@@ -209,8 +211,8 @@ pub(super) fn raise_pending(coro: Coro<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// Drops what is left of an earlier wait that was interrupted after it had been woken. That may run destructors, which may
-/// wait and be interrupted: so it comes before anything is looked at.
+/// Drops what is left of an earlier wait that was interrupted after it had been woken. That may run destructors, which
+/// may wait and be interrupted: so it comes before anything is looked at.
 #[inline]
 pub(super) fn forget_wake_value(coro: Coro<'_>) {
     if coro.wake_value.is_set() {
@@ -281,8 +283,8 @@ pub(super) fn set_end_sleep(function: &Bound<'_, PyAny>) {
     EMPTY_CONTEXT.store(unsafe { ffi::PyContext_New() }, Ordering::Release);
 }
 
-/// The running coro waits until the loop's clock shows `when_s`, by a timer in the loop's heap: that one is returned, for
-/// `end_sleep`.
+/// The running coro waits until the loop's clock shows `when_s`, by a timer in the loop's heap: that one is returned,
+/// for `end_sleep`.
 pub(super) fn begin_sleep(coro: Coro<'_>, when_s: f64) -> PyResult<Begun<'_, HandleRef>> {
     if when_s.is_nan() {
         return Err(PyValueError::new_err("a time cannot be NaN"));
@@ -329,8 +331,8 @@ pub(super) fn end_sleep<'py>(coro: Coro<'py>, handle: HandleRef, outcome: Outcom
     outcome
 }
 
-/// The timer of a wait that was interrupted, or ended by somebody else, must not end a later one; if it is due already, it lies
-/// in the ready queue, and is in no heap any more.
+/// The timer of a wait that was interrupted, or ended by somebody else, must not end a later one; if it is due already,
+/// it lies in the ready queue, and is in no heap any more.
 pub(super) fn end_timer(coro: Coro<'_>, handle: HandleRef) {
     let py = coro.py();
     let was_scheduled = handle.is_scheduled(py);

@@ -1,7 +1,8 @@
 //! Pointers into a coro's stack that other libraries keep in thread-local variables.
 //!
-//! Extensions built with pybind11 have a list of the calls that a thread is in: its head is a thread-local variable, its items lie
-//! on the stack, and a call that ends and is not the head ends the process. So the head goes with the coro:
+//! Extensions built with pybind11 have a list of the calls that a thread is in: its head is a thread-local variable,
+//! its items lie on the stack, and a call that ends and is not the head ends the process. So the head goes with the
+//! coro:
 //!
 //! ```text
 //!   coro waits:  variable --> call on its stack --> outer call ... --> what the thread had before     kept: the pointer
@@ -9,9 +10,10 @@
 //!   coro runs:   variable --> call on its stack
 //! ```
 //!
-//! Which variable it is differs by version (a key in a structure of its own to 3.0.1, a variable of each extension from 3.0.2 on), so
-//! it is known by its value: a thread-local variable that points into the stack of the coro that waits is the coro's. They are
-//! looked for only once pybind11 is there, and only on stacks that are deep enough for a call through C++.
+//! Which variable it is differs by version (a key in a structure of its own to 3.0.1, a variable of each extension from
+//! 3.0.2 on), so it is known by its value: a thread-local variable that points into the stack of the coro that waits is
+//! the coro's. They are looked for only once pybind11 is there, and only on stacks that are deep enough for a call
+//! through C++.
 //!
 //! Called on the thread's own stack by the scheduler.
 
@@ -27,13 +29,15 @@ use super::coroutine::Coro;
 use super::machine::Machine;
 use super::runtime::Runtime;
 
-/// A stack with a Python function called by a C++ function takes more, and one with Python functions alone less: 700 bytes.
+/// A stack with a Python function called by a C++ function takes more, and one with Python functions alone less: 700
+/// bytes.
 const MIN_DEPTH: usize = 768;
 /// The items of a list that are followed at most.
 const MAX_ITEMS: usize = 10_000;
 /// How far above the place where the thread's own stack was left an item of its own may lie.
 const OWN_STACK_LEN: usize = 1 << 30;
-/// The keys of pybind11's structure in the interpreter's dict, or in `builtins`. A number follows: the version of its layout.
+/// The keys of pybind11's structure in the interpreter's dict, or in `builtins`. A number follows: the version of its
+/// layout.
 const INTERNALS: &str = "__pybind11_internals_v";
 /// Up to this version the head may be a value of `pthread_getspecific`.
 const LAST_WITH_KEY: u32 = 11;
@@ -185,8 +189,8 @@ pub(super) unsafe fn put_back(taken: &mut Taken) {
     }
 }
 
-/// Where a list leads whose items lie in `stack`, each with a pointer to the next as its first word: to an item on the thread's own
-/// stack, or nowhere.
+/// Where a list leads whose items lie in `stack`, each with a pointer to the next as its first word: to an item on the
+/// thread's own stack, or nowhere.
 ///
 /// # Safety
 /// `stack` is mapped.

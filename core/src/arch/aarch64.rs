@@ -1,9 +1,9 @@
 //! AArch64, AAPCS64 (Linux, the BSDs, macOS).
 //!
-//! The project's machines are x86-64. What was run there, in an emulator of AArch64 Linux (`tests/project/test_arch.py`): the
-//! instructions of `switch` and `start`, which lie in files of their own for that, on stacks laid out as by `prepare`.
-//! **Not run**: this file as compiled by rustc (which assembles the instructions for Linux, Apple and FreeBSD), a Python on it,
-//! real hardware.
+//! The project's machines are x86-64. What was run there, in an emulator of AArch64 Linux
+//! (`tests/project/test_arch.py`): the instructions of `switch` and `start`, which lie in files of their own for that,
+//! on stacks laid out as by `prepare`. **Not run**: this file as compiled by rustc (which assembles the instructions
+//! for Linux, Apple and FreeBSD), a Python on it, real hardware.
 //!
 //! A stack that is switched away from, growing down:
 //!
@@ -37,8 +37,8 @@ use super::Entry;
 /// Whether there is a switch for this target.
 pub const IS_SUPPORTED: bool = true;
 
-/// What `prepare` lays out, in words from the stack pointer up (the test reads these lines). All others are zero, which for
-/// FPCR is the state at a thread's start.
+/// What `prepare` lays out, in words from the stack pointer up (the test reads these lines). All others are zero, which
+/// for FPCR is the state at a thread's start.
 const FRAME_WORDS: usize = 22;
 const ENTRY: usize = 0; // x19
 const ARGUMENT: usize = 1; // x20

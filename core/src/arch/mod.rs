@@ -4,8 +4,8 @@
 //! - `unsafe extern "C" fn switch(from: *mut usize, to: usize)`: saves the callee-saved registers and the floating
 //!   point control words on the running stack, stores the stack pointer in `*from`, makes `to` the stack pointer and
 //!   restores the same from there. It returns when somebody switches back to the pointer in `*from`.
-//! - `unsafe fn prepare(top: usize, entry: Entry, argument: *mut c_void) -> usize`: lays out a new stack below `top` (16
-//!   bytes aligned) such that the first switch to the result calls `entry(argument)`. The unwind chain ends there.
+//! - `unsafe fn prepare(top: usize, entry: Entry, argument: *mut c_void) -> usize`: lays out a new stack below `top`
+//!   (16 bytes aligned) such that the first switch to the result calls `entry(argument)`. The unwind chain ends there.
 //!
 //! It must not know what runs on the stacks. `IS_SUPPORTED` says whether there is such a file for this target.
 

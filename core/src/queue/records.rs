@@ -1,4 +1,5 @@
-//! Where TLS records begin and end in the received bytes: five bytes of header, then as many as it says (RFC 8446, 5.1).
+//! Where TLS records begin and end in the received bytes: five bytes of header, then as many as it says (RFC 8446,
+//! 5.1).
 //!
 //! `SSL_read` on less than a whole record ends in `SSLWantReadError`, and raising that costs more than decrypting a
 //! small record. So the engine reads exactly as often as whole records have come. Knows no Python.
@@ -36,8 +37,8 @@ pub struct Framing {
 }
 
 impl Framing {
-    /// Goes over `data`, the next bytes of the stream, and counts what they complete. `overhead_len` is what each record certainly has beside its
-    /// plaintext.
+    /// Goes over `data`, the next bytes of the stream, and counts what they complete. `overhead_len` is what each
+    /// record certainly has beside its plaintext.
     #[inline]
     pub fn advance(&mut self, mut data: &[u8], overhead_len: usize) -> Counted {
         let mut counted = Counted::default();

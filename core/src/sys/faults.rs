@@ -168,7 +168,8 @@ fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let mut previous = Box::new(Previous([const { MaybeUninit::uninit() }; SIGNALS.len()]));
-        // SAFETY: plain system calls on structures of ours; the handler is installed only where the old action is known.
+        // SAFETY: plain system calls on structures of ours; the handler is installed only where the old action is
+        // known.
         unsafe {
             let mut is_known = true;
             for (signal, place) in SIGNALS.into_iter().zip(&mut previous.0) {

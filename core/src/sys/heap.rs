@@ -12,13 +12,13 @@ const FREED_LEN: usize = 1024 * 1024;
 /// Lets freed buffers of up to a megabyte stay with the process, 2 MiB at most, instead of going back to the system
 /// with every message.
 ///
-/// glibc returns the top of its heap as soon as 128 KiB lie free there, and gets it again, one page fault per 4 KiB, for
-/// the next large buffer: that was half of what an echo of 100 KiB over asyncio's streams cost. It raises both of its
-/// limits when a program first frees a larger block than they are made for, and that is what this does. Where the user has
-/// set them (`MALLOC_TRIM_THRESHOLD_`), or with another C library, nothing changes.
+/// glibc returns the top of its heap as soon as 128 KiB lie free there, and gets it again, one page fault per 4 KiB,
+/// for the next large buffer: that was half of what an echo of 100 KiB over asyncio's streams cost. It raises both of
+/// its limits when a program first frees a larger block than they are made for, and that is what this does. Where the
+/// user has set them (`MALLOC_TRIM_THRESHOLD_`), or with another C library, nothing changes.
 pub fn keep_freed_buffers() {
-    // SAFETY: malloc may be called at any time, and free takes what it returned, null included. black_box keeps the pair
-    // from being optimized away.
+    // SAFETY: malloc may be called at any time, and free takes what it returned, null included. black_box keeps the
+    // pair from being optimized away.
     unsafe { libc::free(black_box(libc::malloc(FREED_LEN))) };
 }
 

@@ -1,5 +1,5 @@
-//! Thread-local variables of other libraries, as far as they hold pointers into a given range: variables of the language in
-//! their segments (`PT_TLS`), and values of `pthread_getspecific`.
+//! Thread-local variables of other libraries, as far as they hold pointers into a given range: variables of the
+//! language in their segments (`PT_TLS`), and values of `pthread_getspecific`.
 //!
 //! Owner: the thread whose variables they are. Knows nothing of what points where, and why.
 //!
@@ -167,8 +167,8 @@ mod imp {
         if !info.dlpi_tls_data.is_null() {
             return info.dlpi_tls_data as usize;
         }
-        // SAFETY: what the compiler calls for such a variable, with the module and an offset (ELF Handling For TLS); null if
-        // there is no such function.
+        // SAFETY: what the compiler calls for such a variable, with the module and an offset (ELF Handling For TLS);
+        // null if there is no such function.
         unsafe {
             let function = libc::dlsym(libc::RTLD_DEFAULT, c"__tls_get_addr".as_ptr());
             if function.is_null() || cfg!(not(any(target_arch = "x86_64", target_arch = "aarch64"))) {

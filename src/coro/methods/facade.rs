@@ -45,8 +45,9 @@ fn take_exception(this: Coro<'_>) -> Option<Bound<'_, PyAny>> {
     Some(exception)
 }
 
-/// The same for `result()` and `exception()`. In a coro one that was cancelled gives `CoroCancelled`: its own exception would look
-/// as if the coro that asks were cancelled, and end that one silently. Elsewhere it is what asyncio expects of a task.
+/// The same for `result()` and `exception()`. In a coro one that was cancelled gives `CoroCancelled`: its own exception
+/// would look as if the coro that asks were cancelled, and end that one silently. Elsewhere it is what asyncio expects
+/// of a task.
 fn take_visible_outcome(this: Coro<'_>) -> Object<'_> {
     let Some(exception) = take_exception(this) else {
         return take_outcome(this);

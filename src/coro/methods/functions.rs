@@ -82,15 +82,14 @@ pub(super) fn return_outcome<'py>(_: Coro<'py>, (): (), outcome: Outcome<'py>) -
 /// `now()`: what `sleep_absolute` is told.
 pub(super) fn now<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("now", 0)?;
-    let now_s = match running(py) {
-        Some(coro) => suspension::now_s(coro)?,
-        None => {
-            let event_loop = tasks::running_loop(py)?;
-            if LoopObject::is_loop(&event_loop) {
-                LoopObject::of(&event_loop).now_s(py)?
-            } else {
-                time_s()
-            }
+    let now_s = if let Some(coro) = running(py) {
+        suspension::now_s(coro)?
+    } else {
+        let event_loop = tasks::running_loop(py)?;
+        if LoopObject::is_loop(&event_loop) {
+            LoopObject::of(&event_loop).now_s(py)?
+        } else {
+            time_s()
         }
     };
     Ok(now_s.into_pyobject(py)?.into_any())

@@ -140,8 +140,8 @@ fn check_callable(function: &Bound<'_, PyAny>, caller: &str) -> PyResult<()> {
     Ok(())
 }
 
-/// Whether calling `function` makes a coroutine: an async function, a method or a `partial` of one, an object with an async
-/// `__call__`.
+/// Whether calling `function` makes a coroutine: an async function, a method or a `partial` of one, an object with an
+/// async `__call__`.
 fn is_async(function: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = function.py();
     let partial = py.import("functools")?.getattr("partial")?;

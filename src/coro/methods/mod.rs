@@ -40,8 +40,8 @@ macro_rules! function {
     }};
 }
 
-/// A row around `fn(Python, Args) -> PyResult<Begun<S>>` and `fn(Coro, S, Outcome) -> Outcome` for a function that waits between the
-/// two, see `suspension::wait_at_boundary`.
+/// A row around `fn(Python, Args) -> PyResult<Begun<S>>` and `fn(Coro, S, Outcome) -> Outcome` for a function that
+/// waits between the two, see `suspension::wait_at_boundary`.
 macro_rules! waiting_function {
     ($name:literal, $begin:path, $finish:path, $doc:literal) => {{
         unsafe extern "C" fn raw(
@@ -50,8 +50,8 @@ macro_rules! waiting_function {
             nargs: ffi::Py_ssize_t,
             kwnames: *mut ffi::PyObject,
         ) -> *mut ffi::PyObject {
-            // SAFETY: only CPython calls this, attached, through a METH_FASTCALL|METH_KEYWORDS function; `begin` comes before
-            // it has returned.
+            // SAFETY: only CPython calls this, attached, through a METH_FASTCALL|METH_KEYWORDS function; `begin` comes
+            // before it has returned.
             unsafe {
                 suspension::wait_at_boundary(
                     |py| $begin(py, Args::from_fastcall(py, args, nargs, kwnames)),

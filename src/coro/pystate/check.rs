@@ -197,7 +197,8 @@ unsafe fn has_frame(py: Python<'_>, thread: *mut ffi::PyThreadState) -> PyResult
     }
 }
 
-/// `previous` of the innermost frame leads to its caller, past the entry frames on this thread's stack (3.12 and later).
+/// `previous` of the innermost frame leads to its caller, past the entry frames on this thread's stack (3.12 and
+/// later).
 unsafe fn has_caller(py: Python<'_>, thread: *mut ffi::PyThreadState) -> PyResult<bool> {
     /// How far above this function an entry frame may lie.
     const STACK_LEN: usize = 8 * 1024 * 1024;

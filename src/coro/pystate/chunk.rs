@@ -6,8 +6,9 @@
 //!            '------- _PyStackChunk: frames, one after the other, up to `size` -------------------'-------------'
 //! ```
 //!
-//! CPython never frees a root chunk; what does not fit goes to chunks behind it, which it allocates and frees itself. The
-//! tail of a block is for what else a coro needs from its first run to its end, so that all of it is one allocation.
+//! CPython never frees a root chunk; what does not fit goes to chunks behind it, which it allocates and frees itself.
+//! The tail of a block is for what else a coro needs from its first run to its end, so that all of it is one
+//! allocation.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -16,8 +17,8 @@ use pyo3::ffi;
 
 use super::field;
 
-/// Room for about ten frames of ordinary functions, beside the tail. (Together with the allocator's own word a multiple of
-/// 16.)
+/// Room for about ten frames of ordinary functions, beside the tail. (Together with the allocator's own word a multiple
+/// of 16.)
 const BLOCK_LEN: usize = 1784;
 /// Chunks kept for the next coros.
 const KEPT: usize = 1024;

@@ -1,8 +1,8 @@
 //! What of the interpreter's thread state belongs to a coro: swapped whenever the stack is switched.
 //!
 //! `PyThreadState` is not part of the stable ABI, so each minor version has a file with the offsets of its fields
-//! (`v311` to `v314`); they are checked against the headers when the crate is built (`build.rs`) and against the running
-//! interpreter when the module is imported (`self_check`). A version without a file builds, and `coro` refuses.
+//! (`v311` to `v314`); they are checked against the headers when the crate is built (`build.rs`) and against the
+//! running interpreter when the module is imported (`self_check`). A version without a file builds, and `coro` refuses.
 //!
 //! | field | why it is the coro's |
 //! |---|---|
@@ -59,8 +59,9 @@ pub(super) use profile::{
     Event, Version, call_probe, frames, has_native_profile, has_version, is_tracing, set_up, tell,
 };
 
-/// Bytes of stack that one level of C recursion may take (3.12 and 3.13). Measured on 3.13: `sorted(key=)` takes most, 1.3 KiB,
-/// since its runs to be merged lie on the stack; `repr`, `json`, `compile` and calls through C take 150 to 350 bytes.
+/// Bytes of stack that one level of C recursion may take (3.12 and 3.13). Measured on 3.13: `sorted(key=)` takes most,
+/// 1.3 KiB, since its runs to be merged lie on the stack; `repr`, `json`, `compile` and calls through C take 150 to 350
+/// bytes.
 const C_LEVEL_LEN: usize = 2 * 1024;
 
 /// The part of a thread state that belongs to one stack. Its pointers are borrowed from the coro, which keeps them.
@@ -289,8 +290,8 @@ pub(super) unsafe fn frame_object(py: Python<'_>, innermost: *mut u8) -> Option<
     }
 }
 
-/// Tells the interpreter which stack C code is going to run on, so that deep recursion ends in `RecursionError`. False if
-/// it does not take the stack; then an exception is set.
+/// Tells the interpreter which stack C code is going to run on, so that deep recursion ends in `RecursionError`. False
+/// if it does not take the stack; then an exception is set.
 ///
 /// # Safety
 /// The thread is attached, and about to switch to that stack.

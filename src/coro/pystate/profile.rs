@@ -1,8 +1,8 @@
 //! Native profile functions: those set with `PyEval_SetProfile` and without an object of Python's.
 //!
-//! Such a function keeps a stack of its own of the frames that it has seen called and not yet return, often by pointers that
-//! it does not own: memray reads them at each allocation. So it has to hear that the frames of a coro that is suspended are
-//! left, and are entered again later, as CPython itself tells of generators.
+//! Such a function keeps a stack of its own of the frames that it has seen called and not yet return, often by pointers
+//! that it does not own: memray reads them at each allocation. So it has to hear that the frames of a coro that is
+//! suspended are left, and are entered again later, as CPython itself tells of generators.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -25,8 +25,8 @@ pub(in crate::coro) enum Event {
 /// A function of Python's that does nothing.
 static PROBE: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
-/// Whether there is a profile function that has to hear of switches. One of Python's own (`sys.setprofile`, cProfile) has an
-/// object, and does without: it keeps no pointers, and counts calls.
+/// Whether there is a profile function that has to hear of switches. One of Python's own (`sys.setprofile`, cProfile)
+/// has an object, and does without: it keeps no pointers, and counts calls.
 ///
 /// # Safety
 /// `thread` is the attached thread's state.
@@ -85,8 +85,8 @@ pub(in crate::coro) enum Version {
     Unknown,
 }
 
-/// Calls a function of Python's that does nothing, so that a profile function that has only just been set looks at the thread's
-/// frames now. The version of code that is entered now.
+/// Calls a function of Python's that does nothing, so that a profile function that has only just been set looks at the
+/// thread's frames now. The version of code that is entered now.
 pub(in crate::coro) fn call_probe(py: Python<'_>) -> PyResult<Version> {
     // SAFETY: attached; null, or a function that is never freed.
     unsafe {
@@ -132,8 +132,8 @@ pub(in crate::coro) unsafe fn tell(
     event: Event,
 ) -> PyResult<()> {
     let mut holder = CFrame { words: [0; 3] };
-    // SAFETY: by the contract; `holder` is shown as long as it lives. The function may have been taken away by the one call of
-    // it that came before.
+    // SAFETY: by the contract; `holder` is shown as long as it lives. The function may have been taken away by the one
+    // call of it that came before.
     unsafe {
         if !has_native_profile(thread) {
             return Ok(());

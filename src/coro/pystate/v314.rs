@@ -58,8 +58,8 @@ pub(super) const RUNNING_TASK: Option<usize> = Some(872); // void *_PyThreadStat
 type SetProtection = unsafe extern "C" fn(*mut ffi::PyThreadState, *mut c_void, usize) -> c_int;
 type ResetProtection = unsafe extern "C" fn(*mut ffi::PyThreadState);
 
-/// `PyUnstable_ThreadState_SetStackProtection` and its counterpart (`Include/cpython/pystate.h`), from 3.14.1 on: looked up,
-/// since an extension that links to them could not be loaded by 3.14.0.
+/// `PyUnstable_ThreadState_SetStackProtection` and its counterpart (`Include/cpython/pystate.h`), from 3.14.1 on:
+/// looked up, since an extension that links to them could not be loaded by 3.14.0.
 static SET: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 static RESET: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 

@@ -7,8 +7,8 @@
 //!   receivers      coros, only while there is no value that is not promised
 //! ```
 //!
-//! A value goes from `on the way` to the receiver when that one runs. If it is interrupted before, the value goes to the
-//! next receiver in line, or stays for the next one to come.
+//! A value goes from `on the way` to the receiver when that one runs. If it is interrupted before, the value goes to
+//! the next receiver in line, or stays for the next one to come.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};

@@ -6,8 +6,8 @@
 //!   line           coros, only while there is no item that is not promised
 //! ```
 //!
-//! Who takes an item lets the oldest pusher's in, before that one runs. A pusher that is interrupted after that has pushed: its
-//! interruption waits for its next wait, so that `push` raises only if the item is not in the queue.
+//! Who takes an item lets the oldest pusher's in, before that one runs. A pusher that is interrupted after that has
+//! pushed: its interruption waits for its next wait, so that `push` raises only if the item is not in the queue.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};

@@ -1,7 +1,7 @@
 //! How long a wait may last: `block=` and `timeout=` of the methods that wait.
 //!
-//! A timer of the loop takes a coro that still stands in line out of it, and makes it ready with nothing granted. One that was
-//! granted something before is ready already, and the timer changes nothing: what was granted in time is kept.
+//! A timer of the loop takes a coro that still stands in line out of it, and makes it ready with nothing granted. One
+//! that was granted something before is ready already, and the timer changes nothing: what was granted in time is kept.
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -25,7 +25,8 @@ pub(super) enum Limit {
 }
 
 impl Limit {
-    /// `block=True, timeout=None`: without `block` the timeout means nothing, and one of 0 or below is not to wait either.
+    /// `block=True, timeout=None`: without `block` the timeout means nothing, and one of 0 or below is not to wait
+    /// either.
     #[cold]
     pub(super) fn new(block: Option<Bound<'_, PyAny>>, timeout: Option<Bound<'_, PyAny>>) -> PyResult<Self> {
         let is_blocking = block.map_or(Ok(true), |block| block.is_truthy())?;

@@ -3,8 +3,8 @@
 //! - `object`: what they have in common as Python objects, and the wait itself; `limit`: how long it may last
 //! - `semaphore`, `lock` (and mutex), `condition`, `fifo`, `channel`
 //!
-//! All of them grant in the same way. Who gives (a permit, the lock, an item) gives to the coro that stands first in line,
-//! before that one runs:
+//! All of them grant in the same way. Who gives (a permit, the lock, an item) gives to the coro that stands first in
+//! line, before that one runs:
 //!
 //! ```text
 //!   waiting, in line ----- granted: out of the line, ready ------> runs: has it
@@ -18,8 +18,8 @@
 //! anybody's hands on the way: a fifo and a channel count how many of them are promised, and the coro takes the oldest
 //! one when it runs. So the order is kept as well.
 //!
-//! An object belongs to the thread of the loop that runs where it is made, as the coros in its line do; one that is made where none runs,
-//! to the first thread that uses it under a loop.
+//! An object belongs to the thread of the loop that runs where it is made, as the coros in its line do; one that is
+//! made where none runs, to the first thread that uses it under a loop.
 
 mod channel;
 mod condition;

@@ -63,8 +63,8 @@ pub(super) fn check_thread<T: Primitive>(this: This<'_, T>) -> PyResult<()> {
     check_elsewhere(this.py(), this.head(), this.as_ptr())
 }
 
-/// An object that was made where no loop ran belongs to nobody yet: the first thread with a loop gets it, and only its maker may
-/// use it before.
+/// An object that was made where no loop ran belongs to nobody yet: the first thread with a loop gets it, and only its
+/// maker may use it before.
 #[cold]
 fn check_elsewhere(py: Python<'_>, head: &Head, object: *mut ffi::PyObject) -> PyResult<()> {
     if head.thread.get() == 0 {

@@ -150,7 +150,8 @@ fn release<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 fn give(this: Semaphore<'_>, count: i64) -> PyResult<()> {
-    // Permits in the hands of coros are not counted, so that a sum that fits may still overflow later: far beyond any use.
+    // Permits in the hands of coros are not counted, so that a sum that fits may still overflow later: far beyond any
+    // use.
     let Some(sum) = this.available.get().checked_add(count) else {
         return Err(PyOverflowError::new_err("too many permits"));
     };

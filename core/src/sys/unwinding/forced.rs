@@ -20,8 +20,8 @@ unsafe extern "C" {
 /// What was in the word.
 static RUSTS_OWN: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// From now on a thread that is ended hangs as soon as its unwinding comes to a frame of this library. To be called before
-/// any other thread is in the library; another call changes nothing.
+/// From now on a thread that is ended hangs as soon as its unwinding comes to a frame of this library. To be called
+/// before any other thread is in the library; another call changes nothing.
 pub fn hang_threads_that_end() {
     let hook = personality as *mut c_void;
     // SAFETY: an aligned word of the library's writable data, which nobody but the unwinder reads.

@@ -15,9 +15,9 @@
 //!                                                                     Rust's own personality routine
 //! ```
 //!
-//! The unwind tables of ELF files do not name Rust's personality routine but a word of writable data in which its address
-//! lies, one for all code that is linked into this library. Another routine in that word guards every call that there is or
-//! will be, and costs the calls nothing.
+//! The unwind tables of ELF files do not name Rust's personality routine but a word of writable data in which its
+//! address lies, one for all code that is linked into this library. Another routine in that word guards every call that
+//! there is or will be, and costs the calls nothing.
 //!
 //! Owner: any thread. Knows nothing of who calls out.
 //!
