@@ -68,6 +68,12 @@ pub(super) fn take_over<'py>(
     }
 }
 
+/// Takes the descriptor, which is somebody else's, from an object that `adopt` has made.
+pub(super) fn disown(socket: Bound<'_, PyAny>) -> PyResult<()> {
+    raw_type(socket.py())?.getattr("detach")?.call1((socket,))?;
+    Ok(())
+}
+
 /// `type(object).__init__(object, *args, **kwargs)`.
 fn initialize(
     object: &Bound<'_, PyAny>,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import threading
 
 import pytest
-from support import HOST, Recorder, connected, listening, turns, until
+from support import HOST, Recorder, connected, is_open, listening, turns, until
 
 
 def descriptors() -> set[str]:
@@ -101,6 +102,49 @@ async def test_an_interrupted_sock_accept_closes_its_descriptor_once(loop, monke
         os.close(reused[0])
         os.close(reused[1])
     assert descriptors() <= before
+
+
+@pytest.mark.unfit(uvloop="no such attribute")
+async def test_a_connection_that_is_closed_while_another_thread_looks_for_its_socket(loop, monkeypatch):
+    """The object that is being made then does not close the file that has the number by now."""
+    transport, protocol, peer = await connected(loop, how="server")
+    begun, closed = threading.Event(), threading.Event()
+
+    class Slow(socket.socket):
+        def __init__(self, *args, **kwargs):
+            begun.set()
+            closed.wait(30)
+            super().__init__(*args, **kwargs)
+
+    def look():
+        try:
+            transport.get_extra_info("socket")
+        except (RuntimeError, OSError):
+            pass  # free-threaded builds refuse it; the number may be that of no socket by now
+        finally:
+            begun.set()
+
+    with peer, monkeypatch.context() as patch:
+        number = transport._sock_fd
+        patch.setattr(socket, "socket", Slow)
+        looking = loop.run_in_executor(None, look)
+        await until(begun.is_set, "the other thread")
+        transport.abort()
+        await until(lambda: protocol.is_lost, "connection_lost")
+        await turns(2)
+        patch.undo()
+        first, second = socket.socketpair()
+        with first, second:
+            is_free = not is_open(number)
+            if is_free:
+                os.dup2(first.fileno(), number)
+            closed.set()
+            await looking
+            transport = protocol = None
+            gc.collect()
+            assert is_open(number)
+            if is_free:
+                os.close(number)
 
 
 async def test_the_text_of_a_new_connection_in_debug_mode(loop, serve, monkeypatch, caplog):

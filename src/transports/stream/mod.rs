@@ -314,10 +314,16 @@ fn socket_of(this: Stream<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
     if let Some(socket) = this.socket.get(py) {
         return Ok(Some(socket));
     }
-    if this.fd() < 0 {
+    let fd = this.fd();
+    if fd < 0 {
         return Ok(None);
     }
-    let socket = socket_object::adopt(py, this.fd())?;
+    let socket = socket_object::adopt(py, fd)?;
+    if this.fd() != fd || this.socket.is_set() {
+        // Other threads have run meanwhile: one has closed the descriptor, or has made the object.
+        socket_object::disown(socket)?;
+        return Ok(this.socket.get(py));
+    }
     set_socket(&this, socket.clone());
     Ok(Some(socket))
 }
