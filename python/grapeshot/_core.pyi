@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from contextvars import Context
 from socket import socket
 from ssl import SSLContext, SSLObject
-from types import FrameType, GenericAlias
+from types import CodeType, FrameType, GenericAlias
 from typing import Any, Generic, Literal, Protocol, Self, TypeVar, TypeVarTuple, final
 
 from _typeshed import FileDescriptorLike, ReadableBuffer, StrOrBytesPath, WriteableBuffer
@@ -57,6 +57,8 @@ __all__ = [
     "_coro_sleep_relative",
     "_coro_spawn",
     "_coro_stack_info",
+    "_coro_stop_watchdog",
+    "_coro_unwatch",
     "_coro_wait",
     "_coro_wait_for_wake",
     "_coro_yield_slice",
@@ -1179,12 +1181,13 @@ def _coro_set_selfishness(count: int, /) -> int:
 def _coro_act() -> None:
     """Note that the running coro begins I/O. It yields now if much was ready at once before. Nothing elsewhere."""
 
-def _coro_set_latency_warning(seconds: float, /) -> float:
-    """Warn of coros of this thread that run for so long without a yield (0.2 at the start); 0: of none.
+def _coro_set_latency_warning(seconds: float | None, /) -> float:
+    """Warn of coros of this thread that run for so long without a yield (0.2 at the start); 0 or None: of none.
 
-    The warning is a record of the logger ``asyncio``, made when the coro yields or ends; one that never does is not
-    seen. Times are of the wall clock, with the resolution of the kernel's tick. Returns the limit before. ValueError if
-    ``seconds`` is negative or NaN.
+    Warnings are records of the logger ``asyncio``. The first says where the coro is, with its stack, while it is still
+    in the way; the second, when it yields or ends, how long it took and where it was when the time ran out. Times are
+    of the wall clock, with the resolution of the kernel's tick. Returns the limit before. ValueError if ``seconds`` is
+    negative or NaN.
     """
 
 def _coro_set_exception_notifier(
@@ -1210,9 +1213,19 @@ def _coro_after_fork() -> None:
     """In the child of a fork: if a coro has forked it cannot wait, and make others, here."""
 
 def _coro_set_hooks(
-    pending_loop: Callable[[], Any], watch_thread: Callable[[], object], wait_for: Callable[..., list[Any]], /
+    pending_loop: Callable[[], Any],
+    watch_thread: Callable[[], object],
+    wait_for: Callable[..., list[Any]],
+    report_late: Callable[[str, float, list[tuple[CodeType, int]]], object],
+    /,
 ) -> None:
-    """Take the functions that make a loop for coros outside of any, watch the end of a thread, and wait for coros."""
+    """Take what makes a loop for coros outside of any, watches threads end, waits for coros, and logs late ones."""
+
+def _coro_unwatch() -> None:
+    """Let the watchdog leave this thread alone until its next coro runs. Nothing inside a coro."""
+
+def _coro_stop_watchdog(is_exiting: bool, /) -> None:
+    """End the watchdog until the next coro runs: before a fork; or at the exit, once it is through with a report."""
 
 def _coro_set_stack_slots(count: int, /) -> None:
     """Let later coros of this thread share ``count`` stacks (1 to 4096; 1 at the start)."""

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{PyDict, PyList, PyTuple};
 
 use crate::event_loop::native_type::Args;
 
@@ -16,13 +16,17 @@ static PENDING_LOOP: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 static WATCH_THREAD: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 /// Waits for coros: `wait` with arguments.
 static WAIT_FOR: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
+/// Logs where a coro is that is late.
+static REPORT_LATE: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
 /// Takes the functions; they stay for good.
 pub(super) fn set(
     pending_loop: Bound<'_, PyAny>,
     watch_thread: Bound<'_, PyAny>,
     wait_for: Bound<'_, PyAny>,
+    report_late: Bound<'_, PyAny>,
 ) {
+    REPORT_LATE.store(report_late.into_ptr(), Ordering::Release);
     WAIT_FOR.store(wait_for.into_ptr(), Ordering::Release);
     PENDING_LOOP.store(pending_loop.into_ptr(), Ordering::Release);
     WATCH_THREAD.store(watch_thread.into_ptr(), Ordering::Release);
@@ -62,4 +66,14 @@ pub(super) fn watch_thread(py: Python<'_>) {
     if let Err(error) = call(py, &WATCH_THREAD) {
         error.write_unraisable(py, None);
     }
+}
+
+/// Called by the watchdog with a coro's name, the seconds that it runs, and code and line of the functions that it is in.
+#[cold]
+pub(super) fn report_late<'py>(
+    py: Python<'py>,
+    (name, seconds, places): (Bound<'py, PyAny>, f64, Bound<'py, PyList>),
+) -> PyResult<()> {
+    find(py, &REPORT_LATE)?.call1((name, seconds, places))?;
+    Ok(())
 }

@@ -1,38 +1,270 @@
-//! Coros that run long without a yield: a warning on asyncio's logger, as for slow callbacks.
+//! Coros that run long without a yield: warnings on asyncio's logger, as for slow callbacks.
 //!
-//! A run is timed by a clock that costs next to nothing and ticks every few milliseconds. Belongs to the coro's thread.
+//! ```text
+//!   loop's thread   begin(coro) ........ computes ......................... end: "ran for 0.731 seconds, at 0.200 it was at ..."
+//!   watchdog                   sleeps until begin + limit, `report`: "has run for 0.200 seconds, and is at ...", its stack
+//! ```
+//!
+//! A run is timed by a clock that costs next to nothing and ticks every few milliseconds; what is called late has taken longer
+//! than the limit all the same. The `Pulse` of a thread says what runs there since when: its own thread writes it, at most four
+//! stores per run; the watchdog reads it. Which coro that is, and where, is looked at with the GIL only: the run cannot end then.
 
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{mem, ptr};
+
+use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 
 use super::coroutine::Coro;
-use super::scheduler;
+use super::runtime::{Runtime, current, with_runtime};
+use super::{hooks, scheduler, watchdog};
 use crate::event_loop::log;
+use grapeshot_core::sys::clock;
 
 /// The limit of a new thread.
 pub(super) const DEFAULT_LIMIT_NS: u64 = 200_000_000;
+/// Set in `since_ns` when no coro runs.
+const HAS_ENDED: u64 = 1;
+/// `since_ns` of a thread that has ended.
+const GONE: u64 = u64::MAX;
+
+/// What runs in a thread with coros.
+pub(super) struct Pulse {
+    /// When the current run of a coro began, or the last one, which `HAS_ENDED`.
+    since_ns: AtomicU64,
+    /// The coro of that run, which the runtime keeps while it goes on.
+    coro: AtomicPtr<ffi::PyObject>,
+    /// From here on a run is late; 0 for never.
+    late_ns: AtomicU64,
+    /// The watchdog has to be told of the next run.
+    is_unwatched: AtomicBool,
+    /// The thread's state in that run, as good as the coro.
+    thread: AtomicPtr<ffi::PyThreadState>,
+    /// Where the watchdog has found the run.
+    found: Mutex<Option<Found>>,
+}
+
+/// What the watchdog has seen of a run.
+struct Found {
+    since_ns: u64,
+    after_ns: u64,
+    file: String,
+    line: u32,
+    function: String,
+}
+
+/// The pulse as its thread holds it; the watchdog may keep it longer.
+pub(super) struct OwnPulse(Arc<Pulse>);
+
+impl OwnPulse {
+    pub(super) fn new() -> Self {
+        Self(Arc::new(Pulse {
+            since_ns: AtomicU64::new(HAS_ENDED),
+            coro: AtomicPtr::new(ptr::null_mut()),
+            late_ns: AtomicU64::new(late_after(DEFAULT_LIMIT_NS)),
+            is_unwatched: AtomicBool::new(true),
+            thread: AtomicPtr::new(ptr::null_mut()),
+            found: Mutex::new(None),
+        }))
+    }
+}
+
+impl Deref for OwnPulse {
+    type Target = Arc<Pulse>;
+
+    fn deref(&self) -> &Arc<Pulse> {
+        &self.0
+    }
+}
+
+impl Drop for OwnPulse {
+    fn drop(&mut self) {
+        self.0.since_ns.store(GONE, Ordering::Relaxed);
+    }
+}
+
+/// A run that is this long by the coarse clock is longer than the limit; 0 for never.
+pub(super) fn late_after(limit_ns: u64) -> u64 {
+    match limit_ns {
+        0 | u64::MAX => 0,
+        limit_ns => limit_ns.saturating_add(clock::coarse_resolution_ns()),
+    }
+}
+
+impl Pulse {
+    /// When the current run began; None if there is none.
+    pub(super) fn running_since(&self) -> Option<u64> {
+        let since_ns = self.since_ns.load(Ordering::Relaxed);
+        (since_ns & HAS_ENDED == 0).then_some(since_ns)
+    }
+
+    /// A number that is another one after each run that took a while or came a while later.
+    pub(super) fn last_change(&self) -> u64 {
+        self.since_ns.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn late_ns(&self) -> u64 {
+        self.late_ns.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_gone(&self) -> bool {
+        self.last_change() == GONE
+    }
+
+    /// Whether the next run tells the watchdog.
+    pub(super) fn set_unwatched(&self, is_unwatched: bool) {
+        self.is_unwatched.store(is_unwatched, Ordering::Relaxed);
+    }
+
+    /// A run ends; how long it took, if that was too long.
+    #[inline]
+    pub(super) fn end(&self, late_ns: u64) -> Option<u64> {
+        let since_ns = self.since_ns.load(Ordering::Relaxed);
+        self.since_ns.store(since_ns | HAS_ENDED, Ordering::Relaxed);
+        let took_ns = clock::coarse_ns().saturating_sub(since_ns);
+        (took_ns >= late_ns).then_some(took_ns)
+    }
+
+    fn found(&self) -> MutexGuard<'_, Option<Found>> {
+        // Whoever panicked has left it whole.
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A run begins, in a thread whose limit is set.
+#[inline]
+pub(super) fn begin(runtime: &Runtime, coro: Coro<'_>) {
+    let pulse: &Pulse = &runtime.pulse;
+    pulse.coro.store(coro.as_ptr(), Ordering::Relaxed);
+    // SAFETY: attached.
+    let thread = unsafe { ffi::PyThreadState_Get() };
+    pulse.thread.store(thread, Ordering::Relaxed);
+    pulse
+        .since_ns
+        .store(clock::coarse_ns() & !HAS_ENDED, Ordering::Relaxed);
+    if pulse.is_unwatched.load(Ordering::Relaxed) {
+        watchdog::watch(&runtime.pulse);
+    }
+}
+
+/// Sets the limit of this thread; the one before. A run that is going on is measured by it, too.
+pub(super) fn set_limit(py: Python<'_>, limit_ns: u64) -> u64 {
+    let coro = current(py);
+    with_runtime(|runtime| {
+        let late_ns = late_after(limit_ns);
+        runtime.options.late_ns.set(late_ns);
+        let pulse = &runtime.pulse;
+        pulse.late_ns.store(late_ns, Ordering::Relaxed);
+        drop(pulse.found().take());
+        if late_ns == 0 {
+            pulse.since_ns.fetch_or(HAS_ENDED, Ordering::Relaxed);
+            watchdog::unwatch(pulse);
+        } else {
+            if let (None, Some(coro)) = (pulse.running_since(), coro) {
+                begin(runtime, coro);
+            }
+            if coro.is_some() || !pulse.is_unwatched.load(Ordering::Relaxed) {
+                watchdog::watch(pulse);
+            }
+        }
+        runtime.options.latency_ns.replace(limit_ns)
+    })
+}
+
+/// Called by the watchdog: says where the coro is that has been in the way since then, if it still is.
+pub(super) fn report(py: Python<'_>, pulse: &Pulse, since_ns: u64) -> PyResult<()> {
+    let is_current = || pulse.running_since() == Some(since_ns);
+    if !is_current() {
+        return Ok(());
+    }
+    let after_ns = clock::coarse_ns().saturating_sub(since_ns);
+    // SAFETY: attached, so the run cannot end before other code runs: its coro is alive.
+    let coro = unsafe { Bound::from_borrowed_ptr(py, pulse.coro.load(Ordering::Relaxed)) };
+    let name = coro.getattr("name")?;
+    // The last reference to a coro is its own thread's to give up.
+    drop(coro);
+    // SAFETY: the thread is in the run, see above, with a state of this interpreter, whose frames change with the GIL only.
+    let places = unsafe { places(py, pulse.thread.load(Ordering::Relaxed))? };
+    let place = match places.first() {
+        Some((code, line)) => Some(Found {
+            since_ns,
+            after_ns,
+            file: text(code, "co_filename")?,
+            line: *line,
+            function: text(code, "co_qualname")?,
+        }),
+        None => None,
+    };
+    if !is_current() {
+        // A finalizer has let it run meanwhile (to 3.11 the collector runs where objects are made), and it is somewhere else.
+        return Ok(());
+    }
+    let seconds = after_ns as f64 / 1e9;
+    *pulse.found() = place;
+    hooks::report_late(py, (name, seconds, PyList::new(py, places)?))
+}
+
+/// Code and line of the functions that a thread is in, the innermost first; nothing if it is in none.
+///
+/// `sys._current_frames` is not asked: it makes frame objects of other interpreters' threads, too, which have GILs of their own.
+///
+/// # Safety
+/// `thread` is the state of a live thread of this interpreter.
+unsafe fn places(py: Python<'_>, thread: *mut ffi::PyThreadState) -> PyResult<Vec<(Bound<'_, PyAny>, u32)>> {
+    // SAFETY: by the contract; a new reference, or null without an exception.
+    let mut frame = unsafe { Bound::from_owned_ptr_or_opt(py, ffi::PyThreadState_GetFrame(thread).cast()) };
+    let mut places = Vec::new();
+    while let Some(inner) = frame.filter(|frame| !frame.is_none()) {
+        // None while a function is between two lines.
+        let line = inner.getattr("f_lineno")?.extract::<Option<u32>>()?;
+        places.push((inner.getattr("f_code")?, line.unwrap_or(0)));
+        frame = Some(inner.getattr("f_back")?);
+    }
+    Ok(places)
+}
+
+fn text(code: &Bound<'_, PyAny>, name: &str) -> PyResult<String> {
+    Ok(code.getattr(name)?.str()?.to_string_lossy().into_owned())
+}
 
 /// Warns of a coro that has run for `took_ns` before it yielded or ended. Err is only for what must leave the loop.
 #[cold]
-pub(super) fn warn(coro: Coro<'_>, took_ns: u64) -> PyResult<()> {
+pub(super) fn warn(runtime: &Runtime, coro: Coro<'_>, took_ns: u64) -> PyResult<()> {
     let py = coro.py();
-    let seconds = (took_ns as f64 / 1e9).into_pyobject(py)?.into_any();
-    let name = coro.to_bound().getattr("name")?;
-    match place(coro) {
-        Ok(Some([file, line, function])) => log::warning(
-            py,
-            "coro %r ran for %.3f seconds without a yield, until %s:%s in %s",
-            &[name, seconds, file, line, function],
-        ),
-        Ok(None) => log::warning(
-            py,
-            "coro %r ran for %.3f seconds without a yield, until it ended",
-            &[name, seconds],
-        ),
+    let pulse = &runtime.pulse;
+    let found =
+        mem::take(&mut *pulse.found()).filter(|found| found.since_ns | HAS_ENDED == pulse.last_change());
+    match try_warn(coro, took_ns, found) {
+        Ok(outcome) => outcome,
         Err(error) => {
             error.write_unraisable(py, Some(&coro.to_bound()));
             Ok(())
         }
     }
+}
+
+/// Ok holds what logging has raised.
+fn try_warn(coro: Coro<'_>, took_ns: u64, found: Option<Found>) -> PyResult<PyResult<()>> {
+    let py = coro.py();
+    let seconds = |duration_ns| (duration_ns as f64 / 1e9).into_pyobject(py).map(Bound::into_any);
+    let mut values = vec![coro.to_bound().getattr("name")?, seconds(took_ns)?];
+    let format = if let Some(found) = found {
+        values.push(seconds(found.after_ns)?);
+        values.push(found.file.into_pyobject(py)?.into_any());
+        values.push(found.line.into_pyobject(py)?.into_any());
+        values.push(found.function.into_pyobject(py)?.into_any());
+        "coro %r ran for %.3f seconds without a yield; after %.3f it was at %s:%s in %s"
+    } else if let Some(place) = place(coro)? {
+        // The watchdog had no chance: C code kept the GIL, or it was not there.
+        values.extend(place);
+        "coro %r ran for %.3f seconds without a yield, until %s:%s in %s"
+    } else {
+        "coro %r ran for %.3f seconds without a yield, until it ended"
+    };
+    Ok(log::warning(py, format, &values))
 }
 
 /// File, line and function where the coro is suspended; None if it has ended.

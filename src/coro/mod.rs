@@ -10,7 +10,8 @@
 //! | `suspension`, `interruption` | how a coro waits; exceptions on their way into it |
 //! | `line`, `waiting` | coros in line for the same thing; the things, from `semaphore` to `channel` |
 //! | `tasks` | the running task that asyncio sees while a coro runs |
-//! | `ending`, `notifier`, `latency` | coros whose loop has ended; who hears of exceptions; coros that run for long |
+//! | `ending`, `notifier` | coros whose loop has ended; who hears of exceptions |
+//! | `latency`, `watchdog` | coros that run for too long |
 //! | `collector`, `profiling`, `thread_locals` | what others know of the C stack: the collector, profilers, libraries |
 //! | `errors`, `hooks` | classes and functions of the Python package that native code needs |
 //! | `methods` | what Python calls |
@@ -38,6 +39,7 @@ mod suspension;
 mod tasks;
 mod thread_locals;
 mod waiting;
+mod watchdog;
 
 /// Makes the types and functions of the coro mode.
 pub(crate) fn register(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {

@@ -16,7 +16,7 @@ use pyo3::prelude::*;
 
 use super::coroutine::{Coro, CoroObject};
 use super::function::run_on_stack;
-use super::latency::DEFAULT_LIMIT_NS;
+use super::latency::{self, DEFAULT_LIMIT_NS, OwnPulse};
 use super::machine::{Machine, SharedSlot};
 use super::pystate::{Base, Chunks, PyState, Relinked};
 use super::thread_locals::Search;
@@ -58,6 +58,8 @@ pub(super) struct Runtime {
     free_places: RefCell<Vec<usize>>,
     pub(super) stats: Stats,
     pub(super) options: Options,
+    /// What the watchdog sees of it.
+    pub(super) pulse: OwnPulse,
 }
 
 /// Counted since the thread's first coro.
@@ -85,6 +87,8 @@ pub(super) struct Options {
     pub(super) slots: Cell<usize>,
     /// A coro that runs so long without a yield is warned of; 0 for never.
     pub(super) latency_ns: Cell<u64>,
+    /// The same as the coarse clock shows it, see `latency`.
+    pub(super) late_ns: Cell<u64>,
     /// I/O that may be ready at once in a row before a coro yields.
     pub(super) max_acts: Cell<u16>,
     /// Evacuate after each switch and poison what is left (`GRAPESHOT_CORO_EVICT=always`).
@@ -156,12 +160,14 @@ impl Runtime {
             options: Options {
                 slots: Cell::new(1),
                 latency_ns: Cell::new(DEFAULT_LIMIT_NS),
+                late_ns: Cell::new(latency::late_after(DEFAULT_LIMIT_NS)),
                 max_acts: Cell::new(DEFAULT_MAX_ACTS),
                 evicts_always: Cell::new(
                     std::env::var("GRAPESHOT_CORO_EVICT").is_ok_and(|text| text == "always"),
                 ),
                 failing_evacuations: Cell::new(0),
             },
+            pulse: OwnPulse::new(),
         }
     }
 

@@ -48,14 +48,15 @@ pub(super) fn resume(coro: Coro<'_>) -> PyResult<()> {
         }
         match runtime.install(coro) {
             Ok(machine) => {
-                let limit_ns = runtime.options.latency_ns.get();
-                let began_ns = if limit_ns == 0 { 0 } else { clock::coarse_ns() };
+                if runtime.options.late_ns.get() != 0 {
+                    latency::begin(runtime, coro);
+                }
                 run(runtime, coro, machine);
-                if limit_ns != 0 {
-                    let took_ns = clock::coarse_ns() - began_ns;
-                    if took_ns >= limit_ns {
-                        return finish_late(runtime, coro, took_ns);
-                    }
+                let late_ns = runtime.options.late_ns.get();
+                if late_ns != 0
+                    && let Some(took_ns) = runtime.pulse.end(late_ns)
+                {
+                    return finish_late(runtime, coro, took_ns);
                 }
                 if coro.is_done() {
                     return finish(runtime, coro);
@@ -85,7 +86,7 @@ fn refuse(runtime: &Runtime, coro: Coro<'_>) -> PyResult<()> {
 fn finish_late(runtime: &Runtime, coro: Coro<'_>, took_ns: u64) -> PyResult<()> {
     // A coro that has ended is given up by `finish`.
     let kept = coro.to_bound();
-    let warned = latency::warn(coro, took_ns);
+    let warned = latency::warn(runtime, coro, took_ns);
     let finished = if coro.is_done() {
         finish(runtime, coro)
     } else {

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import sys
-import time
 import weakref
 
 import pytest
@@ -262,75 +260,6 @@ def test_without_a_notifier_an_exception_is_reported_once_if_nobody_looks(report
     coro.run(main)
     gc.collect()
     assert [str(context["exception"]) for context in reported] == ["lost"]
-
-
-# ------------------------------------------------------------------ latency
-
-
-@pytest.fixture
-def warned(caplog):
-    """What the asyncio logger says, with a limit of 1 ms."""
-    before = coro.set_latency_warning(0.001)
-    caplog.set_level(logging.WARNING, "asyncio")
-    yield caplog
-    coro.set_latency_warning(before)
-
-
-def spin():
-    """Busy until the coarse clock must have seen some milliseconds."""
-    end = time.monotonic() + 0.03
-    while time.monotonic() < end:
-        pass
-
-
-def test_a_long_run_is_warned_of_with_the_place_of_its_yield(warned):
-    def work():
-        spin()
-        coro.yield_slice()
-
-    coro.run(lambda: coro.spawn(work, name="slow one").join())
-    [record] = [record for record in warned.records if "slow one" in record.getMessage()]
-    assert record.levelno == logging.WARNING
-    assert record.name == "asyncio"
-    text = record.getMessage()
-    line = work.__code__.co_firstlineno + 2
-    assert text.endswith(f"until {__file__}:{line} in {work.__qualname__}")
-    assert float(text.split(" ran for ")[1].split(" ")[0]) >= 0.001
-
-
-def test_a_long_run_to_the_end_is_warned_of(warned):
-    coro.run(lambda: coro.spawn(spin, name="slow one").join())
-    assert [text for text in warned.messages if "slow one" in text and text.endswith("until it ended")]
-
-
-def test_latency_warnings_can_be_off(warned):
-    assert coro.set_latency_warning(0) == pytest.approx(0.001)
-    coro.run(lambda: coro.spawn(spin).join())
-    assert warned.messages == []
-    assert coro.set_latency_warning(1000) == 0
-    coro.run(lambda: coro.spawn(spin).join())
-    assert warned.messages == []
-    for wrong in (-1, float("nan")):
-        with pytest.raises(ValueError, match="limit"):
-            coro.set_latency_warning(wrong)
-    assert coro.set_latency_warning(float("inf")) == 1000
-
-
-def test_a_handler_of_warnings_that_raises_harms_nobody(warned, monkeypatch):
-    unraisable = []
-    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
-
-    def refuse(record):
-        raise LookupError("no warnings here")
-
-    logger = logging.getLogger("asyncio")
-    logger.addFilter(refuse)
-    try:
-        assert coro.run(lambda: coro.spawn(lambda: spin() or 5).join()) == 5
-    finally:
-        logger.removeFilter(refuse)
-    assert unraisable
-    assert all(isinstance(entry.exc_value, LookupError) for entry in unraisable)
 
 
 # ------------------------------------------------------------------ selfishness

@@ -19,6 +19,7 @@
 //! | [`signals`] | a pipe for the numbers of signals, written by handlers | `pipe2` | `pipe` (Apple), `pipe2` |
 //! | [`socket`] | nonblocking socket calls that never raise `SIGPIPE` | `MSG_NOSIGNAL`, `accept4` | `SO_NOSIGPIPE` (Apple), `MSG_NOSIGNAL` |
 //! | [`socket::datagram`] | several datagrams per call, one to an address | `recvmmsg` | `recvfrom` |
+//! | [`thread`] | a helper thread that gets no signals | all | all |
 //! | [`thread_locals`] | other libraries' thread-local pointers into a range | TLS segments and pthread keys | pthread keys |
 //! | [`unwinding`] | a thread that is ended inside a call of ours hangs | a personality routine (glibc) | the same (FreeBSD); nothing to do |
 //! | [`waker`] | wake a blocked poller from any thread or signal handler | eventfd | pipe |
@@ -47,6 +48,7 @@ pub mod pipe;
 pub mod poller;
 pub mod signals;
 pub mod socket;
+pub mod thread;
 pub mod thread_locals;
 pub mod unwinding;
 pub mod waker;

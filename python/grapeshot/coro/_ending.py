@@ -32,6 +32,14 @@ def _coros_of(loop: Loop) -> list[Coro[Any]]:
     return [co for co in _core._coro_live() if co._loop is loop]
 
 
+def before_close(loop: Loop) -> None:
+    """End the coros of a loop that is about to be closed, and the watchdog of this thread."""
+    try:
+        unwind(loop)
+    finally:
+        _core._coro_unwatch()
+
+
 def unwind(loop: Loop) -> None:
     """End the coros of a loop that is about to be closed.
 
@@ -49,7 +57,7 @@ def unwind(loop: Loop) -> None:
     else:
         unwinding.run_natively()
     if left := _coros_of(loop):
-        warnings.warn(f"coros did not end when their loop was closed: {left}", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"coros did not end when their loop was closed: {left}", RuntimeWarning, stacklevel=4)
     if unwinding.leaving is not None:
         raise unwinding.leaving
 
@@ -154,6 +162,7 @@ def _end_thread() -> None:
     left = _core._coro_shut_down(None, _ROUNDS)
     if left:
         warnings.warn(f"{left} coros did not end with their thread", RuntimeWarning, stacklevel=1)
+    _core._coro_unwatch()
 
 
 _local = threading.local()
@@ -171,3 +180,4 @@ def _end_main_thread() -> None:
         if not loop.is_closed() and not loop.is_running():
             unwind(loop)
     _core._coro_shut_down(None, _ROUNDS)
+    _core._coro_stop_watchdog(True)

@@ -8,7 +8,7 @@ import os
 from grapeshot import _core
 from grapeshot._loop import Loop
 
-from . import _ending, _errors
+from . import _ending, _errors, _latency
 from ._coroutine import Coro
 from ._event_loop import pending_loop
 from ._groups import wait_for
@@ -16,8 +16,8 @@ from ._groups import wait_for
 _reason = _core._coro_setup(_errors, Coro)
 if _reason is not None:
     raise ImportError(_reason)
-_core._coro_set_hooks(pending_loop, _ending.watch_thread, wait_for)
+_core._coro_set_hooks(pending_loop, _ending.watch_thread, wait_for, _latency.report)
 # In front of all others: what they call may try to wait.
 gc.callbacks.insert(0, _core._coro_note_collection)
-os.register_at_fork(after_in_child=_core._coro_after_fork)
-Loop._before_close = staticmethod(_ending.unwind)
+os.register_at_fork(before=lambda: _core._coro_stop_watchdog(False), after_in_child=_core._coro_after_fork)
+Loop._before_close = staticmethod(_ending.before_close)

@@ -11,7 +11,9 @@ use crate::coro::coroutine::{Coro, Status};
 use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::runtime::{current as running, with_runtime};
 use crate::coro::suspension::{Begun, Outcome};
-use crate::coro::{collector, ending, hooks, notifier, pystate, scheduler, suspension, tasks, waiting};
+use crate::coro::{
+    collector, ending, hooks, latency, notifier, pystate, scheduler, suspension, tasks, waiting, watchdog,
+};
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::native_type::{Args, This, none};
 use crate::event_loop::pyloop::LoopObject;
@@ -167,13 +169,14 @@ pub(super) fn begin_act<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult<B
 /// `_coro_set_latency_warning(seconds)`: the limit before.
 pub(super) fn set_latency_warning<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("set_latency_warning", 1)?;
-    let seconds = args.get(0).map_or(Ok(0.0), |limit| limit.extract::<f64>())?;
+    let seconds = args.get(0).filter(|limit| !limit.is_none());
+    let seconds = seconds.map_or(Ok(0.0), |limit| limit.extract::<f64>())?;
     if seconds.is_nan() || seconds < 0.0 {
-        return Err(PyValueError::new_err("a limit is 0 or above"));
+        return Err(PyValueError::new_err("a limit is 0 seconds or above"));
     }
     // Saturates: centuries are never.
     let limit_ns = (seconds * 1e9).ceil() as u64;
-    let before = with_runtime(|runtime| runtime.options.latency_ns.replace(limit_ns));
+    let before = latency::set_limit(py, limit_ns);
     Ok((before as f64 / 1e9).into_pyobject(py)?.into_any())
 }
 
@@ -208,16 +211,39 @@ pub(super) fn end_thread<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'p
 /// `_coro_after_fork()`, in the child.
 pub(super) fn after_fork<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("_coro_after_fork", 0)?;
-    with_runtime(|runtime| runtime.is_forked.set(!runtime.current.get().is_null()));
+    with_runtime(|runtime| {
+        watchdog::after_fork(&runtime.pulse);
+        runtime.is_forked.set(!runtime.current.get().is_null());
+    });
     Ok(none(py))
 }
 
-/// `_coro_set_hooks(pending_loop, watch_thread, wait_for)`.
+/// `_coro_unwatch()`: this thread's loop is closed, unless a coro closes another one.
+pub(super) fn unwatch<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_coro_unwatch", 0)?;
+    with_runtime(|runtime| {
+        if runtime.current.get().is_null() {
+            watchdog::unwatch(&runtime.pulse);
+        }
+    });
+    Ok(none(py))
+}
+
+/// `_coro_stop_watchdog(is_exiting)`.
+pub(super) fn stop_watchdog<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_coro_stop_watchdog", 1)?;
+    let is_exiting = args.get(0).map_or(Ok(false), |flag| flag.is_truthy())?;
+    watchdog::stop(py, is_exiting);
+    Ok(none(py))
+}
+
+/// `_coro_set_hooks(pending_loop, watch_thread, wait_for, report_late)`.
 pub(super) fn set_hooks<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_coro_set_hooks", 3)?;
-    if let (Some(pending_loop), Some(watch_thread), Some(wait_for)) = (args.get(0), args.get(1), args.get(2))
+    args.exactly("_coro_set_hooks", 4)?;
+    if let (Some(pending_loop), Some(watch_thread), Some(wait_for), Some(report_late)) =
+        (args.get(0), args.get(1), args.get(2), args.get(3))
     {
-        hooks::set(pending_loop, watch_thread, wait_for);
+        hooks::set(pending_loop, watch_thread, wait_for, report_late);
     }
     Ok(none(py))
 }

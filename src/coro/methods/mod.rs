@@ -168,8 +168,10 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
             c"set_latency_warning",
             functions::set_latency_warning,
             c"set_latency_warning(seconds, /)\n--\n\n\
-                Warn of coros of this thread that run for so long without a yield (0.2 at the start), on the logger asyncio; 0: of\n\
-                none. Returns the limit before."
+                Warn of coros of this thread that run for so long without a yield (0.2 at the start), on the logger asyncio; 0 or\n\
+                None: of none. Returns the limit before.\n\n\
+                A first record says where the coro is, with its stack, while it is still in the way; a second one, when it yields\n\
+                or ends, how long it took and where it was when the time ran out."
         ),
         function!(
             c"set_exception_notifier",
@@ -232,6 +234,16 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             c"_coro_after_fork",
             functions::after_fork,
             c"In a forked child: the loop stays with the parent."
+        ),
+        function!(
+            c"_coro_unwatch",
+            functions::unwatch,
+            c"Let the watchdog leave this thread alone until its next coro runs."
+        ),
+        function!(
+            c"_coro_stop_watchdog",
+            functions::stop_watchdog,
+            c"End the watchdog until the next coro runs: before a fork, or at the exit."
         ),
         function!(
             c"_coro_set_hooks",

@@ -1,0 +1,41 @@
+"""The record of a coro that has run for too long without a yield, and still does."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import traceback
+
+TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+if TYPE_CHECKING:
+    from types import CodeType
+
+# That of asyncio, which says as much of slow callbacks.
+_logger = logging.getLogger("asyncio")
+
+
+def report(name: str, seconds: float, places: list[tuple[CodeType, int]]) -> None:
+    """Log where a coro is, in a thread of its own. Called by the watchdog; ``places`` begin with the innermost."""
+    try:
+        threading.Thread(target=_log, args=(name, seconds, places), name="coro-latency", daemon=True).start()
+    except RuntimeError:
+        pass  # the process exits or may have no further thread: the record that is made when the coro yields remains
+
+
+def _log(name: str, seconds: float, places: list[tuple[CodeType, int]]) -> None:
+    if not places:
+        _logger.warning("coro %r has run for %.3f seconds without a yield, in no Python function", name, seconds)
+        return
+    code, line = places[0]
+    stack = traceback.StackSummary.from_list(
+        [(code.co_filename, line, code.co_name, None) for code, line in reversed(places)]
+    )
+    _logger.warning(
+        "coro %r has run for %.3f seconds without a yield, and is at %s:%s in %s\nStack (most recent call last):\n%s",
+        name,
+        seconds,
+        code.co_filename,
+        line,
+        code.co_qualname,
+        "".join(stack.format()).rstrip(),
+    )

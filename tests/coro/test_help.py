@@ -1,0 +1,117 @@
+"""What `help()`, completion, tracebacks and pickles show of the names that users reach, native or not.
+
+That the signatures are those of `_core.pyi` is stubtest's to say (`tests/project/test_stubs.py`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import pydoc
+import types
+
+import pytest
+from support import coro_is_available
+
+pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+PUBLIC, MEMBERS = [], []
+if coro_is_available():
+    from grapeshot import _core, coro
+
+    PUBLIC = [name for name in coro.__all__ if name != "threads"]  # a module
+    MEMBERS = [
+        (kind, name)
+        for kind in PUBLIC
+        if isinstance(getattr(coro, kind), type) and not issubclass(getattr(coro, kind), BaseException)
+        for name in dir(getattr(coro, kind))
+        if not name.startswith("_")
+    ]
+
+# The arguments of what users call most, as its help shows them.
+SIGNATURES = {
+    "spawn": "(function, /, *args, name=None, context=None, stack='shared', **kwargs)",
+    "new": "(function, /, *args, name=None, context=None, stack='shared', **kwargs)",
+    "spawn_later": "(seconds, fn, /, *args, **kwargs)",
+    "sleep_relative": "(delay, /)",
+    "sleep_absolute": "(when, /)",
+    "yield_slice": "()",
+    "current": "()",
+    "wait": "(coros=Ellipsis, timeout=None, count=None)",
+    "set_latency_warning": "(seconds, /)",
+    "set_exception_notifier": "(function, /)",
+    "semaphore": "(value=1)",
+    "fifo": "(maxsize=0)",
+    "mailbox": "(maxsize=0)",
+    "lock": "()",
+    "fifo.pop": "(self, /, block=True, timeout=None)",
+    "fifo.push": "(self, item, /, block=True, timeout=None)",
+    "channel.send": "(self, value, /, block=True, timeout=None)",
+    "semaphore.acquire": "(self, /, value=1, block=True, timeout=None)",
+    "mutex.acquire": "(self, /, block=True, timeout=None)",
+    "Coro.start": "(self, /)",
+    "Coro.add_done_callback": "(self, /, fn, context=None)",
+}
+
+
+def find(path):
+    value = coro
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_name_is_of_the_module(name):
+    value = getattr(coro, name)
+    assert (value.__module__, value.__name__, value.__qualname__) == ("grapeshot.coro", name, name)
+    assert pickle.loads(pickle.dumps(value)) is value
+    assert value.__doc__.strip()
+    assert name in pydoc.render_doc(value, renderer=pydoc.plaintext)
+    if not (isinstance(value, type) and issubclass(value, BaseException)):
+        # an exception takes what Exception takes, of which Python itself knows no signature
+        inspect.signature(value)
+
+
+@pytest.mark.parametrize(("kind", "name"), MEMBERS)
+def test_a_member_says_what_it_is_and_takes(kind, name):
+    owner = getattr(coro, kind)
+    value = inspect.getattr_static(owner, name)
+    assert (value.__doc__ or "").strip(), f"{kind}.{name} has no help"
+    if callable(value) and not isinstance(value, property):
+        # Shrapnel's second names (rw_lock.read_lock) show the first.
+        assert inspect.getattr_static(owner, value.__name__) is value
+        inspect.signature(value)
+
+
+@pytest.mark.parametrize("path", SIGNATURES)
+def test_signatures(path):
+    assert str(inspect.signature(find(path))) == SIGNATURES[path]
+
+
+def test_native_functions_are_known_by_their_public_names():
+    for name in dir(_core):
+        value = getattr(_core, name)
+        if name.startswith("_coro_") and isinstance(value, types.BuiltinFunctionType):
+            public = name.removeprefix("_coro_")
+            if getattr(coro, public, None) is value:
+                assert (value.__module__, value.__name__) == ("grapeshot.coro", public)
+            else:
+                assert (value.__module__, value.__name__) == ("grapeshot._core", name)
+            assert value.__doc__
+
+
+def test_help_of_spawn_explains_its_options():
+    text = pydoc.render_doc(coro.spawn, renderer=pydoc.plaintext)
+    for words in ("\n    name: ", "\n    context: ", "contextvars.Context", "\n    stack: 'shared', ", "'own': "):
+        assert words in text
+    assert "in module grapeshot.coro" in text
+
+
+def test_completion_shows_the_public_names_only():
+    assert dir(coro) == sorted(coro.__all__)
+    assert {"gc", "os", "sys", "asyncio", "annotations", "TYPE_CHECKING"}.isdisjoint(dir(coro))
+    # What is offered is there, and help() of the module shows it.
+    text = pydoc.render_doc(coro, renderer=pydoc.plaintext)
+    for name in dir(coro):
+        assert getattr(coro, name) is not None
+        assert name in text
