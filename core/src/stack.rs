@@ -61,7 +61,7 @@ impl Slot {
         let page = page_len();
         let usable = len_bytes.next_multiple_of(page);
         let mapping_len = usable + GUARD_LEN;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | pages::NO_RESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let mapping = unsafe { libc::mmap(ptr::null_mut(), mapping_len, libc::PROT_NONE, flags, -1, 0) };
         if mapping == libc::MAP_FAILED {

@@ -22,6 +22,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
 
+use super::pages;
+
 /// Writes who uses the watched stack. Called in a signal handler: it may only read memory.
 pub type Describe = unsafe fn(owner: *const c_void, line: &mut Line);
 
@@ -318,7 +320,7 @@ impl AlternateStack {
                 ptr::null_mut(),
                 ALTERNATE_LEN,
                 libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | pages::NO_RESERVE,
                 -1,
                 0,
             );

@@ -86,14 +86,15 @@ pub fn send(socket: RawFd, file: RawFd, offset: i64, count: usize) -> io::Result
 /// As on Linux. The call says in an error, too, how many bytes have gone: those count then.
 #[cfg(any(target_vendor = "apple", target_os = "freebsd", target_os = "dragonfly"))]
 pub fn send(socket: RawFd, file: RawFd, offset: i64, count: usize) -> io::Result<usize> {
-    let mut sent: libc::off_t = 0;
-    #[cfg(target_vendor = "apple")]
-    let result = {
-        // Zero would mean the whole file.
-        sent = count as libc::off_t;
-        // SAFETY: `sent` lives across the call, which reads and writes it; there are no headers.
-        unsafe { libc::sendfile(file, socket, offset, &raw mut sent, std::ptr::null_mut(), 0) }
+    // Apple's reads it too: zero would mean the whole file there.
+    let mut sent: libc::off_t = if cfg!(target_vendor = "apple") {
+        count as libc::off_t
+    } else {
+        0
     };
+    #[cfg(target_vendor = "apple")]
+    // SAFETY: `sent` lives across the call, which reads and writes it; there are no headers.
+    let result = unsafe { libc::sendfile(file, socket, offset, &raw mut sent, std::ptr::null_mut(), 0) };
     #[cfg(not(target_vendor = "apple"))]
     // SAFETY: `sent` lives across the call, which writes it; there are no headers.
     let result = unsafe {

@@ -2,7 +2,14 @@
 //!
 //! Owner: any thread. Knows nothing of what the memory is for.
 //!
-//! Source: `madvise(2)`.
+//! Source: `mmap(2)`, `madvise(2)`.
+
+/// The flag of `mmap(2)` for addresses that need no swap before they are used. FreeBSD and its
+/// relatives never reserve any.
+#[cfg(not(any(target_os = "freebsd", target_os = "dragonfly")))]
+pub(crate) const NO_RESERVE: libc::c_int = libc::MAP_NORESERVE;
+#[cfg(any(target_os = "freebsd", target_os = "dragonfly"))]
+pub(crate) const NO_RESERVE: libc::c_int = 0;
 
 /// Asks that `len_bytes` from `start` are backed by small pages only: a huge page would make a stack of which 2 KiB are
 /// used take 2 MiB. A system without huge pages, or without the choice, does nothing.
