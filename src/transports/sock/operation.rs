@@ -422,6 +422,12 @@ impl NativeType for OperationObject {
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
     const DEALLOC: ffi::destructor = dealloc;
 
+    /// One that has ended holds its loop alone, whose own deallocation counts the depth.
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.state.get() == State::Closed && !self.waiter.is_set()
+    }
+
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         for cell in [
             &self.event_loop,
