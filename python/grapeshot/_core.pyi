@@ -62,6 +62,7 @@ __all__ = [
     "_coro_wait",
     "_coro_wait_for_wake",
     "_coro_yield_slice",
+    "_coroutine_method",
     "_file_len",
     "_path_status",
     "_remove_path",
@@ -78,6 +79,7 @@ __all__ = [
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 _Ts = TypeVarTuple("_Ts")
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 class _ConnectionOwner(Protocol):
     """What ``Loop._listen`` calls for the connections that it accepts."""
@@ -794,6 +796,14 @@ class DatagramTransport(asyncio.Transport, asyncio.DatagramTransport):
 
     def abort(self) -> None:
         """Close at once; what waits is lost. ``connection_lost(None)`` follows from the loop. Idempotent."""
+
+def _coroutine_method(stub: _F) -> _F:
+    """Return the native method of the loop that has the stub's name, as a coroutine function with its signature.
+
+    Raises:
+        AttributeError: there is no such method.
+        TypeError: it is not native.
+    """
 
 def _file_len(fd: int) -> int:
     """Return the length of a file in bytes; 0 for most descriptors that are not of a regular file."""

@@ -78,6 +78,7 @@ class Loop(BaseLoop):
 
     # names and signals
     _resolve = _dns.getaddrinfo
+    getaddrinfo = _core._coroutine_method(_dns.getaddrinfo)
     getnameinfo = _dns.getnameinfo
     add_signal_handler = _signals.add_signal_handler
     remove_signal_handler = _signals.remove_signal_handler
@@ -108,6 +109,13 @@ class Loop(BaseLoop):
 
     # plain sockets
     sock_connect = _sock.sock_connect
+    sock_recv = _core._coroutine_method(_sock.sock_recv)
+    sock_recv_into = _core._coroutine_method(_sock.sock_recv_into)
+    sock_recvfrom = _core._coroutine_method(_sock.sock_recvfrom)
+    sock_recvfrom_into = _core._coroutine_method(_sock.sock_recvfrom_into)
+    sock_sendall = _core._coroutine_method(_sock.sock_sendall)
+    sock_sendto = _core._coroutine_method(_sock.sock_sendto)
+    sock_accept = _core._coroutine_method(_sock.sock_accept)
 
     # files
     sendfile = _sendfile.sendfile

@@ -1,6 +1,7 @@
 """``sock_connect``: the operation on plain sockets that runs once per connection, and may have to ask for a name.
 
-The others (``sock_recv`` and its relatives) are native: ``src/transports/sock``.
+The others (``sock_recv`` and its relatives) are native: ``src/transports/sock``. Their functions here give them their
+signatures and docstrings and never run: ``inspect`` and ``unittest.mock`` see that they are coroutine functions.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from ._checks import check_plain_socket
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from _typeshed import ReadableBuffer, WriteableBuffer
 
 _WOULD_BLOCK = (BlockingIOError, InterruptedError)
 _STILL_CONNECTING = frozenset((errno.EAGAIN, errno.EALREADY, errno.EINPROGRESS, errno.EINTR, errno.EWOULDBLOCK))
@@ -49,3 +52,68 @@ async def sock_connect(loop: BaseLoop, sock: socket.socket, address: Any) -> Non
         if error not in _STILL_CONNECTING:
             # Raised without a local variable: an exception held by a frame of its own traceback would be a cycle.
             raise OSError(error, f"Connect call failed {address}")
+
+
+# --- the native ones ------------------------------------------------------------------------------
+
+
+async def sock_recv(loop: BaseLoop, sock: socket.socket, nbytes: int) -> bytes:
+    """Receive up to ``nbytes`` bytes; ``b""`` means that the peer has ended its side.
+
+    Raises:
+        OSError: the connection's error.
+        TypeError: ``sock`` is an ``ssl.SSLSocket``.
+        ValueError: in debug mode, ``sock`` is not non-blocking.
+        RuntimeError: a transport uses the descriptor.
+    """
+    raise NotImplementedError
+
+
+async def sock_recv_into(loop: BaseLoop, sock: socket.socket, buf: WriteableBuffer) -> int:
+    """Receive into ``buf``, at most its length; return the number of bytes, 0 at the end of the stream.
+
+    Raises: as :meth:`sock_recv`.
+    """
+    raise NotImplementedError
+
+
+async def sock_recvfrom(loop: BaseLoop, sock: socket.socket, bufsize: int) -> tuple[bytes, Any]:
+    """Receive a datagram, cut off at ``bufsize`` bytes; return ``(data, address)``, the address None if unknown.
+
+    Raises: as :meth:`sock_recv`.
+    """
+    raise NotImplementedError
+
+
+async def sock_recvfrom_into(
+    loop: BaseLoop, sock: socket.socket, buf: WriteableBuffer, nbytes: int = 0
+) -> tuple[int, Any]:
+    """Receive a datagram into ``buf``, at most ``nbytes`` bytes (0: its length); return ``(length, address)``.
+
+    Raises: as :meth:`sock_recv`.
+    """
+    raise NotImplementedError
+
+
+async def sock_sendall(loop: BaseLoop, sock: socket.socket, data: ReadableBuffer) -> None:
+    """Send all of ``data`` on a connected socket; after an error or a cancellation nothing tells how much went.
+
+    Raises: as :meth:`sock_recv`.
+    """
+    raise NotImplementedError
+
+
+async def sock_sendto(loop: BaseLoop, sock: socket.socket, data: ReadableBuffer, address: Any) -> int:
+    """Send one datagram to ``address``; return its length.
+
+    Raises: as :meth:`sock_recv`.
+    """
+    raise NotImplementedError
+
+
+async def sock_accept(loop: BaseLoop, sock: socket.socket) -> tuple[socket.socket, Any]:
+    """Accept a connection on the listening ``sock``; return ``(connection, address)``, the former non-blocking.
+
+    Raises: as :meth:`sock_recv`.
+    """
+    raise NotImplementedError

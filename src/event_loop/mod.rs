@@ -5,6 +5,7 @@
 
 pub(crate) mod attributes;
 pub(crate) mod audit;
+mod coroutine_method;
 pub(crate) mod deallocation;
 pub(crate) mod errors;
 pub(crate) mod freelist;
@@ -40,7 +41,8 @@ const HAS_TRASHCAN: bool = cfg!(Py_3_14);
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     names::fill(module.py())?;
     handle::register(module)?;
-    pyloop::register(module)
+    pyloop::register(module)?;
+    coroutine_method::register(module)
 }
 
 /// `ImportError` outside the main interpreter: the tables of names and types are one for the process. From 3.12 on

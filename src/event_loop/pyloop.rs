@@ -58,8 +58,16 @@ impl LoopObject {
 
     /// True for an instance of `grapeshot._core.Loop` or a subclass.
     pub(crate) fn is_loop(object: &Bound<'_, PyAny>) -> bool {
-        // SAFETY: attached; LOOP_TYPE is set before any instance exists.
-        unsafe { ffi::PyObject_TypeCheck(object.as_ptr(), LOOP_TYPE.load(Ordering::Relaxed)) != 0 }
+        // SAFETY: attached, with a live object.
+        unsafe { Self::is_loop_ptr(object.as_ptr()) }
+    }
+
+    /// # Safety
+    /// Attached; `object` is a live object.
+    #[inline]
+    pub(super) unsafe fn is_loop_ptr(object: *mut ffi::PyObject) -> bool {
+        // SAFETY: the caller's; LOOP_TYPE is set before any instance exists.
+        unsafe { ffi::PyObject_TypeCheck(object, LOOP_TYPE.load(Ordering::Relaxed)) != 0 }
     }
 
     pub(crate) fn to_bound<'py>(&self, py: Python<'py>) -> Bound<'py, PyAny> {

@@ -1,0 +1,220 @@
+//! Native methods of the loop that return coroutines, and are coroutine functions to everyone who asks.
+//!
+//! `inspect.iscoroutinefunction` looks for the flag in a code object, and takes any callable for a function that has the
+//! attributes of one. So the method on `grapeshot.Loop` is an object that shows those of a stub, an `async def` with its
+//! signature and docstring whose body never runs, and whose call is the native method. On an instance it is an ordinary
+//! bound method; a call by name makes none (`Py_TPFLAGS_METHOD_DESCRIPTOR`), as with CPython's own method descriptors.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::offset_of;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use super::errors;
+use super::native_type::{NativeType, This, leak_table, new_type, one_at_a_time, slot};
+use super::object_cell::ObjectCell;
+use super::pyloop::LoopObject;
+
+#[repr(C)]
+struct CoroutineMethodObject {
+    base: ffi::PyObject,
+    vectorcall: Option<ffi::vectorcallfunc>,
+    /// The function of the native method.
+    native: ffi::PyCFunctionFastWithKeywords,
+    /// The Python function that has its signature.
+    stub: ObjectCell,
+}
+
+static METHOD_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
+
+unsafe extern "C" {
+    /// Public C API (`Doc/c-api/method.rst`), which pyo3-ffi does not export.
+    fn PyMethod_New(function: *mut ffi::PyObject, receiver: *mut ffi::PyObject) -> *mut ffi::PyObject;
+}
+
+unsafe extern "C" fn call(
+    slf: *mut ffi::PyObject,
+    args: *const *mut ffi::PyObject,
+    nargsf: usize,
+    kwnames: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls this attached with an object of the type, and arguments by the calling convention; the
+    // native method gets a loop for its first one.
+    unsafe {
+        let count = ffi::PyVectorcall_NARGS(nargsf);
+        if count > 0 && LoopObject::is_loop_ptr(*args) {
+            let native = (*slf.cast::<CoroutineMethodObject>()).native;
+            return native(*args, args.add(1), count - 1, kwnames);
+        }
+        refuse(slf)
+    }
+}
+
+#[cold]
+unsafe fn refuse(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: as in `call`.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            let name = Bound::from_borrowed_ptr(py, slf).getattr("__qualname__")?;
+            Err(PyTypeError::new_err(format!(
+                "{name}() needs a loop as its first argument"
+            )))
+        })
+    }
+}
+
+unsafe extern "C" fn bind(
+    slf: *mut ffi::PyObject,
+    instance: *mut ffi::PyObject,
+    _owner: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls tp_descr_get attached; instance is null or None where the class was asked.
+    unsafe {
+        if instance.is_null() || instance == ffi::Py_None() {
+            ffi::Py_NewRef(slf)
+        } else {
+            PyMethod_New(slf, instance)
+        }
+    }
+}
+
+/// What the type does not have, `__code__` among it, is the stub's, and so is what says that it is a function: mocks of a
+/// function on a class are bound, mocks of other callables are not.
+unsafe extern "C" fn getattro(slf: *mut ffi::PyObject, name: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls tp_getattro attached with an object of the type and a string.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            let this: This<'_, CoroutineMethodObject> = This::new(py, slf);
+            let text = Bound::from_borrowed_ptr(py, name).cast_into::<PyString>()?;
+            let is_stubs = matches!(&*text.to_string_lossy(), "__class__" | "__doc__" | "__module__");
+            if !is_stubs {
+                let own = ffi::PyObject_GenericGetAttr(slf, name);
+                if !own.is_null() {
+                    return Ok(own);
+                }
+                if ffi::PyErr_ExceptionMatches(ffi::PyExc_AttributeError) == 0 {
+                    return Err(errors::fetch(py));
+                }
+                ffi::PyErr_Clear();
+            }
+            match this.stub.get(py) {
+                Some(stub) => Ok(stub.getattr(text)?.into_ptr()),
+                None => Ok(ffi::Py_NewRef(ffi::Py_None())),
+            }
+        })
+    }
+}
+
+unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls tp_repr attached with an object of the type.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            let name = Bound::from_borrowed_ptr(py, slf).getattr("__name__")?;
+            let text = format!("<coroutine method '{name}' of 'grapeshot.Loop' objects>");
+            Ok(text.into_pyobject(py)?.into_ptr())
+        })
+    }
+}
+
+unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
+    // SAFETY: CPython calls this attached with an unreferenced object.
+    unsafe {
+        ffi::PyObject_GC_UnTrack(slf.cast());
+        CoroutineMethodObject::clear(This::new(Python::assume_attached(), slf));
+        let kind = ffi::Py_TYPE(slf);
+        ffi::PyObject_GC_Del(slf.cast());
+        ffi::Py_DECREF(kind.cast());
+    }
+}
+
+impl NativeType for CoroutineMethodObject {
+    const NAME: &'static CStr = c"grapeshot._core._CoroutineMethod";
+    const DOC: &'static CStr = c"A native method of the loop that returns a coroutine.";
+    /// CPython remembers what a name is at a place of the code only where the type of the descriptor is immutable.
+    const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION
+        | ffi::Py_TPFLAGS_IMMUTABLETYPE
+        | ffi::Py_TPFLAGS_METHOD_DESCRIPTOR
+        | ffi::Py_TPFLAGS_HAVE_VECTORCALL;
+
+    const DEALLOC: ffi::destructor = dealloc;
+
+    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        // SAFETY: visit and arg are the collector's.
+        unsafe { self.stub.traverse(visit, arg) }
+    }
+
+    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        one_at_a_time(this, body)
+    }
+
+    fn clear(this: This<'_, Self>) {
+        drop(this.stub.take(this.py()));
+    }
+}
+
+/// `_coroutine_method(stub)`: the native method of the loop that has the stub's name, as a coroutine function.
+#[pyfunction(name = "_coroutine_method")]
+fn coroutine_method<'py>(stub: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let py = stub.py();
+    let name = stub.getattr("__name__")?.cast_into::<PyString>()?;
+    let descriptor = py.import("grapeshot._core")?.getattr("Loop")?.getattr(&name)?;
+    // SAFETY: attached; a method descriptor leads to the row of a method table, which lives for ever. Both structures
+    // are parts of the C API.
+    unsafe {
+        if ffi::Py_TYPE(descriptor.as_ptr()) != &raw mut ffi::PyMethodDescr_Type {
+            return Err(PyTypeError::new_err(format!(
+                "{name} is no native method of the loop"
+            )));
+        }
+        let row = (*descriptor.as_ptr().cast::<ffi::PyMethodDescrObject>()).d_method;
+        if (*row).ml_flags != ffi::METH_FASTCALL | ffi::METH_KEYWORDS {
+            return Err(PyTypeError::new_err(format!(
+                "{name} takes its arguments in another way"
+            )));
+        }
+        let made = ffi::PyType_GenericAlloc(METHOD_TYPE.load(Ordering::Acquire), 0);
+        let made = errors::owned(py, made)?;
+        let object = made.as_ptr().cast::<CoroutineMethodObject>();
+        (*object).vectorcall = Some(call);
+        (*object).native = (*row).ml_meth.PyCFunctionFastWithKeywords;
+        (*object).stub.set(stub.clone());
+        Ok(made)
+    }
+}
+
+pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let members = vec![ffi::PyMemberDef {
+        name: c"__vectorcalloffset__".as_ptr(),
+        type_code: ffi::Py_T_PYSSIZET,
+        offset: offset_of!(CoroutineMethodObject, vectorcall) as ffi::Py_ssize_t,
+        flags: ffi::Py_READONLY,
+        doc: ptr::null(),
+    }];
+    // SAFETY: the functions are those of this layout, the tables are leaked.
+    let kind = unsafe {
+        new_type::<CoroutineMethodObject>(
+            module,
+            None,
+            &[
+                slot(ffi::Py_tp_call, ffi::PyVectorcall_Call as *mut c_void),
+                slot(ffi::Py_tp_descr_get, bind as *mut c_void),
+                slot(ffi::Py_tp_getattro, getattro as *mut c_void),
+                slot(ffi::Py_tp_repr, repr as *mut c_void),
+                slot(
+                    ffi::Py_tp_members,
+                    leak_table(members, ffi::PyMemberDef::default()),
+                ),
+            ],
+        )?
+    };
+    METHOD_TYPE.store(kind.into_ptr().cast(), Ordering::Release);
+    module.add_function(wrap_pyfunction!(coroutine_method, module)?)
+}
