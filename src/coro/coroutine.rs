@@ -20,9 +20,9 @@ use pyo3::prelude::*;
 
 use super::line::Place;
 use super::machine::Machine;
-use crate::event_loop::errors;
-use crate::event_loop::native_type::{NativeType, This, leak_table, one_at_a_time};
-use crate::event_loop::object_cell::ObjectCell;
+use crate::binding::errors;
+use crate::binding::native_type::{NativeType, This, leak_table, one_at_a_time};
+use crate::binding::object_cell::ObjectCell;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Status {

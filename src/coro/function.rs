@@ -18,8 +18,8 @@ use super::runtime::{Runtime, with_runtime};
 use super::scheduler::report;
 use super::suspension::{Outcome, raise_pending};
 use super::{notifier, tasks};
-use crate::event_loop::errors;
-use crate::event_loop::native_type::This;
+use crate::binding::errors;
+use crate::binding::native_type::This;
 use crate::event_loop::pyloop::LoopObject;
 
 /// The first and only function on a coro's stack. As in `wait_at_boundary`, hardly anything of it stays on the stack

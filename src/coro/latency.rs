@@ -21,7 +21,7 @@ use pyo3::types::PyList;
 use super::coroutine::Coro;
 use super::runtime::{Runtime, current, with_runtime};
 use super::{hooks, scheduler, watchdog};
-use crate::event_loop::log;
+use crate::binding::log;
 use grapeshot_core::sys::clock;
 
 /// The limit of a new thread.

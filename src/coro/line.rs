@@ -19,7 +19,7 @@ use std::ptr;
 use pyo3::prelude::*;
 
 use super::coroutine::{Coro, CoroObject};
-use crate::event_loop::native_type::This;
+use crate::binding::native_type::This;
 
 /// The line. It does not move while anybody stands in it: it is part of an object that each of them keeps, by the frame
 /// on its stack which waits.

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 
 use super::coroutine::Coro;
 use super::errors::{Kind, is_a};
-use crate::event_loop::errors;
+use crate::binding::errors;
 
 /// An owned reference, null for none. Read and exchanged only while attached to an interpreter with the GIL.
 static NOTIFIER: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());

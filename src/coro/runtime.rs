@@ -21,9 +21,9 @@ use super::machine::{Machine, SharedSlot};
 use super::pystate::{Base, Chunks, PyState, Relinked};
 use super::thread_locals::Search;
 use super::{pystate, tasks};
-use crate::event_loop::native_type::This;
+use crate::binding::native_type::This;
+use crate::binding::{deallocation, errors};
 use crate::event_loop::reactor::current_thread;
-use crate::event_loop::{deallocation, errors};
 
 /// I/O that may be ready at once in a row, in a new thread.
 const DEFAULT_MAX_ACTS: u16 = 4;

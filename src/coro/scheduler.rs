@@ -25,8 +25,8 @@ use super::function::{finish, store};
 use super::machine::{Machine, SharedSlot};
 use super::runtime::{Runtime, with_runtime};
 use super::{hooks, latency, profiling, pystate, tasks, thread_locals};
-use crate::event_loop::errors;
-use crate::event_loop::native_type::This;
+use crate::binding::errors;
+use crate::binding::native_type::This;
 use crate::event_loop::pyloop::LoopObject;
 
 /// The entry of a coro in the loop's ready queue.

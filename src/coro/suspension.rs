@@ -16,9 +16,9 @@ use super::errors::{self as coro_errors, Kind};
 use super::runtime::{current, with_runtime};
 use super::scheduler::make_ready;
 use super::{interruption, pystate};
-use crate::event_loop::errors;
+use crate::binding::errors;
+use crate::binding::native_type::none;
 use crate::event_loop::handle::HandleRef;
-use crate::event_loop::native_type::none;
 use crate::event_loop::pyloop::LoopObject;
 
 /// What a wait returns or raises.

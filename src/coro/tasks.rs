@@ -13,7 +13,7 @@ use pyo3::types::PyDict;
 use super::coroutine::Coro;
 use super::machine::Machine;
 use super::pystate::SWAPS_TASK;
-use crate::event_loop::errors;
+use crate::binding::errors;
 
 /// `asyncio.tasks._current_tasks`, to 3.13.
 static CURRENT_TASKS: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());

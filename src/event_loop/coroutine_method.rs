@@ -15,10 +15,10 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use super::errors;
-use super::native_type::{NativeType, This, leak_table, new_type, one_at_a_time, slot};
-use super::object_cell::ObjectCell;
 use super::pyloop::LoopObject;
+use crate::binding::errors;
+use crate::binding::native_type::{NativeType, This, leak_table, new_type, one_at_a_time, slot};
+use crate::binding::object_cell::ObjectCell;
 
 #[repr(C)]
 struct CoroutineMethodObject {

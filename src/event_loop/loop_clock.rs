@@ -14,11 +14,11 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use super::attributes::version_of;
-use super::names::{Kept, names};
-use super::native_type::{Args, This, none};
 use super::pyloop::LoopObject;
 use super::reactor::time_s;
+use crate::binding::attributes::version_of;
+use crate::binding::names::{Kept, names};
+use crate::binding::native_type::{Args, This, none};
 
 /// No type has this version.
 const UNKNOWN: u32 = u32::MAX;

@@ -17,14 +17,14 @@ use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::{PyFloat, PyTuple, PyType};
 
 use super::loop_clock::{self, LoopClock};
-use super::native_type::{
+use super::reactor::{Reactor, current_thread};
+use super::{scheduling, tasks, watching};
+use crate::binding::native_type::{
     Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, slot, threadsafe_getter,
     threadsafe_method,
 };
-use super::object_cell::ObjectCell;
-use super::reactor::{Reactor, current_thread};
-use super::{HAS_GIL, errors};
-use super::{scheduling, tasks, watching};
+use crate::binding::object_cell::ObjectCell;
+use crate::binding::{HAS_GIL, errors};
 
 /// The object: a Python header, the reactor, and what only Python asks for.
 #[repr(C)]

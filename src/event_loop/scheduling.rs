@@ -9,11 +9,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyFloat, PyString};
 
 use super::handle::{HandleRef, check_callback};
-use super::names::names;
-use super::native_type::{Args, This, threadsafe_method};
 use super::pyloop::LoopObject;
 use super::reactor::{current_thread, time_s};
-use super::{HAS_GIL, errors};
+use crate::binding::names::names;
+use crate::binding::native_type::{Args, This, threadsafe_method};
+use crate::binding::{HAS_GIL, errors};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 

@@ -6,8 +6,8 @@ use grapeshot_core::sys::clock;
 use pyo3::prelude::*;
 
 use super::handle::HandleRef;
-use super::log;
 use super::pyloop::LoopObject;
+use crate::binding::log;
 
 /// Runs `handle` and logs it if it took at least `limit_s` seconds.
 #[cold]

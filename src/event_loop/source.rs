@@ -9,7 +9,7 @@ use grapeshot_core::sys::poller::{Interest, Readiness};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::native_type::This;
+use crate::binding::native_type::This;
 
 /// A native object whose descriptor is registered with the loop. All of them are Python objects of layout `Self`,
 /// so the collector reaches them through the loop's fd table.

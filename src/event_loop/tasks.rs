@@ -5,11 +5,11 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
-use super::names::{Kept, names};
-use super::native_type::{Args, This, method, none, threadsafe_method};
 use super::pyloop::LoopObject;
 use super::reactor::current_thread;
-use super::{HAS_GIL, errors};
+use crate::binding::names::{Kept, names};
+use crate::binding::native_type::{Args, This, method, none, threadsafe_method};
+use crate::binding::{HAS_GIL, errors};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 

@@ -8,11 +8,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyString};
 
 use super::handle::{HandleRef, check_callback};
-use super::names::names;
-use super::native_type::{Args, This, bool_object, method, none};
 use super::pyloop::LoopObject;
 use super::reactor::{Direction, Target, Watcher};
 use super::scheduling::{os_result, remember_source};
+use crate::binding::names::names;
+use crate::binding::native_type::{Args, This, bool_object, method, none};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 

@@ -15,9 +15,9 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::event_loop::errors;
-use crate::event_loop::native_type::{Args, NativeType, This, method, new_type, none, represent, slot};
-use crate::event_loop::object_cell::ObjectCell;
+use crate::binding::errors;
+use crate::binding::native_type::{Args, NativeType, This, method, new_type, none, represent, slot};
+use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::{Reactor, Slot};
 use crate::event_loop::source::{Source, SourceRef};

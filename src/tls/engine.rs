@@ -20,9 +20,9 @@ use pyo3::types::{PyBytes, PyDict, PyString};
 
 use super::ssl_module::{SslModule, ssl_module};
 use super::window;
-use crate::event_loop::errors;
-use crate::event_loop::names::Kept;
-use crate::event_loop::object_cell::ObjectCell;
+use crate::binding::errors;
+use crate::binding::names::Kept;
+use crate::binding::object_cell::ObjectCell;
 
 /// Plaintext of a record at most.
 const DISCARD_LEN: usize = 16 * 1024;

@@ -20,10 +20,10 @@ use pyo3::types::{PyDict, PyString};
 
 use super::lower::Tls;
 use super::{State, Told, flag, reading, shutdown, writing};
-use crate::event_loop::errors;
-use crate::event_loop::log;
-use crate::event_loop::names::names;
-use crate::event_loop::native_type::This;
+use crate::binding::errors;
+use crate::binding::log;
+use crate::binding::names::names;
+use crate::binding::native_type::This;
 
 /// What a TLS 1.3 record always has beside its plaintext: the content type and a tag of 16 bytes.
 const OVERHEAD_LEN: usize = 17;
@@ -46,7 +46,7 @@ pub(super) fn start(this: Tls<'_>, lower: &Bound<'_, PyAny>) -> PyResult<()> {
     go_on_shaking(this)
 }
 
-pub(super) fn set_timer(this: Tls<'_>, timeout: &crate::event_loop::object_cell::ObjectCell) -> PyResult<()> {
+pub(super) fn set_timer(this: Tls<'_>, timeout: &crate::binding::object_cell::ObjectCell) -> PyResult<()> {
     let py = this.py();
     if let (Some(event_loop), Some(timeout)) = (this.event_loop.get(py), timeout.get(py)) {
         let on_timeout = this.to_bound().getattr(intern!(py, "_on_timeout"))?;

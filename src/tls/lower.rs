@@ -11,8 +11,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::{TlsObject, has_own_methods, is_tls, lifecycle, tls_of, writing};
-use crate::event_loop::native_type::This;
-use crate::event_loop::object_cell::ObjectCell;
+use crate::binding::native_type::This;
+use crate::binding::object_cell::ObjectCell;
 use crate::transports::stream;
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use pyo3::prelude::*;
 
 use super::lower::Tls;
 use super::{State, TlsObject, flag, lifecycle, make_type, protocol_methods, reading, shutdown, writing};
-use crate::event_loop::attributes::{dict_row, offset_members, shown};
-use crate::event_loop::native_type::{Args, bool_object, leak_table, method, none, represent, slot};
+use crate::binding::attributes::{dict_row, offset_members, shown};
+use crate::binding::native_type::{Args, bool_object, leak_table, method, none, represent, slot};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 

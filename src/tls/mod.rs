@@ -42,11 +42,11 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::event_loop::attributes::{HasInstanceDict, InstanceDict, OwnMethods};
-use crate::event_loop::errors;
-use crate::event_loop::names::names;
-use crate::event_loop::native_type::{NativeType, This, extend_type, new_type, slot};
-use crate::event_loop::object_cell::ObjectCell;
+use crate::binding::attributes::{HasInstanceDict, InstanceDict, OwnMethods};
+use crate::binding::errors;
+use crate::binding::names::names;
+use crate::binding::native_type::{NativeType, This, extend_type, new_type, slot};
+use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Reactor;
 use crate::transports::outgoing::Outgoing;

@@ -10,8 +10,8 @@ use pyo3::types::PyBytes;
 use super::engine::Read;
 use super::lower::Tls;
 use super::{State, flag, lifecycle, shutdown, writing};
-use crate::event_loop::errors;
-use crate::event_loop::native_type::This;
+use crate::binding::errors;
+use crate::binding::native_type::This;
 use crate::transports::new_bytes::NewBytes;
 use crate::transports::protocol::Receiver;
 

@@ -9,9 +9,9 @@ use pyo3::prelude::*;
 use super::lifecycle::{abort, cancel_timer, fatal_error, set_timer, value_of};
 use super::lower::Tls;
 use super::{State, Told, flag, reading, writing};
-use crate::event_loop::log;
-use crate::event_loop::names::names;
-use crate::event_loop::native_type::This;
+use crate::binding::log;
+use crate::binding::names::names;
+use crate::binding::native_type::This;
 use crate::transports::protocol::Receiver;
 
 /// `close()` of the application.

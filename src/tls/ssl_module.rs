@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::event_loop::names::Kept;
+use crate::binding::names::Kept;
 
 pub(super) struct SslModule {
     /// `ssl.SSLObject`: only an object of exactly this type is driven below its Python methods.

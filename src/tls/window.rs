@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::event_loop::errors;
-use crate::event_loop::native_type::{NativeType, This, new_type, slot};
+use crate::binding::errors;
+use crate::binding::native_type::{NativeType, This, new_type, slot};
 
 #[repr(C)]
 struct WindowObject {

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 
 use super::lower::Tls;
 use super::{State, flag, lifecycle, shutdown};
-use crate::event_loop::log;
+use crate::binding::log;
 use crate::transports::flow;
 use crate::transports::outgoing::Data;
 

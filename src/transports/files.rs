@@ -14,7 +14,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::event_loop::{audit, errors};
+use crate::binding::{audit, errors};
 
 /// `_file_len(fd)`: the length of a file in bytes.
 #[pyfunction(name = "_file_len")]

@@ -7,9 +7,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use super::protocol::ProtocolCalls;
-use crate::event_loop::names::{Kept, names};
-use crate::event_loop::object_cell::ObjectCell;
-use crate::event_loop::{errors, log};
+use crate::binding::names::{Kept, names};
+use crate::binding::object_cell::ObjectCell;
+use crate::binding::{errors, log};
 
 const DEFAULT_HIGH: usize = 64 * 1024;
 

@@ -6,7 +6,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::event_loop::errors;
+use crate::binding::errors;
 
 /// Writable memory, exported until this is dropped. It stays where it was made: moving a view costs more than all else.
 pub(super) struct LentBuffer(ffi::Py_buffer);

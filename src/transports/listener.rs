@@ -18,11 +18,11 @@ use pyo3::prelude::*;
 
 use super::registration::Registration;
 use super::{socket_object, stream};
-use crate::event_loop::native_type::{Args, NativeType, This, method, new_type, none, represent, slot};
-use crate::event_loop::object_cell::ObjectCell;
+use crate::binding::native_type::{Args, NativeType, This, method, new_type, none, represent, slot};
+use crate::binding::object_cell::ObjectCell;
+use crate::binding::{errors, log};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::source::Source;
-use crate::event_loop::{errors, log};
 
 /// Seconds until accepting is tried again when the process or the system is out of descriptors or memory.
 const RETRY_DELAY_S: f64 = 1.0;
@@ -336,7 +336,7 @@ fn resume<'py>(this: This<'py, ListenerObject>, args: Args<'_, 'py>) -> PyResult
 }
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let methods = crate::event_loop::native_type::leak_table(
+    let methods = crate::binding::native_type::leak_table(
         vec![
             method!(ListenerObject, c"_resume", resume, c"Listen again after a pause."),
             method!(ListenerObject, c"_stop", stop_listening, c"Listen no more."),

@@ -25,7 +25,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
-use crate::event_loop::native_type::extend_type;
+use crate::binding::native_type::extend_type;
 use crate::event_loop::pyloop;
 
 /// Adds the transport types to the module, and the methods that make them to `grapeshot._core.Loop`.

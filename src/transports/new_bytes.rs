@@ -5,7 +5,7 @@ use std::ptr;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::event_loop::errors;
+use crate::binding::errors;
 
 unsafe extern "C" {
     /// Public C API (`Doc/c-api/bytes.rst`), which pyo3-ffi does not export.

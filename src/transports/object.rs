@@ -20,13 +20,13 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 
 use super::protocol::ProtocolCalls;
-use crate::event_loop::attributes::{HasInstanceDict, InstanceDict, dict_row, offset_members};
-use crate::event_loop::names::{Kept, names};
-use crate::event_loop::native_type::{NativeType, This, leak_table, new_type, none, represent, slot};
-use crate::event_loop::object_cell::ObjectCell;
+use crate::binding::attributes::{HasInstanceDict, InstanceDict, dict_row, offset_members};
+use crate::binding::names::{Kept, names};
+use crate::binding::native_type::{NativeType, This, leak_table, new_type, none, represent, slot};
+use crate::binding::object_cell::ObjectCell;
+use crate::binding::{errors, log};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Reactor;
-use crate::event_loop::{errors, log};
 
 /// What a kind of transport adds to the object. Every field that Python code can reach is a cell.
 pub(super) trait Body: Sized {

@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyMemoryView};
 
 use super::flow::Watermarks;
-use crate::event_loop::errors;
+use crate::binding::errors;
 
 /// Chunks handed to one system call.
 const SLICES_PER_CALL: usize = 64;

@@ -16,8 +16,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use crate::event_loop::names::names;
-use crate::event_loop::object_cell::ObjectCell;
+use crate::binding::names::names;
+use crate::binding::object_cell::ObjectCell;
 
 /// `_socket.socket` and `_io.FileIO`; null where their objects look otherwise than we know.
 static SOCKET_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());

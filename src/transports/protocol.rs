@@ -13,10 +13,10 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
-use crate::event_loop::errors;
-use crate::event_loop::names::{Kept, names};
-use crate::event_loop::native_type::none;
-use crate::event_loop::object_cell::ObjectCell;
+use crate::binding::errors;
+use crate::binding::names::{Kept, names};
+use crate::binding::native_type::none;
+use crate::binding::object_cell::ObjectCell;
 
 use super::lent_buffer::LentBuffer;
 use super::stream_reader::{self, Feed};

@@ -14,7 +14,7 @@ use grapeshot_core::sys::poller::{Interest, Token};
 use pyo3::prelude::*;
 
 use super::owner::Owner;
-use crate::event_loop::native_type::This;
+use crate::binding::native_type::This;
 use crate::event_loop::reactor::{Reactor, Slot};
 use crate::event_loop::source::{Source, SourceRef};
 

@@ -11,8 +11,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyInt, PyString, PyTuple, PyType};
 
-use crate::event_loop::errors;
-use crate::event_loop::native_type::none;
+use crate::binding::errors;
+use crate::binding::native_type::none;
 
 /// A nonblocking `socket.socket` that takes over `fd`; family, type and protocol are read from the descriptor. An error
 /// leaves the descriptor to the caller.

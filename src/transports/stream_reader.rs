@@ -19,10 +19,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyByteArray, PyString, PyWeakrefMethods, PyWeakrefReference};
 
 use super::protocol::ProtocolCalls;
-use crate::event_loop::attributes;
-use crate::event_loop::errors;
-use crate::event_loop::names::{Kept, names};
-use crate::event_loop::native_type::none;
+use crate::binding::attributes;
+use crate::binding::errors;
+use crate::binding::names::{Kept, names};
+use crate::binding::native_type::none;
 
 unsafe extern "C" {
     /// Public C API (`Doc/c-api/method.rst`), which pyo3-ffi does not export: bound methods, and borrowed references to

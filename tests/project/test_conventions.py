@@ -60,7 +60,7 @@ def test_cfg_stays_in_its_places():
         ("src", "event_loop/reactor.rs", "fn f() -> bool { cfg!(unix) }", [1]),
         ("src", "event_loop/reactor.rs", "#[cfg_attr(unix, inline)] fn f() {}", [1]),
         ("src", "event_loop/reactor.rs", "#[cfg(test)]\nmod tests { /* #[cfg(unix)] */ }", []),
-        ("src", "event_loop/freelist/mod.rs", "#[cfg(Py_GIL_DISABLED)] mod none;", []),
+        ("src", "binding/freelist/mod.rs", "#[cfg(Py_GIL_DISABLED)] mod none;", []),
         ("src", "transports/sys.rs", "#[cfg(unix)] fn f() {}", [1]),
         ("core/src", "sys/poller/epoll.rs", '#[cfg(target_os = "linux")] fn f() {}', []),
         ("core/src", "queue/slots.rs", "#[cfg(unix)] fn f() {}", [1]),

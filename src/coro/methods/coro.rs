@@ -9,12 +9,12 @@ use pyo3::types::{PyString, PyType};
 
 use super::functions::acts;
 use super::{Object, facade, stacks};
+use crate::binding::native_type::{
+    Args, bool_object, class_getitem, getter, leak_table, method, new_type, none, slot,
+};
 use crate::coro::coroutine::{Coro, CoroObject, Status, finalize};
 use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::{interruption, scheduler};
-use crate::event_loop::native_type::{
-    Args, bool_object, class_getitem, getter, leak_table, method, new_type, none, slot,
-};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::current_thread;
 

@@ -15,13 +15,13 @@ use pyo3::types::{PyList, PyTuple};
 
 use super::Object;
 use super::coro::check_thread;
+use crate::binding::errors;
+use crate::binding::native_type::{Args, NativeType, This, method, new_type, none, one_at_a_time, slot};
+use crate::binding::object_cell::ObjectCell;
 use crate::coro::coroutine::{Coro, CoroObject, Status};
 use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::runtime::current;
 use crate::coro::{scheduler, tasks};
-use crate::event_loop::errors;
-use crate::event_loop::native_type::{Args, NativeType, This, method, new_type, none, one_at_a_time, slot};
-use crate::event_loop::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
 
 // ---- the outcome ---------------------------------------------------------------------------------------------
@@ -383,7 +383,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
                 slot(ffi::Py_am_send, am_send as *mut c_void),
                 slot(
                     ffi::Py_tp_methods,
-                    crate::event_loop::native_type::leak_table(methods, ffi::PyMethodDef::zeroed()),
+                    crate::binding::native_type::leak_table(methods, ffi::PyMethodDef::zeroed()),
                 ),
             ],
         )?

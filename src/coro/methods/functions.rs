@@ -7,6 +7,7 @@ use pyo3::types::{PyList, PySet, PyString, PyType};
 
 use super::coro::check_thread;
 use super::{Object, making};
+use crate::binding::native_type::{Args, This, none};
 use crate::coro::coroutine::{Coro, Status};
 use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::runtime::{current as running, with_runtime};
@@ -15,7 +16,6 @@ use crate::coro::{
     collector, ending, hooks, latency, notifier, pystate, scheduler, suspension, tasks, waiting, watchdog,
 };
 use crate::event_loop::handle::HandleRef;
-use crate::event_loop::native_type::{Args, This, none};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::time_s;
 

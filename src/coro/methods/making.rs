@@ -9,10 +9,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyType};
 
 use super::Object;
+use crate::binding::errors;
+use crate::binding::native_type::{Args, none};
 use crate::coro::runtime::with_runtime;
 use crate::coro::{hooks, pystate, scheduler, tasks};
-use crate::event_loop::errors;
-use crate::event_loop::native_type::{Args, none};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::current_thread;
 

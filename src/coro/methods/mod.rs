@@ -14,8 +14,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use super::{scheduler, suspension, waiting};
-use crate::event_loop::errors;
-use crate::event_loop::native_type::Args;
+use crate::binding::errors;
+use crate::binding::native_type::Args;
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 

@@ -6,9 +6,9 @@ use pyo3::types::PyDict;
 
 use super::Object;
 use super::coro::check_thread;
+use crate::binding::native_type::{Args, none};
 use crate::coro::coroutine::{Coro, Status};
 use crate::coro::runtime::with_runtime;
-use crate::event_loop::native_type::{Args, none};
 
 pub(super) fn statistics<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("stack_info", 0)?;

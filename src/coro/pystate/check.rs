@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 use super::{PREVIOUS_ITEM, chunk, field, imp};
-use crate::event_loop::errors;
+use crate::binding::errors;
 
 /// Levels of C recursion that the interpreter allows a thread (3.12 and 3.13).
 static C_LIMIT: AtomicI32 = AtomicI32::new(0);

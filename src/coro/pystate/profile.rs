@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 
 use super::check::F_FRAME;
 use super::{CFrame, field, imp};
-use crate::event_loop::errors;
+use crate::binding::errors;
 
 /// What a profile function is told.
 #[derive(Clone, Copy)]

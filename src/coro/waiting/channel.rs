@@ -25,13 +25,13 @@ use super::object::{
     wait_in_line,
 };
 use super::parcels::Parcels;
+use crate::binding::errors;
+use crate::binding::native_type::{
+    Args, NativeType, This, bool_object, class_getitem, getter, method, none, one_at_a_time, slot,
+};
 use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::line::Line;
 use crate::coro::{scheduler, suspension};
-use crate::event_loop::errors;
-use crate::event_loop::native_type::{
-    Args, NativeType, This, bool_object, class_getitem, getter, method, none, one_at_a_time, slot,
-};
 
 #[repr(C)]
 pub(super) struct ChannelObject {

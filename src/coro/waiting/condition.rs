@@ -11,12 +11,10 @@ use super::limit::{Deadline, Limit};
 use super::object::{
     FLAGS, Head, Object, Primitive, check_thread, dealloc, grant, make_type as make, wait_in_line,
 };
+use crate::binding::native_type::{Args, NativeType, This, bool_object, method, none, one_at_a_time, slot};
 use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::line::Line;
 use crate::coro::{interruption, scheduler, suspension};
-use crate::event_loop::native_type::{
-    Args, NativeType, This, bool_object, method, none, one_at_a_time, slot,
-};
 
 #[repr(C)]
 pub(super) struct ConditionObject {

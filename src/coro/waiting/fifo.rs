@@ -24,13 +24,13 @@ use super::object::{
     type_name, wait_in_line, waiting,
 };
 use super::parcels::Parcels;
+use crate::binding::errors;
+use crate::binding::native_type::{
+    Args, NativeType, This, class_getitem, getter, method, none, one_at_a_time, slot,
+};
 use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::line::Line;
 use crate::coro::{interruption, suspension};
-use crate::event_loop::errors;
-use crate::event_loop::native_type::{
-    Args, NativeType, This, class_getitem, getter, method, none, one_at_a_time, slot,
-};
 
 #[repr(C)]
 pub(super) struct FifoObject {

@@ -11,12 +11,12 @@ use super::limit::{Deadline, Limit};
 use super::object::{
     FLAGS, Head, Object, Primitive, check_thread, dealloc, grant, make_type as make, wait_in_line, waiting,
 };
+use crate::binding::native_type::{Args, NativeType, This, bool_object, method, none, one_at_a_time};
+use crate::binding::object_cell::ObjectCell;
 use crate::coro::coroutine::Coro;
 use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::line::Line;
 use crate::coro::{runtime, suspension};
-use crate::event_loop::native_type::{Args, NativeType, This, bool_object, method, none, one_at_a_time};
-use crate::event_loop::object_cell::ObjectCell;
 
 #[repr(C)]
 pub(super) struct LockObject<const RECURSIVE: bool> {

@@ -10,14 +10,14 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 
 use super::limit::Deadline;
+use crate::binding::errors;
+use crate::binding::native_type::{
+    NativeType, This, leak_table, new_type, none, one_at_a_time, slot, weaklist_member,
+};
 use crate::coro::coroutine::Coro;
 use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::line::Line;
 use crate::coro::{runtime, scheduler, suspension, tasks};
-use crate::event_loop::errors;
-use crate::event_loop::native_type::{
-    NativeType, This, leak_table, new_type, none, one_at_a_time, slot, weaklist_member,
-};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::current_thread;
 

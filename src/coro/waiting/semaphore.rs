@@ -14,12 +14,12 @@ use super::object::{
     FLAGS, Head, Object, Primitive, argument, check_thread, count, dealloc, grant, make_type as make,
     wait_in_line, waiting,
 };
-use crate::coro::line::Line;
-use crate::coro::suspension;
-use crate::event_loop::errors;
-use crate::event_loop::native_type::{
+use crate::binding::errors;
+use crate::binding::native_type::{
     Args, NativeType, This, bool_object, getter, method, none, one_at_a_time, slot,
 };
+use crate::coro::line::Line;
+use crate::coro::suspension;
 
 #[repr(C)]
 pub(super) struct SemaphoreObject {

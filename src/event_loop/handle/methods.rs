@@ -11,9 +11,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFloat, PyInt, PyTuple};
 
 use super::{HANDLE_TYPE, HandleObject, HandleRef, TIMER_TYPE, dealloc, flag, slots};
-use crate::event_loop::errors;
-use crate::event_loop::names::names;
-use crate::event_loop::native_type::{
+use crate::binding::errors;
+use crate::binding::names::names;
+use crate::binding::native_type::{
     Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, one_at_a_time, slot,
     weaklist_member,
 };

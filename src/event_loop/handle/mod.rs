@@ -21,12 +21,12 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use super::freelist::Freelist;
-use super::names::names;
-use super::native_type::{NativeType, This, one_at_a_time};
-use super::object_cell::ObjectCell;
 use super::pyloop::LoopObject;
-use super::{HAS_GIL, errors};
+use crate::binding::freelist::Freelist;
+use crate::binding::names::names;
+use crate::binding::native_type::{NativeType, This, one_at_a_time};
+use crate::binding::object_cell::ObjectCell;
+use crate::binding::{HAS_GIL, errors};
 
 /// Arguments kept inside the handle; more go to a tuple.
 const INLINE_ARGS: usize = 4;

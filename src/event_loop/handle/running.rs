@@ -8,9 +8,9 @@ use pyo3::types::PyTuple;
 
 use super::methods::describe_call;
 use super::{HandleRef, INLINE_ARGS, flag, slots};
-use crate::event_loop::native_type::one_at_a_time;
+use crate::binding::native_type::one_at_a_time;
+use crate::binding::{HAS_GIL, errors};
 use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::{HAS_GIL, errors};
 
 impl HandleRef {
     /// Runs the callback in its context and reports what it raises. Err only for the two exceptions that leave

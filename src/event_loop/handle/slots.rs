@@ -15,9 +15,9 @@ use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PySequence, PyString, PyTuple}
 
 use super::methods::get_when;
 use super::{HANDLE_TYPE, HandleObject, HandleRef, flag};
-use crate::event_loop::errors;
-use crate::event_loop::native_type::{This, bool_object, none, one_at_a_time};
-use crate::event_loop::object_cell::ObjectCell;
+use crate::binding::errors;
+use crate::binding::native_type::{This, bool_object, none, one_at_a_time};
+use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
 
 #[derive(Clone, Copy, PartialEq, Eq)]

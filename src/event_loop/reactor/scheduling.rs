@@ -7,7 +7,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::Reactor;
-use crate::event_loop::HAS_GIL;
+use crate::binding::HAS_GIL;
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::source::{Deferred, Ready};

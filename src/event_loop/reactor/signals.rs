@@ -27,8 +27,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString};
 
 use super::{Reactor, SIGNAL_TOKEN, current_thread};
-use crate::event_loop::errors;
-use crate::event_loop::names::names;
+use crate::binding::errors;
+use crate::binding::names::names;
 use crate::event_loop::pyloop::LoopObject;
 
 /// Pipes of closed loops to which the interpreter may still write. Never locked across a call into Python.

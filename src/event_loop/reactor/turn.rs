@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 
 use super::signals::check_signals_at;
 use super::{Reactor, SIGNAL_TOKEN, Slot, WAKER_TOKEN, closed_error, current_thread};
-use crate::event_loop::errors;
+use crate::binding::errors;
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::slow;

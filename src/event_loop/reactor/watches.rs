@@ -32,7 +32,7 @@ use pyo3::types::PyWeakrefReference;
 
 use super::watcher::{Direction, Watcher};
 use super::{Reactor, Slot};
-use crate::event_loop::object_cell::ObjectCell;
+use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::source::WaiterRef;
 
 /// The watchers of one descriptor.

@@ -9,9 +9,9 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::{Datagram, DatagramBody, DatagramObject, flag, lifecycle, receiving, sending};
-use crate::event_loop::attributes::shown;
-use crate::event_loop::names::names;
-use crate::event_loop::native_type::{Args, This, bool_object, method, none};
+use crate::binding::attributes::shown;
+use crate::binding::names::names;
+use crate::binding::native_type::{Args, This, bool_object, method, none};
 use crate::event_loop::pyloop::LoopObject;
 use crate::transports::{object, socket_object};
 

@@ -26,8 +26,8 @@ use super::flow::Watermarks;
 use super::object::{Body, TransportObject};
 use super::protocol::ProtocolCalls;
 use super::registration::Registration;
-use crate::event_loop::native_type::This;
-use crate::event_loop::object_cell::ObjectCell;
+use crate::binding::native_type::This;
+use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::source::Source;
 
 use receiving::Inbound;

@@ -18,9 +18,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
 use super::{Datagram, Family, flag, lifecycle, sync_interest};
-use crate::event_loop::errors;
-use crate::event_loop::names::names;
-use crate::event_loop::native_type::This;
+use crate::binding::errors;
+use crate::binding::names::names;
+use crate::binding::native_type::This;
 use crate::transports::object;
 use crate::transports::outgoing::Chunk;
 

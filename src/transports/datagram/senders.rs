@@ -9,7 +9,7 @@ use grapeshot_core::sys::socket::Address;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::event_loop::object_cell::ObjectCell;
+use crate::binding::object_cell::ObjectCell;
 use crate::transports::socket_object;
 
 pub(super) struct Senders {

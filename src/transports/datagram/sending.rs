@@ -14,9 +14,9 @@ use super::{
     Datagram, DatagramBody, Family, HAS_EMPTY_DATAGRAMS, HEADER_LEN, Peer, flag, lifecycle, receiving,
     sync_interest,
 };
-use crate::event_loop::errors;
-use crate::event_loop::names::names;
-use crate::event_loop::object_cell::ObjectCell;
+use crate::binding::errors;
+use crate::binding::names::names;
+use crate::binding::object_cell::ObjectCell;
 use crate::transports::outgoing::{Chunk, Data};
 use crate::transports::{flow, socket_object};
 

@@ -19,11 +19,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
 use super::{Direction, Pipe, PipeBody, new_body};
-use crate::event_loop::names::names;
-use crate::event_loop::native_type::This;
+use crate::binding::names::names;
+use crate::binding::native_type::This;
+use crate::binding::{errors, log};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Slot;
-use crate::event_loop::{errors, log};
 use crate::transports::object;
 
 /// Makes the transport of `pipe`, which it takes over, and queues its start: `connection_made`, then `waiter`. An

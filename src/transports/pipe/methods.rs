@@ -9,9 +9,9 @@ use pyo3::types::PyDict;
 use super::reading::{self, Reading};
 use super::writing::{self, Writing};
 use super::{Direction, Pipe, PipeBody, PipeObject, lifecycle};
-use crate::event_loop::attributes::shown;
-use crate::event_loop::names::names;
-use crate::event_loop::native_type::{Args, This, bool_object, method, none};
+use crate::binding::attributes::shown;
+use crate::binding::names::names;
+use crate::binding::native_type::{Args, This, bool_object, method, none};
 use crate::event_loop::pyloop::LoopObject;
 use crate::transports::object;
 

@@ -25,9 +25,9 @@ use pyo3::prelude::*;
 use super::object::{Body, TransportObject};
 use super::protocol::ProtocolCalls;
 use super::registration::Registration;
-use crate::event_loop::errors;
-use crate::event_loop::native_type::This;
-use crate::event_loop::object_cell::ObjectCell;
+use crate::binding::errors;
+use crate::binding::native_type::This;
+use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::source::Source;
 
 pub(super) use methods::{loop_methods, register};

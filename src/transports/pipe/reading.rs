@@ -12,8 +12,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::{Direction, Pipe, PipeBody, lifecycle, sync_interest};
-use crate::event_loop::errors;
-use crate::event_loop::names::names;
+use crate::binding::errors;
+use crate::binding::names::names;
 use crate::transports::object;
 use crate::transports::protocol::Receiver;
 

@@ -14,7 +14,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::{Direction, Pipe, PipeBody, lifecycle, sync_interest};
-use crate::event_loop::{errors, log};
+use crate::binding::{errors, log};
 use crate::transports::outgoing::{Data, Outgoing};
 use crate::transports::{flow, object};
 

@@ -17,8 +17,8 @@ use pyo3::types::{PyDict, PyTuple};
 
 use super::operation::{Operation, OperationObject};
 use super::plain_socket;
-use crate::event_loop::errors;
-use crate::event_loop::native_type::none;
+use crate::binding::errors;
+use crate::binding::native_type::none;
 use crate::event_loop::reactor::{Direction, Reactor};
 use crate::transports::new_bytes::{self, NewBytes};
 use crate::transports::socket_object;
@@ -442,8 +442,7 @@ fn by_method<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> PyResult<
 /// The result, or None if there is more to do once the socket is ready again.
 fn call_method<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = this.py();
-    let argument =
-        |cell: &crate::event_loop::object_cell::ObjectCell| cell.get(py).unwrap_or_else(|| none(py));
+    let argument = |cell: &crate::binding::object_cell::ObjectCell| cell.get(py).unwrap_or_else(|| none(py));
     let (first, second) = (argument(&this.first), argument(&this.second));
     let value = match this.kind.get() {
         Kind::Recv => socket.call_method1("recv", (first,))?,

@@ -17,10 +17,10 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use super::attempts::Kind;
 use super::operation;
-use crate::event_loop::names::names;
-use crate::event_loop::native_type::{Args, This, method};
+use crate::binding::names::names;
+use crate::binding::native_type::{Args, This, method};
+use crate::binding::{audit, errors};
 use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::{audit, errors};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 

@@ -20,7 +20,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::event_loop::native_type::{Args, This, method};
+use crate::binding::native_type::{Args, This, method};
 use crate::event_loop::pyloop::LoopObject;
 use attempts::Kind;
 

@@ -25,12 +25,12 @@ use pyo3::types::PyTuple;
 use super::attempts::{self, Attempt, Kind};
 use super::plain_socket;
 use super::waiter;
-use crate::event_loop::errors;
-use crate::event_loop::freelist::Freelist;
-use crate::event_loop::native_type::{
+use crate::binding::errors;
+use crate::binding::freelist::Freelist;
+use crate::binding::native_type::{
     Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, represent, slot,
 };
-use crate::event_loop::object_cell::ObjectCell;
+use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Direction;
 use crate::event_loop::watching;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::event_loop::errors;
+use crate::binding::errors;
 
 /// The methods that native code stands in for, or relies on.
 const METHODS: [&str; 7] = [

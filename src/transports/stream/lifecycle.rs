@@ -18,9 +18,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use super::{Stream, StreamBody, flag, keep_local_address, new_stream, sendfile, sync_interest, writing};
-use crate::event_loop::errors;
-use crate::event_loop::names::names;
-use crate::event_loop::native_type::This;
+use crate::binding::errors;
+use crate::binding::names::names;
+use crate::binding::native_type::This;
 use crate::event_loop::pyloop::LoopObject;
 use crate::transports::object;
 use crate::transports::protocol::{ProtocolCalls, Receiver, run_in};

@@ -10,10 +10,10 @@ use super::{
     OWN_METHODS, STREAM_TYPE, Stream, StreamBody, StreamObject, flag, lifecycle, local_address, sendfile,
     socket_of, sync_interest, writing,
 };
-use crate::event_loop::attributes::shown;
-use crate::event_loop::errors;
-use crate::event_loop::names::names;
-use crate::event_loop::native_type::{Args, This, bool_object, method, none};
+use crate::binding::attributes::shown;
+use crate::binding::errors;
+use crate::binding::names::names;
+use crate::binding::native_type::{Args, This, bool_object, method, none};
 use crate::event_loop::pyloop::LoopObject;
 use crate::transports::{object, socket_object};
 

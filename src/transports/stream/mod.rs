@@ -32,10 +32,10 @@ use super::outgoing::Outgoing;
 use super::protocol::ProtocolCalls;
 use super::registration::Registration;
 use super::socket_object;
-use crate::event_loop::attributes::OwnMethods;
-use crate::event_loop::errors;
-use crate::event_loop::native_type::This;
-use crate::event_loop::object_cell::ObjectCell;
+use crate::binding::attributes::OwnMethods;
+use crate::binding::errors;
+use crate::binding::native_type::This;
+use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::source::Source;
 
 pub(super) use lifecycle::accept;

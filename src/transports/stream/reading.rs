@@ -10,8 +10,8 @@ use grapeshot_core::sys::socket;
 use pyo3::prelude::*;
 
 use super::{Stream, flag, lifecycle, sync_interest, writing};
-use crate::event_loop::names::names;
-use crate::event_loop::{errors, log};
+use crate::binding::names::names;
+use crate::binding::{errors, log};
 use crate::transports::new_bytes::{self, NewBytes};
 use crate::transports::protocol::Receiver;
 use crate::transports::stream_reader::Feed;

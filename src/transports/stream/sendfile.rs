@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use super::{Stream, flag, sync_interest, writing};
-use crate::event_loop::names::{Kept, names};
+use crate::binding::names::{Kept, names};
 
 /// `_start_sendfile(future)`: the transport refuses writes until `end`; the future is done once all that was written
 /// before has left.

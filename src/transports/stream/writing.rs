@@ -12,7 +12,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::{Stream, flag, lifecycle, sync_interest};
-use crate::event_loop::errors;
+use crate::binding::errors;
 use crate::transports::flow;
 use crate::transports::outgoing::Data;
 

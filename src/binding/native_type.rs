@@ -349,9 +349,7 @@ macro_rules! method {
             kwnames: *mut pyo3::ffi::PyObject,
         ) -> *mut pyo3::ffi::PyObject {
             // SAFETY: only CPython calls this, through the method table of the type with this layout.
-            unsafe {
-                $crate::event_loop::native_type::call_method::<$layout>(slf, args, nargs, kwnames, $body)
-            }
+            unsafe { $crate::binding::native_type::call_method::<$layout>(slf, args, nargs, kwnames, $body) }
         }
         pyo3::ffi::PyMethodDef {
             ml_name: $name.as_ptr(),
@@ -377,7 +375,7 @@ macro_rules! threadsafe_method {
         ) -> *mut pyo3::ffi::PyObject {
             // SAFETY: only CPython calls this, through the method table of the type with this layout.
             unsafe {
-                $crate::event_loop::native_type::call_threadsafe_method::<$layout>(
+                $crate::binding::native_type::call_threadsafe_method::<$layout>(
                     slf, args, nargs, kwnames, $body,
                 )
             }
@@ -431,7 +429,7 @@ macro_rules! getter {
             _: *mut std::ffi::c_void,
         ) -> *mut pyo3::ffi::PyObject {
             // SAFETY: only CPython calls this, through the getset table of the type with this layout.
-            unsafe { $crate::event_loop::native_type::call_getter::<$layout>(slf, $body) }
+            unsafe { $crate::binding::native_type::call_getter::<$layout>(slf, $body) }
         }
         pyo3::ffi::PyGetSetDef {
             name: $name.as_ptr(),
@@ -452,7 +450,7 @@ macro_rules! threadsafe_getter {
             _: *mut std::ffi::c_void,
         ) -> *mut pyo3::ffi::PyObject {
             // SAFETY: only CPython calls this, through the getset table of the type with this layout.
-            unsafe { $crate::event_loop::native_type::call_threadsafe_getter::<$layout>(slf, $body) }
+            unsafe { $crate::binding::native_type::call_threadsafe_getter::<$layout>(slf, $body) }
         }
         pyo3::ffi::PyGetSetDef {
             name: $name.as_ptr(),

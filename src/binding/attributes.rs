@@ -125,7 +125,7 @@ macro_rules! shown {
             _: *mut std::ffi::c_void,
         ) -> *mut pyo3::ffi::PyObject {
             // SAFETY: only CPython calls this, through the getset table of the type with this layout.
-            unsafe { $crate::event_loop::attributes::get_shown::<$layout>(slf, $name, $body) }
+            unsafe { $crate::binding::attributes::get_shown::<$layout>(slf, $name, $body) }
         }
         unsafe extern "C" fn set(
             slf: *mut pyo3::ffi::PyObject,
@@ -133,7 +133,7 @@ macro_rules! shown {
             _: *mut std::ffi::c_void,
         ) -> std::ffi::c_int {
             // SAFETY: as above; value is null on deletion.
-            unsafe { $crate::event_loop::attributes::set_shown::<$layout>(slf, value, $name) }
+            unsafe { $crate::binding::attributes::set_shown::<$layout>(slf, value, $name) }
         }
         pyo3::ffi::PyGetSetDef {
             name: $name.as_ptr(),

@@ -1,0 +1,41 @@
+//! What wraps CPython's type machinery: native types and their method tables, cells for references, interned names,
+//! errors at the boundary, the logger.
+//!
+//! Everything above stands on this room. It must not know the loop, its handles or anything else that uses it.
+
+pub(crate) mod attributes;
+pub(crate) mod audit;
+pub(crate) mod deallocation;
+pub(crate) mod errors;
+pub(crate) mod freelist;
+pub(crate) mod log;
+pub(crate) mod names;
+pub(crate) mod native_type;
+pub(crate) mod object_cell;
+
+use pyo3::exceptions::PyImportError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+/// Whether the GIL orders all that attached threads do. Then other threads put their callbacks into the ready queue
+/// itself; free-threaded builds go through the inbox.
+pub(crate) const HAS_GIL: bool = cfg!(not(Py_GIL_DISABLED));
+
+/// Python 3.11 specializes calls of methods of an object that can have a dict only if it has one.
+const HAS_LAZY_DICT: bool = cfg!(Py_3_12);
+
+/// Whether the interpreter itself keeps nested deallocations from using up the stack.
+const HAS_TRASHCAN: bool = cfg!(Py_3_14);
+
+/// `ImportError` outside the main interpreter: the tables of names and types are one for the process. From 3.12 on
+/// CPython refuses by itself, before it comes here.
+pub(crate) fn refuse_subinterpreter(_: Python<'_>) -> PyResult<()> {
+    // SAFETY: attached, so there is a current interpreter.
+    let is_main = unsafe { ffi::PyInterpreterState_Get() == ffi::PyInterpreterState_Main() };
+    if is_main {
+        return Ok(());
+    }
+    Err(PyImportError::new_err(
+        "module grapeshot._core does not support loading in subinterpreters",
+    ))
+}
