@@ -1034,10 +1034,10 @@ class fifo(Generic[_T]):  # noqa: N801
     def push(self, item: _T, /, block: bool = True, timeout: float | None = None) -> None:
         """Put ``item`` at the end, for the coro that has waited longest. The loop's callbacks and tasks may as well.
 
-        Waits for room if there is a limit, behind those who came before. If it raises, the item is not in the queue.
+        Waits for space if there is a limit, behind those who came before. If it raises, the item is not in the queue.
 
         Raises:
-            Full: there was no room within ``timeout`` seconds, or, without ``block``, there is none.
+            Full: there was no space within ``timeout`` seconds, or, without ``block``, there is none.
             YieldFromMain: it would have to wait, and this is no coro.
             ScheduleError: it belongs to another thread.
         """

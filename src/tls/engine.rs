@@ -146,11 +146,11 @@ impl Engine {
         }
     }
 
-    /// Up to `room` bytes (at least 1) of plaintext, from one record.
+    /// Up to `capacity` bytes (at least 1) of plaintext, from one record.
     #[inline]
-    pub(super) fn read<'py>(&self, py: Python<'py>, room: usize) -> PyResult<Read<Bound<'py, PyBytes>>> {
-        let room = room.max(1).into_pyobject(py)?;
-        let Some(data) = self.ask(py, self.module.read, intern!(py, "read"), room.as_ptr())? else {
+    pub(super) fn read<'py>(&self, py: Python<'py>, capacity: usize) -> PyResult<Read<Bound<'py, PyBytes>>> {
+        let capacity = capacity.max(1).into_pyobject(py)?;
+        let Some(data) = self.ask(py, self.module.read, intern!(py, "read"), capacity.as_ptr())? else {
             return Ok(Read::Again);
         };
         let data = data.cast_into::<PyBytes>()?;
@@ -174,24 +174,24 @@ impl Engine {
         }
     }
 
-    /// Reads plaintext of one record to `memory`: how many bytes it was, 1 to `room`. A read of 0 bytes would look like
+    /// Reads plaintext of one record to `memory`: how many bytes it was, 1 to `capacity`. A read of 0 bytes would look like
     /// the end.
     ///
     /// # Safety
-    /// `room` bytes (at least 1) at `memory` may be written, and stay valid whatever Python code does meanwhile.
+    /// `capacity` bytes (at least 1) at `memory` may be written, and stay valid whatever Python code does meanwhile.
     #[inline]
     pub(super) unsafe fn read_into(
         &self,
         py: Python<'_>,
         memory: *mut u8,
-        room: usize,
+        capacity: usize,
     ) -> PyResult<Read<usize>> {
-        debug_assert!(room > 0);
+        debug_assert!(capacity > 0);
         if !self.inner.is_set() {
-            return Ok(match self.read(py, room)? {
+            return Ok(match self.read(py, capacity)? {
                 Read::Data(data) => {
                     let data = data.as_bytes();
-                    let len = data.len().min(room);
+                    let len = data.len().min(capacity);
                     // SAFETY: the caller vouches for `memory`.
                     unsafe { ptr::copy_nonoverlapping(data.as_ptr(), memory, len) };
                     Read::Data(len)
@@ -202,7 +202,7 @@ impl Engine {
         }
         // SAFETY: the caller vouches for the memory; read(0, buffer) fills the buffer and lets go of it.
         let count = unsafe {
-            window::lend_writable(py, memory, room, |buffer| {
+            window::lend_writable(py, memory, capacity, |buffer| {
                 let call = [
                     ptr::null_mut(),
                     self.inner.as_ptr(),

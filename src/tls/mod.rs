@@ -142,7 +142,7 @@ struct TlsBody {
     /// Whole records in the incoming BIO that were not read yet (at most: those of a handshake may be read already),
     /// and no less than the plaintext in them.
     records: Cell<usize>,
-    room: Cell<usize>,
+    capacity: Cell<usize>,
     /// What each record certainly has beside its plaintext.
     overhead_len: Cell<usize>,
     /// Ciphertext that has come after our `close_notify`.

@@ -193,7 +193,7 @@ fn new_body(engine: Engine, calls: ProtocolCalls) -> TlsBody {
         read_limits: Cell::new((READ_HIGH, READ_HIGH / 4)),
         framing: Cell::new(Framing::default()),
         records: Cell::new(0),
-        room: Cell::new(0),
+        capacity: Cell::new(0),
         overhead_len: Cell::new(0),
         discarded_len: Cell::new(0),
         state: Cell::new(State::Initial),

@@ -77,7 +77,7 @@ pub(super) fn feed(this: Tls<'_>, data: &[u8]) -> PyResult<()> {
     let counted = framing.advance(data, this.overhead_len.get());
     this.framing.set(framing);
     this.records.set(this.records.get() + counted.records);
-    this.room.set(this.room.get() + counted.room);
+    this.capacity.set(this.capacity.get() + counted.capacity);
     this.engine.feed(this.py(), data)
 }
 
@@ -85,7 +85,7 @@ pub(super) fn feed(this: Tls<'_>, data: &[u8]) -> PyResult<()> {
 pub(super) fn recount(this: Tls<'_>) -> PyResult<()> {
     let unread_len = this.engine.unread_len(this.py())?;
     let whole_len = unread_len.saturating_sub(this.framing.get().partial_len());
-    this.room.set(whole_len);
+    this.capacity.set(whole_len);
     // Each record is counted at most; the reads end with what there is.
     let records = if whole_len == 0 {
         0
@@ -146,10 +146,10 @@ fn deliver_object(this: Tls<'_>, data: &[u8]) -> PyResult<bool> {
 /// The plaintext of the one whole record in the BIO: None if it held none.
 #[inline]
 fn read_one(this: Tls<'_>) -> PyResult<(Option<Bound<'_, PyAny>>, bool)> {
-    let room = this.room.get();
+    let capacity = this.capacity.get();
     this.records.set(0);
-    this.room.set(0);
-    Ok(match this.engine.read(this.py(), room)? {
+    this.capacity.set(0);
+    Ok(match this.engine.read(this.py(), capacity)? {
         Read::Data(data) => (Some(data.into_any()), false),
         Read::Again => (None, false),
         Read::Closed => (None, true),
@@ -162,20 +162,23 @@ fn read_all<'py>(this: Tls<'py>, data: &[u8]) -> PyResult<(Option<Bound<'py, PyA
     let py = this.py();
     let coming = this.framing.get().advance(data, this.overhead_len.get());
     let is_counted = !this.has(flag::UNCOUNTED);
-    // One more than can come, so that there is always room to ask for more.
-    let mut plain = NewBytes::with_room(py, this.room.get() + coming.room + 1)?;
+    // One byte more than can come, so that there is always space to ask for more.
+    let mut plain = NewBytes::with_capacity(py, this.capacity.get() + coming.capacity + 1)?;
     let mut filled = 0;
     let mut pieces = data.chunks(FEED_LEN);
     let mut is_closed = false;
     loop {
         while this.records.get() > 0 && !is_closed {
-            if filled == plain.room() {
+            if filled == plain.capacity() {
                 // Only where records do not tell. A read of nothing would look like the end.
                 plain = plain.grown(filled * 2)?;
             }
-            let room = plain.room() - filled;
-            // SAFETY: `room` bytes follow what is filled already, in an object that nobody else knows.
-            match unsafe { this.engine.read_into(py, plain.as_mut_ptr().add(filled), room)? } {
+            let capacity = plain.capacity() - filled;
+            // SAFETY: `capacity` bytes follow what is filled already, in an object that nobody else knows.
+            match unsafe {
+                this.engine
+                    .read_into(py, plain.as_mut_ptr().add(filled), capacity)?
+            } {
                 Read::Data(count) => {
                     filled += count;
                     if is_counted {
@@ -192,7 +195,7 @@ fn read_all<'py>(this: Tls<'py>, data: &[u8]) -> PyResult<(Option<Bound<'py, PyA
         }
     }
     this.records.set(0);
-    this.room.set(0);
+    this.capacity.set(0);
     if filled == 0 {
         return Ok((None, is_closed));
     }
@@ -213,44 +216,44 @@ fn fill_buffer(this: Tls<'_>, rest: &mut &[u8]) -> PyResult<bool> {
     let py = this.py();
     writing::corked(this, || {
         this.calls.in_context(py, || {
-            let hint = this.room.get().into_pyobject(py)?;
-            let is_closed = this.calls.fill_buffer(py, hint.as_any(), |memory, room| {
+            let hint = this.capacity.get().into_pyobject(py)?;
+            let is_closed = this.calls.fill_buffer(py, hint.as_any(), |memory, capacity| {
                 if !may_deliver(this) {
                     return Ok((0, false));
                 }
-                // SAFETY: `room` bytes may be written, until this returns.
-                unsafe { read_to(this, memory, room) }
+                // SAFETY: `capacity` bytes may be written, until this returns.
+                unsafe { read_to(this, memory, capacity) }
             })?;
             Ok(is_closed.unwrap_or(false))
         })
     })
 }
 
-/// Fills `room` bytes at `memory` from the whole records: how many bytes, and whether `close_notify` has come.
+/// Fills `capacity` bytes at `memory` from the whole records: how many bytes, and whether `close_notify` has come.
 ///
 /// # Safety
-/// `room` bytes (at least 1) at `memory` may be written, and stay valid whatever Python code does meanwhile.
-unsafe fn read_to(this: Tls<'_>, memory: *mut u8, room: usize) -> PyResult<(usize, bool)> {
+/// `capacity` bytes (at least 1) at `memory` may be written, and stay valid whatever Python code does meanwhile.
+unsafe fn read_to(this: Tls<'_>, memory: *mut u8, capacity: usize) -> PyResult<(usize, bool)> {
     let py = this.py();
     let is_counted = !this.has(flag::UNCOUNTED);
     let mut filled = 0;
-    while this.records.get() > 0 && filled < room {
-        // SAFETY: the caller vouches for the memory, of which `room - filled` bytes follow.
-        match unsafe { this.engine.read_into(py, memory.add(filled), room - filled)? } {
+    while this.records.get() > 0 && filled < capacity {
+        // SAFETY: the caller vouches for the memory, of which `capacity - filled` bytes follow.
+        match unsafe { this.engine.read_into(py, memory.add(filled), capacity - filled)? } {
             Read::Data(count) => {
                 filled += count;
                 // A full buffer may have cut the record.
-                if is_counted && (filled < room || !this.engine.has_pending(py)?) {
+                if is_counted && (filled < capacity || !this.engine.has_pending(py)?) {
                     this.records.set(this.records.get().saturating_sub(1));
                 }
-                this.room.set(this.room.get().saturating_sub(count));
+                this.capacity.set(this.capacity.get().saturating_sub(count));
             }
             Read::Again => this.records.set(0),
             Read::Closed => return Ok((filled, true)),
         }
     }
     if this.records.get() == 0 {
-        this.room.set(0);
+        this.capacity.set(0);
     }
     Ok((filled, false))
 }
@@ -259,13 +262,13 @@ unsafe fn read_to(this: Tls<'_>, memory: *mut u8, room: usize) -> PyResult<(usiz
 /// before it may hear of the end.
 pub(super) fn look_ahead(this: Tls<'_>) -> PyResult<()> {
     while this.has(flag::APP_PAUSED) && !this.undelivered.is_set() && this.records.get() > 0 {
-        match this.engine.read(this.py(), this.room.get())? {
+        match this.engine.read(this.py(), this.capacity.get())? {
             Read::Data(data) => {
                 if !this.has(flag::UNCOUNTED) {
                     this.records.set(this.records.get().saturating_sub(1));
                 }
-                this.room
-                    .set(this.room.get().saturating_sub(data.as_bytes().len()));
+                this.capacity
+                    .set(this.capacity.get().saturating_sub(data.as_bytes().len()));
                 this.undelivered.set(data.into_any());
             }
             Read::Again | Read::Closed => this.records.set(0),
@@ -289,7 +292,7 @@ pub(super) fn deliver_undelivered(this: Tls<'_>) -> PyResult<()> {
 /// Throws away what comes after `close()`. True if the peer's `close_notify` has come.
 pub(super) fn discard(this: Tls<'_>) -> PyResult<bool> {
     this.records.set(0);
-    this.room.set(0);
+    this.capacity.set(0);
     this.engine.discard(this.py())
 }
 

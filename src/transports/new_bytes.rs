@@ -1,4 +1,4 @@
-//! A `bytes` object that is being filled: made with room, shrunk to what was written, then shown to others.
+//! A `bytes` object that is being filled: made with a capacity, shrunk to what was written, then shown to others.
 
 use std::ptr;
 
@@ -12,7 +12,7 @@ unsafe extern "C" {
     fn _PyBytes_Resize(bytes: *mut *mut ffi::PyObject, len_bytes: ffi::Py_ssize_t) -> std::ffi::c_int;
 }
 
-/// A `bytes` with a copy of `data`. `MemoryError` if there is no room for it.
+/// A `bytes` with a copy of `data`. `MemoryError` if there is no space for it.
 #[inline]
 pub(crate) fn copied<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     // SAFETY: the call copies `len` readable bytes into a new object, or returns null with an exception set.
@@ -27,52 +27,52 @@ pub(crate) fn copied<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, P
 /// An unshared `bytes` object without content.
 pub(crate) struct NewBytes<'py> {
     object: Bound<'py, PyAny>,
-    room: usize,
+    capacity: usize,
 }
 
 impl<'py> NewBytes<'py> {
-    /// An object of `room` bytes (at least 1). `MemoryError` if there is no memory.
-    pub(crate) fn with_room(py: Python<'py>, room: usize) -> PyResult<Self> {
-        let room = room.max(1);
+    /// An object of `capacity` bytes (at least 1). `MemoryError` if there is no memory.
+    pub(crate) fn with_capacity(py: Python<'py>, capacity: usize) -> PyResult<Self> {
+        let capacity = capacity.max(1);
         // SAFETY: attached; the content is written before the object is shown to anyone.
         let object = unsafe {
             errors::owned(
                 py,
-                ffi::PyBytes_FromStringAndSize(ptr::null(), room as ffi::Py_ssize_t),
+                ffi::PyBytes_FromStringAndSize(ptr::null(), capacity as ffi::Py_ssize_t),
             )?
         };
-        Ok(Self { object, room })
+        Ok(Self { object, capacity })
     }
 
-    pub(crate) fn room(&self) -> usize {
-        self.room
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
     }
 
-    /// The same with more room, at another place. `MemoryError` if there is no memory; then the content is lost.
+    /// The same with more capacity, at another place. `MemoryError` if there is no memory; then the content is lost.
     #[cold]
-    pub(crate) fn grown(self, room: usize) -> PyResult<Self> {
-        debug_assert!(room >= self.room);
+    pub(crate) fn grown(self, capacity: usize) -> PyResult<Self> {
+        debug_assert!(capacity >= self.capacity);
         Ok(Self {
-            object: resized(self.object, room)?,
-            room,
+            object: resized(self.object, capacity)?,
+            capacity,
         })
     }
 
-    /// Where the `room` bytes are.
+    /// Where the `capacity` bytes are.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
         // SAFETY: the object is a bytes object.
         unsafe { ffi::PyBytes_AS_STRING(self.object.as_ptr()).cast_mut().cast() }
     }
 
     /// The object with its first `len_bytes` bytes, which the caller has written. An object that would give back more
-    /// than half of its room is copied instead: shrunk, it would leave a hole of that size beside it.
+    /// than half of its capacity is copied instead: shrunk, it would leave a hole of that size beside it.
     pub(crate) fn finish(self, len_bytes: usize) -> PyResult<Bound<'py, PyAny>> {
-        debug_assert!(len_bytes <= self.room);
+        debug_assert!(len_bytes <= self.capacity);
         let py = self.object.py();
-        if len_bytes == self.room {
+        if len_bytes == self.capacity {
             return Ok(self.object);
         }
-        if len_bytes * 2 < self.room {
+        if len_bytes * 2 < self.capacity {
             // SAFETY: the first `len_bytes` bytes were written.
             return unsafe {
                 let content = ffi::PyBytes_AS_STRING(self.object.as_ptr());

@@ -70,8 +70,8 @@ impl Outgoing {
         let mut outbuf = self.outbuf.borrow_mut();
         while !outbuf.is_empty() {
             let (sent, offered) = {
-                let mut room = [const { MaybeUninit::<IoSlice<'_>>::uninit() }; SLICES_PER_CALL];
-                let slices = outbuf.slices(&mut room);
+                let mut storage = [const { MaybeUninit::<IoSlice<'_>>::uninit() }; SLICES_PER_CALL];
+                let slices = outbuf.slices(&mut storage);
                 let offered: usize = slices.iter().map(|slice| slice.len()).sum();
                 match give(slices) {
                     Ok(sent) => (sent, offered),

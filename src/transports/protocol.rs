@@ -211,9 +211,9 @@ impl ProtocolCalls {
             }
             self.in_context(py, || {
                 let hint = rest.len().into_pyobject(py)?;
-                self.fill_buffer(py, hint.as_any(), |memory, room| {
-                    let len_bytes = rest.len().min(room);
-                    // SAFETY: `room` bytes may be written; `data` keeps `rest`.
+                self.fill_buffer(py, hint.as_any(), |memory, capacity| {
+                    let len_bytes = rest.len().min(capacity);
+                    // SAFETY: `capacity` bytes may be written; `data` keeps `rest`.
                     unsafe { ptr::copy(rest.as_ptr(), memory, len_bytes) };
                     rest = &rest[len_bytes..];
                     Ok((len_bytes, ()))
@@ -273,11 +273,11 @@ impl ProtocolCalls {
         };
         let offered = call_bound(py, &self.receive, size_hint.as_ptr())?;
         let mut buffer = LentBuffer::none();
-        let (memory, room) = buffer.take(&offered)?;
+        let (memory, capacity) = buffer.take(&offered)?;
         if lender != self.protocol.as_ptr() {
             return Ok(None);
         }
-        let (len_bytes, filled) = fill(memory, room)?;
+        let (len_bytes, filled) = fill(memory, capacity)?;
         drop(buffer);
         if len_bytes > 0 {
             let count = len_bytes.into_pyobject(py)?;

@@ -278,19 +278,19 @@ impl<'py> Feed<'py> {
         true
     }
 
-    /// Lets `receive` write up to `room` bytes behind the buffer's content, without a copy; it returns how many it has
+    /// Lets `receive` write up to `capacity` bytes behind the buffer's content, without a copy; it returns how many it has
     /// written. None, with nothing changed and nothing received, if the buffer cannot grow now.
     pub(crate) fn receive(
         &self,
-        room: usize,
+        capacity: usize,
         receive: impl FnOnce(*mut u8, usize) -> io::Result<usize>,
     ) -> Option<io::Result<usize>> {
         let old_len = self.buffer.len();
-        if !self.resize(old_len + room) {
+        if !self.resize(old_len + capacity) {
             return None;
         }
-        // SAFETY: the buffer has been resized to have `room` bytes from there on.
-        let received = receive(unsafe { self.start().add(old_len).cast() }, room);
+        // SAFETY: the buffer has been resized to have `capacity` bytes from there on.
+        let received = receive(unsafe { self.start().add(old_len).cast() }, capacity);
         // Shrinking may only fail for want of memory where a smaller block is asked for, and then it leaves the length.
         if !self.resize(old_len + received.as_ref().map_or(0, |len_bytes| *len_bytes)) {
             return Some(Err(io::ErrorKind::OutOfMemory.into()));

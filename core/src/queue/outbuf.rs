@@ -100,7 +100,7 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
         self.slices(out).len()
     }
 
-    /// What is to be written, from the front on, one slice per chunk as far as the room in `out` reaches.
+    /// What is to be written, from the front on, one slice per chunk as far as the capacity of `out` reaches.
     /// Chunks of no bytes are left out.
     #[inline]
     pub fn slices<'a, 'b>(&'a self, out: &'b mut [MaybeUninit<IoSlice<'a>>]) -> &'b [IoSlice<'a>] {
@@ -197,7 +197,7 @@ mod tests {
         panic!("dropped {chunk:?}");
     }
 
-    /// What a `writev` with room for `slots` slices would be given.
+    /// What a `writev` with capacity for `slots` slices would be given.
     fn offered(buffer: &OutBuf<Vec<u8>>, slots: usize) -> Vec<Vec<u8>> {
         let mut out = vec![MaybeUninit::<IoSlice<'_>>::uninit(); slots];
         buffer
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn is_small() {
-        // With a chunk of three words that leaves room for the empty slot, as a Python object and a range.
+        // With a chunk of three words that leaves space for the empty slot, as a Python object and a range.
         assert!(size_of::<OutBuf<Box<[u8]>>>() <= 48);
         assert!(size_of::<OutBuf<Vec<u8>>>() <= 48);
     }

@@ -39,7 +39,7 @@ impl ReadSize {
     /// The length in bytes of an object for the next read; 0: through the scratch buffer.
     #[inline]
     #[must_use]
-    pub fn room(&self) -> usize {
+    pub fn capacity(&self) -> usize {
         if self.steady.get() < STEADY_READS {
             0
         } else {
@@ -47,11 +47,11 @@ impl ReadSize {
         }
     }
 
-    /// After a read of `len_bytes` into `room` bytes. A full room says that there may be more than it could hold, so
+    /// After a read of `len_bytes` into `capacity` bytes. A full buffer says that there may be more to read, so
     /// that the next read goes through the scratch buffer.
     #[inline]
-    pub fn note(&self, len_bytes: usize, room: usize) {
-        let suitable = if len_bytes == room {
+    pub fn note(&self, len_bytes: usize, capacity: usize) {
+        let suitable = if len_bytes == capacity {
             0
         } else {
             suitable_units(len_bytes)
@@ -77,7 +77,7 @@ impl Default for ReadSize {
     }
 }
 
-/// The size of an object for a read of `len_bytes`: room for a little more, so that a read of the same size is seen to
+/// The size of an object for a read of `len_bytes`: space for a little more, so that a read of the same size is seen to
 /// be all there is. 0 for reads that go through the scratch buffer.
 #[inline]
 fn suitable_units(len_bytes: usize) -> u8 {
@@ -107,11 +107,11 @@ mod tests {
     #[test]
     fn steady_reads_get_an_object_that_holds_them_with_a_byte_to_spare() {
         for len_bytes in [MIN_DIRECT_LEN, 100_000, 102_400, MAX_DIRECT_LEN - 1] {
-            assert_eq!(after(len_bytes, STEADY_READS).room(), 0, "{len_bytes}");
-            let room = after(len_bytes, STEADY_READS + 1).room();
+            assert_eq!(after(len_bytes, STEADY_READS).capacity(), 0, "{len_bytes}");
+            let capacity = after(len_bytes, STEADY_READS + 1).capacity();
             assert!(
-                (len_bytes + 1..=len_bytes + UNIT).contains(&room),
-                "{len_bytes}: {room}"
+                (len_bytes + 1..=len_bytes + UNIT).contains(&capacity),
+                "{len_bytes}: {capacity}"
             );
         }
     }
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn small_and_very_large_reads_do_not() {
         for len_bytes in [1, MIN_DIRECT_LEN - 1, MAX_DIRECT_LEN, 1 << 19] {
-            assert_eq!(after(len_bytes, 100).room(), 0, "{len_bytes}");
+            assert_eq!(after(len_bytes, 100).capacity(), 0, "{len_bytes}");
         }
     }
 
@@ -127,26 +127,26 @@ mod tests {
     fn an_odd_read_and_a_full_object_end_it() {
         let size = after(100_000, 10);
         size.note(20_000, 1 << 20);
-        assert_eq!(size.room(), 0);
+        assert_eq!(size.capacity(), 0);
         let size = after(100_000, 10);
-        let room = size.room();
-        size.note(room, room);
-        assert_eq!(size.room(), 0);
+        let capacity = size.capacity();
+        size.note(capacity, capacity);
+        assert_eq!(size.capacity(), 0);
         let size = after(100_000, 255);
         size.note(100_000, 1 << 20);
-        assert_ne!(size.room(), 0, "the count does not wrap");
+        assert_ne!(size.capacity(), 0, "the count does not wrap");
         size.reset();
-        assert_eq!(size.room(), 0);
+        assert_eq!(size.capacity(), 0);
     }
 
     proptest! {
         #[test]
-        fn room_is_for_what_came_last(lens in prop::collection::vec(0_usize..600_000, 1..60)) {
+        fn capacity_follows_what_came_last(lens in prop::collection::vec(0_usize..600_000, 1..60)) {
             let size = ReadSize::default();
             for len_bytes in lens {
-                let room = size.room();
-                prop_assert!(room <= MAX_DIRECT_LEN && room % UNIT == 0);
-                let limit = if room == 0 { MAX_DIRECT_LEN } else { room };
+                let capacity = size.capacity();
+                prop_assert!(capacity <= MAX_DIRECT_LEN && capacity % UNIT == 0);
+                let limit = if capacity == 0 { MAX_DIRECT_LEN } else { capacity };
                 size.note(len_bytes.min(limit), limit);
             }
         }

@@ -21,7 +21,7 @@ pub struct Counted {
     /// Records that are now whole.
     pub records: usize,
     /// No less than the bytes of plaintext in them.
-    pub room: usize,
+    pub capacity: usize,
 }
 
 /// The place in the stream of records.
@@ -52,7 +52,7 @@ impl Framing {
             if self.is_broken {
                 // No less than what OpenSSL may make of it.
                 counted.records += 1 + data.len() / HEADER_LEN;
-                counted.room += HEADER_LEN + data.len();
+                counted.capacity += HEADER_LEN + data.len();
                 break;
             }
             let taken = data.len().min(self.missing_len as usize);
@@ -60,7 +60,7 @@ impl Framing {
             data = &data[taken..];
             if self.missing_len == 0 {
                 counted.records += 1;
-                counted.room += (self.body_len as usize).saturating_sub(overhead_len);
+                counted.capacity += (self.body_len as usize).saturating_sub(overhead_len);
                 self.header_len = 0;
             }
         }
@@ -112,7 +112,13 @@ mod tests {
     fn one_record() {
         let mut framing = Framing::default();
         let counted = framing.advance(&record(23, 100), 17);
-        assert_eq!(counted, Counted { records: 1, room: 83 });
+        assert_eq!(
+            counted,
+            Counted {
+                records: 1,
+                capacity: 83
+            }
+        );
         assert_eq!(framing.partial_len(), 0);
     }
 
@@ -121,7 +127,13 @@ mod tests {
         let mut framing = Framing::default();
         let bytes = record(23, 0);
         assert_eq!(framing.advance(&bytes[..4], 17).records, 0);
-        assert_eq!(framing.advance(&bytes[4..], 17), Counted { records: 1, room: 0 });
+        assert_eq!(
+            framing.advance(&bytes[4..], 17),
+            Counted {
+                records: 1,
+                capacity: 0
+            }
+        );
         assert_eq!(framing.partial_len(), 0);
     }
 
@@ -152,11 +164,11 @@ mod tests {
                 let (now, later) = rest.split_at((*cut).min(rest.len()));
                 let counted = framing.advance(now, 0);
                 total.records += counted.records;
-                total.room += counted.room;
+                total.capacity += counted.capacity;
                 rest = later;
                 prop_assert!(framing.partial_len() <= stream.len() - rest.len());
             }
-            prop_assert_eq!(total, Counted { records: bodies.len(), room: bodies.iter().sum() });
+            prop_assert_eq!(total, Counted { records: bodies.len(), capacity: bodies.iter().sum() });
             prop_assert_eq!(framing.partial_len(), 0);
         }
     }

@@ -24,7 +24,7 @@ use crate::sys::poller::Token;
 /// From this fd on registrations lie in the sparse map. No more can be open where the limit is the usual
 /// maximum (`fs.nr_open`), and a wrong number below it costs some tens of megabytes at worst.
 const DENSE_LIMIT: usize = 1 << 20;
-/// The dense table starts with room for so many fds.
+/// The dense table starts with space for so many fds.
 const FIRST_LEN: usize = 64;
 
 #[derive(Clone, Copy)]

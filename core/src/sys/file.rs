@@ -72,7 +72,7 @@ pub fn set_position(fd: RawFd, offset: u64) -> io::Result<()> {
 /// file. Its position stays. An interruption is the caller's to deal with.
 ///
 /// # Errors
-/// `WouldBlock` if there is no room, `Interrupted`; `EINVAL`, `ENOSYS` and others for what the system cannot combine;
+/// `WouldBlock` if there is no space, `Interrupted`; `EINVAL`, `ENOSYS` and others for what the system cannot combine;
 /// the socket's error.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub fn send(socket: RawFd, file: RawFd, offset: i64, count: usize) -> io::Result<usize> {

@@ -111,7 +111,7 @@ pub unsafe fn read(fd: RawFd, buf: *mut u8, len: usize) -> io::Result<usize> {
 /// Writes the front of `data` and returns how many bytes were taken.
 ///
 /// # Errors
-/// `WouldBlock` if there is no room, `BrokenPipe` if there is no reader, or another errno of `write(2)`.
+/// `WouldBlock` if there is no space, `BrokenPipe` if there is no reader, or another errno of `write(2)`.
 pub fn write(fd: RawFd, data: &[u8]) -> io::Result<usize> {
     retried(|| {
         // SAFETY: the slice is live and as long as said; the kernel only reads it.

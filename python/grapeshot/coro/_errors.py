@@ -48,7 +48,7 @@ class Empty(queue.Empty, TimeoutError):  # noqa: N818  # queue's names
 
 
 class Full(queue.Full, TimeoutError):  # noqa: N818
-    """There was no room in the time that ``push`` was given: a :class:`queue.Full` and a :class:`TimeoutError`."""
+    """There was no space in the time that ``push`` was given: a :class:`queue.Full` and a :class:`TimeoutError`."""
 
 
 class ScheduleError(Exception):

@@ -49,7 +49,7 @@ type Fifo<'py> = This<'py, FifoObject>;
 impl NativeType for FifoObject {
     const NAME: &'static CStr = c"grapeshot.coro.fifo";
     const DOC: &'static CStr =
-        c"fifo(maxsize=0)\n--\n\nA queue: `pop` waits for an item, `push` for room if there is a limit.";
+        c"fifo(maxsize=0)\n--\n\nA queue: `pop` waits for an item, `push` for space if there is a limit.";
     const FLAGS: u64 = FLAGS;
     const DEALLOC: ffi::destructor = dealloc::<Self>;
 
@@ -125,7 +125,7 @@ impl FifoObject {
         limit != 0 && self.items.len() >= limit
     }
 
-    /// Takes items from pushers as long as there is room.
+    /// Takes items from pushers as long as there is space.
     #[cold]
     fn let_in(this: Fifo<'_>) {
         while !this.is_full()
@@ -150,7 +150,7 @@ fn push<'py>(this: Fifo<'py>, args: Args<'_, 'py>) -> Object<'py> {
     };
     check_thread(this)?;
     if this.is_full() {
-        wait_for_room(this, item, limit)?;
+        wait_for_space(this, item, limit)?;
     } else {
         this.items.push(item, false);
         FifoObject::promise(this);
@@ -160,7 +160,7 @@ fn push<'py>(this: Fifo<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 /// Pushes to a queue that is full.
 #[cold]
-fn wait_for_room<'py>(this: Fifo<'py>, item: Bound<'py, PyAny>, limit: Limit) -> PyResult<()> {
+fn wait_for_space<'py>(this: Fifo<'py>, item: Bound<'py, PyAny>, limit: Limit) -> PyResult<()> {
     let py = this.py();
     let full = || {
         let message = format!("the {} was full{}", type_name(this), limit.describe());
@@ -296,7 +296,7 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 T,
                 c"push",
                 push,
-                c"push($self, item, /, block=True, timeout=None)\n--\n\nPut an item at the end, waiting for room if there is a limit. Full if the time is over."
+                c"push($self, item, /, block=True, timeout=None)\n--\n\nPut an item at the end, waiting for space if there is a limit. Full if the time is over."
             ),
             method!(
                 T,

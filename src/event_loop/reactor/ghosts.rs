@@ -31,7 +31,7 @@ impl Reactor {
             return;
         }
         self.stale_events.set(0);
-        // Without a descriptor for the new one, or room in it, the old one goes on.
+        // Without a descriptor for the new one, or space in it, the old one goes on.
         if let Ok(Some(poller)) = self.new_poller(py) {
             let old = self.poller.borrow_mut().replace(poller);
             drop(old);

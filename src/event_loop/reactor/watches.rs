@@ -283,14 +283,14 @@ impl Reactor {
 
     /// The length in bytes of an object for the next read of a socket that waits now and then; 0: through the scratch
     /// buffer.
-    pub(crate) fn read_room(&self, fd: RawFd) -> usize {
-        self.watch(fd).map_or(0, |watch| watch.get().read_size.room())
+    pub(crate) fn read_capacity(&self, fd: RawFd) -> usize {
+        self.watch(fd).map_or(0, |watch| watch.get().read_size.capacity())
     }
 
-    /// After a read of `len_bytes` into `room` bytes.
-    pub(crate) fn note_read(&self, fd: RawFd, len_bytes: usize, room: usize) {
+    /// After a read of `len_bytes` into `capacity` bytes.
+    pub(crate) fn note_read(&self, fd: RawFd, len_bytes: usize, capacity: usize) {
         if let Some(watch) = self.watch(fd) {
-            watch.get().read_size.note(len_bytes, room);
+            watch.get().read_size.note(len_bytes, capacity);
         }
     }
 

@@ -26,7 +26,7 @@ use crate::transports::outgoing::Chunk;
 
 /// The most that is received of one datagram, as in asyncio.
 const MAX_DATAGRAM_LEN: usize = 256 * 1024;
-/// How many Unix datagrams are received at once: as many as have room where internet datagrams are received.
+/// How many Unix datagrams are received at once: as many as fit where internet datagrams are received.
 const UNIX_BATCH: usize = MAX_BATCH * INTERNET_SLOT_LEN / MAX_DATAGRAM_LEN;
 
 /// A datagram and its sender.

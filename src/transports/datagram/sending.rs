@@ -63,7 +63,7 @@ impl Outbound {
 enum Sent {
     /// The kernel has it, or it is lost.
     Done,
-    /// There is no room.
+    /// There is no space.
     Blocked,
     /// The socket says no; the protocol has to be told.
     Refused(PyErr),

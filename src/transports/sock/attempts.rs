@@ -181,18 +181,18 @@ fn recv<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> {
     };
     let fd = plain_socket::descriptor(socket)?;
     let reactor = this.loop_object().reactor();
-    let room = direct_room(this, reactor, fd, len);
+    let capacity = direct_capacity(this, reactor, fd, len);
     // SAFETY: the buffer is valid for its length.
     let call = |buf, len| unsafe { socket::recv_now(fd, buf, len) };
-    let received = match room {
+    let received = match capacity {
         0 => receive(this, reactor, fd, len, call)?,
-        room => Some(receive_direct(this, room, call)?),
+        capacity => Some(receive_direct(this, capacity, call)?),
     };
     match received {
         None => Ok(Native::Method),
         Some(Ok((data, len_bytes))) => {
             // A read that is as long as was asked for says nothing about what there is.
-            let limit = if room == len { usize::MAX } else { room };
+            let limit = if capacity == len { usize::MAX } else { capacity };
             reactor.note_read(fd, len_bytes, limit);
             done(data)
         }
@@ -203,24 +203,24 @@ fn recv<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> {
 /// The size of an object to receive into, at most `len`; 0: through the scratch buffer. Only after an event, since
 /// most first attempts find nothing, and only from a stream, of which nothing is lost if there was more.
 #[inline]
-fn direct_room(this: Operation<'_>, reactor: &Reactor, fd: RawFd, len: usize) -> usize {
+fn direct_capacity(this: Operation<'_>, reactor: &Reactor, fd: RawFd, len: usize) -> usize {
     if !this.has_waited.get() {
         return 0;
     }
-    match reactor.read_room(fd).min(len) {
-        room if room == 0 || room == len || socket::is_stream(fd) => room,
+    match reactor.read_capacity(fd).min(len) {
+        capacity if capacity == 0 || capacity == len || socket::is_stream(fd) => capacity,
         _ => 0,
     }
 }
 
-/// Receives straight into a new object of `room` bytes, which then gives back what it has too much.
+/// Receives straight into a new object of `capacity` bytes, which then gives back what it has too much.
 fn receive_direct(
     this: Operation<'_>,
-    room: usize,
+    capacity: usize,
     call: impl FnOnce(*mut u8, usize) -> io::Result<usize>,
 ) -> PyResult<io::Result<(Bound<'_, PyAny>, usize)>> {
-    let mut data = NewBytes::with_room(this.py(), room)?;
-    match call(data.as_mut_ptr(), room) {
+    let mut data = NewBytes::with_capacity(this.py(), capacity)?;
+    match call(data.as_mut_ptr(), capacity) {
         Ok(len_bytes) => Ok(Ok((data.finish(len_bytes)?, len_bytes))),
         Err(error) => Ok(Err(error)),
     }
@@ -230,7 +230,7 @@ fn receive_direct(
 type Received<'py, L> = Option<io::Result<(Bound<'py, PyAny>, L)>>;
 
 /// Receives up to `len` bytes through the scratch buffer into an object of the right size. A datagram that may be
-/// longer than the scratch buffer is left to the socket. `MemoryError` if there is no room for the object.
+/// longer than the scratch buffer is left to the socket. `MemoryError` if there is no space for the object.
 #[inline]
 fn receive<'py, L: Length>(
     this: Operation<'py>,

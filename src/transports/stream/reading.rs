@@ -36,7 +36,7 @@ pub(super) fn on_readable(this: Stream<'_>) -> PyResult<()> {
 #[inline]
 fn read_object(this: Stream<'_>, fd: RawFd) -> PyResult<()> {
     let py = this.py();
-    let received = match this.read_size.room() {
+    let received = match this.read_size.capacity() {
         0 => receive_small(this, fd),
         len_bytes => receive_direct(this, fd, len_bytes),
     };
@@ -73,8 +73,8 @@ fn after_delivery(this: Stream<'_>, result: PyResult<()>) -> PyResult<()> {
 fn read_into_reader<'py>(this: Stream<'py>, fd: RawFd, feed: Feed<'py>) -> PyResult<()> {
     // SAFETY: whoever calls it gives `len` writable bytes.
     let receive = |start: *mut u8, len: usize| unsafe { socket::recv(fd, start, len) };
-    let room = this.read_size.room();
-    let received = if room == 0 {
+    let capacity = this.read_size.capacity();
+    let received = if capacity == 0 {
         this.reactor().with_scratch(|scratch| {
             let len_bytes = receive(scratch.as_mut_ptr(), scratch.len())?;
             let data = &scratch[..len_bytes];
@@ -84,7 +84,7 @@ fn read_into_reader<'py>(this: Stream<'py>, fd: RawFd, feed: Feed<'py>) -> PyRes
             Ok((len_bytes, Some(new_bytes::copied(this.py(), data)?)))
         })
     } else {
-        match feed.receive(room, receive) {
+        match feed.receive(capacity, receive) {
             Some(received) => received
                 .map(|len_bytes| (len_bytes, None))
                 .map_err(Failure::System),
@@ -94,7 +94,7 @@ fn read_into_reader<'py>(this: Stream<'py>, fd: RawFd, feed: Feed<'py>) -> PyRes
     match received {
         Ok((0, _)) => on_eof(this),
         Ok((len_bytes, refused)) => {
-            this.read_size.note(len_bytes, room);
+            this.read_size.note(len_bytes, capacity);
             let result = writing::corked(this, || match refused {
                 None => this.calls.fed(feed),
                 Some(data) => this.calls.call_data_received(this.py(), &data),
@@ -138,16 +138,16 @@ fn receive_small(this: Stream<'_>, fd: RawFd) -> Result<Option<Bound<'_, PyAny>>
     })
 }
 
-/// Straight into a new object of `room` bytes, which then gives back what it has too much. None at the end of the
+/// Straight into a new object of `capacity` bytes, which then gives back what it has too much. None at the end of the
 /// stream.
-fn receive_direct(this: Stream<'_>, fd: RawFd, room: usize) -> Result<Option<Bound<'_, PyAny>>, Failure> {
-    let mut data = NewBytes::with_room(this.py(), room)?;
-    // SAFETY: the object is new, unshared and has `room` bytes.
-    let len_bytes = unsafe { socket::recv(fd, data.as_mut_ptr(), room)? };
+fn receive_direct(this: Stream<'_>, fd: RawFd, capacity: usize) -> Result<Option<Bound<'_, PyAny>>, Failure> {
+    let mut data = NewBytes::with_capacity(this.py(), capacity)?;
+    // SAFETY: the object is new, unshared and has `capacity` bytes.
+    let len_bytes = unsafe { socket::recv(fd, data.as_mut_ptr(), capacity)? };
     if len_bytes == 0 {
         return Ok(None);
     }
-    this.read_size.note(len_bytes, room);
+    this.read_size.note(len_bytes, capacity);
     Ok(Some(data.finish(len_bytes)?))
 }
 
@@ -181,14 +181,14 @@ fn read_into_protocol(this: Stream<'_>) -> PyResult<()> {
     let received = writing::corked(this, || {
         this.calls.in_context(py, || {
             let hint = (-1_i32).into_pyobject(py)?;
-            this.calls.fill_buffer(py, hint.as_any(), |memory, room| {
+            this.calls.fill_buffer(py, hint.as_any(), |memory, capacity| {
                 if this.fd() < 0 || this.has(flag::CLOSING | flag::PAUSED) {
                     return Ok((0, None));
                 }
                 stage = "Fatal error: protocol.buffer_updated() call failed.";
                 let received = this.usable_fd(py).and_then(|fd| {
-                    // SAFETY: `room` bytes may be written.
-                    unsafe { socket::recv(fd, memory, room) }
+                    // SAFETY: `capacity` bytes may be written.
+                    unsafe { socket::recv(fd, memory, capacity) }
                 });
                 Ok((*received.as_ref().unwrap_or(&0), Some(received)))
             })

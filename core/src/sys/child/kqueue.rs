@@ -58,7 +58,7 @@ fn empty_change() -> libc::kevent {
 }
 
 fn apply(queue: &OwnedFd, change: libc::kevent) -> io::Result<()> {
-    // SAFETY: one live change, no room for events, no timeout needed as none are waited for.
+    // SAFETY: one live change, no space for events, no timeout needed as none are waited for.
     let result = unsafe {
         libc::kevent(
             queue.as_raw_fd(),

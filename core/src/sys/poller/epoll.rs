@@ -48,7 +48,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// Room for `capacity` events of one wait (at least one); what does not fit comes with the next wait.
+    /// Space for `capacity` events of one wait (at least one); what does not fit comes with the next wait.
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
         // The kernel counts in an int, and refuses more than INT_MAX / size_of::<epoll_event>().

@@ -56,7 +56,7 @@ unsafe impl Send for Events {}
 unsafe impl Sync for Events {}
 
 impl Events {
-    /// Room for `capacity` events of one wait (at least one); what does not fit comes with the next wait.
+    /// Space for `capacity` events of one wait (at least one); what does not fit comes with the next wait.
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
         Self {

@@ -57,7 +57,7 @@ impl Interest {
     pub const NONE: Self = Self(0);
     /// Data, a connection or the end of the stream can be read.
     pub const READ: Self = Self(1);
-    /// There is room to write.
+    /// There is space to write.
     pub const WRITE: Self = Self(2);
     /// Both directions.
     pub const BOTH: Self = Self(3);

@@ -121,7 +121,7 @@ fn reports_reading_until_it_is_read() {
 }
 
 #[test]
-fn reports_writing_while_there_is_room() {
+fn reports_writing_while_there_is_space() {
     for (name, poller) in pollers() {
         let (mut left, _right) = pair();
         poller.add(left.as_raw_fd(), Token(1), Interest::WRITE).unwrap();
@@ -296,7 +296,7 @@ fn what_does_not_fit_comes_next_time() {
                 .unwrap();
         }
         let mut seen = [false; 5];
-        // No room at all means room for one.
+        // A capacity of 0 means one.
         let mut events = Events::with_capacity(0);
         for _ in 0..5 {
             assert_eq!(poller.wait(&mut events, CAP_NS).unwrap(), 1, "{name}");

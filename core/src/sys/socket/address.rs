@@ -20,7 +20,7 @@ const INLINE_LEN: usize = size_of::<sockaddr_in6>();
 /// Whether names of Unix sockets that begin with a NUL lie in a namespace beside the file system.
 const HAS_ABSTRACT_NAMES: bool = cfg!(any(target_os = "linux", target_os = "android"));
 
-/// Room for any address. Plain bytes, so that they can be read whatever the kernel wrote.
+/// Space for any address. Plain bytes, so that they can be read whatever the kernel wrote.
 #[repr(C, align(8))]
 pub(super) struct Storage([u8; size_of::<sockaddr_storage>()]);
 
@@ -421,8 +421,8 @@ mod tests {
             prop_assert!(!shown.is_empty());
 
             let mut storage = Storage::new();
-            let room = bytes.len().min(storage.0.len());
-            storage.0[..room].copy_from_slice(&bytes[..room]);
+            let kept_len = bytes.len().min(storage.0.len());
+            storage.0[..kept_len].copy_from_slice(&bytes[..kept_len]);
             let capacity = storage.0.len();
             let kept = storage.to_address(len);
             prop_assert_eq!(kept.bytes().len(), capacity.min(len as usize));

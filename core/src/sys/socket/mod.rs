@@ -74,7 +74,7 @@ pub unsafe fn recv(fd: RawFd, buf: *mut u8, len: usize) -> io::Result<usize> {
 /// Sends the front of `data` and returns how many bytes were taken.
 ///
 /// # Errors
-/// `WouldBlock` if there is no room, `BrokenPipe`, or the socket's error.
+/// `WouldBlock` if there is no space, `BrokenPipe`, or the socket's error.
 #[inline]
 pub fn send(fd: RawFd, data: &[u8]) -> io::Result<usize> {
     retried(|| {
@@ -87,7 +87,7 @@ pub fn send(fd: RawFd, data: &[u8]) -> io::Result<usize> {
 /// and returns how many bytes were taken.
 ///
 /// # Errors
-/// `WouldBlock` if there is no room, `BrokenPipe`, or the socket's error.
+/// `WouldBlock` if there is no space, `BrokenPipe`, or the socket's error.
 #[inline]
 pub fn send_vectored(fd: RawFd, slices: &[io::IoSlice<'_>]) -> io::Result<usize> {
     // SAFETY: `msghdr` is plain data, for which all zeroes is a value: no address, no control data (it
@@ -107,7 +107,7 @@ pub fn send_vectored(fd: RawFd, slices: &[io::IoSlice<'_>]) -> io::Result<usize>
 /// close-on-exec, and the peer's address.
 ///
 /// # Errors
-/// `WouldBlock` if the queue is empty; `EMFILE`, `ENFILE`, `ENOBUFS`, `ENOMEM` if there is no room (the
+/// `WouldBlock` if the queue is empty; `EMFILE`, `ENFILE`, `ENOBUFS`, `ENOMEM` if there is no space (the
 /// connection stays in the queue, and the socket readable); `ConnectionAborted` if the peer gave up
 /// before; on Linux also the network errors that `accept(2)` lists, which concern the one connection.
 pub fn accept(fd: RawFd) -> io::Result<(OwnedFd, Address)> {

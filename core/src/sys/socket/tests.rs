@@ -27,8 +27,8 @@ fn wait_readable(fd: RawFd) {
     assert_eq!(poller.wait(&mut Events::with_capacity(1), CAP_NS).unwrap(), 1);
 }
 
-fn receive(fd: RawFd, room: usize) -> io::Result<Vec<u8>> {
-    let mut buffer = vec![0; room];
+fn receive(fd: RawFd, capacity: usize) -> io::Result<Vec<u8>> {
+    let mut buffer = vec![0; capacity];
     // SAFETY: the vector is live, as long as said, and nobody else knows it.
     let count = unsafe { recv(fd, buffer.as_mut_ptr(), buffer.len()) }?;
     buffer.truncate(count);
@@ -113,7 +113,7 @@ fn borrowed_datagrams_come_with_their_senders() {
 }
 
 #[test]
-fn a_send_takes_what_there_is_room_for() {
+fn a_send_takes_what_there_is_space_for() {
     let (left, right) = pair();
     let data = vec![7; 8 << 20];
     let sent = send(left.as_raw_fd(), &data).unwrap();

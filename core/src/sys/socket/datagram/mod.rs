@@ -33,7 +33,7 @@ mod tests;
 /// The most datagrams that one [`recv_batch`] takes.
 pub const MAX_BATCH: usize = 16;
 
-/// A slot in which every datagram of an internet socket has room: the length field of IP has 16 bits.
+/// A slot in which every datagram of an internet socket fits: the length field of IP has 16 bits.
 pub const INTERNET_SLOT_LEN: usize = 64 * 1024;
 
 /// What a [`recv_batch`] has received.
@@ -73,7 +73,7 @@ pub fn recv_batch(
 /// Sends `data`, which may be empty, as one datagram to `to`.
 ///
 /// # Errors
-/// `WouldBlock` if there is no room, `EMSGSIZE` if the datagram is too large, or the error that the socket has kept
+/// `WouldBlock` if there is no space, `EMSGSIZE` if the datagram is too large, or the error that the socket has kept
 /// or the network reports at once (`ConnectionRefused`, `NetworkUnreachable` ...); nothing was sent then.
 #[inline]
 pub fn send_to(fd: RawFd, data: &[u8], to: &Address) -> io::Result<()> {

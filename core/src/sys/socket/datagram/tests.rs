@@ -92,7 +92,7 @@ fn a_batch_keeps_order_and_senders() {
 }
 
 #[test]
-fn no_more_are_taken_than_there_is_room_for() {
+fn no_more_are_taken_than_there_is_space_for() {
     for (way, receive) in ways() {
         let (receiver, sender) = (bound(), bound());
         for _ in 0..2 * MAX_BATCH {
@@ -112,7 +112,7 @@ fn no_more_are_taken_than_there_is_room_for() {
 }
 
 #[test]
-fn the_largest_datagram_has_room() {
+fn the_largest_datagram_fits() {
     for (way, receive) in ways() {
         let (receiver, sender) = (bound(), bound());
         let data: Vec<u8> = (0..65_507).map(|index| (index % 251) as u8).collect();
