@@ -32,9 +32,9 @@ def pytest_configure(config: pytest.Config) -> None:
     global _stderr_fd
     _stderr_fd = os.dup(2)  # the real stderr: capturing has not begun yet
     for line in (
-        "deviates(when=True, **reasons): the named kinds of loop are known to differ here (strict xfail)",
-        "unfit(when=True, **reasons): the named kinds of loop would crash or hang here (skip)",
-        "leaves(**reasons): the named kinds of loop leave resources behind here (no audit)",
+        "xfail_on(when=True, **reasons): the named kinds of loop behave differently here (strict xfail)",
+        "skip_on(when=True, **reasons): the named kinds of loop cannot run this test (skip)",
+        "leaks_on(**reasons): the named kinds of loop leak resources here (no audit)",
         "watchdog(seconds): replaces the default time after which the test process is ended with a traceback",
     ):
         config.addinivalue_line("markers", line)
@@ -59,10 +59,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if kind is None:
             continue
         item.add_marker(pytest.mark.filterwarnings("error"), append=False)
-        for marker in item.iter_markers("deviates"):
+        for marker in item.iter_markers("xfail_on"):
             if kind in marker.kwargs and marker.kwargs.get("when", True):
                 item.add_marker(pytest.mark.xfail(strict=True, reason=marker.kwargs[kind]))
-        for marker in item.iter_markers("unfit"):
+        for marker in item.iter_markers("skip_on"):
             if kind in marker.kwargs and marker.kwargs.get("when", True):
                 item.add_marker(pytest.mark.skip(reason=marker.kwargs[kind]))
 
@@ -198,8 +198,8 @@ def _audit(loop_kind: str, request: pytest.FixtureRequest) -> Iterator[None]:
     finally:
         sys.unraisablehook, threading.excepthook = hook, thread_hook
     item = request.node
-    leaves = any(loop_kind in marker.kwargs for marker in item.iter_markers("leaves"))
-    if item.stash.get(_failed, False) or leaves:
+    leaks = any(loop_kind in marker.kwargs for marker in item.iter_markers("leaks_on"))
+    if item.stash.get(_failed, False) or leaks:
         return
     wait_until(lambda: set(threading.enumerate()) <= threads, "the threads of the test to end")
     left = _left_objects(objects)

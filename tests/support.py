@@ -147,17 +147,30 @@ def wait_until(condition: Callable[[], Any], what: str = "a condition", cap_s: f
 
 
 async def until(condition: Callable[[], Any], what: str = "a condition", cap_s: float = CAP_S) -> None:
-    """Lets the loop turn until the condition holds."""
+    """Runs iterations of the loop until the condition holds."""
     give_up = time.monotonic() + cap_s
-    turns = 0
+    count = 0
     while not condition():
         assert time.monotonic() < give_up, f"waited {cap_s} s for {what}"
-        turns += 1
-        await asyncio.sleep(0 if turns < 20 else 0.001)
+        count += 1
+        await asyncio.sleep(0 if count < 20 else 0.001)
 
 
-async def turns(count: int) -> None:
-    """Lets the loop turn, for what must *not* happen; the last turn looks at the sockets in any case."""
+async def sleep_zero(count: int) -> None:
+    """Awaits `asyncio.sleep(0)` that many times: nothing else, also under a clock that stands still."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def run_iterations(loop: asyncio.AbstractEventLoop, count: int = 1) -> None:
+    """Runs a loop from outside for that many iterations."""
+    for _ in range(count):
+        loop.call_soon(loop.stop)
+        loop.run_forever()
+
+
+async def iterations(count: int) -> None:
+    """Runs iterations of the loop, for what must *not* happen. The last one polls the sockets in any case."""
     for _ in range(count):
         await asyncio.sleep(0)
     await asyncio.sleep(0.0002)

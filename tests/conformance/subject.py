@@ -118,7 +118,7 @@ class Substitution:
         test_class.setUp = set_up
 
     def _adapt_run_loop(self, test_class: Any) -> None:
-        """The tests of gather turn the loop until its private `_ready` is empty; a number of turns does as well."""
+        """The tests of gather run the loop until its private `_ready` is empty. A number of iterations will do."""
         run_briefly = importlib.import_module("test.test_asyncio.utils").run_briefly
 
         def run_loop(_test: Any, loop: Any) -> None:

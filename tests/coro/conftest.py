@@ -24,7 +24,7 @@ EITHER_WAY = {
     "test_signals",
     "test_starting",
     "test_sync_objects",
-    "test_task_facade",
+    "test_task_api",
     "test_timers",
     "test_tools",
 }

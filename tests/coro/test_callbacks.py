@@ -388,8 +388,8 @@ def test_audit_hooks_and_import_hooks_that_yield():
         sys.meta_path.insert(0, Finder)
 
         def work(number):
-            for turn in range(3):
-                sys.audit("my.event", number, turn)
+            for step in range(3):
+                sys.audit("my.event", number, step)
             try:
                 import nothing_of_that_name
             except ImportError:

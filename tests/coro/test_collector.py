@@ -75,13 +75,13 @@ def test_collections_in_several_coros():
     collected = []
 
     def work(number):
-        for turn in range(5):
-            local = Thing(number, turn)
+        for step in range(5):
+            local = Thing(number, step)
             garbage = weakref.ref(Thing(is_cyclic=True))
             coro.yield_slice()
-            gc.collect(turn % 3)
+            gc.collect(step % 3)
             coro.yield_slice()
-            assert local.kept == (number, turn)
+            assert local.kept == (number, step)
             collected.append(garbage)
         return number
 
@@ -273,9 +273,9 @@ def test_frozen_objects():
         def work(number):
             cycle = [number]
             cycle.append(cycle)
-            for turn in range(5):
+            for step in range(5):
                 coro.yield_slice()
-                gc.freeze() if turn % 2 else gc.unfreeze()
+                gc.freeze() if step % 2 else gc.unfreeze()
                 gc.collect()
             return cycle[1][1][0]
 

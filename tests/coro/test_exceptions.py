@@ -123,19 +123,19 @@ def test_a_coro_begins_with_no_exception():
 def test_finally_blocks_and_returns():
     def work(number):
         log = []
-        for turn in range(3):
+        for step in range(3):
             try:
                 coro.yield_slice()
-                if turn == 0:
+                if step == 0:
                     continue
-                if turn == 2:
+                if step == 2:
                     return log
             finally:
                 coro.yield_slice()
-                log.append((number, turn))
+                log.append((number, step))
         return None
 
-    assert together(work) == [[(number, turn) for turn in range(3)] for number in range(COUNT)]
+    assert together(work) == [[(number, step) for step in range(3)] for number in range(COUNT)]
 
 
 def test_with_statements_and_exit_stacks():

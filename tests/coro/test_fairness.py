@@ -24,7 +24,7 @@ class Spinners:
     """Coros that yield and never wait, until they are stopped; with a cap, so that a starved test fails."""
 
     def __init__(self, count):
-        self.turns = [0] * count
+        self.slices = [0] * count
         self.stopped = False
         self._coros = [coro.spawn(self._spin, number) for number in range(count)]
 
@@ -32,7 +32,7 @@ class Spinners:
         ends = time.monotonic() + CAP_S
         while not self.stopped:
             assert time.monotonic() < ends, "starved"
-            self.turns[number] += 1
+            self.slices[number] += 1
             coro.yield_slice()
 
     def stop(self, *_):
@@ -51,7 +51,7 @@ def test_spinning_coros_and_handles_take_turns(count):
         seen = []
 
         def handle():
-            seen.append(sum(spinners.turns))
+            seen.append(sum(spinners.slices))
             if len(seen) < 200:
                 loop.call_soon(handle)
             else:
@@ -73,14 +73,14 @@ def test_spinning_coros_take_turns_with_each_other_and_with_tasks(count):
         spinners = Spinners(count)
         for _ in range(300):
             await asyncio.sleep(0)
-        turns = list(spinners.turns)
+        slices = list(spinners.slices)
         spinners.stop()
         await spinners.end()
-        return turns
+        return slices
 
-    turns = grapeshot.run(main())
-    assert max(turns) - min(turns) <= 1
-    assert 299 <= min(turns) <= 301
+    slices = grapeshot.run(main())
+    assert max(slices) - min(slices) <= 1
+    assert 299 <= min(slices) <= 301
 
 
 def test_spinning_coros_do_not_starve_timers():
@@ -202,7 +202,7 @@ def test_handles_that_queue_themselves_again_do_not_starve_coros():
     seen, rested = grapeshot.run(main())
     assert rested == "rested"
     for runs in seen:
-        # Each of the ten handles runs once between two turns of a coro.
+        # Each of the ten handles runs once between two slices of a coro.
         assert {after - before for before, after in itertools.pairwise(runs)} == {10}
 
 

@@ -26,11 +26,11 @@ COUNT = 10
 
 def test_yield_from():
     def leaf(number):
-        for turn in range(3):
+        for step in range(3):
             coro.yield_slice()
-            got = yield (number, turn)
+            got = yield (number, step)
             coro.yield_slice()
-            assert got == turn
+            assert got == step
         return number
 
     def middle(number):
@@ -52,7 +52,7 @@ def test_yield_from():
             next(generator)
         return seen
 
-    assert together(work) == [[(number, turn) for turn in range(3)] for number in range(COUNT)]
+    assert together(work) == [[(number, step) for step in range(3)] for number in range(COUNT)]
 
 
 def test_exceptions_thrown_into_generators():

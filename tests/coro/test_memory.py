@@ -88,7 +88,7 @@ def test_a_new_coro_without_memory_ends_with_the_error():
             _core._coro_fail_evacuations(0)
             later.append(coro.spawn(work, 8))
 
-        # Everything of the next turn but the first entry finds no memory.
+        # Everything of the next iteration but the first entry finds no memory.
         asyncio.get_running_loop().call_soon(feed)
         starve()
         failures = []
@@ -129,7 +129,7 @@ def test_who_joins_a_coro_without_memory_gets_the_error():
 
 
 def test_coros_are_unwound_without_memory():
-    """Each failure is put off to the next turn; the loop is closed once all have ended."""
+    """Each failure is put off to the next iteration; the loop is closed once all have ended."""
     log = []
 
     def stay(number):

@@ -27,7 +27,7 @@ PARENT = os.getpid()
 def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 
-def turns(number, count=5):
+def yield_slices(number, count=5):
     try:
         for _ in range(count):
             coro.yield_slice()
@@ -62,7 +62,7 @@ def child():
     os._exit(7)
 
 def main():
-    others = [coro.spawn(turns, number) for number in range(3)]
+    others = [coro.spawn(yield_slices, number) for number in range(3)]
     coro.yield_slice()
     pid = os.fork()
     if not pid:
@@ -93,7 +93,7 @@ async def task():
     return "ran"
 
 def main():
-    other = coro.spawn(turns, 0)
+    other = coro.spawn(yield_slices, 0)
     coro.yield_slice()
     pid = os.fork()
     if not pid:
@@ -132,7 +132,7 @@ ENDINGS = {
 }
 
 def main():
-    others = [coro.spawn(turns, number) for number in range(3)]
+    others = [coro.spawn(yield_slices, number) for number in range(3)]
     coro.yield_slice()
     for expected, ending in ENDINGS.items():
         pid = os.fork()
@@ -163,17 +163,17 @@ def fork(function):
     return status(pid)
 
 def in_child():
-    return coro.run(lambda: [co.join() for co in [coro.spawn(turns, number) for number in range(2)]])
+    return coro.run(lambda: [co.join() for co in [coro.spawn(yield_slices, number) for number in range(2)]])
 
 async def main():
-    others = [coro.spawn(turns, number) for number in range(3)]
+    others = [coro.spawn(yield_slices, number) for number in range(3)]
     await asyncio.sleep(0)
     say("status", fork(in_child))
     return await asyncio.gather(*others)
 
 say(grapeshot.run(main()))
 say("status", fork(in_child))
-say(coro.run(turns, 5))
+say(coro.run(yield_slices, 5))
 """
     )
     child = ["end 0 child", "end 1 child", "child [0, 1]", "status 0"]
@@ -186,10 +186,10 @@ def test_a_fork_in_another_thread_that_has_coros():
 import threading
 
 def in_child():
-    return coro.run(turns, 3)
+    return coro.run(yield_slices, 3)
 
 def main():
-    other = coro.spawn(turns, 0)
+    other = coro.spawn(yield_slices, 0)
     coro.yield_slice()
     pid = os.fork()
     if not pid:
@@ -234,7 +234,7 @@ def hook(name):
 os.register_at_fork(before=hook("before"), after_in_parent=hook("parent"), after_in_child=hook("child"))
 
 def main():
-    other = coro.spawn(turns, 0, 2)
+    other = coro.spawn(yield_slices, 0, 2)
     pid = os.fork()
     if not pid:
         os._exit(0)
@@ -269,7 +269,7 @@ def in_executor(context):
 
 def main():
     context = multiprocessing.get_context({method!r})
-    others = [coro.spawn(turns, number) for number in range(3)]
+    others = [coro.spawn(yield_slices, number) for number in range(3)]
     coro.yield_slice()
     first = start(context)
     say(*first, in_executor(context))
@@ -291,10 +291,10 @@ def test_a_coro_in_a_forked_process():
 import multiprocessing
 
 def in_child():
-    say(coro.run(lambda: [co.join() for co in [coro.spawn(turns, number) for number in range(2)]]))
+    say(coro.run(lambda: [co.join() for co in [coro.spawn(yield_slices, number) for number in range(2)]]))
 
 async def main():
-    other = coro.spawn(turns, 7)
+    other = coro.spawn(yield_slices, 7)
     await asyncio.sleep(0)
     process = multiprocessing.get_context("fork").Process(target=in_child)
     process.start()

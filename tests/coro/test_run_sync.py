@@ -15,7 +15,7 @@ import threading
 import time
 
 import pytest
-from support import coro_is_available
+from support import coro_is_available, sleep_zero
 
 import grapeshot
 
@@ -24,11 +24,6 @@ if coro_is_available():
     from grapeshot import coro
 
 variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
-
-
-async def turns(count):
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 # ---- run_sync --------------------------------------------------------------------------------------------------
@@ -96,19 +91,19 @@ def test_cancelling_goes_in_and_comes_out():
 
     async def main():
         task = asyncio.create_task(coro.run_sync(work))
-        await turns(3)
+        await sleep_zero(3)
         task.cancel("from the task")
         with pytest.raises(asyncio.CancelledError) as caught:
             await task
         assert caught.value.args == ("from the task",)
         assert log == [("from the task",), "finally"]
         task = asyncio.create_task(coro.run_sync(suppress))
-        await turns(3)
+        await sleep_zero(3)
         task.cancel()
         assert await task == "went on"
         # one that has not begun
         task = asyncio.create_task(coro.run_sync(log.append, "never"))
-        await turns(1)
+        await sleep_zero(1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -14,7 +14,7 @@ if coro_is_available():
     from grapeshot import coro
 
 
-def turns(count=3):
+def yield_slices(count=3):
     for _ in range(count):
         coro.yield_slice()
 
@@ -29,7 +29,7 @@ def test_one_at_a_time_and_in_order(kind):
         def work(number):
             with guard:
                 log.append(("in", number))
-                turns()
+                yield_slices()
                 log.append(("out", number))
 
         for thread in [coro.spawn(work, number) for number in range(5)]:
@@ -63,7 +63,7 @@ def test_inverted_semaphore():
 
         def work():
             with count:
-                turns()
+                yield_slices()
                 log.append("done")
 
         threads = [coro.spawn(work) for _ in range(3)]
@@ -87,14 +87,14 @@ def test_readers_share_and_writers_do_not():
         def read(number):
             lock.acquire_read()
             log.append(f"+r{number}")
-            turns()
+            yield_slices()
             log.append(f"-r{number}")
             lock.release_read()
 
         def write(number):
             lock.acquire_write()
             log.append(f"+w{number}")
-            turns()
+            yield_slices()
             log.append(f"-w{number}")
             lock.release_write()
 
@@ -195,7 +195,7 @@ def test_thread_local():
         def work(number):
             assert not hasattr(local, "value")
             local.value = number
-            turns()
+            yield_slices()
             return local.value
 
         threads = [coro.spawn(work, number) for number in range(4)]
@@ -295,7 +295,7 @@ def test_an_rw_lock_is_recursive():
             lock.acquire_write()
         assert not lock.try_acquire_write()
         lock.read_unlock()
-        turns()
+        yield_slices()
         assert not (writer.done())
         assert not (reader.done())
         lock.read_unlock()
@@ -305,7 +305,7 @@ def test_an_rw_lock_is_recursive():
         lock.write_lock()
         lock.read_lock()
         lock.write_unlock()
-        waiters = [waiting(lambda: (lock.read_lock(), turns(2), lock.read_unlock())) for _ in range(2)]
+        waiters = [waiting(lambda: (lock.read_lock(), yield_slices(2), lock.read_unlock())) for _ in range(2)]
         assert not any(waiter.done() for waiter in waiters)
         # Who wrote and reads goes on reading, with the others.
         lock.write_unlock()
@@ -353,7 +353,7 @@ def test_a_wake_up_of_an_interrupted_coro_goes_to_the_next():
         assert condition.wake_all("all") == 1
         later = coro.spawn(condition.wait)
         third.interrupt()
-        turns()
+        yield_slices()
         assert not later.done()
         assert len(condition) == 1
         later.shutdown()
@@ -460,7 +460,7 @@ def test_interruptions_leak_no_permit(kind, seed):
                 try:
                     assert not inside
                     inside.append(1)
-                    turns(rng.randrange(3))
+                    yield_slices(rng.randrange(3))
                 except coro.Interrupted:
                     pass
                 finally:
@@ -468,12 +468,12 @@ def test_interruptions_leak_no_permit(kind, seed):
                     release()
 
         threads = [coro.spawn(work) for _ in range(6)]
-        turns(1)  # one that has not begun would end by an interruption
+        yield_slices(1)  # one that has not begun would end by an interruption
         while not all(thread.done() for thread in threads):
             victim = rng.choice(threads)
             if not victim.done() and rng.random() < 0.5:
                 victim.interrupt()
-            turns(1)
+            yield_slices(1)
         for thread in threads:
             thread.join()
         acquire()
@@ -502,12 +502,12 @@ def test_interruptions_lose_no_item(seed):
                 popped.append(item)
 
         consumers = [coro.spawn(consume) for _ in range(4)]
-        turns(1)
+        yield_slices(1)
         for number in range(200):
             fifo.push(number)
             for consumer in rng.sample(consumers, 2):
                 consumer.interrupt()
-            turns(rng.randrange(2))
+            yield_slices(rng.randrange(2))
         for _ in consumers:
             fifo.push(None)
         for consumer in consumers:
@@ -519,7 +519,7 @@ def test_interruptions_lose_no_item(seed):
 
 @pytest.mark.parametrize("way", ["interrupt", "schedule"])
 def test_the_timer_of_a_sleep_that_is_over_wakes_nobody(way):
-    """The sleep ends early in the turn in which its timer becomes due: the timer must not end the next wait."""
+    """The sleep ends early in the iteration in which its timer is due: the timer must not end the next wait."""
     woken = []
 
     def sleeper():
@@ -536,7 +536,7 @@ def test_the_timer_of_a_sleep_that_is_over_wakes_nobody(way):
         due = time.monotonic() + 0.02
         while time.monotonic() < due:
             pass
-        turns(5)
+        yield_slices(5)
         assert woken == []
         coro.schedule(thread, "asked for")
         thread.join()

@@ -117,7 +117,7 @@ class Bench:
         return coro.timeout(self.rng.choice([None] * 9 + [0]))
 
     def limit(self):
-        """How long a wait may last: mostly for ever, sometimes not at all, or until the next turn."""
+        """How long a wait may last: mostly for ever, sometimes not at all, or until the next iteration."""
         return self.rng.choice([{}] * 8 + [{"timeout": 1e-9}] * 3 + [{"block": False}])
 
     def start(self):
@@ -148,10 +148,10 @@ class Bench:
 
     def settle(self):
         """Let the workers run until each waits."""
-        for turn in range(1000):
+        for iteration in range(1000):
             coro.yield_slice()
-            # What workers have granted to others in this turn is under way now.
-            if turn < 10 and self.granted() and self.rng.random() < 0.4:
+            # What workers have granted to others in this iteration is under way now.
+            if iteration < 10 and self.granted() and self.rng.random() < 0.4:
                 self.interrupt()
             for worker in self.workers:
                 if worker.coro.done():

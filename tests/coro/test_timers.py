@@ -10,7 +10,7 @@ import time
 import weakref
 
 import pytest
-from support import coro_is_available
+from support import coro_is_available, sleep_zero
 
 import grapeshot
 
@@ -135,7 +135,7 @@ def test_coros_tasks_and_callbacks_that_are_due_together_take_turns():
 
     grapeshot.run(main())
     assert sorted(order) == list(range(300))
-    # A callback runs as it comes due, a coro or a future's callback in the turn after.
+    # A callback runs as it comes due, a coro or a future's callback in the next iteration.
     assert [number for number in order if number % 3 == 1] == list(range(1, 300, 3))
     assert [number for number in order if number % 3 != 1] == [number for number in range(300) if number % 3 != 1]
 
@@ -193,20 +193,16 @@ def test_sleeps_that_were_cut_short_keep_nothing_alive():
 def test_sleeps_follow_a_clock_of_the_programs_own():
     """As asyncio's sleeps do: the coro's timer lies among those of the loop."""
 
-    async def turns():
-        for _ in range(5):
-            await asyncio.sleep(0)
-
     async def main():
         loop = asyncio.get_running_loop()
         now = loop.time()
         loop.time = lambda: now
         try:
             sleeper = coro.spawn(coro.sleep_relative, 1000)
-            await turns()
+            await sleep_zero(5)
             assert not sleeper.done()
             now += 1000
-            await turns()
+            await sleep_zero(5)
             assert sleeper.done()
         finally:
             del loop.time
@@ -236,20 +232,16 @@ def full():
 @pytest.mark.parametrize("ahead_s", [-1e6, 1e6])
 @pytest.mark.parametrize("way", LIMITED)
 def test_limits_follow_a_clock_of_the_programs_own(way, ahead_s):
-    async def turns():
-        for _ in range(10):
-            await asyncio.sleep(0)
-
     async def main():
         loop = asyncio.get_running_loop()
         now = loop.time() + ahead_s
         loop.time = lambda: now
         try:
             waiter = coro.spawn(LIMITED[way])
-            await turns()
+            await sleep_zero(10)
             assert not waiter.done()
             now += 1000
-            await turns()
+            await sleep_zero(10)
             assert waiter.done()
             assert isinstance(waiter.exception(), coro.TimeoutError | None)
             for co in coro.get_live_coros():

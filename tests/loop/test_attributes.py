@@ -11,11 +11,11 @@ from unittest import mock
 
 import pytest
 from process.children import CAT, Events
-from support import HOST, Recorder, connected, pipe_ends, turns, until
+from support import HOST, Recorder, connected, iterations, pipe_ends, until
 from tls import endpoints
 from udp.endpoints import Datagrams
 
-pytestmark = pytest.mark.unfit(uvloop="its transports take no attributes")
+pytestmark = pytest.mark.skip_on(uvloop="its transports take no attributes")
 
 METHODS = {
     "stream": ("write", "writelines", "write_eof", "close", "abort", "is_closing", "pause_reading", "get_extra_info"),
@@ -52,7 +52,7 @@ async def opened(loop, kind):
         finally:
             getattr(transport, "abort", transport.close)()
             await until(lambda: transport.get_protocol() is None or "lost" in protocol.events, "connection_lost")
-            await turns(2)
+            await iterations(2)
 
 
 # ---------------------------------------------------------------- on the object
@@ -116,7 +116,7 @@ async def test_cycles_through_attributes_are_collected(loop, kind):
         reference = weakref.ref(transport)
     del transport
     gc.collect()
-    await turns(1)
+    await iterations(1)
     gc.collect()
     assert reference() is None
 
@@ -141,7 +141,7 @@ async def test_weak_references_to_transports(loop, kind):
     assert by_transport[transport] == "known"
     del transport
     gc.collect()
-    await turns(1)
+    await iterations(1)
     gc.collect()
     assert reference() is None
     assert not by_transport
@@ -157,7 +157,7 @@ async def test_weak_references_to_the_rest(loop):
     server.close()
     await server.wait_closed()
     del server, handle, handles
-    await turns(1)
+    await iterations(1)
     gc.collect()
     assert [reference() for reference in references] == [None, None, None, loop]
 
@@ -237,7 +237,7 @@ async def test_a_full_stream_reader_pauses_by_what_was_set(loop):
         assert calls == ["pause", "resume"]
         del transport.resume_reading
         transport.close()
-        await turns(3)
+        await iterations(3)
 
 
 async def test_a_subprocess_writes_through_what_was_set_on_its_pipe(loop):
@@ -316,4 +316,4 @@ async def test_a_datagram_is_answered_through_what_was_set(loop):
     assert protocol.data == [b"HELLO"]
     transport.close()
     await until(lambda: protocol.is_lost, "connection_lost")
-    await turns(2)
+    await iterations(2)

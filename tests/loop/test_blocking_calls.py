@@ -17,7 +17,7 @@ import warnings
 import pytest
 from support import Recorder, connected, raw_pair, until
 
-pytestmark = pytest.mark.unfit(uvloop="it has no sendfile, and makes all of it natively")
+pytestmark = pytest.mark.skip_on(uvloop="it has no sendfile, and makes all of it natively")
 
 KNOWN = {
     "sendfile",
@@ -129,7 +129,7 @@ async def test_a_subprocess(loop, watched, how):
     assert seen == []
 
 
-@pytest.mark.leaves(asyncio="the socket of a path that is none")
+@pytest.mark.leaks_on(asyncio="the socket of a path that is none")
 async def test_errors_of_paths(loop, tmp_path):
     """What a native call raises is what the function of the standard library raises."""
     path = str(tmp_path / "none" / "socket")
@@ -144,7 +144,7 @@ async def test_errors_of_paths(loop, tmp_path):
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="a thread is joined without a lock there")
-@pytest.mark.unfit(asyncio="tools know the frame in which it waits for the lock")
+@pytest.mark.skip_on(asyncio="tools know the frame in which it waits for the lock")
 def test_the_threads_of_the_executor_are_not_waited_for_under_a_lock(loop, monkeypatch):
     joined = []
     join = threading.Thread.join

@@ -1,4 +1,4 @@
-"""call_soon: order, turns, contexts, arguments."""
+"""call_soon: order, iterations, contexts, arguments."""
 
 from __future__ import annotations
 
@@ -8,21 +8,16 @@ import socket
 import sys
 
 import pytest
-from support import turns, until
+from support import iterations, run_iterations, until
 
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
-
-
-def run_turn(loop):
-    loop.call_soon(loop.stop)
-    loop.run_forever()
 
 
 def test_callbacks_run_in_the_order_they_were_added(loop):
     seen = []
     for number in range(5000):
         loop.call_soon(seen.append, number)
-    run_turn(loop)
+    run_iterations(loop)
     assert seen == list(range(5000))
 
 
@@ -30,12 +25,12 @@ def test_callbacks_run_in_the_order_they_were_added(loop):
 def test_all_arguments_arrive(loop, count):
     seen = []
     loop.call_soon(lambda *args: seen.append(args), *range(count))
-    run_turn(loop)
+    run_iterations(loop)
     assert seen == [tuple(range(count))]
 
 
-@pytest.mark.deviates(uvloop="one call of run_forever makes two turns before it looks at stop()")
-def test_callback_scheduled_in_a_turn_runs_in_the_next(loop):
+@pytest.mark.xfail_on(uvloop="run_forever makes two iterations before it looks at stop()")
+def test_callback_scheduled_in_an_iteration_runs_in_the_next(loop):
     seen = []
 
     def first():
@@ -44,9 +39,9 @@ def test_callback_scheduled_in_a_turn_runs_in_the_next(loop):
 
     loop.call_soon(first)
     loop.call_soon(seen.append, "second")
-    run_turn(loop)
+    run_iterations(loop)
     assert seen == ["first", "second"]
-    run_turn(loop)
+    run_iterations(loop)
     assert seen == ["first", "second", "scheduled by first"]
 
 
@@ -77,15 +72,15 @@ def test_a_cancelled_callback_does_not_run(loop):
     handle = loop.call_soon(seen.append, 1)
     loop.call_soon(seen.append, 2)
     handle.cancel()
-    run_turn(loop)
+    run_iterations(loop)
     assert seen == [2]
 
 
-def test_cancel_of_a_later_callback_in_the_same_turn(loop):
+def test_cancel_of_a_later_callback_in_the_same_iteration(loop):
     seen = []
     loop.call_soon(lambda: victim.cancel())
     victim = loop.call_soon(seen.append, "victim")
-    run_turn(loop)
+    run_iterations(loop)
     assert seen == []
 
 
@@ -94,14 +89,14 @@ def test_the_current_context_is_captured(loop):
     variable.set("before")
     loop.call_soon(lambda: seen.append(variable.get()))
     variable.set("after")
-    run_turn(loop)
+    run_iterations(loop)
     assert seen == ["before"]
 
 
 def test_changes_in_a_callback_stay_in_its_context(loop):
     variable.set("outside")
     loop.call_soon(variable.set, "inside")
-    run_turn(loop)
+    run_iterations(loop)
     assert variable.get() == "outside"
 
 
@@ -114,7 +109,7 @@ def test_explicit_context(loop):
     loop.call_soon_threadsafe(lambda: seen.append(variable.get()), context=context)
     assert asyncio.isfuture(handle) is False
     while len(seen) < 3:
-        run_turn(loop)
+        run_iterations(loop)
     assert seen == ["explicit"] * 3
 
 
@@ -123,7 +118,7 @@ def test_one_context_for_several_callbacks(loop):
     context = contextvars.copy_context()
     loop.call_soon(variable.set, "shared", context=context)
     loop.call_soon(lambda: seen.append(variable.get()), context=context)
-    run_turn(loop)
+    run_iterations(loop)
     assert seen == ["shared"]
 
 
@@ -134,7 +129,7 @@ def test_context_of_an_exception_handler_is_that_of_the_callback(loop):
     context = contextvars.copy_context()
     context.run(variable.set, "of the callback")
     loop.call_soon(lambda: 1 / 0, context=context)
-    run_turn(loop)
+    run_iterations(loop)
     assert seen == ["of the callback"]
 
 
@@ -162,7 +157,7 @@ async def test_get_running_loop(loop):
     assert asyncio.get_event_loop() is loop
     seen = []
     loop.call_soon(lambda: seen.append(asyncio.get_running_loop()))
-    await turns(2)
+    await iterations(2)
     assert seen == [loop]
 
 
@@ -179,7 +174,7 @@ def test_bound_methods_and_callable_objects(loop):
     loop.call_soon(Callable(), 1)
     loop.call_soon(Callable().method, 2)
     loop.call_soon(int, "3")
-    run_turn(loop)
+    run_iterations(loop)
     assert seen == [1, 2]
 
 
@@ -195,13 +190,13 @@ def test_many_generations_from_one_burst(loop):
     for _ in range(100):
         loop.call_soon(step, 50)
     for _ in range(51):
-        run_turn(loop)
+        run_iterations(loop)
     assert seen == [0] * 100
 
 
-@pytest.mark.deviates(uvloop="libuv calls what a poll finds at once")
+@pytest.mark.xfail_on(uvloop="libuv calls what a poll finds at once")
 def test_what_was_ready_runs_before_the_events_of_the_next_poll(loop):
-    """A connection's data is there when a callback is scheduled: the callback still runs first, turn for turn."""
+    """A connection's data is there when a callback is scheduled: the callback still runs first in each iteration."""
     log = []
 
     class Logging(asyncio.Protocol):
@@ -214,8 +209,8 @@ def test_what_was_ready_runs_before_the_events_of_the_next_poll(loop):
             transport, _ = await loop.connect_accepted_socket(Logging, here)
             for number in range(50):
                 ready = loop.create_future()
-                for turn in range(40):  # more turns than the loop goes without a poll
-                    loop.call_soon(log.append, turn)
+                for number in range(40):  # more iterations than the loop runs without a poll
+                    loop.call_soon(log.append, number)
                 there.send(b"%d" % number)
                 loop.call_soon(loop.call_soon, ready.set_result, None)
                 await ready

@@ -59,7 +59,7 @@ def named(*_args):
 # ---------------------------------------------------------------- handles
 
 
-@pytest.mark.deviates(uvloop="its handles show nothing once cancelled")
+@pytest.mark.xfail_on(uvloop="its handles show nothing once cancelled")
 @pytest.mark.parametrize("delay", [None, 1000])
 def test_a_cancelled_handle_still_shows_its_call(loop, delay):
     loop.set_debug(True)
@@ -72,7 +72,7 @@ def test_a_cancelled_handle_still_shows_its_call(loop, delay):
     assert handle._args is None
 
 
-@pytest.mark.deviates(uvloop="its handles show nothing once cancelled")
+@pytest.mark.xfail_on(uvloop="its handles show nothing once cancelled")
 def test_debug_mode_counts_when_the_handle_is_cancelled(loop):
     handle = loop.call_soon(named)
     loop.set_debug(True)
@@ -86,7 +86,7 @@ def test_debug_mode_counts_when_the_handle_is_cancelled(loop):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 13), reason="shown in any mode until 3.13")
-@pytest.mark.deviates(uvloop="its handles show no arguments")
+@pytest.mark.xfail_on(uvloop="its handles show no arguments")
 def test_arguments_are_shown_in_debug_mode_only(loop, reported):
     loop.call_soon(lambda secret: 1 / 0, "secret")
     handle = loop.call_soon(named, "secret")
@@ -103,7 +103,7 @@ def test_arguments_are_shown_in_debug_mode_only(loop, reported):
     assert "'secret'" in reported[1]["message"]
 
 
-@pytest.mark.deviates(uvloop="its handles forget what they have called")
+@pytest.mark.xfail_on(uvloop="its handles forget what they have called")
 def test_a_handle_that_ran_still_shows_its_call(loop):
     loop.set_debug(True)
     handle = loop.call_soon(named, 5)
@@ -173,7 +173,7 @@ def test_where_handles_were_made(loop, reported):
         assert re.search(r" created at .*\.py:\d+>$", repr(context["handle"]))
 
 
-@pytest.mark.deviates(uvloop="its default handler shows no source of the running handle")
+@pytest.mark.xfail_on(uvloop="its default handler shows no source of the running handle")
 def test_the_default_handler_shows_the_running_handle(loop, debug_log):
     loop.set_exception_handler(None)
 
@@ -228,7 +228,7 @@ def test_what_is_cancelled_is_not_slow(loop, debug_log):
 
 
 @pytest.mark.parametrize("step", ["connection_made", "data_received", "eof_received", "connection_lost"])
-@pytest.mark.unfit(uvloop="what it times are handles only")
+@pytest.mark.skip_on(uvloop="what it times are handles only")
 async def test_slow_protocols_are_logged(loop, debug_log, step):
     """Whatever runs a protocol's callback is timed: here each takes longer than the limit."""
 
@@ -250,7 +250,7 @@ async def test_slow_protocols_are_logged(loop, debug_log, step):
     assert transport.is_closing()
 
 
-@pytest.mark.deviates(uvloop="cancelled handles keep nothing")
+@pytest.mark.xfail_on(uvloop="cancelled handles keep nothing")
 async def test_slow_callback_that_cancels_itself(loop, debug_log):
     loop.slow_callback_duration = 0.01
 
@@ -270,7 +270,7 @@ def transport_name(kind):
     return r"<StreamTransport" if kind == "grapeshot" else r"<_SelectorSocketTransport"
 
 
-@pytest.mark.deviates(uvloop=NO_LOG)
+@pytest.mark.xfail_on(uvloop=NO_LOG)
 async def test_the_log_of_a_connection(loop, debug_log, loop_kind):
     made = []
 
@@ -306,7 +306,7 @@ async def test_the_log_of_a_connection(loop, debug_log, loop_kind):
     assert len(debug_log) == len(expected), debug_log
 
 
-@pytest.mark.deviates(uvloop=NO_LOG)
+@pytest.mark.xfail_on(uvloop=NO_LOG)
 async def test_network_errors_are_logged_in_debug_mode(loop, debug_log):
     _, protocol, peer = await connected(loop)
     peer.reset()
@@ -328,7 +328,7 @@ async def test_nothing_is_logged_otherwise(loop, asyncio_log):
     assert not asyncio_log
 
 
-@pytest.mark.deviates(uvloop=NO_LOG)
+@pytest.mark.xfail_on(uvloop=NO_LOG)
 def test_the_end_of_a_loop_is_logged(new_loop, asyncio_log):
     loop = new_loop()
     loop.set_debug(True)
@@ -354,7 +354,7 @@ def error_in_thread(method):
     return "\n".join(errors)
 
 
-@pytest.mark.unfit(uvloop="no check: it would close the connection from the other thread")
+@pytest.mark.skip_on(uvloop="no check: it would close the connection from the other thread")
 async def test_closing_a_transport_on_another_thread(loop, loop_kind):
     loop.set_debug(True)
     for name in ("close", "abort"):
@@ -379,8 +379,8 @@ def unclosed(caught, kind):
     return found
 
 
-@pytest.mark.leaves(asyncio="the loop has forgotten its descriptor", uvloop="as asyncio")
-@pytest.mark.deviates(uvloop="another text")
+@pytest.mark.leaks_on(asyncio="the loop has forgotten its descriptor", uvloop="as asyncio")
+@pytest.mark.xfail_on(uvloop="another text")
 def test_an_unclosed_transport_warns(new_loop, quiet, loop_kind):
     loop = new_loop()
     sock, other = socket.socketpair()
@@ -407,7 +407,7 @@ def test_an_unclosed_transport_warns(new_loop, quiet, loop_kind):
     gc.collect()
 
 
-@pytest.mark.deviates(uvloop="no source")
+@pytest.mark.xfail_on(uvloop="no source")
 def test_an_unclosed_loop_warns_with_its_source(loop_kind, _audit, quiet):
     from support import loop_factory
 
@@ -423,7 +423,7 @@ def test_an_unclosed_loop_warns_with_its_source(loop_kind, _audit, quiet):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="3.11 does not find where such objects were allocated")
-@pytest.mark.deviates(uvloop="no warning")
+@pytest.mark.xfail_on(uvloop="no warning")
 def test_tracemalloc_shows_where_an_unclosed_loop_was_made(loop_kind):
     code = """
         import gc, sys, warnings

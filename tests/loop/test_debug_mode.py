@@ -89,7 +89,7 @@ def schedulers(loop):
 
 
 @pytest.mark.parametrize("name", ["call_soon", "call_soon_threadsafe", "call_later", "call_at"])
-@pytest.mark.deviates(uvloop="it checks only call_soon and call_soon_threadsafe")
+@pytest.mark.xfail_on(uvloop="it checks only call_soon and call_soon_threadsafe")
 def test_coroutines_are_refused(loop, name):
     loop.set_debug(True)
     expected = pytest.raises(
@@ -103,14 +103,14 @@ def test_coroutines_are_refused(loop, name):
 
 
 @pytest.mark.parametrize("name", ["call_soon", "call_soon_threadsafe", "call_later", "call_at"])
-@pytest.mark.deviates(uvloop="no check")
+@pytest.mark.xfail_on(uvloop="no check")
 def test_what_cannot_be_called_is_refused(loop, name):
     loop.set_debug(True)
     with pytest.raises(TypeError, match=r"a callable object was expected by call_\w+\(\), got 'not callable'"):
         schedulers(loop)[name]("not callable")
 
 
-@pytest.mark.deviates(uvloop="it refuses only coroutines")
+@pytest.mark.xfail_on(uvloop="it refuses only coroutines")
 def test_executor_refuses_coroutines(loop):
     loop.set_debug(True)
     for call in (lambda: loop.run_in_executor(None, coroutine_function), lambda: loop.run_in_executor(None, 5)):

@@ -7,12 +7,7 @@ import gc
 import logging
 
 import pytest
-from support import turns
-
-
-def run_turn(loop):
-    loop.call_soon(loop.stop)
-    loop.run_forever()
+from support import iterations, run_iterations
 
 
 def fails():
@@ -23,7 +18,7 @@ def test_the_context_of_a_failing_callback(loop, reported):
     handle = loop.call_soon(fails)
     seen = []
     loop.call_soon(seen.append, "next")
-    run_turn(loop)
+    run_iterations(loop)
     assert seen == ["next"]
     [context] = reported
     assert context["message"].startswith("Exception in callback ")
@@ -67,14 +62,14 @@ def test_errors_that_do_not_end_the_loop(loop, reported, error):
         raise error
 
     loop.call_soon(callback)
-    run_turn(loop)
+    run_iterations(loop)
     assert [type(each) for each in reported.exceptions] == [error]
 
 
 def test_source_traceback_in_debug_mode(loop, reported):
     loop.set_debug(True)
     loop.call_soon(fails)
-    run_turn(loop)
+    run_iterations(loop)
     [context] = reported
     assert any(frame.filename == __file__ for frame in context["source_traceback"])
 
@@ -108,7 +103,7 @@ def test_set_and_get(new_loop):
 def test_the_default_handler_logs(new_loop, caplog):
     loop = new_loop()
     loop.call_soon(fails)
-    run_turn(loop)
+    run_iterations(loop)
     [record] = caplog.records
     assert record.name == "asyncio"
     assert record.levelno == logging.ERROR
@@ -127,7 +122,7 @@ def test_the_default_handler_without_an_exception(new_loop, caplog):
     assert caplog.records[1].message.startswith("Unhandled exception in event loop")
 
 
-@pytest.mark.deviates(uvloop="the handle's traceback is not formatted")
+@pytest.mark.xfail_on(uvloop="the handle's traceback is not formatted")
 def test_the_default_handler_prints_tracebacks(new_loop, caplog):
     import traceback
 
@@ -150,7 +145,7 @@ def test_a_faulty_handler(new_loop, caplog):
     loop.call_soon(fails)
     seen = []
     loop.call_soon(seen.append, "next")
-    run_turn(loop)
+    run_iterations(loop)
     assert seen == ["next"]
     [record] = caplog.records
     assert "Unhandled error in exception handler" in record.message
@@ -167,7 +162,7 @@ def test_a_faulty_default_handler(new_loop, caplog, loop_kind):
 
     loop = Broken()
     loop.call_soon(fails)
-    run_turn(loop)
+    run_iterations(loop)
     loop.close()
     [record] = caplog.records
     assert "Exception in default exception handler" in record.message
@@ -193,7 +188,7 @@ def test_an_exception_never_retrieved(loop, reported):
         future.set_exception(LookupError("nobody asks"))
         del future
         gc.collect()
-        await turns(1)
+        await iterations(1)
 
     loop.run_until_complete(main())
     [context] = reported
@@ -207,7 +202,7 @@ def test_a_pending_task_that_is_destroyed(loop, reported):
 
     async def main():
         loop.create_task(waits())
-        await turns(2)
+        await iterations(2)
         gc.collect()
 
     loop.run_until_complete(main())
@@ -219,8 +214,8 @@ def test_the_handler_may_use_the_loop(new_loop):
     seen = []
     loop.set_exception_handler(lambda its_loop, context: its_loop.call_soon(seen.append, context["message"]))
     loop.call_soon(fails)
-    run_turn(loop)
-    run_turn(loop)
+    run_iterations(loop)
+    run_iterations(loop)
     assert len(seen) == 1
 
 
@@ -238,5 +233,5 @@ def test_the_handler_may_replace_itself(new_loop):
     loop.set_exception_handler(first)
     loop.call_soon(fails)
     loop.call_soon(fails)
-    run_turn(loop)
+    run_iterations(loop)
     assert seen == ["first", "second"]

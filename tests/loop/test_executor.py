@@ -9,7 +9,7 @@ import sys
 import threading
 
 import pytest
-from support import turns, until
+from support import iterations, until
 
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
 
@@ -44,7 +44,7 @@ async def test_set_default_executor(loop):
     assert name.startswith("default")
 
 
-@pytest.mark.unfit(uvloop="it takes any object and cannot be closed then")
+@pytest.mark.skip_on(uvloop="it takes any object and cannot be closed then")
 async def test_default_executor_of_a_wrong_type(loop):
     with pytest.raises(TypeError, match="ThreadPoolExecutor"):
         loop.set_default_executor(object())
@@ -62,7 +62,7 @@ async def test_cancel_before_it_starts(loop):
         ran = []
         queued = loop.run_in_executor(executor, ran.append, 1)
         queued.cancel()
-        await turns(2)  # the cancel reaches the executor's future in the next turn
+        await iterations(2)  # the cancel reaches the executor's future in the next iteration
         gate.set()
         await blocker
         with pytest.raises(asyncio.CancelledError):
@@ -108,8 +108,8 @@ def test_shutdown_without_use(loop):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="the timeout is new in 3.12")
-@pytest.mark.unfit(uvloop="it waits for the threads without limit")
-@pytest.mark.unfit(asyncio="early 3.12 waits without limit", when=sys.version_info < (3, 13))
+@pytest.mark.skip_on(uvloop="it waits for the threads without limit")
+@pytest.mark.skip_on(asyncio="early 3.12 waits without limit", when=sys.version_info < (3, 13))
 def test_shutdown_timeout_warns(loop, quiet):
     gate = threading.Event()
 

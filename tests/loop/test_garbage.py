@@ -9,7 +9,7 @@ import sys
 import weakref
 
 import pytest
-from support import Recorder, connected, loop_factory, run_script, turns, until
+from support import Recorder, connected, iterations, loop_factory, run_script, until
 
 
 class Holder:
@@ -50,7 +50,7 @@ def test_references_to_arguments_come_back(loop, count):
         loop.call_soon(callback, *things) if not count else loop.call_soon(print, *things).cancel()
         loop.call_later(1000, print, *things).cancel()
         loop.call_soon_threadsafe(id, things)
-    loop.run_until_complete(turns(3))
+    loop.run_until_complete(iterations(3))
     gc.collect()
     # asyncio leaves a few cancelled timers in its heap, without callback and arguments
     assert [sys.getrefcount(thing) for thing in things] == before
@@ -65,7 +65,7 @@ def test_references_of_callbacks_that_ran(loop):
         loop.call_later(0, id, thing, context=context)
         loop.call_soon_threadsafe(id, thing, context=context)
     loop.run_until_complete(asyncio.sleep(0.002))
-    loop.run_until_complete(turns(2))
+    loop.run_until_complete(iterations(2))
     assert (sys.getrefcount(thing), sys.getrefcount(context)) == before
 
 
@@ -78,7 +78,7 @@ def test_references_of_callbacks_that_failed(loop, reported):
 
     for _ in range(10):
         loop.call_soon(fails, thing)
-    loop.run_until_complete(turns(2))
+    loop.run_until_complete(iterations(2))
     assert len(reported) == 10
     reported.clear()
     gc.collect()
@@ -116,7 +116,7 @@ def test_a_loop_in_a_cycle_with_its_callbacks(loop_kind, _audit):
     assert collected(reference)
 
 
-@pytest.mark.deviates(uvloop="it keeps the descriptors")
+@pytest.mark.xfail_on(uvloop="it keeps the descriptors")
 def test_an_open_loop_is_collected(loop_kind):
     out = run_script(
         loop_kind,
@@ -186,7 +186,7 @@ async def test_protocol_and_transport_after_close(loop):
         await until(lambda lost=protocol.lost_with: lost)
         references = weakref.ref(protocol), weakref.ref(transport)
         del protocol, transport
-        await turns(3)
+        await iterations(3)
         assert collected(references[0])
         assert collected(references[1])
 
@@ -226,13 +226,13 @@ async def test_an_aborted_connection_with_data_in_its_buffer(loop):
         await until(lambda lost=protocol.lost_with: lost)
         reference = weakref.ref(protocol)
         del protocol, transport
-        await turns(3)
+        await iterations(3)
         assert collected(reference)
     payload.append(1)  # nobody holds a view of it any more
 
 
-@pytest.mark.deviates(asyncio="a view of the data is kept", when=sys.version_info >= (3, 12))
-@pytest.mark.deviates(uvloop="a view of the data is kept")
+@pytest.mark.xfail_on(asyncio="a view of the data is kept", when=sys.version_info >= (3, 12))
+@pytest.mark.xfail_on(uvloop="a view of the data is kept")
 async def test_a_written_bytearray_can_be_changed(loop):
     """What is written is copied: the caller may reuse its buffer at once."""
     transport, protocol, peer = await connected(loop, small=True)

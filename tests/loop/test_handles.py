@@ -10,14 +10,14 @@ import weakref
 from unittest import mock
 
 import pytest
-from support import run_script, turns
+from support import iterations, run_iterations, run_script
 
 
 def named():
     """A function whose name appears in reprs."""
 
 
-@pytest.mark.deviates(uvloop="its handles are not asyncio's")
+@pytest.mark.xfail_on(uvloop="its handles are not asyncio's")
 def test_isinstance(loop):
     soon, later = loop.call_soon(named), loop.call_later(1000, named)
     assert isinstance(soon, asyncio.Handle)
@@ -38,7 +38,7 @@ def test_cancel_and_cancelled(loop):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="new in 3.12")
-@pytest.mark.deviates(uvloop="no get_context")
+@pytest.mark.xfail_on(uvloop="no get_context")
 def test_get_context(loop):
     context = contextvars.copy_context()
     soon, later = loop.call_soon(named, context=context), loop.call_later(1000, named, context=context)
@@ -89,7 +89,7 @@ def test_repr_of_a_timer(loop):
     assert "cancelled" in repr(handle)
 
 
-@pytest.mark.deviates(uvloop="its repr is shorter")
+@pytest.mark.xfail_on(uvloop="its repr is shorter")
 def test_repr_is_that_of_asyncio(loop):
     loop.call_soon(named).cancel()
     handle = loop.call_soon(named)
@@ -121,7 +121,7 @@ def test_repr_in_debug_mode_names_the_creation(loop):
     timer.cancel()
 
 
-@pytest.mark.deviates(uvloop="its TimerHandles cannot be compared")
+@pytest.mark.xfail_on(uvloop="its TimerHandles cannot be compared")
 def test_timer_handles_compare_by_deadline(loop):
     early, late = loop.call_at(1e9, named), loop.call_at(2e9, named)
     assert early < late
@@ -147,7 +147,7 @@ def test_equality_of_handles_is_identity(loop):
     assert len({first, second}) == 2
 
 
-@pytest.mark.deviates(uvloop="no _run and no private attributes")
+@pytest.mark.xfail_on(uvloop="no _run and no private attributes")
 def test_private_names_that_others_use(loop):
     seen = []
     handle = loop.call_soon(seen.append, 1)
@@ -166,7 +166,7 @@ def test_private_names_that_others_use(loop):
     timer.cancel()
 
 
-@pytest.mark.deviates(uvloop="no _run")
+@pytest.mark.xfail_on(uvloop="no _run")
 @pytest.mark.parametrize("count", [1, 4, 5])
 def test_run_before_its_turn(loop, count):
     """The loop runs it all the same."""
@@ -175,7 +175,7 @@ def test_run_before_its_turn(loop, count):
     handle._run()
     handle._run()
     assert len(seen) == 2
-    loop.run_until_complete(turns(1))
+    loop.run_until_complete(iterations(1))
     assert seen == [tuple(range(count))] * 3
 
 
@@ -198,7 +198,7 @@ def handler(loop, context):
         handle.cancel()
         handle._run()
 
-def turn():
+def iterate():
     loop.call_soon(loop.stop)
     loop.run_forever()
 
@@ -212,9 +212,9 @@ for is_debug in False, True:
             # Inside of its own callback, afterwards, and from what its arguments' finalizers call.
             calls = []
             handle = schedule(run, *(Runs() for _ in range(count)))
-            turn()
+            iterate()
             while not calls:
-                turn()
+                iterate()
             handle._run()
             handle.cancel()
             handle._run()
@@ -222,7 +222,7 @@ for is_debug in False, True:
             calls = []
             handle = schedule(lambda *_: 1 / 0, *range(count))
             while not calls:
-                turn()
+                iterate()
             handle._run()
             # Cleared by the collector.
             handle = schedule(print, *(Runs() for _ in range(count)))
@@ -238,17 +238,17 @@ print("alive")
 """
 
 
-@pytest.mark.unfit(uvloop="no _run")
+@pytest.mark.skip_on(uvloop="no _run")
 def test_run_at_any_time(loop_kind):
     assert run_script(loop_kind, "import logging" + RUN) == "alive\n"
 
 
-@pytest.mark.deviates(uvloop="no _run")
+@pytest.mark.xfail_on(uvloop="no _run")
 def test_run_once_more(loop, loop_kind):
     """A handle that the loop has run refers to nothing."""
     seen = []
     handle = loop.call_soon(seen.append, 1)
-    loop.run_until_complete(turns(1))
+    loop.run_until_complete(iterations(1))
     handle._run()
     assert seen == ([1] if loop_kind == "grapeshot" else [1, 1])
 
@@ -291,14 +291,8 @@ def made(loop, name):
     return loop.call_later(1000, named) if name in ("_when", "_scheduled") else loop.call_soon(named)
 
 
-def run_turns(loop, count=2):
-    for _ in range(count):
-        loop.call_soon(loop.stop)
-        loop.run_forever()
-
-
 @pytest.mark.parametrize("name", TIMER_SLOTS)
-@pytest.mark.unfit(uvloop=NO_SLOTS)
+@pytest.mark.skip_on(uvloop=NO_SLOTS)
 def test_an_attribute_is_deleted_and_set_again(loop, name):
     """The way of unittest.mock.patch.object on an object without a dict."""
     handle = made(loop, name)
@@ -316,7 +310,7 @@ def test_an_attribute_is_deleted_and_set_again(loop, name):
     handle.cancel()
 
 
-@pytest.mark.unfit(uvloop=NO_SLOTS)
+@pytest.mark.skip_on(uvloop=NO_SLOTS)
 def test_other_attributes_are_refused(loop):
     handle = loop.call_soon(named)
     for name in ("note", "cancel", "__dict__"):
@@ -326,7 +320,7 @@ def test_other_attributes_are_refused(loop):
     handle.cancel()
 
 
-@pytest.mark.unfit(uvloop=NO_SLOTS)
+@pytest.mark.skip_on(uvloop=NO_SLOTS)
 def test_what_is_called_is_what_was_set(loop):
     seen, context, variable = [], contextvars.copy_context(), contextvars.ContextVar("variable", default="outer")
     context.run(variable.set, "inner")
@@ -338,19 +332,19 @@ def test_what_is_called_is_what_was_set(loop):
     assert handle._context is context
     others = [loop.call_soon(seen.append, number) for number in range(2)]
     others[0]._args = ("new",)
-    run_turns(loop)
+    run_iterations(loop, 2)
     assert seen == [("inner", (1, 2, 3, 4, 5)), "new", 1]
 
 
-@pytest.mark.unfit(uvloop=NO_SLOTS)
+@pytest.mark.skip_on(uvloop=NO_SLOTS)
 def test_a_wrong_callback_is_reported(loop, reported):
     handle = loop.call_soon(named)
     handle._callback = None
-    run_turns(loop)
+    run_iterations(loop, 2)
     assert [type(error) for error in reported.exceptions] == [TypeError]
 
 
-@pytest.mark.unfit(uvloop=NO_SLOTS)
+@pytest.mark.skip_on(uvloop=NO_SLOTS)
 def test_cancelled_by_its_attribute(loop):
     seen = []
     skipped, back = loop.call_soon(seen.append, 1), loop.call_soon(seen.append, 2)
@@ -360,21 +354,21 @@ def test_cancelled_by_its_attribute(loop):
         assert handle.cancelled()
         assert handle._args in [(1,), (2,), (3,)]
     back._cancelled = False
-    run_turns(loop)
+    run_iterations(loop, 2)
     assert seen == [2]
     assert [handle.cancelled() for handle in (skipped, back, timer)] == [True, False, True]
 
 
 @pytest.mark.parametrize("name", ["_callback", "_context"])
-@pytest.mark.unfit(asyncio="its report fails as well", uvloop=NO_SLOTS)
+@pytest.mark.skip_on(asyncio="its report fails as well", uvloop=NO_SLOTS)
 def test_a_run_without_an_attribute_is_reported(loop, reported, name):
     handle = loop.call_soon(named)
     delattr(handle, name)
-    run_turns(loop)
+    run_iterations(loop, 2)
     assert [type(error) for error in reported.exceptions] == [TypeError]
 
 
-@pytest.mark.unfit(asyncio="it reports that None cannot be called", uvloop=NO_SLOTS)
+@pytest.mark.skip_on(asyncio="it reports that None cannot be called", uvloop=NO_SLOTS)
 def test_a_dropped_call_does_not_come_back(loop):
     handle = loop.call_soon(named)
     handle.cancel()
@@ -382,10 +376,10 @@ def test_a_dropped_call_does_not_come_back(loop):
     assert handle._cancelled is False
     handle._callback = named
     handle._cancelled = False
-    run_turns(loop)
+    run_iterations(loop, 2)
 
 
-@pytest.mark.unfit(uvloop=NO_SLOTS)
+@pytest.mark.skip_on(uvloop=NO_SLOTS)
 def test_the_repr_that_was_set(loop):
     handle = loop.call_soon(named)
     assert handle._repr is None
@@ -406,36 +400,36 @@ def test_the_repr_that_was_set(loop):
     loop.set_debug(False)
 
 
-@pytest.mark.unfit(uvloop=NO_SLOTS)
+@pytest.mark.skip_on(uvloop=NO_SLOTS)
 def test_a_deadline_that_was_moved(loop):
     seen = []
     timer = loop.call_later(1000, seen.append, 1)
     timer._when = loop.time()
     assert timer.when() == timer._when
-    run_turns(loop, 3)
+    run_iterations(loop, 3)
     assert seen == [1]
     timer = loop.call_later(0, seen.append, 2)
     timer._when += 1000
-    run_turns(loop, 3)
+    run_iterations(loop, 3)
     assert seen == [1]
     timer.cancel()
 
 
-@pytest.mark.unfit(uvloop=NO_SLOTS)
+@pytest.mark.skip_on(uvloop=NO_SLOTS)
 def test_cycles_through_attributes_are_collected(loop):
     for name in ("_callback", "_args", "_repr"):
         handle = loop.call_soon(named)
         setattr(handle, name, [handle])
         reference = weakref.ref(handle)
         handle._cancelled = True
-        run_turns(loop)
+        run_iterations(loop, 2)
         assert reference() is not None
         del handle
         gc.collect()
         assert reference() is None
 
 
-@pytest.mark.unfit(uvloop=NO_SLOTS)
+@pytest.mark.skip_on(uvloop=NO_SLOTS)
 def test_attributes_do_not_pass_to_the_next_handle(loop):
     """A freelist hands out the memory of handles that are gone."""
     for _ in range(100):
@@ -444,7 +438,7 @@ def test_attributes_do_not_pass_to_the_next_handle(loop):
         handle._repr = "<old>"
         handle._cancelled = True
         del handle
-        run_turns(loop, 1)
+        run_iterations(loop, 1)
         fresh = loop.call_soon(named)
         assert (fresh._callback, fresh._loop, fresh._repr, fresh._cancelled) == (named, loop, None, False)
         fresh.cancel()

@@ -19,7 +19,7 @@ OTHER_TEXT = "other texts"
 # ---------------------------------------------------------------- reprs
 
 
-@pytest.mark.deviates(uvloop=OTHER_TEXT)
+@pytest.mark.xfail_on(uvloop=OTHER_TEXT)
 def test_repr_of_the_loop(new_loop):
     loop = new_loop()
     name = type(loop).__name__
@@ -40,7 +40,7 @@ def state_of(transport):
     return re.sub(r"fd=\d+", "fd=N", text)
 
 
-@pytest.mark.unfit(uvloop=OTHER_TEXT)
+@pytest.mark.skip_on(uvloop=OTHER_TEXT)
 async def test_repr_of_a_transport(loop):
     made = []
 
@@ -75,7 +75,7 @@ async def test_repr_of_a_transport(loop):
         assert f"fd={descriptor}>" in repr(transport)
 
 
-@pytest.mark.unfit(uvloop=OTHER_TEXT)
+@pytest.mark.skip_on(uvloop=OTHER_TEXT)
 async def test_repr_of_a_server(loop):
     server = await loop.create_server(Recorder, HOST, 0)
     port = server.sockets[0].getsockname()[1]
@@ -89,7 +89,7 @@ async def test_repr_of_a_server(loop):
     await server.wait_closed()
 
 
-@pytest.mark.unfit(asyncio="it would replace its own reader", uvloop="it would close the server's descriptor")
+@pytest.mark.skip_on(asyncio="it would replace its own reader", uvloop="it would close the server's descriptor")
 async def test_the_listener_names_its_server(loop):
     """The error of add_reader on a listening socket shows what has it."""
     server = await loop.create_server(Recorder, HOST, 0)
@@ -216,7 +216,7 @@ def test_pstree(loop_kind):
     assert re.search(r"TaskGroup\._aexit .*\n.*\(T\) (one|two)", output), output
 
 
-@pytest.mark.deviates(uvloop="it has other names")
+@pytest.mark.xfail_on(uvloop="it has other names")
 def test_asyncios_names_of_the_loops_state(new_loop):
     """Private there, and read by other code all the same."""
     loop = new_loop()

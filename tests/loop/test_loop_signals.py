@@ -64,7 +64,7 @@ async def test_removal_restores_the_default(loop):
     assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
 
 
-@pytest.mark.deviates(uvloop="it has a wakeup fd only while it runs")
+@pytest.mark.xfail_on(uvloop="it has a wakeup fd only while it runs")
 def test_the_wakeup_fd_is_given_back(new_loop):
     loop = new_loop()
     loop.add_signal_handler(signal.SIGUSR1, print)
@@ -77,7 +77,7 @@ def test_the_wakeup_fd_is_given_back(new_loop):
     assert signal.set_wakeup_fd(-1) == -1
 
 
-@pytest.mark.unfit(uvloop="its handler stays and breaks the tests behind it")
+@pytest.mark.skip_on(uvloop="its handler stays and breaks the tests behind it")
 def test_close_removes_the_handlers(new_loop):
     loop = new_loop()
     loop.add_signal_handler(signal.SIGUSR1, print)
@@ -142,7 +142,7 @@ async def test_a_failing_handler_is_reported(loop, reported):
     loop.remove_signal_handler(signal.SIGUSR1)
 
 
-@pytest.mark.deviates(uvloop="#409: RuntimeError")
+@pytest.mark.xfail_on(uvloop="#409: RuntimeError")
 async def test_sigchld_may_be_handled(loop):
     seen = []
     loop.add_signal_handler(signal.SIGCHLD, seen.append, "child")
@@ -243,7 +243,7 @@ def test_the_python_handler_runs_during_a_blocking_poll(loop_kind):
         assert script.finish().strip() == "handled"
 
 
-@pytest.mark.unfit(uvloop="now and then it says that it was stopped before the future has completed")
+@pytest.mark.skip_on(uvloop="now and then it says that it was stopped before the future has completed")
 @pytest.mark.skipif(not gil_is_enabled(), reason="nothing keeps the loop from going on before the signal")
 def test_an_interrupt_loses_no_event_of_the_same_poll(loop_kind):
     """The poll has returned with an event and waits for the GIL when the signal comes."""

@@ -6,9 +6,9 @@ import asyncio
 from unittest import mock
 
 import pytest
-from support import loop_factory, turns
+from support import iterations, loop_factory
 
-pytestmark = pytest.mark.unfit(uvloop="its timers are libuv's, whatever loop.time() says")
+pytestmark = pytest.mark.skip_on(uvloop="its timers are libuv's, whatever loop.time() says")
 
 
 class Clock:
@@ -31,7 +31,7 @@ def clock(loop):
 
 
 async def due(*counted):
-    """Lets the loop turn without any time to pass, and gives what has run."""
+    """Runs iterations of the loop while its clock stands still, and returns what has run."""
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     return [name for names in counted for name in names]
@@ -94,7 +94,7 @@ async def test_the_real_clock_comes_back(loop, clock):
 
 
 async def test_mock(loop):
-    """aiohttp's tests set the time to that of a deadline, and give the loop two turns."""
+    """aiohttp's tests set the time to that of a deadline, and run two iterations of the loop."""
     seen = []
     now = loop.time()
     with mock.patch.object(loop, "time") as clock:
@@ -116,7 +116,7 @@ async def test_patched_on_the_class_in_the_middle_of_a_run(loop):
     handle = loop.call_later(1000, seen.append, "after")
     assert handle.when() < loop.time() + 1001
     handle.cancel()
-    await turns(2)
+    await iterations(2)
     assert seen == ["before"]
 
 

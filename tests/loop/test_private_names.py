@@ -7,11 +7,11 @@ import socket
 
 import pytest
 from process.children import CAT, Events
-from support import HOST, Recorder, connected, pipe_ends, turns, until
+from support import HOST, Recorder, connected, iterations, pipe_ends, until
 from tls import endpoints
 from udp.endpoints import Datagrams
 
-pytestmark = pytest.mark.unfit(uvloop="none of them")
+pytestmark = pytest.mark.skip_on(uvloop="none of them")
 
 
 def test_of_a_loop(new_loop):
@@ -47,7 +47,7 @@ def test_what_is_to_run(loop):
     assert all(handle.cancelled() for handle in loop._scheduled)
 
 
-@pytest.mark.unfit(asyncio="its own queues", uvloop="none of them")
+@pytest.mark.skip_on(asyncio="its own queues", uvloop="none of them")
 def test_nothing_is_put_into_the_queues_by_hand(loop):
     with pytest.raises(AttributeError):
         loop._ready.append(None)
@@ -73,7 +73,7 @@ async def test_of_a_stream(loop):
         transport.close()
         assert transport._closing is True
         await until(lambda: protocol.is_lost, "connection_lost")
-        await turns(1)
+        await iterations(1)
         assert transport._conn_lost > 0
         assert (transport._sock, transport._protocol) == (None, None)
 
@@ -87,7 +87,7 @@ async def test_of_datagrams(loop):
     assert transport._protocol_paused is False
     transport.close()
     await until(lambda: protocol.is_lost, "connection_lost")
-    await turns(1)
+    await iterations(1)
     assert (transport._sock, transport._closing) == (None, True)
 
 
@@ -107,7 +107,7 @@ async def test_of_pipes(loop, direction):
         transport.close()
         assert transport._closing is True
         await until(lambda: protocol.is_lost, "connection_lost")
-        await turns(1)
+        await iterations(1)
         assert transport._pipe is None
 
 
@@ -141,7 +141,7 @@ async def test_of_a_subprocess(loop):
     assert (transport._loop, transport._protocol, transport._pid) == (loop, protocol, transport.get_pid())
     transport.close()
     await protocol.wait_lost()
-    await turns(1)
+    await iterations(1)
     assert transport._proc is None
 
 

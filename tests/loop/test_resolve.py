@@ -9,7 +9,7 @@ import socket
 import threading
 
 import pytest
-from support import run_script, turns
+from support import iterations, run_script
 
 HOSTS = [
     "127.0.0.1",
@@ -87,7 +87,7 @@ async def ask(loop, *args, **kwargs):
         return type(error).__name__, getattr(error, "errno", None)
 
 
-@pytest.mark.deviates(uvloop="#539: scope ids are lost, and other short cuts differ")
+@pytest.mark.xfail_on(uvloop="#539: scope ids are lost, and other short cuts differ")
 @pytest.mark.parametrize("kind", [0, socket.SOCK_STREAM, socket.SOCK_DGRAM])
 @pytest.mark.parametrize("flags", [0, socket.AI_NUMERICHOST])
 def test_literals_equal_the_socket_module(loop, kind, flags):
@@ -119,7 +119,7 @@ FLAGS = [
 ]
 
 
-@pytest.mark.deviates(uvloop="its short cut ignores flags and protocols")
+@pytest.mark.xfail_on(uvloop="its short cut ignores flags and protocols")
 @pytest.mark.parametrize("family", [socket.AF_UNSPEC, socket.AF_INET, socket.AF_INET6])
 def test_families_protocols_and_flags(loop, family):
     async def main():
@@ -171,7 +171,7 @@ def literals(seed, count):
         yield pattern.choice([text, text, text.encode()])
 
 
-@pytest.mark.unfit(uvloop="#539: scope ids are lost, and other short cuts differ")
+@pytest.mark.skip_on(uvloop="#539: scope ids are lost, and other short cuts differ")
 @pytest.mark.parametrize("seed", range(4))
 def test_any_literal_equals_the_socket_module(loop, seed):
     """Random literals with random questions; AI_NUMERICHOST keeps those that are none from the name servers."""
@@ -206,7 +206,7 @@ async def test_the_answer_belongs_to_its_asker(loop):
     assert len(await loop.getaddrinfo("127.0.0.1", 80, type=socket.SOCK_STREAM)) == 1
 
 
-@pytest.mark.unfit(uvloop="it does not use the socket module")
+@pytest.mark.skip_on(uvloop="it does not use the socket module")
 async def test_a_replaced_resolver_is_asked(loop, monkeypatch):
     """Programs and their tests replace socket.getaddrinfo; literals are no exception."""
     asked = []
@@ -266,16 +266,16 @@ async def test_unknown_names(loop):
         await loop.getaddrinfo("name.invalid", 80)
 
 
-@pytest.mark.unfit(uvloop="it resolves in a thread pool of its own")
+@pytest.mark.skip_on(uvloop="it resolves in a thread pool of its own")
 async def test_cancelled_lookup(loop):
     """It waits for the only thread of the executor when it is cancelled."""
     gate = threading.Event()
     loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(1))
     blocker = loop.run_in_executor(None, gate.wait)
     task = loop.create_task(loop.getaddrinfo("localhost", 80))
-    await turns(2)
+    await iterations(2)
     task.cancel()
-    await turns(2)
+    await iterations(2)
     gate.set()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -290,7 +290,7 @@ async def test_getnameinfo(loop):
 
 
 @pytest.mark.parametrize("address", [("127.0.0.1",), ("127.0.0.1", "80"), "127.0.0.1", ("not an address", 80)])
-@pytest.mark.unfit(uvloop="it takes some of them, and names other errors")
+@pytest.mark.skip_on(uvloop="it takes some of them, and names other errors")
 async def test_getnameinfo_errors(loop, address):
     expected = answer(lambda: socket.getnameinfo(address, 0))
     with pytest.raises((TypeError, OSError)):

@@ -22,7 +22,7 @@ def test_state(new_loop):
     assert (loop.is_running(), loop.is_closed()) == (False, True)
 
 
-def test_stop_lets_the_turn_end(loop):
+def test_stop_lets_the_iteration_end(loop):
     seen = []
     loop.call_soon(loop.stop)
     loop.call_soon(seen.append, 1)
@@ -31,7 +31,7 @@ def test_stop_lets_the_turn_end(loop):
     assert seen == [1, 2]
 
 
-def test_stop_before_run_forever_makes_one_turn(loop):
+def test_stop_before_run_forever_makes_one_iteration(loop):
     seen = []
     loop.stop()
     loop.call_soon(seen.append, 1)
@@ -99,7 +99,7 @@ def test_stopped_before_the_future_is_done(loop):
     loop.run_until_complete(asyncio.sleep(0.001))
 
 
-@pytest.mark.deviates(uvloop="its messages differ")
+@pytest.mark.xfail_on(uvloop="its messages differ")
 def test_a_coroutine_that_runs_the_loop(loop):
     seen = []
 
@@ -186,7 +186,7 @@ def test_a_closed_loop_refuses(new_loop):
     coroutine.close()
 
 
-@pytest.mark.deviates(uvloop="stop() raises once it is closed")
+@pytest.mark.xfail_on(uvloop="stop() raises once it is closed")
 def test_a_closed_loop_still_answers(new_loop):
     loop = new_loop()
     loop.close()
@@ -217,7 +217,7 @@ def test_interrupts_leave_run_forever(loop, error, schedule):
     assert loop.run_until_complete(asyncio.sleep(0.001, "goes on")) == "goes on"
 
 
-@pytest.mark.deviates(uvloop="the rest of the turn runs first")
+@pytest.mark.xfail_on(uvloop="the rest of the iteration runs first")
 def test_callbacks_behind_an_interrupt_run_later(loop):
     seen = []
 

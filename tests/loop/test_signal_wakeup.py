@@ -9,7 +9,7 @@ import socket
 import sys
 
 import pytest
-from support import Script, run_script, turns, until
+from support import Script, iterations, run_script, until
 
 needs_fd_directory = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="there is no /proc/self/fd")
 
@@ -35,7 +35,7 @@ def usr1():
     signal.signal(signal.SIGUSR1, previous)
 
 
-@pytest.mark.unfit(asyncio="its selector is not woken: the script would wait for ever")
+@pytest.mark.skip_on(asyncio="its selector is not woken: the script would wait for ever")
 def test_a_signal_that_another_thread_gets_wakes_the_loop(loop_kind):
     """The kernel may give a signal to any thread: no system call of the main thread is interrupted then."""
     with Script(
@@ -64,7 +64,7 @@ def test_a_signal_that_another_thread_gets_wakes_the_loop(loop_kind):
         assert script.finish().split() == ["interrupted"]
 
 
-@pytest.mark.deviates(uvloop="it takes the descriptor over, and removes it after the run")
+@pytest.mark.xfail_on(uvloop="it takes the descriptor over, and removes it after the run")
 def test_an_own_wakeup_fd_is_left_alone(new_loop, own_fd, usr1):
     read_end, number = own_fd
     loop = new_loop()
@@ -74,7 +74,7 @@ def test_an_own_wakeup_fd_is_left_alone(new_loop, own_fd, usr1):
     assert read_end.recv(100) == bytes([usr1])
 
 
-@pytest.mark.deviates(uvloop="it is removed after the run")
+@pytest.mark.xfail_on(uvloop="it is removed after the run")
 def test_a_wakeup_fd_set_during_a_run_stays(new_loop, usr1):
     read_end, write_end = socket.socketpair()
     write_end.setblocking(False)
@@ -121,7 +121,7 @@ def test_later_runs_cost_no_descriptors(new_loop):
         assert sorted(os.listdir("/proc/self/fd")) == first
 
 
-@pytest.mark.unfit(uvloop="the signal is lost, and its handler stays")
+@pytest.mark.skip_on(uvloop="the signal is lost, and its handler stays")
 def test_a_signal_between_two_runs_is_handled_in_the_next(new_loop):
     loop = new_loop()
     seen = []
@@ -145,7 +145,7 @@ async def test_a_handler_may_remove_itself(loop):
     os.kill(os.getpid(), signal.SIGUSR1)
     await until(lambda: seen)
     os.kill(os.getpid(), signal.SIGUSR1)
-    await turns(3)
+    await iterations(3)
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     assert seen == [True]
 
@@ -183,7 +183,7 @@ async def test_every_signal_can_be_handled(loop, loop_kind, number):
     assert seen == [number]
 
 
-@pytest.mark.deviates(asyncio="a number lost in the full buffer is lost", uvloop="as asyncio")
+@pytest.mark.xfail_on(asyncio="a number lost in the full buffer is lost", uvloop="as asyncio")
 async def test_a_full_buffer_loses_no_kind_of_signal(loop):
     counts = {signal.SIGUSR1: 0, signal.SIGUSR2: 0}
 
@@ -196,7 +196,7 @@ async def test_a_full_buffer_loses_no_kind_of_signal(loop):
         for _ in range(70_000):
             signal.raise_signal(signal.SIGUSR1)
         signal.raise_signal(signal.SIGUSR2)
-        await turns(10)
+        await iterations(10)
         assert counts[signal.SIGUSR1] >= 4096
         assert counts[signal.SIGUSR2] == 1
         before = dict(counts)
@@ -209,7 +209,7 @@ async def test_a_full_buffer_loses_no_kind_of_signal(loop):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-@pytest.mark.unfit(
+@pytest.mark.skip_on(
     when=sys.version_info < (3, 12), asyncio="the child writes into its parent's socket pair", uvloop="as asyncio"
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -225,12 +225,12 @@ async def test_the_signals_of_a_forked_child_are_its_own(loop):
         finally:
             os._exit(0)
     assert os.waitpid(pid, 0) == (pid, 0)
-    await turns(5)
+    await iterations(5)
     loop.remove_signal_handler(signal.SIGUSR1)
     assert seen == []
 
 
-@pytest.mark.deviates(uvloop="it looks at the end of the batch")
+@pytest.mark.xfail_on(uvloop="it looks at the end of the batch")
 def test_interrupt_within_a_batch_of_native_callbacks(loop_kind):
     """No bytecode runs between the signal and the end of the batch: the loop itself has to look."""
     out = run_script(
@@ -385,8 +385,8 @@ _ENDS_IN_A_THREAD = """
 
 
 @needs_fd_directory
-@pytest.mark.deviates(asyncio="the number of a closed descriptor stays set")
-@pytest.mark.unfit(uvloop="the same, if it is collected")
+@pytest.mark.xfail_on(asyncio="the number of a closed descriptor stays set")
+@pytest.mark.skip_on(uvloop="the same, if it is collected")
 @pytest.mark.parametrize("end", ["close", "collect"])
 def test_a_loop_that_ends_in_another_thread(loop_kind, end):
     """The interpreter's wakeup fd is never the number of a closed descriptor, which other files may have by then."""
@@ -429,7 +429,7 @@ def test_a_loop_that_ends_in_another_thread(loop_kind, end):
 
 
 @needs_fd_directory
-@pytest.mark.deviates(uvloop="the handlers of the other one are not called")
+@pytest.mark.xfail_on(uvloop="the handlers of the other one are not called")
 def test_others_keep_their_wakeup_fd_when_a_loop_ends_in_another_thread(loop_kind):
     run_script(
         loop_kind,

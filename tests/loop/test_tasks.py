@@ -7,7 +7,7 @@ import contextvars
 import sys
 
 import pytest
-from support import turns, until
+from support import iterations, until
 
 variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
 
@@ -48,7 +48,7 @@ async def test_task_context(loop):
     assert await loop.create_task(read()) == "copied"
 
 
-async def test_a_task_starts_in_the_next_turn(loop):
+async def test_a_task_starts_in_the_next_iteration(loop):
     seen = []
 
     async def work():
@@ -83,7 +83,7 @@ async def test_cancel_of_a_task(loop):
             raise
 
     task = loop.create_task(work())
-    await turns(1)
+    await iterations(1)
     task.cancel("message")
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -143,7 +143,7 @@ async def test_name_with_a_task_factory(loop):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks are new in 3.12")
-@pytest.mark.unfit(uvloop="its create_task does not fit the factories of 3.13 and later")
+@pytest.mark.skip_on(uvloop="its create_task does not fit the factories of 3.13 and later")
 async def test_eager_task_factory(loop):
     seen = []
 
@@ -171,7 +171,7 @@ async def test_eager_task_factory(loop):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="asyncio names them later in some earlier versions")
-@pytest.mark.unfit(uvloop="its create_task does not fit the factories of 3.13 and later")
+@pytest.mark.skip_on(uvloop="its create_task does not fit the factories of 3.13 and later")
 async def test_an_eager_task_has_its_name_from_the_start(loop):
     seen = []
 
@@ -263,5 +263,5 @@ async def test_done_callbacks_run_in_order_with_their_context(loop):
     future.add_done_callback(lambda _: seen.append(variable.get()), context=context)
     future.set_result(None)
     assert seen == []
-    await turns(2)
+    await iterations(2)
     assert seen == ["first", "given"]

@@ -125,7 +125,7 @@ async def test_a_cancelled_handle_does_not_run(loop):
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert gate.wait(10)  # the loop does not turn meanwhile
+    assert gate.wait(10)  # the loop runs no iteration meanwhile
     thread.join()
     await until(lambda: seen)
     await asyncio.sleep(0.001)
@@ -297,7 +297,7 @@ def test_handles_cancelled_while_they_may_run(loop):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="handles of call_soon_threadsafe() got their lock in 3.14")
-@pytest.mark.deviates(uvloop="its handles have no lock")
+@pytest.mark.xfail_on(uvloop="its handles have no lock")
 @pytest.mark.parametrize("method", ["cancel", "cancelled"])
 def test_a_running_handle_makes_other_threads_wait(loop, method):
     begun, may_end, asked = threading.Event(), threading.Event(), threading.Event()
@@ -378,7 +378,7 @@ def test_futures_made_by_other_threads_while_runs_begin_and_end(loop_kind):
     assert run_script(loop_kind, FUTURES.format(count=count)) == "0\n"
 
 
-@pytest.mark.deviates(uvloop="remove_reader() does not find what was added by an object")
+@pytest.mark.xfail_on(uvloop="remove_reader() does not find what was added by an object")
 def test_a_run_while_another_thread_is_in_a_method(loop, loop_kind):
     entered, may_go_on = threading.Event(), threading.Event()
     reader, writer = socket.socketpair()
@@ -405,7 +405,7 @@ def test_a_run_while_another_thread_is_in_a_method(loop, loop_kind):
         assert loop.remove_reader(reader)
 
 
-@pytest.mark.deviates(uvloop="remove_reader() does not find what was added by an object")
+@pytest.mark.xfail_on(uvloop="remove_reader() does not find what was added by an object")
 def test_a_run_inside_of_a_method(loop):
     """Of the same thread, that is."""
     reader, writer = socket.socketpair()
@@ -435,7 +435,7 @@ async def test_reprs_in_other_threads(loop):
         await until(lambda: protocol.is_lost)
 
 
-@pytest.mark.deviates(uvloop="no _thread_id")
+@pytest.mark.xfail_on(uvloop="no _thread_id")
 async def test_what_other_threads_may_ask(loop):
     """Debug mode asks how long a look-up may take, in the executor's thread."""
     loop.set_debug(True)

@@ -10,7 +10,7 @@ import socket
 import weakref
 
 import pytest
-from support import Recorder, connected, turns, until
+from support import Recorder, connected, iterations, until
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ async def test_reader_and_writer_are_independent(loop, pair):
     loop.remove_reader(ours)
 
 
-@pytest.mark.deviates(uvloop="it returns None")
+@pytest.mark.xfail_on(uvloop="it returns None")
 async def test_remove_tells_whether_there_was_one(loop, pair):
     for add, remove in ((loop.add_reader, loop.remove_reader), (loop.add_writer, loop.remove_writer)):
         assert remove(pair[0]) is False
@@ -92,7 +92,7 @@ async def test_remove_reader_keeps_the_writer(loop, pair):
     loop.add_writer(ours, lambda: (seen.append("write"), loop.remove_writer(ours)))
     loop.remove_reader(ours)
     await until(lambda: seen)
-    await turns(3)
+    await iterations(3)
     assert seen == ["write"]
 
 
@@ -144,7 +144,7 @@ async def test_errors_for_what_is_no_descriptor(loop):
         loop.add_reader(-1, print)
 
 
-@pytest.mark.unfit(uvloop="libuv aborts the process for such descriptors")
+@pytest.mark.skip_on(uvloop="libuv aborts the process for such descriptors")
 async def test_a_regular_file_cannot_be_watched(loop, tmp_path):
     with open(tmp_path / "file", "w+b") as file, pytest.raises(PermissionError):
         loop.add_reader(file, print)
@@ -199,7 +199,7 @@ async def test_pipes(loop):
 # ---------------------------------------------------------------- file objects that are closed first
 
 
-@pytest.mark.deviates(uvloop="it returns None")
+@pytest.mark.xfail_on(uvloop="it returns None")
 async def test_an_object_that_was_closed_before_it_is_removed(loop):
     for add, remove in ((loop.add_reader, loop.remove_reader), (loop.add_writer, loop.remove_writer)):
         ours, theirs = socket.socketpair()
@@ -211,7 +211,7 @@ async def test_an_object_that_was_closed_before_it_is_removed(loop):
                 remove(ours)
 
 
-@pytest.mark.deviates(asyncio="EBADF: it tells the closed descriptor to epoll", uvloop="it returns None")
+@pytest.mark.xfail_on(asyncio="EBADF: it tells the closed descriptor to epoll", uvloop="it returns None")
 async def test_a_reader_and_a_writer_of_a_closed_object(loop):
     ours, theirs = socket.socketpair()
     with theirs:
@@ -223,7 +223,7 @@ async def test_a_reader_and_a_writer_of_a_closed_object(loop):
         assert loop.remove_writer(ours) is True
 
 
-@pytest.mark.deviates(uvloop="it returns None")
+@pytest.mark.xfail_on(uvloop="it returns None")
 async def test_the_other_direction_of_a_closed_object(loop):
     ours, theirs = socket.socketpair()
     with theirs:
@@ -251,7 +251,7 @@ async def test_a_closed_object_that_is_added_again(loop):
     loop.add_reader(ours, print)
     ours.close()
     theirs.close()
-    await turns(2)
+    await iterations(2)
     loop.add_reader(ours, print)
     with pytest.raises((OSError, ValueError)):
         loop.add_writer(ours, print)
@@ -262,7 +262,7 @@ async def test_a_closed_object_that_is_added_again(loop):
             pass  # asyncio has let go of both by then, uvloop of the writer
 
 
-@pytest.mark.unfit(uvloop="libuv aborts the process")
+@pytest.mark.skip_on(uvloop="libuv aborts the process")
 async def test_a_closed_file_object(loop):
     reader, writer = os.pipe()
     file = open(reader, "rb", buffering=0)
@@ -306,14 +306,14 @@ async def test_a_registered_object_is_kept(loop):
         assert reference() is None
 
 
-@pytest.mark.unfit(
+@pytest.mark.skip_on(
     asyncio="selectors believes that the number is still registered with the kernel",
     uvloop="libuv aborts the process when a watched descriptor is reused",
 )
 @pytest.mark.parametrize("taker", ["reader", "writer", "transport", "operation"])
 async def test_a_removal_that_comes_after_the_number_was_reused(loop, taker):
-    """anyio closes its socket first, and removes the callback in the next turn."""
-    await turns(1)  # the loop has what descriptors it makes when it first sleeps
+    """anyio closes its socket first, and removes the callback in the next iteration."""
+    await iterations(1)  # the loop has what descriptors it makes when it first sleeps
     ours, theirs = socket.socketpair()
     loop.add_reader(ours, print, "stale")
     loop.add_writer(ours, print, "stale")
@@ -349,13 +349,13 @@ async def test_a_removal_that_comes_after_the_number_was_reused(loop, taker):
         sock.close()
 
 
-@pytest.mark.unfit(
+@pytest.mark.skip_on(
     asyncio="selectors believes that the number is still registered with the kernel",
     uvloop="libuv aborts the process when a watched descriptor is reused",
 )
 async def test_closed_while_registered_then_reused(loop):
     """The kernel forgets a closed descriptor; the number may come back and must work like new."""
-    await turns(1)  # the loop has what descriptors it makes when it first sleeps
+    await iterations(1)  # the loop has what descriptors it makes when it first sleeps
     seen = []
     for round_number in range(20):
         ours, theirs = socket.socketpair()
@@ -363,7 +363,7 @@ async def test_closed_while_registered_then_reused(loop):
         fd = ours.fileno()
         ours.close()
         theirs.close()
-        await turns(2)
+        await iterations(2)
         again, other = socket.socketpair()
         assert again.fileno() == fd
         loop.add_reader(again, lambda n=round_number, s=again: seen.append(("fresh", n, s.recv(10))))
@@ -375,9 +375,9 @@ async def test_closed_while_registered_then_reused(loop):
     assert [entry for entry in seen if entry[0] == "stale"] == []
 
 
-@pytest.mark.unfit(uvloop="libuv aborts the process when a watched descriptor is reused")
+@pytest.mark.skip_on(uvloop="libuv aborts the process when a watched descriptor is reused")
 async def test_a_stale_event_does_not_reach_a_reused_descriptor(loop):
-    """Two descriptors become ready in one turn; the first callback closes the second and reuses its number."""
+    """Two descriptors become ready in one iteration; the first callback closes the second and reuses its number."""
     for _ in range(20):
         sockets = [socket.socketpair() for _ in range(2)]
         seen, replaced = [], []
@@ -399,7 +399,7 @@ async def test_a_stale_event_does_not_reach_a_reused_descriptor(loop):
         for _, theirs in sockets:
             theirs.send(b"x")
         await until(lambda seen=seen: seen)
-        await turns(5)
+        await iterations(5)
         assert len(seen) == 1
         assert "stale event" not in seen
         loop.remove_reader(replaced[0])
@@ -420,7 +420,7 @@ async def test_the_callback_removes_another_that_is_ready_too(loop):
         theirs.send(b"x")
         loop.add_reader(ours, callback, index)
     await until(lambda: seen)
-    await turns(3)
+    await iterations(3)
     assert len(seen) == 1
     for ours, theirs in pairs:
         ours.close()

@@ -7,9 +7,9 @@ import os
 import socket
 
 import pytest
-from support import Recorder, Stranger, is_closed_error, pipe_ends, turns, until
+from support import Recorder, Stranger, is_closed_error, iterations, pipe_ends, until
 
-pytestmark = pytest.mark.unfit(asyncio="it reads and writes whatever has the number", uvloop="the same")
+pytestmark = pytest.mark.skip_on(asyncio="it reads and writes whatever has the number", uvloop="the same")
 
 
 def buffered_reader(ends):
@@ -82,7 +82,7 @@ async def test_reading_after_the_file_was_closed(loop, reported, kind, is_duplic
                 assert os.read(duplicate, 100) == b"nobody reads this"
                 os.close(duplicate)
             else:
-                await turns(3)
+                await iterations(3)
                 transport.close()
                 await until(lambda: protocol.is_lost)
                 assert protocol.lost_with == [None]

@@ -10,7 +10,7 @@ import warnings
 import weakref
 
 import pytest
-from support import Ends, Recorder, is_open, pipe_ends, turns, until
+from support import Ends, Recorder, is_open, iterations, pipe_ends, until
 
 DIRECTIONS = ("read", "write")
 
@@ -26,7 +26,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.unfit(uvloop="takes regular files")
+@pytest.mark.skip_on(uvloop="takes regular files")
 async def test_regular_files_are_refused_and_stay_open(loop, direction):
     with tempfile.TemporaryFile() as file:
         with pytest.raises(ValueError) as caught:
@@ -38,7 +38,7 @@ async def test_regular_files_are_refused_and_stay_open(loop, direction):
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.leaves(asyncio="3.14 complains of its own half-made transport")
+@pytest.mark.leaks_on(asyncio="3.14 complains of its own half-made transport")
 async def test_closed_files_are_refused(loop, direction):
     ends = pipe_ends("pipe", direction)
     ends.close_other()
@@ -55,12 +55,12 @@ async def test_a_factory_that_raises_leaves_the_pipe_to_the_caller(loop, directi
     with pipe_ends("pipe", direction) as ends:
         with pytest.raises(LookupError):
             await connect(loop, direction, fails, ends.file)
-        await turns(3)
+        await iterations(3)
         assert is_open(ends.number)
         assert not ends.file.closed
 
 
-@pytest.mark.unfit(uvloop="never calls connection_lost()")
+@pytest.mark.skip_on(uvloop="never calls connection_lost()")
 @pytest.mark.parametrize("direction", DIRECTIONS)
 async def test_cancelled_while_it_connects(loop, direction):
     protocol = Recorder()
@@ -87,11 +87,11 @@ async def test_the_descriptor_is_closed_once(loop, direction):
             taken.append(os.dup(ends.other))
         transport.close()
         ends.file.close()
-        await turns(3)
+        await iterations(3)
         transport = protocol = None
         ends.file = open(os.devnull, "rb")
         gc.collect()
-        await turns(3)
+        await iterations(3)
         for number in taken:
             os.close(number)  # each of them is still open
 
@@ -115,15 +115,15 @@ async def test_the_pipe_object_is_closed_once(loop, direction):
         transport, protocol = await connect(loop, direction, Recorder, pipe)
         transport.close()
         await until(lambda: protocol.is_lost)
-        await turns(2)
+        await iterations(2)
         del transport
         gc.collect()
         assert pipe.closed == 1
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.unfit(uvloop="drops what close() raises")
-@pytest.mark.leaves(asyncio="the transport does not count as closed")
+@pytest.mark.skip_on(uvloop="drops what close() raises")
+@pytest.mark.leaks_on(asyncio="the transport does not count as closed")
 async def test_a_pipe_whose_close_fails_is_reported(loop, reported, direction):
     class Stubborn:
         def __init__(self, file):
@@ -156,7 +156,7 @@ async def test_is_set_to_non_blocking(loop, direction, kind):
         await until(lambda: protocol.is_lost)
 
 
-@pytest.mark.unfit(uvloop="never ends")
+@pytest.mark.skip_on(uvloop="never ends")
 async def test_both_directions_over_one_descriptor(loop):
     """A terminal is read and written through the same file."""
     with pipe_ends("tty", "write") as ends:
@@ -179,7 +179,7 @@ async def test_both_directions_over_one_descriptor(loop):
             assert file.closed
 
 
-@pytest.mark.unfit(uvloop="close() of the loop hangs")
+@pytest.mark.skip_on(uvloop="close() of the loop hangs")
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_dropped_unclosed(new_loop, direction):
     loop = new_loop()
@@ -215,7 +215,7 @@ async def test_cycles_are_collected(loop, direction):
 # ---------------------------------------------------------------- what it says of itself
 
 
-@pytest.mark.deviates(uvloop="its transports are classes of their own")
+@pytest.mark.xfail_on(uvloop="its transports are classes of their own")
 @pytest.mark.parametrize("direction", DIRECTIONS)
 async def test_is_one_of_asyncios_transports(loop, direction):
     with pipe_ends("pipe", direction) as ends:
@@ -237,7 +237,7 @@ async def test_extra_info(loop, direction):
         assert transport.get_extra_info("pipe") is ends.file
 
 
-@pytest.mark.unfit(uvloop="other words; what a failed test leaves open makes its close() hang")
+@pytest.mark.skip_on(uvloop="other words; what a failed test leaves open makes its close() hang")
 async def test_repr(loop):
     with pipe_ends("pipe", "read") as read_ends, pipe_ends("pipe", "write") as write_ends:
         reading, reader = await loop.connect_read_pipe(Recorder, read_ends.file)
@@ -266,7 +266,7 @@ async def test_repr(loop):
         assert words(writing).startswith(f"closed {write_fd}")
 
 
-@pytest.mark.unfit(uvloop="logs other things; what a failed test leaves open makes its close() hang")
+@pytest.mark.skip_on(uvloop="logs other things; what a failed test leaves open makes its close() hang")
 @pytest.mark.parametrize("direction", DIRECTIONS)
 async def test_debug_log(loop, caplog, direction):
     loop.set_debug(True)

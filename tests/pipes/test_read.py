@@ -7,7 +7,7 @@ import errno
 import os
 
 import pytest
-from support import PIPE_KINDS, BufferedRecorder, Recorder, is_open, pipe_ends, turns, until
+from support import PIPE_KINDS, BufferedRecorder, Recorder, is_open, iterations, pipe_ends, until
 
 
 class Broken(LookupError):
@@ -57,14 +57,14 @@ async def test_end_of_the_stream(loop, kind):
         assert ends.file.closed
 
 
-@pytest.mark.unfit(uvloop="stays open if eof_received() is true")
+@pytest.mark.skip_on(uvloop="stays open if eof_received() is true")
 async def test_a_pipe_that_has_ended_is_closed_whatever_eof_received_answers(loop):
     with pipe_ends("pipe", "read") as ends:
         transport, protocol = await loop.connect_read_pipe(Recorder, ends.file)
         protocol.keep_open = True
         ends.close_other()
         await until(lambda: protocol.events[-1] != "made")
-        await turns(5)
+        await iterations(5)
         assert protocol.events == ["made", "eof", "lost"]
         del transport
 
@@ -86,12 +86,12 @@ async def test_closed_by_eof_received(loop):
         _, protocol = await loop.connect_read_pipe(Closing, ends.file)
         ends.close_other()
         await until(lambda: protocol.is_lost)
-        await turns(3)
+        await iterations(3)
         assert order == ["eof", "lost"]
         assert protocol.lost_with == [None]
 
 
-@pytest.mark.unfit(uvloop="libuv takes the hangup for the end of the stream")
+@pytest.mark.skip_on(uvloop="libuv takes the hangup for the end of the stream")
 async def test_terminal_that_hangs_up(loop):
     with pipe_ends("tty", "read") as ends:
         _, protocol = await loop.connect_read_pipe(Recorder, ends.file)
@@ -131,7 +131,7 @@ async def test_pause_and_resume(loop):
         transport.pause_reading()
         assert not transport.is_reading()
         ends.send(b"later")
-        await turns(5)
+        await iterations(5)
         assert protocol.events == ["made"]
         transport.resume_reading()
         transport.resume_reading()
@@ -152,14 +152,14 @@ async def test_the_end_waits_for_resume(loop):
         transport.pause_reading()
         ends.send(b"rest")
         ends.close_other()
-        await turns(5)
+        await iterations(5)
         assert protocol.events == ["made"]
         transport.resume_reading()
         await until(lambda: protocol.is_lost)
         assert protocol.events == ["made", "data", "eof", "lost"]
 
 
-@pytest.mark.unfit(uvloop="reads all the same")
+@pytest.mark.skip_on(uvloop="reads all the same")
 async def test_paused_by_connection_made(loop):
     class Paused(Recorder):
         def connection_made(self, transport):
@@ -169,7 +169,7 @@ async def test_paused_by_connection_made(loop):
     with pipe_ends("pipe", "read") as ends:
         ends.send(b"early")
         transport, protocol = await loop.connect_read_pipe(Paused, ends.file)
-        await turns(5)
+        await iterations(5)
         assert protocol.events == ["made"]
         transport.resume_reading()
         await until(lambda: protocol.data == b"early")
@@ -189,7 +189,7 @@ async def test_paused_by_data_received(loop):
             ends.send(b"x")
             await until(lambda count=count: len(protocol.data) == count)
             ends.send(b"y")
-            await turns(4)
+            await iterations(4)
             assert len(protocol.data) == count
             assert os.read(ends.file.fileno(), 1) == b"y"
             transport.resume_reading()
@@ -208,12 +208,12 @@ async def test_close_is_queued_and_comes_once(loop):
         ends.send(b"unheard")
         await until(lambda: protocol.is_lost)
         transport.close()
-        await turns(3)
+        await iterations(3)
         assert protocol.events == ["made", "lost"]
         assert protocol.lost_with == [None]
 
 
-@pytest.mark.unfit(uvloop="closes the pipe")
+@pytest.mark.skip_on(uvloop="closes the pipe")
 async def test_data_received_that_raises_is_reported_and_goes_on(loop, reported):
     with pipe_ends("pipe", "read") as ends:
         transport, protocol = await loop.connect_read_pipe(failing("data_received"), ends.file)
@@ -229,7 +229,7 @@ async def test_data_received_that_raises_is_reported_and_goes_on(loop, reported)
         assert protocol.lost_with == [None]
 
 
-@pytest.mark.unfit(uvloop="the pipe is closed")
+@pytest.mark.skip_on(uvloop="the pipe is closed")
 async def test_connection_made_that_raises_is_reported_and_goes_on(loop, reported):
     with pipe_ends("pipe", "read") as ends:
         transport, protocol = await loop.connect_read_pipe(failing("connection_made"), ends.file)
@@ -251,7 +251,7 @@ async def test_the_pipe_is_closed_though_the_last_callbacks_raise(loop, reported
         protocol.lost_with.clear()
 
 
-@pytest.mark.unfit(uvloop="reads into the buffer")
+@pytest.mark.skip_on(uvloop="reads into the buffer")
 async def test_a_buffered_protocol_needs_data_received_as_well(loop, reported):
     class Both(BufferedRecorder):
         def data_received(self, data):
@@ -302,7 +302,7 @@ async def test_stream_reader(loop, limit):
         await until(lambda: ends.file.closed)
 
 
-@pytest.mark.unfit(uvloop="it reports it like any error")
+@pytest.mark.skip_on(uvloop="it reports it like any error")
 def test_an_interrupt_in_connection_made_costs_no_pipe(loop):
     """It goes on with the next run, and so does whoever waits for it."""
 

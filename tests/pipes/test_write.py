@@ -7,7 +7,7 @@ import errno
 import os
 
 import pytest
-from support import PIPE_KINDS, Recorder, is_open, pipe_ends, turns, until
+from support import PIPE_KINDS, Recorder, is_open, iterations, pipe_ends, until
 
 BIG = 1 << 20  # more than any of the kernel's buffers takes at once
 
@@ -51,8 +51,8 @@ async def test_a_write_leaves_at_once(loop, kind):
         assert ends.file.closed
 
 
-@pytest.mark.unfit(uvloop="queues writes until the end of the turn")
-async def test_a_write_needs_no_turn_of_the_loop(loop):
+@pytest.mark.skip_on(uvloop="queues writes until the end of the iteration")
+async def test_a_write_needs_no_iteration_of_the_loop(loop):
     with pipe_ends("pipe", "write") as ends:
         transport, protocol = await loop.connect_write_pipe(Flow, ends.file)
         transport.write(b"now")
@@ -63,7 +63,7 @@ async def test_a_write_needs_no_turn_of_the_loop(loop):
         await until(lambda: protocol.is_lost)
 
 
-@pytest.mark.unfit(uvloop="sends a bytearray as it is when it leaves")
+@pytest.mark.skip_on(uvloop="sends a bytearray as it is when it leaves")
 @pytest.mark.parametrize("kind", PIPE_KINDS)
 async def test_what_does_not_fit_leaves_later(loop, kind):
     data = os.urandom(BIG)
@@ -95,7 +95,7 @@ async def test_many_chunks_stay_in_order(loop):
         assert protocol.events[-1] == "lost"
 
 
-@pytest.mark.unfit(uvloop="the low watermark is 16 bytes unless set")
+@pytest.mark.skip_on(uvloop="the low watermark is 16 bytes unless set")
 async def test_watermarks(loop):
     with pipe_ends("pipe", "write") as ends:
         transport, protocol = await loop.connect_write_pipe(Flow, ends.file)
@@ -123,7 +123,7 @@ async def test_drain_of_a_stream_writer(loop):
         writer = asyncio.StreamWriter(transport, protocol, None, loop)
         writer.write(data)
         draining = asyncio.ensure_future(writer.drain())
-        await turns(3)
+        await iterations(3)
         assert not draining.done()
         assert await ends.read_exactly(BIG) == data
         await draining
@@ -131,7 +131,7 @@ async def test_drain_of_a_stream_writer(loop):
         await until(lambda: ends.file.closed)
 
 
-@pytest.mark.unfit(uvloop="write_eof() fails with ENOTSOCK, or leaves the pipe open")
+@pytest.mark.skip_on(uvloop="write_eof() fails with ENOTSOCK, or leaves the pipe open")
 @pytest.mark.parametrize("end", ["close", "write_eof"])
 @pytest.mark.parametrize("kind", ["pipe", "fifo", "socket"])
 async def test_what_is_buffered_leaves_before_the_end(loop, kind, end):
@@ -141,7 +141,7 @@ async def test_what_is_buffered_leaves_before_the_end(loop, kind, end):
         transport.write(bytes(BIG))
         getattr(transport, end)()
         getattr(transport, end)()
-        await turns(3)
+        await iterations(3)
         assert not protocol.is_lost
         assert len(await ends.read_to_end()) == BIG
         await until(lambda: protocol.is_lost)
@@ -160,12 +160,12 @@ async def test_close_is_queued_and_comes_once(loop):
         transport.close()
         await until(lambda: protocol.is_lost)
         transport.close()
-        await turns(3)
+        await iterations(3)
         assert protocol.events == ["made", "lost"]
         assert await ends.read_to_end() == b""
 
 
-@pytest.mark.unfit(uvloop="libuv aborts the process when the loop is closed")
+@pytest.mark.skip_on(uvloop="libuv aborts the process when the loop is closed")
 async def test_abort_drops_what_is_buffered(loop):
     with pipe_ends("pipe", "write") as ends:
         transport, protocol = await loop.connect_write_pipe(Flow, ends.file)
@@ -179,8 +179,8 @@ async def test_abort_drops_what_is_buffered(loop):
         assert len(await ends.read_to_end()) == BIG - left
 
 
-@pytest.mark.unfit(uvloop="libuv aborts the process when the loop is closed")
-@pytest.mark.deviates(asyncio="calls connection_lost() twice")
+@pytest.mark.skip_on(uvloop="libuv aborts the process when the loop is closed")
+@pytest.mark.xfail_on(asyncio="calls connection_lost() twice")
 async def test_abort_after_close(loop, reported):
     with pipe_ends("pipe", "write") as ends:
         transport, protocol = await loop.connect_write_pipe(Flow, ends.file)
@@ -189,7 +189,7 @@ async def test_abort_after_close(loop, reported):
         transport.abort()
         transport.abort()
         await until(lambda: protocol.is_lost)
-        await turns(3)
+        await iterations(3)
         assert protocol.events == ["made", "pause", "lost"]
         assert not reported
 
@@ -203,7 +203,7 @@ async def test_reader_goes_away(loop, kind):
         transport, protocol = await loop.connect_write_pipe(Flow, ends.file)
         transport.write(b"heard")
         assert await ends.read_exactly(5) == b"heard"
-        await turns(2)
+        await iterations(2)
         ends.close_other()
         await until(lambda: protocol.is_lost)
         assert protocol.events == ["made", "lost"]
@@ -219,10 +219,10 @@ async def test_reader_goes_away_with_data_unread(loop, kind, is_closed):
         transport.write(bytes(BIG))
         if is_closed:
             transport.close()
-        await turns(2)
+        await iterations(2)
         ends.close_other()
         await until(lambda: protocol.is_lost)
-        await turns(2)
+        await iterations(2)
         assert protocol.events in (["made", "pause", "BrokenPipeError"], ["made", "pause", "ConnectionResetError"])
         assert transport.get_write_buffer_size() == 0
         assert ends.file.closed
@@ -237,7 +237,7 @@ async def test_a_write_finds_that_the_reader_is_gone(loop):
         ends.close_other()
         transport.write(b"too late")
         await until(lambda: protocol.is_lost)
-        await turns(2)
+        await iterations(2)
         [exc] = protocol.lost_with
         assert isinstance(exc, BrokenPipeError)
         assert exc.errno == errno.EPIPE
@@ -249,25 +249,25 @@ async def test_unread_data_is_not_a_lost_reader(loop):
         transport, protocol = await loop.connect_write_pipe(Flow, ends.file)
         for _ in range(3):
             transport.write(b"unread")
-            await turns(5)
+            await iterations(5)
             assert not transport.is_closing()
         assert await ends.read_exactly(18) == b"unread" * 3
         transport.close()
         await until(lambda: protocol.is_lost)
 
 
-@pytest.mark.unfit(uvloop="opens a terminal, of which /dev/null is none")
+@pytest.mark.skip_on(uvloop="opens a terminal, of which /dev/null is none")
 async def test_device_that_takes_everything(loop):
     transport, protocol = await loop.connect_write_pipe(Flow, open(os.devnull, "wb", buffering=0))
     transport.write(bytes(BIG))
     assert transport.get_write_buffer_size() == 0
-    await turns(2)
+    await iterations(2)
     transport.close()
     await until(lambda: protocol.is_lost)
     assert protocol.events == ["made", "lost"]
 
 
-@pytest.mark.unfit(uvloop="warns sooner and in other words")
+@pytest.mark.skip_on(uvloop="warns sooner and in other words")
 @pytest.mark.parametrize(("end", "quiet_writes"), [("close", 5), ("abort", 5), ("lost", 4)])
 async def test_writes_that_come_too_late_are_ignored_and_then_logged(loop, caplog, end, quiet_writes):
     with pipe_ends("pipe", "write") as ends:
@@ -289,7 +289,7 @@ async def test_writes_that_come_too_late_are_ignored_and_then_logged(loop, caplo
         await until(lambda: protocol.is_lost)
 
 
-@pytest.mark.unfit(uvloop="takes None for bytes")
+@pytest.mark.skip_on(uvloop="takes None for bytes")
 async def test_only_bytes_can_be_written(loop):
     with pipe_ends("pipe", "write") as ends:
         transport, protocol = await loop.connect_write_pipe(Flow, ends.file)
@@ -324,7 +324,7 @@ async def test_flow_control_that_raises_is_reported(loop, reported, name):
         assert context["protocol"] is protocol
 
 
-@pytest.mark.deviates(asyncio="forgets what was written last", uvloop="takes writes after close()")
+@pytest.mark.xfail_on(asyncio="forgets what was written last", uvloop="takes writes after close()")
 async def test_closed_and_written_by_resume_writing(loop):
     class More(Flow):
         def resume_writing(self):

@@ -13,7 +13,7 @@ import threading
 
 import pytest
 from process.children import BLOCKED, CAT, Events, has_children, sh
-from support import run_script, turns, until, wait_until
+from support import iterations, run_script, until, wait_until
 
 PIPE = subprocess.PIPE
 
@@ -25,7 +25,7 @@ def running(**kwargs):
 # ---------------------------------------------------------------- the transport
 
 
-@pytest.mark.unfit(uvloop="set_protocol has no effect, and a failed test hangs")
+@pytest.mark.skip_on(uvloop="set_protocol has no effect, and a failed test hangs")
 async def test_the_interface(loop):
     transport, protocol = await loop.subprocess_exec(Events, *CAT, stderr=None)
     assert isinstance(transport, asyncio.SubprocessTransport)
@@ -50,7 +50,7 @@ async def test_the_interface(loop):
     assert transport.is_closing()
 
 
-@pytest.mark.deviates(uvloop="it has no Popen object")
+@pytest.mark.xfail_on(uvloop="it has no Popen object")
 async def test_the_popen_object(loop):
     transport, protocol = await loop.subprocess_exec(Events, *sh("exit 3"))
     process = transport.get_extra_info("subprocess")
@@ -62,7 +62,7 @@ async def test_the_popen_object(loop):
     transport.close()
 
 
-@pytest.mark.unfit(uvloop="another repr, and a failed test hangs")
+@pytest.mark.skip_on(uvloop="another repr, and a failed test hangs")
 async def test_the_repr_says_how_it_is(loop):
     transport, protocol = await loop.subprocess_exec(Events, *CAT, stderr=None)
     text = repr(transport)
@@ -74,7 +74,7 @@ async def test_the_repr_says_how_it_is(loop):
     assert f"SubprocessTransport closed pid={transport.get_pid()} returncode={-signal.SIGKILL}" in repr(transport)
 
 
-@pytest.mark.unfit(uvloop="connection_lost may come before the end of a pipe")
+@pytest.mark.skip_on(uvloop="connection_lost may come before the end of a pipe")
 async def test_the_order_of_events(loop):
     transport, protocol = await loop.subprocess_exec(Events, *sh("echo out; echo err >&2"))
     await protocol.wait_lost()
@@ -93,7 +93,7 @@ async def test_the_order_of_events(loop):
     assert protocol.data == {1: b"out\n", 2: b"err\n"}
 
 
-@pytest.mark.unfit(uvloop="pipe_connection_lost may come after connection_lost")
+@pytest.mark.skip_on(uvloop="pipe_connection_lost may come after connection_lost")
 async def test_a_child_that_ends_before_its_pipes_are_connected(loop):
     for _ in range(20):
         transport, protocol = await loop.subprocess_exec(Events, *sh("exit 3"))
@@ -104,7 +104,7 @@ async def test_a_child_that_ends_before_its_pipes_are_connected(loop):
         transport.close()
 
 
-@pytest.mark.unfit(when=sys.version_info < (3, 12), asyncio="process_exited comes from a waiting thread")
+@pytest.mark.skip_on(when=sys.version_info < (3, 12), asyncio="process_exited comes from a waiting thread")
 async def test_callbacks_run_in_the_context_of_the_start(loop):
     variable = contextvars.ContextVar("variable", default="outside")
     seen = []
@@ -179,7 +179,7 @@ async def test_signals_to_an_ended_process(loop):
     transport.close()
 
 
-@pytest.mark.unfit(when=sys.version_info < (3, 13), asyncio="older versions may fetch the status and say 255")
+@pytest.mark.skip_on(when=sys.version_info < (3, 13), asyncio="older versions may fetch the status and say 255")
 async def test_signals_race_with_the_end(loop):
     """Whatever wins: no error but ProcessLookupError, and the true return code."""
     for number in range(40):
@@ -193,7 +193,7 @@ async def test_signals_race_with_the_end(loop):
         assert await process.wait() in (7, -signal.SIGTERM)
 
 
-@pytest.mark.unfit(when=sys.version_info < (3, 14, 7), asyncio="older versions do send one")
+@pytest.mark.skip_on(when=sys.version_info < (3, 14, 7), asyncio="older versions do send one")
 async def test_no_signal_to_a_number_that_is_free_again(loop, monkeypatch):
     """Between the fetching of the status and its publication nothing may run."""
     killed = []
@@ -230,8 +230,8 @@ async def test_wait_with_a_timeout(loop):
     assert await process.wait() == -signal.SIGKILL
 
 
-@pytest.mark.unfit(when=sys.version_info < (3, 14, 7), asyncio="older versions wait for the pipes")
-@pytest.mark.unfit(uvloop="it waits for the pipes")
+@pytest.mark.skip_on(when=sys.version_info < (3, 14, 7), asyncio="older versions wait for the pipes")
+@pytest.mark.skip_on(uvloop="it waits for the pipes")
 async def test_wait_does_not_wait_for_a_grandchild_with_the_pipe(loop):
     process = await asyncio.create_subprocess_exec(
         *sh("sleep 3600 & echo $!; exit 6"), stdout=PIPE, start_new_session=True
@@ -266,7 +266,7 @@ async def test_many_short_children(loop):
     assert await asyncio.gather(*[run(number) for number in range(100)]) == list(range(100))
 
 
-@pytest.mark.unfit(uvloop="it needs the main thread")
+@pytest.mark.skip_on(uvloop="it needs the main thread")
 def test_in_another_thread(new_loop):
     results = []
 
@@ -299,8 +299,8 @@ async def test_sigchld_is_left_alone(loop, loop_kind):
         loop.remove_signal_handler(signal.SIGCHLD)
 
 
-@pytest.mark.unfit(uvloop="it waits for ever")
-@pytest.mark.unfit(when=sys.version_info < (3, 12), asyncio="a waiting thread may be faster")
+@pytest.mark.skip_on(uvloop="it waits for ever")
+@pytest.mark.skip_on(when=sys.version_info < (3, 12), asyncio="a waiting thread may be faster")
 async def test_a_status_that_somebody_else_has_fetched(loop, caplog):
     process = await running()
     process.kill()
@@ -319,7 +319,7 @@ def ignored_sigchld():
     signal.signal(signal.SIGCHLD, before)
 
 
-@pytest.mark.unfit(uvloop="it waits for ever")
+@pytest.mark.skip_on(uvloop="it waits for ever")
 async def test_ignored_sigchld(loop, ignored_sigchld, caplog):
     process = await running()
     process.kill()
@@ -327,7 +327,7 @@ async def test_ignored_sigchld(loop, ignored_sigchld, caplog):
     caplog.clear()
 
 
-@pytest.mark.unfit(asyncio="ProcessLookupError where the child is faster than its watch", uvloop="it waits for ever")
+@pytest.mark.skip_on(asyncio="ProcessLookupError where the child is faster than its watch", uvloop="it waits for ever")
 async def test_ignored_sigchld_and_short_children(loop, ignored_sigchld, caplog):
     for _ in range(20):
         process = await asyncio.create_subprocess_exec(*sh("exit"))
@@ -335,8 +335,8 @@ async def test_ignored_sigchld_and_short_children(loop, ignored_sigchld, caplog)
     caplog.clear()
 
 
-@pytest.mark.deviates(asyncio="255: it does not look there")
-@pytest.mark.unfit(uvloop="it has no Popen object")
+@pytest.mark.xfail_on(asyncio="255: it does not look there")
+@pytest.mark.skip_on(uvloop="it has no Popen object")
 async def test_a_status_fetched_by_means_of_the_popen_object_is_known(loop, caplog):
     process = await running()
     popen = process._transport.get_extra_info("subprocess")
@@ -354,7 +354,7 @@ async def test_a_status_fetched_by_means_of_the_popen_object_is_known(loop, capl
 # ---------------------------------------------------------------- closing
 
 
-@pytest.mark.deviates(uvloop="is_closing() is false")
+@pytest.mark.xfail_on(uvloop="is_closing() is false")
 @pytest.mark.parametrize("stdio", [None, PIPE])
 async def test_close_kills_a_running_process(loop, stdio):
     transport, protocol = await loop.subprocess_exec(Events, *BLOCKED, stdin=stdio, stdout=stdio, stderr=stdio)
@@ -365,8 +365,8 @@ async def test_close_kills_a_running_process(loop, stdio):
     assert transport.get_returncode() == -signal.SIGKILL
 
 
-@pytest.mark.deviates(asyncio="255: its own poll() fetches the status")
-@pytest.mark.unfit(when=sys.version_info < (3, 12), asyncio="a waiting thread fetches the status")
+@pytest.mark.xfail_on(asyncio="255: its own poll() fetches the status")
+@pytest.mark.skip_on(when=sys.version_info < (3, 12), asyncio="a waiting thread fetches the status")
 async def test_close_keeps_the_code_of_a_process_that_has_ended(loop):
     """The child has ended and the loop has not noticed: nothing is killed, and its code is not lost."""
     read_end, write_end = os.pipe()
@@ -398,11 +398,11 @@ async def test_cancelled_while_starting(loop, steps):
             await process.wait()
             process = None
         await until(lambda: not has_children())
-        await turns(3)
+        await iterations(3)
 
 
-@pytest.mark.unfit(uvloop="its methods cannot be replaced")
-@pytest.mark.unfit(when=sys.version_info < (3, 14, 7), asyncio="older versions wait for ever")
+@pytest.mark.skip_on(uvloop="its methods cannot be replaced")
+@pytest.mark.skip_on(when=sys.version_info < (3, 14, 7), asyncio="older versions wait for ever")
 async def test_a_pipe_that_cannot_be_connected(loop):
     """The child is ended, and nothing of it stays."""
 
@@ -413,11 +413,11 @@ async def test_a_pipe_that_cannot_be_connected(loop):
     with pytest.raises(ConnectionError):
         await running(stdin=PIPE, stdout=PIPE, stderr=PIPE)
     del loop.connect_read_pipe
-    await turns(3)
+    await iterations(3)
 
 
-@pytest.mark.unfit(uvloop="the script does not end")
-@pytest.mark.unfit(when=sys.version_info < (3, 12), asyncio="a waiting thread keeps the transport")
+@pytest.mark.skip_on(uvloop="the script does not end")
+@pytest.mark.skip_on(when=sys.version_info < (3, 12), asyncio="a waiting thread keeps the transport")
 def test_an_unclosed_transport_warns_and_ends_its_process(loop_kind):
     out = run_script(
         loop_kind,
@@ -467,7 +467,7 @@ def test_a_loop_closed_under_a_running_process(loop_kind):
     assert out.strip() == "done"
 
 
-@pytest.mark.unfit(asyncio="it leaves the child running", uvloop="it needs no descriptor")
+@pytest.mark.skip_on(asyncio="it leaves the child running", uvloop="it needs no descriptor")
 def test_a_child_that_cannot_be_watched_is_ended(loop_kind):
     """The last descriptor goes to the program, so that none is left for the watch."""
     out = run_script(
@@ -535,7 +535,7 @@ only_with_pidfds = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no 
 
 
 @only_with_pidfds
-@pytest.mark.unfit(asyncio="it waits for ever", uvloop="it has none")
+@pytest.mark.skip_on(asyncio="it waits for ever", uvloop="it has none")
 def test_the_number_of_a_watch_that_another_file_got(loop_kind):
     """The child is watched anew when the loop hears of it."""
     out = run_script(
@@ -558,7 +558,7 @@ loop.close()
 
 
 @only_with_pidfds
-@pytest.mark.unfit(when=sys.version_info < (3, 12), asyncio="its watcher is not of the loop", uvloop="it has none")
+@pytest.mark.skip_on(when=sys.version_info < (3, 12), asyncio="its watcher is not of the loop", uvloop="it has none")
 def test_a_file_that_has_the_number_of_a_watch_stays_open(loop_kind):
     out = run_script(
         loop_kind,

@@ -30,7 +30,7 @@ def _the_helper_threads_are_there(loop_kind):
         assert {done.result() for done in barrier} == {os.getpid()}
 
 
-@pytest.mark.deviates(uvloop="it runs before the redirections")
+@pytest.mark.xfail_on(uvloop="it runs before the redirections")
 async def test_it_runs_in_the_child(loop):
     process = await asyncio.create_subprocess_exec(
         *sh("echo program"), stdout=PIPE, preexec_fn=lambda: os.write(1, b"before the ")
@@ -38,7 +38,7 @@ async def test_it_runs_in_the_child(loop):
     assert await process.communicate() == (b"before the program\n", None)
 
 
-@pytest.mark.deviates(uvloop="it runs before the redirections")
+@pytest.mark.xfail_on(uvloop="it runs before the redirections")
 async def test_it_sees_the_context_of_the_start(loop):
     variable = contextvars.ContextVar("variable", default="outside")
     variable.set("inside")
@@ -48,7 +48,7 @@ async def test_it_sees_the_context_of_the_start(loop):
     assert await process.communicate() == (b"inside", None)
 
 
-@pytest.mark.unfit(uvloop="it leaves the child behind")
+@pytest.mark.skip_on(uvloop="it leaves the child behind")
 async def test_what_it_raises_is_an_error_of_the_start(loop):
     def fail():
         raise KeyError("in the child")
@@ -57,7 +57,7 @@ async def test_what_it_raises_is_an_error_of_the_start(loop):
         await asyncio.create_subprocess_exec(*sh("echo never"), preexec_fn=fail)
 
 
-@pytest.mark.unfit(asyncio="it stands still, and so would the test", uvloop="#118")
+@pytest.mark.skip_on(asyncio="it stands still, and so would the test", uvloop="#118")
 async def test_the_loop_goes_on_meanwhile(loop):
     read_end, write_end = os.pipe()
     starting = loop.create_task(
@@ -73,7 +73,7 @@ async def test_the_loop_goes_on_meanwhile(loop):
     os.close(write_end)
 
 
-@pytest.mark.unfit(asyncio="it stands still, and so would the test", uvloop="#118")
+@pytest.mark.skip_on(asyncio="it stands still, and so would the test", uvloop="#118")
 @pytest.mark.parametrize("is_late", [False, True])
 async def test_cancelled_meanwhile(loop, is_late):
     read_end, write_end = os.pipe()

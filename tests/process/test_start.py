@@ -53,7 +53,7 @@ async def test_the_default_of_the_loops_methods_is_three_pipes(loop):
     transport.close()
 
 
-@pytest.mark.deviates(uvloop="#505: stdin is a socket")
+@pytest.mark.xfail_on(uvloop="#505: stdin is a socket")
 async def test_stdio_are_pipes(loop):
     kinds = "import os, stat; print(*[stat.S_IFMT(os.fstat(fd).st_mode) for fd in (0, 1, 2)])"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", kinds, stdin=PIPE, stdout=PIPE, stderr=PIPE)
@@ -123,7 +123,7 @@ async def test_text_and_buffering_are_refused(loop, how, option, value):
         await start(factory, "true", **{option: value})
 
 
-@pytest.mark.deviates(uvloop="TypeError")
+@pytest.mark.xfail_on(uvloop="TypeError")
 async def test_a_command_line_is_text(loop):
     with pytest.raises(ValueError, match="string"):
         await loop.subprocess_shell(Events, ["true"])
@@ -165,7 +165,7 @@ async def test_a_conversation(loop):
     assert await process.wait() == 9
 
 
-@pytest.mark.unfit(uvloop="RuntimeError from a transport that it may have closed by then")
+@pytest.mark.skip_on(uvloop="RuntimeError from a transport that it may have closed by then")
 async def test_a_program_that_does_not_read(loop):
     process = await asyncio.create_subprocess_exec(*sh("exec 0<&-; exit 4"), stdin=PIPE, stdout=PIPE)
     await process.communicate(bytes(1_000_000))  # a broken pipe is no error here
@@ -173,7 +173,7 @@ async def test_a_program_that_does_not_read(loop):
 
 
 @pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="there is no fork")
-@pytest.mark.deviates(uvloop="#749: the hooks run")
+@pytest.mark.xfail_on(uvloop="#749: the hooks run")
 def test_no_hooks_of_the_parent_run_in_the_child(loop_kind):
     """What the program has registered for forks is not for a child that only executes another program."""
     out = run_script(
@@ -197,7 +197,7 @@ def test_no_hooks_of_the_parent_run_in_the_child(loop_kind):
     assert out.split() == ["child"] * 4
 
 
-@pytest.mark.deviates(uvloop="it logs nothing")
+@pytest.mark.xfail_on(uvloop="it logs nothing")
 async def test_debug_mode_logs_the_life_of_a_process(loop, caplog):
     loop.set_debug(True)
     caplog.set_level("DEBUG", logger="asyncio")

@@ -16,7 +16,7 @@ import weakref
 
 import pytest
 from loop.test_introspection import NEW_IN_3_14, look_at
-from support import HOST, Script, turns
+from support import HOST, Script, iterations
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def pair():
 
 async def waiting(loop, coroutine, count=3):
     task = loop.create_task(coroutine)
-    await turns(count)
+    await iterations(count)
     assert not task.done()
     return task
 
@@ -94,7 +94,7 @@ def test_run_until_complete_takes_one(loop, pair):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with 3.12")
-@pytest.mark.unfit(when=sys.version_info < (3, 14), uvloop="its create_task knows no eager tasks of these versions")
+@pytest.mark.skip_on(when=sys.version_info < (3, 14), uvloop="its create_task knows no eager tasks of these versions")
 async def test_eager_tasks(loop, pair):
     ours, theirs = pair
     loop.set_task_factory(asyncio.eager_task_factory)
@@ -112,11 +112,11 @@ async def test_tasks_written_in_python(loop, pair):
     ours, theirs = pair
     task_type = asyncio.tasks._PyTask
     task = task_type(loop.sock_recv(ours, 10), loop=loop)
-    await turns(3)
+    await iterations(3)
     theirs.send(b"x")
     assert await task == b"x"
     task = task_type(loop.sock_recv(ours, 10), loop=loop)
-    await turns(3)
+    await iterations(3)
     task.cancel("enough")
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -143,7 +143,7 @@ def test_each_one_that_is_never_awaited_warns(loop, pair, quiet):
     assert len(quiet) == 3
 
 
-@pytest.mark.deviates(uvloop="compiled coroutines do not know where they were made")
+@pytest.mark.xfail_on(uvloop="compiled coroutines do not know where they were made")
 def test_debug_mode_tells_where_it_was_made(loop, pair, quiet):
     loop.set_debug(True)
 
@@ -163,7 +163,7 @@ def test_closing_one_that_was_not_started(loop, pair):
         loop.sock_recv(pair[0], 10).throw(ZeroDivisionError)
 
 
-@pytest.mark.deviates(when=sys.version_info < (3, 12), uvloop="another RuntimeError: a StopIteration comes out")
+@pytest.mark.xfail_on(when=sys.version_info < (3, 12), uvloop="another RuntimeError: a StopIteration comes out")
 async def test_a_coroutine_is_awaited_once(loop, pair):
     ours, theirs = pair
     theirs.send(b"xy")
@@ -174,7 +174,7 @@ async def test_a_coroutine_is_awaited_once(loop, pair):
     coroutine.close()
 
 
-@pytest.mark.unfit(uvloop="it waits twice, and the second wait never ends")
+@pytest.mark.skip_on(uvloop="it waits twice, and the second wait never ends")
 async def test_a_suspended_coroutine_is_nobody_elses(loop, pair):
     ours, theirs = pair
     coroutine = loop.sock_recv(ours, 10)
@@ -189,7 +189,7 @@ async def test_a_suspended_coroutine_is_nobody_elses(loop, pair):
     assert await task == b"x"
 
 
-@pytest.mark.deviates(uvloop="it uses a future of its own, with less to it")
+@pytest.mark.xfail_on(uvloop="it uses a future of its own, with less to it")
 def test_driven_by_hand(loop, pair):
     """send() until it waits, and again once it may go on."""
     ours, theirs = pair
@@ -213,12 +213,12 @@ def test_driven_by_hand(loop, pair):
         theirs.send(b"x")
         while not future.done():
             await asyncio.sleep(0)
-        await turns(2)
+        await iterations(2)
         assert calls == [future, future]
         future.result()
         assert future.exception() is None
         future.add_done_callback(calls.append)
-        await turns(2)
+        await iterations(2)
         assert len(calls) == 3
         assert not future.cancel()
         with pytest.raises(StopIteration) as stopped:
@@ -261,7 +261,7 @@ async def test_a_future_of_another_loop_is_refused(loop, new_loop, pair):
     assert await loop.sock_recv(pair[0], 10) == b"x"
 
 
-@pytest.mark.unfit(uvloop="compiled coroutines do not show what they wait for on every version")
+@pytest.mark.skip_on(uvloop="compiled coroutines do not show what they wait for on every version")
 async def test_what_a_task_shows(loop, pair):
     task = await waiting(loop, loop.sock_recv(pair[0], 10))
     assert "sock_recv" in repr(task)
@@ -340,7 +340,7 @@ def test_an_abandoned_wait_is_collected(new_loop, pair):
 
     task = loop.create_task(wait(loop, holder))
     task._log_destroy_pending = False
-    loop.run_until_complete(turns(3))
+    loop.run_until_complete(iterations(3))
     loop.close()
     del loop, holder, task, wait
     for _ in range(3):
@@ -365,7 +365,7 @@ async def test_references_come_back(loop, pair):
         task.cancel()
         await asyncio.wait([task])
         del task
-    await turns(3)
+    await iterations(3)
     gc.collect()
     after = [sys.getrefcount(thing) for thing in (loop, ours, buffer, size)]
     assert all(now <= then + 2 for now, then in zip(after, before, strict=True)), (before, after)
@@ -411,7 +411,7 @@ async def test_strange_buffers(loop, loop_kind, pair, buffer):
     assert found == expected
 
 
-@pytest.mark.unfit(uvloop="None is nothing to send for it")
+@pytest.mark.skip_on(uvloop="None is nothing to send for it")
 @pytest.mark.parametrize("data", ["text", None, 5, memoryview(b"0123456789")[::2]])
 async def test_strange_data(loop, pair, data):
     expected = outcome(lambda: pair[0].send(data))
@@ -450,7 +450,7 @@ async def test_debug_mode_wants_a_nonblocking_socket(loop, operation, pair):
         await operation(loop, pair[0])
 
 
-@pytest.mark.unfit(uvloop="it looks for TLS sockets in debug mode only")
+@pytest.mark.skip_on(uvloop="it looks for TLS sockets in debug mode only")
 async def test_a_tls_socket_is_refused(loop, operation):
     context = ssl.create_default_context()
     with (
@@ -462,7 +462,7 @@ async def test_a_tls_socket_is_refused(loop, operation):
             await operation(loop, sock)
 
 
-@pytest.mark.unfit(uvloop="it waits for data without end")
+@pytest.mark.skip_on(uvloop="it waits for data without end")
 async def test_a_socket_with_a_timeout_keeps_it(loop, pair):
     ours, theirs = pair
     ours.settimeout(0.01)

@@ -10,7 +10,7 @@ import socket
 import time
 
 import pytest
-from support import connected, raw_pair, turns, until
+from support import connected, iterations, raw_pair, until
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def pair():
 
 async def waiting(loop, coroutine, count=3):
     task = loop.create_task(coroutine)
-    await turns(count)
+    await iterations(count)
     assert not task.done()
     return task
 
@@ -44,10 +44,10 @@ async def test_cancelling_leaves_the_socket_usable(loop, pair):
         assert await loop.sock_recv(ours, 10) == b"x"
 
 
-@pytest.mark.unfit(uvloop="it receives in the callback, and what it has taken is lost")
+@pytest.mark.skip_on(uvloop="it receives in the callback, and what it has taken is lost")
 async def test_cancelling_after_the_event_loses_nothing(loop, pair):
     """The event has come and the task has not run yet when it is cancelled. asyncio receives in its callback: there
-    the cancellation comes first in the same turn, or the data is gone."""
+    the cancellation comes first in the same iteration, or the data is gone."""
     ours, theirs = pair
     for _ in range(20):
         task = await waiting(loop, loop.sock_recv(ours, 10), 1)
@@ -97,7 +97,7 @@ async def test_both_directions_at_once(loop):
         assert results == [content, None, content, None]
 
 
-@pytest.mark.unfit(uvloop="it lets both wait")
+@pytest.mark.skip_on(uvloop="it lets both wait")
 async def test_a_second_operation_takes_the_place_of_the_first(loop, pair):
     ours, theirs = pair
     first = await waiting(loop, loop.sock_recv(ours, 10))
@@ -105,7 +105,7 @@ async def test_a_second_operation_takes_the_place_of_the_first(loop, pair):
     theirs.send(b"x")
     assert await second == b"x"
     theirs.send(b"y")
-    await turns(5)
+    await iterations(5)
     assert not first.done()
     await cancelled(first)
     assert await loop.sock_recv(ours, 10) == b"y"
@@ -114,7 +114,7 @@ async def test_a_second_operation_takes_the_place_of_the_first(loop, pair):
     assert await third == b"z"
 
 
-@pytest.mark.unfit(uvloop="it lets both wait")
+@pytest.mark.skip_on(uvloop="it lets both wait")
 async def test_cancelling_the_first_does_not_touch_the_second(loop, pair):
     ours, theirs = pair
     first = await waiting(loop, loop.sock_recv(ours, 10))
@@ -165,7 +165,7 @@ async def test_a_writer_beside_recv(loop, pair):
     assert await task == b"y"
 
 
-@pytest.mark.deviates(uvloop="it refuses")
+@pytest.mark.xfail_on(uvloop="it refuses")
 async def test_a_reader_takes_the_place_of_recv(loop, pair):
     ours, theirs = pair
     task = await waiting(loop, loop.sock_recv(ours, 10))
@@ -188,20 +188,20 @@ async def test_recv_takes_the_place_of_a_reader(loop, pair):
     theirs.send(b"x")
     assert await task == b"x"
     theirs.send(b"y")
-    await turns(5)
+    await iterations(5)
     assert seen == []
     assert not loop.remove_reader(ours)
     assert await loop.sock_recv(ours, 10) == b"y"
 
 
-@pytest.mark.deviates(uvloop="it returns None")
+@pytest.mark.xfail_on(uvloop="it returns None")
 async def test_remove_reader_ends_the_wait_of_recv(loop, pair):
     ours, theirs = pair
     task = await waiting(loop, loop.sock_recv(ours, 10))
     assert loop.remove_reader(ours) is True
     assert loop.remove_reader(ours) is False
     theirs.send(b"x")
-    await turns(5)
+    await iterations(5)
     assert not task.done()
     await cancelled(task)
     assert await loop.sock_recv(ours, 10) == b"x"
@@ -234,7 +234,7 @@ async def test_the_descriptor_of_a_transport_is_refused(loop):
             with pytest.raises(RuntimeError, match="is used by transport"):
                 await operation()
         transport.abort()
-        await turns(3)
+        await iterations(3)
 
 
 async def test_a_transport_takes_over_a_socket_after_operations(loop, pair):
@@ -254,7 +254,7 @@ async def test_a_transport_takes_over_a_socket_after_operations(loop, pair):
     theirs.send(b"z")
     await until(lambda: received == b"yz")
     transport.abort()
-    await turns(3)
+    await iterations(3)
 
 
 # ---------------------------------------------------------------- closed, reused, duplicated
@@ -272,7 +272,7 @@ async def test_a_closed_socket(loop, pair):
             await operation()
 
 
-@pytest.mark.unfit(uvloop="libuv aborts the process when a descriptor is reused")
+@pytest.mark.skip_on(uvloop="libuv aborts the process when a descriptor is reused")
 async def test_closing_the_socket_under_an_operation(loop):
     """Nothing comes any more, the operation can be cancelled, and the next owner of the number is not disturbed."""
     ours, theirs = socket.socketpair()
@@ -281,7 +281,7 @@ async def test_closing_the_socket_under_an_operation(loop):
     task = await waiting(loop, loop.sock_recv(ours, 10))
     ours.close()
     theirs.close()
-    await turns(3)
+    await iterations(3)
     assert not task.done()
     await cancelled(task)
     first, second = socket.socketpair()
@@ -294,7 +294,7 @@ async def test_closing_the_socket_under_an_operation(loop):
         assert await task == b"x"
 
 
-@pytest.mark.unfit(
+@pytest.mark.skip_on(
     uvloop="libuv aborts the process when a descriptor is reused",
     asyncio="its selector takes the number for registered, and the wait never ends",
 )
@@ -364,7 +364,7 @@ async def test_a_duplicate_of_a_closed_socket_does_not_speak_for_the_next_owner(
             task = await waiting(loop, loop.sock_recv(fresh, 10))
             for _ in range(5):
                 theirs.send(b"to the duplicate")
-                await turns(3)
+                await iterations(3)
                 assert not task.done()
             other.send(b"y")
             assert await task == b"y"
@@ -389,7 +389,7 @@ async def test_a_duplicate_of_a_closed_socket_does_not_call_the_reader_of_the_ne
             seen = []
             loop.add_reader(number, lambda: seen.append(os.read(number, 10)))
             theirs.send(b"to the duplicate")
-            await turns(5)
+            await iterations(5)
             assert seen == []
             os.write(writing, b"y")
             await until(lambda: seen == [b"y"])
@@ -431,7 +431,7 @@ async def test_data_that_nobody_waits_for_does_not_keep_the_loop_busy(loop, pair
     assert await task == b"d"
 
 
-@pytest.mark.unfit(uvloop="its callbacks of one poll are lost with the exception")
+@pytest.mark.skip_on(uvloop="its callbacks of one poll are lost with the exception")
 def test_an_interrupt_in_another_callback_loses_no_event(loop):
     """KeyboardInterrupt leaves run_forever in the midst of the events of one poll; each is reported only once."""
     pairs = [socket.socketpair() for _ in range(30)]
@@ -449,7 +449,7 @@ def test_an_interrupt_in_another_callback_loses_no_event(loop):
         for ours, _ in pairs:
             ours.setblocking(False)
             loop.create_task(receive(ours))
-        await turns(3)
+        await iterations(3)
         return transport, peer
 
     transport, peer = loop.run_until_complete(begin())
@@ -464,7 +464,7 @@ def test_an_interrupt_in_another_callback_loses_no_event(loop):
     async def finish():
         await until(lambda: len(received) == 30, "all of them to be received")
         transport.abort()
-        await turns(3)
+        await iterations(3)
 
     loop.run_until_complete(finish())
     peer.close()

@@ -10,10 +10,10 @@ import socket
 import sys
 
 import pytest
-from support import Peer, Recorder, connected, raw_pair, turns, until
+from support import Peer, Recorder, connected, iterations, raw_pair, until
 from tls.endpoints import connected as tls_connected
 
-pytestmark = pytest.mark.unfit(uvloop="#228: it has neither")
+pytestmark = pytest.mark.skip_on(uvloop="#228: it has neither")
 
 CONTENT = random.Random(5).randbytes(3_000_000)
 
@@ -32,7 +32,7 @@ class Unmappable(io.BytesIO):
 
 # Its transports keep views of what they have to send later (since 3.12), and its fallback reads the next block into
 # the same buffer.
-is_torn = pytest.mark.unfit(when=sys.version_info >= (3, 12), asyncio="its fallback overwrites what waits to be sent")
+is_torn = pytest.mark.skip_on(when=sys.version_info >= (3, 12), asyncio="its fallback overwrites what waits to be sent")
 WAYS = [True, pytest.param(False, marks=is_torn)]
 
 
@@ -80,7 +80,7 @@ async def test_windows_of_a_file(loop, file, args, start, end, is_native):
         assert data == CONTENT[start:end]
         assert not count or opened.tell() == end
         transport.abort()
-        await turns(3)
+        await iterations(3)
 
 
 @pytest.mark.parametrize(("args", "start", "end"), WINDOWS)
@@ -99,7 +99,7 @@ async def test_windows_of_a_file_on_a_socket(loop, file, args, start, end, is_na
         assert not count or opened.tell() == end
 
 
-@pytest.mark.unfit(when=sys.version_info < (3, 14, 7), asyncio="earlier ones leave the file where it was")
+@pytest.mark.skip_on(when=sys.version_info < (3, 14, 7), asyncio="earlier ones leave the file where it was")
 async def test_the_position_when_nothing_is_sent(loop, file):
     ours, theirs = raw_pair()
     with ours, theirs:
@@ -148,17 +148,17 @@ async def test_nothing_is_read_meanwhile(loop, file, is_native):
     transport, protocol, peer = await connected(loop, small=True)
     with peer:
         task = loop.create_task(loop.sendfile(transport, opened))
-        await turns(5)
+        await iterations(5)
         assert not transport.is_reading()
         await peer.send(b"hello")
-        await turns(5)
+        await iterations(5)
         assert protocol.data == b""
         await read_for(task, peer)
         assert transport.is_reading()
         assert transport.get_protocol() is protocol
         await until(lambda: protocol.data == b"hello")
         transport.abort()
-        await turns(3)
+        await iterations(3)
 
 
 @pytest.mark.parametrize("is_native", WAYS, ids=["native", "fallback"])
@@ -170,14 +170,14 @@ async def test_a_paused_transport_stays_paused(loop, file, is_native):
         await sent_through(loop, transport, peer, opened)
         assert not transport.is_reading()
         transport.abort()
-        await turns(3)
+        await iterations(3)
 
 
 async def test_writes_are_refused_meanwhile(loop, file):
     transport, _, peer = await connected(loop, small=True)
     with peer:
         task = loop.create_task(loop.sendfile(transport, file))
-        await turns(5)
+        await iterations(5)
         with pytest.raises(RuntimeError, match="unable to write; sendfile is in progress"):
             transport.write(b"x")
         with pytest.raises(RuntimeError, match="sendfile is in progress"):
@@ -189,15 +189,15 @@ async def test_writes_are_refused_meanwhile(loop, file):
         transport.write(b"x")
         assert await peer.read_exactly(1) == b"x"
         transport.abort()
-        await turns(3)
+        await iterations(3)
 
 
-@pytest.mark.deviates(asyncio="KeyError, and the first one is left without its transport")
+@pytest.mark.xfail_on(asyncio="KeyError, and the first one is left without its transport")
 async def test_one_transfer_at_a_time(loop, file):
     transport, _, peer = await connected(loop, small=True)
     with peer:
         task = loop.create_task(loop.sendfile(transport, file))
-        await turns(5)
+        await iterations(5)
         try:
             with pytest.raises(RuntimeError):
                 await loop.sendfile(transport, file)
@@ -207,7 +207,7 @@ async def test_one_transfer_at_a_time(loop, file):
         assert data == CONTENT
         assert transport.is_reading()
         transport.abort()
-        await turns(3)
+        await iterations(3)
 
 
 @pytest.mark.parametrize("is_native", WAYS, ids=["native", "fallback"])
@@ -232,7 +232,7 @@ async def test_a_cancelled_transfer_leaves_the_transport_usable(loop, file, is_n
         await until(lambda: protocol.is_lost)
 
 
-@pytest.mark.unfit(asyncio="it leaves the file where it was before")
+@pytest.mark.skip_on(asyncio="it leaves the file where it was before")
 async def test_the_position_after_a_cancellation(loop, file):
     ours, theirs = raw_pair(small=True)
     with ours, Peer(theirs) as peer:
@@ -264,7 +264,7 @@ async def test_the_peer_goes_away(loop, file, is_native):
     assert protocol.events.count("lost") == 1
 
 
-@pytest.mark.unfit(asyncio="its transfer never ends")
+@pytest.mark.skip_on(asyncio="its transfer never ends")
 async def test_aborting_the_transport_ends_the_transfer(loop, file):
     transport, protocol, peer = await connected(loop, small=True)
     with peer:
@@ -277,13 +277,13 @@ async def test_aborting_the_transport_ends_the_transfer(loop, file):
         assert file.tell() >= 10_000
 
 
-@pytest.mark.unfit(asyncio="its transfer never ends")
+@pytest.mark.skip_on(asyncio="its transfer never ends")
 async def test_aborting_the_transport_while_it_waits_for_earlier_writes(loop, file):
     transport, protocol, peer = await connected(loop, small=True)
     with peer:
         transport.write(bytes(2_000_000))
         task = loop.create_task(loop.sendfile(transport, file))
-        await turns(3)
+        await iterations(3)
         transport.abort()
         with pytest.raises(ConnectionError):
             await task
@@ -309,7 +309,7 @@ async def test_a_closing_transport(loop, file):
         transport.close()
         with pytest.raises(RuntimeError, match="closing"):
             await loop.sendfile(transport, file)
-        await turns(3)
+        await iterations(3)
 
 
 async def test_without_the_fallback(loop):
@@ -324,10 +324,10 @@ async def test_without_the_fallback(loop):
         transport.write(b"usable")
         assert await peer.read_exactly(6) == b"usable"
         transport.abort()
-        await turns(3)
+        await iterations(3)
 
 
-@pytest.mark.unfit(when=sys.version_info >= (3, 12), asyncio="its fallback overwrites what waits to be sent")
+@pytest.mark.skip_on(when=sys.version_info >= (3, 12), asyncio="its fallback overwrites what waits to be sent")
 async def test_over_tls(loop, file):
     transport, protocol, peer = await tls_connected(loop, small=True)
     with peer:
@@ -352,7 +352,7 @@ async def test_a_transport_that_cannot(loop, file):
         with pytest.raises(RuntimeError, match="not supported"):
             await loop.sendfile(transport, file)
         transport.close()
-        await turns(3)
+        await iterations(3)
         assert received.read() == b""
 
 
@@ -409,7 +409,7 @@ async def test_arguments(loop, file, name):
                 assert outcome(caught.value) == MESSAGES[name]
                 assert transport.is_reading()
                 transport.abort()
-                await turns(3)
+                await iterations(3)
 
 
 async def test_a_socket_that_is_not_connected(loop, file):
@@ -428,7 +428,7 @@ async def test_the_descriptor_of_a_transport_is_refused(loop, file):
         with pytest.raises(RuntimeError, match="is used by transport"):
             await loop.sock_sendfile(ours, file)
         transport.abort()
-        await turns(3)
+        await iterations(3)
 
 
 async def test_a_file_that_grows_and_shrinks(loop, tmp_path):
@@ -443,4 +443,4 @@ async def test_a_file_that_grows_and_shrinks(loop, tmp_path):
         assert 100_000 < await task <= 1_000_000 or await task < 2_000_000
         assert opened.tell() == await task
         transport.abort()
-        await turns(3)
+        await iterations(3)

@@ -14,7 +14,7 @@ from unittest import mock
 
 import pytest
 
-pytestmark = pytest.mark.unfit(uvloop="its methods are Cython functions, of which some say so")
+pytestmark = pytest.mark.skip_on(uvloop="its methods are Cython functions, of which some say so")
 
 NATIVE = (
     "sock_recv",

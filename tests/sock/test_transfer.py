@@ -11,7 +11,7 @@ import socket
 import struct
 
 import pytest
-from support import HOST, has_ipv6, listening, raw_pair, turns, until
+from support import HOST, has_ipv6, iterations, listening, raw_pair, until
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def datagrams():
 async def waiting(loop, coroutine, count=3):
     """A task that has found nothing to do yet."""
     task = loop.create_task(coroutine)
-    await turns(count)
+    await iterations(count)
     assert not task.done()
     return task
 
@@ -60,7 +60,7 @@ async def test_recv_takes_no_more_than_asked_for(loop, pair):
     assert await loop.sock_recv(ours, 100) == b"def"
 
 
-@pytest.mark.unfit(uvloop="it waits for data to answer 0 bytes with")
+@pytest.mark.skip_on(uvloop="it waits for data to answer 0 bytes with")
 async def test_recv_of_nothing(loop, pair):
     ours, theirs = pair
     assert await loop.sock_recv(ours, 0) == b""
@@ -92,7 +92,7 @@ async def test_sizes_of_recv(loop, pair, size):
     assert received == content
 
 
-@pytest.mark.deviates(uvloop="#561: not implemented")
+@pytest.mark.xfail_on(uvloop="#561: not implemented")
 async def test_a_datagram_longer_than_any_buffer_of_the_loop_comes_whole(loop):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with ours, theirs:
@@ -247,7 +247,7 @@ async def test_a_reset_ends_a_waiting_recv(loop):
 # ---------------------------------------------------------------- datagrams
 
 
-@pytest.mark.deviates(uvloop="#561: not implemented")
+@pytest.mark.xfail_on(uvloop="#561: not implemented")
 async def test_datagrams_and_their_senders(loop, datagrams):
     ours, theirs = datagrams
     assert await loop.sock_sendto(theirs, b"now", ours.getsockname()) == 3
@@ -261,7 +261,7 @@ async def test_datagrams_and_their_senders(loop, datagrams):
     assert await loop.sock_recvfrom(ours, 0) == (b"", theirs.getsockname())
 
 
-@pytest.mark.deviates(uvloop="#561: not implemented")
+@pytest.mark.xfail_on(uvloop="#561: not implemented")
 async def test_datagrams_into_a_buffer(loop, datagrams):
     ours, theirs = datagrams
     buffer = bytearray(10)
@@ -275,7 +275,7 @@ async def test_datagrams_into_a_buffer(loop, datagrams):
     assert await loop.sock_recvfrom_into(ours, buffer, nbytes=0) == (6, theirs.getsockname())
 
 
-@pytest.mark.deviates(uvloop="#561: not implemented")
+@pytest.mark.xfail_on(uvloop="#561: not implemented")
 @pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
 async def test_senders_over_ipv6(loop):
     with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as ours, socket.socket(ours.family, ours.type) as theirs:
@@ -286,7 +286,7 @@ async def test_senders_over_ipv6(loop):
         assert await loop.sock_recvfrom(ours, 5) == (b"x", theirs.getsockname())
 
 
-@pytest.mark.deviates(uvloop="#561: not implemented")
+@pytest.mark.xfail_on(uvloop="#561: not implemented")
 async def test_senders_over_unix_sockets(loop, tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours, socket.socket(ours.family, ours.type) as theirs:
         ours.bind(str(tmp_path / "ours"))
@@ -300,7 +300,7 @@ async def test_senders_over_unix_sockets(loop, tmp_path):
         assert await loop.sock_recvfrom(ours, 100) == (b"named", str(tmp_path / "theirs"))
 
 
-@pytest.mark.deviates(uvloop="#561: not implemented")
+@pytest.mark.xfail_on(uvloop="#561: not implemented")
 async def test_sendto_waits_for_room(loop, tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours, socket.socket(ours.family, ours.type) as theirs:
         theirs.bind(str(tmp_path / "theirs"))
@@ -309,13 +309,13 @@ async def test_sendto_waits_for_room(loop, tmp_path):
         count = 0
         while True:
             task = loop.create_task(loop.sock_sendto(ours, b"x" * 100, str(tmp_path / "theirs")))
-            await turns(2)
+            await iterations(2)
             if not task.done():
                 break
             count += await task
         while not task.done():
             assert len(theirs.recv(200)) == 100
-            await turns(2)
+            await iterations(2)
         assert await task == 100
         assert count > 0
 
@@ -399,11 +399,11 @@ async def test_many_at_once(loop):
                 await loop.sock_sendall(connection, data)
 
     async def visit(address, number):
-        for turn in range(8):
+        for step in range(8):
             with socket.socket() as sock:
                 sock.setblocking(False)
                 await loop.sock_connect(sock, address)
-                content = f"{number} {turn} ".encode() * pattern.choice((1, 10, 40_000))
+                content = f"{number} {step} ".encode() * pattern.choice((1, 10, 40_000))
                 sending = loop.create_task(loop.sock_sendall(sock, content))
                 received = bytearray()
                 while len(received) < len(content):

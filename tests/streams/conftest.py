@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from streams import readers
-from support import turns
+from support import iterations
 
 
 @pytest.fixture(autouse=True)
@@ -20,5 +20,5 @@ def _close_what_is_open(request: pytest.FixtureRequest) -> Iterator[None]:
     for stream in readers.opened:
         stream.close()
     if readers.opened and not loop.is_closed():
-        loop.run_until_complete(turns(5))
+        loop.run_until_complete(iterations(5))
     readers.opened.clear()

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from support import Peer, turns
+from support import Peer, iterations
 
 
 class PlainReader(asyncio.StreamReader):
@@ -25,9 +25,9 @@ class Stream:
         self.peer = peer
 
     async def send(self, data: bytes) -> None:
-        """Sends and lets the loop turn until what comes of it has come."""
+        """Sends, then runs the loop until the reader has seen all of it."""
         await self.peer.send(data)
-        await turns(3)
+        await iterations(3)
 
     def close(self) -> None:
         self.transport.abort()

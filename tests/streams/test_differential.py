@@ -8,7 +8,7 @@ import random
 import pytest
 from streams import readers
 from streams.readers import PlainReader, open_stream
-from support import loop_factory, turns
+from support import iterations, loop_factory
 
 SEPARATORS = (b"\n", b"ab", b"\r\n", b"x")
 
@@ -44,7 +44,7 @@ class Traffic:
             step = self.rng.choices(*zip(*self.steps(), strict=True))[0]
             self.log.append(step.__name__)
             await step()
-            await turns(4)
+            await iterations(4)
             self.note_state()
             if self.is_over:
                 break
@@ -171,7 +171,7 @@ class Traffic:
             self.note_state()
         self.stream.close()
         readers.opened.remove(self.stream)
-        await turns(4)
+        await iterations(4)
         self.note_state()
 
 

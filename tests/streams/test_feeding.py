@@ -11,7 +11,7 @@ import weakref
 
 import pytest
 from streams.readers import PlainReader, PythonCalls, open_stream
-from support import HOST, turns, until
+from support import HOST, iterations, until
 from tls.contexts import client_context, server_context
 
 FRAMES = ["data_received", "feed_data", "_wakeup_waiter"]
@@ -37,7 +37,7 @@ async def test_no_python_between(loop, loop_kind):
 async def test_a_waiting_reader_is_woken(loop, loop_kind):
     stream = await open_stream(loop)
     task = loop.create_task(stream.reader.readline())
-    await turns(1)
+    await iterations(1)
     with PythonCalls() as calls:
         await stream.send(b"a li")
         assert stream.reader._buffer == b"a li"
@@ -67,12 +67,12 @@ async def test_woken_in_order_with_other_callbacks(loop):
         log.append(await stream.reader.read(10))
 
     task = loop.create_task(read())
-    await turns(1)
+    await iterations(1)
     waiter = stream.reader._waiter
     waiter.add_done_callback(lambda _: log.append("second callback"))
     await stream.peer.send(b"x")
     await task
-    await turns(1)
+    await iterations(1)
     assert log == [b"x", "second callback"]
 
 
@@ -102,7 +102,7 @@ async def test_paused_by_the_user_meanwhile(loop):
     await stream.send(b"x" * 50)
     assert stream.reader._buffer == b""
     stream.transport.resume_reading()
-    await turns(3)
+    await iterations(3)
     assert len(stream.reader._buffer) == 50
     assert stream.reader._paused
 
@@ -209,7 +209,7 @@ async def test_from_a_pipe(loop, loop_kind):
     os.close(sink)
     assert await reader.read() == b""
     transport.close()
-    await turns(3)
+    await iterations(3)
 
 
 async def test_another_protocol_and_back(loop, loop_kind):
@@ -318,7 +318,7 @@ async def test_attribute_hooks_of_the_class(loop, monkeypatch, hook):
         object.__setattr__(reader, name, value)
 
     task = loop.create_task(stream.reader.readexactly(2))
-    await turns(1)
+    await iterations(1)
     with monkeypatch.context() as patch:
         patch.setattr(asyncio.StreamReader, hook, get if hook == "__getattribute__" else put)
         await stream.send(b"x")
@@ -466,10 +466,10 @@ async def test_a_cancelled_waiter(loop):
     assert stream.reader._buffer == b"x"
 
 
-async def test_cancelled_in_the_same_turn(loop):
+async def test_cancelled_in_the_same_iteration(loop):
     stream = await open_stream(loop)
     task = loop.create_task(stream.reader.readexactly(2))
-    await turns(1)
+    await iterations(1)
     await stream.peer.send(b"x")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -510,7 +510,7 @@ async def failed(stream, reported, kind):
     assert stream.protocol._closed.exception() is context["exception"]
 
 
-@pytest.mark.unfit(uvloop=IS_NOT_FATAL)
+@pytest.mark.skip_on(uvloop=IS_NOT_FATAL)
 async def test_data_after_feed_eof(loop, reported):
     stream = await open_stream(loop)
     stream.reader.feed_eof()
@@ -519,7 +519,7 @@ async def test_data_after_feed_eof(loop, reported):
     assert stream.reader._buffer == b""
 
 
-@pytest.mark.unfit(uvloop=IS_NOT_FATAL)
+@pytest.mark.skip_on(uvloop=IS_NOT_FATAL)
 async def test_a_view_of_the_buffer(loop, reported):
     stream = await open_stream(loop)
     await stream.send(b"x")
@@ -530,7 +530,7 @@ async def test_a_view_of_the_buffer(loop, reported):
     view.release()
 
 
-@pytest.mark.unfit(uvloop=IS_NOT_FATAL)
+@pytest.mark.skip_on(uvloop=IS_NOT_FATAL)
 async def test_a_view_of_the_buffer_when_a_large_read_is_due(loop, reported):
     stream = await open_stream(loop, 2**20)
     for _ in range(8):
@@ -542,7 +542,7 @@ async def test_a_view_of_the_buffer_when_a_large_read_is_due(loop, reported):
     assert stream.reader._buffer == b""
 
 
-@pytest.mark.unfit(uvloop=IS_NOT_FATAL)
+@pytest.mark.skip_on(uvloop=IS_NOT_FATAL)
 async def test_a_waiter_that_is_done(loop, reported):
     stream = await open_stream(loop)
     stream.reader._waiter = waiter = loop.create_future()
@@ -553,7 +553,7 @@ async def test_a_waiter_that_is_done(loop, reported):
     assert stream.reader._buffer == b"x"
 
 
-@pytest.mark.unfit(uvloop=IS_NOT_FATAL)
+@pytest.mark.skip_on(uvloop=IS_NOT_FATAL)
 @pytest.mark.parametrize("name", ["_buffer", "_limit"])
 async def test_a_reader_without_an_attribute(loop, reported, name):
     stream = await open_stream(loop)
@@ -562,7 +562,7 @@ async def test_a_reader_without_an_attribute(loop, reported, name):
     await failed(stream, reported, AttributeError)
 
 
-@pytest.mark.unfit(uvloop=IS_NOT_FATAL)
+@pytest.mark.skip_on(uvloop=IS_NOT_FATAL)
 async def test_a_transport_that_fails_to_pause(loop, reported):
     class Broken:
         def pause_reading(self):
@@ -576,7 +576,7 @@ async def test_a_transport_that_fails_to_pause(loop, reported):
     assert stream.reader._paused is False
 
 
-@pytest.mark.unfit(uvloop=IS_NOT_FATAL)
+@pytest.mark.skip_on(uvloop=IS_NOT_FATAL)
 async def test_a_limit_that_is_none(loop, reported):
     stream = await open_stream(loop)
     stream.reader._limit = None
@@ -603,6 +603,6 @@ async def test_a_buffer_of_another_type(loop, kind):
 async def test_a_reset_connection(loop):
     stream = await open_stream(loop, reader_type=PlainReader)
     task = loop.create_task(stream.reader.read(1))
-    await turns(1)
+    await iterations(1)
     stream.transport.abort()
     assert await task == b""

@@ -7,10 +7,10 @@ import socket
 import threading
 
 import pytest
-from support import HOST, Peer, Recorder, turns, until
+from support import HOST, Peer, Recorder, iterations, until
 from tls.contexts import server_context
 
-UVLOOP = pytest.mark.unfit(uvloop="accepting is no task")
+UVLOOP = pytest.mark.skip_on(uvloop="accepting is no task")
 
 
 class Served(asyncio.StreamReaderProtocol):
@@ -55,7 +55,7 @@ def shut_down(loop, server):
     """What aiosmtpd's controller does when its loop was stopped."""
     server.close()
     loop.run_until_complete(asyncio.wait_for(server.wait_closed(), 10))
-    loop.run_until_complete(turns(3))
+    loop.run_until_complete(iterations(3))
 
 
 def listen(loop, factory, **options):
@@ -124,11 +124,11 @@ async def test_what_the_factory_schedules_sees_the_task(loop, serve):
 
 
 @UVLOOP
-@pytest.mark.leaves(asyncio="a connection whose task never began is left to the collector")
+@pytest.mark.leaks_on(asyncio="a connection whose task never began is left to the collector")
 @pytest.mark.parametrize("is_gone", [True, False])
 @pytest.mark.parametrize("count", range(10))
 def test_everything_is_cancelled_while_a_connection_is_accepted(new_loop, count, is_gone):
-    """After each number of turns: either the connection was not accepted yet, or somebody closes it."""
+    """After any number of iterations the connection is either not accepted yet, or closed."""
     loop = new_loop()
     Served.made = []
     server = listen(loop, lambda: Served(loop))
@@ -223,7 +223,7 @@ def test_connections_that_nobody_cancels_live_on(new_loop):
         while not Served.made:
             loop.call_soon(loop.stop)
             loop.run_forever()
-        loop.run_until_complete(turns(5))
+        loop.run_until_complete(iterations(5))
         protocol = Served.made[0]
         assert protocol.has_served
         assert asyncio.all_tasks(loop) == {protocol.task}
@@ -246,7 +246,7 @@ def test_a_handshake_is_cancelled(new_loop):
     server = listen(loop, factory, ssl=server_context())
     with Peer(socket.create_connection(server.sockets[0].getsockname())) as peer:
         loop.run_until_complete(until(lambda: made and asyncio.all_tasks(loop)))
-        loop.run_until_complete(turns(5))
+        loop.run_until_complete(iterations(5))
         assert len(asyncio.all_tasks(loop)) == 1
         loop.call_soon(cancel_all, loop)
         loop.run_forever()

@@ -18,13 +18,15 @@ from support import (
     Stranger,
     connected,
     is_closed_error,
+    iterations,
     listening,
     raw_pair,
-    turns,
     until,
 )
 
-pytestmark = pytest.mark.unfit(uvloop="it keeps the socket open until its own transport is closed, or uses the number")
+pytestmark = pytest.mark.skip_on(
+    uvloop="it keeps the socket open until its own transport is closed, or uses the number"
+)
 
 ENDS = {
     "close": lambda sock: sock.close(),
@@ -51,7 +53,7 @@ async def test_writing_after_the_socket_was_closed(loop, how, end):
         assert await peer.read_to_end() == b""
         with Stranger(fd) as stranger:
             stranger.theirs.send(b"for the stranger")
-            await turns(3)
+            await iterations(3)
             assert stranger.ours.recv(100) == b"for the stranger"
             transport.write(b"lost")
             assert transport.is_closing()
@@ -89,7 +91,7 @@ async def test_other_ways_of_writing(loop, write):
             pass
 
 
-@pytest.mark.unfit(asyncio="its selector raises, and the transport is left in the middle")
+@pytest.mark.skip_on(asyncio="its selector raises, and the transport is left in the middle")
 @pytest.mark.parametrize("end", ["close", "abort"])
 async def test_ending_with_a_buffer(loop, end):
     transport, protocol, peer = await connected(loop, small=True)
@@ -180,7 +182,7 @@ async def test_a_buffer_closes_the_socket(loop):
             assert stranger.ours.recv(100) == b"not for the protocol"
 
 
-@pytest.mark.unfit(asyncio="the transport is never told, and the handle that fails to register is reported")
+@pytest.mark.skip_on(asyncio="the transport is never told, and the handle that fails to register is reported")
 async def test_connection_made_closes_the_socket(loop):
     class Closing(Recorder):
         def connection_made(self, transport):
@@ -193,7 +195,7 @@ async def test_connection_made_closes_the_socket(loop):
         assert is_closed_error(protocol.lost_with[0])
 
 
-@pytest.mark.unfit(asyncio="RuntimeError: the number is used by the old transport")
+@pytest.mark.skip_on(asyncio="RuntimeError: the number is used by the old transport")
 @pytest.mark.parametrize("is_duplicated", [False, True])
 async def test_a_new_transport_with_the_same_number(loop, is_duplicated):
     """Both live in one loop: each event reaches its own."""
@@ -225,7 +227,7 @@ async def test_a_new_transport_with_the_same_number(loop, is_duplicated):
         old.pause_reading()
         old.resume_reading()
         await new_peer.send(b"3")
-        await turns(5)
+        await iterations(5)
         assert new_protocol.data == b"012"
         new.resume_reading()
         await until(lambda: new_protocol.data == b"0123")
@@ -237,7 +239,7 @@ async def test_a_new_transport_with_the_same_number(loop, is_duplicated):
             duplicate.close()
 
 
-@pytest.mark.unfit(asyncio="RuntimeError: the number is used by the old transport")
+@pytest.mark.skip_on(asyncio="RuntimeError: the number is used by the old transport")
 async def test_a_callback_with_the_same_number(loop):
     transport, protocol, peer = await connected(loop)
     with peer:
@@ -256,7 +258,7 @@ async def test_a_callback_with_the_same_number(loop):
             loop.remove_reader(fd)
 
 
-@pytest.mark.unfit(when=sys.version_info < (3, 12), asyncio="it takes the socket, since 3.12 it refuses")
+@pytest.mark.skip_on(when=sys.version_info < (3, 12), asyncio="it takes the socket, since 3.12 it refuses")
 async def test_a_transport_is_not_displaced_by_another_one_of_its_socket(loop):
     transport, protocol, peer = await connected(loop)
     with peer:
@@ -274,7 +276,7 @@ async def test_a_transport_is_not_displaced_by_another_one_of_its_socket(loop):
 # ---------------------------------------------------------------- servers
 
 
-@pytest.mark.unfit(asyncio="Server.close() raises ValueError: the selector does not find the socket")
+@pytest.mark.skip_on(asyncio="Server.close() raises ValueError: the selector does not find the socket")
 async def test_a_server_whose_socket_was_closed(loop, serve, reported):
     """With a duplicate, as a forked worker has it, its events go on: nothing is accepted from the new owner."""
     made = []
@@ -307,7 +309,7 @@ async def test_a_server_whose_socket_was_closed(loop, serve, reported):
                 accepted.close()
 
 
-@pytest.mark.unfit(asyncio="FileNotFoundError: the selector knows the number already")
+@pytest.mark.skip_on(asyncio="FileNotFoundError: the selector knows the number already")
 async def test_a_new_server_with_the_same_number(loop, serve):
     made = {"old": [], "new": []}
 
@@ -341,7 +343,7 @@ async def test_a_new_server_with_the_same_number(loop, serve):
     new.close()
 
 
-@pytest.mark.unfit(asyncio="Server.close() raises ValueError: the selector does not find the socket")
+@pytest.mark.skip_on(asyncio="Server.close() raises ValueError: the selector does not find the socket")
 async def test_a_factory_closes_the_listening_socket(loop, serve, reported):
     made = []
     sock = socket.socket()
@@ -357,7 +359,7 @@ async def test_a_factory_closes_the_listening_socket(loop, serve, reported):
     with socket.create_connection(address), listening() as other:
         await until(lambda: made and made[0].transport is not None)
         with socket.create_connection(other.getsockname()):
-            await turns(5)
+            await iterations(5)
             accepted, _ = other.accept()
             accepted.close()
         made[0].transport.close()
@@ -373,7 +375,7 @@ needs_epoll = pytest.mark.skipif(not os.path.isdir("/proc/self/fdinfo"), reason=
 
 
 @needs_epoll
-@pytest.mark.unfit(asyncio="the loop spins")
+@pytest.mark.skip_on(asyncio="the loop spins")
 async def test_events_of_closed_sockets_do_not_keep_the_loop_busy(loop):
     """What nobody can take out of an epoll any more is left behind with the epoll."""
 

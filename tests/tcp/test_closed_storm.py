@@ -131,7 +131,7 @@ async def main():
 """
 
 
-@pytest.mark.unfit(
+@pytest.mark.skip_on(
     asyncio="a number that was closed behind its back is lost to it: RuntimeError, FileNotFoundError",
     uvloop="it keeps sockets open until its transports are closed",
 )

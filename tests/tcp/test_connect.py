@@ -92,7 +92,7 @@ async def test_local_addr(loop):
         await until(lambda: protocol.is_lost)
 
 
-@pytest.mark.deviates(uvloop="its message is that of the errno alone")
+@pytest.mark.xfail_on(uvloop="its message is that of the errno alone")
 async def test_local_addr_in_use(loop):
     with listening() as listener, listening() as other:
         with pytest.raises(OSError, match="error while attempting to bind on address"):
@@ -112,7 +112,7 @@ async def test_sock(loop):
         assert sock.fileno() == -1
 
 
-@pytest.mark.deviates(uvloop="it makes the socket nonblocking", when=False)
+@pytest.mark.xfail_on(uvloop="it makes the socket nonblocking", when=False)
 async def test_a_blocking_sock_in_debug_mode(loop):
     """asyncio checks it for sock_* only; a transport works with either."""
     client, other = raw_pair()
@@ -153,7 +153,7 @@ async def test_refused(loop):
     assert caught.value.errno is not None
 
 
-@pytest.mark.deviates(uvloop="its message is that of the errno alone")
+@pytest.mark.xfail_on(uvloop="its message is that of the errno alone")
 async def test_the_message_of_a_refusal(loop):
     port = free_port()
     with pytest.raises(ConnectionRefusedError, match=r"Connect call failed \('127.0.0.1', %d\)" % port):
@@ -161,7 +161,7 @@ async def test_the_message_of_a_refusal(loop):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="all_errors is new in 3.12")
-@pytest.mark.deviates(uvloop="#406: no such argument")
+@pytest.mark.xfail_on(uvloop="#406: no such argument")
 async def test_all_errors(loop):
     with pytest.raises(ExceptionGroup, match="create_connection failed") as caught:
         await loop.create_connection(Recorder, HOST, free_port(), all_errors=True)
@@ -305,8 +305,8 @@ def test_no_addresses(loop, loop_kind):
     run_on(other, main)
 
 
-@pytest.mark.unfit(uvloop="it calls the factory before it connects")
-@pytest.mark.leaves(asyncio="the socket is left to the collector")
+@pytest.mark.skip_on(uvloop="it calls the factory before it connects")
+@pytest.mark.leaks_on(asyncio="the socket is left to the collector")
 async def test_a_failing_factory(loop):
     def factory():
         raise LookupError("no protocol")

@@ -17,7 +17,7 @@ from support import HOST, Echo, Recorder, connected, gil_is_enabled, until
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel what only Linux tells")
 
 
-@pytest.mark.deviates(asyncio="a bytes of 256 KiB per read, cut off afterwards")
+@pytest.mark.xfail_on(asyncio="a bytes of 256 KiB per read, cut off afterwards")
 async def test_a_small_read_allocates_little(loop):
     """1 KiB arrives without a moment at which Python's allocator has handed out much more than that."""
     _, protocol, peer = await connected(loop)
@@ -65,7 +65,7 @@ def data_segments_sent(sock: socket.socket) -> int:
 
 
 @linux_only
-@pytest.mark.deviates(asyncio="a system call per write", uvloop="a system call per write")
+@pytest.mark.xfail_on(asyncio="a system call per write", uvloop="a system call per write")
 async def test_writes_of_one_callback_leave_together(loop):
     """Four writes in data_received are one system call: with Nagle's algorithm off each would be a segment."""
 
@@ -91,7 +91,7 @@ async def test_the_first_write_outside_of_a_callback_leaves_at_once(loop):
 
 
 @linux_only
-@pytest.mark.unfit(
+@pytest.mark.skip_on(
     uvloop="resolves an address literal in libuv's pool of threads, which a test before may have started"
 )
 async def test_no_thread_is_started(loop, serve):
@@ -115,13 +115,13 @@ async def test_no_thread_is_started(loop, serve):
 
 
 @pytest.mark.skipif(not gil_is_enabled(), reason="there is no GIL to give up")
-@pytest.mark.unfit(
+@pytest.mark.skip_on(
     asyncio="gives up the GIL whenever it looks at its sockets; who gets it is up to the system",
     uvloop="the same",
 )
 async def test_the_gil_is_kept_while_work_is_ready(loop):
     """Another thread that wants to run gets to after the switch interval, not between any two callbacks."""
-    rounds, seen, turns_made = 2000, [], asyncio.Event()
+    rounds, seen, rounds_done = 2000, [], asyncio.Event()
     counter, stopped = [0], threading.Event()
 
     def count() -> None:
@@ -133,7 +133,7 @@ async def test_the_gil_is_kept_while_work_is_ready(loop):
         if number:
             loop.call_soon(step, number - 1)
         else:
-            turns_made.set()
+            rounds_done.set()
 
     interval_s = sys.getswitchinterval()
     thread = threading.Thread(target=count)
@@ -143,7 +143,7 @@ async def test_the_gil_is_kept_while_work_is_ready(loop):
             await asyncio.sleep(0)
         sys.setswitchinterval(1.0)
         loop.call_soon(step, rounds)
-        await turns_made.wait()
+        await rounds_done.wait()
     finally:
         sys.setswitchinterval(interval_s)
         stopped.set()

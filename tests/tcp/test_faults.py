@@ -6,7 +6,7 @@ import asyncio
 import socket
 
 import pytest
-from support import HOST, BufferedRecorder, Echo, Peer, Recorder, connected, run_script, turns, until
+from support import HOST, BufferedRecorder, Echo, Peer, Recorder, connected, iterations, run_script, until
 
 
 class Broken(LookupError):
@@ -32,11 +32,11 @@ async def works(loop, serve):
         await peer.send(b"works")
         assert await peer.read_exactly(5) == b"works"
     server.close()
-    await turns(3)
+    await iterations(3)
 
 
 @pytest.mark.parametrize("how", ["accepted", "client"])
-@pytest.mark.deviates(uvloop="the message differs")
+@pytest.mark.xfail_on(uvloop="the message differs")
 async def test_data_received(loop, reported, serve, how):
     transport, protocol, peer = await connected(loop, failing(Recorder, "data_received"), how)
     with peer:
@@ -55,7 +55,7 @@ async def test_data_received(loop, reported, serve, how):
     await works(loop, serve)
 
 
-@pytest.mark.deviates(uvloop="the message differs")
+@pytest.mark.xfail_on(uvloop="the message differs")
 async def test_eof_received(loop, reported, serve):
     transport, protocol, peer = await connected(loop, failing(Recorder, "eof_received"))
     with peer:
@@ -78,7 +78,7 @@ async def test_eof_received(loop, reported, serve):
         ("buffer_updated", "Fatal error: protocol.buffer_updated() call failed."),
     ],
 )
-@pytest.mark.deviates(uvloop="the message differs")
+@pytest.mark.xfail_on(uvloop="the message differs")
 async def test_buffered(loop, reported, serve, name, message):
     transport, protocol, peer = await connected(loop, failing(BufferedRecorder, name))
     with peer:
@@ -96,8 +96,8 @@ async def test_buffered(loop, reported, serve, name, message):
 
 
 @pytest.mark.parametrize("how", ["accepted", "client", "server"])
-@pytest.mark.unfit(uvloop="the connection stays open and the transport leaks")
-@pytest.mark.deviates(asyncio="it reports the error and keeps the connection")
+@pytest.mark.skip_on(uvloop="the connection stays open and the transport leaks")
+@pytest.mark.xfail_on(asyncio="it reports the error and keeps the connection")
 async def test_connection_made(loop, reported, serve, how):
     """asyncio makes connection_made an ordinary callback; here its error costs the connection, as the others do."""
     made = []
@@ -136,7 +136,7 @@ async def test_connection_made(loop, reported, serve, how):
             for protocol in made:
                 if protocol.transport is not None:
                     protocol.transport.abort()
-            await turns(5)
+            await iterations(5)
     assert isinstance(reported.exceptions[0], Broken)
     reported.clear()
     task = None
@@ -175,8 +175,8 @@ async def test_data_written_before_the_error(loop, reported, name):
     assert protocol.events.count("lost") == 1
 
 
-@pytest.mark.deviates(asyncio="it reports them in debug mode only")
-@pytest.mark.unfit(uvloop="the accepted client is left hanging")
+@pytest.mark.xfail_on(asyncio="it reports them in debug mode only")
+@pytest.mark.skip_on(uvloop="the accepted client is left hanging")
 async def test_a_failing_factory_of_a_server(loop, reported, serve):
     calls = []
 
@@ -196,12 +196,12 @@ async def test_a_failing_factory_of_a_server(loop, reported, serve):
         await peer.send(b"works")
         assert await peer.read_exactly(5) == b"works"
     server.close()
-    await turns(3)
+    await iterations(3)
     assert [str(error) for error in reported.exceptions] == ["factory"] * 3
     reported.clear()
 
 
-@pytest.mark.unfit(uvloop="the connection stays open for ever", asyncio="the connection stays open for ever")
+@pytest.mark.skip_on(uvloop="the connection stays open for ever", asyncio="the connection stays open for ever")
 async def test_a_factory_that_gives_nonsense(loop, reported, serve):
     """It costs this connection; the next one is served."""
     calls = []
@@ -218,13 +218,13 @@ async def test_a_factory_that_gives_nonsense(loop, reported, serve):
         await peer.send(b"works")
         assert await peer.read_exactly(5) == b"works"
     server.close()
-    await turns(3)
+    await iterations(3)
     reported.clear()
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("name", ["data_received", "connection_made", "connection_lost", "eof_received"])
-@pytest.mark.unfit(uvloop="it reports them like any error, or loses the transport")
+@pytest.mark.skip_on(uvloop="it reports them like any error, or loses the transport")
 def test_interrupts_leave_the_loop(loop, reported, kind, name):
     """They come out of run_forever, the loop can be run again and closed, and no descriptor is left."""
     made = []
@@ -254,7 +254,7 @@ def test_interrupts_leave_the_loop(loop, reported, kind, name):
         async def after():
             if transport is not None:
                 transport.abort()
-            await turns(5)
+            await iterations(5)
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
                 task.cancel()
                 await asyncio.wait([task])
@@ -271,7 +271,7 @@ class LeavesWhenMade(Recorder):
 
 
 @pytest.mark.parametrize("side", ["accepted", "connected"])
-@pytest.mark.unfit(uvloop="it reports them like any error, or loses the transport")
+@pytest.mark.skip_on(uvloop="it reports them like any error, or loses the transport")
 def test_an_interrupt_in_connection_made_costs_no_connection(loop, side):
     """It goes on with the next run, and whoever waits for it, or for the server, waits no longer than without."""
     made = []
@@ -324,7 +324,7 @@ async def test_errors_on_many_connections(loop, reported, serve):
     for peer in peers:
         peer.close()
     server.close()
-    await turns(5)
+    await iterations(5)
     broken = [protocol for protocol in made if type(protocol) is not Recorder]
     assert len(reported) == len(broken)
     for protocol in made:
@@ -399,7 +399,7 @@ EMFILE = """
 """
 
 
-@pytest.mark.unfit(uvloop="it reports the error by another way and spins")
+@pytest.mark.skip_on(uvloop="it reports the error by another way and spins")
 def test_no_descriptors_left_at_accept(loop_kind):
     lines = run_script(loop_kind, EMFILE).strip().split("\n")
     assert lines == [

@@ -6,7 +6,7 @@ import asyncio
 import sys
 
 import pytest
-from support import Recorder, connected, turns, until
+from support import Recorder, connected, iterations, until
 
 
 async def drop(protocol):
@@ -48,7 +48,7 @@ async def test_wrong_limits(loop, arguments):
         await drop(protocol)
 
 
-@pytest.mark.deviates(uvloop="its low mark is 16 bytes")
+@pytest.mark.xfail_on(uvloop="its low mark is 16 bytes")
 async def test_default_limits(loop):
     transport, protocol, peer = await connected(loop)
     with peer:
@@ -67,7 +67,7 @@ async def fill(transport, peer):
     return size
 
 
-@pytest.mark.unfit(uvloop="what it wrote in one go counts as one until all of it is gone")
+@pytest.mark.skip_on(uvloop="what it wrote in one go counts as one until all of it is gone")
 async def test_exact_thresholds(loop):
     transport, protocol, peer = await connected(loop, small=True)
     with peer:
@@ -90,7 +90,7 @@ async def test_exact_thresholds(loop):
         while not sizes:
             assert transport.get_write_buffer_size() > low or transport.get_write_buffer_size() == 0
             await peer.recv()
-            await turns(2)
+            await iterations(2)
         assert sizes[0] <= low
         await drop(protocol)
 
@@ -123,7 +123,7 @@ async def test_pause_and_resume_alternate(loop):
         await drop(protocol)
 
 
-@pytest.mark.unfit(asyncio="early 3.12 and 3.13 do not", when=(3, 12) <= sys.version_info < (3, 14))
+@pytest.mark.skip_on(asyncio="early 3.12 and 3.13 do not", when=(3, 12) <= sys.version_info < (3, 14))
 async def test_writelines_pauses_too(loop):
     transport, protocol, peer = await connected(loop, small=True)
     with peer:
@@ -245,7 +245,7 @@ async def test_pause_in_data_received(loop):
         calls = 0
         while len(protocol.data) < len(expected):
             await until(lambda n=calls: getattr(protocol, "calls", 0) > n)
-            await turns(3)
+            await iterations(3)
             calls += 1
             assert protocol.calls == calls
             transport.resume_reading()
@@ -268,7 +268,7 @@ async def test_pause_and_resume_in_data_received(loop):
         await drop(protocol)
 
 
-@pytest.mark.deviates(uvloop="reading starts after connection_made in any case")
+@pytest.mark.xfail_on(uvloop="reading starts after connection_made in any case")
 async def test_pause_reading_in_connection_made(loop):
     class Paused(Recorder):
         def connection_made(self, transport):
@@ -311,7 +311,7 @@ async def test_pause_and_resume_after_close(loop):
         await until(lambda: protocol.is_lost)
         transport.pause_reading()
         transport.resume_reading()
-        await turns(2)
+        await iterations(2)
 
 
 async def test_close_while_reading_is_paused(loop):
@@ -319,7 +319,7 @@ async def test_close_while_reading_is_paused(loop):
     with peer:
         transport.pause_reading()
         await peer.send(b"never read")
-        await turns(2)
+        await iterations(2)
         transport.close()
         await until(lambda: protocol.is_lost)
         assert protocol.events == ["made", "lost"]

@@ -11,7 +11,7 @@ import sys
 import weakref
 
 import pytest
-from support import CAP_S, HOST, Echo, Peer, Recorder, address_of, has_ipv6, turns, until
+from support import CAP_S, HOST, Echo, Peer, Recorder, address_of, has_ipv6, iterations, until
 
 ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
 
@@ -34,7 +34,7 @@ class Keeping:
 
 async def dial(address):
     peer = Peer(socket.create_connection(address[:2], timeout=CAP_S))
-    await turns(1)
+    await iterations(1)
     return peer
 
 
@@ -78,7 +78,7 @@ async def test_properties(loop, serve):
     assert not server.sockets
 
 
-@pytest.mark.deviates(uvloop="its own Server and socket types")
+@pytest.mark.xfail_on(uvloop="its own Server and socket types")
 async def test_types(loop, serve):
     server = await serve(Recorder, HOST, 0)
     assert isinstance(server, asyncio.AbstractServer)
@@ -115,11 +115,11 @@ async def test_serve_forever(loop, serve):
         await server.serve_forever()
 
 
-@pytest.mark.unfit(uvloop="it waits for ever")
+@pytest.mark.skip_on(uvloop="it waits for ever")
 async def test_close_ends_serve_forever(loop, serve):
     server = await serve(Echo, HOST, 0)
     task = loop.create_task(server.serve_forever())
-    await turns(3)
+    await iterations(3)
     server.close()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -147,7 +147,7 @@ async def test_close_does_not_close_clients(loop, serve):
         assert await peer.read_exactly(1) == b"a"
         address = address_of(server)
         server.close()
-        await turns(3)
+        await iterations(3)
         await peer.send(b"b")
         assert await peer.read_exactly(1) == b"b"
         with socket.socket() as late, pytest.raises(ConnectionRefusedError):
@@ -157,7 +157,7 @@ async def test_close_does_not_close_clients(loop, serve):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="wait_closed really waits from 3.12 on")
-@pytest.mark.unfit(uvloop="it has ideas of its own about when a server is closed")
+@pytest.mark.skip_on(uvloop="it has ideas of its own about when a server is closed")
 async def test_wait_closed_waits_for_the_connections(loop, serve):
     factory = Keeping()
     server = await serve(factory, HOST, 0)
@@ -165,7 +165,7 @@ async def test_wait_closed_waits_for_the_connections(loop, serve):
         protocol = await factory.first()
         server.close()
         waiting = loop.create_task(server.wait_closed())
-        await turns(5)
+        await iterations(5)
         assert not waiting.done()
         protocol.transport.close()
         await waiting
@@ -176,14 +176,14 @@ async def test_wait_closed_waits_for_the_connections(loop, serve):
 async def test_wait_closed_of_an_open_server_waits(loop, serve):
     server = await serve(Recorder, HOST, 0)
     waiting = loop.create_task(server.wait_closed())
-    await turns(5)
+    await iterations(5)
     assert not waiting.done()
     server.close()
     await waiting
 
 
 @pytest.mark.skipif(sys.version_info < (3, 13), reason="new in 3.13")
-@pytest.mark.unfit(uvloop="#683: not there")
+@pytest.mark.skip_on(uvloop="#683: not there")
 async def test_close_clients(loop, serve):
     factory = Keeping(Echo)
     server = await serve(factory, HOST, 0)
@@ -202,7 +202,7 @@ async def test_close_clients(loop, serve):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 13), reason="new in 3.13")
-@pytest.mark.unfit(uvloop="#683: not there")
+@pytest.mark.skip_on(uvloop="#683: not there")
 async def test_abort_clients(loop, serve):
     factory = Keeping()
     server = await serve(factory, HOST, 0)
@@ -269,7 +269,7 @@ async def test_reuse_port(loop, serve):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 13, 1), reason="keep_alive is new in 3.13.1")
-@pytest.mark.deviates(uvloop="no such argument")
+@pytest.mark.xfail_on(uvloop="no such argument")
 async def test_keep_alive(loop, serve):
     factory = Keeping()
     server = await serve(factory, HOST, 0, keep_alive=True)
@@ -398,7 +398,7 @@ async def test_close_with_connections_in_the_backlog(loop, serve):
     peers = [socket.create_connection(address_of(server)) for _ in range(5)]
     server.close()
     assert not server.sockets
-    await turns(3)
+    await iterations(3)
     assert not made
     for peer in peers:
         with peer, contextlib.suppress(ConnectionResetError):
@@ -420,7 +420,7 @@ async def test_close_inside_connection_made(loop, serve):
     server = await serve(Closing, HOST, 0)
     peers = [socket.create_connection(address_of(server)) for _ in range(5)]
     await until(lambda: made)
-    await turns(5)
+    await iterations(5)
     for protocol in made:
         if protocol.transport is not None:
             protocol.transport.close()
@@ -442,7 +442,7 @@ async def test_the_server_is_collected(loop):
         await peer.send(b"x")
         await peer.read_exactly(1)
     await shut(server)
-    await turns(5)
+    await iterations(5)
     reference = weakref.ref(factory)
     del factory, server
     gc.collect()
@@ -474,7 +474,7 @@ def test_a_loop_closed_with_a_server_and_connections(new_loop, quiet):
     gc.collect()
 
 
-@pytest.mark.deviates(uvloop="all connections share one context")
+@pytest.mark.xfail_on(uvloop="all connections share one context")
 async def test_connections_run_in_copies_of_the_servers_context(loop):
     """The factory and the protocol see the context in which the server was made, and change only their own copy."""
     variable = contextvars.ContextVar("variable", default="default")

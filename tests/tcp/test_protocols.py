@@ -1,4 +1,4 @@
-"""BufferedProtocol, set_protocol, callbacks that turn back into the transport."""
+"""BufferedProtocol, set_protocol, callbacks that call the transport."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import random
 
 import pytest
-from support import WAYS, BufferedRecorder, Recorder, connected, turns, until
+from support import WAYS, BufferedRecorder, Recorder, connected, iterations, until
 
 
 async def drop(*protocols):
@@ -33,12 +33,12 @@ async def test_buffered_protocol(loop, how, size):
 
 async def test_buffers_of_several_types(loop):
     class Changing(BufferedRecorder):
-        turn = 0
+        calls = 0
 
         def get_buffer(self, sizehint):
-            self.turn += 1
-            if self.turn % 2:
-                return memoryview(self.buffer)[: self.turn % 13 + 1]
+            self.calls += 1
+            if self.calls % 2:
+                return memoryview(self.buffer)[: self.calls % 13 + 1]
             return self.buffer
 
     data = random.Random(5).randbytes(100_000)
@@ -53,7 +53,7 @@ async def test_buffers_of_several_types(loop):
 @pytest.mark.parametrize(
     ("buffer", "error"), [(bytearray(), RuntimeError), (b"readonly", (BufferError, TypeError)), (None, TypeError)]
 )
-@pytest.mark.unfit(uvloop="any of them is a RuntimeError")
+@pytest.mark.skip_on(uvloop="any of them is a RuntimeError")
 async def test_wrong_buffers(loop, reported, buffer, error):
     class Wrong(BufferedRecorder):
         def get_buffer(self, sizehint):
@@ -74,7 +74,7 @@ async def test_wrong_buffers(loop, reported, buffer, error):
         reported.clear()
 
 
-@pytest.mark.deviates(uvloop="its message differs")
+@pytest.mark.xfail_on(uvloop="its message differs")
 async def test_the_message_for_an_empty_buffer(loop, reported):
     class Empty(BufferedRecorder):
         def get_buffer(self, sizehint):
@@ -88,7 +88,7 @@ async def test_the_message_for_an_empty_buffer(loop, reported):
         reported.clear()
 
 
-@pytest.mark.unfit(uvloop="it holds a view of the buffer")
+@pytest.mark.skip_on(uvloop="it holds a view of the buffer")
 async def test_the_buffer_is_free_in_buffer_updated(loop):
     """Nobody holds a view of it when buffer_updated runs, so the protocol may resize it."""
 
@@ -214,7 +214,7 @@ async def test_a_duck_typed_protocol(loop):
         await until(lambda: protocol.lost)
 
 
-@pytest.mark.unfit(asyncio="wants an asyncio.BufferedProtocol")
+@pytest.mark.skip_on(asyncio="wants an asyncio.BufferedProtocol")
 async def test_a_duck_typed_protocol_with_buffers(loop):
     """One that has get_buffer() and buffer_updated(), and no data_received() that could be called instead."""
 
@@ -346,7 +346,7 @@ async def test_order_of_writes_in_and_outside_of_callbacks(loop):
             await asyncio.sleep(0)
             while not peer.is_silent():
                 received += await peer.recv()
-        await turns(5)
+        await iterations(5)
         while len(received) < len(expected):
             received += await peer.recv()
         assert received == expected
@@ -388,7 +388,7 @@ async def test_write_to_another_transport_inside_a_callback(loop):
 
 @pytest.mark.parametrize("name", ["close", "abort"])
 async def test_end_of_another_transport_whose_event_is_pending(loop, name):
-    """Both are ready in one turn; the first callback ends the other one, which gets no data any more."""
+    """Both are ready in one iteration; the first callback ends the other one, which gets no data any more."""
     for _ in range(10):
         protocols = []
 
@@ -405,7 +405,7 @@ async def test_end_of_another_transport_whose_event_is_pending(loop, name):
         for peer in peers:
             peer.sock.send(b"x")
         await until(lambda protocols=protocols: any(protocol.is_lost for protocol in protocols))
-        await turns(3)
+        await iterations(3)
         assert sorted(len(protocol.data) for protocol in protocols) == [0, 1]
         await drop(*protocols)
         for peer in peers:
@@ -433,7 +433,7 @@ async def test_running_python_code_that_reenters_through_the_collector(loop):
         await until(lambda: protocol.is_lost)
 
 
-@pytest.mark.unfit(asyncio="calls buffer_updated() of the new protocol", uvloop="the same")
+@pytest.mark.skip_on(asyncio="calls buffer_updated() of the new protocol", uvloop="the same")
 @pytest.mark.parametrize("after", [Recorder, BufferedRecorder])
 async def test_set_protocol_inside_get_buffer(loop, after):
     """Nothing has been received yet: all of it goes to the new protocol."""
@@ -530,5 +530,5 @@ async def test_write_inside_eof_received_and_connection_lost(loop, caplog):
         peer.shutdown()
         assert await peer.read_to_end() == b"bye"
         await until(lambda: protocol.is_lost)
-        await turns(3)
+        await iterations(3)
         assert protocol.events == ["made", "eof", "lost"]

@@ -8,7 +8,7 @@ import socket
 import threading
 
 import pytest
-from support import HOST, Recorder, connected, is_open, listening, turns, until
+from support import HOST, Recorder, connected, is_open, iterations, listening, until
 
 
 def descriptors() -> set[str]:
@@ -57,12 +57,12 @@ async def test_a_socket_object_that_fails_does_not_close_the_connection(loop, mo
             assert transport.get_extra_info("socket").getpeername() == peer.sock.getsockname()
             transport.abort()
             assert await peer.read_to_end() == b""
-            await turns(2)
+            await iterations(2)
             first.send(b"open")
             assert second.recv(10) == b"open"
 
 
-@pytest.mark.unfit(uvloop="its own class of sockets")
+@pytest.mark.skip_on(uvloop="its own class of sockets")
 async def test_the_socket_object_where_the_class_is_no_class_of_sockets(loop, monkeypatch):
     transport, protocol, peer = await connected(loop, how="server")
     with peer:
@@ -75,8 +75,8 @@ async def test_the_socket_object_where_the_class_is_no_class_of_sockets(loop, mo
         await until(lambda: protocol.is_lost)
 
 
-@pytest.mark.unfit(uvloop="the connection stays open")
-@pytest.mark.leaves(asyncio="a socket is left to the collector")
+@pytest.mark.skip_on(uvloop="the connection stays open")
+@pytest.mark.leaks_on(asyncio="a socket is left to the collector")
 async def test_an_interrupted_sock_accept_closes_its_descriptor_once(loop, monkeypatch):
     before = descriptors()
     with listening() as listener, socket.create_connection(listener.getsockname()) as client:
@@ -104,7 +104,7 @@ async def test_an_interrupted_sock_accept_closes_its_descriptor_once(loop, monke
     assert descriptors() <= before
 
 
-@pytest.mark.unfit(uvloop="no such attribute")
+@pytest.mark.skip_on(uvloop="no such attribute")
 async def test_a_connection_that_is_closed_while_another_thread_looks_for_its_socket(loop, monkeypatch):
     """The object that is being made then does not close the file that has the number by now."""
     transport, protocol, peer = await connected(loop, how="server")
@@ -131,7 +131,7 @@ async def test_a_connection_that_is_closed_while_another_thread_looks_for_its_so
         await until(begun.is_set, "the other thread")
         transport.abort()
         await until(lambda: protocol.is_lost, "connection_lost")
-        await turns(2)
+        await iterations(2)
         patch.undo()
         first, second = socket.socketpair()
         with first, second:

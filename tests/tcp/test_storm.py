@@ -8,7 +8,7 @@ import socket
 import time
 
 import pytest
-from support import CAP_S, HOST, Recorder, gil_is_enabled, listening, turns, until
+from support import CAP_S, HOST, Recorder, gil_is_enabled, iterations, listening, until
 
 # Without the GIL the interpreter's own objects of a finished task outlive a collection, asyncio's like ours.
 LEFT_WITHOUT_GIL = {} if gil_is_enabled() else {"asyncio": "no GIL", "grapeshot": "no GIL"}
@@ -36,7 +36,7 @@ class Tagged(asyncio.Protocol):
         self.transport = None
 
 
-@pytest.mark.leaves(asyncio="connections accepted while the server closes are left to the collector")
+@pytest.mark.leaks_on(asyncio="connections accepted while the server closes are left to the collector")
 @pytest.mark.parametrize("seed", range(3))
 async def test_cancel_storm_with_reuse_of_descriptors(loop, serve, seed):
     """Every connection carries only its own byte value, in both directions, whatever is aborted around it."""
@@ -101,7 +101,7 @@ async def test_cancel_storm_with_reuse_of_descriptors(loop, serve, seed):
     assert mixed == []
 
 
-@pytest.mark.leaves(**LEFT_WITHOUT_GIL)
+@pytest.mark.leaks_on(**LEFT_WITHOUT_GIL)
 async def test_tasks_cancelled_in_the_middle_of_streams(loop, serve):
     """Tasks with streams are cancelled while their replies are under way; new connections take their descriptors."""
     rng = random.Random(9)
@@ -135,7 +135,7 @@ async def test_tasks_cancelled_in_the_middle_of_streams(loop, serve):
     tasks: set[asyncio.Task] = set()
     for name in range(200):
         tasks.add(loop.create_task(client(name)))
-        await turns(rng.randrange(4))
+        await iterations(rng.randrange(4))
         if len(tasks) > 10:
             for task in rng.sample(sorted(tasks, key=id), 4):
                 task.cancel()
@@ -144,13 +144,13 @@ async def test_tasks_cancelled_in_the_middle_of_streams(loop, serve):
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     server.close()
-    await turns(20)
+    await iterations(20)
     assert wrong == []
 
 
-@pytest.mark.unfit(uvloop="a connect cancelled in its last steps leaves the connection open")
+@pytest.mark.skip_on(uvloop="a connect cancelled in its last steps leaves the connection open")
 async def test_connects_cancelled_at_every_step(loop):
-    """The n-th turn of a connect is cut off: neither descriptors nor protocols stay."""
+    """A connect is cancelled in its n-th iteration: it leaves neither descriptors nor protocols."""
     with listening() as listener:
         address = listener.getsockname()
         outcomes = set()
@@ -190,7 +190,7 @@ async def test_churn_leaves_memory_and_descriptors_flat(loop, serve):
 
     for _ in range(20):
         await visit()
-    await turns(5)
+    await iterations(5)
     before = len(os.listdir("/dev/fd"))
     for _ in range(10):
         await asyncio.gather(*(visit() for _ in range(20)))

@@ -7,7 +7,7 @@ import random
 import socket
 
 import pytest
-from support import HOST, Peer, listening, turns, until
+from support import HOST, Peer, iterations, listening, until
 
 
 class Streams:
@@ -38,7 +38,7 @@ class Streams:
             server.close()
         self.writers.clear()
         self.servers.clear()
-        await turns(5)
+        await iterations(5)
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ async def test_drain_waits_for_the_reader(loop, streams):
     (reader, _), (_, other) = await streams.connect(limit=1000)
     other.write(bytes(16 << 20))
     task = loop.create_task(other.drain())
-    await turns(5)
+    await iterations(5)
     assert not task.done()
     received = 0
     while received < 16 << 20:
@@ -141,7 +141,7 @@ async def test_the_reader_pauses_its_transport(loop, streams):
     other.write(bytes(100_000))
     await until(lambda: not writer.transport.is_reading())
     assert len(await reader.readexactly(100_000)) == 100_000
-    await turns(2)
+    await iterations(2)
     assert writer.transport.is_reading()
 
 
@@ -198,7 +198,7 @@ async def test_drain_after_the_connection_is_lost(loop):
         peer = Peer(listener.accept()[0])
         writer.write(bytes(16 << 20))
         task = loop.create_task(writer.drain())
-        await turns(3)
+        await iterations(3)
         peer.reset()
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
             await task
@@ -248,7 +248,7 @@ async def test_a_failing_handler_is_reported(loop, reported):
         assert await peer.is_ended()
         await until(lambda: reported)
     server.close()
-    await turns(5)
+    await iterations(5)
     assert reported.messages == ["Unhandled exception in client_connected_cb"]
     reported.clear()
 
@@ -281,4 +281,4 @@ async def test_feed_and_read_concurrently_from_many(loop):
 
     await asyncio.gather(*(client(seed) for seed in range(40)))
     server.close()
-    await turns(5)
+    await iterations(5)

@@ -9,7 +9,7 @@ import random
 import sys
 
 import pytest
-from support import WAYS, Recorder, connected, turns, until
+from support import WAYS, Recorder, connected, iterations, until
 
 
 async def close(protocol):
@@ -74,19 +74,19 @@ async def test_writing_nothing(loop):
     with peer:
         transport.write(b"")
         transport.write(bytearray())
-        await turns(3)
+        await iterations(3)
         assert peer.is_silent()
         assert transport.get_write_buffer_size() == 0
         await close(protocol)
 
 
-@pytest.mark.unfit(asyncio="the connection is never closed after it")
+@pytest.mark.skip_on(asyncio="the connection is never closed after it")
 async def test_writelines_of_nothing(loop):
     transport, protocol, peer = await connected(loop)
     with peer:
         transport.writelines([])
         transport.writelines([b"", b""])
-        await turns(3)
+        await iterations(3)
         assert peer.is_silent()
         assert transport.get_write_buffer_size() == 0
         await close(protocol)
@@ -101,7 +101,7 @@ async def test_writelines(loop):
         await close(protocol)
 
 
-@pytest.mark.deviates(uvloop="None is taken for nothing")
+@pytest.mark.xfail_on(uvloop="None is taken for nothing")
 async def test_none_cannot_be_written(loop):
     transport, protocol, peer = await connected(loop)
     with peer:
@@ -110,7 +110,7 @@ async def test_none_cannot_be_written(loop):
         await close(protocol)
 
 
-@pytest.mark.unfit(uvloop="the transport does not work any more after the error")
+@pytest.mark.skip_on(uvloop="the transport does not work any more after the error")
 @pytest.mark.parametrize("lines", [["text"], [b"good", 5], 5])
 async def test_writelines_of_a_wrong_type(loop, lines):
     transport, protocol, peer = await connected(loop)
@@ -182,7 +182,7 @@ async def test_close_flushes(loop):
         transport.write(data)
         transport.close()
         assert transport.is_closing()
-        await turns(5)
+        await iterations(5)
         assert not protocol.is_lost
         assert await peer.read_to_end() == data
         await until(lambda: protocol.is_lost)
@@ -197,7 +197,7 @@ async def test_close_calls_connection_lost_from_the_loop(loop):
         transport.close()
         await until(lambda: protocol.is_lost)
         transport.close()
-        await turns(3)
+        await iterations(3)
         assert protocol.events == ["made", "lost"]
         assert protocol.lost_with == [None]
         assert await peer.read_to_end() == b""
@@ -209,15 +209,15 @@ async def test_nothing_is_received_after_close(loop):
         transport.write(bytes(1 << 20))
         transport.close()
         await peer.send(b"too late")
-        await turns(5)
+        await iterations(5)
         assert protocol.data == b""
         transport.abort()
         await until(lambda: protocol.is_lost)
         assert "data" not in protocol.events
 
 
-@pytest.mark.deviates(uvloop="#506: RuntimeError")
-@pytest.mark.unfit(asyncio="TypeError in early 3.12 and 3.13", when=(3, 12) <= sys.version_info < (3, 14))
+@pytest.mark.xfail_on(uvloop="#506: RuntimeError")
+@pytest.mark.skip_on(asyncio="TypeError in early 3.12 and 3.13", when=(3, 12) <= sys.version_info < (3, 14))
 async def test_write_after_close_is_not_sent(loop):
     transport, protocol, peer = await connected(loop)
     with peer:
@@ -229,14 +229,14 @@ async def test_write_after_close_is_not_sent(loop):
         assert await peer.read_to_end() == b"before"
 
 
-@pytest.mark.deviates(uvloop="RuntimeError")
+@pytest.mark.xfail_on(uvloop="RuntimeError")
 async def test_writes_after_the_connection_is_lost_warn(loop, caplog):
     transport, protocol, peer = await connected(loop)
     peer.reset()
     await until(lambda: protocol.is_lost)
     for _ in range(10):
         transport.write(b"x")
-    await turns(2)
+    await iterations(2)
     assert any("socket.send() raised exception" in record.message for record in caplog.records)
     assert protocol.events.count("lost") == 1
     caplog.clear()
@@ -254,7 +254,7 @@ async def test_abort(loop):
         assert protocol.lost_with == [None]
         assert len(await peer.read_to_end()) < total
         transport.abort()
-        await turns(3)
+        await iterations(3)
         assert protocol.events.count("lost") == 1
 
 
@@ -314,7 +314,7 @@ async def test_writelines_after_write_eof(loop):
         await close(protocol)
 
 
-@pytest.mark.deviates(uvloop="RuntimeError")
+@pytest.mark.xfail_on(uvloop="RuntimeError")
 async def test_write_eof_after_close(loop):
     transport, protocol, peer = await connected(loop)
     with peer:
@@ -331,7 +331,7 @@ async def test_half_close_by_the_peer(loop):
         await peer.send(b"request")
         peer.shutdown()
         await until(lambda: "eof" in protocol.events)
-        await turns(5)
+        await iterations(5)
         assert not protocol.is_lost
         assert not transport.is_closing()
         transport.write(b"reply")
@@ -427,7 +427,7 @@ async def test_extra_info(loop):
         assert transport.get_extra_info("peername") == peer.sock.getsockname()
 
 
-@pytest.mark.deviates(uvloop="a PseudoSocket")
+@pytest.mark.xfail_on(uvloop="a PseudoSocket")
 async def test_the_socket_of_extra_info(loop):
     transport, protocol, peer = await connected(loop)
     with peer:
@@ -437,7 +437,7 @@ async def test_the_socket_of_extra_info(loop):
         await close(protocol)
 
 
-@pytest.mark.deviates(uvloop="its transports are not asyncio's")
+@pytest.mark.xfail_on(uvloop="its transports are not asyncio's")
 @pytest.mark.parametrize("how", WAYS)
 async def test_isinstance(loop, how):
     transport, protocol, peer = await connected(loop, how=how)

@@ -40,7 +40,7 @@ def failing(kind, method, fault):
     ("kind", "method"),
     [(Recorder, "data_received"), (BufferedRecorder, "get_buffer"), (BufferedRecorder, "buffer_updated")],
 )
-@pytest.mark.unfit(uvloop="raises out of libuv's callback")
+@pytest.mark.skip_on(uvloop="raises out of libuv's callback")
 async def test_while_data_is_delivered(loop, reported, side, kind, method, fault):
     transport, _, peer = await connected(loop, kind, side)
     protocol = failing(kind, method, fault)()  # asyncio asks for a buffer before there is data: it fails from now on
@@ -56,7 +56,7 @@ async def test_while_data_is_delivered(loop, reported, side, kind, method, fault
 
 
 @pytest.mark.parametrize("side", SIDES)
-@pytest.mark.unfit(uvloop="does not call eof_received()")
+@pytest.mark.skip_on(uvloop="does not call eof_received()")
 async def test_in_eof_received(loop, reported, side, fault):
     """A CancelledError ends the connection without a report, as asyncio has it."""
     transport, protocol, peer = await connected(loop, failing(Recorder, "eof_received", fault), side)
@@ -70,7 +70,7 @@ async def test_in_eof_received(loop, reported, side, fault):
 
 
 @pytest.mark.parametrize("side", SIDES)
-@pytest.mark.unfit(uvloop="raises out of libuv's callback")
+@pytest.mark.skip_on(uvloop="raises out of libuv's callback")
 async def test_in_connection_lost(loop, reported, side, fault):
     transport, protocol, peer = await connected(loop, failing(Recorder, "connection_lost", fault), side)
     transport.abort()
@@ -81,7 +81,7 @@ async def test_in_connection_lost(loop, reported, side, fault):
 
 
 @pytest.mark.parametrize("method", ["pause_writing", "resume_writing"])
-@pytest.mark.unfit(uvloop="pauses at other sizes")
+@pytest.mark.skip_on(uvloop="pauses at other sizes")
 async def test_in_flow_control(loop, reported, method, fault):
     """Is reported and costs nothing else."""
     transport, protocol, peer = await connected(loop, failing(Recorder, method, fault), small=True)
@@ -99,7 +99,7 @@ async def test_in_flow_control(loop, reported, method, fault):
 
 
 @pytest.mark.parametrize("side", SIDES)
-@pytest.mark.unfit(uvloop="raises out of libuv's callback")
+@pytest.mark.skip_on(uvloop="raises out of libuv's callback")
 async def test_in_connection_made(loop, reported, side, fault):
     """The connection fails, with the fault for whoever waits for it."""
     connecting, peer = begin(loop, failing(Recorder, "connection_made", fault), side)

@@ -7,7 +7,7 @@ import os
 import ssl
 
 import pytest
-from support import HOST, BufferedRecorder, Echo, Recorder, turns, until
+from support import HOST, BufferedRecorder, Echo, Recorder, iterations, until
 from tls.contexts import HOSTNAME, client_context, server_context
 from tls.endpoints import SIDES, client_of, connected
 
@@ -163,7 +163,7 @@ async def test_pause_reading(loop):
     transport.pause_reading()
     assert not transport.is_reading()
     await peer.write(b"x" * 30_000)
-    await turns(20)
+    await iterations(20)
     assert not protocol.data
     transport.resume_reading()
     await until(lambda: len(protocol.data) == 30_000, "the data after resume_reading()")
@@ -180,7 +180,7 @@ async def test_pause_reading_inside_data_received(loop):
     await peer.write(b"1")
     await until(lambda: protocol.data == b"1", "the first byte")
     await peer.write(b"2")
-    await turns(20)
+    await iterations(20)
     assert protocol.data == b"1"
     transport.resume_reading()
     await until(lambda: protocol.data == b"12", "the second byte")
@@ -203,7 +203,7 @@ async def test_a_paused_reader_stops_the_peer(loop):
             piece, sent = peer.seal(bytes(16_000)), 0
             protocol.pieces = getattr(protocol, "pieces", 0) + 1
             assert protocol.pieces < 2000, "32 MB went into a paused transport"
-        await turns(2)
+        await iterations(2)
     assert not protocol.data
     transport.abort()
     peer.close()

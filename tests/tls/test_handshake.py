@@ -10,7 +10,7 @@ import socket
 import ssl
 
 import pytest
-from support import HOST, Echo, Peer, Recorder, raw_pair, turns, until
+from support import HOST, Echo, Peer, Recorder, iterations, raw_pair, until
 from tls.contexts import TlsPeer, authority, certificate, client_context, server_context
 from tls.endpoints import SIDES, begin, client_of, connected
 
@@ -44,7 +44,7 @@ async def refused(loop, expected, match=None, **options):
     await asyncio.wait([handshake])
     seen = handshake.exception()
     peer.close()
-    await turns(3)
+    await iterations(3)
     assert made[0].events == []
     return exception, seen
 
@@ -56,7 +56,7 @@ async def test_wrong_host_name(loop):
     assert exception.verify_code == 62
 
 
-@pytest.mark.deviates(asyncio="closes without an alert", uvloop="closes without an alert")
+@pytest.mark.xfail_on(asyncio="closes without an alert", uvloop="closes without an alert")
 async def test_the_peer_is_told_why(loop):
     _, seen = await refused(loop, ssl.SSLCertVerificationError, theirs=server_context(version=TLS12), ours=untrusting())
     assert isinstance(seen, ssl.SSLError)
@@ -119,7 +119,7 @@ async def test_garbage_instead_of_a_handshake(loop, serve, garbage):
         peer.shutdown()
         assert await peer.is_ended()
     await until(lambda: made, "the factory")
-    await turns(3)
+    await iterations(3)
     assert made[0].events == []
     with await client_of(server) as peer:
         await peer.unwrap()
@@ -155,7 +155,7 @@ async def test_peer_hangs_up(loop, side):
 @pytest.mark.parametrize("side", SIDES)
 async def test_peer_resets(loop, side):
     connecting, peer = begin(loop, side=side)
-    await turns(3)
+    await iterations(3)
     peer.peer.reset()
     await fails(connecting, ConnectionResetError)
 
@@ -181,7 +181,7 @@ async def test_time_limit_of_a_server(loop, serve):
 
 @pytest.mark.parametrize("name", ["ssl_handshake_timeout", "ssl_shutdown_timeout"])
 @pytest.mark.parametrize("value", [0, -1])
-@pytest.mark.leaves(asyncio="does not close the socket", uvloop="does not close the socket")
+@pytest.mark.leaks_on(asyncio="does not close the socket", uvloop="does not close the socket")
 async def test_wrong_time_limits(loop, name, value, quiet):
     connecting, peer = begin(loop, **{name: value})
     await fails(connecting, ValueError, f"{name} should be a positive number, got {value}")
@@ -196,7 +196,7 @@ async def test_cancelled(loop, side):
         await peer.peer.recv()
     else:
         await until(lambda: made, "the factory")
-        await turns(3)
+        await iterations(3)
     connecting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await connecting
@@ -292,7 +292,7 @@ async def test_connection_made_raises(loop, reported):
     reported.clear()
 
 
-@pytest.mark.leaves(asyncio="does not close the socket", uvloop="does not close the socket")
+@pytest.mark.leaks_on(asyncio="does not close the socket", uvloop="does not close the socket")
 async def test_factory_raises(loop):
     def fail():
         raise RuntimeError("in the factory")
@@ -302,7 +302,7 @@ async def test_factory_raises(loop):
     peer.close()
 
 
-@pytest.mark.unfit(uvloop="says nothing")
+@pytest.mark.skip_on(uvloop="says nothing")
 async def test_debug_mode_reports_failed_clients(loop, serve, reported, caplog):
     loop.set_debug(True)
     caplog.set_level(logging.DEBUG, logger="asyncio")
@@ -369,8 +369,8 @@ async def test_many_handshakes_at_once_some_fail(loop, serve, count):
     assert all(protocol.events in ([], ["made", "eof", "lost"], ["made", "lost"]) for protocol in made)
 
 
-@pytest.mark.leaves(asyncio="does not close the socket")
-@pytest.mark.unfit(uvloop="reports it as well")
+@pytest.mark.leaks_on(asyncio="does not close the socket")
+@pytest.mark.skip_on(uvloop="reports it as well")
 async def test_wrap_bio_refuses(loop):
     """What the context itself refuses comes out of create_connection, and the socket is closed."""
     connecting, peer = begin(loop, server_hostname="x" * 300)

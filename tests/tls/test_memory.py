@@ -15,7 +15,7 @@ from tls.contexts import HOSTNAME, authority, certificate, client_context, serve
 from tls.endpoints import client_of, connected
 
 
-@pytest.mark.unfit(asyncio="leaves cycles", uvloop="leaves cycles")
+@pytest.mark.skip_on(asyncio="leaves cycles", uvloop="leaves cycles")
 async def test_no_cycles(loop, serve):
     """Once lost, a connection's objects go without the collector, on both sides."""
     gone = []
@@ -42,7 +42,7 @@ async def test_no_cycles(loop, serve):
 
 
 @pytest.mark.parametrize("kind", ["handshake fails", "time limit"])
-@pytest.mark.unfit(asyncio="leaves cycles", uvloop="leaves cycles")
+@pytest.mark.skip_on(asyncio="leaves cycles", uvloop="leaves cycles")
 async def test_no_cycles_after_a_failure(loop, serve, kind):
     made = []
 

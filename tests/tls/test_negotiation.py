@@ -7,13 +7,13 @@ import ssl
 import sys
 
 import pytest
-from support import HOST, BufferedRecorder, Echo, Recorder, turns, until
+from support import HOST, BufferedRecorder, Echo, Recorder, iterations, until
 from tls.contexts import HOSTNAME, authority, client_context, server_context
 from tls.endpoints import SIDES, begin, client_of, connected
 from tls.test_handshake import TLS12, TLS13, end, fails
 
 
-@pytest.mark.unfit(uvloop="its transports are no asyncio.Transport")
+@pytest.mark.skip_on(uvloop="its transports are no asyncio.Transport")
 @pytest.mark.parametrize("side", SIDES)
 async def test_extra_info(loop, side):
     ours = client_context() if side == "client" else server_context()
@@ -37,7 +37,7 @@ async def test_extra_info(loop, side):
     await end(transport, protocol, peer)
 
 
-@pytest.mark.unfit(uvloop="has other names")
+@pytest.mark.skip_on(uvloop="has other names")
 async def test_private_names_that_programs_look_at(loop):
     ours = client_context()
     transport, protocol, peer = await connected(loop, ours=ours)
@@ -111,7 +111,7 @@ async def test_sni_callback_refuses(loop, serve):
     server = await serve(lambda: made.append(Recorder()) or made[-1], HOST, 0, ssl=context)
     with pytest.raises((ssl.SSLError, ConnectionResetError)):
         await client_of(server)
-    await turns(3)
+    await iterations(3)
     assert [protocol.events for protocol in made] == [[]]
 
 

@@ -6,11 +6,11 @@ import asyncio
 from unittest import mock
 
 import pytest
-from support import Peer, Recorder, raw_pair, turns, until
+from support import Peer, Recorder, iterations, raw_pair, until
 from tls.contexts import HOSTNAME, TlsPeer, client_context, server_context
 from tls.endpoints import connected
 
-pytestmark = pytest.mark.unfit(uvloop="its transports take no attributes")
+pytestmark = pytest.mark.skip_on(uvloop="its transports take no attributes")
 
 
 def below(transport):
@@ -165,5 +165,5 @@ async def test_tls_above_tls_with_a_replacement_between(loop):
     await asyncio.wait([starting])
     middle.abort()
     await until(lambda: transport.get_protocol() is None or transport.is_closing(), "the end")
-    await turns(3)
+    await iterations(3)
     outer.close()

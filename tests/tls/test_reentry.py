@@ -93,7 +93,7 @@ BROKEN = "encrypts what it is encrypting once more: RecursionError, or a broken 
 
 
 @pytest.mark.parametrize("size", [1000, 2_000_000])
-@pytest.mark.unfit(asyncio=BROKEN, uvloop=BROKEN)
+@pytest.mark.skip_on(asyncio=BROKEN, uvloop=BROKEN)
 async def test_write_while_encrypting(loop, size):
     """What is written in the middle of a write comes after it, however much of that the socket has taken."""
     with WhileWriting() as writing:
@@ -110,7 +110,7 @@ async def test_write_while_encrypting(loop, size):
 
 
 @pytest.mark.parametrize("size", [1000, 2_000_000])
-@pytest.mark.unfit(asyncio=BROKEN, uvloop=BROKEN)
+@pytest.mark.skip_on(asyncio=BROKEN, uvloop=BROKEN)
 async def test_close_while_encrypting(loop, size):
     with WhileWriting() as writing:
         transport, protocol, peer = await connected(loop, ours=writing.context, small=True)

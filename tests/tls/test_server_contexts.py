@@ -19,8 +19,8 @@ async def plain_client(server):
     return Peer(socket.create_connection(server.sockets[0].getsockname()))
 
 
-@pytest.mark.unfit(asyncio="the context of whoever has resumed reading", when=sys.version_info < (3, 15))
-@pytest.mark.unfit(uvloop="all connections share one context")
+@pytest.mark.skip_on(asyncio="the context of whoever has resumed reading", when=sys.version_info < (3, 15))
+@pytest.mark.skip_on(uvloop="all connections share one context")
 @pytest.mark.parametrize("uses_tls", [False, True])
 async def test_reading_is_resumed_in_another_context(loop, serve, uses_tls):
     """As a server does that pauses while a task of its own works on what has come (gh-140947)."""
@@ -76,8 +76,8 @@ async def test_reading_is_resumed_in_another_context(loop, serve, uses_tls):
     made.clear()
 
 
-@pytest.mark.unfit(asyncio="the context of whoever has closed", when=sys.version_info < (3, 15))
-@pytest.mark.unfit(uvloop="all connections share one context")
+@pytest.mark.skip_on(asyncio="the context of whoever has closed", when=sys.version_info < (3, 15))
+@pytest.mark.skip_on(uvloop="all connections share one context")
 @pytest.mark.parametrize("end", ["close", "abort"])
 @pytest.mark.parametrize("uses_tls", [False, True])
 async def test_a_connection_is_ended_in_another_context(loop, serve, uses_tls, end):

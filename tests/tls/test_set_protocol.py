@@ -60,7 +60,7 @@ async def test_while_decrypting(loop, size):
     await replaced_while_decrypting(loop, Recorder, Recorder, size)
 
 
-@pytest.mark.unfit(
+@pytest.mark.skip_on(
     asyncio="tells the new protocol of what lies in the old one's buffer, or calls data_received() of one with buffers",
     uvloop="the same",
 )
@@ -74,7 +74,9 @@ async def test_with_buffers_while_decrypting(loop, before, after, size):
     await replaced_while_decrypting(loop, before, after, size)
 
 
-@pytest.mark.unfit(asyncio="calls buffer_updated() of the new protocol, or of the old one for ever", uvloop="the same")
+@pytest.mark.skip_on(
+    asyncio="calls buffer_updated() of the new protocol, or of the old one for ever", uvloop="the same"
+)
 @pytest.mark.parametrize("after", [Recorder, BufferedRecorder])
 async def test_inside_get_buffer(loop, after):
     """Nothing has been decrypted yet: all of it goes to the new protocol."""
@@ -96,7 +98,7 @@ async def test_inside_get_buffer(loop, after):
 
 
 @pytest.mark.parametrize("after", [Recorder, BufferedRecorder])
-@pytest.mark.unfit(asyncio="calls data_received() of a BufferedProtocol", uvloop="as asyncio")
+@pytest.mark.skip_on(asyncio="calls data_received() of a BufferedProtocol", uvloop="as asyncio")
 async def test_of_the_transport_below_while_it_decrypts(loop, after):
     """TLS in TLS: the protocol of the outer layer, the inner layer so far, is another object once it has decrypted."""
     with Switch(client_context()) as switch:

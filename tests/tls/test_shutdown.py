@@ -10,7 +10,7 @@ import ssl
 import sys
 
 import pytest
-from support import HOST, BufferedRecorder, Echo, Recorder, turns, until
+from support import HOST, BufferedRecorder, Echo, Recorder, iterations, until
 from tls.contexts import server_context
 from tls.endpoints import SIDES, client_of, connected
 
@@ -45,7 +45,7 @@ async def test_peer_says_close_notify(loop, side):
     peer.close()
 
 
-@pytest.mark.unfit(uvloop="does not call eof_received()")
+@pytest.mark.skip_on(uvloop="does not call eof_received()")
 @pytest.mark.parametrize("side", SIDES)
 async def test_end_without_close_notify(loop, side):
     transport, protocol, peer = await connected(loop, side=side)
@@ -175,7 +175,7 @@ async def test_shutdown_time_limit_while_the_socket_is_full(loop):
     peer.close()
 
 
-@pytest.mark.unfit(uvloop="downloads on and on")
+@pytest.mark.skip_on(uvloop="downloads on and on")
 async def test_peer_goes_on_sending_after_close(loop):
     """close() ends the download: the connection does not live until the peer has sent all it has."""
     transport, protocol, peer = await connected(loop, small=True)
@@ -192,14 +192,14 @@ async def test_peer_goes_on_sending_after_close(loop):
     peer.close()
 
 
-@pytest.mark.unfit(uvloop="loses the data")
+@pytest.mark.skip_on(uvloop="loses the data")
 async def test_end_while_paused(loop):
     """What came before the end is delivered when the application reads again."""
     transport, protocol, peer = await connected(loop)
     transport.pause_reading()
     await peer.write(b"x" * 40_000)
     peer.peer.shutdown()
-    await turns(10)
+    await iterations(10)
     assert protocol.events == ["made"]
     transport.resume_reading()
     await until(lambda: protocol.is_lost, "connection_lost")
@@ -208,7 +208,7 @@ async def test_end_while_paused(loop):
     peer.close()
 
 
-@pytest.mark.unfit(asyncio="reports nothing before resume_reading()", uvloop="does not call eof_received()")
+@pytest.mark.skip_on(asyncio="reports nothing before resume_reading()", uvloop="does not call eof_received()")
 @pytest.mark.parametrize("says_goodbye", [False, True])
 @pytest.mark.parametrize("side", SIDES)
 async def test_end_while_paused_with_nothing_before_it(loop, side, says_goodbye):
@@ -244,7 +244,7 @@ async def end_while_paused_again_and_again(loop, kind):
     for start in range(0, len(data), 10_000):
         await peer.write(data[start : start + 10_000])
     peer.peer.shutdown()
-    await turns(10)
+    await iterations(10)
     while not protocol.is_lost:
         transport.resume_reading()
         await asyncio.sleep(0)
@@ -254,17 +254,17 @@ async def end_while_paused_again_and_again(loop, kind):
     peer.close()
 
 
-@pytest.mark.unfit(uvloop="loses the data")
+@pytest.mark.skip_on(uvloop="loses the data")
 async def test_end_while_paused_again_and_again(loop):
     await end_while_paused_again_and_again(loop, Recorder)
 
 
-@pytest.mark.unfit(asyncio="loses the data that the first buffer has no room for", uvloop="loses the data")
+@pytest.mark.skip_on(asyncio="loses the data that the first buffer has no room for", uvloop="loses the data")
 async def test_end_while_paused_again_and_again_with_buffers(loop):
     await end_while_paused_again_and_again(loop, BufferedRecorder)
 
 
-@pytest.mark.unfit(asyncio="ends with APPLICATION_DATA_AFTER_CLOSE_NOTIFY (bpo-39951)")
+@pytest.mark.skip_on(asyncio="ends with APPLICATION_DATA_AFTER_CLOSE_NOTIFY (bpo-39951)")
 @pytest.mark.parametrize("size", [1, 100_000])
 @pytest.mark.parametrize("side", SIDES)
 async def test_data_that_crosses_our_close_notify(loop, side, size):
@@ -280,7 +280,7 @@ async def test_data_that_crosses_our_close_notify(loop, side, size):
     peer.close()
 
 
-@pytest.mark.unfit(asyncio="ends with APPLICATION_DATA_AFTER_CLOSE_NOTIFY (bpo-39951)")
+@pytest.mark.skip_on(asyncio="ends with APPLICATION_DATA_AFTER_CLOSE_NOTIFY (bpo-39951)")
 @pytest.mark.parametrize("size", [1, 100_000, 1_000_000])
 async def test_close_while_paused(loop, size):
     """What waits to be read is discarded, also if so much waits that the transport below is paused."""
@@ -298,7 +298,7 @@ async def test_close_while_paused(loop, size):
     peer.close()
 
 
-@pytest.mark.deviates(asyncio="delivers what it has received already")
+@pytest.mark.xfail_on(asyncio="delivers what it has received already")
 async def test_nothing_is_delivered_after_close(loop):
     transport, protocol, peer = await connected(loop)
     transport.pause_reading()
@@ -349,7 +349,7 @@ async def test_callback_raises(loop, reported, method):
     peer.close()
 
 
-@pytest.mark.unfit(asyncio="asks for a buffer without data", uvloop="asks for a buffer without data")
+@pytest.mark.skip_on(asyncio="asks for a buffer without data", uvloop="asks for a buffer without data")
 async def test_get_buffer_raises(loop, reported):
     class Fails(asyncio.BufferedProtocol):
         lost = None
@@ -432,13 +432,13 @@ def close_notify(peer):
     return peer.outgoing.read()
 
 
-@pytest.mark.unfit(asyncio="waits for resume_reading() for ever", uvloop="loses the data")
+@pytest.mark.skip_on(asyncio="waits for resume_reading() for ever", uvloop="loses the data")
 async def test_close_after_the_end_while_paused(loop):
     transport, protocol, peer = await connected(loop)
     transport.pause_reading()
     await peer.write(b"never read")
     peer.peer.shutdown()
-    await turns(10)
+    await iterations(10)
     transport.close()
     await until(lambda: protocol.is_lost, "connection_lost")
     assert not protocol.data
@@ -460,11 +460,11 @@ async def test_close_inside_connection_made(loop):
     peer.close()
 
 
-@pytest.mark.deviates(
+@pytest.mark.xfail_on(
     asyncio="closes the transport below", uvloop="has no close_clients()", when=sys.version_info >= (3, 13)
 )
-@pytest.mark.unfit(asyncio="has no close_clients()", when=sys.version_info < (3, 13))
-@pytest.mark.deviates(uvloop="has no close_clients()", when=sys.version_info < (3, 13))
+@pytest.mark.skip_on(asyncio="has no close_clients()", when=sys.version_info < (3, 13))
+@pytest.mark.xfail_on(uvloop="has no close_clients()", when=sys.version_info < (3, 13))
 async def test_close_clients_says_close_notify(loop, serve):
     made = []
     server = await serve(lambda: made.append(Recorder()) or made[-1], HOST, 0, ssl=server_context())
@@ -480,8 +480,8 @@ async def test_close_clients_says_close_notify(loop, serve):
     assert made[0].lost_with == [None]
 
 
-@pytest.mark.unfit(uvloop="has no abort_clients()")
-@pytest.mark.unfit(asyncio="has no abort_clients()", when=sys.version_info < (3, 13))
+@pytest.mark.skip_on(uvloop="has no abort_clients()")
+@pytest.mark.skip_on(asyncio="has no abort_clients()", when=sys.version_info < (3, 13))
 async def test_abort_clients(loop, serve):
     made = []
     server = await serve(lambda: made.append(Recorder()) or made[-1], HOST, 0, ssl=server_context())
@@ -505,7 +505,7 @@ async def test_extra_info_after_the_end(loop):
     peer.close()
 
 
-@pytest.mark.unfit(uvloop="logs other words")
+@pytest.mark.skip_on(uvloop="logs other words")
 async def test_debug_mode(loop, caplog):
     loop.set_debug(True)
     caplog.set_level(logging.DEBUG, logger="asyncio")

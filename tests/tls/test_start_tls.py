@@ -9,7 +9,7 @@ import ssl
 import sys
 
 import pytest
-from support import HOST, Echo, Peer, Recorder, raw_pair, turns, until
+from support import HOST, Echo, Peer, Recorder, iterations, raw_pair, until
 from tls.contexts import HOSTNAME, TlsPeer, client_context, server_context
 from tls.endpoints import SIDES, Carrier, peer_of
 
@@ -82,8 +82,8 @@ async def test_streams_both_sides(loop):
     await server.wait_closed()
 
 
-@pytest.mark.unfit(uvloop="loses the data and waits for ever")
-@pytest.mark.unfit(asyncio="loses the data on this version", when=sys.version_info < (3, 13, 12))
+@pytest.mark.skip_on(uvloop="loses the data and waits for ever")
+@pytest.mark.skip_on(asyncio="loses the data on this version", when=sys.version_info < (3, 13, 12))
 async def test_the_client_does_not_wait_for_the_answer(loop):
     """Its first handshake message lies in the server's StreamReader when start_tls() is called."""
     done = loop.create_future()
@@ -112,7 +112,7 @@ async def test_the_client_does_not_wait_for_the_answer(loop):
     await server.wait_closed()
 
 
-@pytest.mark.unfit(asyncio="delivers before start_tls() returns")
+@pytest.mark.skip_on(asyncio="delivers before start_tls() returns")
 async def test_the_first_data_comes_with_the_end_of_the_handshake(loop, serve):
     """Whoever waits for start_tls(), begun in connection_made(), has the new transport before the data comes."""
     made = []
@@ -150,7 +150,7 @@ async def test_the_first_data_comes_with_the_end_of_the_handshake(loop, serve):
     del made[0].upgrade
 
 
-@pytest.mark.deviates(asyncio="the context of whoever has resumed reading", when=sys.version_info < (3, 15))
+@pytest.mark.xfail_on(asyncio="the context of whoever has resumed reading", when=sys.version_info < (3, 15))
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("side", SIDES)
 async def test_contexts(loop, side, layers):
@@ -187,7 +187,7 @@ async def test_contexts(loop, side, layers):
     protocol.lost_with.clear()
 
 
-@pytest.mark.unfit(asyncio="wants an asyncio.BufferedProtocol")
+@pytest.mark.skip_on(asyncio="wants an asyncio.BufferedProtocol")
 async def test_to_a_duck_typed_protocol_with_buffers(loop):
     class Duck(asyncio.BaseProtocol):
         def __init__(self):
@@ -264,7 +264,7 @@ class OverEverything(asyncio.Transport):
         return getattr(object.__getattribute__(self, "lower"), name)
 
 
-@pytest.mark.unfit(asyncio="wants the private _force_close()", uvloop="takes its own transports only")
+@pytest.mark.skip_on(asyncio="wants the private _force_close()", uvloop="takes its own transports only")
 @pytest.mark.parametrize("end", ["close", "abort", "garbage"])
 async def test_above_a_transport_of_the_user(loop, end, reported):
     transport, protocol, other = await plain(loop)
@@ -298,7 +298,7 @@ async def test_failure(loop, side, what, reported):
     transport, protocol, other = await plain(loop)
     limit = {"ssl_handshake_timeout": 0.05} if what == "time" else {}
     starting = asyncio.ensure_future(loop.start_tls(transport, protocol, context(side), **options(side), **limit))
-    await turns(3)
+    await iterations(3)
     peer = Peer(other)
     if what == "garbage":
         await peer.send(b"no TLS at all\r\n")
@@ -311,7 +311,7 @@ async def test_failure(loop, side, what, reported):
         await starting
     caught.value.__traceback__ = None
     await until(lambda: transport.is_closing(), "the transport to close")
-    await turns(5)
+    await iterations(5)
     assert protocol.events.count("lost") <= 1
     assert protocol.events[0] == "made"
     if type(loop).__module__.startswith("grapeshot"):
@@ -322,8 +322,10 @@ async def test_failure(loop, side, what, reported):
 
 
 @pytest.mark.parametrize("end", ["close", "abort"])
-@pytest.mark.deviates(uvloop="returns a transport")
-@pytest.mark.unfit(asyncio="starts the handshake all the same, and waits for its end", when=sys.version_info < (3, 12))
+@pytest.mark.xfail_on(uvloop="returns a transport")
+@pytest.mark.skip_on(
+    asyncio="starts the handshake all the same, and waits for its end", when=sys.version_info < (3, 12)
+)
 async def test_of_a_transport_that_was_closed_just_before(loop, end):
     transport, protocol, other = await plain(loop)
     getattr(transport, end)()
@@ -338,13 +340,13 @@ async def test_of_a_transport_that_was_closed_just_before(loop, end):
 async def test_cancelled(loop):
     transport, protocol, other = await plain(loop)
     starting = asyncio.ensure_future(loop.start_tls(transport, protocol, client_context(), server_hostname=HOSTNAME))
-    await turns(3)
+    await iterations(3)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
     with Peer(other) as peer:
         assert await peer.is_ended()
-    await turns(3)
+    await iterations(3)
     assert protocol.events.count("lost") <= 1
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from support import turns
+from support import iterations
 from udp import endpoints
 
 
@@ -22,4 +22,4 @@ def _close_what_is_open(request: pytest.FixtureRequest) -> Iterator[None]:
     for transport in left:
         transport.abort()
     if left and not loop.is_closed():
-        loop.run_until_complete(turns(5))
+        loop.run_until_complete(iterations(5))

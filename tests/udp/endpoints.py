@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from support import HOST, turns, until
+from support import HOST, iterations, until
 
 ANY = (HOST, 0)
 
@@ -82,7 +82,7 @@ async def finish(*protocols: Datagrams) -> None:
         if protocol.transport is not None:
             protocol.transport.close()
     await until(lambda: all(protocol.is_lost for protocol in protocols), "connection_lost")
-    await turns(2)
+    await iterations(2)
 
 
 @contextlib.contextmanager

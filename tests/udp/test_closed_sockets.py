@@ -6,10 +6,10 @@ import socket
 import sys
 
 import pytest
-from support import HOST, Stranger, is_closed_error, turns, until
+from support import HOST, Stranger, is_closed_error, iterations, until
 from udp.endpoints import Datagrams, endpoint, finish, raw_socket
 
-pytestmark = pytest.mark.unfit(uvloop="it uses the number")
+pytestmark = pytest.mark.skip_on(uvloop="it uses the number")
 
 
 def socket_of(transport) -> socket.socket:
@@ -32,13 +32,13 @@ async def test_sending_after_the_socket_was_closed(loop, is_connected):
                 assert len(protocol.errors) == count
                 assert is_closed_error(protocol.errors[-1])
             stranger.theirs.send(b"for the stranger")
-            await turns(3)
+            await iterations(3)
             assert stranger.ours.recv(100) == b"for the stranger"
             assert protocol.received == []
             await finish(protocol)
 
 
-@pytest.mark.unfit(asyncio="the loop spins")
+@pytest.mark.skip_on(asyncio="the loop spins")
 async def test_an_event_of_a_duplicate(loop):
     transport, protocol, address = await endpoint(loop)
     sock = socket_of(transport)
@@ -49,7 +49,7 @@ async def test_an_event_of_a_duplicate(loop):
             stranger.theirs.send(b"not for the protocol")
             peer.sendto(b"nobody reads this", address)
             await until(lambda: protocol.errors)
-            await turns(100)
+            await iterations(100)
             assert len(protocol.errors) == 1
             assert is_closed_error(protocol.errors[0])
             assert protocol.received == []
@@ -60,7 +60,7 @@ async def test_an_event_of_a_duplicate(loop):
         assert duplicate.recv(100) == b"nobody reads this"
 
 
-@pytest.mark.unfit(asyncio="RuntimeError: the number is used by the old transport")
+@pytest.mark.skip_on(asyncio="RuntimeError: the number is used by the old transport")
 async def test_a_new_endpoint_with_the_same_number(loop):
     old, old_protocol, _ = await endpoint(loop)
     sock = socket_of(old)
@@ -87,7 +87,7 @@ async def test_a_new_endpoint_with_the_same_number(loop):
         await until(lambda: new_protocol.is_lost)
 
 
-@pytest.mark.unfit(when=sys.version_info < (3, 12), asyncio="it takes the socket, since 3.12 it refuses")
+@pytest.mark.skip_on(when=sys.version_info < (3, 12), asyncio="it takes the socket, since 3.12 it refuses")
 async def test_a_socket_that_another_endpoint_uses(loop):
     transport, protocol, _ = await endpoint(loop)
     with pytest.raises(RuntimeError, match=r"File descriptor .* is used by transport"):

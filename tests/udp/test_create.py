@@ -30,8 +30,8 @@ async def test_made_before_it_returns(loop):
     assert protocol.lost_with == [None]
 
 
-@pytest.mark.deviates(uvloop="its transports are not asyncio's")
-@pytest.mark.deviates(when=sys.version_info < (3, 12), asyncio="its transports are not its own DatagramTransport")
+@pytest.mark.xfail_on(uvloop="its transports are not asyncio's")
+@pytest.mark.xfail_on(when=sys.version_info < (3, 12), asyncio="its transports are not its own DatagramTransport")
 async def test_isinstance(loop):
     transport, protocol, _ = await endpoint(loop)
     assert isinstance(transport, asyncio.DatagramTransport)
@@ -40,7 +40,7 @@ async def test_isinstance(loop):
     await finish(protocol)
 
 
-@pytest.mark.deviates(uvloop="a PseudoSocket, and a default for the peer that there is not")
+@pytest.mark.xfail_on(uvloop="a PseudoSocket, and a default for the peer that there is not")
 async def test_extra_info(loop):
     transport, protocol, address = await endpoint(loop)
     sock = transport.get_extra_info("socket")
@@ -120,7 +120,7 @@ async def test_names_are_resolved(loop):
     await finish(server, client)
 
 
-@pytest.mark.deviates(uvloop="it connects the socket all the same")
+@pytest.mark.xfail_on(uvloop="it connects the socket all the same")
 async def test_broadcast_with_a_remote_address(loop):
     _, server, address = await endpoint(loop)
     transport, client, _ = await endpoint(loop, remote_addr=address, allow_broadcast=True)
@@ -149,7 +149,7 @@ async def test_reuse_address_is_gone(loop):
         await loop.create_datagram_endpoint(Datagrams, local_addr=ANY, reuse_address=True)
 
 
-@pytest.mark.deviates(uvloop="its error has no errno")
+@pytest.mark.xfail_on(uvloop="its error has no errno")
 async def test_a_port_in_use(loop):
     with raw_socket() as other, pytest.raises(OSError) as caught:
         await loop.create_datagram_endpoint(Datagrams, local_addr=other.getsockname())
@@ -172,7 +172,7 @@ async def test_a_socket_of_ones_own(loop):
         assert sock.fileno() == -1
 
 
-@pytest.mark.deviates(uvloop="it sends to the address")
+@pytest.mark.xfail_on(uvloop="it sends to the address")
 async def test_a_connected_socket_sends_to_its_peer_whatever_the_address(loop):
     with raw_socket() as peer, raw_socket(address=None) as sock:
         sock.connect(peer.getsockname())
@@ -184,7 +184,7 @@ async def test_a_connected_socket_sends_to_its_peer_whatever_the_address(loop):
         await finish(protocol)
 
 
-@pytest.mark.deviates(asyncio="it takes a peer without a name for none")
+@pytest.mark.xfail_on(asyncio="it takes a peer without a name for none")
 async def test_a_socket_pair(loop):
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with right:
@@ -198,7 +198,7 @@ async def test_a_socket_pair(loop):
         await finish(protocol)
 
 
-@pytest.mark.unfit(uvloop="it takes what is SOCK_DGRAM only")
+@pytest.mark.skip_on(uvloop="it takes what is SOCK_DGRAM only")
 @pytest.mark.skipif(sys.version_info < (3, 13), reason="SOCK_DGRAM only")
 async def test_a_socket_that_is_neither_stream_nor_datagram(loop):
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -210,14 +210,14 @@ async def test_a_socket_that_is_neither_stream_nor_datagram(loop):
         await finish(protocol)
 
 
-@pytest.mark.deviates(when=sys.version_info >= (3, 13), uvloop="another text")
+@pytest.mark.xfail_on(when=sys.version_info >= (3, 13), uvloop="another text")
 async def test_stream_sockets_are_refused(loop):
     expected = "A datagram socket was expected" if sys.version_info >= (3, 13) else "A UDP Socket was expected"
     with socket.socket() as sock, pytest.raises(ValueError, match=f"{expected}, got {re.escape(repr(sock))}"):
         await loop.create_datagram_endpoint(Datagrams, sock=sock)
 
 
-@pytest.mark.deviates(uvloop="its list has an argument more")
+@pytest.mark.xfail_on(uvloop="its list has an argument more")
 async def test_a_socket_and_what_it_excludes(loop):
     with socket.socket(type=socket.SOCK_DGRAM) as sock:
         for given, shown in [
@@ -247,13 +247,13 @@ async def test_a_socket_and_what_it_excludes(loop):
         ({"remote_addr": (HOST, 9), "family": socket.AF_UNIX}, TypeError, "string is expected"),
     ],
 )
-@pytest.mark.unfit(uvloop="other checks, in another order")
+@pytest.mark.skip_on(uvloop="other checks, in another order")
 async def test_arguments_that_do_not_do(loop, arguments, error, text):
     with pytest.raises(error, match=text):
         await loop.create_datagram_endpoint(Datagrams, **arguments)
 
 
-@pytest.mark.unfit(uvloop="its methods cannot be replaced")
+@pytest.mark.skip_on(uvloop="its methods cannot be replaced")
 async def test_the_error_of_the_first_address_is_raised(loop, monkeypatch):
     with raw_socket() as other:
         taken = other.getsockname()
@@ -274,7 +274,7 @@ class Broken(LookupError):
     pass
 
 
-@pytest.mark.unfit(uvloop="its transport is left half made", asyncio="the socket is left to the collector")
+@pytest.mark.skip_on(uvloop="its transport is left half made", asyncio="the socket is left to the collector")
 async def test_a_factory_that_raises(loop):
     def factory():
         raise Broken
@@ -283,7 +283,7 @@ async def test_a_factory_that_raises(loop):
         await loop.create_datagram_endpoint(factory, local_addr=ANY)
 
 
-@pytest.mark.unfit(uvloop="its transport is left half made")
+@pytest.mark.skip_on(uvloop="its transport is left half made")
 async def test_cancelled_while_it_is_made(loop):
     made = []
 
@@ -307,7 +307,7 @@ def paths(folder):
     return [*kinds, "\0grapeshot-test-ü", b"\0grapeshot-\xff"] if IS_ABSTRACT else kinds
 
 
-@pytest.mark.unfit(uvloop="#196: no Unix datagrams")
+@pytest.mark.skip_on(uvloop="#196: no Unix datagrams")
 @pytest.mark.parametrize("kind", range(6 if IS_ABSTRACT else 4))
 async def test_unix_addresses(loop, loop_kind, tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)  # the path of a socket has room for some hundred bytes
@@ -336,7 +336,7 @@ async def test_unix_addresses(loop, loop_kind, tmp_path, monkeypatch, kind):
     await finish(third, server)
 
 
-@pytest.mark.unfit(uvloop="#196: no Unix datagrams")
+@pytest.mark.skip_on(uvloop="#196: no Unix datagrams")
 async def test_no_answer_to_a_sender_without_a_name(loop, reported, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     transport, server, _ = await endpoint(loop, local_addr="server", family=socket.AF_UNIX)
@@ -349,7 +349,7 @@ async def test_no_answer_to_a_sender_without_a_name(loop, reported, tmp_path, mo
     assert [type(exception) for exception in reported.exceptions] == [TypeError]
 
 
-@pytest.mark.unfit(uvloop="#196: no Unix datagrams")
+@pytest.mark.skip_on(uvloop="#196: no Unix datagrams")
 async def test_a_stale_socket_file_is_removed(loop, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
@@ -361,7 +361,7 @@ async def test_a_stale_socket_file_is_removed(loop, tmp_path, monkeypatch):
         await loop.create_datagram_endpoint(Datagrams, local_addr="file", family=socket.AF_UNIX)
 
 
-@pytest.mark.unfit(uvloop="#196: no Unix datagrams")
+@pytest.mark.skip_on(uvloop="#196: no Unix datagrams")
 async def test_a_stale_file_that_cannot_be_looked_at(loop, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("file").touch()
@@ -375,7 +375,7 @@ async def test_a_stale_file_that_cannot_be_looked_at(loop, tmp_path, monkeypatch
 # ---------------------------------------------------------------- debug
 
 
-@pytest.mark.deviates(uvloop="it logs nothing")
+@pytest.mark.xfail_on(uvloop="it logs nothing")
 async def test_debug_mode_logs_it(loop):
     loop.set_debug(True)
     loop.slow_callback_duration = 60

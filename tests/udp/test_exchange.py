@@ -8,7 +8,7 @@ import socket
 import sys
 
 import pytest
-from support import HOST, has_ipv6, turns, until
+from support import HOST, has_ipv6, iterations, until
 from udp.endpoints import Datagrams, EchoDatagrams, endpoint, finish, raw_socket, received_by
 
 SENDS_EMPTY = sys.version_info >= (3, 13)
@@ -48,7 +48,7 @@ async def test_empty_datagrams_are_received(loop):
     await finish(protocol)
 
 
-@pytest.mark.deviates(when=SENDS_EMPTY, uvloop="it never sends them")
+@pytest.mark.xfail_on(when=SENDS_EMPTY, uvloop="it never sends them")
 @pytest.mark.parametrize("is_connected", [False, True])
 async def test_empty_datagrams_are_sent_as_the_version_does(loop, is_connected):
     with raw_socket() as peer:
@@ -127,7 +127,7 @@ async def test_numeric_addresses(loop, address_of):
     await goes_to(loop, address_of)
 
 
-@pytest.mark.unfit(uvloop="it resolves no addresses")
+@pytest.mark.skip_on(uvloop="it resolves no addresses")
 @pytest.mark.parametrize(
     "address_of",
     [
@@ -168,7 +168,7 @@ async def test_bytes_like_data(loop):
     await finish(protocol)
 
 
-@pytest.mark.deviates(uvloop="another text")
+@pytest.mark.xfail_on(uvloop="another text")
 @pytest.mark.parametrize(("data", "kind"), [("text", "str"), (None, "NoneType"), ([1], "list")])
 async def test_data_of_a_wrong_type(loop, data, kind):
     transport, protocol, address = await endpoint(loop)
@@ -238,10 +238,10 @@ async def test_set_protocol(loop):
     transport.close()
     await until(lambda: second.is_lost)
     assert first.events == ["made"]
-    await turns(2)
+    await iterations(2)
 
 
-@pytest.mark.unfit(uvloop="a batch goes to the protocol that it began with")
+@pytest.mark.skip_on(uvloop="a batch goes to the protocol that it began with")
 async def test_set_protocol_inside_a_batch(loop):
     second = Datagrams()
 
@@ -259,7 +259,7 @@ async def test_set_protocol_inside_a_batch(loop):
     assert second.data == [b"1", b"2", b"3", b"4"]
     first.transport.close()
     await until(lambda: second.is_lost)
-    await turns(2)
+    await iterations(2)
 
 
 async def test_other_work_goes_on_beside_a_flood(loop):

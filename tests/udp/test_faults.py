@@ -8,7 +8,7 @@ import gc
 import weakref
 
 import pytest
-from support import HOST, run_script, turns, until
+from support import HOST, iterations, run_script, until
 from udp.endpoints import (
     Datagrams,
     EchoDatagrams,
@@ -74,7 +74,7 @@ async def test_refusals_inside_a_batch(loop):
         for number in range(5):
             peer.sendto(b"%d" % number, address)
     await until(lambda: len(protocol.received) == 5)
-    await turns(3)
+    await iterations(3)
     assert protocol.errors == []
     assert not transport.is_closing()
     await finish(protocol)
@@ -96,7 +96,7 @@ async def test_what_datagram_received_raises_is_reported_and_no_more(loop, repor
     await finish(protocol)
 
 
-@pytest.mark.unfit(uvloop="it loses one of them")
+@pytest.mark.skip_on(uvloop="it loses one of them")
 async def test_what_error_received_raises_is_reported_and_no_more(loop, reported):
     transport, protocol, _ = await endpoint(loop, failing("error_received"), remote_addr=deaf_address())
     for count in (1, 2):
@@ -108,7 +108,7 @@ async def test_what_error_received_raises_is_reported_and_no_more(loop, reported
     await finish(protocol)
 
 
-@pytest.mark.deviates(asyncio="the handle of its own method", uvloop="no message at all")
+@pytest.mark.xfail_on(asyncio="the handle of its own method", uvloop="no message at all")
 async def test_the_report_names_transport_and_protocol(loop, reported):
     transport, protocol, address = await endpoint(loop, failing("datagram_received"))
     transport.sendto(b"x", address)
@@ -130,7 +130,7 @@ async def test_error_received_that_raises_inside_sendto(loop):
     await finish(protocol)
 
 
-@pytest.mark.unfit(uvloop="nothing is received then")
+@pytest.mark.skip_on(uvloop="nothing is received then")
 async def test_connection_made_that_raises(loop, reported):
     transport, protocol, address = await endpoint(loop, failing("connection_made"))
     transport.sendto(b"hello", address)
@@ -148,7 +148,7 @@ async def test_connection_lost_that_raises(loop, reported):
     assert [type(exception) for exception in reported.exceptions] == [Broken]
     assert sock.fileno() == -1
     reported.clear()
-    await turns(2)
+    await iterations(2)
     assert protocol.events == ["made", "lost"]
 
 
@@ -160,10 +160,10 @@ async def test_a_protocol_without_the_methods(loop, reported):
     assert transport.get_protocol() is protocol
     reported.clear()
     transport.close()
-    await turns(5)
+    await iterations(5)
 
 
-@pytest.mark.unfit(uvloop="it reports them like any error")
+@pytest.mark.skip_on(uvloop="it reports them like any error")
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 def test_what_leaves_the_loop_costs_no_datagram(loop, kind):
     class Leaving(Datagrams):
@@ -191,7 +191,7 @@ def test_what_leaves_the_loop_costs_no_datagram(loop, kind):
     loop.run_until_complete(finish(*protocols))
 
 
-@pytest.mark.unfit(uvloop="it reports them like any error")
+@pytest.mark.skip_on(uvloop="it reports them like any error")
 def test_what_leaves_the_loop_in_connection_made_costs_no_endpoint(loop):
     class Leaving(Datagrams):
         def connection_made(self, transport):
@@ -217,7 +217,7 @@ def test_what_leaves_the_loop_in_connection_made_costs_no_endpoint(loop):
 # ---------------------------------------------------------------- pausing
 
 
-@pytest.mark.unfit(uvloop="no such methods")
+@pytest.mark.skip_on(uvloop="no such methods")
 async def test_pause_reading_inside_a_batch(loop):
     class Pausing(Datagrams):
         def datagram_received(self, data, addr):
@@ -230,7 +230,7 @@ async def test_pause_reading_inside_a_batch(loop):
             peer.sendto(b"%d" % number, address)
         for count in range(1, 6):
             await until(lambda: len(protocol.received) == count)
-            await turns(3)
+            await iterations(3)
             assert len(protocol.received) == count
             assert not transport.is_reading()
             transport.resume_reading()
@@ -241,7 +241,7 @@ async def test_pause_reading_inside_a_batch(loop):
     assert not transport.is_reading()
 
 
-@pytest.mark.unfit(uvloop="no such methods")
+@pytest.mark.skip_on(uvloop="no such methods")
 async def test_closed_while_paused_inside_a_batch(loop):
     class Pausing(Datagrams):
         def datagram_received(self, data, addr):
@@ -256,14 +256,14 @@ async def test_closed_while_paused_inside_a_batch(loop):
     transport.close()
     transport.resume_reading()
     await until(lambda: protocol.is_lost)
-    await turns(3)
+    await iterations(3)
     assert protocol.data == [b"0"]
 
 
 # ---------------------------------------------------------------- ends
 
 
-@pytest.mark.deviates(uvloop="it warns of something else")
+@pytest.mark.xfail_on(uvloop="it warns of something else")
 def test_a_loop_closed_over_open_endpoints(loop_kind):
     out = run_script(
         loop_kind,
@@ -296,12 +296,12 @@ async def test_a_closed_endpoint_is_not_kept(loop):
     await finish(protocol)
     opened.clear()
     del transport, protocol
-    await turns(2)
+    await iterations(2)
     gc.collect()
     assert [reference() for reference in gone] == [None, None]
 
 
-@pytest.mark.deviates(uvloop="it has the repr of its own class")
+@pytest.mark.xfail_on(uvloop="it has the repr of its own class")
 async def test_repr(loop):
     transport, protocol, address = await endpoint(loop)
     fd = transport.get_extra_info("socket").fileno()
@@ -313,7 +313,7 @@ async def test_repr(loop):
     assert address
 
 
-@pytest.mark.deviates(uvloop="it logs nothing")
+@pytest.mark.xfail_on(uvloop="it logs nothing")
 async def test_debug_mode_logs_pauses(loop):
     loop.set_debug(True)
     loop.slow_callback_duration = 60

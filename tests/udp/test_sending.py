@@ -9,11 +9,11 @@ import socket
 import sys
 
 import pytest
-from support import HOST, turns, until
+from support import HOST, iterations, until
 from udp.endpoints import Datagrams, deaf_address, endpoint, finish, logged, raw_socket, received_by
 
 HEADER_LEN = 8 if sys.version_info >= (3, 13) else 0
-no_unix = pytest.mark.unfit(uvloop="#196: no Unix datagrams")
+no_unix = pytest.mark.skip_on(uvloop="#196: no Unix datagrams")
 
 
 async def test_another_address_than_that_of_the_endpoint(loop):
@@ -29,7 +29,7 @@ async def test_another_address_than_that_of_the_endpoint(loop):
         await finish(protocol)
 
 
-@pytest.mark.deviates(uvloop="EDESTADDRREQ, and the endpoint goes on")
+@pytest.mark.xfail_on(uvloop="EDESTADDRREQ, and the endpoint goes on")
 async def test_no_address_at_all_ends_the_endpoint(loop, reported):
     transport, protocol, _ = await endpoint(loop)
     transport.sendto(b"to whom?")
@@ -46,7 +46,7 @@ async def test_no_address_at_all_ends_the_endpoint(loop, reported):
     reported.clear()
 
 
-@pytest.mark.unfit(uvloop="it raises them, or closes without a word")
+@pytest.mark.skip_on(uvloop="it raises them, or closes without a word")
 @pytest.mark.parametrize(
     ("address", "kind"),
     [(5, TypeError), ((HOST,), TypeError), ((HOST, "9"), TypeError), ((HOST, 65536), OverflowError)],
@@ -61,7 +61,7 @@ async def test_impossible_addresses_end_the_endpoint(loop, reported, address, ki
     reported.clear()
 
 
-@pytest.mark.unfit(uvloop="it resolves no names")
+@pytest.mark.skip_on(uvloop="it resolves no names")
 async def test_a_name_that_does_not_resolve(loop):
     transport, protocol, _ = await endpoint(loop)
     transport.sendto(b"hello", ("name.invalid", 9))
@@ -81,7 +81,7 @@ async def test_an_address_that_cannot_be_reached(loop):
 # ---------------------------------------------------------------- after the end
 
 
-@pytest.mark.unfit(uvloop="it crashes on its own warning")
+@pytest.mark.skip_on(uvloop="it crashes on its own warning")
 async def test_connected_endpoints_ignore_what_comes_after_close(loop):
     with raw_socket() as peer, logged() as messages:
         transport, protocol, _ = await endpoint(loop, remote_addr=peer.getsockname())
@@ -98,7 +98,7 @@ async def test_connected_endpoints_ignore_what_comes_after_close(loop):
             peer.recv(1)
 
 
-@pytest.mark.unfit(asyncio="AttributeError in its own error handling", uvloop="the same")
+@pytest.mark.skip_on(asyncio="AttributeError in its own error handling", uvloop="the same")
 async def test_unconnected_endpoints_ignore_what_comes_after_the_end(loop):
     with raw_socket() as peer, logged() as messages:
         transport, protocol, _ = await endpoint(loop)
@@ -119,7 +119,7 @@ async def test_close_and_abort_end_it_once(loop):
         assert transport.is_closing()
         assert protocol.events == ["made"]  # never inside the call
         await until(lambda: protocol.is_lost)
-        await turns(3)
+        await iterations(3)
         assert protocol.events == ["made", "lost"]
         assert protocol.lost_with == [None]
         assert sock.fileno() == -1
@@ -137,11 +137,11 @@ async def test_nothing_is_delivered_after_close(loop):
         for number in range(10):
             peer.sendto(b"%d" % number, address)
         await until(lambda: protocol.is_lost)
-    await turns(3)
+    await iterations(3)
     assert protocol.data == [b"0", b"1", b"2"]
 
 
-@pytest.mark.unfit(uvloop="its transport is half gone then")
+@pytest.mark.skip_on(uvloop="its transport is half gone then")
 async def test_closed_inside_connection_made(loop):
     class Closing(Datagrams):
         def connection_made(self, transport):
@@ -247,12 +247,12 @@ async def test_close_sends_what_waits(loop, tmp_path, monkeypatch):
         transport.close()
         assert transport.is_closing()
         transport.sendto(b"after.")  # still open for what comes behind it
-        await turns(3)
+        await iterations(3)
         assert not protocol.is_lost
         assert (await received_by(peer, count + 2))[-2:] == [b"before", b"after."]
         await until(lambda: protocol.is_lost)
         assert protocol.lost_with == [None]
-        await turns(2)
+        await iterations(2)
 
 
 @no_unix
@@ -265,7 +265,7 @@ async def test_abort_drops_what_waits(loop, tmp_path, monkeypatch):
         assert transport.get_write_buffer_size() in (0, 2 * (6 + HEADER_LEN))  # asyncio's keeps the number
         await until(lambda: protocol.is_lost)
         await received_by(peer, count - 1)
-        await turns(3)
+        await iterations(3)
         with pytest.raises(BlockingIOError):
             peer.recv(1)
 

@@ -7,7 +7,7 @@ import os
 import socket
 
 import pytest
-from support import BufferedRecorder, Peer, Recorder, turns, until
+from support import BufferedRecorder, Peer, Recorder, iterations, until
 
 
 def listener_at(address, backlog=16):
@@ -25,7 +25,7 @@ async def linked(loop, factory=Recorder):
     return transport, protocol, Peer(other)
 
 
-NO_ABSTRACT_CLIENT = pytest.mark.unfit(uvloop="cannot connect to abstract names")
+NO_ABSTRACT_CLIENT = pytest.mark.skip_on(uvloop="cannot connect to abstract names")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ async def test_nobody_has_the_abstract_name(loop, address_of):
         await loop.create_unix_connection(Recorder, address_of("abstract str"))
 
 
-@pytest.mark.deviates(uvloop="the system's text, and what is no path is passed on")
+@pytest.mark.xfail_on(uvloop="the system's text, and what is no path is passed on")
 async def test_paths_that_cannot_be(loop, folder):
     with pytest.raises(OSError, match="too long"):
         await loop.create_unix_connection(Recorder, str(folder / ("x" * 120)))
@@ -92,7 +92,7 @@ async def test_paths_that_cannot_be(loop, folder):
             await loop.create_unix_connection(Recorder, wrong)
 
 
-@pytest.mark.unfit(uvloop="the texts differ")
+@pytest.mark.skip_on(uvloop="the texts differ")
 async def test_arguments_that_contradict_each_other(loop, address_of):
     address = address_of("str")
     cases = [
@@ -116,7 +116,7 @@ async def test_arguments_that_contradict_each_other(loop, address_of):
             assert str(caught.value) == f"A UNIX Domain Stream Socket was expected, got {sock!r}"
 
 
-@pytest.mark.unfit(asyncio="the socket stays open until it is collected", uvloop="the socket stays open")
+@pytest.mark.skip_on(asyncio="the socket stays open until it is collected", uvloop="the socket stays open")
 async def test_a_factory_that_raises_closes_the_socket(loop, address_of):
     def fails():
         raise LookupError
@@ -135,14 +135,14 @@ async def test_a_factory_that_raises_closes_the_socket(loop, address_of):
 LATER = "takes a full queue for a connection, which then fails with ENOTCONN"
 
 
-@pytest.mark.deviates(asyncio=LATER, uvloop="fails with EAGAIN")
+@pytest.mark.xfail_on(asyncio=LATER, uvloop="fails with EAGAIN")
 async def test_a_full_queue_is_waited_for(loop, address_of):
     """The system says EAGAIN then, and does not say when there is room."""
     address = address_of("str")
     with listener_at(address, backlog=1) as listener:
         connecting = [loop.create_task(loop.create_unix_connection(Recorder, address)) for _ in range(8)]
         try:
-            await turns(5)
+            await iterations(5)
             assert not all(task.done() for task in connecting)
             accepted = []
             listener.setblocking(False)
@@ -160,13 +160,13 @@ async def test_a_full_queue_is_waited_for(loop, address_of):
             for result in await asyncio.gather(*connecting, return_exceptions=True):
                 if isinstance(result, tuple):
                     result[0].abort()
-            await turns(3)
+            await iterations(3)
         for peer in accepted:
             peer.close()
         await until(lambda: all(protocol.is_lost for _, protocol in made))
 
 
-@pytest.mark.unfit(asyncio=LATER, uvloop="fails with EAGAIN")
+@pytest.mark.skip_on(asyncio=LATER, uvloop="fails with EAGAIN")
 async def test_cancelled_while_the_queue_is_full(loop, address_of):
     address = address_of("str")
     with listener_at(address, backlog=0) as listener:

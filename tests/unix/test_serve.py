@@ -10,10 +10,10 @@ import stat
 import sys
 
 import pytest
-from support import Echo, Peer, Recorder, turns, until
+from support import Echo, Peer, Recorder, iterations, until
 
 FORMS = ("str", "bytes", "pathlike", "abstract str", "abstract bytes")
-NO_ABSTRACT_CLIENT = pytest.mark.deviates(uvloop="cannot connect to abstract names")
+NO_ABSTRACT_CLIENT = pytest.mark.xfail_on(uvloop="cannot connect to abstract names")
 
 BEFORE_CLEANUP = sys.version_info < (3, 13)
 
@@ -46,7 +46,7 @@ async def test_serves_on_any_form_of_address(loop, serve_unix, address_of, form)
     assert not server.is_serving()
     with pytest.raises((ConnectionRefusedError, FileNotFoundError)):
         client_of(address)
-    await turns(3)
+    await iterations(3)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ async def test_streams(loop, address_of):
     await writer.wait_closed()
     server.close()
     await server.wait_closed()
-    await turns(3)
+    await iterations(3)
 
 
 # ---------------------------------------------------------------- what lies at the path
@@ -112,12 +112,12 @@ async def test_a_stale_socket_is_replaced(loop, serve_unix, address_of, form):
         await peer.send(b"new")
         assert await peer.read_exactly(3) == b"new"
     server.close()
-    await turns(3)
+    await iterations(3)
 
 
 @pytest.mark.parametrize(
     "form",
-    ["str", "bytes", pytest.param("pathlike", marks=pytest.mark.deviates(uvloop="names the object, not the path"))],
+    ["str", "bytes", pytest.param("pathlike", marks=pytest.mark.xfail_on(uvloop="names the object, not the path"))],
 )
 async def test_another_file_is_not_replaced(loop, address_of, form):
     address = address_of(form)
@@ -168,7 +168,7 @@ async def test_default_of_cleanup_socket(loop, serve_unix, address_of, form):
     assert os.path.exists(address) == BEFORE_CLEANUP
 
 
-@pytest.mark.deviates(when=BEFORE_CLEANUP, asyncio="a new argument of 3.13")
+@pytest.mark.xfail_on(when=BEFORE_CLEANUP, asyncio="a new argument of 3.13")
 @pytest.mark.parametrize("is_wanted", [True, False])
 @pytest.mark.parametrize("how", ["path", "sock"])
 async def test_cleanup_socket_on_every_version(loop, serve_unix, address_of, how, is_wanted):
@@ -185,7 +185,7 @@ async def test_cleanup_socket_on_every_version(loop, serve_unix, address_of, how
         assert os.path.exists(address) != is_wanted
 
 
-@pytest.mark.deviates(when=BEFORE_CLEANUP, asyncio="a new argument of 3.13")
+@pytest.mark.xfail_on(when=BEFORE_CLEANUP, asyncio="a new argument of 3.13")
 async def test_cleanup_leaves_what_has_taken_its_place(loop, serve_unix, address_of):
     address = address_of("str")
     first = await serve_unix(Echo, address, cleanup_socket=True)
@@ -197,7 +197,7 @@ async def test_cleanup_leaves_what_has_taken_its_place(loop, serve_unix, address
         assert await peer.read_exactly(6) == b"second"
     os.unlink(address)
     second.close()
-    await turns(3)
+    await iterations(3)
 
 
 # ---------------------------------------------------------------- sock= and other arguments
@@ -214,7 +214,7 @@ async def test_bound_socket(loop, serve_unix, address_of):
         assert await peer.read_exactly(1) == b"x"
     server.close()
     assert sock.fileno() == -1
-    await turns(3)
+    await iterations(3)
 
 
 async def test_start_serving_later(loop, serve_unix, address_of):
@@ -229,10 +229,10 @@ async def test_start_serving_later(loop, serve_unix, address_of):
         await peer.send(b"x")
         assert await peer.read_exactly(1) == b"x"
     server.close()
-    await turns(3)
+    await iterations(3)
 
 
-@pytest.mark.unfit(uvloop="the texts differ")
+@pytest.mark.skip_on(uvloop="the texts differ")
 async def test_arguments_that_contradict_each_other(loop, address_of):
     address = address_of("str")
     cases = [
@@ -265,11 +265,11 @@ async def test_server_closes_no_client(loop, serve_unix, address_of):
         server.close()
         await peer.send(b"b")
         assert await peer.read_exactly(1) == b"b"
-    await turns(3)
+    await iterations(3)
 
 
-@pytest.mark.deviates(uvloop="has no such method")
-@pytest.mark.deviates(when=sys.version_info < (3, 13), asyncio="a new method of 3.13")
+@pytest.mark.xfail_on(uvloop="has no such method")
+@pytest.mark.xfail_on(when=sys.version_info < (3, 13), asyncio="a new method of 3.13")
 @pytest.mark.parametrize("way", ["close_clients", "abort_clients"])
 async def test_clients_can_be_closed(loop, serve_unix, address_of, way):
     address = address_of("str")
@@ -281,10 +281,10 @@ async def test_clients_can_be_closed(loop, serve_unix, address_of, way):
         getattr(server, way)()
         assert await peer.is_ended()
         await server.wait_closed()
-    await turns(3)
+    await iterations(3)
 
 
-@pytest.mark.unfit(asyncio="says nothing and leaves the client waiting", uvloop="leaves the client waiting")
+@pytest.mark.skip_on(asyncio="says nothing and leaves the client waiting", uvloop="leaves the client waiting")
 async def test_a_factory_that_raises_costs_its_connection(loop, reported, serve_unix, address_of):
     answers = iter([LookupError("no"), Echo()])
 
@@ -304,4 +304,4 @@ async def test_a_factory_that_raises_costs_its_connection(loop, reported, serve_
         assert await second.read_exactly(1) == b"x"
     server.close()
     reported.clear()
-    await turns(3)
+    await iterations(3)

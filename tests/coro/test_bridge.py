@@ -11,7 +11,7 @@ import warnings
 import weakref
 
 import pytest
-from support import coro_is_available
+from support import coro_is_available, sleep_zero
 
 import grapeshot
 
@@ -49,11 +49,6 @@ def in_both_ways(body, drive=None):
     as_coro = grapeshot.run(main(True))
     assert as_coro == as_task
     return as_coro
-
-
-async def turns(count):
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 class Awaitable:
@@ -335,10 +330,10 @@ def test_coroutines_below_coros_below_coroutines():
 
 def cancelling(*messages, between=0):
     async def drive(runner):
-        await turns(3)
+        await sleep_zero(3)
         for message in messages:
             runner.cancel(message)
-            await turns(between)
+            await sleep_zero(between)
 
     return drive
 
@@ -399,7 +394,7 @@ def test_a_coroutine_that_suppresses_cancellation():
     assert log == [("one",), ("two",)]
 
 
-def test_cancelled_twice_in_one_turn():
+def test_cancelled_twice_in_one_iteration():
     async def body(log):
         try:
             await asyncio.sleep(60)
@@ -495,7 +490,7 @@ def test_an_interruption_reaches_what_is_awaited(case, kind):
     async def inside():
         try:
             if kind == "yielding":
-                await turns(100)
+                await sleep_zero(100)
             await asyncio.sleep(60)
         except Exception:
             log.append("seen as an error")
@@ -516,7 +511,7 @@ def test_an_interruption_reaches_what_is_awaited(case, kind):
             return asyncio.get_running_loop().create_task(inside()) if kind == "task" else inside()
 
         waiter = coro.spawn(lambda: coro.await_(wait()))
-        await turns(4)
+        await sleep_zero(4)
         interrupt(waiter)
         try:
             await waiter
@@ -558,7 +553,7 @@ def test_an_interruption_of_a_task_group_ends_its_tasks():
         co = coro.spawn(work)
         while len(log) < 2:
             await asyncio.sleep(0.001)
-        await turns(3)
+        await sleep_zero(3)
         co.raise_exception(KeyError)
         await co
 
@@ -579,15 +574,15 @@ def test_a_future_that_will_not_be_cancelled():
     async def main():
         task = asyncio.create_task(stubborn())
         waiter = coro.spawn(coro.await_, task)
-        await turns(2)
+        await sleep_zero(2)
         waiter.interrupt()
         assert await waiter == "finished"
         # and one that was shut down while it waits for that
         task = asyncio.create_task(stubborn())
         waiter = coro.spawn(coro.await_, task)
-        await turns(2)
+        await sleep_zero(2)
         waiter.shutdown()
-        await turns(1)
+        await sleep_zero(1)
         waiter.interrupt("less than a shutdown")
         with pytest.raises(asyncio.CancelledError):
             await waiter
@@ -644,9 +639,9 @@ def test_woken_by_somebody_while_it_awaits():
         future = asyncio.get_running_loop().create_future()
         waiter = coro.spawn(coro.await_, future)
         for _ in range(3):
-            await turns(2)
+            await sleep_zero(2)
             coro.schedule(waiter, "nothing")
-        await turns(2)
+        await sleep_zero(2)
         future.set_result("the result")
         assert await waiter == "the result"
 
@@ -671,7 +666,7 @@ def test_a_late_callback_of_an_abandoned_future_wakes_nobody():
             return coro.wait()
 
         waiter = coro.spawn(work)
-        await turns(10)
+        await sleep_zero(10)
         assert not waiter.done()
         coro.schedule(waiter, "the right one")
         assert await waiter == "the right one"

@@ -12,18 +12,13 @@ import threading
 import weakref
 
 import pytest
-from support import coro_is_available
+from support import coro_is_available, sleep_zero
 
 import grapeshot
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 if coro_is_available():
     from grapeshot import coro
-
-
-async def turns(count):
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 def outcome_of(call):
@@ -258,7 +253,7 @@ def test_the_same_answers_as_a_task():
                 for method in (co.set_result, task.set_result, co.set_exception, task.set_exception):
                     with pytest.raises(RuntimeError, match="does not support"):
                         method(None)
-                await turns(2)
+                await sleep_zero(2)
         assert len(names) == 3
 
     grapeshot.run(main())
@@ -304,12 +299,12 @@ def test_cancel_uncancel_and_messages():
 
     async def script(runner, log):
         answers = []
-        await turns(2)
+        await sleep_zero(2)
         for message in ("one", "two"):
             answers.append((runner.cancel(message), runner.cancelling()))
-        await turns(3)
+        await sleep_zero(3)
         answers += [runner.uncancel(), runner.cancelling(), runner.cancel(), runner.cancelling()]
-        await turns(3)
+        await sleep_zero(3)
         answers += [runner.done(), runner.cancel("late"), runner.cancelling(), runner.uncancel(), runner.cancelled()]
         return answers, log
 
@@ -454,8 +449,8 @@ def test_contexts():
 
 
 def test_awaited_by_asyncios_functions():
-    def give(value, turns=2):
-        for _ in range(turns):
+    def give(value, count=2):
+        for _ in range(count):
             coro.yield_slice()
         return value
 
@@ -510,7 +505,7 @@ def test_coros_beside_a_task_group():
             log.append(name)
 
     async def fail():
-        await turns(3)
+        await sleep_zero(3)
         raise ValueError
 
     async def wait_for(co):

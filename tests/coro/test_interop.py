@@ -96,9 +96,9 @@ def test_greenlets_within_one_coro():
             return "end"
 
         speakers = [greenlet.greenlet(body) for _ in range(3)]
-        for turn in range(1, 6):
+        for step in range(1, 6):
             for speaker in speakers:
-                assert speaker.switch(number) == number * turn
+                assert speaker.switch(number) == number * step
                 coro.yield_slice()
         return [speaker.switch(None) for speaker in speakers]
 
