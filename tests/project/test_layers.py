@@ -74,6 +74,9 @@ PACKAGE = "grapeshot"
 # The border, the class that asyncio sees as a task, and the exceptions that it sees as a cancellation.
 TOUCHES_ASYNCIO = {"coro.bridge", "coro._coroutine", "coro._errors"}
 
+# Type checkers know this module and no interpreter has it: an import outside `if TYPE_CHECKING` fails at once.
+TYPE_CHECKERS_ONLY = {"_typeshed"}
+
 
 def python_layer(module: str) -> int:
     """Native core, topic modules, the loop, what is made with the loop, the package itself."""
@@ -126,7 +129,7 @@ def python_errors(root: Path) -> Iterator[str]:
         for line, name in python_imports(path, module, {*modules, "_core"}):
             top = name.split(".")[0]
             if top != PACKAGE:
-                if top not in sys.stdlib_module_names:
+                if top not in sys.stdlib_module_names | TYPE_CHECKERS_ONLY:
                     yield f"{where}:{line}: the package needs the standard library only, not {name}"
                 if top == "asyncio" and module.startswith("coro") and module not in TOUCHES_ASYNCIO:
                     yield f"{where}:{line}: in coro only {', '.join(sorted(TOUCHES_ASYNCIO))} touch asyncio"
@@ -242,6 +245,25 @@ def test_a_planted_rust_edge_is_caught(tree, file, line, why):
     assert len(errors) == 1
     assert errors[0].startswith(file)
     assert why in errors[0]
+
+
+@pytest.mark.parametrize(
+    ("source", "upper", "lower"),
+    [
+        (source, upper, lower)
+        for source, rooms in ROOMS.items()
+        for lower in rooms
+        for upper in rooms
+        if "lib" not in (upper, lower) and lower != upper and rooms[lower] <= rooms[upper]
+    ],
+)
+def test_each_forbidden_edge_is_caught(tree, source, upper, lower):
+    """From every room to every other one of its layer and above."""
+    path = tree / source / lower / "planted.rs"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"//! A module.\n\nuse crate::{upper}::thing;\n", encoding="utf-8")
+    where = f"{source}/{lower}/planted.rs"
+    assert list(rust_errors(tree)) == [f"{where}:3: {lower} may not use {upper} (crate::{upper}::thing)"]
 
 
 @pytest.mark.parametrize(
