@@ -17,6 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
 _WOULD_BLOCK = (BlockingIOError, InterruptedError)
 _STILL_CONNECTING = frozenset((errno.EAGAIN, errno.EALREADY, errno.EINPROGRESS, errno.EINTR, errno.EWOULDBLOCK))
 
@@ -67,7 +69,7 @@ async def sock_recv(loop: BaseLoop, sock: socket.socket, nbytes: int) -> bytes:
     raise NotImplementedError
 
 
-async def sock_recv_into(loop: BaseLoop, sock: socket.socket, buf: bytearray | memoryview) -> int:
+async def sock_recv_into(loop: BaseLoop, sock: socket.socket, buf: WriteableBuffer) -> int:
     """Receive into ``buf``, at most its length; return the number of bytes, 0 at the end of the stream.
 
     Raises: as :meth:`sock_recv`.
@@ -84,7 +86,7 @@ async def sock_recvfrom(loop: BaseLoop, sock: socket.socket, bufsize: int) -> tu
 
 
 async def sock_recvfrom_into(
-    loop: BaseLoop, sock: socket.socket, buf: bytearray | memoryview, nbytes: int = 0
+    loop: BaseLoop, sock: socket.socket, buf: WriteableBuffer, nbytes: int = 0
 ) -> tuple[int, Any]:
     """Receive a datagram into ``buf``, at most ``nbytes`` bytes (0: its length); return ``(length, address)``.
 
@@ -93,7 +95,7 @@ async def sock_recvfrom_into(
     raise NotImplementedError
 
 
-async def sock_sendall(loop: BaseLoop, sock: socket.socket, data: bytes | bytearray | memoryview) -> None:
+async def sock_sendall(loop: BaseLoop, sock: socket.socket, data: ReadableBuffer) -> None:
     """Send all of ``data`` on a connected socket; after an error or a cancellation nothing tells how much went.
 
     Raises: as :meth:`sock_recv`.
@@ -101,7 +103,7 @@ async def sock_sendall(loop: BaseLoop, sock: socket.socket, data: bytes | bytear
     raise NotImplementedError
 
 
-async def sock_sendto(loop: BaseLoop, sock: socket.socket, data: bytes | bytearray | memoryview, address: Any) -> int:
+async def sock_sendto(loop: BaseLoop, sock: socket.socket, data: ReadableBuffer, address: Any) -> int:
     """Send one datagram to ``address``; return its length.
 
     Raises: as :meth:`sock_recv`.
