@@ -471,11 +471,11 @@ def test_both_limits_due_at_once():
         log.append("went on")
 
     def main():
-        assert nest(0.002, 0.001, wait_on) == ["inner", "outer"]
-        assert nest(0.001, 0.002, wait_on) == ["outer"]
+        assert nest(0.1, 0.01, wait_on) == ["inner", "outer"]
+        assert nest(0.01, 0.02, wait_on) == ["outer"]
         assert nest(0, 0, wait_on) == ["outer"]
         # Left without another wait, the outer one has no effect.
-        assert nest(0.002, 0.001, lambda log: log.append("no wait")) == ["inner", "no wait"]
+        assert nest(0.1, 0.01, lambda log: log.append("no wait")) == ["inner", "no wait"]
 
     coro.run(main)
 
