@@ -18,8 +18,8 @@ use std::ptr;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use super::fiber::Fiber;
 use super::line::Place;
-use super::machine::Machine;
 use crate::binding::errors;
 use crate::binding::native_type::{NativeType, This, leak_table, one_at_a_time};
 use crate::binding::object_cell::ObjectCell;
@@ -84,7 +84,7 @@ pub(super) struct CoroObject {
     /// Where it waits, if in a line.
     pub(super) place_in_line: Place,
     /// The part that is there from the first run to the end; null before and after.
-    pub(super) machine: Cell<*mut Machine>,
+    pub(super) fiber: Cell<*mut Fiber>,
 }
 
 pub(super) type Coro<'py> = This<'py, CoroObject>;

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `arch` and `stack` of grapeshot-core | the switch of registers, the memory that coros run on |
 //! | `pystate` | what of the interpreter's thread state belongs to a coro, per minor version |
-//! | `machine` | the stack and the interpreter state of one coro |
+//! | `fiber` | the stack and the interpreter state of one coro |
 //! | `coroutine`, `function` | the `Coro` object; what it runs, and what becomes of it |
 //! | `runtime`, `scheduler` | what a thread has for its coros; who runs |
 //! | `suspension`, `interruption` | how a coro waits; exceptions on their way into it |
@@ -23,12 +23,12 @@ mod collector;
 mod coroutine;
 mod ending;
 mod errors;
+mod fiber;
 mod function;
 mod hooks;
 mod interruption;
 mod latency;
 mod line;
-mod machine;
 mod methods;
 mod notifier;
 mod profiling;

@@ -15,10 +15,10 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::coroutine::{Coro, CoroObject};
+use super::fiber::{Fiber, SharedSlot};
 use super::function::run_on_stack;
 use super::latency::{self, DEFAULT_LIMIT_NS, OwnPulse};
-use super::machine::{Machine, SharedSlot};
-use super::pystate::{Base, Chunks, PyState, Relinked};
+use super::pystate::{Chunks, PyState, Relinked, ThreadStateRoot};
 use super::thread_locals::Search;
 use super::{pystate, tasks};
 use crate::binding::native_type::This;
@@ -153,7 +153,7 @@ impl Runtime {
             alternate: RefCell::new(None),
             next_slot: Cell::new(0),
             pool: RefCell::new(Pool::new()),
-            chunks: RefCell::new(Chunks::new(size_of::<Machine>())),
+            chunks: RefCell::new(Chunks::new(size_of::<Fiber>())),
             live: RefCell::new(Vec::new()),
             free_places: RefCell::new(Vec::new()),
             stats: Stats::default(),
@@ -188,25 +188,25 @@ impl Runtime {
     /// Where the stack of a coro of this thread is; None before its first run and after its end. The running coro asks
     /// on its own stack.
     pub(super) fn stack_report(&self, coro: Coro<'_>, is_running: bool) -> Option<StackReport> {
-        // SAFETY: of this thread's coros only the running one uses its machine, and that asks here; nothing runs
+        // SAFETY: of this thread's coros only the running one uses its fiber, and that asks here; nothing runs
         // meanwhile.
-        let machine = unsafe { coro.machine.get().as_ref() }?;
-        let here = ptr::from_ref(&machine).addr();
+        let fiber = unsafe { coro.fiber.get().as_ref() }?;
+        let here = ptr::from_ref(&fiber).addr();
         let used_len = if is_running {
-            machine.slot.slot.top().saturating_sub(here)
+            fiber.slot.slot.top().saturating_sub(here)
         } else {
-            machine.used_len()
+            fiber.used_len()
         };
         let shared = self.shared.borrow();
         Some(StackReport {
-            place: if machine.saved.is_some() {
+            place: if fiber.saved.is_some() {
                 "evacuated"
             } else {
                 "in place"
             },
-            slot: shared.iter().position(|shared| Rc::ptr_eq(shared, &machine.slot)),
+            slot: shared.iter().position(|shared| Rc::ptr_eq(shared, &fiber.slot)),
             used_len,
-            frames_len: machine.state.frames_len(is_running),
+            frames_len: fiber.state.frames_len(is_running),
         })
     }
 
@@ -285,18 +285,18 @@ impl Runtime {
         if self.fails_on_purpose() {
             return None;
         }
-        // SAFETY: the occupant is the machine of a live coro of this thread, which is suspended: nobody else looks at
+        // SAFETY: the occupant is the fiber of a live coro of this thread, which is suspended: nobody else looks at
         // it.
-        let machine = unsafe { &mut *occupant };
-        let len_bytes = machine.used_len();
+        let fiber = unsafe { &mut *occupant };
+        let len_bytes = fiber.used_len();
         let saved = self.pool.borrow_mut().take(len_bytes)?;
         // SAFETY: the stack is suspended in place; its frames are relinked while it still is.
         unsafe {
-            machine.innermost = machine.state.innermost();
-            machine.relinked.skip(machine.innermost, &shared.slot);
-            shared.slot.evacuate(machine.sp, &saved);
+            fiber.innermost = fiber.state.innermost();
+            fiber.relinked.skip(fiber.innermost, &shared.slot);
+            shared.slot.evacuate(fiber.sp, &saved);
         }
-        machine.saved = Some(saved);
+        fiber.saved = Some(saved);
         shared.occupant.set(ptr::null_mut());
         let stats = &self.stats;
         stats.evacuations.set(stats.evacuations.get() + 1);
@@ -304,31 +304,31 @@ impl Runtime {
         stats.saved_len.set(stats.saved_len.get() + len_bytes);
         if self.options.evicts_always.get() {
             // SAFETY: the slot is free now.
-            unsafe { shared.slot.poison(machine.sp) };
+            unsafe { shared.slot.poison(fiber.sp) };
         }
         Some(())
     }
 
     /// Brings the coro's stack into its slot. MemoryError if the one that lies there cannot be moved away.
     #[inline]
-    pub(super) fn install(&self, coro: Coro<'_>) -> PyResult<*mut Machine> {
-        let pointer = coro.machine.get();
-        // SAFETY: only the scheduler touches machines, on the thread's own stack, and no other reference is held.
-        let Some(machine) = (unsafe { pointer.as_mut() }) else {
+    pub(super) fn install(&self, coro: Coro<'_>) -> PyResult<*mut Fiber> {
+        let pointer = coro.fiber.get();
+        // SAFETY: only the scheduler touches fibers, on the thread's own stack, and no other reference is held.
+        let Some(fiber) = (unsafe { pointer.as_mut() }) else {
             return self.build(coro);
         };
-        let shared = Rc::as_ptr(&machine.slot);
-        // SAFETY: the machine keeps its slot.
+        let shared = Rc::as_ptr(&fiber.slot);
+        // SAFETY: the fiber keeps its slot.
         let shared = unsafe { &*shared };
         if shared.occupant.get() == pointer {
             return Ok(pointer);
         }
         self.evacuate(shared).ok_or_else(no_memory)?;
-        if let Some(saved) = machine.saved.take() {
+        if let Some(saved) = fiber.saved.take() {
             // SAFETY: the slot is free, and the bytes were taken out of it.
             unsafe {
                 shared.slot.restore(&saved);
-                machine.relinked.restore();
+                fiber.relinked.restore();
             }
             let len_bytes = saved.len_bytes();
             let stats = &self.stats;
@@ -340,37 +340,37 @@ impl Runtime {
         Ok(pointer)
     }
 
-    /// Makes the machine of a coro that has not run yet, with its stack laid out in the slot.
+    /// Makes the fiber of a coro that has not run yet, with its stack laid out in the slot.
     #[cold]
-    fn build(&self, coro: Coro<'_>) -> PyResult<*mut Machine> {
+    fn build(&self, coro: Coro<'_>) -> PyResult<*mut Fiber> {
         let shared = self.assign_slot(coro.py(), coro.has_own_stack.get())?;
         self.evacuate(&shared).ok_or_else(no_memory)?;
         if self.fails_on_purpose() {
             return Err(no_memory());
         }
         let chunk = self.chunks.borrow_mut().take().ok_or_else(no_memory)?;
-        // SAFETY: the tail of the block has the length and the alignment of a machine, and does not move; the slot is
+        // SAFETY: the tail of the block has the length and the alignment of a fiber, and does not move; the slot is
         // free, so its top can be written to.
-        let machine = unsafe {
-            let machine = pystate::tail(chunk).cast::<Machine>();
-            machine.write(Machine {
+        let fiber = unsafe {
+            let fiber = pystate::tail(chunk).cast::<Fiber>();
+            fiber.write(Fiber {
                 coro: coro.as_ptr(),
                 sp: arch::prepare(shared.slot.top(), run_on_stack, coro.as_ptr().cast()),
                 saved: None,
                 relinked: Relinked::new(),
                 innermost: ptr::null_mut(),
                 taken: None,
-                state: PyState::fresh(&raw mut (*machine).base, chunk, shared.slot.len_bytes()),
-                base: Base::new(),
+                state: PyState::fresh(&raw mut (*fiber).root, chunk, shared.slot.len_bytes()),
+                root: ThreadStateRoot::new(),
                 slot: shared,
             });
-            let made = &mut *machine;
+            let made = &mut *fiber;
             tasks::begin(made, coro);
-            made.slot.occupant.set(machine);
-            machine
+            made.slot.occupant.set(fiber);
+            fiber
         };
-        coro.machine.set(machine);
-        Ok(machine)
+        coro.fiber.set(fiber);
+        Ok(fiber)
     }
 
     /// Whether a test wants there to be no memory now.
@@ -383,19 +383,19 @@ impl Runtime {
         failing > 0
     }
 
-    /// Takes the machine of a coro that has ended apart.
+    /// Takes the fiber of a coro that has ended apart.
     pub(super) fn dismantle(&self, coro: Coro<'_>) {
-        let machine = coro.machine.replace(ptr::null_mut());
-        // SAFETY: as in `install`; the coro does not run any more, so that nobody else has its machine. Its function
+        let fiber = coro.fiber.replace(ptr::null_mut());
+        // SAFETY: as in `install`; the coro does not run any more, so that nobody else has its fiber. Its function
         // has returned, so none of its frames is alive, and the block with both goes back.
         unsafe {
-            let Some(taken) = machine.as_mut() else {
+            let Some(taken) = fiber.as_mut() else {
                 return;
             };
             taken.slot.occupant.set(ptr::null_mut());
             tasks::end(taken, coro.py());
             let chunk = taken.state.chunk();
-            machine.drop_in_place();
+            fiber.drop_in_place();
             self.chunks.borrow_mut().give(chunk);
         }
     }

@@ -21,8 +21,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 use super::coroutine::{Coro, CoroObject, Status};
+use super::fiber::{Fiber, SharedSlot};
 use super::function::{finish, store};
-use super::machine::{Machine, SharedSlot};
 use super::runtime::{Runtime, with_runtime};
 use super::{hooks, latency, profiling, pystate, tasks, thread_locals};
 use crate::binding::errors;
@@ -46,11 +46,11 @@ pub(super) fn resume(coro: Coro<'_>) -> PyResult<()> {
             return refuse(runtime, coro);
         }
         match runtime.install(coro) {
-            Ok(machine) => {
+            Ok(fiber) => {
                 if runtime.options.late_ns.get() != 0 {
                     latency::begin(runtime, coro);
                 }
-                run(runtime, coro, machine);
+                run(runtime, coro, fiber);
                 let late_ns = runtime.options.late_ns.get();
                 if late_ns != 0
                     && let Some(took_ns) = runtime.pulse.end(late_ns)
@@ -100,7 +100,7 @@ fn finish_late(runtime: &Runtime, coro: Coro<'_>, took_ns: u64) -> PyResult<()> 
 #[cold]
 fn not_installed(runtime: &Runtime, coro: Coro<'_>, error: PyErr) -> PyResult<()> {
     // SAFETY: only looked at, on the thread's own stack.
-    if !coro.machine.get().is_null() {
+    if !coro.fiber.get().is_null() {
         queue(coro);
         return report(coro, error);
     }
@@ -113,8 +113,8 @@ fn not_installed(runtime: &Runtime, coro: Coro<'_>, error: PyErr) -> PyResult<()
 
 /// The switch there and back.
 #[inline(always)]
-fn run(runtime: &Runtime, coro: Coro<'_>, machine: *mut Machine) {
-    // SAFETY: attached; the machine is the coro's and stays until it is dismantled below; its stack is in place. Only
+fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
+    // SAFETY: attached; the fiber is the coro's and stays until it is dismantled below; its stack is in place. Only
     // raw pointers are used across the switch.
     unsafe {
         let thread = ffi::PyThreadState_Get();
@@ -124,35 +124,35 @@ fn run(runtime: &Runtime, coro: Coro<'_>, machine: *mut Machine) {
         let stats = &runtime.stats;
         stats.switches.set(stats.switches.get() + 1);
         let (base, len_bytes) = {
-            let shared: &SharedSlot = &(&(*machine)).slot;
+            let shared: &SharedSlot = &(&(*fiber)).slot;
             let slot = &shared.slot;
             (slot.base(), slot.len_bytes())
         };
         // What allocates or calls comes before the thread state is the coro's and after it is not any more.
-        tasks::enter(machine, coro);
-        (*machine).state.swap(thread);
+        tasks::enter(fiber, coro);
+        (*fiber).state.swap(thread);
         if let Some(version) = profiled {
             profiling::arrive(runtime, coro, thread, version);
         }
         let is_protected = pystate::protect(thread, base, len_bytes);
         debug_assert!(is_protected, "accepted when the slot was made");
-        if let Some(taken) = &mut (*machine).taken {
+        if let Some(taken) = &mut (*fiber).taken {
             thread_locals::put_back(taken);
         }
-        let to = (*machine).sp;
+        let to = (*fiber).sp;
         arch::switch(runtime.main_sp.as_ptr(), to);
-        if thread_locals::may_have(machine) {
-            thread_locals::take(runtime, coro, machine);
+        if thread_locals::may_have(fiber) {
+            thread_locals::take(runtime, coro, fiber);
         }
         pystate::unprotect(thread);
         if pystate::has_native_profile(thread) {
             profiling::depart(runtime, coro, thread);
         }
-        (*machine).state.swap(thread);
+        (*fiber).state.swap(thread);
         runtime.current.set(ptr::null_mut());
-        tasks::leave(machine, coro);
+        tasks::leave(fiber, coro);
         if runtime.options.evicts_always.get() && !coro.is_done() && !coro.has_own_stack.get() {
-            let shared = Rc::clone(&(*machine).slot);
+            let shared = Rc::clone(&(*fiber).slot);
             // Without memory the stack stays in place, as it would without this mode.
             let _ = runtime.evacuate(&shared);
         }
@@ -183,16 +183,16 @@ pub(super) fn frame(coro: Coro<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
     if !matches!(coro.status.get(), Status::Ready | Status::Waiting) {
         return Ok(None);
     }
-    // SAFETY: the coro is suspended, so nobody else looks at its machine. The chain of an evacuated stack was relinked
+    // SAFETY: the coro is suspended, so nobody else looks at its fiber. The chain of an evacuated stack was relinked
     // past what is not there, and its innermost frame lies on the heap.
     unsafe {
-        let Some(machine) = coro.machine.get().as_ref() else {
+        let Some(fiber) = coro.fiber.get().as_ref() else {
             return Ok(None);
         };
-        let innermost = if machine.saved.is_some() {
-            machine.innermost
+        let innermost = if fiber.saved.is_some() {
+            fiber.innermost
         } else {
-            machine.state.innermost()
+            fiber.state.innermost()
         };
         Ok(pystate::frame_object(py, innermost))
     }

@@ -36,11 +36,11 @@ struct Departure {
 #[inline]
 fn departure(coro: Coro<'_>) -> PyResult<Departure> {
     coro.acts.set(0);
-    let Some(machine) = NonNull::new(coro.machine.get()) else {
+    let Some(fiber) = NonNull::new(coro.fiber.get()) else {
         return Err(PyRuntimeError::new_err("the coro has no stack"));
     };
-    // SAFETY: a live machine; only the address is taken.
-    let sp_place = unsafe { NonNull::new_unchecked(&raw mut (*machine.as_ptr()).sp) };
+    // SAFETY: a live fiber; only the address is taken.
+    let sp_place = unsafe { NonNull::new_unchecked(&raw mut (*fiber.as_ptr()).sp) };
     Ok(Departure {
         sp_place,
         main_sp: with_runtime(|runtime| runtime.main_sp.get()),
@@ -171,7 +171,7 @@ fn is_in_greenlet(coro: Coro<'_>) -> bool {
     // SAFETY: attached; a root chunk that is none of ours is only asked for its length.
     unsafe {
         let root = pystate::running_root();
-        root.is_null() || pystate::tail(root) != coro.machine.get().cast()
+        root.is_null() || pystate::tail(root) != coro.fiber.get().cast()
     }
 }
 

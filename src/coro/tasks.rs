@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::coroutine::Coro;
-use super::machine::Machine;
+use super::fiber::Fiber;
 use super::pystate::SWAPS_TASK;
 use crate::binding::errors;
 
@@ -102,21 +102,21 @@ fn tell(coro: Coro<'_>, function: &AtomicPtr<ffi::PyObject>) -> PyResult<()> {
     }
 }
 
-/// The coro becomes the running task of a machine that has not run yet.
-pub(super) fn begin(machine: &mut Machine, coro: Coro<'_>) {
-    *machine.state.task() = coro.to_bound().into_ptr();
+/// The coro becomes the running task of a fiber that has not run yet.
+pub(super) fn begin(fiber: &mut Fiber, coro: Coro<'_>) {
+    *fiber.state.task() = coro.to_bound().into_ptr();
 }
 
 /// Before the switch to the coro.
 #[inline(always)]
-pub(super) fn enter(machine: *mut Machine, coro: Coro<'_>) {
+pub(super) fn enter(fiber: *mut Fiber, coro: Coro<'_>) {
     if SWAPS_TASK {
         return;
     }
     // SAFETY: attached; the dict is never freed, the loop and the task are references of the coro's; a failure
     // leaves the coro without a current task.
     unsafe {
-        let task = *(*machine).state.task();
+        let task = *(*fiber).state.task();
         if ffi::PyDict_SetItem(
             CURRENT_TASKS.load(Ordering::Relaxed),
             coro.event_loop.as_ptr(),
@@ -130,15 +130,15 @@ pub(super) fn enter(machine: *mut Machine, coro: Coro<'_>) {
 
 /// After the switch back.
 #[inline(always)]
-pub(super) fn leave(machine: *mut Machine, coro: Coro<'_>) {
+pub(super) fn leave(fiber: *mut Fiber, coro: Coro<'_>) {
     if SWAPS_TASK {
         return;
     }
-    // SAFETY: as above; the reference in the machine is exchanged for one to what is in the dict now.
+    // SAFETY: as above; the reference in the fiber is exchanged for one to what is in the dict now.
     unsafe {
         let tasks = CURRENT_TASKS.load(Ordering::Relaxed);
         let now = ffi::PyDict_GetItemWithError(tasks, coro.event_loop.as_ptr());
-        let place = (*machine).state.task();
+        let place = (*fiber).state.task();
         if now != *place && !now.is_null() {
             let before = std::mem::replace(place, ffi::Py_NewRef(now));
             ffi::Py_XDECREF(before);
@@ -149,10 +149,10 @@ pub(super) fn leave(machine: *mut Machine, coro: Coro<'_>) {
     }
 }
 
-/// The machine has ended.
-pub(super) fn end(machine: &mut Machine, _: Python<'_>) {
-    let task = std::mem::replace(machine.state.task(), ptr::null_mut());
-    // SAFETY: attached; the reference was the machine's.
+/// The fiber has ended.
+pub(super) fn end(fiber: &mut Fiber, _: Python<'_>) {
+    let task = std::mem::replace(fiber.state.task(), ptr::null_mut());
+    // SAFETY: attached; the reference was the fiber's.
     unsafe { ffi::Py_XDECREF(task) };
 }
 

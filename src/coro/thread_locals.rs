@@ -26,7 +26,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
 use super::coroutine::Coro;
-use super::machine::Machine;
+use super::fiber::Fiber;
 use super::runtime::Runtime;
 
 /// A stack with a Python function called by a C++ function takes more, and one with Python functions alone less: 700
@@ -120,11 +120,11 @@ impl Search {
 /// Whether `take` has anything to do for a coro that has just left its stack.
 ///
 /// # Safety
-/// `machine` is a coro's that is not running.
+/// `fiber` is a coro's that is not running.
 #[inline(always)]
-pub(super) unsafe fn may_have(machine: *const Machine) -> bool {
+pub(super) unsafe fn may_have(fiber: *const Fiber) -> bool {
     // SAFETY: by the contract.
-    unsafe { (*machine).taken.is_some() || (*machine).used_len() > MIN_DEPTH }
+    unsafe { (*fiber).taken.is_some() || (*fiber).used_len() > MIN_DEPTH }
 }
 
 /// The coro has left its stack: what points into it is taken out of the thread's variables.
@@ -133,17 +133,17 @@ pub(super) unsafe fn may_have(machine: *const Machine) -> bool {
 /// As above.
 #[cold]
 #[inline(never)]
-pub(super) unsafe fn take(runtime: &Runtime, coro: Coro<'_>, machine: *mut Machine) {
+pub(super) unsafe fn take(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
     // SAFETY: by the contract.
-    let machine = unsafe { &mut *machine };
+    let fiber = unsafe { &mut *fiber };
     // The stack of a coro that has ended holds nothing.
     let stack = if coro.is_done() {
         0..0
     } else {
-        machine.sp..machine.slot.slot.top()
+        fiber.sp..fiber.slot.slot.top()
     };
     let mut words = Vec::new();
-    for word in machine.taken.take().map_or_else(Vec::new, |taken| taken.0) {
+    for word in fiber.taken.take().map_or_else(Vec::new, |taken| taken.0) {
         // SAFETY: found by this thread, in the same variable that the value came from.
         let value = unsafe {
             let value = word.place.read();
@@ -169,7 +169,7 @@ pub(super) unsafe fn take(runtime: &Runtime, coro: Coro<'_>, machine: *mut Machi
         }
     }
     if !words.is_empty() {
-        machine.taken = Some(Box::new(Taken(words)));
+        fiber.taken = Some(Box::new(Taken(words)));
     }
 }
 

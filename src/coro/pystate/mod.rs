@@ -6,7 +6,7 @@
 //!
 //! | field | why it is the coro's |
 //! |---|---|
-//! | `cframe` (to 3.12) or `current_frame` | the chain of Python frames; it ends at the coro's base |
+//! | `cframe` (to 3.12) or `current_frame` | the chain of Python frames; it ends at the coro's root |
 //! | `exc_info` | what `except` blocks of the coro are handling (`sys.exc_info()`, bare `raise`) |
 //! | `context`, `context_ver` | its `contextvars` |
 //! | `datastack_*` | the memory of its Python frames |
@@ -107,12 +107,12 @@ pub(super) struct CFrame {
 
 /// What a coro keeps for its thread state to point to, at one address for as long as it lives.
 #[repr(C)]
-pub(super) struct Base {
+pub(super) struct ThreadStateRoot {
     exc_info: ExcInfo,
     cframe: CFrame,
 }
 
-impl Base {
+impl ThreadStateRoot {
     pub(super) const fn new() -> Self {
         Self {
             exc_info: ExcInfo {
@@ -148,13 +148,13 @@ impl PyState {
     /// The state of a stack on which nothing has run yet: no frames, no exception, no context.
     ///
     /// # Safety
-    /// `base` stays where it is, and `chunk` is one of `Chunks`, given back only after the coro has ended.
-    pub(super) unsafe fn fresh(base: *mut Base, chunk: *mut u8, stack_len: usize) -> Self {
-        // SAFETY: `base` is alive and the chunk one of ours (contract); only addresses are taken.
+    /// `root` stays where it is, and `chunk` is one of `Chunks`, given back only after the coro has ended.
+    pub(super) unsafe fn fresh(root: *mut ThreadStateRoot, chunk: *mut u8, stack_len: usize) -> Self {
+        // SAFETY: `root` is alive and the chunk one of ours (contract); only addresses are taken.
         let (frame, exc_info, (chunk_top, chunk_limit)) = unsafe {
             (
-                imp::base_frame(&raw mut (*base).cframe),
-                &raw mut (*base).exc_info,
+                imp::root_frame(&raw mut (*root).cframe),
+                &raw mut (*root).exc_info,
                 chunk::bounds(chunk),
             )
         };
@@ -216,7 +216,7 @@ impl PyState {
     /// # Safety
     /// The stack of the state is in its place.
     pub(super) unsafe fn innermost(&self) -> *mut u8 {
-        // SAFETY: the pointer is the coro's base or lies on its stack (contract).
+        // SAFETY: the pointer is the coro's root or lies on its stack (contract).
         unsafe { imp::innermost(self.frame) }
     }
 

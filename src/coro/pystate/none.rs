@@ -44,7 +44,7 @@ pub(super) fn look_up() -> Option<&'static str> {
     UNSUPPORTED
 }
 
-pub(super) fn base_frame(_base: *mut CFrame) -> *mut u8 {
+pub(super) fn root_frame(_cframe: *mut CFrame) -> *mut u8 {
     ptr::null_mut()
 }
 

@@ -42,8 +42,8 @@ const _: () = assert!(CFRAME_LEN == size_of::<CFrame>());
 const CURRENT_FRAME: usize = 8; // void *_PyCFrame.current_frame
 
 /// The chain of frames begins in a `_PyCFrame` of the coro's own.
-pub(super) fn base_frame(base: *mut CFrame) -> *mut u8 {
-    base.cast()
+pub(super) fn root_frame(cframe: *mut CFrame) -> *mut u8 {
+    cframe.cast()
 }
 
 /// # Safety

@@ -37,7 +37,7 @@ pub(super) const FRAME_PREVIOUS: usize = 8; // void *_PyInterpreterFrame.previou
 pub(super) const CODE_VERSION: Option<usize> = Some(168); // uintptr_t PyCodeObject._co_instrumentation_version
 
 /// The chain of frames begins with none.
-pub(super) fn base_frame(_base: *mut CFrame) -> *mut u8 {
+pub(super) fn root_frame(_cframe: *mut CFrame) -> *mut u8 {
     ptr::null_mut()
 }
 

@@ -1,4 +1,4 @@
-//! `Machine`: the stack and the interpreter state of one coro, from its first run to its end.
+//! `Fiber`: the stack and the interpreter state of one coro, from its first run to its end.
 //!
 //! Belongs to the coro's thread. It must not know the scheduler.
 
@@ -13,11 +13,11 @@ use grapeshot_core::sys::faults::{Line, Watch};
 use pyo3::ffi;
 
 use super::coroutine::CoroObject;
-use super::pystate::{Base, PyState, Relinked};
+use super::pystate::{PyState, Relinked, ThreadStateRoot};
 use super::thread_locals::Taken;
 
 /// Lies in the tail of the block whose beginning is the coro's root chunk (`pystate::Chunks`).
-pub(super) struct Machine {
+pub(super) struct Fiber {
     /// Whose it is.
     pub(super) coro: *mut ffi::PyObject,
     pub(super) slot: Rc<SharedSlot>,
@@ -31,15 +31,15 @@ pub(super) struct Machine {
     /// What pointed into its stack while it ran.
     pub(super) taken: Option<Box<Taken>>,
     pub(super) state: PyState,
-    /// What the interpreter state points to: a machine does not move.
-    pub(super) base: Base,
+    /// What the interpreter state points to: a fiber does not move.
+    pub(super) root: ThreadStateRoot,
 }
 
 /// A slot and whose stack lies in it.
 pub(super) struct SharedSlot {
     pub(super) slot: Slot,
-    /// The machine whose stack is in place, null if none.
-    pub(super) occupant: Cell<*mut Machine>,
+    /// The fiber whose stack is in place, null if none.
+    pub(super) occupant: Cell<*mut Fiber>,
     /// Has the guard below it watched.
     watch: Watch,
 }
@@ -62,12 +62,12 @@ impl SharedSlot {
 /// Says whose stack is used up. Runs in a signal handler on the thread that has the fault: the coro in the slot is the
 /// one that runs, and nothing is called that does more than read memory.
 unsafe fn describe_overflow(owner: *const c_void, line: &mut Line) {
-    // SAFETY: the owner is a slot that lives as long as it is watched; its occupant is the machine of a live coro.
+    // SAFETY: the owner is a slot that lives as long as it is watched; its occupant is the fiber of a live coro.
     unsafe {
         let shared = &*owner.cast::<SharedSlot>();
         line.push_str("grapeshot: ");
-        if let Some(machine) = shared.occupant.get().as_ref() {
-            let coro = &*machine.coro.cast::<CoroObject>();
+        if let Some(fiber) = shared.occupant.get().as_ref() {
+            let coro = &*fiber.coro.cast::<CoroObject>();
             line.push_str("coro ");
             line.push_number(coro.id.get());
             let name = coro.name.as_ptr();
@@ -100,9 +100,9 @@ unsafe fn push_name(name: *mut ffi::PyObject, line: &mut Line) {
     }
 }
 
-const _: () = assert!(align_of::<Machine>() == 8);
+const _: () = assert!(align_of::<Fiber>() == 8);
 
-impl Machine {
+impl Fiber {
     /// The bytes in use of a suspended stack.
     pub(super) fn used_len(&self) -> usize {
         self.slot.slot.top() - self.sp
