@@ -19,7 +19,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::fiber::Fiber;
-use super::line::Place;
+use super::wait_queue::WaitNode;
 use crate::binding::errors;
 use crate::binding::native_type::{NativeType, This, leak_table, one_at_a_time};
 use crate::binding::object_cell::ObjectCell;
@@ -81,8 +81,8 @@ pub(super) struct CoroObject {
     pub(super) max_acts: Cell<u16>,
     /// Deallocations inside one another on its stack (`deallocation`).
     pub(super) dealloc_depth: Cell<u32>,
-    /// Where it waits, if in a line.
-    pub(super) place_in_line: Place,
+    /// Its place in a queue of waiters.
+    pub(super) wait_node: WaitNode,
     /// The part that is there from the first run to the end; null before and after.
     pub(super) fiber: Cell<*mut Fiber>,
 }

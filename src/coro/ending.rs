@@ -66,7 +66,7 @@ fn end(coro: Coro<'_>, may_yield: bool) -> PyResult<()> {
         .into_value(py)
         .into_bound(py);
     interruption::push(coro, shutdown.into_any())?;
-    coro.place_in_line.leave();
+    coro.wait_node.unlink();
     coro.status.set(Status::Ready);
     scheduler::resume(coro)
 }

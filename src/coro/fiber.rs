@@ -9,7 +9,7 @@ use std::ptr;
 use std::rc::Rc;
 
 use grapeshot_core::stack::{Saved, Slot};
-use grapeshot_core::sys::faults::{Line, Watch};
+use grapeshot_core::sys::faults::{FaultMessage, GuardedRange};
 use pyo3::ffi;
 
 use super::coroutine::CoroObject;
@@ -41,57 +41,57 @@ pub(super) struct SharedSlot {
     /// The fiber whose stack is in place, null if none.
     pub(super) occupant: Cell<*mut Fiber>,
     /// Has the guard below it watched.
-    watch: Watch,
+    guard: GuardedRange,
 }
 
 impl SharedSlot {
     /// A new mapping for stacks of `len_bytes`.
     pub(super) fn new(len_bytes: usize) -> io::Result<Rc<Self>> {
         let slot = Slot::new(len_bytes)?;
-        let watch = Watch::new(slot.guard(), describe_overflow);
+        let guard = GuardedRange::new(slot.guard(), describe_overflow);
         let shared = Rc::new(Self {
             slot,
             occupant: Cell::new(ptr::null_mut()),
-            watch,
+            guard,
         });
-        shared.watch.set_owner(Rc::as_ptr(&shared).cast());
+        shared.guard.set_owner(Rc::as_ptr(&shared).cast());
         Ok(shared)
     }
 }
 
 /// Says whose stack is used up. Runs in a signal handler on the thread that has the fault: the coro in the slot is the
 /// one that runs, and nothing is called that does more than read memory.
-unsafe fn describe_overflow(owner: *const c_void, line: &mut Line) {
+unsafe fn describe_overflow(owner: *const c_void, message: &mut FaultMessage) {
     // SAFETY: the owner is a slot that lives as long as it is watched; its occupant is the fiber of a live coro.
     unsafe {
         let shared = &*owner.cast::<SharedSlot>();
-        line.push_str("grapeshot: ");
+        message.push_str("grapeshot: ");
         if let Some(fiber) = shared.occupant.get().as_ref() {
             let coro = &*fiber.coro.cast::<CoroObject>();
-            line.push_str("coro ");
-            line.push_number(coro.id.get());
+            message.push_str("coro ");
+            message.push_number(coro.id.get());
             let name = coro.name.as_ptr();
             if !name.is_null() {
-                line.push_str(" (");
-                push_name(name, line);
-                line.push_str(")");
+                message.push_str(" (");
+                push_name(name, message);
+                message.push_str(")");
             }
         } else {
-            line.push_str("a coro");
+            message.push_str("a coro");
         }
-        line.push_str(" has used up its stack of ");
-        line.push_number((shared.slot.len_bytes() / (1024 * 1024)) as u64);
-        line.push_str(" MiB");
+        message.push_str(" has used up its stack of ");
+        message.push_number((shared.slot.len_bytes() / (1024 * 1024)) as u64);
+        message.push_str(" MiB");
     }
 }
 
 /// A string as it lies in memory.
-unsafe fn push_name(name: *mut ffi::PyObject, line: &mut Line) {
+unsafe fn push_name(name: *mut ffi::PyObject, message: &mut FaultMessage) {
     // SAFETY: a coro's name is a str, whose data has the length and the width that it says.
     unsafe {
         let (data, kind) = (ffi::PyUnicode_DATA(name), ffi::PyUnicode_KIND(name));
         for index in 0..ffi::PyUnicode_GET_LENGTH(name) as usize {
-            line.push_code_point(match kind {
+            message.push_code_point(match kind {
                 ffi::PyUnicode_1BYTE_KIND => u32::from(*data.cast::<u8>().add(index)),
                 ffi::PyUnicode_2BYTE_KIND => u32::from(*data.cast::<u16>().add(index)),
                 _ => *data.cast::<u32>().add(index),

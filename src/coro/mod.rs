@@ -8,7 +8,7 @@
 //! | `coroutine`, `function` | the `Coro` object; what it runs, and what becomes of it |
 //! | `runtime`, `scheduler` | what a thread has for its coros; who runs |
 //! | `suspension`, `interruption` | how a coro waits; exceptions on their way into it |
-//! | `line`, `waiting` | coros in line for the same thing; the things, from `semaphore` to `channel` |
+//! | `wait_queue`, `waiting` | who waits for the same thing; the things, from `semaphore` to `channel` |
 //! | `tasks` | the running task that asyncio sees while a coro runs |
 //! | `ending`, `notifier` | coros whose loop has ended; who hears of exceptions |
 //! | `latency`, `watchdog` | coros that run for too long |
@@ -17,7 +17,7 @@
 //! | `methods` | what Python calls |
 //!
 //! Everything belongs to the thread that runs the loop. The scheduler runs on the thread's own stack and never on a
-//! coro's; it must not know what coros wait for, but takes a coro that it makes ready out of its line.
+//! coro's; it must not know what coros wait for, but takes a coro that it makes ready out of its queue.
 
 mod collector;
 mod coroutine;
@@ -28,7 +28,6 @@ mod function;
 mod hooks;
 mod interruption;
 mod latency;
-mod line;
 mod methods;
 mod notifier;
 mod profiling;
@@ -38,6 +37,7 @@ mod scheduler;
 mod suspension;
 mod tasks;
 mod thread_locals;
+mod wait_queue;
 mod waiting;
 mod watchdog;
 

@@ -169,10 +169,10 @@ fn queue(coro: Coro<'_>) {
     }
 }
 
-/// New or waiting becomes ready; one that stood in line does not any more.
+/// New or waiting becomes ready; a queued coro leaves its queue.
 #[inline]
 pub(super) fn make_ready(coro: Coro<'_>) {
-    coro.place_in_line.leave();
+    coro.wait_node.unlink();
     coro.status.set(Status::Ready);
     queue(coro);
 }

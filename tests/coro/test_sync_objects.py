@@ -307,7 +307,7 @@ def test_names(kind):
 def test_no_copies(kind):
     one = getattr(coro, kind)()
     if kind in ("rw_lock", "event", "inverted_semaphore"):
-        one = one._line  # what they stand on
+        one = one._waiters  # what they stand on
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         with pytest.raises(TypeError):
             pickle.dumps(one, protocol)

@@ -25,7 +25,7 @@ use std::sync::{Mutex, Once, PoisonError};
 use super::pages;
 
 /// Writes who uses the watched stack. Called in a signal handler: it may only read memory.
-pub type Describe = unsafe fn(owner: *const c_void, line: &mut Line);
+pub type Describe = unsafe fn(owner: *const c_void, message: &mut FaultMessage);
 
 /// Enough for faulthandler's report, which comes on the same stack.
 const ALTERNATE_LEN: usize = 64 * 1024;
@@ -50,11 +50,11 @@ static ENTRIES: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
 static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
 /// A range of addresses that nobody may touch, for as long as this lives.
-pub struct Watch {
+pub struct GuardedRange {
     entry: *const Entry,
 }
 
-impl Watch {
+impl GuardedRange {
     /// Watches `range`; a fault in it is described by `describe(owner, ...)`, as soon as there is an owner.
     pub fn new(range: Range<usize>, describe: Describe) -> Self {
         install();
@@ -89,7 +89,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for GuardedRange {
     fn drop(&mut self) {
         // SAFETY: entries live for good.
         let fields = unsafe { &*self.entry };
@@ -101,12 +101,12 @@ impl Drop for Watch {
 }
 
 /// A line of text made without allocating; what does not fit is left out.
-pub struct Line {
+pub struct FaultMessage {
     bytes: [u8; 512],
     len: usize,
 }
 
-impl Line {
+impl FaultMessage {
     const fn new() -> Self {
         Self {
             bytes: [0; 512],
@@ -246,14 +246,14 @@ unsafe fn describe(address: usize) {
         // The stack pointer may still be where the last push would have gone.
         let range = range.start..range.end + RED_ZONE_LEN.min(range.end);
         if range.contains(&address) && !owner.is_null() {
-            let mut line = Line::new();
+            let mut message = FaultMessage::new();
             // SAFETY: stored by `new` from a function of this type; the owner lives as long as its watch.
             unsafe {
                 let describe =
                     mem::transmute::<*mut c_void, Describe>(fields.describe.load(Ordering::Acquire));
-                describe(owner, &mut line);
+                describe(owner, &mut message);
             }
-            line.write();
+            message.write();
             return;
         }
         entry = fields.next;
@@ -367,36 +367,36 @@ impl Drop for AlternateStack {
 mod tests {
     use super::*;
 
-    unsafe fn say_seven(_: *const c_void, line: &mut Line) {
-        line.push_str("seven");
+    unsafe fn say_seven(_: *const c_void, message: &mut FaultMessage) {
+        message.push_str("seven");
     }
 
     #[test]
     fn a_line_holds_what_fits() {
-        let mut line = Line::new();
-        line.push_str("n ");
-        line.push_number(0);
-        line.push_number(u64::MAX);
+        let mut message = FaultMessage::new();
+        message.push_str("n ");
+        message.push_number(0);
+        message.push_number(u64::MAX);
         for code_point in [0xe9, 0xd800, 0x1f347, 7] {
-            line.push_code_point(code_point);
+            message.push_code_point(code_point);
         }
         assert_eq!(
-            &line.bytes[..line.len],
+            &message.bytes[..message.len],
             "n 018446744073709551615\u{e9}?\u{1f347}?".as_bytes()
         );
         for _ in 0..1000 {
-            line.push_code_point(0x1f347);
+            message.push_code_point(0x1f347);
         }
-        assert!(line.len < line.bytes.len() && line.len > line.bytes.len() - 5);
-        assert!(std::str::from_utf8(&line.bytes[..line.len]).is_ok());
+        assert!(message.len < message.bytes.len() && message.len > message.bytes.len() - 5);
+        assert!(std::str::from_utf8(&message.bytes[..message.len]).is_ok());
     }
 
     #[test]
     fn entries_are_used_again() {
-        let first = Watch::new(16..32, say_seven);
+        let first = GuardedRange::new(16..32, say_seven);
         let entry = first.entry;
         drop(first);
-        let others: Vec<Watch> = (0..3).map(|_| Watch::new(16..32, say_seven)).collect();
+        let others: Vec<GuardedRange> = (0..3).map(|_| GuardedRange::new(16..32, say_seven)).collect();
         assert!(others.iter().any(|other| other.entry == entry));
     }
 

@@ -40,14 +40,14 @@ class future(_Generic["_T"]):  # noqa: N801
         self._value: _T | None = None
         self._exception: BaseException | None = None
         self._traceback: TracebackType | None = None
-        self._line = condition_variable()
+        self._waiters = condition_variable()
         self._callbacks: list[Callable[[Any], object]] = []
 
     def __repr__(self) -> str:
         state = "not set"
         if self._is_set:
             state = f"value={self._value!r}" if self._exception is None else f"exception={self._exception!r}"
-        waiting = f", {len(self._line)} waiting" if len(self._line) else ""
+        waiting = f", {len(self._waiters)} waiting" if len(self._waiters) else ""
         return f"<{type(self).__name__} {state}{waiting}>"
 
     def set(self, value: _T = None) -> None:  # type: ignore[assignment]  # for future[None]
@@ -68,13 +68,13 @@ class future(_Generic["_T"]):  # noqa: N801
         self._finish()
 
     def _check_unset(self) -> None:
-        self._line._use()
+        self._waiters._use()
         if self._is_set:
             raise _errors.InvalidStateError("the future was set before")
 
     def _finish(self) -> None:
         self._is_set = True
-        self._line.wake_all()
+        self._waiters.wake_all()
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             self._call_soon(callback)
@@ -102,7 +102,7 @@ class future(_Generic["_T"]):  # noqa: N801
 
     def wait(self, timeout: float | None = None, block: bool = True) -> bool:
         """Wait until it is set; return whether it was in time."""
-        return self._is_set or self._line._wait_as(0, block, timeout)
+        return self._is_set or self._waiters._wait_as(0, block, timeout)
 
     def get(self, block: bool = True, timeout: float | None = None) -> _T:
         """Wait until it is set; return the value or raise the exception.
@@ -124,7 +124,7 @@ class future(_Generic["_T"]):  # noqa: N801
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
         """Call ``fn(self)`` from the loop once it is set."""
-        self._line._use()
+        self._waiters._use()
         if self._is_set:
             self._call_soon(fn)
         else:

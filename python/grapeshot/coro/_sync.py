@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 _current = _core._coro_current
 
 
-def _waiting(line: condition_variable) -> str:
-    return f", {len(line)} waiting" if len(line) else ""
+def _waiting(waiters: condition_variable) -> str:
+    return f", {len(waiters)} waiting" if len(waiters) else ""
 
 
 class inverted_semaphore:  # noqa: N801
@@ -47,10 +47,10 @@ class inverted_semaphore:  # noqa: N801
         if value < 0:
             raise ValueError("the count begins at 0 or above")
         self.value = value
-        self._line = condition_variable()
+        self._waiters = condition_variable()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.value} under way{_waiting(self._line)}>"
+        return f"<{type(self).__name__} {self.value} under way{_waiting(self._waiters)}>"
 
     def __int__(self) -> int:
         return self.value
@@ -59,23 +59,23 @@ class inverted_semaphore:  # noqa: N801
         """Count up by ``value``. Never waits."""
         if value < 1:
             raise ValueError("acquire() takes 1 or more")
-        self._line._use()
+        self._waiters._use()
         self.value += value
 
     def release(self, value: int = 1) -> None:
         """Count down by ``value``; at 0 all that wait go on. Raises LockError below 0."""
         if value < 1:
             raise ValueError("release() takes 1 or more")
-        self._line._use()
+        self._waiters._use()
         if self.value < value:
             raise _errors.LockError("released more often than acquired")
         self.value -= value
         if self.value == 0:
-            self._line.wake_all()
+            self._waiters.wake_all()
 
     def block_till_zero(self, timeout: float | None = None, block: bool = True) -> bool:
         """Wait until the count is 0, or was 0 meanwhile; return whether it was in time."""
-        return not self.value or self._line._wait_as(0, block, timeout)
+        return not self.value or self._waiters._wait_as(0, block, timeout)
 
     def __enter__(self) -> inverted_semaphore:
         self.acquire()
@@ -85,7 +85,7 @@ class inverted_semaphore:  # noqa: N801
         self.release()
 
 
-# What a coro in the line of an rw_lock wants.
+# What a waiting coro wants of an rw_lock.
 _READ, _WRITE = 0, 1
 
 
@@ -102,7 +102,7 @@ class rw_lock:  # noqa: N801
         self._readers: dict[Any, int] = {}
         self._writer: Any = None
         self._depth = 0
-        self._line = condition_variable()
+        self._waiters = condition_variable()
 
     def __repr__(self) -> str:
         state = "unlocked"
@@ -110,7 +110,7 @@ class rw_lock:  # noqa: N801
             state = "writing"
         elif self._readers:
             state = f"{len(self._readers)} reading"
-        return f"<{type(self).__name__} {state}{_waiting(self._line)}>"
+        return f"<{type(self).__name__} {state}{_waiting(self._waiters)}>"
 
     def acquire_read(self, block: bool = True, timeout: float | None = None) -> bool:
         """Wait until nobody writes, and nobody waits who came before; hold the lock for reading.
@@ -121,9 +121,9 @@ class rw_lock:  # noqa: N801
 
     def try_acquire_read(self) -> bool:
         """The same without waiting; return False if it cannot be."""
-        self._line._use()
+        self._waiters._use()
         co = _current()
-        if co not in self._readers and self._writer is not co and (self._writer is not None or len(self._line)):
+        if co not in self._readers and self._writer is not co and (self._writer is not None or len(self._waiters)):
             return False
         self._readers[co] = self._readers.get(co, 0) + 1
         return True
@@ -144,10 +144,10 @@ class rw_lock:  # noqa: N801
 
     def try_acquire_write(self) -> bool:
         """The same without waiting; return False if it cannot be."""
-        self._line._use()
+        self._waiters._use()
         co = _current()
         if self._writer is not co:
-            if self._writer is not None or self._readers or len(self._line):
+            if self._writer is not None or self._readers or len(self._waiters):
                 return False
             self._writer = co
         self._depth += 1
@@ -183,7 +183,7 @@ class rw_lock:  # noqa: N801
     def _wait_as(self, kind: int, block: bool, timeout: float | None) -> bool:
         is_granted = False
         try:
-            is_granted = self._line._wait_as(kind, block, timeout)
+            is_granted = self._waiters._wait_as(kind, block, timeout)
         except BaseException:
             # Who waits holds nothing, so that what it holds was granted.
             co = _current()
@@ -200,11 +200,11 @@ class rw_lock:  # noqa: N801
 
     def _pass_on(self) -> None:
         """Grant the lock to those who stand first, as far as they fit together."""
-        while self._writer is None and (kind := self._line._first()) is not None:
+        while self._writer is None and (kind := self._waiters._first()) is not None:
             if kind == _READ:
-                self._readers[self._line._wake_first()] = 1
+                self._readers[self._waiters._wake_first()] = 1
             elif not self._readers:
-                self._writer = self._line._wake_first()
+                self._writer = self._waiters._wake_first()
                 self._depth = 1
             else:
                 return
@@ -215,10 +215,10 @@ class event:  # noqa: N801
 
     def __init__(self) -> None:
         self._is_set = False
-        self._line = condition_variable()
+        self._waiters = condition_variable()
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {'set' if self._is_set else 'not set'}{_waiting(self._line)}>"
+        return f"<{type(self).__name__} {'set' if self._is_set else 'not set'}{_waiting(self._waiters)}>"
 
     def is_set(self) -> bool:
         """Whether the flag is up."""
@@ -226,17 +226,17 @@ class event:  # noqa: N801
 
     def set(self) -> None:
         """Raise the flag and wake all that wait for it."""
-        self._line.wake_all()
+        self._waiters.wake_all()
         self._is_set = True
 
     def clear(self) -> None:
         """Lower the flag."""
-        self._line._use()
+        self._waiters._use()
         self._is_set = False
 
     def wait(self, timeout: float | None = None, block: bool = True) -> bool:
         """Wait until the flag is up, or was up meanwhile; return whether it was in time."""
-        return self._is_set or self._line._wait_as(0, block, timeout)
+        return self._is_set or self._waiters._wait_as(0, block, timeout)
 
 
 class mailbox(fifo["_T"]):  # noqa: N801

@@ -65,7 +65,7 @@ fn wake<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let [value] = args.bind("_wake", ["value"])?;
     check_thread(this)?;
     match this.status.get() {
-        Status::Waiting if this.place_in_line.is_in_line() => Err(coro_errors::new(
+        Status::Waiting if this.wait_node.is_queued() => Err(coro_errors::new(
             this.py(),
             Kind::ScheduleError,
             "the coro waits for something that wakes it: it can be interrupted, not scheduled",

@@ -119,7 +119,7 @@ pub(super) fn end_sleep<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py
     if let Some(object) = args.get(0) {
         let coro = scheduler::coro_from(&object)?;
         check_thread(coro)?;
-        if coro.status.get() == Status::Waiting && !coro.place_in_line.is_in_line() {
+        if coro.status.get() == Status::Waiting && !coro.wait_node.is_queued() {
             scheduler::make_ready(coro);
         }
     }

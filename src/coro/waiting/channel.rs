@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A value goes from `on the way` to the receiver when that one runs. If it is interrupted before, the value goes to
-//! the next receiver in line, or stays for the next one to come.
+//! the next receiver in the queue, or stays for the next one to come.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -21,8 +21,8 @@ use pyo3::types::{PyTuple, PyType};
 
 use super::limit::{Deadline, Limit};
 use super::object::{
-    FLAGS, Head, Object, Primitive, check_thread, dealloc, grant, make_type as make, offer_in_line,
-    wait_in_line,
+    FLAGS, Head, Object, Primitive, check_thread, dealloc, grant, make_type as make, offer_in_queue,
+    wait_in_queue,
 };
 use super::parcels::Parcels;
 use crate::binding::errors;
@@ -30,7 +30,7 @@ use crate::binding::native_type::{
     Args, NativeType, This, bool_object, class_getitem, getter, method, none, one_at_a_time, slot,
 };
 use crate::coro::errors::{self as coro_errors, Kind};
-use crate::coro::line::Line;
+use crate::coro::wait_queue::WaitQueue;
 use crate::coro::{scheduler, suspension};
 
 #[repr(C)]
@@ -39,8 +39,8 @@ pub(super) struct ChannelObject {
     on_the_way: Parcels,
     promised: Cell<usize>,
     /// Each with its value in `wake_value`, and `EXCEPTION` as its request if that is to be raised.
-    senders: Line,
-    receivers: Line,
+    senders: WaitQueue,
+    receivers: WaitQueue,
     is_closing: Cell<bool>,
 }
 
@@ -105,7 +105,7 @@ impl ChannelObject {
     #[inline]
     fn take_from_sender(this: Channel<'_>) -> Option<(Bound<'_, PyAny>, bool)> {
         let sender = this.senders.first(this.py())?;
-        let is_exception = sender.place_in_line.request.get() == EXCEPTION;
+        let is_exception = sender.wait_node.request.get() == EXCEPTION;
         let value = sender.wake_value.take(this.py());
         grant(sender, None);
         Some((value.unwrap_or_else(|| none(this.py())), is_exception))
@@ -181,7 +181,7 @@ fn deliver<'py>(
     let request = if is_exception { EXCEPTION } else { 0 };
     let mut value = value;
     loop {
-        let wait = offer_in_line(&this.senders, coro, request, value, &deadline);
+        let wait = offer_in_queue(&this.senders, coro, request, value, &deadline);
         match wait.result {
             Ok(_) if wait.is_granted => return Ok(()),
             Ok(_) if wait.is_late => return Err(late()),
@@ -211,7 +211,7 @@ fn wait_for_value(this: Channel<'_>, limit: Limit) -> PyResult<Option<Bound<'_, 
         if let Some(value) = received(this) {
             return value;
         }
-        let wait = wait_in_line(&this.receivers, coro, 0, &deadline);
+        let wait = wait_in_queue(&this.receivers, coro, 0, &deadline);
         if wait.is_granted {
             this.promised.set(this.promised.get().saturating_sub(1));
         }

@@ -9,17 +9,17 @@ use pyo3::types::PyType;
 
 use super::limit::{Deadline, Limit};
 use super::object::{
-    FLAGS, Head, Object, Primitive, check_thread, dealloc, grant, make_type as make, wait_in_line,
+    FLAGS, Head, Object, Primitive, check_thread, dealloc, grant, make_type as make, wait_in_queue,
 };
 use crate::binding::native_type::{Args, NativeType, This, bool_object, method, none, one_at_a_time, slot};
 use crate::coro::errors::{self as coro_errors, Kind};
-use crate::coro::line::Line;
+use crate::coro::wait_queue::WaitQueue;
 use crate::coro::{interruption, scheduler, suspension};
 
 #[repr(C)]
 pub(super) struct ConditionObject {
     head: Head,
-    line: Line,
+    waiters: WaitQueue,
 }
 
 type Condition<'py> = This<'py, ConditionObject>;
@@ -55,11 +55,11 @@ unsafe impl Primitive for ConditionObject {
     unsafe fn init(_: *mut Self) {}
 
     fn state(this: This<'_, Self>) -> String {
-        format!("{} waiting", this.line.len())
+        format!("{} waiting", this.waiters.len())
     }
 }
 
-/// Waits, standing in line as one that requests `kind`. None: the time is over.
+/// Waits as a coro that requests `kind`. None: the timeout is over.
 fn stand(this: Condition<'_>, kind: i64, limit: Limit) -> PyResult<Option<Bound<'_, PyAny>>> {
     check_thread(this)?;
     if limit.is_at_once() {
@@ -68,13 +68,13 @@ fn stand(this: Condition<'_>, kind: i64, limit: Limit) -> PyResult<Option<Bound<
     let coro = suspension::suspendable(this.py())?;
     let deadline = Deadline::new(coro, limit)?;
     loop {
-        let wait = wait_in_line(&this.line, coro, kind, &deadline);
+        let wait = wait_in_queue(&this.waiters, coro, kind, &deadline);
         match wait.result {
             Ok(value) if wait.is_granted => return Ok(Some(value)),
             Ok(_) if wait.is_late => return Ok(None),
             Ok(_) => {}
             Err(interruption) => {
-                if wait.is_granted && coro.place_in_line.request.get() == PASSES_ON {
+                if wait.is_granted && coro.wait_node.request.get() == PASSES_ON {
                     wake(this, coro.wake_value.take(this.py()), true);
                 }
                 return Err(interruption);
@@ -85,11 +85,11 @@ fn stand(this: Condition<'_>, kind: i64, limit: Limit) -> PyResult<Option<Bound<
 
 /// Wakes the coro that has waited longest; whether there was one.
 fn wake<'py>(this: Condition<'py>, value: Option<Bound<'py, PyAny>>, passes_on: bool) -> bool {
-    let Some(first) = this.line.first(this.py()) else {
+    let Some(first) = this.waiters.first(this.py()) else {
         return false;
     };
     if passes_on {
-        first.place_in_line.request.set(PASSES_ON);
+        first.wait_node.request.set(PASSES_ON);
     }
     grant(first, value);
     true
@@ -154,12 +154,12 @@ fn raise_all<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let Some(given) = args.get(0) else {
         return Ok(none(this.py()));
     };
-    let count = this.line.len();
+    let count = this.waiters.len();
     let mut woken = 0_usize;
-    // Making an exception may run Python code, which may change the line.
-    while woken < count && !this.line.is_empty() {
+    // Making an exception may run Python code, which may change the queue.
+    while woken < count && !this.waiters.is_empty() {
         let exception = exception_from(&given)?;
-        let Some(first) = this.line.first(this.py()) else {
+        let Some(first) = this.waiters.first(this.py()) else {
             break;
         };
         interruption::push(first, exception)?;
@@ -191,8 +191,8 @@ fn use_here<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
 fn first<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("_first", 0)?;
     let py = this.py();
-    match this.line.first(py) {
-        Some(first) => Ok(first.place_in_line.request.get().into_pyobject(py)?.into_any()),
+    match this.waiters.first(py) {
+        Some(first) => Ok(first.wait_node.request.get().into_pyobject(py)?.into_any()),
         None => Ok(none(py)),
     }
 }
@@ -201,7 +201,7 @@ fn wake_first<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("_wake_first", 0)?;
     check_thread(this)?;
     let py = this.py();
-    match this.line.first(py) {
+    match this.waiters.first(py) {
         Some(first) => {
             grant(first, None);
             Ok(first.to_bound())
@@ -214,7 +214,7 @@ fn wake_first<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
 /// Called by CPython with an object of this type.
 unsafe extern "C" fn len(slf: *mut ffi::PyObject) -> ffi::Py_ssize_t {
     // SAFETY: attached, and the object is alive.
-    unsafe { Condition::new(Python::assume_attached(), slf).line.len() as ffi::Py_ssize_t }
+    unsafe { Condition::new(Python::assume_attached(), slf).waiters.len() as ffi::Py_ssize_t }
 }
 
 pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'py, PyType>> {

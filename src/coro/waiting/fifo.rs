@@ -3,7 +3,7 @@
 //! ```text
 //!   pushers        coros with an item each, only while there are `max_len` items
 //!   items          [ oldest ... ]     promised: as many as there are coros which are woken for one and have not run yet
-//!   line           coros, only while there is no item that is not promised
+//!   waiters        coros, only while there is no item that is not promised
 //! ```
 //!
 //! Who takes an item lets the oldest pusher's in, before that one runs. A pusher that is interrupted after that has
@@ -20,8 +20,8 @@ use pyo3::types::{PyList, PyType};
 
 use super::limit::{Deadline, Limit};
 use super::object::{
-    FLAGS, Head, Object, Primitive, argument, check_thread, dealloc, grant, make_type as make, offer_in_line,
-    type_name, wait_in_line, waiting,
+    FLAGS, Head, Object, Primitive, argument, check_thread, dealloc, grant, make_type as make,
+    offer_in_queue, type_name, wait_in_queue, waiting,
 };
 use super::parcels::Parcels;
 use crate::binding::errors;
@@ -29,7 +29,7 @@ use crate::binding::native_type::{
     Args, NativeType, This, class_getitem, getter, method, none, one_at_a_time, slot,
 };
 use crate::coro::errors::{self as coro_errors, Kind};
-use crate::coro::line::Line;
+use crate::coro::wait_queue::WaitQueue;
 use crate::coro::{interruption, suspension};
 
 #[repr(C)]
@@ -37,9 +37,9 @@ pub(super) struct FifoObject {
     head: Head,
     items: Parcels,
     promised: Cell<usize>,
-    line: Line,
+    waiters: WaitQueue,
     /// Each with its item in `wake_value`.
-    pushers: Line,
+    pushers: WaitQueue,
     /// 0 for no limit.
     max_len: Cell<usize>,
 }
@@ -83,7 +83,7 @@ unsafe impl Primitive for FifoObject {
             0 => String::new(),
             limit => format!(" of {limit}"),
         };
-        let waiting = waiting(this.line.len() + this.pushers.len());
+        let waiting = waiting(this.waiters.len() + this.pushers.len());
         format!("{}{limit} items{waiting}", this.free())
     }
 }
@@ -99,7 +99,7 @@ impl FifoObject {
     #[inline]
     fn promise(this: Fifo<'_>) {
         if this.free() > 0
-            && let Some(first) = this.line.first(this.py())
+            && let Some(first) = this.waiters.first(this.py())
         {
             this.promised.set(this.promised.get() + 1);
             grant(first, None);
@@ -173,7 +173,7 @@ fn wait_for_space<'py>(this: Fifo<'py>, item: Bound<'py, PyAny>, limit: Limit) -
     let deadline = Deadline::new(coro, limit)?;
     let mut item = item;
     while this.is_full() {
-        let wait = offer_in_line(&this.pushers, coro, 1, item, &deadline);
+        let wait = offer_in_queue(&this.pushers, coro, 1, item, &deadline);
         match wait.result {
             Ok(_) if wait.is_granted => return Ok(()),
             Ok(_) if wait.is_late => return Err(full()),
@@ -206,7 +206,7 @@ fn wait_for_item(this: Fifo<'_>, limit: Limit) -> PyResult<Option<Bound<'_, PyAn
         if let Some(item) = FifoObject::take(this) {
             return Ok(Some(item));
         }
-        let wait = wait_in_line(&this.line, coro, 1, &deadline);
+        let wait = wait_in_queue(&this.waiters, coro, 1, &deadline);
         if wait.is_granted {
             this.promised.set(this.promised.get().saturating_sub(1));
         }

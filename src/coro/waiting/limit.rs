@@ -1,6 +1,6 @@
 //! How long a wait may last: `block=` and `timeout=` of the methods that wait.
 //!
-//! A timer of the loop takes a coro that still stands in line out of it, and makes it ready with nothing granted. One
+//! A timer of the loop removes a coro that still waits from its queue, and makes it ready with nothing granted. One
 //! that was granted something before is ready already, and the timer changes nothing: what was granted in time is kept.
 
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -110,10 +110,10 @@ impl Drop for Deadline<'_> {
     }
 }
 
-/// The time of a coro is over: if it still stands in line, it has got nothing.
+/// The timeout of a coro is over: if it still waits, it gets nothing.
 pub(in crate::coro) fn end_wait(coro: Coro<'_>) {
-    if coro.status.get() == Status::Waiting && coro.place_in_line.is_in_line() {
-        coro.place_in_line.is_late.set(true);
+    if coro.status.get() == Status::Waiting && coro.wait_node.is_queued() {
+        coro.wait_node.is_late.set(true);
         scheduler::make_ready(coro);
     }
 }

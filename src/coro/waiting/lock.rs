@@ -9,13 +9,13 @@ use pyo3::types::PyType;
 
 use super::limit::{Deadline, Limit};
 use super::object::{
-    FLAGS, Head, Object, Primitive, check_thread, dealloc, grant, make_type as make, wait_in_line, waiting,
+    FLAGS, Head, Object, Primitive, check_thread, dealloc, grant, make_type as make, wait_in_queue, waiting,
 };
 use crate::binding::native_type::{Args, NativeType, This, bool_object, method, none, one_at_a_time};
 use crate::binding::object_cell::ObjectCell;
 use crate::coro::coroutine::Coro;
 use crate::coro::errors::{self as coro_errors, Kind};
-use crate::coro::line::Line;
+use crate::coro::wait_queue::WaitQueue;
 use crate::coro::{runtime, suspension};
 
 #[repr(C)]
@@ -25,7 +25,7 @@ pub(super) struct LockObject<const RECURSIVE: bool> {
     holder: ObjectCell,
     /// How often the holder has taken it, beyond the first time.
     depth: Cell<usize>,
-    line: Line,
+    waiters: WaitQueue,
 }
 
 type Lock<'py, const R: bool> = This<'py, LockObject<R>>;
@@ -72,14 +72,14 @@ unsafe impl<const R: bool> Primitive for LockObject<R> {
         } else {
             "unlocked"
         };
-        format!("{state}{}", waiting(this.line.len()))
+        format!("{state}{}", waiting(this.waiters.len()))
     }
 }
 
 /// Gives the lock to the coro that has waited longest, or to nobody.
 #[inline]
 fn pass_on<const R: bool>(this: Lock<'_, R>) {
-    match this.line.first(this.py()) {
+    match this.waiters.first(this.py()) {
         Some(next) => {
             // The one before is dropped last: its destructor finds the lock in order.
             let before = this.holder.take(this.py());
@@ -134,7 +134,7 @@ fn hold<const R: bool>(this: Lock<'_, R>, limit: Limit) -> PyResult<Held> {
     }
     let deadline = Deadline::new(coro, limit)?;
     while !take(this, coro) {
-        let wait = wait_in_line(&this.line, coro, 1, &deadline);
+        let wait = wait_in_queue(&this.waiters, coro, 1, &deadline);
         match wait.result {
             Ok(_) if wait.is_granted => break,
             Ok(_) if wait.is_late => return Ok(Held::Not),
@@ -162,7 +162,7 @@ fn give<const R: bool>(this: Lock<'_, R>) -> PyResult<bool> {
         this.depth.set(this.depth.get() - 1);
         return Ok(false);
     }
-    let is_passed_on = !this.line.is_empty();
+    let is_passed_on = !this.waiters.is_empty();
     pass_on(this);
     Ok(is_passed_on)
 }

@@ -7,18 +7,18 @@
 //! line, before that one runs:
 //!
 //! ```text
-//!   waiting, in line ----- granted: out of the line, ready ------> runs: has it
+//!   waiting, queued ------- granted: removed, ready -------------> runs: has it
 //!      |                        |
 //!      | interrupted, late      | interrupted
 //!      v                        v
-//!   ready, out of the line     ready, and still granted ---------> runs: gives it back or on, and raises
+//!   removed, ready          ready, and still granted ------------> runs: gives it back or on, and raises
 //! ```
 //!
 //! Therefore nothing is lost, whenever an interruption comes, and nobody waits for what is there. Items never are in
 //! anybody's hands on the way: a fifo and a channel count how many of them are promised, and the coro takes the oldest
 //! one when it runs. So the order is kept as well.
 //!
-//! An object belongs to the thread of the loop that runs where it is made, as the coros in its line do; one that is
+//! An object belongs to the thread of the loop that runs where it is made, as the coros in its queues do; one that is
 //! made where none runs, to the first thread that uses it under a loop.
 
 mod channel;

@@ -16,7 +16,7 @@ use crate::binding::native_type::{
 };
 use crate::coro::coroutine::Coro;
 use crate::coro::errors::{self as coro_errors, Kind};
-use crate::coro::line::Line;
+use crate::coro::wait_queue::WaitQueue;
 use crate::coro::{runtime, scheduler, suspension, tasks};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::current_thread;
@@ -110,7 +110,7 @@ unsafe fn name_of_type(py: Python<'_>, object: *mut ffi::PyObject) -> String {
         .map_or_else(|| "primitive".to_owned(), |name| name.to_string())
 }
 
-/// How a wait in line has ended.
+/// How a wait in a queue has ended.
 pub(super) struct Wait<'py> {
     /// What the coro was woken with, or the interruption.
     pub(super) result: PyResult<Bound<'py, PyAny>>,
@@ -138,10 +138,10 @@ impl<'py> Wait<'py> {
     }
 }
 
-/// Waits at the end of `line`. A coro that stands in line is woken by who grants something to it, and by its deadline.
+/// Waits at the end of `queue`. A coro in a queue is woken by a grant or by its deadline.
 #[inline]
-pub(super) fn wait_in_line<'py>(
-    line: &Line,
+pub(super) fn wait_in_queue<'py>(
+    queue: &WaitQueue,
     coro: Coro<'py>,
     request: i64,
     deadline: &Deadline<'py>,
@@ -152,50 +152,50 @@ pub(super) fn wait_in_line<'py>(
     if deadline.is_over() {
         return Wait::late(none(coro.py()));
     }
-    line.join(coro, request);
+    queue.push(coro, request);
     end(coro, suspension::wait(coro))
 }
 
 /// The same for a coro that offers something: whoever takes it finds it in `wake_value`.
 #[inline]
-pub(super) fn offer_in_line<'py>(
-    line: &Line,
+pub(super) fn offer_in_queue<'py>(
+    queue: &WaitQueue,
     coro: Coro<'py>,
     request: i64,
     offer: Bound<'py, PyAny>,
     deadline: &Deadline<'py>,
 ) -> Wait<'py> {
-    // First: the destructor of what is offered, and goes here, must not find a coro in line that runs.
+    // First: the destructor of what is offered, and goes here, must not find a running coro in the queue.
     if let Err(interruption) = suspension::raise_pending(coro) {
         return Wait::interrupted(interruption);
     }
     if deadline.is_over() {
         return Wait::late(offer);
     }
-    line.join(coro, request);
+    queue.push(coro, request);
     end(coro, suspension::wait_offering(coro, offer))
 }
 
 #[inline]
 fn end<'py>(coro: Coro<'py>, result: PyResult<Bound<'py, PyAny>>) -> Wait<'py> {
-    let place = &coro.place_in_line;
+    let node = &coro.wait_node;
     // Whoever has made it ready has taken it out; it still stands there if it could not wait.
-    place.leave();
+    node.unlink();
     Wait {
         result,
-        is_granted: place.is_granted.replace(false),
-        is_late: place.is_late.replace(false),
+        is_granted: node.is_granted.replace(false),
+        is_late: node.is_late.replace(false),
     }
 }
 
-/// Wakes a coro that stands in line and has been given what it waits for; its wait returns `value`.
+/// Wakes a coro of a queue that has been given what it waits for; its wait returns `value`.
 #[inline]
 pub(super) fn grant<'py>(coro: Coro<'py>, value: Option<Bound<'py, PyAny>>) {
     if let Some(value) = value {
         coro.wake_value.set(value);
     }
     scheduler::make_ready(coro);
-    coro.place_in_line.is_granted.set(true);
+    coro.wait_node.is_granted.set(true);
 }
 
 /// How many: an optional argument, 1 without.

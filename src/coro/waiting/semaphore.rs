@@ -12,21 +12,21 @@ use pyo3::types::PyType;
 use super::limit::{Deadline, Limit};
 use super::object::{
     FLAGS, Head, Object, Primitive, argument, check_thread, count, dealloc, grant, make_type as make,
-    wait_in_line, waiting,
+    wait_in_queue, waiting,
 };
 use crate::binding::errors;
 use crate::binding::native_type::{
     Args, NativeType, This, bool_object, getter, method, none, one_at_a_time, slot,
 };
-use crate::coro::line::Line;
 use crate::coro::suspension;
+use crate::coro::wait_queue::WaitQueue;
 
 #[repr(C)]
 pub(super) struct SemaphoreObject {
     head: Head,
     available: Cell<i64>,
     /// Each with the number that it wants. While anybody waits, fewer are available than the first one wants.
-    line: Line,
+    waiters: WaitQueue,
 }
 
 type Semaphore<'py> = This<'py, SemaphoreObject>;
@@ -62,7 +62,11 @@ unsafe impl Primitive for SemaphoreObject {
     }
 
     fn state(this: This<'_, Self>) -> String {
-        format!("{} available{}", this.available.get(), waiting(this.line.len()))
+        format!(
+            "{} available{}",
+            this.available.get(),
+            waiting(this.waiters.len())
+        )
     }
 }
 
@@ -70,8 +74,8 @@ impl SemaphoreObject {
     /// Gives permits to those who stand first, as far as they reach.
     #[inline]
     fn pass_on(this: Semaphore<'_>) {
-        while let Some(first) = this.line.first(this.py()) {
-            let left = this.available.get() - first.place_in_line.request.get();
+        while let Some(first) = this.waiters.first(this.py()) {
+            let left = this.available.get() - first.wait_node.request.get();
             if left < 0 {
                 return;
             }
@@ -84,7 +88,7 @@ impl SemaphoreObject {
     #[inline]
     fn take(&self, count: i64) -> bool {
         let left = self.available.get() - count;
-        let is_taken = left >= 0 && self.line.is_empty();
+        let is_taken = left >= 0 && self.waiters.is_empty();
         if is_taken {
             self.available.set(left);
         }
@@ -115,7 +119,7 @@ fn wait_for(this: Semaphore<'_>, count: i64, limit: Limit) -> PyResult<bool> {
     let coro = suspension::suspendable(this.py())?;
     let deadline = Deadline::new(coro, limit)?;
     while !this.take(count) {
-        let wait = wait_in_line(&this.line, coro, count, &deadline);
+        let wait = wait_in_queue(&this.waiters, coro, count, &deadline);
         if wait.is_granted && wait.result.is_ok() {
             break;
         }
