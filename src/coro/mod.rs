@@ -8,7 +8,7 @@
 //! | `coroutine`, `function` | the `Coro` object; what it runs, and what becomes of it |
 //! | `runtime`, `scheduler` | what a thread has for its coros; who runs |
 //! | `suspension`, `interruption` | how a coro waits; exceptions on their way into it |
-//! | `wait_queue`, `waiting` | who waits for the same thing; the things, from `semaphore` to `channel` |
+//! | `wait_queue`, `sync` | who waits for the same thing; the things, from `semaphore` to `channel` |
 //! | `tasks` | the running task that asyncio sees while a coro runs |
 //! | `ending`, `notifier` | coros whose loop has ended; who hears of exceptions |
 //! | `latency`, `watchdog` | coros that run for too long |
@@ -35,14 +35,14 @@ mod pystate;
 mod runtime;
 mod scheduler;
 mod suspension;
+mod sync;
 mod tasks;
 mod thread_locals;
 mod wait_queue;
-mod waiting;
 mod watchdog;
 
 /// Makes the types and functions of the coro mode.
 pub(crate) fn register(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
     methods::register(module)?;
-    waiting::register(module)
+    sync::register(module)
 }

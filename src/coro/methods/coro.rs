@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyString, PyType};
 
 use super::functions::acts;
-use super::{Object, facade, stacks};
+use super::{Object, stacks, task_api};
 use crate::binding::native_type::{
     Args, bool_object, class_getitem, getter, leak_table, method, new_type, none, slot,
 };
@@ -347,7 +347,7 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 slot(
                     ffi::Py_tp_methods,
                     leak_table(
-                        [methods(), facade::methods()].concat(),
+                        [methods(), task_api::methods()].concat(),
                         ffi::PyMethodDef::zeroed(),
                     ),
                 ),
@@ -356,8 +356,8 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                     leak_table(getters(), ffi::PyGetSetDef::default()),
                 ),
                 slot(ffi::Py_tp_members, CoroObject::members()),
-                slot(ffi::Py_am_await, facade::am_await as *mut c_void),
-                slot(ffi::Py_tp_iter, facade::am_await as *mut c_void),
+                slot(ffi::Py_am_await, task_api::am_await as *mut c_void),
+                slot(ffi::Py_tp_iter, task_api::am_await as *mut c_void),
             ],
         )
     }

@@ -6,14 +6,14 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PySet, PyString, PyType};
 
 use super::coro::check_thread;
-use super::{Object, making};
+use super::{Object, spawn};
 use crate::binding::native_type::{Args, This, none};
 use crate::coro::coroutine::{Coro, Status};
 use crate::coro::errors::{self as coro_errors, Kind};
 use crate::coro::runtime::{current as running, with_runtime};
 use crate::coro::suspension::{Begun, Outcome};
 use crate::coro::{
-    collector, ending, hooks, latency, notifier, pystate, scheduler, suspension, tasks, waiting, watchdog,
+    collector, ending, hooks, latency, notifier, pystate, scheduler, suspension, sync, tasks, watchdog,
 };
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::pyloop::LoopObject;
@@ -130,7 +130,7 @@ pub(super) fn end_sleep<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py
 pub(super) fn end_wait<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("_coro_end_wait", 1)?;
     if let Some(object) = args.get(0) {
-        waiting::end_wait(scheduler::coro_from(&object)?);
+        sync::end_wait(scheduler::coro_from(&object)?);
     }
     Ok(none(py))
 }
@@ -311,7 +311,7 @@ pub(super) fn set_up<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
         if !pystate::has_known_code(&kind.getattr("join")?)? {
             return Ok(PyString::new(py, "the code objects of this interpreter are not known").into_any());
         }
-        making::set_type(kind);
+        spawn::set_type(kind);
     }
     Ok(none(py))
 }

@@ -1,10 +1,10 @@
 //! What Python sees: the methods of `Coro` and the functions of the native module that the package `coro` is built on.
 
 mod coro;
-mod facade;
 mod functions;
-mod making;
+mod spawn;
 mod stacks;
+mod task_api;
 
 use std::ffi::CStr;
 use std::ptr;
@@ -13,7 +13,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use super::{scheduler, suspension, waiting};
+use super::{scheduler, suspension, sync};
 use crate::binding::errors;
 use crate::binding::native_type::Args;
 
@@ -83,14 +83,14 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
     vec![
         function!(
             c"new",
-            making::new,
+            spawn::new,
             c"new(function, /, *args, name=None, context=None, stack='shared', **kwargs)\n--\n\n\
                 Make a coro of function(*args, **kwargs), and do not start it: co.start() does.\n\n\
                 The options are those of spawn()."
         ),
         function!(
             c"spawn",
-            making::spawn,
+            spawn::spawn,
             c"spawn(function, /, *args, name=None, context=None, stack='shared', **kwargs)\n--\n\n\
                 Start a coro that runs function(*args, **kwargs); return it. It runs in the next turn of the loop.\n\n\
                 Where no loop runs yet, the thread's next coro.run() or coro.event_loop() runs it.\n\n\
@@ -189,7 +189,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
     vec![
         function!(
             c"_coro_check_function",
-            making::check,
+            spawn::check,
             c"TypeError unless a coro can run a function."
         ),
         function!(
@@ -284,7 +284,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
 }
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    facade::register(module)?;
+    task_api::register(module)?;
     let kind = coro::make_type(module)?;
     scheduler::set_type(kind.clone());
     module.add("Coro", kind)?;
@@ -295,7 +295,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         add(module, definition, "_coro_", c"grapeshot.coro")?;
     }
     suspension::set_end_sleep(&module.getattr("_coro_end_sleep")?);
-    waiting::set_end_wait(&module.getattr("_coro_end_wait")?);
+    sync::set_end_wait(&module.getattr("_coro_end_wait")?);
     Ok(())
 }
 

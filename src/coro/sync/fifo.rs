@@ -18,12 +18,12 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyType};
 
+use super::item_queue::ItemQueue;
 use super::limit::{Deadline, Limit};
 use super::object::{
     FLAGS, Head, Object, Primitive, argument, check_thread, dealloc, grant, make_type as make,
     offer_in_queue, type_name, wait_in_queue, waiting,
 };
-use super::parcels::Parcels;
 use crate::binding::errors;
 use crate::binding::native_type::{
     Args, NativeType, This, class_getitem, getter, method, none, one_at_a_time, slot,
@@ -35,7 +35,7 @@ use crate::coro::{interruption, suspension};
 #[repr(C)]
 pub(super) struct FifoObject {
     head: Head,
-    items: Parcels,
+    items: ItemQueue,
     promised: Cell<usize>,
     waiters: WaitQueue,
     /// Each with its item in `wake_value`.
@@ -75,7 +75,7 @@ unsafe impl Primitive for FifoObject {
 
     unsafe fn init(object: *mut Self) {
         // SAFETY: the caller's; the memory is not initialised as this type yet.
-        unsafe { ptr::write(&raw mut (*object).items, Parcels::new()) };
+        unsafe { ptr::write(&raw mut (*object).items, ItemQueue::new()) };
     }
 
     fn state(this: This<'_, Self>) -> String {

@@ -1,4 +1,4 @@
-//! Making coros: `new` and `spawn`.
+//! How coros are made: `new` and `spawn`.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};

@@ -19,12 +19,12 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
 
+use super::item_queue::ItemQueue;
 use super::limit::{Deadline, Limit};
 use super::object::{
     FLAGS, Head, Object, Primitive, check_thread, dealloc, grant, make_type as make, offer_in_queue,
     wait_in_queue,
 };
-use super::parcels::Parcels;
 use crate::binding::errors;
 use crate::binding::native_type::{
     Args, NativeType, This, bool_object, class_getitem, getter, method, none, one_at_a_time, slot,
@@ -36,7 +36,7 @@ use crate::coro::{scheduler, suspension};
 #[repr(C)]
 pub(super) struct ChannelObject {
     head: Head,
-    on_the_way: Parcels,
+    on_the_way: ItemQueue,
     promised: Cell<usize>,
     /// Each with its value in `wake_value`, and `EXCEPTION` as its request if that is to be raised.
     senders: WaitQueue,
@@ -77,7 +77,7 @@ unsafe impl Primitive for ChannelObject {
 
     unsafe fn init(object: *mut Self) {
         // SAFETY: the caller's; the memory is not initialised as this type yet.
-        unsafe { ptr::write(&raw mut (*object).on_the_way, Parcels::new()) };
+        unsafe { ptr::write(&raw mut (*object).on_the_way, ItemQueue::new()) };
     }
 
     fn state(this: This<'_, Self>) -> String {

@@ -24,10 +24,10 @@
 mod channel;
 mod condition;
 mod fifo;
+mod item_queue;
 mod limit;
 mod lock;
 mod object;
-mod parcels;
 mod semaphore;
 
 use pyo3::prelude::*;
