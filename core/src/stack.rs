@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Slot (8 MiB of address space)                     the slot's coro      another coro of the slot
-//!   +------------+ top                                 runs or is           evacuated:
+//!   +------------+ top                                 runs or is           evicted:
 //!   |  used      |                                     suspended in place
 //!   |            |  <- sp --------------------------------------------+    +------------+ Saved: exactly
 //!   |            |     below it nothing is kept                       +--> |  sp .. top |  as long as the
@@ -26,14 +26,14 @@ use crate::sys::pages;
 
 /// Saved stacks are rounded up to this, so that buffers of one size serve many.
 const SAVED_UNIT: usize = 16;
-/// Buffers up to this many units are kept for the next evacuation.
+/// Buffers up to this many units are kept for the next eviction.
 const POOLED_UNITS: usize = 512;
 /// Bytes of all buffers that are kept. Switches take as many as they give, so few are enough.
 const MAX_KEPT_LEN: usize = 1024 * 1024;
 /// A stack that has been used deeper than this gives its memory back at a trim.
 const RESIDENT_LEN: usize = 256 * 1024;
-/// Trims are made once in so many evacuations.
-const EVACUATIONS_PER_TRIM: u32 = 1024;
+/// Trims are made once in so many evictions.
+const EVICTIONS_PER_TRIM: u32 = 1024;
 /// What evicted stacks are overwritten with in the debug mode that evicts always.
 const POISON: u8 = 0xDD;
 
@@ -46,7 +46,7 @@ pub struct Slot {
     mapping_len: usize,
     base: usize,
     top: usize,
-    evacuations: Cell<u32>,
+    evictions: Cell<u32>,
 }
 
 fn page_len() -> usize {
@@ -73,7 +73,7 @@ impl Slot {
             mapping_len,
             base,
             top: base + usable,
-            evacuations: Cell::new(0),
+            evictions: Cell::new(0),
         };
         // SAFETY: inside the mapping made above; on failure the slot is dropped and unmapped.
         let is_usable = unsafe {
@@ -125,13 +125,13 @@ impl Slot {
     /// # Safety
     /// The stack at `sp` is suspended, in this slot.
     #[inline]
-    pub unsafe fn evacuate(&self, sp: usize, saved: &Saved) {
+    pub unsafe fn evict(&self, sp: usize, saved: &Saved) {
         debug_assert!(self.contains(sp) && saved.len_bytes == self.top - sp);
         // SAFETY: `sp..top` is mapped and not running (contract); the buffer has that length and is elsewhere.
         unsafe { ptr::copy_nonoverlapping(sp as *const u8, saved.data, saved.len_bytes) };
-        let count = self.evacuations.get() + 1;
-        self.evacuations.set(count);
-        if count.is_multiple_of(EVACUATIONS_PER_TRIM) {
+        let count = self.evictions.get() + 1;
+        self.evictions.set(count);
+        if count.is_multiple_of(EVICTIONS_PER_TRIM) {
             self.trim(sp);
         }
     }
@@ -139,7 +139,7 @@ impl Slot {
     /// Copies a saved stack back to where it was.
     ///
     /// # Safety
-    /// No stack is running or suspended in place in this slot; `saved` was evacuated from it.
+    /// No stack is running or suspended in place in this slot; `saved` was evicted from it.
     #[inline]
     pub unsafe fn restore(&self, saved: &Saved) {
         // SAFETY: the slot is free (contract), and has at least the length that was taken out of it.
@@ -200,7 +200,7 @@ impl Drop for Slot {
     }
 }
 
-/// The bytes of an evacuated stack.
+/// The bytes of an evicted stack.
 pub struct Saved {
     data: *mut u8,
     len_bytes: usize,
@@ -326,7 +326,7 @@ mod tests {
                 let saved = pool.take(*len).unwrap();
                 // SAFETY: nothing runs on the slot.
                 unsafe {
-                    slot.evacuate(sp, &saved);
+                    slot.evict(sp, &saved);
                     slot.poison(sp);
                 }
                 saved

@@ -39,7 +39,7 @@ __all__ = [
     "_coro_end_thread",
     "_coro_end_wait",
     "_coro_evict_always",
-    "_coro_fail_evacuations",
+    "_coro_fail_evictions",
     "_coro_live",
     "_coro_new",
     "_coro_note_collection",
@@ -1179,7 +1179,7 @@ def _coro_stack_info() -> dict[str, Any]:
     """Return numbers of this thread's coros.
 
     ``switches``, ``evacuations``, ``bytes_copied`` and ``started`` since its first coro; ``live`` coros and
-    ``bytes_saved`` of evacuated stacks now; ``slots`` and ``evicts_always`` as they are set.
+    ``bytes_saved`` of evicted stacks now; ``slots`` and ``evicts_always`` as they are set.
     """
 
 def _coro_set_selfishness(count: int, /) -> int:
@@ -1243,5 +1243,5 @@ def _coro_set_stack_slots(count: int, /) -> None:
 def _coro_evict_always(flag: bool, /) -> None:
     """Whether this thread's stacks are moved away and poisoned after each switch: for tests."""
 
-def _coro_fail_evacuations(count: int, /) -> None:
-    """Let that many evacuations and new stacks fail as if there were no memory: for tests."""
+def _coro_fail_evictions(count: int, /) -> None:
+    """Let that many evictions and new stacks fail as if there were no memory: for tests."""

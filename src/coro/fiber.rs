@@ -26,7 +26,7 @@ pub(super) struct Fiber {
     /// Its bytes while they are not in the slot.
     pub(super) saved: Option<Saved>,
     pub(super) relinked: Relinked,
-    /// The innermost frame of an evacuated stack.
+    /// The innermost frame of an evicted stack.
     pub(super) innermost: *mut u8,
     /// What pointed into its stack while it ran.
     pub(super) taken: Option<Box<Taken>>,

@@ -66,7 +66,7 @@ pub(super) struct Runtime {
 #[derive(Default)]
 pub(super) struct Stats {
     pub(super) switches: Cell<u64>,
-    pub(super) evacuations: Cell<u64>,
+    pub(super) evictions: Cell<u64>,
     pub(super) copied_len: Cell<u64>,
     pub(super) saved_len: Cell<usize>,
     pub(super) started: Cell<u64>,
@@ -91,10 +91,10 @@ pub(super) struct Options {
     pub(super) late_ns: Cell<u64>,
     /// I/O that may be ready at once in a row before a coro yields.
     pub(super) max_acts: Cell<u16>,
-    /// Evacuate after each switch and poison what is left (`GRAPESHOT_CORO_EVICT=always`).
+    /// Evict after each switch and poison what is left (`GRAPESHOT_CORO_EVICT=always`).
     pub(super) evicts_always: Cell<bool>,
-    /// Fail so many evacuations and new stacks from now on, as if there were no memory (for tests).
-    pub(super) failing_evacuations: Cell<u32>,
+    /// Fail so many evictions and new stacks from now on, as if there were no memory (for tests).
+    pub(super) failing_evictions: Cell<u32>,
 }
 
 thread_local! {
@@ -165,7 +165,7 @@ impl Runtime {
                 evicts_always: Cell::new(
                     std::env::var("GRAPESHOT_CORO_EVICT").is_ok_and(|text| text == "always"),
                 ),
-                failing_evacuations: Cell::new(0),
+                failing_evictions: Cell::new(0),
             },
             pulse: OwnPulse::new(),
         }
@@ -277,7 +277,7 @@ impl Runtime {
     /// Moves the suspended stack that lies in `shared` out of it. None if there is no memory for it; then nothing
     /// was changed.
     #[inline]
-    pub(super) fn evacuate(&self, shared: &SharedSlot) -> Option<()> {
+    pub(super) fn evict(&self, shared: &SharedSlot) -> Option<()> {
         let occupant = shared.occupant.get();
         if occupant.is_null() {
             return Some(());
@@ -294,12 +294,12 @@ impl Runtime {
         unsafe {
             fiber.innermost = fiber.state.innermost();
             fiber.relinked.skip(fiber.innermost, &shared.slot);
-            shared.slot.evacuate(fiber.sp, &saved);
+            shared.slot.evict(fiber.sp, &saved);
         }
         fiber.saved = Some(saved);
         shared.occupant.set(ptr::null_mut());
         let stats = &self.stats;
-        stats.evacuations.set(stats.evacuations.get() + 1);
+        stats.evictions.set(stats.evictions.get() + 1);
         stats.copied_len.set(stats.copied_len.get() + len_bytes as u64);
         stats.saved_len.set(stats.saved_len.get() + len_bytes);
         if self.options.evicts_always.get() {
@@ -323,7 +323,7 @@ impl Runtime {
         if shared.occupant.get() == pointer {
             return Ok(pointer);
         }
-        self.evacuate(shared).ok_or_else(no_memory)?;
+        self.evict(shared).ok_or_else(no_memory)?;
         if let Some(saved) = fiber.saved.take() {
             // SAFETY: the slot is free, and the bytes were taken out of it.
             unsafe {
@@ -344,7 +344,7 @@ impl Runtime {
     #[cold]
     fn build(&self, coro: Coro<'_>) -> PyResult<*mut Fiber> {
         let shared = self.assign_slot(coro.py(), coro.has_own_stack.get())?;
-        self.evacuate(&shared).ok_or_else(no_memory)?;
+        self.evict(&shared).ok_or_else(no_memory)?;
         if self.fails_on_purpose() {
             return Err(no_memory());
         }
@@ -376,9 +376,9 @@ impl Runtime {
     /// Whether a test wants there to be no memory now.
     #[inline]
     fn fails_on_purpose(&self) -> bool {
-        let failing = self.options.failing_evacuations.get();
+        let failing = self.options.failing_evictions.get();
         if failing > 0 {
-            self.options.failing_evacuations.set(failing - 1);
+            self.options.failing_evictions.set(failing - 1);
         }
         failing > 0
     }

@@ -154,7 +154,7 @@ fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
         if runtime.options.evicts_always.get() && !coro.is_done() && !coro.has_own_stack.get() {
             let shared = Rc::clone(&(*fiber).slot);
             // Without memory the stack stays in place, as it would without this mode.
-            let _ = runtime.evacuate(&shared);
+            let _ = runtime.evict(&shared);
         }
     }
 }
@@ -183,7 +183,7 @@ pub(super) fn frame(coro: Coro<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
     if !matches!(coro.status.get(), Status::Ready | Status::Waiting) {
         return Ok(None);
     }
-    // SAFETY: the coro is suspended, so nobody else looks at its fiber. The chain of an evacuated stack was relinked
+    // SAFETY: the coro is suspended, so nobody else looks at its fiber. The chain of an evicted stack was relinked
     // past what is not there, and its innermost frame lies on the heap.
     unsafe {
         let Some(fiber) = coro.fiber.get().as_ref() else {

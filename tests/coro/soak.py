@@ -50,7 +50,7 @@ class Soak:
         self.steps = 0
         self.kills = 0
         self.rounds = 0
-        self.evacuations = 0
+        self.evictions = 0
         self.scenes: dict[str, int] = {}
 
     def is_over(self) -> bool:
@@ -158,7 +158,7 @@ def disturb(world: World) -> None:
         gc.set_threshold(*generator.choice([(1, 1, 1), (5, 2, 2), (700, 10, 10)]))
     elif what == 8 and world.soak.options.faults:
         world.faults += 5
-        _core._coro_fail_evacuations(5)
+        _core._coro_fail_evictions(5)
     elif what == 9:
         world.wake_everybody()
     elif what == 10:
@@ -184,7 +184,7 @@ def loop_main(world: World) -> None:
         if world.generator.random() < 0.2:
             coro.sleep_relative(world.generator.random() / 500)
         disturb(world)
-    _core._coro_fail_evacuations(0)
+    _core._coro_fail_evictions(0)
     world.is_closing = True
 
 
@@ -203,7 +203,7 @@ def one_round(soak: Soak, seed: str) -> None:
             check(co.done(), "a coro has not ended")
     except BaseException:
         soak.fail(f"round {seed}:\n{traceback.format_exc()}")
-    soak.evacuations += coro.stack_info()["evacuations"]
+    soak.evictions += coro.stack_info()["evacuations"]
     soak.rounds += 1
 
 
@@ -224,7 +224,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=3)
     parser.add_argument("--round", type=int, default=0, help=f"scenes per loop and thread (default {STEPS_PER_ROUND})")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--no-faults", dest="faults", action="store_false", help="no evacuations that fail")
+    parser.add_argument("--no-faults", dest="faults", action="store_false", help="no evictions that fail")
     parser.add_argument("--mixed", action="store_true", help="change the way of eviction all the time")
     parser.add_argument("--only", default="", help="names of scenes, with commas")
     options = parser.parse_args(arguments)
@@ -260,7 +260,7 @@ def main(arguments: list[str] | None = None) -> int:
             faulthandler.dump_traceback(all_threads=True)
             soak.fail(f"nothing has happened for {PATIENCE_S:.0f} s")
             break
-    report = {name: getattr(soak, name) for name in ("steps", "rounds", "kills", "evacuations", "scenes")}
+    report = {name: getattr(soak, name) for name in ("steps", "rounds", "kills", "evictions", "scenes")}
     print(json.dumps(report))
     for failure in soak.failures[:3]:
         print(failure, file=sys.stderr)

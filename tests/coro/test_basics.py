@@ -413,7 +413,7 @@ def test_running_out_of_memory_harms_nobody():
         await asyncio.sleep(0)
         from grapeshot import _core
 
-        _core._coro_fail_evacuations(7 if not coro.stack_info()["evicts_always"] else 20)
+        _core._coro_fail_evictions(7 if not coro.stack_info()["evicts_always"] else 20)
         return [await thread for thread in threads]
 
     assert grapeshot.run(main()) == list(range(5))

@@ -20,7 +20,7 @@ if coro_is_available():
 def _enough_memory_afterwards():
     yield
     if coro_is_available():
-        _core._coro_fail_evacuations(0)
+        _core._coro_fail_evictions(0)
 
 
 def run_with_reports(main):
@@ -36,7 +36,7 @@ def run_with_reports(main):
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-def test_results_are_right_when_evacuations_fail_at_random(slots):
+def test_results_are_right_when_evictions_fail_at_random(slots):
     generator = random.Random(slots)
 
     def deeper(level, number):
@@ -54,7 +54,7 @@ def test_results_are_right_when_evacuations_fail_at_random(slots):
             assert len(began) == 60
             while not all(thread.done() for thread in threads):
                 if generator.random() < 0.3:
-                    _core._coro_fail_evacuations(generator.randrange(1, 20))
+                    _core._coro_fail_evictions(generator.randrange(1, 20))
                 await asyncio.sleep(0)
             return [await thread for thread in threads]
         finally:
@@ -82,10 +82,10 @@ def test_a_new_coro_without_memory_ends_with_the_error():
         later = []
 
         def starve():
-            _core._coro_fail_evacuations(1000)
+            _core._coro_fail_evictions(1000)
 
         def feed():
-            _core._coro_fail_evacuations(0)
+            _core._coro_fail_evictions(0)
             later.append(coro.spawn(work, 8))
 
         # Everything of the next iteration but the first entry finds no memory.
@@ -112,11 +112,11 @@ def test_a_new_coro_without_memory_ends_with_the_error():
 def test_who_joins_a_coro_without_memory_gets_the_error():
     def main():
         thread = coro.spawn(int)
-        _core._coro_fail_evacuations(1)
+        _core._coro_fail_evictions(1)
         with pytest.raises(MemoryError):
             thread.join()
         assert coro.spawn(int).join() == 0
-        _core._coro_fail_evacuations(0)
+        _core._coro_fail_evictions(0)
         return "alive"
 
     async def beside():
@@ -124,7 +124,7 @@ def test_who_joins_a_coro_without_memory_gets_the_error():
         return await coro.run_sync(main)
 
     if coro.stack_info()["evicts_always"]:
-        pytest.skip("the stack of the coro that waits is evacuated first, and that failure is passed over")
+        pytest.skip("the stack of the coro that waits is evicted first, and that failure is passed over")
     assert run_with_reports(beside) == ("alive", [])
 
 
@@ -143,7 +143,7 @@ def test_coros_are_unwound_without_memory():
         for number in range(20):
             coro.spawn(stay, number)
         await asyncio.sleep(0)
-        _core._coro_fail_evacuations(50)
+        _core._coro_fail_evictions(50)
 
     _, reported = run_with_reports(main)
     assert sorted(log) == list(range(20))

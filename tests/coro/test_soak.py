@@ -30,5 +30,5 @@ def test_random_coros_in_three_threads(arguments):
     report = json.loads(done.stdout)
     assert report["steps"] >= STEPS
     assert report["kills"] > STEPS // 100
-    assert report["evacuations"] > STEPS // 10
+    assert report["evictions"] > STEPS // 10
     assert len(report["scenes"]) >= 20

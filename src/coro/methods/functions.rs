@@ -255,10 +255,10 @@ pub(super) fn evict_always<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<
     Ok(none(py))
 }
 
-pub(super) fn fail_evacuations<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_fail_evacuations", 1)?;
+pub(super) fn fail_evictions<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    args.exactly("_fail_evictions", 1)?;
     let count: u32 = args.get(0).map_or(Ok(0), |count| count.extract())?;
-    with_runtime(|runtime| runtime.options.failing_evacuations.set(count));
+    with_runtime(|runtime| runtime.options.failing_evictions.set(count));
     Ok(none(py))
 }
 

@@ -256,9 +256,9 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             c"Whether this thread's stacks are moved away after each switch."
         ),
         function!(
-            c"_coro_fail_evacuations",
-            functions::fail_evacuations,
-            c"Let evacuations and new stacks fail, for tests."
+            c"_coro_fail_evictions",
+            functions::fail_evictions,
+            c"Let evictions and new stacks fail, for tests."
         ),
         function!(
             c"_coro_note_collection",

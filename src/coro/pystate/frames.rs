@@ -1,4 +1,4 @@
-//! Python frames of an evacuated coro: their chain must not lead into a stack that is no longer there.
+//! Python frames of an evicted coro: their chain must not lead into a stack that is no longer there.
 //!
 //! From 3.12 on each entry into the evaluation loop puts an entry frame on the C stack:
 //!
@@ -13,7 +13,7 @@ use grapeshot_core::stack::Slot;
 
 use super::{field, imp};
 
-/// What was changed in the chain of one evacuated coro.
+/// What was changed in the chain of one evicted coro.
 pub(in crate::coro) struct Relinked {
     first: Option<Link>,
     more: Vec<Link>,
