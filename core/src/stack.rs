@@ -1,7 +1,7 @@
 //! The memory that coros run on, and the copies of it that suspended coros leave behind.
 //!
 //! ```text
-//!   Slot (8 MiB of address space)                     the slot's coro      another coro of the slot
+//!   StackSlot (8 MiB of address space)                     the slot's coro      another coro of the slot
 //!   +------------+ top                                 runs or is           evicted:
 //!   |  used      |                                     suspended in place
 //!   |            |  <- sp --------------------------------------------+    +------------+ Saved: exactly
@@ -41,7 +41,7 @@ const POISON: u8 = 0xDD;
 const GUARD_LEN: usize = 1024 * 1024;
 
 /// One mapping with a guard below.
-pub struct Slot {
+pub struct StackSlot {
     mapping: *mut libc::c_void,
     mapping_len: usize,
     base: usize,
@@ -55,7 +55,7 @@ fn page_len() -> usize {
     usize::try_from(len).unwrap_or(4096)
 }
 
-impl Slot {
+impl StackSlot {
     /// Maps `len_bytes` (rounded up to pages) of stack, without memory behind it until it is used.
     pub fn new(len_bytes: usize) -> io::Result<Self> {
         let page = page_len();
@@ -193,7 +193,7 @@ impl Slot {
     }
 }
 
-impl Drop for Slot {
+impl Drop for StackSlot {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours, and whoever drops the slot has ended all coros on it.
         unsafe { libc::munmap(self.mapping, self.mapping_len) };
@@ -302,19 +302,19 @@ impl Drop for Pool {
 mod tests {
     use super::*;
 
-    fn fill(slot: &Slot, sp: usize, value: u8) {
+    fn fill(slot: &StackSlot, sp: usize, value: u8) {
         // SAFETY: mapped and unused by others.
         unsafe { ptr::write_bytes(sp as *mut u8, value, slot.top() - sp) };
     }
 
-    fn content(slot: &Slot, sp: usize) -> Vec<u8> {
+    fn content(slot: &StackSlot, sp: usize) -> Vec<u8> {
         // SAFETY: mapped, initialized by `fill` or zero.
         unsafe { std::slice::from_raw_parts(sp as *const u8, slot.top() - sp).to_vec() }
     }
 
     #[test]
     fn stacks_come_back_as_they_were() {
-        let slot = Slot::new(1 << 20).unwrap();
+        let slot = StackSlot::new(1 << 20).unwrap();
         let mut pool = Pool::new();
         let lens = [64, 65, 1000, 4096, 100_000];
         let saved: Vec<Saved> = lens
@@ -343,7 +343,7 @@ mod tests {
 
     #[test]
     fn a_deep_excursion_gives_its_memory_back() {
-        let slot = Slot::new(4 << 20).unwrap();
+        let slot = StackSlot::new(4 << 20).unwrap();
         assert!(!slot.trim(slot.top() - 1000));
         fill(&slot, slot.base(), 7);
         let sp = slot.top() - 1000;
@@ -355,7 +355,7 @@ mod tests {
 
     #[test]
     fn addresses_are_told_apart() {
-        let slot = Slot::new(1).unwrap();
+        let slot = StackSlot::new(1).unwrap();
         assert_eq!(slot.len_bytes(), page_len());
         assert!(slot.contains(slot.base()) && slot.contains(slot.top() - 1) && !slot.contains(slot.top()));
         assert_eq!(slot.top() % 16, 0);

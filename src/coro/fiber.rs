@@ -8,7 +8,7 @@ use std::io;
 use std::ptr;
 use std::rc::Rc;
 
-use grapeshot_core::stack::{Saved, Slot};
+use grapeshot_core::stack::{Saved, StackSlot};
 use grapeshot_core::sys::faults::{FaultMessage, GuardedRange};
 use pyo3::ffi;
 
@@ -37,7 +37,7 @@ pub(super) struct Fiber {
 
 /// A slot and whose stack lies in it.
 pub(super) struct SharedSlot {
-    pub(super) slot: Slot,
+    pub(super) stack: StackSlot,
     /// The fiber whose stack is in place, null if none.
     pub(super) occupant: Cell<*mut Fiber>,
     /// Has the guard below it watched.
@@ -47,10 +47,10 @@ pub(super) struct SharedSlot {
 impl SharedSlot {
     /// A new mapping for stacks of `len_bytes`.
     pub(super) fn new(len_bytes: usize) -> io::Result<Rc<Self>> {
-        let slot = Slot::new(len_bytes)?;
-        let guard = GuardedRange::new(slot.guard(), describe_overflow);
+        let stack = StackSlot::new(len_bytes)?;
+        let guard = GuardedRange::new(stack.guard(), describe_overflow);
         let shared = Rc::new(Self {
-            slot,
+            stack,
             occupant: Cell::new(ptr::null_mut()),
             guard,
         });
@@ -80,7 +80,7 @@ unsafe fn describe_overflow(owner: *const c_void, message: &mut FaultMessage) {
             message.push_str("a coro");
         }
         message.push_str(" has used up its stack of ");
-        message.push_number((shared.slot.len_bytes() / (1024 * 1024)) as u64);
+        message.push_number((shared.stack.len_bytes() / (1024 * 1024)) as u64);
         message.push_str(" MiB");
     }
 }
@@ -105,6 +105,6 @@ const _: () = assert!(align_of::<Fiber>() == 8);
 impl Fiber {
     /// The bytes in use of a suspended stack.
     pub(super) fn used_len(&self) -> usize {
-        self.slot.slot.top() - self.sp
+        self.slot.stack.top() - self.sp
     }
 }

@@ -45,7 +45,7 @@ pub(super) unsafe extern "C" fn run_on_stack(argument: *mut c_void) -> ! {
 /// came before the first run is raised instead.
 #[inline(never)]
 fn begin(coro: Coro<'static>) -> bool {
-    conclude(coro, || {
+    record_outcome(coro, || {
         let py = coro.py();
         drop(coro.wake_value.take(py));
         if !coro.context.is_set() {
@@ -70,7 +70,7 @@ fn begin(coro: Coro<'static>) -> bool {
 /// Takes over what the function has returned, null if it has raised.
 #[inline(never)]
 fn end(coro: Coro<'static>, result: *mut ffi::PyObject) {
-    conclude(coro, || {
+    record_outcome(coro, || {
         let py = coro.py();
         // SAFETY: a new reference, or null with an exception set.
         let result = unsafe { errors::owned(py, result) };
@@ -96,7 +96,7 @@ fn leave_context<'py>(coro: Coro<'py>, outcome: Outcome<'py>) -> Outcome<'py> {
 /// Runs a part of the coro's outermost function: an outcome ends the coro, a panic does so as an exception. True if the
 /// coro goes on.
 #[inline(always)]
-fn conclude<'py, F>(coro: Coro<'py>, part: F) -> bool
+fn record_outcome<'py, F>(coro: Coro<'py>, part: F) -> bool
 where
     F: FnOnce() -> PyResult<Option<Bound<'py, PyAny>>>,
 {

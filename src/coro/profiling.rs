@@ -22,7 +22,7 @@ use super::pystate::{self, Event, Version};
 use super::runtime::Runtime;
 
 /// Before the thread state becomes the coro's: a function that has only just been set takes the thread's own frames
-/// now. What code is instrumented with, for `arrive`.
+/// now. What code is instrumented with, for `report_calls`.
 #[cold]
 #[inline(never)]
 pub(super) fn prepare(runtime: &Runtime, coro: Coro<'_>) -> Version {
@@ -40,7 +40,7 @@ pub(super) fn prepare(runtime: &Runtime, coro: Coro<'_>) -> Version {
 /// `thread` is the attached thread's state, and shows the frames of the coro.
 #[cold]
 #[inline(never)]
-pub(super) unsafe fn arrive(
+pub(super) unsafe fn report_calls(
     runtime: &Runtime,
     coro: Coro<'_>,
     thread: *mut ffi::PyThreadState,
@@ -69,7 +69,7 @@ pub(super) unsafe fn arrive(
 /// As above.
 #[cold]
 #[inline(never)]
-pub(super) unsafe fn depart(runtime: &Runtime, coro: Coro<'_>, thread: *mut ffi::PyThreadState) {
+pub(super) unsafe fn report_returns(runtime: &Runtime, coro: Coro<'_>, thread: *mut ffi::PyThreadState) {
     // SAFETY: by the contract.
     unsafe {
         undisturbed(runtime, coro, |py| {

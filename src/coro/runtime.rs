@@ -193,7 +193,7 @@ impl Runtime {
         let fiber = unsafe { coro.fiber.get().as_ref() }?;
         let here = ptr::from_ref(&fiber).addr();
         let used_len = if is_running {
-            fiber.slot.slot.top().saturating_sub(here)
+            fiber.slot.stack.top().saturating_sub(here)
         } else {
             fiber.used_len()
         };
@@ -265,7 +265,7 @@ impl Runtime {
         // SAFETY: attached, on the thread's own stack, which is told to the interpreter again at once.
         unsafe {
             let thread = ffi::PyThreadState_Get();
-            let is_accepted = pystate::protect(thread, shared.slot.base(), shared.slot.len_bytes());
+            let is_accepted = pystate::protect(thread, shared.stack.base(), shared.stack.len_bytes());
             pystate::unprotect(thread);
             if !is_accepted {
                 return Err(errors::fetch(py));
@@ -293,8 +293,8 @@ impl Runtime {
         // SAFETY: the stack is suspended in place; its frames are relinked while it still is.
         unsafe {
             fiber.innermost = fiber.state.innermost();
-            fiber.relinked.skip(fiber.innermost, &shared.slot);
-            shared.slot.evict(fiber.sp, &saved);
+            fiber.relinked.skip(fiber.innermost, &shared.stack);
+            shared.stack.evict(fiber.sp, &saved);
         }
         fiber.saved = Some(saved);
         shared.occupant.set(ptr::null_mut());
@@ -304,7 +304,7 @@ impl Runtime {
         stats.saved_len.set(stats.saved_len.get() + len_bytes);
         if self.options.evicts_always.get() {
             // SAFETY: the slot is free now.
-            unsafe { shared.slot.poison(fiber.sp) };
+            unsafe { shared.stack.poison(fiber.sp) };
         }
         Some(())
     }
@@ -327,7 +327,7 @@ impl Runtime {
         if let Some(saved) = fiber.saved.take() {
             // SAFETY: the slot is free, and the bytes were taken out of it.
             unsafe {
-                shared.slot.restore(&saved);
+                shared.stack.restore(&saved);
                 fiber.relinked.restore();
             }
             let len_bytes = saved.len_bytes();
@@ -355,12 +355,12 @@ impl Runtime {
             let fiber = pystate::tail(chunk).cast::<Fiber>();
             fiber.write(Fiber {
                 coro: coro.as_ptr(),
-                sp: arch::prepare(shared.slot.top(), run_on_stack, coro.as_ptr().cast()),
+                sp: arch::prepare(shared.stack.top(), run_on_stack, coro.as_ptr().cast()),
                 saved: None,
                 relinked: Relinked::new(),
                 innermost: ptr::null_mut(),
                 taken: None,
-                state: PyState::fresh(&raw mut (*fiber).root, chunk, shared.slot.len_bytes()),
+                state: PyState::fresh(&raw mut (*fiber).root, chunk, shared.stack.len_bytes()),
                 root: ThreadStateRoot::new(),
                 slot: shared,
             });

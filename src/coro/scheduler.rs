@@ -125,14 +125,14 @@ fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
         stats.switches.set(stats.switches.get() + 1);
         let (base, len_bytes) = {
             let shared: &SharedSlot = &(&(*fiber)).slot;
-            let slot = &shared.slot;
-            (slot.base(), slot.len_bytes())
+            let stack = &shared.stack;
+            (stack.base(), stack.len_bytes())
         };
         // What allocates or calls comes before the thread state is the coro's and after it is not any more.
         tasks::enter(fiber, coro);
         (*fiber).state.swap(thread);
         if let Some(version) = profiled {
-            profiling::arrive(runtime, coro, thread, version);
+            profiling::report_calls(runtime, coro, thread, version);
         }
         let is_protected = pystate::protect(thread, base, len_bytes);
         debug_assert!(is_protected, "accepted when the slot was made");
@@ -146,7 +146,7 @@ fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
         }
         pystate::unprotect(thread);
         if pystate::has_native_profile(thread) {
-            profiling::depart(runtime, coro, thread);
+            profiling::report_returns(runtime, coro, thread);
         }
         (*fiber).state.swap(thread);
         runtime.current.set(ptr::null_mut());

@@ -25,7 +25,7 @@ use crate::event_loop::pyloop::LoopObject;
 pub(super) type Outcome<'py> = PyResult<Bound<'py, PyAny>>;
 
 /// Where to switch to in order to leave a coro's stack. Small enough to be returned in registers.
-struct Departure {
+struct PreparedSwitch {
     /// Where the coro's stack pointer is kept.
     sp_place: NonNull<usize>,
     main_sp: usize,
@@ -34,14 +34,14 @@ struct Departure {
 /// Gets the running coro ready to leave. The caller has set its status (Ready and queued, or Waiting), and no stale
 /// `wake_value` is left.
 #[inline]
-fn departure(coro: Coro<'_>) -> PyResult<Departure> {
+fn prepare_switch(coro: Coro<'_>) -> PyResult<PreparedSwitch> {
     coro.acts.set(0);
     let Some(fiber) = NonNull::new(coro.fiber.get()) else {
         return Err(PyRuntimeError::new_err("the coro has no stack"));
     };
     // SAFETY: a live fiber; only the address is taken.
     let sp_place = unsafe { NonNull::new_unchecked(&raw mut (*fiber.as_ptr()).sp) };
-    Ok(Departure {
+    Ok(PreparedSwitch {
         sp_place,
         main_sp: with_runtime(|runtime| runtime.main_sp.get()),
     })
@@ -49,7 +49,7 @@ fn departure(coro: Coro<'_>) -> PyResult<Departure> {
 
 /// What the wait that is over returns or raises.
 #[inline]
-fn arrival(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
+fn take_wakeup(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
     // What it was woken with before an interruption stays for whoever has waited to give it back.
     raise_pending(coro)?;
     let py = coro.py();
@@ -59,21 +59,21 @@ fn arrival(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
 /// Leaves the coro's stack until it is woken.
 ///
 /// # Safety
-/// Attached, on the stack of the coro that the departure was made for. Nothing is borrowed.
+/// Attached, on the stack of the coro that the switch was prepared for. Nothing is borrowed.
 #[inline(always)]
-unsafe fn leave(departure: &Departure) {
+unsafe fn leave(switch: &PreparedSwitch) {
     // SAFETY: by the contract; the thread's own stack was left at `main_sp` by `run`.
-    unsafe { arch::switch(departure.sp_place.as_ptr(), departure.main_sp) };
+    unsafe { arch::switch(switch.sp_place.as_ptr(), switch.main_sp) };
 }
 
 /// Gives the thread back to the scheduler until the coro is woken; returns or raises what it is woken with. The caller
-/// has done what `departure` wants.
+/// has done what `prepare_switch` wants.
 #[inline]
 fn suspend(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
-    let departure = departure(coro)?;
+    let switch = prepare_switch(coro)?;
     // SAFETY: this is the coro's stack.
-    unsafe { leave(&departure) };
-    arrival(coro)
+    unsafe { leave(&switch) };
+    take_wakeup(coro)
 }
 
 /// What the first half of a waiting function has come to.
@@ -91,7 +91,7 @@ pub(super) enum Begun<'py, S> {
 /// but what `begin` wants to be kept: all else is in functions of their own, which have returned by then, or not begun.
 ///
 /// # Safety
-/// Called by CPython, attached. If there is something to wait for, `begin` leaves the running coro as `departure` wants
+/// Called by CPython, attached. If there is something to wait for, `begin` leaves the running coro as `prepare_switch` wants
 /// it.
 #[inline(always)]
 pub(super) unsafe fn wait_at_boundary<S, F, G>(begin: F, finish: G) -> *mut ffi::PyObject
@@ -100,7 +100,7 @@ where
     G: FnOnce(Coro<'static>, S, Outcome<'static>) -> Outcome<'static>,
 {
     enum Next<S> {
-        Leave(Departure, S),
+        Leave(PreparedSwitch, S),
         Return(*mut ffi::PyObject),
     }
 
@@ -113,7 +113,7 @@ where
         let py = unsafe { Python::assume_attached() };
         errors::at_boundary(py, Next::Return(ptr::null_mut()), || {
             Ok(match begin(py)? {
-                Begun::Waits(kept) => Next::Leave(departure(running(py)?)?, kept),
+                Begun::Waits(kept) => Next::Leave(prepare_switch(running(py)?)?, kept),
                 Begun::IsOver(value) => Next::Return(value.into_ptr()),
             })
         })
@@ -128,14 +128,14 @@ where
         let py = unsafe { Python::assume_attached() };
         errors::at_boundary(py, ptr::null_mut(), || {
             let coro = running(py)?;
-            finish(coro, kept, arrival(coro)).map(Bound::into_ptr)
+            finish(coro, kept, take_wakeup(coro)).map(Bound::into_ptr)
         })
     }
 
     match before(begin) {
-        Next::Leave(departure, kept) => {
+        Next::Leave(switch, kept) => {
             // SAFETY: `before` has found out that this is a coro's stack.
-            unsafe { leave(&departure) };
+            unsafe { leave(&switch) };
             after(kept, finish)
         }
         Next::Return(value) => value,

@@ -140,7 +140,7 @@ pub(super) unsafe fn take(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) 
     let stack = if coro.is_done() {
         0..0
     } else {
-        fiber.sp..fiber.slot.slot.top()
+        fiber.sp..fiber.slot.stack.top()
     };
     let mut words = Vec::new();
     for word in fiber.taken.take().map_or_else(Vec::new, |taken| taken.0) {

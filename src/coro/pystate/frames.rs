@@ -9,7 +9,7 @@
 //! `f_back`, tracebacks and tools walk this chain at any time. Before the bytes of the C stack move away the chain is
 //! linked past its entry frames, and back again when they have returned. Most coros have one of them.
 
-use grapeshot_core::stack::Slot;
+use grapeshot_core::stack::StackSlot;
 
 use super::{field, imp};
 
@@ -39,7 +39,7 @@ impl Relinked {
     /// # Safety
     /// The frames are those of a coro that is suspended in place in `slot`; nothing was relinked yet.
     #[inline]
-    pub(in crate::coro) unsafe fn skip(&mut self, innermost: *mut u8, slot: &Slot) {
+    pub(in crate::coro) unsafe fn skip(&mut self, innermost: *mut u8, slot: &StackSlot) {
         let mut frame = innermost;
         while !frame.is_null() {
             // SAFETY: a live frame; its chain is live until it ends in null.
