@@ -7,7 +7,7 @@
 use pyo3::prelude::*;
 
 use super::coroutine::{Coro, Status};
-use super::errors::{self as coro_errors, Kind};
+use super::errors::{self as coro_errors, ErrorClass};
 use super::runtime::{current, with_runtime};
 use super::{interruption, scheduler};
 
@@ -62,7 +62,7 @@ fn end(coro: Coro<'_>, may_yield: bool) -> PyResult<()> {
         _ => return Ok(()),
     }
     let py = coro.py();
-    let shutdown = coro_errors::new(py, Kind::Shutdown, "")
+    let shutdown = coro_errors::new(py, ErrorClass::Shutdown, "")
         .into_value(py)
         .into_bound(py);
     interruption::push(coro, shutdown.into_any())?;

@@ -10,7 +10,7 @@ use pyo3::types::PyType;
 
 /// The classes that native code raises or asks for.
 #[derive(Clone, Copy)]
-pub(super) enum Kind {
+pub(super) enum ErrorClass {
     YieldFromMain,
     ScheduleError,
     DeadCoroutine,
@@ -28,7 +28,7 @@ pub(super) enum Kind {
 
 const COUNT: usize = 13;
 static CLASSES: [AtomicPtr<ffi::PyObject>; COUNT] = [const { AtomicPtr::new(ptr::null_mut()) }; COUNT];
-/// In the order of `Kind`.
+/// In the order of `ErrorClass`.
 const NAMES: [&str; COUNT] = [
     "YieldFromMain",
     "ScheduleError",
@@ -56,8 +56,8 @@ pub(super) fn set_classes(module: &Bound<'_, PyAny>) -> PyResult<()> {
 
 /// An exception of that class.
 #[cold]
-pub(super) fn new(py: Python<'_>, kind: Kind, message: &str) -> PyErr {
-    let class = CLASSES[kind as usize].load(Ordering::Acquire);
+pub(super) fn new(py: Python<'_>, class: ErrorClass, message: &str) -> PyErr {
+    let class = CLASSES[class as usize].load(Ordering::Acquire);
     // SAFETY: null or a class that is never freed.
     match unsafe { Bound::from_borrowed_ptr_or_opt(py, class) } {
         Some(class) => match if message.is_empty() {
@@ -73,13 +73,13 @@ pub(super) fn new(py: Python<'_>, kind: Kind, message: &str) -> PyErr {
 }
 
 /// Whether the exception is of that class itself.
-pub(super) fn is_exactly(exception: &Bound<'_, PyAny>, kind: Kind) -> bool {
-    exception.get_type_ptr().cast() == CLASSES[kind as usize].load(Ordering::Acquire)
+pub(super) fn is_exactly(exception: &Bound<'_, PyAny>, class: ErrorClass) -> bool {
+    exception.get_type_ptr().cast() == CLASSES[class as usize].load(Ordering::Acquire)
 }
 
 /// Whether the exception is of that class or a subclass.
-pub(super) fn is_a(exception: &Bound<'_, PyAny>, kind: Kind) -> bool {
-    let class = CLASSES[kind as usize].load(Ordering::Acquire);
+pub(super) fn is_a(exception: &Bound<'_, PyAny>, class: ErrorClass) -> bool {
+    let class = CLASSES[class as usize].load(Ordering::Acquire);
     // SAFETY: attached; a live object, and null or a class that is never freed.
     !class.is_null() && unsafe { ffi::PyObject_TypeCheck(exception.as_ptr(), class.cast()) } != 0
 }

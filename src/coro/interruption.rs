@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 use super::coroutine::Coro;
-use super::errors::{Kind, is_exactly};
+use super::errors::{ErrorClass, is_exactly};
 
 /// Adds an exception behind those that are pending.
 #[cold]
@@ -27,10 +27,11 @@ pub(super) fn push(coro: Coro<'_>, exception: Bound<'_, PyAny>) -> PyResult<()> 
         Ok(list) => list,
         Err(error) => PyList::new(py, [error.into_inner()])?,
     };
-    let is_shutdown = is_exactly(&exception, Kind::Shutdown);
-    if is_shutdown || is_exactly(&exception, Kind::Cancelled) {
+    let is_shutdown = is_exactly(&exception, ErrorClass::Shutdown);
+    if is_shutdown || is_exactly(&exception, ErrorClass::Cancelled) {
         let says_it = |other: &Bound<'_, PyAny>| {
-            is_exactly(other, Kind::Shutdown) || (!is_shutdown && is_exactly(other, Kind::Cancelled))
+            is_exactly(other, ErrorClass::Shutdown)
+                || (!is_shutdown && is_exactly(other, ErrorClass::Cancelled))
         };
         if list.iter().any(|other| says_it(&other)) {
             return Ok(());
@@ -83,11 +84,11 @@ pub(super) fn put_back(coro: Coro<'_>, error: PyErr) -> PyResult<()> {
 }
 
 /// Whether an exception of exactly that class is pending.
-pub(super) fn contains(coro: Coro<'_>, kind: Kind) -> bool {
+pub(super) fn contains(coro: Coro<'_>, class: ErrorClass) -> bool {
     match coro.wake_exception.get(coro.py()) {
         Some(pending) => match pending.cast_exact::<PyList>() {
-            Ok(list) => list.iter().any(|exception| is_exactly(&exception, kind)),
-            Err(_) => is_exactly(&pending, kind),
+            Ok(list) => list.iter().any(|exception| is_exactly(&exception, class)),
+            Err(_) => is_exactly(&pending, class),
         },
         None => false,
     }

@@ -9,7 +9,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::coroutine::Coro;
-use super::errors::{Kind, is_a};
+use super::errors::{ErrorClass, is_a};
 use crate::binding::errors;
 
 /// An owned reference, null for none. Read and exchanged only while attached to an interpreter with the GIL.
@@ -37,7 +37,7 @@ pub(super) fn tell(coro: Coro<'_>, error: PyErr) -> PyErr {
     };
     // With its traceback, which a fetched error of 3.11 has beside it.
     let exception = error.clone_ref(py).into_value(py).into_bound(py);
-    if is_a(&exception, Kind::Cancelled) || errors::leaves_loop(py, &error) {
+    if is_a(&exception, ErrorClass::Cancelled) || errors::leaves_loop(py, &error) {
         return error;
     }
     coro.is_notified.set(true);

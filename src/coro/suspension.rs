@@ -12,7 +12,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::coroutine::{Coro, Status};
-use super::errors::{self as coro_errors, Kind};
+use super::errors::{self as coro_errors, ErrorClass};
 use super::runtime::{current, with_runtime};
 use super::scheduler::make_ready;
 use super::{interruption, pystate};
@@ -180,14 +180,14 @@ fn not_suspendable(py: Python<'_>, is_coro: bool) -> PyErr {
     if !is_coro {
         return coro_errors::new(
             py,
-            Kind::YieldFromMain,
+            ErrorClass::YieldFromMain,
             "only a coro can wait, and none runs here: in asyncio `await coro.run_sync(f)` calls f in one, elsewhere `coro.run(f)`",
         );
     }
     if with_runtime(|runtime| runtime.is_forked.get()) {
         return coro_errors::new(
             py,
-            Kind::YieldFromMain,
+            ErrorClass::YieldFromMain,
             "this process was forked by a coro, and its loop runs in the parent",
         );
     }

@@ -63,7 +63,7 @@ def test_cfg_stays_in_its_places():
         ("src", "binding/freelist/mod.rs", "#[cfg(Py_GIL_DISABLED)] mod none;", []),
         ("src", "transports/sys.rs", "#[cfg(unix)] fn f() {}", [1]),
         ("core/src", "sys/poller/epoll.rs", '#[cfg(target_os = "linux")] fn f() {}', []),
-        ("core/src", "queue/slots.rs", "#[cfg(unix)] fn f() {}", [1]),
+        ("core/src", "queue/fd_table.rs", "#[cfg(unix)] fn f() {}", [1]),
     ],
 )
 def test_a_misplaced_cfg_is_caught(crate, inside, text, lines):

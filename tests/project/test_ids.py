@@ -54,7 +54,7 @@ def let_off(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
         ("tests/project/test_ids.py::test_a_wrong_id_is_caught", None),
         ("tests/project/test_ids.py::test_gone", "no such test"),
         ("tests/project/test_gone.py::test_gone", "no such file"),
-        ("core/src/queue/slots.rs::gone", "no such test"),
+        ("core/src/queue/fd_table.rs::gone", "no such test"),
     ],
 )
 def test_a_wrong_id_is_caught(test, problem):

@@ -6,17 +6,17 @@
 //! | [`timers`] | callbacks with a deadline | heap ordered by (deadline, sequence number) |
 //! | [`inbox`] | what other threads hand over | lock-free queue and a sleep flag |
 //! | [`outbuf`] | chunks waiting to be written | inline slot, then a deque |
-//! | [`slots`] | who is registered for an fd | table by fd, with generations |
+//! | [`fd_table`] | who is registered for an fd | table by fd, with generations |
 //! | [`read_size`] | how much a socket's reads bring | two bytes |
 //! | [`records`] | where TLS records end in received bytes | a header of five bytes and a count |
 //!
 //! Owner: the thread of the loop, except [`inbox::Inbox::push`]. Elements are opaque: what is `Copy` here
 //! is usually a pointer whose references the rooms above count.
 
+pub mod fd_table;
 pub mod inbox;
 pub mod outbuf;
 pub mod read_size;
 pub mod ready;
 pub mod records;
-pub mod slots;
 pub mod timers;

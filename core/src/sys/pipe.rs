@@ -16,7 +16,7 @@ use super::socket::{MAX_SLICES, retried, retried_int};
 
 /// What lies behind a descriptor, as far as it matters for polling it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum FileKind {
     /// One end of a pipe or of a FIFO.
     Fifo {
         /// Whether it is linked into the file system; on some systems, Linux among them, pipes say so too.
@@ -30,7 +30,7 @@ pub enum Kind {
     Other,
 }
 
-impl Kind {
+impl FileKind {
     /// Whether the end that writes becomes readable when its last reader has gone, and for no other reason.
     ///
     /// Apple's systems do not tell for FIFOs of the file system, and call them readable while data lies in them; pipes
@@ -49,19 +49,19 @@ impl Kind {
 ///
 /// # Errors
 /// `EBADF`, or another errno of `fstat(2)`.
-pub fn kind(fd: RawFd) -> io::Result<Kind> {
+pub fn file_kind(fd: RawFd) -> io::Result<FileKind> {
     let mut status = MaybeUninit::<libc::stat>::uninit();
     // SAFETY: `status` is live and large enough for what the call writes.
     retried_int(|| unsafe { libc::fstat(fd, status.as_mut_ptr()) })?;
     // SAFETY: the call has succeeded, so it has filled the struct.
     let status = unsafe { status.assume_init() };
     Ok(match status.st_mode & libc::S_IFMT {
-        libc::S_IFIFO => Kind::Fifo {
+        libc::S_IFIFO => FileKind::Fifo {
             is_linked: status.st_nlink > 0,
         },
-        libc::S_IFSOCK => Kind::Socket,
-        libc::S_IFCHR => Kind::CharacterDevice,
-        _ => Kind::Other,
+        libc::S_IFSOCK => FileKind::Socket,
+        libc::S_IFCHR => FileKind::CharacterDevice,
+        _ => FileKind::Other,
     })
 }
 
@@ -140,7 +140,7 @@ mod tests {
     use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
 
-    use super::{Kind, duplicate, kind, read, set_nonblocking, write, write_vectored};
+    use super::{FileKind, duplicate, file_kind, read, set_nonblocking, write, write_vectored};
 
     fn nonblocking_pipe() -> (PipeReader, PipeWriter) {
         let (reader, writer) = pipe().unwrap();
@@ -160,18 +160,18 @@ mod tests {
     fn tells_files_apart() {
         let (reader, writer) = pipe().unwrap();
         for end in [reader.as_raw_fd(), writer.as_raw_fd()] {
-            let found = kind(end).unwrap();
-            assert!(matches!(found, Kind::Fifo { .. }) && found.tells_of_lost_reader());
+            let found = file_kind(end).unwrap();
+            assert!(matches!(found, FileKind::Fifo { .. }) && found.tells_of_lost_reader());
         }
         let (socket, _other) = UnixStream::pair().unwrap();
-        assert_eq!(kind(socket.as_raw_fd()).unwrap(), Kind::Socket);
-        assert!(Kind::Socket.tells_of_lost_reader());
+        assert_eq!(file_kind(socket.as_raw_fd()).unwrap(), FileKind::Socket);
+        assert!(FileKind::Socket.tells_of_lost_reader());
         let null = File::open("/dev/null").unwrap();
-        assert_eq!(kind(null.as_raw_fd()).unwrap(), Kind::CharacterDevice);
-        assert!(!Kind::CharacterDevice.tells_of_lost_reader());
+        assert_eq!(file_kind(null.as_raw_fd()).unwrap(), FileKind::CharacterDevice);
+        assert!(!FileKind::CharacterDevice.tells_of_lost_reader());
         let directory = File::open("/").unwrap();
-        assert_eq!(kind(directory.as_raw_fd()).unwrap(), Kind::Other);
-        assert_eq!(kind(-1).unwrap_err().raw_os_error(), Some(libc::EBADF));
+        assert_eq!(file_kind(directory.as_raw_fd()).unwrap(), FileKind::Other);
+        assert_eq!(file_kind(-1).unwrap_err().raw_os_error(), Some(libc::EBADF));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::binding::native_type::{
     Args, bool_object, class_getitem, getter, leak_table, method, new_type, none, slot,
 };
 use crate::coro::coroutine::{Coro, CoroObject, Status, finalize};
-use crate::coro::errors::{self as coro_errors, Kind};
+use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::{interruption, scheduler};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::current_thread;
@@ -25,7 +25,7 @@ pub(super) fn check_thread(coro: Coro<'_>) -> PyResult<()> {
     }
     Err(coro_errors::new(
         coro.py(),
-        Kind::ScheduleError,
+        ErrorClass::ScheduleError,
         "a coro belongs to the thread of its loop: use loop.call_soon_threadsafe()",
     ))
 }
@@ -51,7 +51,7 @@ fn start<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     if this.status.get() != Status::New {
         return Err(coro_errors::new(
             this.py(),
-            Kind::ScheduleError,
+            ErrorClass::ScheduleError,
             "the coro was started before",
         ));
     }
@@ -67,7 +67,7 @@ fn wake<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     match this.status.get() {
         Status::Waiting if this.wait_node.is_queued() => Err(coro_errors::new(
             this.py(),
-            Kind::ScheduleError,
+            ErrorClass::ScheduleError,
             "the coro waits for something that wakes it: it can be interrupted, not scheduled",
         )),
         Status::Waiting => {
@@ -94,7 +94,7 @@ fn throw_later<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
         },
         _ => {
             interruption::take_back(this, |exception| {
-                coro_errors::is_exactly(exception, Kind::Cancelled)
+                coro_errors::is_exactly(exception, ErrorClass::Cancelled)
             });
         }
     }
@@ -139,10 +139,10 @@ fn throw<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
 #[cold]
 fn wrong_status(this: Coro<'_>, status: Status) -> PyErr {
     let (kind, message) = match status {
-        Status::New => (Kind::NotStarted, "the coro was not started"),
-        Status::Done => (Kind::DeadCoroutine, "the coro has ended"),
-        Status::Ready => (Kind::ScheduleError, "the coro is scheduled already"),
-        Status::Running | Status::Waiting => (Kind::ScheduleError, "the coro is running"),
+        Status::New => (ErrorClass::NotStarted, "the coro was not started"),
+        Status::Done => (ErrorClass::DeadCoroutine, "the coro has ended"),
+        Status::Ready => (ErrorClass::ScheduleError, "the coro is scheduled already"),
+        Status::Running | Status::Waiting => (ErrorClass::ScheduleError, "the coro is running"),
     };
     coro_errors::new(this.py(), kind, message)
 }
@@ -230,7 +230,7 @@ fn context(this: Coro<'_>) -> Object<'_> {
 fn must_cancel(this: Coro<'_>) -> Object<'_> {
     Ok(bool_object(
         this.py(),
-        interruption::contains(this, Kind::Cancelled),
+        interruption::contains(this, ErrorClass::Cancelled),
     ))
 }
 

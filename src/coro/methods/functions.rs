@@ -9,7 +9,7 @@ use super::coro::check_thread;
 use super::{Object, spawn};
 use crate::binding::native_type::{Args, This, none};
 use crate::coro::coroutine::{Coro, Status};
-use crate::coro::errors::{self as coro_errors, Kind};
+use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::runtime::{current as running, with_runtime};
 use crate::coro::suspension::{Begun, Outcome};
 use crate::coro::{
@@ -25,7 +25,7 @@ pub(super) fn current<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> 
         Some(coro) => Ok(coro.to_bound()),
         None => Err(coro_errors::new(
             py,
-            Kind::YieldFromMain,
+            ErrorClass::YieldFromMain,
             "no coro runs here: in asyncio `await coro.run_sync(f)` calls f in one, elsewhere `coro.run(f)`",
         )),
     }

@@ -19,7 +19,7 @@ use crate::binding::errors;
 use crate::binding::native_type::{Args, NativeType, This, method, new_type, none, one_at_a_time, slot};
 use crate::binding::object_cell::ObjectCell;
 use crate::coro::coroutine::{Coro, CoroObject, Status};
-use crate::coro::errors::{self as coro_errors, Kind};
+use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::runtime::current;
 use crate::coro::{scheduler, tasks};
 use crate::event_loop::pyloop::LoopObject;
@@ -53,19 +53,19 @@ fn take_visible_outcome(this: Coro<'_>) -> Object<'_> {
         return take_outcome(this);
     };
     let py = this.py();
-    if current(py).is_none() || !coro_errors::is_a(&exception, Kind::Cancelled) {
+    if current(py).is_none() || !coro_errors::is_a(&exception, ErrorClass::Cancelled) {
         return Err(PyErr::from_value(exception));
     }
-    let how = if coro_errors::is_a(&exception, Kind::Shutdown) {
+    let how = if coro_errors::is_a(&exception, ErrorClass::Shutdown) {
         "shut down"
-    } else if coro_errors::is_exactly(&exception, Kind::Cancelled) {
+    } else if coro_errors::is_exactly(&exception, ErrorClass::Cancelled) {
         "cancelled"
     } else {
         "interrupted"
     };
     let name = this.to_bound().getattr("name")?;
     let message = format!("coro {} was {how}", name.repr()?);
-    let error = coro_errors::new(py, Kind::CoroCancelled, &message);
+    let error = coro_errors::new(py, ErrorClass::CoroCancelled, &message);
     error.set_cause(py, Some(PyErr::from_value(exception)));
     Err(error)
 }
@@ -75,7 +75,7 @@ fn outcome<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("_outcome", 0)?;
     let py = this.py();
     match this.exception.get(py) {
-        Some(exception) if coro_errors::is_a(&exception, Kind::Cancelled) => Ok(none(py)),
+        Some(exception) if coro_errors::is_a(&exception, ErrorClass::Cancelled) => Ok(none(py)),
         _ => take_outcome(this),
     }
 }
@@ -91,7 +91,7 @@ fn result<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     if !this.is_done() {
         return Err(coro_errors::new(
             this.py(),
-            Kind::InvalidState,
+            ErrorClass::InvalidState,
             "Result is not set.",
         ));
     }
@@ -102,10 +102,14 @@ fn exception<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("exception", 0)?;
     let py = this.py();
     if !this.is_done() {
-        return Err(coro_errors::new(py, Kind::InvalidState, "Exception is not set."));
+        return Err(coro_errors::new(
+            py,
+            ErrorClass::InvalidState,
+            "Exception is not set.",
+        ));
     }
     match this.exception.get(py) {
-        Some(exception) if coro_errors::is_a(&exception, Kind::Cancelled) => take_visible_outcome(this),
+        Some(exception) if coro_errors::is_a(&exception, ErrorClass::Cancelled) => take_visible_outcome(this),
         Some(exception) => {
             this.is_unseen.set(false);
             Ok(exception)
@@ -255,7 +259,7 @@ fn step(this: This<'_, AwaitObject>) -> PyResult<Step<'_>> {
     if coro.status.get() == Status::New && coro.event_loop.as_ptr() == tasks::running_loop(py)?.as_ptr() {
         return Err(coro_errors::new(
             py,
-            Kind::NotStarted,
+            ErrorClass::NotStarted,
             "the coro was not started: waiting for it would last for ever",
         ));
     }

@@ -29,7 +29,7 @@ use crate::binding::errors;
 use crate::binding::native_type::{
     Args, NativeType, This, bool_object, class_getitem, getter, method, none, one_at_a_time, slot,
 };
-use crate::coro::errors::{self as coro_errors, Kind};
+use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::wait_queue::WaitQueue;
 use crate::coro::{scheduler, suspension};
 
@@ -143,7 +143,7 @@ impl ChannelObject {
 
 #[cold]
 fn closed(py: Python<'_>) -> PyErr {
-    coro_errors::new(py, Kind::Closed, "the channel is closed")
+    coro_errors::new(py, ErrorClass::Closed, "the channel is closed")
 }
 
 /// Gives a value to a receiver, waiting for one.
@@ -167,7 +167,7 @@ fn deliver<'py>(
     }
     let late = || {
         let message = format!("nobody has received the value{}", limit.describe());
-        coro_errors::new(py, Kind::Timeout, &message)
+        coro_errors::new(py, ErrorClass::Timeout, &message)
     };
     if limit.is_at_once() {
         return Err(late());
@@ -238,7 +238,7 @@ fn received(this: Channel<'_>) -> Option<PyResult<Option<Bound<'_, PyAny>>>> {
 #[cold]
 fn no_value(this: Channel<'_>, limit: Limit) -> PyErr {
     let message = format!("nobody has sent a value{}", limit.describe());
-    coro_errors::new(this.py(), Kind::Timeout, &message)
+    coro_errors::new(this.py(), ErrorClass::Timeout, &message)
 }
 
 fn send<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {

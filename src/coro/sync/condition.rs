@@ -12,7 +12,7 @@ use super::object::{
     FLAGS, Head, Object, Primitive, check_thread, dealloc, grant, make_type as make, wait_in_queue,
 };
 use crate::binding::native_type::{Args, NativeType, This, bool_object, method, none, one_at_a_time, slot};
-use crate::coro::errors::{self as coro_errors, Kind};
+use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::wait_queue::WaitQueue;
 use crate::coro::{interruption, scheduler, suspension};
 
@@ -104,7 +104,7 @@ fn wait<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
     };
     stand(this, 0, limit)?.ok_or_else(|| {
         let message = format!("nobody has woken the coro{}", limit.describe());
-        coro_errors::new(this.py(), Kind::Timeout, &message)
+        coro_errors::new(this.py(), ErrorClass::Timeout, &message)
     })
 }
 

@@ -28,7 +28,7 @@ use crate::binding::errors;
 use crate::binding::native_type::{
     Args, NativeType, This, class_getitem, getter, method, none, one_at_a_time, slot,
 };
-use crate::coro::errors::{self as coro_errors, Kind};
+use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::wait_queue::WaitQueue;
 use crate::coro::{interruption, suspension};
 
@@ -164,7 +164,7 @@ fn wait_for_space<'py>(this: Fifo<'py>, item: Bound<'py, PyAny>, limit: Limit) -
     let py = this.py();
     let full = || {
         let message = format!("the {} was full{}", type_name(this), limit.describe());
-        coro_errors::new(py, Kind::Full, &message)
+        coro_errors::new(py, ErrorClass::Full, &message)
     };
     if limit.is_at_once() {
         return Err(full());
@@ -233,7 +233,7 @@ fn pop<'py>(this: Fifo<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let limit = limit_of(args, "pop")?;
     wait_for_item(this, limit)?.ok_or_else(|| {
         let message = format!("the {} was empty{}", type_name(this), limit.describe());
-        coro_errors::new(this.py(), Kind::Empty, &message)
+        coro_errors::new(this.py(), ErrorClass::Empty, &message)
     })
 }
 

@@ -14,7 +14,7 @@ use super::object::{
 use crate::binding::native_type::{Args, NativeType, This, bool_object, method, none, one_at_a_time};
 use crate::binding::object_cell::ObjectCell;
 use crate::coro::coroutine::Coro;
-use crate::coro::errors::{self as coro_errors, Kind};
+use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::wait_queue::WaitQueue;
 use crate::coro::{runtime, suspension};
 
@@ -169,7 +169,7 @@ fn give<const R: bool>(this: Lock<'_, R>) -> PyResult<bool> {
 
 #[cold]
 fn lock_error<const R: bool>(this: Lock<'_, R>, message: &str) -> PyErr {
-    coro_errors::new(this.py(), Kind::LockError, message)
+    coro_errors::new(this.py(), ErrorClass::LockError, message)
 }
 
 fn acquire<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Object<'py> {

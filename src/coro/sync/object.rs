@@ -15,7 +15,7 @@ use crate::binding::native_type::{
     NativeType, This, leak_table, new_type, none, one_at_a_time, slot, weaklist_member,
 };
 use crate::coro::coroutine::Coro;
-use crate::coro::errors::{self as coro_errors, Kind};
+use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::wait_queue::WaitQueue;
 use crate::coro::{runtime, scheduler, suspension, tasks};
 use crate::event_loop::pyloop::LoopObject;
@@ -80,7 +80,7 @@ fn check_elsewhere(py: Python<'_>, head: &Head, object: *mut ffi::PyObject) -> P
     let name = unsafe { name_of_type(py, object) };
     Err(coro_errors::new(
         py,
-        Kind::ScheduleError,
+        ErrorClass::ScheduleError,
         &format!(
             "a {name} belongs to the thread of the loop that it was made in, or else used in first: use \
              loop.call_soon_threadsafe() in another one"

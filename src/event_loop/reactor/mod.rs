@@ -16,9 +16,9 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, PoisonError};
 
+use grapeshot_core::queue::fd_table::FdTable;
 use grapeshot_core::queue::inbox::Inbox;
 use grapeshot_core::queue::ready::ReadyQueue;
-use grapeshot_core::queue::slots::Slots;
 use grapeshot_core::queue::timers::TimerHeap;
 use grapeshot_core::sys::clock;
 use grapeshot_core::sys::poller::{Events, Interest, Poller, Token};
@@ -67,7 +67,7 @@ pub(crate) struct Reactor {
     last_made: Cell<Option<HandleRef>>,
     timers: RefCell<TimerHeap<HandleRef>>,
     cancelled_timers: Cell<usize>,
-    slots: RefCell<Slots<Slot>>,
+    slots: RefCell<FdTable<Slot>>,
     /// Weak references to closed objects whose number another one has got: see `targets`.
     displaced: RefCell<VecDeque<Py<PyWeakrefReference>>>,
     /// Boxed: it is aligned to cache lines, which Python objects are not.
@@ -111,7 +111,7 @@ impl Reactor {
             last_made: Cell::new(None),
             timers: RefCell::new(TimerHeap::new()),
             cancelled_timers: Cell::new(0),
-            slots: RefCell::new(Slots::new()),
+            slots: RefCell::new(FdTable::new()),
             displaced: RefCell::new(VecDeque::new()),
             inbox: Box::new(Inbox::new()),
             poller: RefCell::new(Some(poller)),

@@ -12,7 +12,7 @@
 use std::io;
 use std::os::fd::RawFd;
 
-use grapeshot_core::sys::pipe::{self, Kind};
+use grapeshot_core::sys::pipe::{self, FileKind};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -39,8 +39,8 @@ pub(super) fn open<'py, D: Direction>(
     let fd: RawFd = pipe
         .call_method0(names().fileno.bind(py).cast_into::<PyString>()?)?
         .extract()?;
-    let kind = pipe::kind(fd).map_err(|error| errors::os_error(&error))?;
-    if kind == Kind::Other {
+    let kind = pipe::file_kind(fd).map_err(|error| errors::os_error(&error))?;
+    if kind == FileKind::Other {
         return Err(PyValueError::new_err(D::REFUSAL));
     }
     pipe::set_nonblocking(fd).map_err(|error| errors::os_error(&error))?;

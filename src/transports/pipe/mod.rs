@@ -17,7 +17,7 @@ use std::ffi::{CStr, c_int};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicPtr;
 
-use grapeshot_core::sys::pipe::Kind;
+use grapeshot_core::sys::pipe::FileKind;
 use grapeshot_core::sys::poller::{Interest, Readiness};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -39,7 +39,7 @@ pub(super) trait Direction: Sized {
     /// Of the ValueError for what cannot be polled.
     const REFUSAL: &'static str;
 
-    fn new(kind: Kind) -> Self;
+    fn new(kind: FileKind) -> Self;
 
     /// The type that `register` has made.
     fn kind() -> &'static AtomicPtr<ffi::PyTypeObject>;
@@ -181,7 +181,7 @@ impl<D: Direction> Body for PipeBody<D> {
 fn new_body<D: Direction>(
     pipe: &Bound<'_, PyAny>,
     fd: RawFd,
-    kind: Kind,
+    kind: FileKind,
     duplicate: Option<OwnedFd>,
     protocol: &Bound<'_, PyAny>,
 ) -> PyResult<PipeBody<D>> {

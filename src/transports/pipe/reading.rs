@@ -6,7 +6,7 @@ use std::io;
 use std::ptr;
 use std::sync::atomic::AtomicPtr;
 
-use grapeshot_core::sys::pipe::{self, Kind};
+use grapeshot_core::sys::pipe::{self, FileKind};
 use grapeshot_core::sys::poller::{Interest, Readiness};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -30,7 +30,7 @@ impl Direction for Reading {
         c"The reading end of a pipe, FIFO, terminal or socket; the interface of asyncio.ReadTransport.";
     const REFUSAL: &'static str = "Pipe transport is for pipes/sockets only.";
 
-    fn new(_: Kind) -> Self {
+    fn new(_: FileKind) -> Self {
         Self {
             is_paused: Cell::new(false),
         }

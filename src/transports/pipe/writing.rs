@@ -7,7 +7,7 @@ use std::io;
 use std::ptr;
 use std::sync::atomic::AtomicPtr;
 
-use grapeshot_core::sys::pipe::{self, Kind};
+use grapeshot_core::sys::pipe::{self, FileKind};
 use grapeshot_core::sys::poller::{Interest, Readiness};
 use pyo3::exceptions::PyBrokenPipeError;
 use pyo3::ffi;
@@ -39,7 +39,7 @@ impl Direction for Writing {
         c"The writing end of a pipe, FIFO, terminal or socket; the interface of asyncio.WriteTransport.";
     const REFUSAL: &'static str = "Pipe transport is only for pipes, sockets and character devices";
 
-    fn new(kind: Kind) -> Self {
+    fn new(kind: FileKind) -> Self {
         Self {
             outgoing: Outgoing::new(),
             is_blocked: Cell::new(false),

@@ -28,22 +28,22 @@ const DENSE_LIMIT: usize = 1 << 20;
 const FIRST_LEN: usize = 64;
 
 #[derive(Clone, Copy)]
-struct Slot<T> {
+struct FdEntry<T> {
     generation: u32,
     value: T,
 }
 
 /// A table of `Copy` registrations by fd.
-pub struct Slots<T: Copy> {
-    dense: Vec<Option<Slot<T>>>,
-    sparse: BTreeMap<usize, Slot<T>>,
+pub struct FdTable<T: Copy> {
+    dense: Vec<Option<FdEntry<T>>>,
+    sparse: BTreeMap<usize, FdEntry<T>>,
     len: usize,
     /// The generation given out last. One counter for all fds: a token can only be mistaken for another
     /// after 2^32 registrations, while an event waits for the length of one turn.
     generation: u32,
 }
 
-impl<T: Copy> Slots<T> {
+impl<T: Copy> FdTable<T> {
     /// An empty table; allocates at the first insertion.
     #[must_use]
     pub const fn new() -> Self {
@@ -78,7 +78,7 @@ impl<T: Copy> Slots<T> {
         assert!(fd >= 0, "a negative fd cannot be registered");
         let index = fd.unsigned_abs() as usize;
         self.generation = self.generation.checked_add(1).unwrap_or(1);
-        let slot = Slot {
+        let entry = FdEntry {
             generation: self.generation,
             value,
         };
@@ -87,9 +87,9 @@ impl<T: Copy> Slots<T> {
                 let len = (index + 1).next_power_of_two().max(FIRST_LEN);
                 self.dense.resize(len, None);
             }
-            self.dense[index].replace(slot)
+            self.dense[index].replace(entry)
         } else {
-            self.sparse.insert(index, slot)
+            self.sparse.insert(index, entry)
         };
         self.len += usize::from(earlier.is_none());
         token(index, self.generation)
@@ -100,15 +100,15 @@ impl<T: Copy> Slots<T> {
     #[must_use]
     pub fn get(&self, token: Token) -> Option<T> {
         let (index, generation) = parts(token);
-        let slot = self.slot(index)?;
-        (slot.generation == generation).then_some(slot.value)
+        let entry = self.entry(index)?;
+        (entry.generation == generation).then_some(entry.value)
     }
 
     /// The registration of `fd`.
     #[inline]
     #[must_use]
     pub fn get_fd(&self, fd: RawFd) -> Option<T> {
-        self.slot(usize::try_from(fd).ok()?).map(|slot| slot.value)
+        self.entry(usize::try_from(fd).ok()?).map(|entry| entry.value)
     }
 
     /// The token of the registration of `fd`.
@@ -116,7 +116,7 @@ impl<T: Copy> Slots<T> {
     #[must_use]
     pub fn token_of(&self, fd: RawFd) -> Option<Token> {
         let index = usize::try_from(fd).ok()?;
-        self.slot(index).map(|slot| token(index, slot.generation))
+        self.entry(index).map(|entry| token(index, entry.generation))
     }
 
     /// Ends the registration of `fd` and returns it. Its token leads nowhere from now on, whatever is
@@ -124,13 +124,13 @@ impl<T: Copy> Slots<T> {
     #[inline]
     pub fn remove(&mut self, fd: RawFd) -> Option<T> {
         let index = usize::try_from(fd).ok()?;
-        let slot = if index < DENSE_LIMIT {
+        let entry = if index < DENSE_LIMIT {
             self.dense.get_mut(index)?.take()?
         } else {
             self.sparse.remove(&index)?
         };
         self.len -= 1;
-        Some(slot.value)
+        Some(entry.value)
     }
 
     /// Ends the registration that was given this token and returns it with its fd; nothing happens if it is over.
@@ -145,38 +145,38 @@ impl<T: Copy> Slots<T> {
     #[inline]
     pub fn replace(&mut self, fd: RawFd, value: T) -> Option<T> {
         let index = usize::try_from(fd).ok()?;
-        let slot = if index < DENSE_LIMIT {
+        let entry = if index < DENSE_LIMIT {
             self.dense.get_mut(index)?.as_mut()?
         } else {
             self.sparse.get_mut(&index)?
         };
-        Some(std::mem::replace(&mut slot.value, value))
+        Some(std::mem::replace(&mut entry.value, value))
     }
 
     /// The registrations, in the order of their fds.
     pub fn iter(&self) -> impl Iterator<Item = (RawFd, T)> + '_ {
         let dense = self.dense.iter().enumerate();
         dense
-            .filter_map(|(index, slot)| slot.as_ref().map(|slot| (index, slot)))
-            .chain(self.sparse.iter().map(|(&index, slot)| (index, slot)))
-            .map(|(index, slot)| (fd_of(index), slot.value))
+            .filter_map(|(index, entry)| entry.as_ref().map(|entry| (index, entry)))
+            .chain(self.sparse.iter().map(|(&index, entry)| (index, entry)))
+            .map(|(index, entry)| (fd_of(index), entry.value))
     }
 
     #[inline]
-    fn slot(&self, index: usize) -> Option<&Slot<T>> {
+    fn entry(&self, index: usize) -> Option<&FdEntry<T>> {
         match self.dense.get(index) {
-            Some(slot) => slot.as_ref(),
-            None => self.sparse_slot(index),
+            Some(entry) => entry.as_ref(),
+            None => self.sparse_entry(index),
         }
     }
 
     #[cold]
-    fn sparse_slot(&self, index: usize) -> Option<&Slot<T>> {
+    fn sparse_entry(&self, index: usize) -> Option<&FdEntry<T>> {
         self.sparse.get(&index)
     }
 }
 
-impl<T: Copy> Default for Slots<T> {
+impl<T: Copy> Default for FdTable<T> {
     fn default() -> Self {
         Self::new()
     }
@@ -205,59 +205,59 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{DENSE_LIMIT, FIRST_LEN, Slots};
+    use super::{DENSE_LIMIT, FIRST_LEN, FdTable};
     use crate::sys::poller::Token;
 
     #[test]
     fn a_token_leads_to_its_own_registration_only() {
-        let mut slots = Slots::new();
-        let first = slots.insert(5, 'a');
+        let mut table = FdTable::new();
+        let first = table.insert(5, 'a');
         assert_eq!(first.0 & 0xffff_ffff, 5);
         assert_eq!(
-            (slots.get(first), slots.get_fd(5), slots.token_of(5)),
+            (table.get(first), table.get_fd(5), table.token_of(5)),
             (Some('a'), Some('a'), Some(first))
         );
-        assert_eq!(slots.remove(5), Some('a'));
+        assert_eq!(table.remove(5), Some('a'));
         assert_eq!(
-            (slots.get(first), slots.get_fd(5), slots.token_of(5)),
+            (table.get(first), table.get_fd(5), table.token_of(5)),
             (None, None, None)
         );
-        let second = slots.insert(5, 'b');
+        let second = table.insert(5, 'b');
         assert_ne!(first, second);
-        assert_eq!((slots.remove_token(first), slots.len()), (None, 1));
-        assert_eq!((slots.remove_token(second), slots.len()), (Some((5, 'b')), 0));
-        let second = slots.insert(5, 'b');
-        assert_eq!((slots.get(first), slots.get(second)), (None, Some('b')));
+        assert_eq!((table.remove_token(first), table.len()), (None, 1));
+        assert_eq!((table.remove_token(second), table.len()), (Some((5, 'b')), 0));
+        let second = table.insert(5, 'b');
+        assert_eq!((table.get(first), table.get(second)), (None, Some('b')));
         // Inserting over a registration ends it too.
-        let third = slots.insert(5, 'c');
+        let third = table.insert(5, 'c');
         assert_eq!(
-            (slots.get(second), slots.get(third), slots.len()),
+            (table.get(second), table.get(third), table.len()),
             (None, Some('c'), 1)
         );
     }
 
     #[test]
     fn replace_keeps_the_token() {
-        let mut slots = Slots::new();
-        assert_eq!((slots.replace(3, 'x'), slots.len()), (None, 0));
-        let token = slots.insert(3, 'a');
-        assert_eq!((slots.replace(3, 'b'), slots.get(token)), (Some('a'), Some('b')));
+        let mut table = FdTable::new();
+        assert_eq!((table.replace(3, 'x'), table.len()), (None, 0));
+        let token = table.insert(3, 'a');
+        assert_eq!((table.replace(3, 'b'), table.get(token)), (Some('a'), Some('b')));
     }
 
     #[test]
     fn tokens_of_others_lead_nowhere() {
-        let mut slots = Slots::new();
-        assert_eq!((slots.get(Token(0)), slots.get(Token(u64::MAX))), (None, None));
+        let mut table = FdTable::new();
+        assert_eq!((table.get(Token(0)), table.get(Token(u64::MAX))), (None, None));
         for fd in 0..10 {
-            slots.insert(fd, fd);
+            table.insert(fd, fd);
         }
-        assert_eq!((slots.get(Token(0)), slots.get(Token(u64::MAX))), (None, None));
+        assert_eq!((table.get(Token(0)), table.get(Token(u64::MAX))), (None, None));
         assert_eq!(
             (
-                slots.get_fd(-1),
-                slots.token_of(-1),
-                slots.remove(-1),
-                slots.replace(-1, 0)
+                table.get_fd(-1),
+                table.token_of(-1),
+                table.remove(-1),
+                table.replace(-1, 0)
             ),
             (None, None, None, None)
         );
@@ -266,36 +266,36 @@ mod tests {
     #[test]
     #[should_panic(expected = "negative")]
     fn a_negative_fd_is_refused() {
-        Slots::new().insert(-1, ());
+        FdTable::new().insert(-1, ());
     }
 
     #[test]
     fn a_number_far_out_allocates_no_table() {
-        let mut slots = Slots::new();
-        let near = slots.insert(1, 'n');
-        let far = slots.insert(i32::MAX, 'f');
-        assert_eq!(slots.dense.len(), FIRST_LEN);
+        let mut table = FdTable::new();
+        let near = table.insert(1, 'n');
+        let far = table.insert(i32::MAX, 'f');
+        assert_eq!(table.dense.len(), FIRST_LEN);
         assert_eq!(
-            (slots.get(near), slots.get(far), slots.get_fd(i32::MAX)),
+            (table.get(near), table.get(far), table.get_fd(i32::MAX)),
             (Some('n'), Some('f'), Some('f'))
         );
         assert_eq!(
-            (slots.replace(i32::MAX, 'g'), slots.token_of(i32::MAX)),
+            (table.replace(i32::MAX, 'g'), table.token_of(i32::MAX)),
             (Some('f'), Some(far))
         );
-        assert!(slots.iter().eq([(1, 'n'), (i32::MAX, 'g')]));
+        assert!(table.iter().eq([(1, 'n'), (i32::MAX, 'g')]));
         assert_eq!(
-            (slots.remove(i32::MAX), slots.get(far), slots.len()),
+            (table.remove(i32::MAX), table.get(far), table.len()),
             (Some('g'), None, 1)
         );
     }
 
     #[test]
     fn generations_skip_zero_when_they_wrap() {
-        let mut slots = Slots::new();
-        slots.generation = u32::MAX - 1;
-        assert_eq!(slots.insert(0, 'a'), Token(0xffff_ffff_0000_0000));
-        assert_eq!(slots.insert(0, 'b'), Token(0x1_0000_0000));
+        let mut table = FdTable::new();
+        table.generation = u32::MAX - 1;
+        assert_eq!(table.insert(0, 'a'), Token(0xffff_ffff_0000_0000));
+        assert_eq!(table.insert(0, 'b'), Token(0x1_0000_0000));
     }
 
     #[derive(Clone, Debug)]
@@ -322,35 +322,35 @@ mod tests {
         /// Against an ordered map, and no token of an ended registration ever leads anywhere again.
         #[test]
         fn behaves_like_a_map_with_generations(steps in prop::collection::vec(step(), 0..120)) {
-            let mut slots = Slots::new();
+            let mut table = FdTable::new();
             let mut model: BTreeMap<i32, (Token, usize)> = BTreeMap::new();
             let mut ended = Vec::new();
             for (value, step) in steps.into_iter().enumerate() {
                 match step {
                     Step::Insert(fd) => {
-                        let token = slots.insert(fd, value);
+                        let token = table.insert(fd, value);
                         prop_assert!(!ended.contains(&token));
                         ended.extend(model.insert(fd, (token, value)).map(|(token, _)| token));
                     }
                     Step::Remove(fd) => {
                         let expected = model.remove(&fd);
-                        prop_assert_eq!(slots.remove(fd), expected.map(|(_, value)| value));
+                        prop_assert_eq!(table.remove(fd), expected.map(|(_, value)| value));
                         ended.extend(expected.map(|(token, _)| token));
                     }
                     Step::Replace(fd) => {
                         let expected = model.get_mut(&fd).map(|(_, old)| std::mem::replace(old, value));
-                        prop_assert_eq!(slots.replace(fd, value), expected);
+                        prop_assert_eq!(table.replace(fd, value), expected);
                     }
                 }
-                prop_assert_eq!(slots.len(), model.len());
-                prop_assert_eq!(slots.is_empty(), model.is_empty());
+                prop_assert_eq!(table.len(), model.len());
+                prop_assert_eq!(table.is_empty(), model.is_empty());
                 for (&fd, &(token, value)) in &model {
-                    prop_assert_eq!(slots.get(token), Some(value));
-                    prop_assert_eq!(slots.get_fd(fd), Some(value));
-                    prop_assert_eq!(slots.token_of(fd), Some(token));
+                    prop_assert_eq!(table.get(token), Some(value));
+                    prop_assert_eq!(table.get_fd(fd), Some(value));
+                    prop_assert_eq!(table.token_of(fd), Some(token));
                 }
-                prop_assert!(ended.iter().all(|&token| slots.get(token).is_none()));
-                prop_assert!(slots.iter().eq(model.iter().map(|(&fd, &(_, value))| (fd, value))));
+                prop_assert!(ended.iter().all(|&token| table.get(token).is_none()));
+                prop_assert!(table.iter().eq(model.iter().map(|(&fd, &(_, value))| (fd, value))));
             }
         }
     }
