@@ -13,6 +13,7 @@ import faulthandler
 import gc
 import inspect
 import os
+import socket
 import sys
 import threading
 import time
@@ -307,6 +308,16 @@ def serve(loop: asyncio.AbstractEventLoop) -> Iterator[Callable[..., Any]]:
     yield create
     while servers:
         servers.pop().close()
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Two connected non-blocking sockets."""
+    first, second = socket.socketpair()
+    first.setblocking(False)
+    second.setblocking(False)
+    with first, second:
+        yield first, second
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 import tty
 import warnings
@@ -38,6 +39,15 @@ def together(function: Callable[[int], Any], count: int = 10, **options: Any) ->
         return [thread.join() for thread in threads]
 
     return coro.run(main)
+
+
+def spawn_blocked(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Spawns a coro and lets it run up to its first wait."""
+    from grapeshot import coro
+
+    co = coro.spawn(function, *args, **kwargs)
+    coro.yield_slice()
+    return co
 
 
 def gil_is_enabled() -> bool:
@@ -154,6 +164,37 @@ async def until(condition: Callable[[], Any], what: str = "a condition", cap_s: 
         assert time.monotonic() < give_up, f"waited {cap_s} s for {what}"
         count += 1
         await asyncio.sleep(0 if count < 20 else 0.001)
+
+
+def in_thread(function: Callable[..., Any], *args: Any) -> Any:
+    """Calls the function in a new thread, to the end of that thread. Returns or raises what the function does."""
+    outcome: list[tuple[bool, Any]] = []
+
+    def run() -> None:
+        try:
+            outcome.append((True, function(*args)))
+        except BaseException as exc:
+            outcome.append((False, exc))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    is_result, value = outcome.pop()
+    if is_result:
+        return value
+    try:
+        raise value
+    finally:
+        del value  # the traceback has this frame
+
+
+async def blocked_task(loop: asyncio.AbstractEventLoop, coroutine: Any, count: int = 3) -> asyncio.Task[Any]:
+    """A task of the coroutine that has run for some iterations and waits."""
+    task = loop.create_task(coroutine)
+    await iterations(count)
+    assert not task.done()
+    return task
 
 
 async def sleep_zero(count: int) -> None:
@@ -396,6 +437,14 @@ def listening(family: int = socket.AF_INET, host: str = HOST) -> socket.socket:
     sock.bind((host, 0))
     sock.listen(128)
     return sock
+
+
+def free_port() -> int:
+    """A TCP port of the loopback that nothing listens on."""
+    with socket.socket() as sock:
+        sock.bind((HOST, 0))
+        port: int = sock.getsockname()[1]
+        return port
 
 
 def raw_pair(small: bool = False) -> tuple[socket.socket, socket.socket]:

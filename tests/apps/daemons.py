@@ -11,7 +11,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -21,18 +20,11 @@ from typing import Any, Self
 
 from tests.apps.certificates import Certificates
 from tests.apps.requirements import program
+from tests.support import HOST, free_port
 
 START_CAP_S = 60.0
 STOP_CAP_S = 30.0
 TRIES = 5  # a port that was free a moment ago may be taken
-HOST = "127.0.0.1"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Daemon(ABC):

@@ -6,7 +6,7 @@ import asyncio
 import functools
 
 import pytest
-from support import coro_is_available
+from support import coro_is_available, spawn_blocked
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 if coro_is_available():
@@ -23,17 +23,10 @@ def in_coro(test):
     return run
 
 
-def waiting(function, *args):
-    """A coro that has run up to its first wait."""
-    co = coro.spawn(function, *args)
-    coro.yield_slice()
-    return co
-
-
 @in_coro
 def test_senders_wait_for_receivers_in_order():
     channel = coro.channel()
-    senders = [waiting(channel.send, number) for number in range(3)]
+    senders = [spawn_blocked(channel.send, number) for number in range(3)]
     assert channel.balance == 3
     for number in range(3):
         assert channel.receive() == number
@@ -47,7 +40,7 @@ def test_senders_wait_for_receivers_in_order():
 @in_coro
 def test_receivers_wait_for_senders_in_order():
     channel = coro.channel()
-    receivers = [waiting(channel.receive) for _ in range(3)]
+    receivers = [spawn_blocked(channel.receive) for _ in range(3)]
     assert channel.balance == -3
     for number in range(3):
         channel.send(number)
@@ -68,13 +61,13 @@ def test_any_object_goes_through_none_and_exceptions_included():
 @in_coro
 def test_exceptions_are_raised_in_the_receiver():
     channel = coro.channel()
-    receiver = waiting(channel.receive)
+    receiver = spawn_blocked(channel.receive)
     channel.send_exception(LookupError, "lost", 7)
     with pytest.raises(LookupError) as caught:
         receiver.join()
     assert caught.value.args == ("lost", 7)
     error = OSError("mine")
-    sender = waiting(channel.send_exception, error)
+    sender = spawn_blocked(channel.send_exception, error)
     with pytest.raises(OSError, match="mine") as caught:
         channel.receive()
     assert caught.value is error
@@ -102,7 +95,7 @@ def test_an_iteration_ends_when_the_channel_is_closed():
 @in_coro
 def test_an_iteration_lets_exceptions_out_closed_error_included():
     channel = coro.channel()
-    waiting(channel.send_exception, coro.ClosedError, "another one")
+    spawn_blocked(channel.send_exception, coro.ClosedError, "another one")
     with pytest.raises(coro.ClosedError, match="another one"):
         next(channel)
 
@@ -110,8 +103,8 @@ def test_an_iteration_lets_exceptions_out_closed_error_included():
 @in_coro
 def test_close_leaves_what_is_waiting_and_takes_no_more():
     channel = coro.channel()
-    waiting(channel.send, 1)
-    waiting(channel.send, 2)
+    spawn_blocked(channel.send, 1)
+    spawn_blocked(channel.send, 2)
     channel.close()
     assert (channel.closing, channel.closed, channel.balance) == (True, False, 2)
     with pytest.raises(coro.ClosedError):
@@ -125,8 +118,8 @@ def test_close_leaves_what_is_waiting_and_takes_no_more():
 @in_coro
 def test_close_ends_receivers_that_wait():
     channel = coro.channel()
-    receivers = [waiting(channel.receive) for _ in range(2)]
-    in_loop = waiting(list, channel)
+    receivers = [spawn_blocked(channel.receive) for _ in range(2)]
+    in_loop = spawn_blocked(list, channel)
     channel.send("last")
     channel.close()
     assert receivers[0].join() == "last"
@@ -138,7 +131,7 @@ def test_close_ends_receivers_that_wait():
 @in_coro
 def test_outside_of_coros_what_need_not_wait_works():
     channel = coro.channel()
-    receiver = waiting(channel.receive)
+    receiver = spawn_blocked(channel.receive)
     loop = asyncio.get_running_loop()
     log = []
 
@@ -157,7 +150,7 @@ def test_outside_of_coros_what_need_not_wait_works():
     async def task():
         return channel.receive()
 
-    waiting(channel.send, "for a task")
+    spawn_blocked(channel.send, "for a task")
     assert coro.await_(asyncio.create_task(task())) == "for a task"
 
 
@@ -176,7 +169,7 @@ INTERRUPTIONS = (coro.CoroCancelled, coro.WakeUp, coro.TimeoutError) if coro_is_
 def test_the_balance_is_right_at_once(way):
     def main():
         channel = coro.channel()
-        senders = [waiting(channel.send, number) for number in range(4)]
+        senders = [spawn_blocked(channel.send, number) for number in range(4)]
         WAYS[way](senders[1])
         assert channel.balance == 3
         WAYS[way](senders[3])
@@ -186,7 +179,7 @@ def test_the_balance_is_right_at_once(way):
             with pytest.raises(INTERRUPTIONS):
                 sender.join()
                 sender.result()
-        receivers = [waiting(channel.receive) for _ in range(3)]
+        receivers = [spawn_blocked(channel.receive) for _ in range(3)]
         WAYS[way](receivers[0])
         assert channel.balance == -2
         channel.send("x")
@@ -204,7 +197,7 @@ def test_the_balance_is_right_at_once(way):
 def test_a_value_on_its_way_to_an_interrupted_receiver_goes_to_the_next(way):
     def main():
         channel = coro.channel()
-        first, second = waiting(channel.receive), waiting(channel.receive)
+        first, second = spawn_blocked(channel.receive), spawn_blocked(channel.receive)
         channel.send("value")
         WAYS[way](first)
         assert second.join() == "value"
@@ -220,7 +213,7 @@ def test_a_value_on_its_way_to_an_interrupted_receiver_goes_to_the_next(way):
 def test_a_value_on_its_way_stays_for_the_next_that_comes(way):
     def main():
         channel = coro.channel()
-        receiver = waiting(channel.receive)
+        receiver = spawn_blocked(channel.receive)
         channel.send("value")
         WAYS[way](receiver)
         with pytest.raises(INTERRUPTIONS):
@@ -228,7 +221,7 @@ def test_a_value_on_its_way_stays_for_the_next_that_comes(way):
             receiver.result()
         # Its sender has gone on, and it can be received without waiting.
         assert channel.balance == 1
-        later = waiting(channel.send, "later")
+        later = spawn_blocked(channel.send, "later")
         assert channel.balance == 2
         assert [channel.receive(), channel.receive()] == ["value", "later"]
         later.join()
@@ -240,7 +233,7 @@ def test_a_value_on_its_way_stays_for_the_next_that_comes(way):
 def test_a_sender_that_was_interrupted_too_late_has_sent(way):
     def main():
         channel = coro.channel()
-        sender = waiting(channel.send, "value")
+        sender = spawn_blocked(channel.send, "value")
         assert channel.receive() == "value"
         WAYS[way](sender)
         with pytest.raises(INTERRUPTIONS):
@@ -262,7 +255,7 @@ def test_a_receiver_that_passes_by_takes_the_oldest_value():
         # What the woken one was promised is on its way now, and does not depend on the sender any more.
         sender.interrupt()
 
-    woken = waiting(channel.receive)
+    woken = spawn_blocked(channel.receive)
     sender = coro.spawn(channel.send, 2)
     passer = coro.spawn(pass_by)
     channel.send(1)  # the woken one is ready behind the other two
@@ -313,7 +306,7 @@ def test_a_value_that_waits_when_it_goes_unsent():
     assert sender.cancelled()
     assert log == ["waited"]
     assert channel.balance == 0
-    receiver = waiting(channel.receive)
+    receiver = spawn_blocked(channel.receive)
     channel.send("value")
     assert receiver.join() == "value"
 
@@ -334,7 +327,7 @@ def test_what_is_left_of_a_wait_may_wait_when_it_goes():
             condition.wait()
         return semaphore.acquire(timeout=10)
 
-    waiter = waiting(wait_twice)
+    waiter = spawn_blocked(wait_twice)
     condition.wake_all(Releases())
     waiter.interrupt()
     coro.yield_slice()

@@ -12,7 +12,7 @@ import warnings
 import weakref
 
 import pytest
-from support import coro_is_available, run_script, wait_until
+from support import coro_is_available, in_thread, run_script, wait_until
 
 import grapeshot
 
@@ -20,8 +20,6 @@ pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on thi
 if coro_is_available():
     from grapeshot import _core, coro
     from grapeshot.coro import _ending
-
-CAP_S = 30
 
 
 @pytest.fixture
@@ -46,16 +44,6 @@ def start(loop, *functions):
         return coros
 
     return loop.run_until_complete(spawn())
-
-
-def in_thread(function):
-    """Runs the function in a thread of its own, to the end of the thread; its result."""
-    results: list = []
-    thread = threading.Thread(target=lambda: results.append(function()))
-    thread.start()
-    thread.join(CAP_S)
-    assert not thread.is_alive()
-    return results[0]
 
 
 # ------------------------------------------------------------------ loop.close()

@@ -7,19 +7,13 @@ import gc
 import time
 
 import pytest
-from support import coro_is_available
+from support import coro_is_available, spawn_blocked
 
 import grapeshot
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 if coro_is_available():
     from grapeshot import coro
-
-
-def waiting(function, *args, **kwargs):
-    co = coro.spawn(function, *args, **kwargs)
-    coro.yield_slice()
-    return co
 
 
 # ------------------------------------------------------------------ future
@@ -30,8 +24,8 @@ def test_all_that_wait_get_the_value():
         future = coro.future()
         assert not future.ready()
         assert repr(future) == "<future not set>"
-        getters = [waiting(future.get) for _ in range(3)]
-        waiter = waiting(future.wait)
+        getters = [spawn_blocked(future.get) for _ in range(3)]
+        waiter = spawn_blocked(future.wait)
         assert repr(future) == "<future not set, 4 waiting>"
         future.set("value")
         assert (future.ready(), future.successful(), future.value, future.exception) == (True, True, "value", None)
@@ -49,7 +43,7 @@ def test_all_that_wait_get_the_value():
 def test_all_that_wait_get_the_exception_with_its_own_traceback():
     def main():
         future = coro.future()
-        getters = [waiting(future.get) for _ in range(3)]
+        getters = [spawn_blocked(future.get) for _ in range(3)]
         error = KeyError("key")
         future.set_exception(error)
         lengths = set()
@@ -196,7 +190,7 @@ def test_wait_for_different_things():
 def test_who_waits_can_be_interrupted_and_leaves_nothing():
     def main():
         others = [coro.spawn(coro.wait) for _ in range(3)]
-        waiter = waiting(coro.wait, others)
+        waiter = spawn_blocked(coro.wait, others)
         waiter.interrupt()
         assert waiter.join() is None
         assert waiter.cancelled()

@@ -7,7 +7,7 @@ import math
 import queue
 
 import pytest
-from support import coro_is_available
+from support import coro_is_available, spawn_blocked
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 if coro_is_available():
@@ -18,21 +18,15 @@ def busy(kind, *args):
     """One that has to be waited for, whichever way; a lock is another coro's."""
     one = getattr(coro, kind)(*args)
     if kind in ("lock", "mutex"):
-        holder = waiting(lambda: (one.acquire(), coro.wait()))
+        holder = spawn_blocked(lambda: (one.acquire(), coro.wait()))
         assert one.has_lock(holder)
     elif kind == "rw_lock":
-        waiting(lambda: (one.acquire_write(), coro.wait()))
+        spawn_blocked(lambda: (one.acquire_write(), coro.wait()))
     elif kind in ("semaphore", "inverted_semaphore"):
         one.acquire()
     elif args:
         one.push("first")
     return one
-
-
-def waiting(function, *args, **kwargs):
-    co = coro.spawn(function, *args, **kwargs)
-    coro.yield_slice()
-    return co
 
 
 # What waits: how it is made, the method, its arguments, and what it returns or raises when the time is over.
@@ -123,21 +117,21 @@ def test_what_comes_in_time_is_had():
     def main():
         fifo = coro.fifo(1)
         for limit in ({"timeout": 60}, {"timeout": math.inf}, {"timeout": None}, {"block": True, "timeout": 60}):
-            popper = waiting(fifo.pop, **limit)
+            popper = spawn_blocked(fifo.pop, **limit)
             fifo.push("item", **limit)
             assert popper.join() == "item"
         semaphore = coro.semaphore()
         assert semaphore.acquire(1, False)
-        acquirer = waiting(semaphore.acquire, 1, True, 60)
+        acquirer = spawn_blocked(semaphore.acquire, 1, True, 60)
         semaphore.release()
         assert acquirer.join() is True
         event = coro.event()
-        waiter = waiting(event.wait, 60)  # a timeout, as of threading.Event
+        waiter = spawn_blocked(event.wait, 60)  # a timeout, as of threading.Event
         event.set()
         assert waiter.join() is True
         assert event.wait(block=False)
         condition = coro.condition_variable()
-        waiter = waiting(condition.wait, 60)
+        waiter = spawn_blocked(condition.wait, 60)
         condition.wake_one("value")
         assert waiter.join() == "value"
 
@@ -186,16 +180,16 @@ def test_timers_leave_nothing_behind():
 def test_who_gives_up_lets_those_behind_it_pass():
     def main():
         semaphore = coro.semaphore(1)
-        many = waiting(semaphore.acquire, 2, timeout=0.001)
-        few = waiting(semaphore.acquire, 1)
+        many = spawn_blocked(semaphore.acquire, 2, timeout=0.001)
+        few = spawn_blocked(semaphore.acquire, 1)
         assert not few.done()
         assert many.join() is False
         assert few.join() is True
 
         lock = coro.rw_lock()
         lock.acquire_read()
-        writer = waiting(lock.acquire_write, timeout=0.001)
-        reader = waiting(lock.acquire_read)
+        writer = spawn_blocked(lock.acquire_write, timeout=0.001)
+        reader = spawn_blocked(lock.acquire_read)
         assert not reader.done()
         assert writer.join() is False
         assert reader.join() is True
@@ -264,8 +258,8 @@ def test_a_pusher_that_is_interrupted_has_not_pushed():
     def main():
         fifo = coro.fifo(1)
         fifo.push("first")
-        pusher = waiting(fifo.push, "never")
-        other = waiting(fifo.push, "second")
+        pusher = spawn_blocked(fifo.push, "never")
+        other = spawn_blocked(fifo.push, "second")
         pusher.interrupt()
         assert pusher.join() is None
         assert pusher.cancelled()
@@ -288,7 +282,7 @@ def test_one_that_is_interrupted_too_late_has_pushed_and_ends_where_it_waits_nex
     def main():
         fifo = coro.fifo(1)
         fifo.push("first")
-        pusher = waiting(push, fifo)
+        pusher = spawn_blocked(push, fifo)
         assert fifo.pop() == "first"  # the pusher's item is in, and it is ready
         pusher.interrupt()
         pusher.shutdown()

@@ -8,7 +8,7 @@ import signal
 import threading
 
 import pytest
-from support import coro_is_available, run_script
+from support import coro_is_available, in_thread, run_script
 
 import grapeshot
 
@@ -17,26 +17,6 @@ if coro_is_available():
     from grapeshot import coro
 
 CAP_S = 30
-
-
-def in_thread(function):
-    """Runs the function in a thread of its own; its result or its exception."""
-    outcome: list = []
-
-    def run():
-        try:
-            outcome.append((True, function()))
-        except BaseException as exc:
-            outcome.append((False, exc))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(CAP_S)
-    assert not thread.is_alive()
-    is_result, value = outcome[0]
-    if not is_result:
-        raise value
-    return value
 
 
 # ------------------------------------------------------------------ event_loop

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import functools
-import threading
 import warnings
 
 import pytest
-from support import coro_is_available, run_script
+from support import coro_is_available, in_thread, run_script
 
 import grapeshot
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 if coro_is_available():
     from grapeshot import coro
-
-
-def in_thread(function):
-    """function() in a thread that has no coros and no loop yet."""
-    outcome = []
-    thread = threading.Thread(target=lambda: outcome.append(function()))
-    thread.start()
-    thread.join()
-    return outcome[0]
 
 
 # ------------------------------------------------------------------ before a loop runs

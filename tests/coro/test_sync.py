@@ -7,7 +7,7 @@ import random
 import time
 
 import pytest
-from support import coro_is_available
+from support import coro_is_available, spawn_blocked
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 if coro_is_available():
@@ -205,18 +205,11 @@ def test_thread_local():
     coro.run(main)
 
 
-def waiting(function, *args):
-    """A coro that has run up to its first wait."""
-    co = coro.spawn(function, *args)
-    coro.yield_slice()
-    return co
-
-
 def test_several_permits_at_once_and_in_order():
     def main():
         semaphore = coro.semaphore(2)
-        many = waiting(semaphore.acquire, 3)
-        few = waiting(semaphore.acquire, 1)
+        many = spawn_blocked(semaphore.acquire, 3)
+        few = spawn_blocked(semaphore.acquire, 1)
         # Two are there, but the one who wants three came first.
         assert not semaphore.try_acquire()
         assert (semaphore.avail, many.done(), few.done()) == (2, False, False)
@@ -227,7 +220,7 @@ def test_several_permits_at_once_and_in_order():
         assert few.join()
         assert semaphore.avail == 2
         # If it is interrupted, who waited behind it goes on.
-        many, few = waiting(semaphore.acquire, 5), waiting(semaphore.acquire, 2)
+        many, few = spawn_blocked(semaphore.acquire, 5), spawn_blocked(semaphore.acquire, 2)
         many.interrupt()
         few.join(10)
         assert many.join() is None
@@ -272,7 +265,7 @@ def test_the_names_of_a_mutex():
         mutex = coro.mutex()
         assert mutex.lock() is False  # it did not wait
         assert mutex.lock() is False
-        waiter = waiting(lambda: (mutex.lock(), mutex.unlock()))
+        waiter = spawn_blocked(lambda: (mutex.lock(), mutex.unlock()))
         assert mutex.unlock() is False  # still held
         assert mutex.unlock() is True  # another coro has it now
         assert waiter.join() == (True, False)
@@ -286,8 +279,8 @@ def test_an_rw_lock_is_recursive():
     def main():
         lock = coro.rw_lock()
         lock.read_lock()
-        writer = waiting(lambda: (lock.write_lock(), lock.write_unlock()))
-        reader = waiting(lambda: (lock.read_lock(), lock.read_unlock()))
+        writer = spawn_blocked(lambda: (lock.write_lock(), lock.write_unlock()))
+        reader = spawn_blocked(lambda: (lock.read_lock(), lock.read_unlock()))
         # The writer waits, and the reader behind it; who reads already may read again.
         lock.read_lock()
         assert not coro.spawn(lock.try_acquire_read).join()
@@ -305,7 +298,7 @@ def test_an_rw_lock_is_recursive():
         lock.write_lock()
         lock.read_lock()
         lock.write_unlock()
-        waiters = [waiting(lambda: (lock.read_lock(), yield_slices(2), lock.read_unlock())) for _ in range(2)]
+        waiters = [spawn_blocked(lambda: (lock.read_lock(), yield_slices(2), lock.read_unlock())) for _ in range(2)]
         assert not any(waiter.done() for waiter in waiters)
         # Who wrote and reads goes on reading, with the others.
         lock.write_unlock()
@@ -325,8 +318,8 @@ def test_readers_behind_a_writer_that_is_interrupted_go_on():
     def main():
         lock = coro.rw_lock()
         lock.acquire_read()
-        writer = waiting(lock.acquire_write)
-        readers = [waiting(lock.acquire_read) for _ in range(2)]
+        writer = spawn_blocked(lock.acquire_write)
+        readers = [spawn_blocked(lock.acquire_read) for _ in range(2)]
         writer.interrupt()
         for reader in readers:
             reader.join(10)
@@ -334,7 +327,7 @@ def test_readers_behind_a_writer_that_is_interrupted_go_on():
         lock.release_read()
         other = coro.rw_lock()
         other.acquire_write()
-        first, second = waiting(other.acquire_write), waiting(other.acquire_read)
+        first, second = spawn_blocked(other.acquire_write), spawn_blocked(other.acquire_read)
         other.release_write()
         first.interrupt()
         second.join(10)
@@ -345,7 +338,7 @@ def test_readers_behind_a_writer_that_is_interrupted_go_on():
 def test_a_wake_up_of_an_interrupted_coro_goes_to_the_next():
     def main():
         condition = coro.condition_variable()
-        first, second, third = [waiting(condition.wait) for _ in range(3)]
+        first, second, third = [spawn_blocked(condition.wait) for _ in range(3)]
         assert condition.wake_one("value")
         first.interrupt()
         assert second.join(10) == "value"
@@ -365,7 +358,7 @@ def test_a_wake_up_of_an_interrupted_coro_goes_to_the_next():
 def test_raise_all_with_a_class_and_with_an_instance():
     def main():
         condition = coro.condition_variable()
-        threads = [waiting(condition.wait) for _ in range(2)]
+        threads = [spawn_blocked(condition.wait) for _ in range(2)]
         assert condition.raise_all(KeyError) == 2
         first, second = [thread.join for thread in threads]
         errors = []
@@ -375,12 +368,12 @@ def test_raise_all_with_a_class_and_with_an_instance():
             errors.append(caught.value)
         assert errors[0] is not errors[1]
         error = KeyError("one")
-        thread = waiting(condition.wait)
+        thread = spawn_blocked(condition.wait)
         assert condition.raise_all(error) == 1
         with pytest.raises(KeyError) as caught:
             thread.join()
         assert caught.value is error
-        thread = waiting(condition.wait)
+        thread = spawn_blocked(condition.wait)
         for wrong in ("text", int):
             with pytest.raises(TypeError):
                 condition.raise_all(wrong)
@@ -393,7 +386,7 @@ def test_raise_all_with_a_class_and_with_an_instance():
 def test_a_mailbox_is_emptied_at_once():
     def main():
         box = coro.mailbox()
-        reader = waiting(box.pop_all)
+        reader = spawn_blocked(box.pop_all)
         for number in range(3):
             box.send(number)
         assert reader.join() == [0, 1, 2]
@@ -409,7 +402,7 @@ def test_nobody_is_granted_what_an_interruption_makes_it_leave():
 
     def main():
         semaphore = coro.semaphore(0)
-        first, second = [waiting(semaphore.acquire) for _ in range(2)]
+        first, second = [spawn_blocked(semaphore.acquire) for _ in range(2)]
         first.interrupt()
         semaphore.release()
         assert second.join(10)

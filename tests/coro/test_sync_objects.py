@@ -10,7 +10,7 @@ import threading
 import weakref
 
 import pytest
-from support import coro_is_available
+from support import coro_is_available, spawn_blocked
 
 import grapeshot
 
@@ -65,12 +65,6 @@ def make(kind):
     return one
 
 
-def waiting(function, *args):
-    co = coro.spawn(function, *args)
-    coro.yield_slice()
-    return co
-
-
 # ---- who may do what
 
 
@@ -87,7 +81,7 @@ def test_callbacks_and_tasks_wake_coros_and_cannot_wait(kind):
             refused.append(True)
             WAKES[kind](one)
 
-        first = waiting(WAITS[kind], one)
+        first = spawn_blocked(WAITS[kind], one)
         loop.call_soon(from_callback)
         first.join(10)
 
@@ -98,7 +92,7 @@ def test_callbacks_and_tasks_wake_coros_and_cannot_wait(kind):
             one.clear()
         elif kind == "inverted_semaphore":
             one.acquire()
-        second = waiting(WAITS[kind], one)
+        second = spawn_blocked(WAITS[kind], one)
         coro.await_(asyncio.create_task(task()))
         second.join(10)
         assert refused
@@ -117,7 +111,7 @@ def test_what_has_a_holder_is_for_coros(kind):
 def test_another_thread_is_refused_and_changes_nothing(kind):
     def main():
         one = make(kind)
-        waiter = waiting(WAITS[kind], one)
+        waiter = spawn_blocked(WAITS[kind], one)
         before = repr(one)
         outcomes = coro.threads.run(try_all, one)
         assert outcomes == ["ScheduleError"] * len(outcomes)
@@ -145,7 +139,7 @@ def test_another_thread_is_refused_and_changes_nothing(kind):
     coro.run(main)
 
 
-def in_thread(function):
+def raised_in_thread(function):
     """What function() raises in a thread of its own, or None."""
     raised = []
 
@@ -176,7 +170,7 @@ def test_what_is_made_under_a_loop_belongs_to_its_thread_from_the_start(kind):
             one.value = 1
         use = USES[kind]
         for elsewhere in (lambda: use(one), lambda: coro.run(use, one)):
-            assert "belongs to the thread" in str(in_thread(elsewhere))
+            assert "belongs to the thread" in str(raised_in_thread(elsewhere))
         # The owner is not refused because of that.
         if kind == "channel":
             coro.spawn(one.receive)
@@ -189,7 +183,7 @@ def test_what_is_made_under_a_loop_belongs_to_its_thread_from_the_start(kind):
 def test_so_does_what_a_task_makes():
     async def main():
         fifo = coro.fifo()
-        assert "belongs to the thread" in str(in_thread(lambda: coro.run(fifo.push, 1)))
+        assert "belongs to the thread" in str(raised_in_thread(lambda: coro.run(fifo.push, 1)))
         fifo.push(2)
         assert await coro.run_sync(fifo.pop) == 2
 
@@ -199,14 +193,14 @@ def test_so_does_what_a_task_makes():
 def test_what_is_made_before_any_loop_goes_to_the_first_thread_that_has_one():
     one = coro.fifo()
     one.push("early")  # by its maker
-    refused = in_thread(lambda: one.push(0))
+    refused = raised_in_thread(lambda: one.push(0))
     assert "belongs to the thread of the loop" in str(refused)
 
     def elsewhere():
         coro.run(one.push, 1)
         assert coro.run(one.pop_all) == ["early", 1]
 
-    assert in_thread(elsewhere) is None
+    assert raised_in_thread(elsewhere) is None
     for use in (lambda: one.push(2), lambda: coro.run(one.push, 2)):
         with pytest.raises(coro.ScheduleError, match=r"fifo belongs to the thread .*: use loop.call_soon_threadsafe"):
             use()
@@ -216,9 +210,9 @@ def test_what_is_made_before_any_loop_goes_to_the_first_thread_that_has_one():
 def test_its_maker_may_fill_it_before_its_loop_runs():
     one = coro.fifo()
     one.push(1)
-    assert isinstance(in_thread(lambda: one.push(2)), coro.ScheduleError)
+    assert isinstance(raised_in_thread(lambda: one.push(2)), coro.ScheduleError)
     assert coro.run(one.pop) == 1
-    assert isinstance(in_thread(lambda: coro.run(one.push, 2)), coro.ScheduleError)
+    assert isinstance(raised_in_thread(lambda: coro.run(one.push, 2)), coro.ScheduleError)
 
 
 def test_it_outlives_the_loop_that_it_was_used_in():
@@ -226,7 +220,7 @@ def test_it_outlives_the_loop_that_it_was_used_in():
     coro.run(one.release)
     coro.run(one.acquire)
     # The coro that waits for ever is shut down at the end of its loop, and leaves the line.
-    coro.run(waiting, one.acquire)
+    coro.run(spawn_blocked, one.acquire)
     one.release()
     assert one.avail == 1
 
@@ -235,7 +229,7 @@ def test_it_outlives_the_loop_that_it_was_used_in():
 def test_a_coro_in_line_cannot_be_scheduled_but_interrupted(kind):
     def main():
         one = make(kind)
-        waiter = waiting(WAITS[kind], one)
+        waiter = spawn_blocked(WAITS[kind], one)
         with pytest.raises(coro.ScheduleError, match="interrupted"):
             coro.schedule(waiter, "value")
         waiter.interrupt("out")
@@ -253,7 +247,7 @@ def test_repr():
         semaphore = coro.semaphore(2)
         assert repr(semaphore) == "<semaphore 2 available>"
         semaphore.acquire(2)
-        waiters = [waiting(semaphore.acquire) for _ in range(3)]
+        waiters = [spawn_blocked(semaphore.acquire) for _ in range(3)]
         assert repr(semaphore) == "<semaphore 0 available, 3 waiting>"
         semaphore.release(3)
         for waiter in waiters:
@@ -264,7 +258,7 @@ def test_repr():
             assert repr(lock) == "<lock locked>"
         mutex = coro.mutex()
         with mutex:
-            waiter = waiting(mutex.acquire)
+            waiter = spawn_blocked(mutex.acquire)
             assert repr(mutex) == "<mutex locked, 1 waiting>"
         waiter.join()
         fifo = coro.fifo()
@@ -272,7 +266,7 @@ def test_repr():
         assert repr(fifo) == "<fifo 1 items>"
         assert repr(coro.mailbox()) == "<mailbox 0 items>"
         channel = coro.channel()
-        waiter = waiting(channel.receive)
+        waiter = spawn_blocked(channel.receive)
         assert repr(channel) == "<channel balance -1>"
         channel.close()
         assert repr(channel) == "<channel balance 0, closed>"
@@ -280,7 +274,7 @@ def test_repr():
             waiter.join()
         assert repr(coro.condition_variable()) == "<condition_variable 0 waiting>"
         event = coro.event()
-        waiter = waiting(event.wait)
+        waiter = spawn_blocked(event.wait)
         assert repr(event) == "<event not set, 1 waiting>"
         event.set()
         assert repr(event) == "<event set>"
@@ -352,7 +346,7 @@ def test_subclasses_and_weak_references(kind):
     def use(one):
         if kind in ("semaphore", "inverted_semaphore"):
             one.acquire()
-        waiter = waiting(WAITS[kind], one)
+        waiter = spawn_blocked(WAITS[kind], one)
         WAKES[kind](one)
         waiter.join(10)
 
@@ -385,7 +379,7 @@ def test_cycles_through_what_lies_in_them_are_collected():
         one_again = weakref.ref(one)
         if kind == "channel":
             # A value whose receiver was interrupted lies in the channel.
-            receiver = waiting(one.receive)
+            receiver = spawn_blocked(one.receive)
             one.send([one])
             receiver.interrupt()
             assert receiver.join() is None
@@ -412,7 +406,7 @@ def test_what_waits_is_not_collected():
         pass
 
     def main():
-        waiter = waiting(lambda: Found().pop())
+        waiter = spawn_blocked(lambda: Found().pop())
         gc.collect()
         (found,) = [one for one in gc.get_objects() if type(one) is Found]
         found.push("alive")
@@ -446,11 +440,11 @@ def test_items_are_released():
         for item in items[:2]:
             fifo.push(item)
         fifo.pop()
-        sender = waiting(channel.send, items[2])
+        sender = spawn_blocked(channel.send, items[2])
         sender.interrupt()
         assert sender.join() is None
         assert sender.cancelled()
-        receiver = waiting(channel.receive)
+        receiver = spawn_blocked(channel.receive)
         channel.send(items[3])
         receiver.join()
         del sender, receiver, item, items
@@ -478,7 +472,7 @@ def test_a_destructor_finds_everything_in_order():
     def main():
         fifo = coro.fifo()
         fifo.push(Item(fifo))
-        consumer = waiting(lambda: [fifo.pop() and None, fifo.pop()])
+        consumer = spawn_blocked(lambda: [fifo.pop() and None, fifo.pop()])
         assert consumer.join(10) == [None, "from a destructor"]
         return fifo
 

@@ -10,7 +10,7 @@ import warnings
 import weakref
 
 import pytest
-from support import coro_is_available, run_script, together
+from support import coro_is_available, in_thread, run_script, together
 
 import grapeshot
 
@@ -19,24 +19,6 @@ if coro_is_available():
     from grapeshot import _core, coro
 
 COUNT = 5
-
-
-def in_thread(function, *args):
-    """Runs function(*args) in a thread of its own; its result or exception."""
-    outcome = []
-
-    def run():
-        try:
-            outcome.append(function(*args))
-        except BaseException as exc:
-            outcome.append(exc)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
 
 
 def in_threads(function, count):

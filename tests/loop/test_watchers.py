@@ -13,15 +13,6 @@ import pytest
 from support import Recorder, connected, iterations, until
 
 
-@pytest.fixture
-def pair():
-    first, second = socket.socketpair()
-    first.setblocking(False)
-    second.setblocking(False)
-    with first, second:
-        yield first, second
-
-
 async def test_reader_is_called_while_there_is_data(loop, pair):
     ours, theirs = pair
     seen = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from project.markdown import ROOT, Block, blocks, pages
-from support import coro_is_available
+from support import coro_is_available, free_port
 
 CAP_S = 30.0
 BLOCKS = [block for page in pages() for block in blocks(page)]
@@ -88,12 +87,6 @@ def test_server_command_serves(block, tmp_path):
         reader.join(CAP_S)
         process.stdout.close()
     assert "Traceback" not in "".join(output), "".join(output)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def get(url: str, process: subprocess.Popen[str], output: list[str]) -> str:

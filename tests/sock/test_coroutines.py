@@ -16,24 +16,7 @@ import weakref
 
 import pytest
 from loop.test_introspection import NEW_IN_3_14, look_at
-from support import HOST, Script, iterations
-
-
-@pytest.fixture
-def pair():
-    first, second = socket.socketpair()
-    first.setblocking(False)
-    second.setblocking(False)
-    with first, second:
-        yield first, second
-
-
-async def waiting(loop, coroutine, count=3):
-    task = loop.create_task(coroutine)
-    await iterations(count)
-    assert not task.done()
-    return task
-
+from support import HOST, Script, blocked_task, iterations
 
 OPERATIONS = {
     "sock_recv": lambda loop, sock: loop.sock_recv(sock, 10),
@@ -101,7 +84,7 @@ async def test_eager_tasks(loop, pair):
     theirs.send(b"x")
     task = loop.create_task(loop.sock_recv(ours, 10))
     assert await task == b"x"
-    task = await waiting(loop, loop.sock_recv(ours, 10))
+    task = await blocked_task(loop, loop.sock_recv(ours, 10))
     theirs.send(b"y")
     assert await task == b"y"
     loop.set_task_factory(None)
@@ -182,7 +165,7 @@ async def test_a_suspended_coroutine_is_nobody_elses(loop, pair):
     async def first():
         return await coroutine
 
-    task = await waiting(loop, first())
+    task = await blocked_task(loop, first())
     with pytest.raises(RuntimeError, match="being awaited already"):
         await coroutine
     theirs.send(b"x")
@@ -263,7 +246,7 @@ async def test_a_future_of_another_loop_is_refused(loop, new_loop, pair):
 
 @pytest.mark.skip_on(uvloop="compiled coroutines do not show what they wait for on every version")
 async def test_what_a_task_shows(loop, pair):
-    task = await waiting(loop, loop.sock_recv(pair[0], 10))
+    task = await blocked_task(loop, loop.sock_recv(pair[0], 10))
     assert "sock_recv" in repr(task)
     assert "wait_for=<" in repr(task)
     task.get_stack()
@@ -277,8 +260,8 @@ async def test_call_graphs(loop, pair):
     async def within():
         await loop.sock_recv(pair[1], 10)
 
-    direct = await waiting(loop, loop.sock_recv(pair[0], 10))
-    awaited = await waiting(loop, within())
+    direct = await blocked_task(loop, loop.sock_recv(pair[0], 10))
+    awaited = await blocked_task(loop, within())
     assert asyncio.format_call_graph(direct).startswith("* Task(")
     assert "within()" in asyncio.format_call_graph(awaited)
     for task in (direct, awaited):
@@ -511,10 +494,10 @@ def recording(pair):
 
 async def test_methods_of_a_subclass_are_called(loop, recording):
     ours, theirs = recording
-    task = await waiting(loop, loop.sock_recv(ours, 10))
+    task = await blocked_task(loop, loop.sock_recv(ours, 10))
     theirs.send(b"x")
     assert await task == b"x"
-    task = await waiting(loop, loop.sock_recv_into(ours, bytearray(10)))
+    task = await blocked_task(loop, loop.sock_recv_into(ours, bytearray(10)))
     theirs.send(b"x")
     assert await task == 1
     content = bytes(range(256)) * 10_000

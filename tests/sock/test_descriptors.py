@@ -10,23 +10,7 @@ import socket
 import time
 
 import pytest
-from support import connected, iterations, raw_pair, until
-
-
-@pytest.fixture
-def pair():
-    first, second = socket.socketpair()
-    first.setblocking(False)
-    second.setblocking(False)
-    with first, second:
-        yield first, second
-
-
-async def waiting(loop, coroutine, count=3):
-    task = loop.create_task(coroutine)
-    await iterations(count)
-    assert not task.done()
-    return task
+from support import blocked_task, connected, iterations, raw_pair, until
 
 
 async def cancelled(task, *message):
@@ -39,7 +23,7 @@ async def cancelled(task, *message):
 async def test_cancelling_leaves_the_socket_usable(loop, pair):
     ours, theirs = pair
     for _ in range(3):
-        await cancelled(await waiting(loop, loop.sock_recv(ours, 10)))
+        await cancelled(await blocked_task(loop, loop.sock_recv(ours, 10)))
         theirs.send(b"x")
         assert await loop.sock_recv(ours, 10) == b"x"
 
@@ -50,7 +34,7 @@ async def test_cancelling_after_the_event_loses_nothing(loop, pair):
     the cancellation comes first in the same iteration, or the data is gone."""
     ours, theirs = pair
     for _ in range(20):
-        task = await waiting(loop, loop.sock_recv(ours, 10), 1)
+        task = await blocked_task(loop, loop.sock_recv(ours, 10), 1)
         theirs.send(b"x")
         await asyncio.sleep(0)
         task.cancel()
@@ -62,7 +46,7 @@ async def test_cancelling_after_the_event_loses_nothing(loop, pair):
 
 
 async def test_the_message_of_a_cancellation(loop, pair):
-    task = await waiting(loop, loop.sock_recv(pair[0], 10))
+    task = await blocked_task(loop, loop.sock_recv(pair[0], 10))
     error = await cancelled(task, "enough")
     assert error.args == ("enough",)
 
@@ -100,8 +84,8 @@ async def test_both_directions_at_once(loop):
 @pytest.mark.skip_on(uvloop="it lets both wait")
 async def test_a_second_operation_takes_the_place_of_the_first(loop, pair):
     ours, theirs = pair
-    first = await waiting(loop, loop.sock_recv(ours, 10))
-    second = await waiting(loop, loop.sock_recv(ours, 10))
+    first = await blocked_task(loop, loop.sock_recv(ours, 10))
+    second = await blocked_task(loop, loop.sock_recv(ours, 10))
     theirs.send(b"x")
     assert await second == b"x"
     theirs.send(b"y")
@@ -109,7 +93,7 @@ async def test_a_second_operation_takes_the_place_of_the_first(loop, pair):
     assert not first.done()
     await cancelled(first)
     assert await loop.sock_recv(ours, 10) == b"y"
-    third = await waiting(loop, loop.sock_recv(ours, 10))
+    third = await blocked_task(loop, loop.sock_recv(ours, 10))
     theirs.send(b"z")
     assert await third == b"z"
 
@@ -117,8 +101,8 @@ async def test_a_second_operation_takes_the_place_of_the_first(loop, pair):
 @pytest.mark.skip_on(uvloop="it lets both wait")
 async def test_cancelling_the_first_does_not_touch_the_second(loop, pair):
     ours, theirs = pair
-    first = await waiting(loop, loop.sock_recv(ours, 10))
-    second = await waiting(loop, loop.sock_recv(ours, 10))
+    first = await blocked_task(loop, loop.sock_recv(ours, 10))
+    second = await blocked_task(loop, loop.sock_recv(ours, 10))
     await cancelled(first)
     theirs.send(b"x")
     assert await second == b"x"
@@ -135,7 +119,7 @@ async def test_a_reader_beside_sendall(loop):
         seen = bytearray()
         loop.add_reader(ours, lambda: seen.extend(ours.recv(100)))
         content = bytes(1_000_000)
-        sending = await waiting(loop, loop.sock_sendall(ours, content))
+        sending = await blocked_task(loop, loop.sock_sendall(ours, content))
         theirs.send(b"meanwhile")
         await until(lambda: seen == b"meanwhile")
         assert not sending.done()
@@ -146,21 +130,21 @@ async def test_a_reader_beside_sendall(loop):
         theirs.send(b" and after")
         await until(lambda: seen == b"meanwhile and after")
         loop.remove_reader(ours)
-        task = await waiting(loop, loop.sock_recv(ours, 10))
+        task = await blocked_task(loop, loop.sock_recv(ours, 10))
         theirs.send(b"x")
         assert await task == b"x"
 
 
 async def test_a_writer_beside_recv(loop, pair):
     ours, theirs = pair
-    task = await waiting(loop, loop.sock_recv(ours, 10))
+    task = await blocked_task(loop, loop.sock_recv(ours, 10))
     seen = []
     loop.add_writer(ours, lambda: (seen.append(1), loop.remove_writer(ours)))
     await until(lambda: seen)
     assert not task.done()
     theirs.send(b"x")
     assert await task == b"x"
-    task = await waiting(loop, loop.sock_recv(ours, 10))
+    task = await blocked_task(loop, loop.sock_recv(ours, 10))
     theirs.send(b"y")
     assert await task == b"y"
 
@@ -168,7 +152,7 @@ async def test_a_writer_beside_recv(loop, pair):
 @pytest.mark.xfail_on(uvloop="it refuses")
 async def test_a_reader_takes_the_place_of_recv(loop, pair):
     ours, theirs = pair
-    task = await waiting(loop, loop.sock_recv(ours, 10))
+    task = await blocked_task(loop, loop.sock_recv(ours, 10))
     seen = []
     loop.add_reader(ours, lambda: seen.append(ours.recv(10)))
     theirs.send(b"x")
@@ -184,7 +168,7 @@ async def test_recv_takes_the_place_of_a_reader(loop, pair):
     ours, theirs = pair
     seen = []
     loop.add_reader(ours, seen.append, "called")
-    task = await waiting(loop, loop.sock_recv(ours, 10))
+    task = await blocked_task(loop, loop.sock_recv(ours, 10))
     theirs.send(b"x")
     assert await task == b"x"
     theirs.send(b"y")
@@ -197,7 +181,7 @@ async def test_recv_takes_the_place_of_a_reader(loop, pair):
 @pytest.mark.xfail_on(uvloop="it returns None")
 async def test_remove_reader_ends_the_wait_of_recv(loop, pair):
     ours, theirs = pair
-    task = await waiting(loop, loop.sock_recv(ours, 10))
+    task = await blocked_task(loop, loop.sock_recv(ours, 10))
     assert loop.remove_reader(ours) is True
     assert loop.remove_reader(ours) is False
     theirs.send(b"x")
@@ -211,7 +195,7 @@ async def test_remove_reader_ends_the_wait_of_recv(loop, pair):
 async def test_a_reader_after_operations(loop, pair):
     """A callback is called for as long as there is data, whatever the poller was told for operations before."""
     ours, theirs = pair
-    task = await waiting(loop, loop.sock_recv(ours, 10))
+    task = await blocked_task(loop, loop.sock_recv(ours, 10))
     theirs.send(b"x")
     await task
     theirs.send(b"abc")
@@ -239,7 +223,7 @@ async def test_the_descriptor_of_a_transport_is_refused(loop):
 
 async def test_a_transport_takes_over_a_socket_after_operations(loop, pair):
     ours, theirs = pair
-    task = await waiting(loop, loop.sock_recv(ours, 10))
+    task = await blocked_task(loop, loop.sock_recv(ours, 10))
     theirs.send(b"x")
     assert await task == b"x"
     received = bytearray()
@@ -278,7 +262,7 @@ async def test_closing_the_socket_under_an_operation(loop):
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     number = ours.fileno()
-    task = await waiting(loop, loop.sock_recv(ours, 10))
+    task = await blocked_task(loop, loop.sock_recv(ours, 10))
     ours.close()
     theirs.close()
     await iterations(3)
@@ -289,7 +273,7 @@ async def test_closing_the_socket_under_an_operation(loop):
         assert number in (first.fileno(), second.fileno())
         reused, other = (first, second) if first.fileno() == number else (second, first)
         reused.setblocking(False)
-        task = await waiting(loop, loop.sock_recv(reused, 10))
+        task = await blocked_task(loop, loop.sock_recv(reused, 10))
         other.send(b"x")
         assert await task == b"x"
 
@@ -302,7 +286,7 @@ async def test_a_reused_number_while_the_old_operation_still_waits(loop):
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     number = ours.fileno()
-    old = await waiting(loop, loop.sock_recv(ours, 10))
+    old = await blocked_task(loop, loop.sock_recv(ours, 10))
     ours.close()
     theirs.close()
     first, second = socket.socketpair()
@@ -310,7 +294,7 @@ async def test_a_reused_number_while_the_old_operation_still_waits(loop):
         reused, other = (first, second) if first.fileno() == number else (second, first)
         assert reused.fileno() == number
         reused.setblocking(False)
-        task = await waiting(loop, loop.sock_recv(reused, 10))
+        task = await blocked_task(loop, loop.sock_recv(reused, 10))
         await cancelled(old)
         other.send(b"x")
         assert await task == b"x"
@@ -346,7 +330,7 @@ async def test_a_duplicate_of_a_closed_socket_does_not_speak_for_the_next_owner(
     """epoll goes on watching a closed descriptor while a duplicate is open."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    task = await waiting(loop, loop.sock_recv(ours, 10))
+    task = await blocked_task(loop, loop.sock_recv(ours, 10))
     theirs.send(b"x")
     assert await task == b"x"
     number = ours.fileno()
@@ -361,7 +345,7 @@ async def test_a_duplicate_of_a_closed_socket_does_not_speak_for_the_next_owner(
             fresh = socket.socket(fileno=number)
             fresh.setblocking(False)
         with fresh:
-            task = await waiting(loop, loop.sock_recv(fresh, 10))
+            task = await blocked_task(loop, loop.sock_recv(fresh, 10))
             for _ in range(5):
                 theirs.send(b"to the duplicate")
                 await iterations(3)
@@ -374,7 +358,7 @@ async def test_a_duplicate_of_a_closed_socket_does_not_speak_for_the_next_owner(
 async def test_a_duplicate_of_a_closed_socket_does_not_call_the_reader_of_the_next_owner(loop):
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    task = await waiting(loop, loop.sock_recv(ours, 10))
+    task = await blocked_task(loop, loop.sock_recv(ours, 10))
     theirs.send(b"x")
     assert await task == b"x"
     number = ours.fileno()
@@ -402,7 +386,7 @@ async def test_a_duplicate_of_a_closed_socket_does_not_call_the_reader_of_the_ne
 async def test_a_closed_socket_with_a_duplicate_does_not_keep_the_loop_busy(loop):
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    task = await waiting(loop, loop.sock_recv(ours, 10))
+    task = await blocked_task(loop, loop.sock_recv(ours, 10))
     theirs.send(b"x")
     await task
     with ours.dup(), theirs:
@@ -416,7 +400,7 @@ async def test_a_closed_socket_with_a_duplicate_does_not_keep_the_loop_busy(loop
 
 async def test_data_that_nobody_waits_for_does_not_keep_the_loop_busy(loop, pair):
     ours, theirs = pair
-    task = await waiting(loop, loop.sock_recv(ours, 10))
+    task = await blocked_task(loop, loop.sock_recv(ours, 10))
     theirs.send(b"x")
     await task
     theirs.send(b"abc")
@@ -426,7 +410,7 @@ async def test_data_that_nobody_waits_for_does_not_keep_the_loop_busy(loop, pair
     assert time.process_time() - before_s < 0.1
     for expected in (b"a", b"b", b"c"):
         assert await loop.sock_recv(ours, 1) == expected
-    task = await waiting(loop, loop.sock_recv(ours, 10))
+    task = await blocked_task(loop, loop.sock_recv(ours, 10))
     theirs.send(b"d")
     assert await task == b"d"
 

@@ -11,16 +11,7 @@ import socket
 import struct
 
 import pytest
-from support import HOST, has_ipv6, iterations, listening, raw_pair, until
-
-
-@pytest.fixture
-def pair():
-    first, second = socket.socketpair()
-    first.setblocking(False)
-    second.setblocking(False)
-    with first, second:
-        yield first, second
+from support import HOST, blocked_task, has_ipv6, iterations, listening, raw_pair, until
 
 
 @pytest.fixture
@@ -33,19 +24,11 @@ def datagrams():
         yield first, second
 
 
-async def waiting(loop, coroutine, count=3):
-    """A task that has found nothing to do yet."""
-    task = loop.create_task(coroutine)
-    await iterations(count)
-    assert not task.done()
-    return task
-
-
 async def test_recv_at_once_and_after_a_wait(loop, pair):
     ours, theirs = pair
     theirs.send(b"now")
     assert await loop.sock_recv(ours, 100) == b"now"
-    task = await waiting(loop, loop.sock_recv(ours, 100))
+    task = await blocked_task(loop, loop.sock_recv(ours, 100))
     theirs.send(b"later")
     data = await task
     assert data == b"later"
@@ -71,7 +54,7 @@ async def test_recv_of_nothing(loop, pair):
 
 async def test_end_of_stream(loop, pair):
     ours, theirs = pair
-    task = await waiting(loop, loop.sock_recv(ours, 10))
+    task = await blocked_task(loop, loop.sock_recv(ours, 10))
     theirs.shutdown(socket.SHUT_WR)
     assert await task == b""
     assert await loop.sock_recv(ours, 10) == b""
@@ -113,7 +96,7 @@ async def test_reads_that_keep_to_a_size_and_then_do_not(loop, pair):
     ours, theirs = pair
     for size in [20_000] * 8 + [60_000, 5, 20_000] + [50_000] * 8 + [50_001, 3, 70_000]:
         content = random.Random(size).randbytes(size)
-        task = await waiting(loop, loop.sock_recv(ours, 1 << 18), 1)
+        task = await blocked_task(loop, loop.sock_recv(ours, 1 << 18), 1)
         theirs.send(content)
         received = await task
         while len(received) < size:
@@ -127,7 +110,7 @@ async def test_datagrams_that_keep_to_a_size_and_then_do_not(loop):
     with ours, theirs:
         ours.setblocking(False)
         for size in [10_000] * 10 + [50_000, 10_000, 60_000]:
-            task = await waiting(loop, loop.sock_recv(ours, 1 << 16), 1)
+            task = await blocked_task(loop, loop.sock_recv(ours, 1 << 16), 1)
             theirs.send(bytes(size))
             assert len(await task) == size
 
@@ -149,7 +132,7 @@ async def test_buffers_of_recv_into(loop, pair, make):
     theirs.send(b"now")
     assert await loop.sock_recv_into(ours, buffer) == 3
     assert bytes(memoryview(buffer).cast("b").cast("B")[:3]) == b"now"
-    task = await waiting(loop, loop.sock_recv_into(ours, buffer))
+    task = await blocked_task(loop, loop.sock_recv_into(ours, buffer))
     theirs.send(b"0123456789abcdefXYZ")
     assert await task == 16
     assert bytes(memoryview(buffer).cast("b").cast("B")) == b"0123456789abcdef"
@@ -159,7 +142,7 @@ async def test_buffers_of_recv_into(loop, pair, make):
 async def test_a_waiting_recv_into_leaves_the_buffer_to_its_owner(loop, pair):
     ours, theirs = pair
     buffer = bytearray(4)
-    task = await waiting(loop, loop.sock_recv_into(ours, buffer))
+    task = await blocked_task(loop, loop.sock_recv_into(ours, buffer))
     buffer += b"more"  # refused by an exported buffer
     theirs.send(b"0123456789")
     assert await task == 8
@@ -192,7 +175,7 @@ async def test_data_of_sendall(loop, pair, make, size):
 async def test_sendall_keeps_a_bytearray_from_being_resized_while_it_waits(loop, pair):
     ours, _ = pair
     data = bytearray(8_000_000)
-    task = await waiting(loop, loop.sock_sendall(ours, data))
+    task = await blocked_task(loop, loop.sock_sendall(ours, data))
     with pytest.raises(BufferError):
         data.append(0)
     task.cancel()
@@ -237,7 +220,7 @@ async def test_a_reset_ends_a_waiting_recv(loop):
     ours, theirs = raw_pair()
     with ours:
         ours.setblocking(False)
-        task = await waiting(loop, loop.sock_recv(ours, 10))
+        task = await blocked_task(loop, loop.sock_recv(ours, 10))
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         theirs.close()
         with pytest.raises(ConnectionResetError):
@@ -252,7 +235,7 @@ async def test_datagrams_and_their_senders(loop, datagrams):
     ours, theirs = datagrams
     assert await loop.sock_sendto(theirs, b"now", ours.getsockname()) == 3
     assert await loop.sock_recvfrom(ours, 100) == (b"now", theirs.getsockname())
-    task = await waiting(loop, loop.sock_recvfrom(ours, 4))
+    task = await blocked_task(loop, loop.sock_recvfrom(ours, 4))
     theirs.sendto(b"too long", ours.getsockname())
     assert await task == (b"too ", theirs.getsockname())
     theirs.sendto(b"", ours.getsockname())
@@ -267,7 +250,7 @@ async def test_datagrams_into_a_buffer(loop, datagrams):
     buffer = bytearray(10)
     theirs.sendto(b"now", ours.getsockname())
     assert await loop.sock_recvfrom_into(ours, buffer) == (3, theirs.getsockname())
-    task = await waiting(loop, loop.sock_recvfrom_into(ours, buffer, 2))
+    task = await blocked_task(loop, loop.sock_recvfrom_into(ours, buffer, 2))
     theirs.sendto(b"later", ours.getsockname())
     assert await task == (2, theirs.getsockname())
     assert buffer == b"law" + bytes(7)
@@ -327,7 +310,7 @@ async def test_connect_and_accept(loop):
     with listening() as listener, socket.socket() as client:
         listener.setblocking(False)
         client.setblocking(False)
-        accepting = await waiting(loop, loop.sock_accept(listener))
+        accepting = await blocked_task(loop, loop.sock_accept(listener))
         assert await loop.sock_connect(client, listener.getsockname()) is None
         connection, address = await accepting
         with connection:

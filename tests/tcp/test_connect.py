@@ -8,15 +8,9 @@ import socket
 import sys
 
 import pytest
-from support import HOST, Peer, Recorder, has_ipv6, link_local_address, listening, raw_pair, until
+from support import HOST, Peer, Recorder, free_port, has_ipv6, link_local_address, listening, raw_pair, until
 
 ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
-
-
-def free_port():
-    with socket.socket() as sock:
-        sock.bind((HOST, 0))
-        return sock.getsockname()[1]
 
 
 async def finish(protocol):
