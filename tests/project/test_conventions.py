@@ -95,3 +95,40 @@ def test_every_module_says_what_it_is_for():
         if (text := path.read_text("utf-8").lstrip()) and not opens.match(text)
     ]
     assert missing == []
+
+
+# One word for one thing: names that the project no longer uses, and what they are called now.
+RETIRED = {
+    r"\bunfit\b": "skip_on",
+    r"\bdeviates\(": "xfail_on",
+    r"\bmark\.leaves\b": "leaks_on",
+    r"\btraps\.toml|\btest_traps\b": "regressions.toml",
+    r"\btest_border\b": "test_bridge",
+    r"\btest_neighbours\b": "test_interop",
+    r"\b(has|have|more|spare|free|enough) room\b": "capacity, or space",
+    r"\b[Ee]vacuat(e|es|ing|ion)\b|\w_evacuat\w*": "evict",
+    r"\bMachine\b": "Fiber",
+    r"\bParcels\b": "ItemQueue",
+    r"\b(struct|enum|impl) Line\b": "WaitQueue",
+    r"\bfn (departure|arrival|conclude)\b": "prepare_switch, take_wakeup, record_outcome",
+    r"\bfacade\b|_facade\b": "task_api",
+    r"\b(crate|super|coro)::(making|waiting)\b|\bmod making\b": "spawn, sync",
+    r"\bWindow::lend\b": "BufferView::with",
+}
+READ_FOR_NAMES = ("src", "core", "python", "docs", "tests", "README.md", "CONTRIBUTING.md")
+
+
+@pytest.mark.parametrize("pattern", RETIRED)
+def test_retired_names_are_gone(pattern):
+    retired = re.compile(pattern)
+    paths = [
+        path for name in READ_FOR_NAMES for path in ((ROOT / name).rglob("*") if "." not in name else [ROOT / name])
+    ]
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {RETIRED[pattern]}"
+        for path in paths
+        if path.suffix in {".rs", ".py", ".pyi", ".md", ".toml", ".c"} and path != Path(__file__).resolve()
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if retired.search(line)
+    ]
+    assert found == []

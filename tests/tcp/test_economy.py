@@ -24,7 +24,7 @@ async def test_a_small_read_allocates_little(loop):
     with peer:
         await peer.send(b"warm up")
         await until(lambda: len(protocol.data) == 7)
-        protocol.data = bytearray(1 << 20)  # has room for what comes
+        protocol.data = bytearray(1 << 20)  # large enough for all the data
         del protocol.data[7:]
         tracemalloc.start()
         try:
@@ -41,7 +41,7 @@ async def test_a_small_read_allocates_little(loop):
 
 
 async def test_what_is_received_has_its_own_size(loop):
-    """No spare room is kept alive behind the bytes that a protocol is given."""
+    """The bytes that a protocol gets keep no unused memory alive."""
     sizes = []
 
     class Sizes(Recorder):

@@ -88,9 +88,9 @@ async def test_streams(loop, serve):
 async def test_ciphertext_in_single_bytes(loop, side):
     """Records come in the smallest pieces there are."""
     transport, protocol, peer = await connected(loop, side=side)
-    sealed = peer.seal(b"first ") + peer.seal(b"second")
-    for at in range(len(sealed)):
-        await peer.peer.send(sealed[at : at + 1])
+    ciphertext = peer.seal(b"first ") + peer.seal(b"second")
+    for at in range(len(ciphertext)):
+        await peer.peer.send(ciphertext[at : at + 1])
         await asyncio.sleep(0)
     await until(lambda: protocol.data == b"first second", "both records")
     await finish(transport, protocol, peer)

@@ -259,7 +259,7 @@ async def test_end_while_paused_again_and_again(loop):
     await end_while_paused_again_and_again(loop, Recorder)
 
 
-@pytest.mark.skip_on(asyncio="loses the data that the first buffer has no room for", uvloop="loses the data")
+@pytest.mark.skip_on(asyncio="loses the data that does not fit into the first buffer", uvloop="loses the data")
 async def test_end_while_paused_again_and_again_with_buffers(loop):
     await end_while_paused_again_and_again(loop, BufferedRecorder)
 

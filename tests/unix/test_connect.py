@@ -137,7 +137,7 @@ LATER = "takes a full queue for a connection, which then fails with ENOTCONN"
 
 @pytest.mark.xfail_on(asyncio=LATER, uvloop="fails with EAGAIN")
 async def test_a_full_queue_is_waited_for(loop, address_of):
-    """The system says EAGAIN then, and does not say when there is room."""
+    """The system answers EAGAIN then, and reports no event when the queue has space again."""
     address = address_of("str")
     with listener_at(address, backlog=1) as listener:
         connecting = [loop.create_task(loop.create_unix_connection(Recorder, address)) for _ in range(8)]
