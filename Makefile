@@ -86,7 +86,7 @@ format: $(VENV)/.tools ## rewrite Rust and Python to the project's format
 bench: build loadgen ## compare with uvloop, all cases, and write the JSON (takes a while)
 	$(BIN)/python -m benchmarks.compare $(ARGS)
 
-tables: $(VENV)/.tools ## write the README's table, docs/speed.md and docs/features.md from the committed JSON
+tables: build ## write the README's table, docs/speed.md and docs/features.md from the committed JSON
 	$(BIN)/python tests/project/speed_table.py
 	$(BIN)/python -m benchmarks.feature_table
 

@@ -24,7 +24,7 @@ from benchmarks._load import MeasurementError, Server, run_load
 from benchmarks._loops import LOOPS, RAW, available, versions
 from benchmarks._machine import ROOT, child_environment, describe
 
-# An echo is one turn of the loop here: one connection, one message under way.
+# An echo is one iteration of the loop here: one connection, one message in flight.
 ECHO_SIZE = 1024
 READY_WITHIN_S = 300.0
 

@@ -206,7 +206,7 @@ def _startup() -> Case:
     def measure(loop: str, settings: Settings) -> Sample:
         return startup.measure(loop, settings.startup_pairs)
 
-    title = "import, new loop, one turn, close (beyond `import asyncio`)"
+    title = "import, new loop, one iteration, close (beyond `import asyncio`)"
     return Case("startup", "Start", title, "beyond_ms", "ms CPU", (Bound(0.5),), measure)
 
 

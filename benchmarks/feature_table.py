@@ -1,4 +1,4 @@
-"""docs/features.md, from the committed outcomes: `python -m benchmarks.feature_table`."""
+"""Write docs/features.md from the committed outcomes: `python -m benchmarks.feature_table`."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ PAGE = ROOT / "docs" / "features.md"
 INTRODUCTION = """\
 # Features
 
-What asyncio's loop and others have, and below the table, for each row, grapeshot's tests and the other loops' answers.
-The probes are small programs in [benchmarks/probes](../benchmarks/probes). Each ran three times on each loop, in a
-process of its own; a loop has a feature if it worked every time. `python -m benchmarks.features` asks them again
-(with the loops installed), `make tables` writes this page.
+This page compares the features of asyncio's loop and of other event loops. Below the table, each row has a section with
+grapeshot's tests and the other loops' results.
+
+The probes are small programs in [benchmarks/probes](../benchmarks/probes). Each ran three times on each loop, each time
+in a new process. A loop has a feature if the probe succeeded every time. `python -m benchmarks.features` runs the
+probes again (all loops must be installed), and `make tables` writes this page.
 """
 
 
 def load() -> tuple[dict[str, Any], dict[str, Any]]:
-    """The rows and the outcomes."""
+    """Return the rows and the outcomes."""
     return tomllib.loads(ROWS.read_text(encoding="utf-8")), json.loads(RESULTS.read_text(encoding="utf-8"))
 
 
 def compact(rows: dict[str, Any], result: dict[str, Any]) -> str:
-    """The table of all rows."""
+    """Return the table of all rows."""
     versions = result["versions"]
     heads = [f"{loop} {versions.get(loop, '')}".strip() for loop in LOOPS]
     lines = [f"| | {' | '.join(heads)} |", "|---|" + "---|" * len(LOOPS)]
@@ -51,7 +53,7 @@ def compact(rows: dict[str, Any], result: dict[str, Any]) -> str:
 
 
 def page(rows: dict[str, Any], result: dict[str, Any]) -> str:
-    """docs/features.md."""
+    """Return the text of docs/features.md."""
     lines = [INTRODUCTION, compact(rows, result)]
     for row in rows["row"]:
         outcomes = result["outcomes"][row["probe"]]
@@ -72,7 +74,7 @@ def outcome(why: str | None) -> str:
 
 
 def expected() -> dict[Path, str]:
-    """What the page must say."""
+    """Return what the page must say."""
     return {PAGE: page(*load())}
 
 

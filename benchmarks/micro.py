@@ -37,7 +37,7 @@ def _nothing_with_two(first: object, second: object) -> None:
 
 
 def call_soon_bulk(loop: Loop) -> int:
-    """Many callbacks at once, run in the next turn."""
+    """Many callbacks at once, run in the next iteration."""
     for _ in range(BATCH):
         loop.call_soon(_nothing)
     loop.call_soon(loop.stop)
@@ -56,7 +56,7 @@ def call_soon_args(loop: Loop) -> int:
 
 
 def call_soon_chain(loop: Loop) -> int:
-    """Each callback schedules the next one: one turn per operation."""
+    """Each callback schedules the next one: one iteration per operation."""
     left = BATCH
 
     def step() -> None:
@@ -73,7 +73,7 @@ def call_soon_chain(loop: Loop) -> int:
 
 
 def call_later_cancel(loop: Loop) -> int:
-    """A timeout that never comes: scheduled and cancelled, a hundred per turn."""
+    """A timeout that never comes: scheduled and cancelled, a hundred per iteration."""
     left = BATCH // 100
 
     def step() -> None:

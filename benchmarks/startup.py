@@ -1,4 +1,4 @@
-"""What it costs to import a loop, make it, turn it once and close it, in CPU time of whole processes.
+"""Measure what it costs to import a loop, make it, run one iteration and close it, in CPU time of whole processes.
 
 Two kinds of process alternate: one that only imports asyncio, and one that uses the loop. "beyond" is the difference
 of the two, paired; the whole includes the interpreter's own start, which no loop can change.
@@ -15,7 +15,7 @@ from benchmarks._load import MeasurementError
 from benchmarks._machine import ROOT, child_environment, cores, on_core
 
 BASE = "import asyncio"
-# One turn: stop() lets the turn in which it is called end.
+# One iteration: stop() lets the iteration end in which it is called.
 TURN = "loop.call_soon(loop.stop); loop.run_forever(); loop.close()"
 
 
