@@ -89,6 +89,9 @@ pub(super) struct CoroObject {
 
 pub(super) type Coro<'py> = This<'py, CoroObject>;
 
+/// What a wait, or the function of a coro, returns or raises.
+pub(super) type Outcome<'py> = PyResult<Bound<'py, PyAny>>;
+
 impl CoroObject {
     fn cells(&self) -> [&ObjectCell; 12] {
         [

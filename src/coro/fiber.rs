@@ -11,9 +11,10 @@ use std::rc::Rc;
 use grapeshot_core::stack::{Saved, StackSlot};
 use grapeshot_core::sys::faults::{FaultMessage, GuardedRange};
 use pyo3::ffi;
+use pyo3::prelude::*;
 
-use super::coroutine::CoroObject;
-use super::pystate::{PyState, Relinked, ThreadStateRoot};
+use super::coroutine::{Coro, CoroObject, Status};
+use super::pystate::{self, PyState, Relinked, ThreadStateRoot};
 use super::thread_locals::Taken;
 
 /// Lies in the tail of the block whose beginning is the coro's root chunk (`pystate::Chunks`).
@@ -106,5 +107,26 @@ impl Fiber {
     /// The bytes in use of a suspended stack.
     pub(super) fn used_len(&self) -> usize {
         self.slot.stack.top() - self.sp
+    }
+}
+
+/// The innermost Python frame of a suspended coro as an object; None if it runs, has not begun or has ended.
+pub(super) fn frame(coro: Coro<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
+    let py = coro.py();
+    if !matches!(coro.status.get(), Status::Ready | Status::Waiting) {
+        return Ok(None);
+    }
+    // SAFETY: the coro is suspended, so nobody else looks at its fiber. The chain of an evicted stack was relinked
+    // past what is not there, and its innermost frame lies on the heap.
+    unsafe {
+        let Some(fiber) = coro.fiber.get().as_ref() else {
+            return Ok(None);
+        };
+        let innermost = if fiber.saved.is_some() {
+            fiber.innermost
+        } else {
+            fiber.state.innermost()
+        };
+        Ok(pystate::frame_object(py, innermost))
     }
 }

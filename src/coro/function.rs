@@ -13,11 +13,11 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
-use super::coroutine::{Coro, Status};
+use super::coroutine::{Coro, Outcome, Status};
+use super::interruption::raise_pending;
+use super::notifier::{self, report};
 use super::runtime::{Runtime, with_runtime};
-use super::scheduler::report;
-use super::suspension::{Outcome, raise_pending};
-use super::{notifier, tasks};
+use super::tasks;
 use crate::binding::errors;
 use crate::binding::native_type::This;
 use crate::event_loop::pyloop::LoopObject;

@@ -116,3 +116,14 @@ pub(super) fn take_back(coro: Coro<'_>, is_meant: impl Fn(&Bound<'_, PyAny>) -> 
     }
     found
 }
+
+/// The exception that has come while the coro ran or waited, raised before it waits or goes on.
+#[inline]
+pub(super) fn raise_pending(coro: Coro<'_>) -> PyResult<()> {
+    if coro.wake_exception.is_set()
+        && let Some(error) = pop(coro)
+    {
+        return Err(error);
+    }
+    Ok(())
+}

@@ -9,130 +9,20 @@
 //! than the limit all the same. The `Pulse` of a thread says what runs there since when: its own thread writes it, at most four
 //! stores per run; the watchdog reads it. Which coro that is, and where, is looked at with the GIL only: the run cannot end then.
 
-use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::{mem, ptr};
+use std::mem;
+use std::sync::atomic::Ordering;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 use super::coroutine::Coro;
+use super::fiber;
+use super::pulse::{Found, HAS_ENDED, Pulse, late_after};
 use super::runtime::{Runtime, current, with_runtime};
-use super::{hooks, scheduler, watchdog};
+use super::{hooks, watchdog};
 use crate::binding::log;
 use grapeshot_core::sys::clock;
-
-/// The limit of a new thread.
-pub(super) const DEFAULT_LIMIT_NS: u64 = 200_000_000;
-/// Set in `since_ns` when no coro runs.
-const HAS_ENDED: u64 = 1;
-/// `since_ns` of a thread that has ended.
-const GONE: u64 = u64::MAX;
-
-/// What runs in a thread with coros.
-pub(super) struct Pulse {
-    /// When the current run of a coro began, or the last one, which `HAS_ENDED`.
-    since_ns: AtomicU64,
-    /// The coro of that run, which the runtime keeps while it goes on.
-    coro: AtomicPtr<ffi::PyObject>,
-    /// From here on a run is late; 0 for never.
-    late_ns: AtomicU64,
-    /// The watchdog has to be told of the next run.
-    is_unwatched: AtomicBool,
-    /// The thread's state in that run, as good as the coro.
-    thread: AtomicPtr<ffi::PyThreadState>,
-    /// Where the watchdog has found the run.
-    found: Mutex<Option<Found>>,
-}
-
-/// What the watchdog has seen of a run.
-struct Found {
-    since_ns: u64,
-    after_ns: u64,
-    file: String,
-    line: u32,
-    function: String,
-}
-
-/// The pulse as its thread holds it; the watchdog may keep it longer.
-pub(super) struct OwnPulse(Arc<Pulse>);
-
-impl OwnPulse {
-    pub(super) fn new() -> Self {
-        Self(Arc::new(Pulse {
-            since_ns: AtomicU64::new(HAS_ENDED),
-            coro: AtomicPtr::new(ptr::null_mut()),
-            late_ns: AtomicU64::new(late_after(DEFAULT_LIMIT_NS)),
-            is_unwatched: AtomicBool::new(true),
-            thread: AtomicPtr::new(ptr::null_mut()),
-            found: Mutex::new(None),
-        }))
-    }
-}
-
-impl Deref for OwnPulse {
-    type Target = Arc<Pulse>;
-
-    fn deref(&self) -> &Arc<Pulse> {
-        &self.0
-    }
-}
-
-impl Drop for OwnPulse {
-    fn drop(&mut self) {
-        self.0.since_ns.store(GONE, Ordering::Relaxed);
-    }
-}
-
-/// A run that is this long by the coarse clock is longer than the limit; 0 for never.
-pub(super) fn late_after(limit_ns: u64) -> u64 {
-    match limit_ns {
-        0 | u64::MAX => 0,
-        limit_ns => limit_ns.saturating_add(clock::coarse_resolution_ns()),
-    }
-}
-
-impl Pulse {
-    /// When the current run began; None if there is none.
-    pub(super) fn running_since(&self) -> Option<u64> {
-        let since_ns = self.since_ns.load(Ordering::Relaxed);
-        (since_ns & HAS_ENDED == 0).then_some(since_ns)
-    }
-
-    /// A number that is another one after each run that took a while or came a while later.
-    pub(super) fn last_change(&self) -> u64 {
-        self.since_ns.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn late_ns(&self) -> u64 {
-        self.late_ns.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn is_gone(&self) -> bool {
-        self.last_change() == GONE
-    }
-
-    /// Whether the next run tells the watchdog.
-    pub(super) fn set_unwatched(&self, is_unwatched: bool) {
-        self.is_unwatched.store(is_unwatched, Ordering::Relaxed);
-    }
-
-    /// A run ends; how long it took, if that was too long.
-    #[inline]
-    pub(super) fn end(&self, late_ns: u64) -> Option<u64> {
-        let since_ns = self.since_ns.load(Ordering::Relaxed);
-        self.since_ns.store(since_ns | HAS_ENDED, Ordering::Relaxed);
-        let took_ns = clock::coarse_ns().saturating_sub(since_ns);
-        (took_ns >= late_ns).then_some(took_ns)
-    }
-
-    fn found(&self) -> MutexGuard<'_, Option<Found>> {
-        // Whoever panicked has left it whole.
-        self.found.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// A run begins, in a thread whose limit is set.
 #[inline]
@@ -146,7 +36,7 @@ pub(super) fn begin(runtime: &Runtime, coro: Coro<'_>) {
         .since_ns
         .store(clock::coarse_ns() & !HAS_ENDED, Ordering::Relaxed);
     if pulse.is_unwatched.load(Ordering::Relaxed) {
-        watchdog::watch(&runtime.pulse);
+        watchdog::watch(&runtime.pulse, report);
     }
 }
 
@@ -167,7 +57,7 @@ pub(super) fn set_limit(py: Python<'_>, limit_ns: u64) -> u64 {
                 begin(runtime, coro);
             }
             if coro.is_some() || !pulse.is_unwatched.load(Ordering::Relaxed) {
-                watchdog::watch(pulse);
+                watchdog::watch(pulse, report);
             }
         }
         runtime.options.latency_ns.replace(limit_ns)
@@ -175,7 +65,7 @@ pub(super) fn set_limit(py: Python<'_>, limit_ns: u64) -> u64 {
 }
 
 /// Called by the watchdog: says where the coro is that has been in the way since then, if it still is.
-pub(super) fn report(py: Python<'_>, pulse: &Pulse, since_ns: u64) -> PyResult<()> {
+fn report(py: Python<'_>, pulse: &Pulse, since_ns: u64) -> PyResult<()> {
     let is_current = || pulse.running_since() == Some(since_ns);
     if !is_current() {
         return Ok(());
@@ -269,7 +159,7 @@ fn try_warn(coro: Coro<'_>, took_ns: u64, found: Option<Found>) -> PyResult<PyRe
 
 /// File, line and function where the coro is suspended; None if it has ended.
 fn place(coro: Coro<'_>) -> PyResult<Option<[Bound<'_, PyAny>; 3]>> {
-    let Some(frame) = scheduler::frame(coro)? else {
+    let Some(frame) = fiber::frame(coro)? else {
         return Ok(None);
     };
     let code = frame.getattr("f_code")?;

@@ -11,7 +11,7 @@
 //! | `wait_queue`, `sync` | who waits for the same thing; the things, from `semaphore` to `channel` |
 //! | `tasks` | the running task that asyncio sees while a coro runs |
 //! | `ending`, `notifier` | coros whose loop has ended; who hears of exceptions |
-//! | `latency`, `watchdog` | coros that run for too long |
+//! | `pulse`, `latency`, `watchdog` | coros that run for too long |
 //! | `collector`, `profiling`, `thread_locals` | what others know of the C stack: the collector, profilers, libraries |
 //! | `errors`, `hooks` | classes and functions of the Python package that native code needs |
 //! | `methods` | what Python calls |
@@ -31,6 +31,7 @@ mod latency;
 mod methods;
 mod notifier;
 mod profiling;
+mod pulse;
 mod pystate;
 mod runtime;
 mod scheduler;

@@ -71,3 +71,17 @@ pub(super) fn tell(coro: Coro<'_>, error: PyErr) -> PyErr {
         }
     }
 }
+
+/// An error of the scheduler's own: to the loop's exception handler.
+#[cold]
+pub(super) fn report(coro: Coro<'_>, error: PyErr) -> PyResult<()> {
+    match coro.event_loop.get(coro.py()) {
+        Some(event_loop) => errors::report(
+            &event_loop,
+            "Error on switching to a coro",
+            error,
+            &[("coro", &coro.to_bound())],
+        ),
+        None => Ok(()),
+    }
+}

@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::ptr;
 use std::rc::Rc;
 
-use grapeshot_core::arch;
+use grapeshot_core::arch::{self, Entry};
 use grapeshot_core::stack::Pool;
 use grapeshot_core::sys::faults::AlternateStack;
 use pyo3::exceptions::PyMemoryError;
@@ -16,8 +16,7 @@ use pyo3::prelude::*;
 
 use super::coroutine::{Coro, CoroObject};
 use super::fiber::{Fiber, SharedSlot};
-use super::function::run_on_stack;
-use super::latency::{self, DEFAULT_LIMIT_NS, OwnPulse};
+use super::pulse::{DEFAULT_LIMIT_NS, OwnPulse, late_after};
 use super::pystate::{Chunks, PyState, Relinked, ThreadStateRoot};
 use super::thread_locals::Search;
 use super::{pystate, tasks};
@@ -160,7 +159,7 @@ impl Runtime {
             options: Options {
                 slots: Cell::new(1),
                 latency_ns: Cell::new(DEFAULT_LIMIT_NS),
-                late_ns: Cell::new(latency::late_after(DEFAULT_LIMIT_NS)),
+                late_ns: Cell::new(late_after(DEFAULT_LIMIT_NS)),
                 max_acts: Cell::new(DEFAULT_MAX_ACTS),
                 evicts_always: Cell::new(
                     std::env::var("GRAPESHOT_CORO_EVICT").is_ok_and(|text| text == "always"),
@@ -309,13 +308,13 @@ impl Runtime {
         Some(())
     }
 
-    /// Brings the coro's stack into its slot. MemoryError if the one that lies there cannot be moved away.
+    /// Brings the coro's stack into its slot; `entry` is the function that a new stack begins with. MemoryError if the one that lies there cannot be moved away.
     #[inline]
-    pub(super) fn install(&self, coro: Coro<'_>) -> PyResult<*mut Fiber> {
+    pub(super) fn install(&self, coro: Coro<'_>, entry: Entry) -> PyResult<*mut Fiber> {
         let pointer = coro.fiber.get();
         // SAFETY: only the scheduler touches fibers, on the thread's own stack, and no other reference is held.
         let Some(fiber) = (unsafe { pointer.as_mut() }) else {
-            return self.build(coro);
+            return self.build(coro, entry);
         };
         let shared = Rc::as_ptr(&fiber.slot);
         // SAFETY: the fiber keeps its slot.
@@ -340,9 +339,10 @@ impl Runtime {
         Ok(pointer)
     }
 
-    /// Makes the fiber of a coro that has not run yet, with its stack laid out in the slot.
+    /// Makes the fiber of a coro that has not run yet, with its stack laid out in the slot: the first switch to it
+    /// calls `entry`.
     #[cold]
-    fn build(&self, coro: Coro<'_>) -> PyResult<*mut Fiber> {
+    fn build(&self, coro: Coro<'_>, entry: Entry) -> PyResult<*mut Fiber> {
         let shared = self.assign_slot(coro.py(), coro.has_own_stack.get())?;
         self.evict(&shared).ok_or_else(no_memory)?;
         if self.fails_on_purpose() {
@@ -355,7 +355,7 @@ impl Runtime {
             let fiber = pystate::tail(chunk).cast::<Fiber>();
             fiber.write(Fiber {
                 coro: coro.as_ptr(),
-                sp: arch::prepare(shared.stack.top(), run_on_stack, coro.as_ptr().cast()),
+                sp: arch::prepare(shared.stack.top(), entry, coro.as_ptr().cast()),
                 saved: None,
                 relinked: Relinked::new(),
                 innermost: ptr::null_mut(),

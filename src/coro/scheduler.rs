@@ -22,10 +22,10 @@ use pyo3::types::PyType;
 
 use super::coroutine::{Coro, CoroObject, Status};
 use super::fiber::{Fiber, SharedSlot};
-use super::function::{finish, store};
+use super::function::{finish, run_on_stack, store};
+use super::notifier::report;
 use super::runtime::{Runtime, with_runtime};
 use super::{hooks, latency, profiling, pystate, tasks, thread_locals};
-use crate::binding::errors;
 use crate::binding::native_type::This;
 use crate::event_loop::pyloop::LoopObject;
 
@@ -45,7 +45,7 @@ pub(super) fn resume(coro: Coro<'_>) -> PyResult<()> {
         if !runtime.current.get().is_null() || coro.thread.get() != runtime.thread {
             return refuse(runtime, coro);
         }
-        match runtime.install(coro) {
+        match runtime.install(coro, run_on_stack) {
             Ok(fiber) => {
                 if runtime.options.late_ns.get() != 0 {
                     latency::begin(runtime, coro);
@@ -141,8 +141,8 @@ fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
         }
         let to = (*fiber).sp;
         arch::switch(runtime.main_sp.as_ptr(), to);
-        if thread_locals::may_have(fiber) {
-            thread_locals::take(runtime, coro, fiber);
+        if (*fiber).taken.is_some() || (*fiber).used_len() > thread_locals::MIN_DEPTH {
+            take_thread_locals(runtime, coro, fiber);
         }
         pystate::unprotect(thread);
         if pystate::has_native_profile(thread) {
@@ -157,6 +157,26 @@ fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
             let _ = runtime.evict(&shared);
         }
     }
+}
+
+/// The coro has left its stack: what points into it is taken out of the thread's variables.
+///
+/// # Safety
+/// The fiber is the coro's, which is not running.
+#[cold]
+#[inline(never)]
+unsafe fn take_thread_locals(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
+    // SAFETY: by the contract.
+    let fiber = unsafe { &mut *fiber };
+    // The stack of a coro that has ended holds nothing.
+    let stack = if coro.is_done() {
+        0..0
+    } else {
+        fiber.sp..fiber.slot.stack.top()
+    };
+    let (search, main_sp) = (&runtime.thread_locals, runtime.main_sp.get());
+    // SAFETY: the stack is suspended in place (contract).
+    unsafe { thread_locals::take(coro.py(), search, &mut fiber.taken, &stack, main_sp) };
 }
 
 /// Puts the coro into its loop's ready queue.
@@ -177,27 +197,6 @@ pub(super) fn make_ready(coro: Coro<'_>) {
     queue(coro);
 }
 
-/// The innermost Python frame of a suspended coro as an object; None if it runs, has not begun or has ended.
-pub(super) fn frame(coro: Coro<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
-    let py = coro.py();
-    if !matches!(coro.status.get(), Status::Ready | Status::Waiting) {
-        return Ok(None);
-    }
-    // SAFETY: the coro is suspended, so nobody else looks at its fiber. The chain of an evicted stack was relinked
-    // past what is not there, and its innermost frame lies on the heap.
-    unsafe {
-        let Some(fiber) = coro.fiber.get().as_ref() else {
-            return Ok(None);
-        };
-        let innermost = if fiber.saved.is_some() {
-            fiber.innermost
-        } else {
-            fiber.state.innermost()
-        };
-        Ok(pystate::frame_object(py, innermost))
-    }
-}
-
 /// Starts a new coro: it is kept from now on, and runs in the next turn.
 pub(super) fn start(coro: Coro<'_>) -> PyResult<()> {
     if !coro.event_loop.is_set() {
@@ -212,20 +211,6 @@ pub(super) fn start(coro: Coro<'_>) -> PyResult<()> {
     });
     make_ready(coro);
     Ok(())
-}
-
-/// An error of the scheduler's own: to the loop's exception handler.
-#[cold]
-pub(super) fn report(coro: Coro<'_>, error: PyErr) -> PyResult<()> {
-    match coro.event_loop.get(coro.py()) {
-        Some(event_loop) => errors::report(
-            &event_loop,
-            "Error on switching to a coro",
-            error,
-            &[("coro", &coro.to_bound())],
-        ),
-        None => Ok(()),
-    }
 }
 
 /// The native type of coros.

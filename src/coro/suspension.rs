@@ -11,18 +11,16 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::coroutine::{Coro, Status};
+use super::coroutine::{Coro, Outcome, Status};
 use super::errors::{self as coro_errors, ErrorClass};
+use super::interruption::raise_pending;
+use super::pystate;
 use super::runtime::{current, with_runtime};
 use super::scheduler::make_ready;
-use super::{interruption, pystate};
 use crate::binding::errors;
 use crate::binding::native_type::none;
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::pyloop::LoopObject;
-
-/// What a wait returns or raises.
-pub(super) type Outcome<'py> = PyResult<Bound<'py, PyAny>>;
 
 /// Where to switch to in order to leave a coro's stack. Small enough to be returned in registers.
 struct PreparedSwitch {
@@ -198,17 +196,6 @@ fn not_suspendable(py: Python<'_>, is_coro: bool) -> PyErr {
     } else {
         "a coro cannot wait in what the garbage collector calls, unless it has a stack of its own"
     })
-}
-
-/// The exception that has come while the coro ran or waited, raised before it waits or goes on.
-#[inline]
-pub(super) fn raise_pending(coro: Coro<'_>) -> PyResult<()> {
-    if coro.wake_exception.is_set()
-        && let Some(error) = interruption::pop(coro)
-    {
-        return Err(error);
-    }
-    Ok(())
 }
 
 /// Drops what is left of an earlier wait that was interrupted after it had been woken. That may run destructors, which

@@ -25,13 +25,9 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-use super::coroutine::Coro;
-use super::fiber::Fiber;
-use super::runtime::Runtime;
-
 /// A stack with a Python function called by a C++ function takes more, and one with Python functions alone less: 700
 /// bytes.
-const MIN_DEPTH: usize = 768;
+pub(super) const MIN_DEPTH: usize = 768;
 /// The items of a list that are followed at most.
 const MAX_ITEMS: usize = 10_000;
 /// How far above the place where the thread's own stack was left an item of its own may lie.
@@ -117,33 +113,20 @@ impl Search {
     }
 }
 
-/// Whether `take` has anything to do for a coro that has just left its stack.
+/// Takes what points into `stack`, and what was taken before, out of the thread's variables. `stack` is empty if the
+/// coro has ended; `main_sp` is where the thread's own stack was left.
 ///
 /// # Safety
-/// `fiber` is a coro's that is not running.
-#[inline(always)]
-pub(super) unsafe fn may_have(fiber: *const Fiber) -> bool {
-    // SAFETY: by the contract.
-    unsafe { (*fiber).taken.is_some() || (*fiber).used_len() > MIN_DEPTH }
-}
-
-/// The coro has left its stack: what points into it is taken out of the thread's variables.
-///
-/// # Safety
-/// As above.
-#[cold]
-#[inline(never)]
-pub(super) unsafe fn take(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
-    // SAFETY: by the contract.
-    let fiber = unsafe { &mut *fiber };
-    // The stack of a coro that has ended holds nothing.
-    let stack = if coro.is_done() {
-        0..0
-    } else {
-        fiber.sp..fiber.slot.stack.top()
-    };
+/// `stack` is the used part of a suspended stack that is in place, or empty.
+pub(super) unsafe fn take(
+    py: Python<'_>,
+    search: &Search,
+    taken: &mut Option<Box<Taken>>,
+    stack: &Range<usize>,
+    main_sp: usize,
+) {
     let mut words = Vec::new();
-    for word in fiber.taken.take().map_or_else(Vec::new, |taken| taken.0) {
+    for word in taken.take().map_or_else(Vec::new, |taken| taken.0) {
         // SAFETY: found by this thread, in the same variable that the value came from.
         let value = unsafe {
             let value = word.place.read();
@@ -154,14 +137,13 @@ pub(super) unsafe fn take(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) 
             words.push(Word { value, ..word });
         }
     }
-    let search = &runtime.thread_locals;
-    if !stack.is_empty() && search.is_needed(coro.py()) {
+    if !stack.is_empty() && search.is_needed(py) {
         let mut variables = search.variables.borrow_mut();
         variables.refresh(search.with_keys.get());
-        for (place, value) in variables.pointing_into(&stack) {
+        for (place, value) in variables.pointing_into(stack) {
             // SAFETY: the stack is suspended in place. Its owner finds the value again when the coro goes on.
             let before = unsafe {
-                let before = end_of_list(value, &stack, runtime.main_sp.get());
+                let before = end_of_list(value, stack, main_sp);
                 place.write(before);
                 before
             };
@@ -169,7 +151,7 @@ pub(super) unsafe fn take(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) 
         }
     }
     if !words.is_empty() {
-        fiber.taken = Some(Box::new(Taken(words)));
+        *taken = Some(Box::new(Taken(words)));
     }
 }
 

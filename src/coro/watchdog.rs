@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 
-use super::latency::{self, Pulse};
+use super::pulse::Pulse;
 use grapeshot_core::sys::{clock, thread};
 
 /// As much as other threads have: Python code runs on it.
@@ -36,8 +36,12 @@ const SLEEP_NS: std::ops::RangeInclusive<u64> = 1_000_000..=3_600_000_000_000;
 /// At the exit, for what the watchdog is in the middle of.
 const EXIT_GRACE: Duration = Duration::from_secs(1);
 
+/// Reports the run of that pulse which began at that time, if it goes on. Called with the GIL.
+pub(super) type Report = fn(Python<'_>, &Pulse, u64) -> PyResult<()>;
+
 struct Watchdog {
     state: Mutex<State>,
+    report: Report,
     /// Something is to be watched or is not any more; the watchdog does not look at Python any more.
     changed: Condvar,
 }
@@ -78,10 +82,11 @@ fn existing() -> Option<&'static Watchdog> {
     unsafe { WATCHDOG.load(Ordering::Acquire).as_ref() }
 }
 
-fn made() -> &'static Watchdog {
+fn made(report: Report) -> &'static Watchdog {
     existing().unwrap_or_else(|| {
         let watchdog = Box::leak(Box::new(Watchdog {
             state: Mutex::default(),
+            report,
             changed: Condvar::new(),
         }));
         // Nobody else has made one: the caller has the GIL.
@@ -92,9 +97,9 @@ fn made() -> &'static Watchdog {
 
 /// A run has begun in a thread that is not watched, or its limit has changed.
 #[cold]
-pub(super) fn watch(pulse: &Arc<Pulse>) {
+pub(super) fn watch(pulse: &Arc<Pulse>, report: Report) {
     pulse.set_unwatched(false);
-    let watchdog = made();
+    let watchdog = made(report);
     let mut state = watchdog.lock();
     if !state.has(pulse) {
         state.watched.push(Watched {
@@ -215,7 +220,7 @@ impl Watchdog {
                 Finding::Late(pulse, since_ns) => {
                     state.is_looking = true;
                     drop(state);
-                    look(&pulse, since_ns);
+                    self.look(&pulse, since_ns);
                     state = self.lock();
                     state.is_looking = false;
                     self.changed.notify_all();
@@ -255,14 +260,13 @@ impl Watchdog {
             drop(thread.join());
         }
     }
-}
-
-/// Reports the run, unless it has ended until the GIL is there.
-fn look(pulse: &Pulse, since_ns: u64) {
-    // None when the interpreter has begun to exit.
-    let _ = Python::try_attach(|py| {
-        if let Err(error) = latency::report(py, pulse, since_ns) {
-            error.write_unraisable(py, None);
-        }
-    });
+    /// Reports the run, unless it ends before the watchdog has the GIL.
+    fn look(&self, pulse: &Pulse, since_ns: u64) {
+        // None when the interpreter has begun to exit.
+        let _ = Python::try_attach(|py| {
+            if let Err(error) = (self.report)(py, pulse, since_ns) {
+                error.write_unraisable(py, None);
+            }
+        });
+    }
 }

@@ -28,6 +28,13 @@ ROOMS = {
     "src": {"binding": 0, "event_loop": 1, "transports": 2, "process": 2, "coro": 2, "tls": 3, "lib": 4},
     "core/src": {"sys": 0, "arch": 0, "queue": 1, "stack": 1, "lib": 2},
 }
+# Modules of one room that use each other in a circle, and are meant to: docs/architecture.md says why.
+CIRCLES = {
+    "src/coro": [["coroutine", "fiber", "wait_queue"]],
+    "core/src/arch": [],
+    "core/src/queue": [],
+    "core/src/sys": [],
+}
 DEPENDENCIES = {
     "Cargo.toml": {"grapeshot-core", "libc", "pyo3"},
     "core/Cargo.toml": {"crossbeam-queue", "libc", "nix"},
@@ -52,6 +59,29 @@ def rust_errors(root: Path) -> Iterator[str]:
                 if target != room and rooms[target] >= rooms[room]:
                     named = "::".join(("crate", *mention.target))
                     yield f"{source}/{inside}:{mention.line}: {room} may not use {target} ({named})"
+
+
+def rust_circles(root: Path, room: str) -> list[list[str]]:
+    """The groups of modules in a room that use each other in a circle. A folder is one module."""
+    source, _, name = room.rpartition("/")
+    modules = {path.stem for path in (root / room).iterdir()} - {"mod"}
+    edges: dict[str, set[str]] = {module: set() for module in modules}
+    for path in sorted((root / room).rglob("*.rs")):
+        inside = module_of(PurePosixPath(path.relative_to(root / source)))
+        if len(inside) > 1:
+            mentions = read(path.read_text(encoding="utf-8"), inside).mentions
+            used = {mention.target[1] for mention in mentions if mention.target[:1] == (name,) and mention.target[1:]}
+            edges[inside[1]] |= (used & modules) - {inside[1]}
+    below: dict[str, set[str]] = {}
+    for module in modules:
+        found, wanted = set[str](), list(edges[module])
+        while wanted:
+            if (used_module := wanted.pop()) not in found:
+                found.add(used_module)
+                wanted.extend(edges[used_module])
+        below[module] = found
+    groups = {frozenset(other for other in below[module] if module in below[other]) for module in modules}
+    return sorted(sorted(group) for group in groups if group)
 
 
 def crates_below(name: str, lock: str) -> set[str]:
@@ -165,6 +195,11 @@ def test_rust_rooms_import_downward_only():
     for source, rooms in ROOMS.items():
         assert {path.stem for path in (ROOT / source).iterdir()} == rooms.keys()
     assert list(rust_errors(ROOT)) == []
+
+
+@pytest.mark.parametrize("room", CIRCLES)
+def test_only_the_named_modules_of_a_room_use_each_other_in_a_circle(room):
+    assert rust_circles(ROOT, room) == CIRCLES[room]
 
 
 def test_python_modules_import_downward_only():
@@ -354,3 +389,15 @@ def test_a_planted_circle_is_caught(tree):
     (package / "_here.py").write_text("from . import _there\n", encoding="utf-8")
     (package / "_there.py").write_text("from ._here import thing\n", encoding="utf-8")
     assert list(python_errors(tree)) == [f"python/{PACKAGE}: a circle of imports: _here -> _there -> _here"]
+
+
+def test_a_planted_circle_of_rust_modules_is_caught(tree):
+    room = tree / "src" / "coro"
+    (room / "deep").mkdir(parents=True)
+    (room / "mod.rs").write_text("mod deep;\nmod here;\nmod there;\nuse here::thing;\n", encoding="utf-8")
+    (room / "here.rs").write_text("use super::there::thing;\n", encoding="utf-8")
+    (room / "there.rs").write_text("fn f() { crate::coro::deep::inner::thing() }\n", encoding="utf-8")
+    (room / "deep" / "inner.rs").write_text("use super::super::here;\n", encoding="utf-8")
+    assert rust_circles(tree, "src/coro") == [["deep", "here", "there"]]
+    (room / "deep" / "inner.rs").write_text("use super::other;\n", encoding="utf-8")
+    assert rust_circles(tree, "src/coro") == []

@@ -14,7 +14,7 @@ use crate::binding::native_type::{
 };
 use crate::coro::coroutine::{Coro, CoroObject, Status, finalize};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
-use crate::coro::{interruption, scheduler};
+use crate::coro::{fiber, interruption, scheduler};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::current_thread;
 
@@ -173,7 +173,7 @@ fn failure_unseen<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
 fn frame<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     args.exactly("get_frame", 0)?;
     let py = this.py();
-    scheduler::frame(this).map(|frame| frame.unwrap_or_else(|| none(py)))
+    fiber::frame(this).map(|frame| frame.unwrap_or_else(|| none(py)))
 }
 
 fn id(this: Coro<'_>) -> Object<'_> {

@@ -8,10 +8,10 @@ use pyo3::types::{PyList, PySet, PyString, PyType};
 use super::coro::check_thread;
 use super::{Object, spawn};
 use crate::binding::native_type::{Args, This, none};
-use crate::coro::coroutine::{Coro, Status};
+use crate::coro::coroutine::{Coro, Outcome, Status};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::runtime::{current as running, with_runtime};
-use crate::coro::suspension::{Begun, Outcome};
+use crate::coro::suspension::Begun;
 use crate::coro::{
     collector, ending, hooks, latency, notifier, pystate, scheduler, suspension, sync, tasks, watchdog,
 };

@@ -17,7 +17,7 @@ use crate::binding::native_type::{
 use crate::coro::coroutine::Coro;
 use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::wait_queue::WaitQueue;
-use crate::coro::{runtime, scheduler, suspension, tasks};
+use crate::coro::{interruption, runtime, scheduler, suspension, tasks};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::current_thread;
 
@@ -146,7 +146,7 @@ pub(super) fn wait_in_queue<'py>(
     request: i64,
     deadline: &Deadline<'py>,
 ) -> Wait<'py> {
-    if let Err(interruption) = suspension::raise_pending(coro) {
+    if let Err(interruption) = interruption::raise_pending(coro) {
         return Wait::interrupted(interruption);
     }
     if deadline.is_over() {
@@ -166,7 +166,7 @@ pub(super) fn offer_in_queue<'py>(
     deadline: &Deadline<'py>,
 ) -> Wait<'py> {
     // First: the destructor of what is offered, and goes here, must not find a running coro in the queue.
-    if let Err(interruption) = suspension::raise_pending(coro) {
+    if let Err(interruption) = interruption::raise_pending(coro) {
         return Wait::interrupted(interruption);
     }
     if deadline.is_over() {

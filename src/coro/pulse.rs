@@ -1,0 +1,122 @@
+//! `Pulse`: what runs in a thread with coros, and since when.
+//!
+//! The thread that owns a pulse writes it, with at most four stores per run of a coro; the watchdog reads it. It must not
+//! know what follows from a run that is late.
+
+use std::ops::Deref;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use grapeshot_core::sys::clock;
+use pyo3::ffi;
+
+/// The limit of a new thread.
+pub(super) const DEFAULT_LIMIT_NS: u64 = 200_000_000;
+/// Set in `since_ns` when no coro runs.
+pub(super) const HAS_ENDED: u64 = 1;
+/// `since_ns` of a thread that has ended.
+const GONE: u64 = u64::MAX;
+
+/// What runs in a thread with coros.
+pub(super) struct Pulse {
+    /// When the current run of a coro began, or the last one, which `HAS_ENDED`.
+    pub(super) since_ns: AtomicU64,
+    /// The coro of that run, which the runtime keeps while it goes on.
+    pub(super) coro: AtomicPtr<ffi::PyObject>,
+    /// From here on a run is late; 0 for never.
+    pub(super) late_ns: AtomicU64,
+    /// The watchdog has to be told of the next run.
+    pub(super) is_unwatched: AtomicBool,
+    /// The thread's state in that run, as good as the coro.
+    pub(super) thread: AtomicPtr<ffi::PyThreadState>,
+    /// Where the watchdog has found the run.
+    found: Mutex<Option<Found>>,
+}
+
+/// What the watchdog has seen of a run.
+pub(super) struct Found {
+    pub(super) since_ns: u64,
+    pub(super) after_ns: u64,
+    pub(super) file: String,
+    pub(super) line: u32,
+    pub(super) function: String,
+}
+
+/// The pulse as its thread holds it; the watchdog may keep it longer.
+pub(super) struct OwnPulse(Arc<Pulse>);
+
+impl OwnPulse {
+    pub(super) fn new() -> Self {
+        Self(Arc::new(Pulse {
+            since_ns: AtomicU64::new(HAS_ENDED),
+            coro: AtomicPtr::new(ptr::null_mut()),
+            late_ns: AtomicU64::new(late_after(DEFAULT_LIMIT_NS)),
+            is_unwatched: AtomicBool::new(true),
+            thread: AtomicPtr::new(ptr::null_mut()),
+            found: Mutex::new(None),
+        }))
+    }
+}
+
+impl Deref for OwnPulse {
+    type Target = Arc<Pulse>;
+
+    fn deref(&self) -> &Arc<Pulse> {
+        &self.0
+    }
+}
+
+impl Drop for OwnPulse {
+    fn drop(&mut self) {
+        self.0.since_ns.store(GONE, Ordering::Relaxed);
+    }
+}
+
+/// A run that is this long by the coarse clock is longer than the limit; 0 for never.
+pub(super) fn late_after(limit_ns: u64) -> u64 {
+    match limit_ns {
+        0 | u64::MAX => 0,
+        limit_ns => limit_ns.saturating_add(clock::coarse_resolution_ns()),
+    }
+}
+
+impl Pulse {
+    /// When the current run began; None if there is none.
+    pub(super) fn running_since(&self) -> Option<u64> {
+        let since_ns = self.since_ns.load(Ordering::Relaxed);
+        (since_ns & HAS_ENDED == 0).then_some(since_ns)
+    }
+
+    /// A number that is another one after each run that took a while or came a while later.
+    pub(super) fn last_change(&self) -> u64 {
+        self.since_ns.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn late_ns(&self) -> u64 {
+        self.late_ns.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_gone(&self) -> bool {
+        self.last_change() == GONE
+    }
+
+    /// Whether the next run tells the watchdog.
+    pub(super) fn set_unwatched(&self, is_unwatched: bool) {
+        self.is_unwatched.store(is_unwatched, Ordering::Relaxed);
+    }
+
+    /// A run ends; how long it took, if that was too long.
+    #[inline]
+    pub(super) fn end(&self, late_ns: u64) -> Option<u64> {
+        let since_ns = self.since_ns.load(Ordering::Relaxed);
+        self.since_ns.store(since_ns | HAS_ENDED, Ordering::Relaxed);
+        let took_ns = clock::coarse_ns().saturating_sub(since_ns);
+        (took_ns >= late_ns).then_some(took_ns)
+    }
+
+    pub(super) fn found(&self) -> MutexGuard<'_, Option<Found>> {
+        // Whoever panicked has left it whole.
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
