@@ -140,19 +140,6 @@ impl<T: Copy> FdTable<T> {
         self.remove(fd).map(|value| (fd, value))
     }
 
-    /// Puts `value` in the place of the registration of `fd`, which it returns; the token stays valid. If
-    /// nothing is registered, nothing happens.
-    #[inline]
-    pub fn replace(&mut self, fd: RawFd, value: T) -> Option<T> {
-        let index = usize::try_from(fd).ok()?;
-        let entry = if index < DENSE_LIMIT {
-            self.dense.get_mut(index)?.as_mut()?
-        } else {
-            self.sparse.get_mut(&index)?
-        };
-        Some(std::mem::replace(&mut entry.value, value))
-    }
-
     /// The registrations, in the order of their fds.
     pub fn iter(&self) -> impl Iterator<Item = (RawFd, T)> + '_ {
         let dense = self.dense.iter().enumerate();
@@ -237,14 +224,6 @@ mod tests {
     }
 
     #[test]
-    fn replace_keeps_the_token() {
-        let mut table = FdTable::new();
-        assert_eq!((table.replace(3, 'x'), table.len()), (None, 0));
-        let token = table.insert(3, 'a');
-        assert_eq!((table.replace(3, 'b'), table.get(token)), (Some('a'), Some('b')));
-    }
-
-    #[test]
     fn tokens_of_others_lead_nowhere() {
         let mut table = FdTable::new();
         assert_eq!((table.get(Token(0)), table.get(Token(u64::MAX))), (None, None));
@@ -253,13 +232,8 @@ mod tests {
         }
         assert_eq!((table.get(Token(0)), table.get(Token(u64::MAX))), (None, None));
         assert_eq!(
-            (
-                table.get_fd(-1),
-                table.token_of(-1),
-                table.remove(-1),
-                table.replace(-1, 0)
-            ),
-            (None, None, None, None)
+            (table.get_fd(-1), table.token_of(-1), table.remove(-1)),
+            (None, None, None)
         );
     }
 
@@ -279,14 +253,10 @@ mod tests {
             (table.get(near), table.get(far), table.get_fd(i32::MAX)),
             (Some('n'), Some('f'), Some('f'))
         );
-        assert_eq!(
-            (table.replace(i32::MAX, 'g'), table.token_of(i32::MAX)),
-            (Some('f'), Some(far))
-        );
-        assert!(table.iter().eq([(1, 'n'), (i32::MAX, 'g')]));
+        assert!(table.iter().eq([(1, 'n'), (i32::MAX, 'f')]));
         assert_eq!(
             (table.remove(i32::MAX), table.get(far), table.len()),
-            (Some('g'), None, 1)
+            (Some('f'), None, 1)
         );
     }
 
@@ -302,7 +272,6 @@ mod tests {
     enum Step {
         Insert(i32),
         Remove(i32),
-        Replace(i32),
     }
 
     fn fd() -> impl Strategy<Value = i32> {
@@ -314,7 +283,6 @@ mod tests {
         prop_oneof![
             3 => fd().prop_map(Step::Insert),
             2 => fd().prop_map(Step::Remove),
-            1 => fd().prop_map(Step::Replace),
         ]
     }
 
@@ -336,10 +304,6 @@ mod tests {
                         let expected = model.remove(&fd);
                         prop_assert_eq!(table.remove(fd), expected.map(|(_, value)| value));
                         ended.extend(expected.map(|(token, _)| token));
-                    }
-                    Step::Replace(fd) => {
-                        let expected = model.get_mut(&fd).map(|(_, old)| std::mem::replace(old, value));
-                        prop_assert_eq!(table.replace(fd, value), expected);
                     }
                 }
                 prop_assert_eq!(table.len(), model.len());

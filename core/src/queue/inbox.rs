@@ -74,7 +74,7 @@ impl<T: Send> Inbox<T> {
     }
 
     /// How many items wait, a snapshot.
-    #[must_use]
+    #[cfg(test)]
     pub fn len(&self) -> usize {
         self.items.len()
     }

@@ -62,8 +62,7 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
     }
 
     /// How many chunks there are.
-    #[inline]
-    #[must_use]
+    #[cfg(test)]
     pub fn chunks(&self) -> usize {
         usize::from(self.front.is_some()) + self.rest.as_ref().map_or(0, |rest| rest.len())
     }
@@ -95,7 +94,7 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
     /// reaches, and returns how many slices it wrote. Chunks of no bytes are left out.
     ///
     /// The first that many elements of `out` are initialised then; [`Self::slices`] hands them out.
-    #[inline]
+    #[cfg(test)]
     pub fn fill_slices<'a>(&'a self, out: &mut [MaybeUninit<IoSlice<'a>>]) -> usize {
         self.slices(out).len()
     }

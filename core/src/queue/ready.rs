@@ -103,8 +103,7 @@ impl<T: Copy> ReadyQueue<T> {
     }
 
     /// How many elements fit without growing.
-    #[inline]
-    #[must_use]
+    #[cfg(test)]
     pub fn capacity(&self) -> usize {
         self.ring.len()
     }

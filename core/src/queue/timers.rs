@@ -198,8 +198,7 @@ impl<T: Copy> TimerHeap<T> {
     }
 
     /// How many timers fit without growing.
-    #[inline]
-    #[must_use]
+    #[cfg(test)]
     pub fn capacity(&self) -> usize {
         self.entries.capacity() + self.run.capacity()
     }

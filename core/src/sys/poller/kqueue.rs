@@ -66,15 +66,13 @@ impl Events {
     }
 
     /// How many events the last wait brought.
-    #[inline]
-    #[must_use]
+    #[cfg(test)]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Whether the last wait brought none.
-    #[inline]
-    #[must_use]
+    #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -136,8 +134,7 @@ impl Poller {
     }
 
     /// The queue's descriptor itself, which is readable while an event waits.
-    #[inline]
-    #[must_use]
+    #[cfg(test)]
     pub fn as_raw_fd(&self) -> RawFd {
         self.queue.as_raw_fd()
     }

@@ -100,7 +100,7 @@ impl Interest {
     }
 
     /// The directions of this one that are not in `other`.
-    #[inline]
+    #[cfg(test)]
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
@@ -150,8 +150,7 @@ impl Readiness {
     }
 
     /// Whether both sides are shut down or the fd carries an error.
-    #[inline]
-    #[must_use]
+    #[cfg(test)]
     pub const fn is_hangup(self) -> bool {
         self.0 & Self::HANGUP.0 != 0
     }

@@ -235,6 +235,7 @@ fn set_flag(fd: RawFd, level: c_int, option: c_int) -> io::Result<()> {
 ///
 /// # Errors
 /// `EBADF`, `ENOTSOCK`: the question failed, not the connection.
+#[cfg(test)]
 pub fn take_error(fd: RawFd) -> io::Result<Option<io::Error>> {
     let errno = int_option(fd, libc::SOL_SOCKET, libc::SO_ERROR)?;
     Ok((errno != 0).then(|| io::Error::from_raw_os_error(errno)))

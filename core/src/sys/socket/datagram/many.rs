@@ -65,5 +65,5 @@ pub(super) fn receive(
         );
     }
     // An error after the first datagram stays with the socket.
-    Ok(Batch { count, error: None })
+    Ok(Batch { error: None })
 }

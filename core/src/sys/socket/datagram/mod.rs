@@ -36,11 +36,9 @@ pub const MAX_BATCH: usize = 16;
 /// A slot in which every datagram of an internet socket fits: the length field of IP has 16 bits.
 pub const INTERNET_SLOT_LEN: usize = 64 * 1024;
 
-/// What a [`recv_batch`] has received.
+/// How a [`recv_batch`] that has received at least one datagram has ended.
 #[derive(Debug)]
 pub struct Batch {
-    /// How many datagrams, at least one.
-    pub count: usize,
     /// Why there were no more, where the system has already forgotten it.
     pub error: Option<io::Error>,
 }

@@ -16,21 +16,20 @@ pub(super) fn receive(
     limit: usize,
     mut each: impl FnMut(&[u8], Address),
 ) -> io::Result<Batch> {
-    let mut count = 0;
+    let mut is_first = true;
     for slot in buffer.chunks_exact_mut(slot_len).take(limit) {
         // SAFETY: the slot is live, as long as said, and borrowed for the call.
         match unsafe { recv_from_now(fd, slot.as_mut_ptr(), slot.len()) } {
             Ok((len_bytes, sender)) => {
                 each(&slot[..len_bytes], sender);
-                count += 1;
+                is_first = false;
             }
-            Err(error) if count == 0 => return Err(error),
+            Err(error) if is_first => return Err(error),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
             Err(error) => {
-                let error = Some(error);
-                return Ok(Batch { count, error });
+                return Ok(Batch { error: Some(error) });
             }
         }
     }
-    Ok(Batch { count, error: None })
+    Ok(Batch { error: None })
 }
