@@ -200,6 +200,7 @@ class Loop:
             name: str | None = None,
             context: Context | None = None,
             eager_start: bool | None = None,
+            **kwargs: Any,
         ) -> asyncio.Task[_T]:
             """Return a task that runs ``coro``: an :class:`asyncio.Task`, or what the task factory makes.
 
@@ -214,6 +215,7 @@ class Loop:
             *,
             name: str | None = None,
             context: Context | None = None,
+            **kwargs: Any,
         ) -> asyncio.Task[_T]:
             """Return a task that runs ``coro``: an :class:`asyncio.Task`, or what the task factory makes.
 
@@ -527,7 +529,7 @@ class StreamTransport(asyncio.Transport):
     def abort(self) -> None:
         """Close at once; what was not sent is lost. ``connection_lost(None)`` follows from the loop. Idempotent."""
 
-    def _force_close(self, exc: BaseException | None, /) -> None:
+    def _force_close(self, exc: BaseException | None) -> None:
         """:meth:`abort` with the exception for ``connection_lost``: what TLS above it calls."""
 
     # Attributes of asyncio's own transports that programs look at.

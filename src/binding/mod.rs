@@ -12,6 +12,7 @@ pub(crate) mod log;
 pub(crate) mod names;
 pub(crate) mod native_type;
 pub(crate) mod object_cell;
+pub(crate) mod signature;
 
 use pyo3::exceptions::PyImportError;
 use pyo3::ffi;

@@ -16,6 +16,7 @@ use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::{PyBool, PyNone, PyString, PyTuple, PyType};
 
 use super::deallocation::deallocate;
+use super::signature::Signature;
 use super::{HAS_GIL, errors};
 
 /// The receiver of a native method: the object, and the proof that the thread is attached.
@@ -81,6 +82,13 @@ pub(crate) struct Args<'a, 'py> {
     values: &'a [*mut ffi::PyObject],
     positional: usize,
     kwnames: *mut ffi::PyObject,
+    signature: &'static Signature,
+}
+
+/// Arguments in another order than the call has them: what `Args::fit` made for itself.
+pub(crate) struct Rearranged<'py> {
+    values: Vec<*mut ffi::PyObject>,
+    kwnames: Option<Bound<'py, PyTuple>>,
 }
 
 impl<'a, 'py> Args<'a, 'py> {
@@ -92,6 +100,7 @@ impl<'a, 'py> Args<'a, 'py> {
         args: *const *mut ffi::PyObject,
         nargs: ffi::Py_ssize_t,
         kwnames: *mut ffi::PyObject,
+        signature: &'static Signature,
     ) -> Self {
         let positional = nargs as usize;
         let keywords = if kwnames.is_null() {
@@ -112,6 +121,7 @@ impl<'a, 'py> Args<'a, 'py> {
             values,
             positional,
             kwnames,
+            signature,
         }
     }
 
@@ -125,9 +135,10 @@ impl<'a, 'py> Args<'a, 'py> {
         args: *const *mut ffi::PyObject,
         nargs: ffi::Py_ssize_t,
         kwnames: *mut ffi::PyObject,
+        signature: &'static Signature,
     ) -> Self {
         // SAFETY: passed on.
-        unsafe { Self::new(py, args, nargs, kwnames) }
+        unsafe { Self::new(py, args, nargs, kwnames, signature) }
     }
 
     /// The positional arguments as borrowed pointers.
@@ -154,27 +165,88 @@ impl<'a, 'py> Args<'a, 'py> {
         Some(unsafe { Bound::from_borrowed_ptr(self.py, object) })
     }
 
-    /// Checks that exactly `count` positional arguments and no keywords came. TypeError otherwise.
-    #[inline]
-    pub(crate) fn exactly(&self, name: &str, count: usize) -> PyResult<()> {
-        if self.positional == count && self.kwnames.is_null() {
-            return Ok(());
-        }
-        Err(self.wrong_count(name, &format!("exactly {count}")))
+    /// The name of the function that was called.
+    pub(crate) fn name(&self) -> &'static str {
+        self.signature.name()
     }
 
-    /// Checks that at least `count` positional arguments came. TypeError otherwise.
-    #[inline]
-    pub(crate) fn at_least(&self, name: &str, count: usize) -> PyResult<()> {
-        if self.positional >= count {
-            return Ok(());
-        }
-        Err(self.wrong_count(name, &format!("at least {count}")))
+    /// The arguments with all required parameters at the front, by position, as the signature has them; `place` keeps
+    /// what must be made for that. TypeError if one is missing, or if there are others where the signature has none.
+    #[inline(always)]
+    pub(crate) fn fit<'b>(self, place: &'b mut Option<Box<Rearranged<'py>>>) -> PyResult<Args<'b, 'py>>
+    where
+        'a: 'b,
+    {
+        let fits = if self.signature.is_fixed() {
+            self.positional == self.signature.required() && self.kwnames.is_null()
+        } else {
+            self.positional >= self.signature.required()
+        };
+        if fits { Ok(self) } else { self.rearrange(place) }
     }
 
+    /// The same where required parameters come by name.
     #[cold]
-    fn wrong_count(&self, name: &str, expected: &str) -> PyErr {
-        if let Some((keyword, _)) = self.keywords().next() {
+    #[inline(never)]
+    fn rearrange<'b>(self, place: &'b mut Option<Box<Rearranged<'py>>>) -> PyResult<Args<'b, 'py>>
+    where
+        'a: 'b,
+    {
+        let required = self.signature.required();
+        let names = self.signature.parameters();
+        let mut values = self.positional().to_vec();
+        let mut others: Vec<_> = self.keywords().collect();
+        while values.len() < required {
+            let name = names[values.len()];
+            let found = others
+                .iter()
+                .position(|(keyword, _)| !name.is_empty() && keyword.to_string() == name);
+            match found {
+                Some(index) => values.push(others.remove(index).1),
+                None => break,
+            }
+        }
+        let is_left_over = self.signature.is_fixed() && (values.len() > required || !others.is_empty());
+        if values.len() < required || is_left_over {
+            for (keyword, _) in &others {
+                let keyword = keyword.to_string();
+                if names.iter().take(self.positional).any(|name| *name == keyword) {
+                    return Err(self.doubled(&keyword));
+                }
+            }
+            let kind = if self.signature.is_fixed() {
+                "exactly"
+            } else {
+                "at least"
+            };
+            return Err(self.wrong_count(&format!("{kind} {required}"), others.first()));
+        }
+        let positional = values.len();
+        values.extend(others.iter().map(|(_, value)| *value));
+        let kwnames = if others.is_empty() {
+            None
+        } else {
+            Some(PyTuple::new(self.py, others.iter().map(|(name, _)| name))?)
+        };
+        let made = &**place.insert(Box::new(Rearranged { values, kwnames }));
+        Ok(Args {
+            py: self.py,
+            values: &made.values,
+            positional,
+            kwnames: made.kwnames.as_ref().map_or(ptr::null_mut(), Bound::as_ptr),
+            signature: self.signature,
+        })
+    }
+
+    /// TypeError for `expected` positional arguments, if `keyword` is not at fault.
+    #[cold]
+    pub(crate) fn wrong_count(
+        &self,
+        expected: &str,
+        keyword: Option<&(Bound<'py, PyAny>, *mut ffi::PyObject)>,
+    ) -> PyErr {
+        let name = self.name();
+        if let Some((keyword, _)) = keyword {
             return PyTypeError::new_err(format!(
                 "{name}() got an unexpected keyword argument {}",
                 keyword
@@ -214,31 +286,41 @@ impl<'a, 'py> Args<'a, 'py> {
             })
     }
 
-    /// Fills `values` from positional and keyword arguments by the parameter `names`, all of them optional here
-    /// (the caller checks what it requires). TypeError for too many, unknown or doubled ones.
-    pub(crate) fn bind<const N: usize>(
-        &self,
-        function: &str,
-        names: [&str; N],
-    ) -> PyResult<[Option<Bound<'py, PyAny>>; N]> {
+    #[cold]
+    fn doubled(&self, parameter: &str) -> PyErr {
+        PyTypeError::new_err(format!(
+            "{}() got multiple values for argument '{parameter}'",
+            self.name()
+        ))
+    }
+
+    /// The values of the signature's first `N` parameters; what has a default can be None. TypeError for too many,
+    /// unknown or doubled ones.
+    pub(crate) fn bind<const N: usize>(&self) -> PyResult<[Option<Bound<'py, PyAny>>; N]> {
         let mut bound: [Option<Bound<'py, PyAny>>; N] = [const { None }; N];
-        if self.positional > N {
-            return Err(self.wrong_count(function, &format!("at most {N}")));
+        let by_position = self.signature.by_position();
+        if self.positional > by_position {
+            let expected = format!("at most {by_position}");
+            return Err(self.wrong_count(&expected, self.keywords().next().as_ref()));
         }
-        for (index, slot) in bound.iter_mut().enumerate() {
-            *slot = self.get(index);
+        for (index, value) in bound.iter_mut().enumerate() {
+            *value = self.get(index);
         }
+        if self.kwnames.is_null() {
+            return Ok(bound);
+        }
+        let names = self.signature.parameters();
+        debug_assert_eq!(names.len(), N);
         for (name, value) in self.keywords() {
             let text = name.cast::<PyString>()?.to_string_lossy().into_owned();
-            let Some(index) = names.iter().position(|known| *known == text) else {
+            let Some(index) = names.iter().position(|known| !text.is_empty() && *known == text) else {
                 return Err(PyTypeError::new_err(format!(
-                    "{function}() got an unexpected keyword argument '{text}'"
+                    "{}() got an unexpected keyword argument '{text}'",
+                    self.name()
                 )));
             };
             if bound[index].is_some() {
-                return Err(PyTypeError::new_err(format!(
-                    "{function}() got multiple values for argument '{text}'"
-                )));
+                return Err(self.doubled(&text));
             }
             // SAFETY: keyword values are alive for the length of the call; from_borrowed adds a reference.
             bound[index] = Some(unsafe { Bound::from_borrowed_ptr(self.py, value) });
@@ -257,6 +339,7 @@ pub(crate) unsafe fn call_method<T: NativeType>(
     args: *const *mut ffi::PyObject,
     nargs: ffi::Py_ssize_t,
     kwnames: *mut ffi::PyObject,
+    signature: &'static Signature,
     body: for<'a, 'py> fn(This<'py, T>, Args<'a, 'py>) -> PyResult<Bound<'py, PyAny>>,
 ) -> *mut ffi::PyObject {
     // SAFETY: CPython calls methods attached; `slf` has been checked against the type by the method descriptor and
@@ -264,8 +347,10 @@ pub(crate) unsafe fn call_method<T: NativeType>(
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
-            let (this, args) = (This::new(py, slf), Args::new(py, args, nargs, kwnames));
-            T::exclusively(this, || body(this, args).map(Bound::into_ptr))
+            let this = This::new(py, slf);
+            let args = Args::new(py, args, nargs, kwnames, signature);
+            let mut place = None;
+            T::exclusively(this, || body(this, args.fit(&mut place)?).map(Bound::into_ptr))
         })
     }
 }
@@ -280,13 +365,16 @@ pub(crate) unsafe fn call_threadsafe_method<T: NativeType>(
     args: *const *mut ffi::PyObject,
     nargs: ffi::Py_ssize_t,
     kwnames: *mut ffi::PyObject,
+    signature: &'static Signature,
     body: for<'a, 'py> fn(This<'py, T>, Args<'a, 'py>) -> PyResult<Bound<'py, PyAny>>,
 ) -> *mut ffi::PyObject {
     // SAFETY: as in `call_method`.
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
-            body(This::new(py, slf), Args::new(py, args, nargs, kwnames)).map(Bound::into_ptr)
+            let args = Args::new(py, args, nargs, kwnames, signature);
+            let mut place = None;
+            body(This::new(py, slf), args.fit(&mut place)?).map(Bound::into_ptr)
         })
     }
 }
@@ -339,9 +427,12 @@ pub(crate) unsafe fn represent<T: NativeType>(
     }
 }
 
-/// A row of a method table around `fn(This<T>, Args) -> PyResult<Bound<PyAny>>`.
+/// A row of a method table around `fn(This<T>, Args) -> PyResult<Bound<PyAny>>`: its signature, as
+/// `"call_at(when, callback, *args, context=None)"`, and its doc. Required arguments are there when the body runs.
 macro_rules! method {
-    ($layout:ty, $name:literal, $body:path, $doc:literal) => {{
+    ($layout:ty, $body:path, $signature:literal, $doc:literal) => {{
+        static SIGNATURE: $crate::binding::signature::Signature =
+            $crate::binding::signature::Signature::new($signature);
         unsafe extern "C" fn raw(
             slf: *mut pyo3::ffi::PyObject,
             args: *const *mut pyo3::ffi::PyObject,
@@ -349,16 +440,13 @@ macro_rules! method {
             kwnames: *mut pyo3::ffi::PyObject,
         ) -> *mut pyo3::ffi::PyObject {
             // SAFETY: only CPython calls this, through the method table of the type with this layout.
-            unsafe { $crate::binding::native_type::call_method::<$layout>(slf, args, nargs, kwnames, $body) }
+            unsafe {
+                $crate::binding::native_type::call_method::<$layout>(
+                    slf, args, nargs, kwnames, &SIGNATURE, $body,
+                )
+            }
         }
-        pyo3::ffi::PyMethodDef {
-            ml_name: $name.as_ptr(),
-            ml_meth: pyo3::ffi::PyMethodDefPointer {
-                PyCFunctionFastWithKeywords: raw,
-            },
-            ml_flags: pyo3::ffi::METH_FASTCALL | pyo3::ffi::METH_KEYWORDS,
-            ml_doc: $doc.as_ptr(),
-        }
+        SIGNATURE.row(raw, $crate::binding::signature::Receiver::Object, $doc)
     }};
 }
 pub(crate) use method;
@@ -366,7 +454,9 @@ pub(crate) use method;
 /// `method!` for a method that any thread may call at any time: its body touches only atomics, the inbox and what
 /// never changes.
 macro_rules! threadsafe_method {
-    ($layout:ty, $name:literal, $body:path, $doc:literal) => {{
+    ($layout:ty, $body:path, $signature:literal, $doc:literal) => {{
+        static SIGNATURE: $crate::binding::signature::Signature =
+            $crate::binding::signature::Signature::new($signature);
         unsafe extern "C" fn raw(
             slf: *mut pyo3::ffi::PyObject,
             args: *const *mut pyo3::ffi::PyObject,
@@ -376,18 +466,11 @@ macro_rules! threadsafe_method {
             // SAFETY: only CPython calls this, through the method table of the type with this layout.
             unsafe {
                 $crate::binding::native_type::call_threadsafe_method::<$layout>(
-                    slf, args, nargs, kwnames, $body,
+                    slf, args, nargs, kwnames, &SIGNATURE, $body,
                 )
             }
         }
-        pyo3::ffi::PyMethodDef {
-            ml_name: $name.as_ptr(),
-            ml_meth: pyo3::ffi::PyMethodDefPointer {
-                PyCFunctionFastWithKeywords: raw,
-            },
-            ml_flags: pyo3::ffi::METH_FASTCALL | pyo3::ffi::METH_KEYWORDS,
-            ml_doc: $doc.as_ptr(),
-        }
+        SIGNATURE.row(raw, $crate::binding::signature::Receiver::Object, $doc)
     }};
 }
 pub(crate) use threadsafe_method;

@@ -100,9 +100,8 @@ impl LoopObject {
 /// `_attributes_changed()`: see `forget_clock`.
 pub(super) fn attributes_changed<'py>(
     this: This<'py, LoopObject>,
-    args: Args<'_, 'py>,
+    _: Args<'_, 'py>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    args.exactly("_attributes_changed", 0)?;
     this.forget_clock();
     Ok(none(this.py()))
 }

@@ -221,42 +221,36 @@ unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
-fn is_running<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("is_running", 0)?;
+fn is_running<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), this.reactor.owner() != 0))
 }
 
-fn is_closed<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("is_closed", 0)?;
+fn is_closed<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), this.reactor.is_closed()))
 }
 
-fn stop<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("stop", 0)?;
+fn stop<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
     this.reactor.stop();
     Ok(none(this.py()))
 }
 
-fn get_debug<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("get_debug", 0)?;
+fn get_debug<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), this.reactor.is_debug()))
 }
 
 fn set_debug<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    let [enabled] = args.bind("set_debug", ["enabled"])?;
+    let [enabled] = args.bind()?;
     this.reactor
         .set_debug(enabled.is_some_and(|value| value.is_truthy().unwrap_or(false)));
     Ok(none(this.py()))
 }
 
-fn check_closed<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_check_closed", 0)?;
+fn check_closed<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
     this.reactor.check_closed()?;
     Ok(none(this.py()))
 }
 
-fn check_running<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_check_running", 0)?;
+fn check_running<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
     if this.reactor.owner() != 0 {
         return Err(PyRuntimeError::new_err("This event loop is already running"));
@@ -270,8 +264,7 @@ fn check_running<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Objec
     Ok(none(py))
 }
 
-fn run<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_run", 0)?;
+fn run<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
     this.reactor.check_closed()?;
     let claim = || {
         if !HAS_GIL && this.reactor.is_visited_by_others() {
@@ -290,8 +283,7 @@ fn run<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-fn close<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_close", 0)?;
+fn close<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
     if this.reactor.owner() != 0 {
         return Err(PyRuntimeError::new_err("Cannot close a running event loop"));
     }
@@ -299,8 +291,7 @@ fn close<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-fn signal_fd<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_signal_fd", 0)?;
+fn signal_fd<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
     this.reactor.check_closed()?;
     let fd = this
         .reactor
@@ -363,54 +354,59 @@ pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
     let mut methods = vec![
         threadsafe_method!(
             LoopObject,
-            c"is_running",
             is_running,
-            c"True while a thread runs the loop."
+            "is_running()",
+            "True while a thread runs the loop."
         ),
         threadsafe_method!(
             LoopObject,
-            c"is_closed",
             is_closed,
-            c"True once the loop was closed."
+            "is_closed()",
+            "True once the loop was closed."
         ),
         threadsafe_method!(
             LoopObject,
-            c"stop",
             stop,
-            c"Let the current turn end and leave run_forever()."
+            "stop()",
+            "Let the current turn end and leave run_forever()."
         ),
-        threadsafe_method!(LoopObject, c"get_debug", get_debug, c"True in debug mode."),
-        threadsafe_method!(LoopObject, c"set_debug", set_debug, c"Turn debug mode on or off."),
+        threadsafe_method!(LoopObject, get_debug, "get_debug()", "True in debug mode."),
         threadsafe_method!(
             LoopObject,
-            c"_check_closed",
+            set_debug,
+            "set_debug(enabled)",
+            "Turn debug mode on or off."
+        ),
+        threadsafe_method!(
+            LoopObject,
             check_closed,
-            c"RuntimeError if the loop is closed."
+            "_check_closed()",
+            "RuntimeError if the loop is closed."
         ),
         threadsafe_method!(
             LoopObject,
-            c"_check_running",
             check_running,
-            c"RuntimeError if this or another loop runs here."
+            "_check_running()",
+            "RuntimeError if this or another loop runs here."
         ),
-        threadsafe_method!(LoopObject, c"_run", run, c"Run turns until stop()."),
+        threadsafe_method!(LoopObject, run, "_run()", "Run turns until stop()."),
         threadsafe_method!(
             LoopObject,
-            c"_attributes_changed",
             loop_clock::attributes_changed,
-            c"Called when time or call_at was set on the loop, or deleted."
+            "_attributes_changed()",
+            "Called when time or call_at was set on the loop, or deleted."
         ),
         method!(
             LoopObject,
-            c"_signal_fd",
             signal_fd,
-            c"Where the interpreter writes the numbers of signals."
+            "_signal_fd()",
+            "Where the interpreter writes the numbers of signals."
         ),
         method!(
             LoopObject,
-            c"_close",
             close,
-            c"Drop all work and close the poller."
+            "_close()",
+            "Drop all work and close the poller."
         ),
     ];
     methods.extend(scheduling::methods());

@@ -19,15 +19,15 @@ type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
 /// The `context` keyword as a borrowed pointer, null if it is absent or None. TypeError for any other keyword.
 #[inline]
-fn context_keyword(args: &Args<'_, '_>, function: &str) -> PyResult<*mut ffi::PyObject> {
+fn context_keyword(args: &Args<'_, '_>) -> PyResult<*mut ffi::PyObject> {
     if args.kwnames().is_null() {
         Ok(ptr::null_mut())
     } else {
-        find_context(args, function)
+        find_context(args)
     }
 }
 
-fn find_context(args: &Args<'_, '_>, function: &str) -> PyResult<*mut ffi::PyObject> {
+fn find_context(args: &Args<'_, '_>) -> PyResult<*mut ffi::PyObject> {
     let mut context = ptr::null_mut();
     let context_name = names().context.as_ptr();
     for (name, value) in args.keywords() {
@@ -38,7 +38,8 @@ fn find_context(args: &Args<'_, '_>, function: &str) -> PyResult<*mut ffi::PyObj
         };
         if is_other {
             return Err(PyTypeError::new_err(format!(
-                "{function}() got an unexpected keyword argument '{name}'"
+                "{}() got an unexpected keyword argument '{name}'",
+                args.name()
             )));
         }
         context = value;
@@ -96,7 +97,7 @@ fn make_handle(
 ) -> PyResult<HandleRef> {
     let py = this.py();
     let is_debug = this.reactor().is_debug();
-    let context = context_keyword(args, method)?;
+    let context = context_keyword(args)?;
     if is_debug {
         check_debug(&this, args, index, method)?;
     }
@@ -142,7 +143,6 @@ impl LoopObject {
 }
 
 fn call_soon<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    args.at_least("call_soon", 1)?;
     let reactor = this.reactor();
     reactor.check_closed()?;
     let handle = make_handle(this, &args, 0, None, "call_soon")?;
@@ -152,7 +152,6 @@ fn call_soon<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'p
 }
 
 fn call_soon_threadsafe<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    args.at_least("call_soon_threadsafe", 1)?;
     let reactor = this.reactor();
     reactor.check_closed()?;
     let handle = make_handle(this, &args, 0, None, "call_soon_threadsafe")?;
@@ -213,7 +212,6 @@ fn schedule_timer<'py>(
 }
 
 fn call_later<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    args.at_least("call_later", 2)?;
     let delay_s = seconds(this.py(), args.positional()[0], "delay must not be None")?;
     this.reactor().check_closed()?;
     if !this.has_native_clock(this.py()) {
@@ -248,14 +246,12 @@ fn call_later_by_clock<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -
 }
 
 fn call_at<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    args.at_least("call_at", 2)?;
     let when_s = seconds(this.py(), args.positional()[0], "when cannot be None")?;
     this.reactor().check_closed()?;
     schedule_timer(this, &args, when_s, "call_at")
 }
 
-fn time<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("time", 0)?;
+fn time<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(PyFloat::new(this.py(), time_s()).into_any())
 }
 
@@ -263,33 +259,33 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
         threadsafe_method!(
             LoopObject,
-            c"call_soon",
             call_soon,
-            c"Run callback(*args) in the next turn; returns a Handle."
+            "call_soon(callback, *args, context=None)",
+            "Run callback(*args) in the next turn; returns a Handle."
         ),
         threadsafe_method!(
             LoopObject,
-            c"call_soon_threadsafe",
             call_soon_threadsafe,
-            c"call_soon() from any thread; wakes the loop."
+            "call_soon_threadsafe(callback, *args, context=None)",
+            "call_soon() from any thread; wakes the loop."
         ),
         threadsafe_method!(
             LoopObject,
-            c"call_later",
             call_later,
-            c"Run callback(*args) after delay seconds; a TimerHandle."
+            "call_later(delay, callback, *args, context=None)",
+            "Run callback(*args) after delay seconds; a TimerHandle."
         ),
         threadsafe_method!(
             LoopObject,
-            c"call_at",
             call_at,
-            c"Run callback(*args) at loop.time() == when; a TimerHandle."
+            "call_at(when, callback, *args, context=None)",
+            "Run callback(*args) at loop.time() == when; a TimerHandle."
         ),
         threadsafe_method!(
             LoopObject,
-            c"time",
             time,
-            c"Seconds of the monotonic clock (that of time.monotonic())."
+            "time()",
+            "Seconds of the monotonic clock (that of time.monotonic())."
         ),
     ]
 }

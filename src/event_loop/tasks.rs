@@ -51,8 +51,7 @@ fn future_kwargs(this: This<'_, LoopObject>) -> PyResult<Option<Bound<'_, PyAny>
     Ok(Some(kwargs.into_any()))
 }
 
-fn create_future<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("create_future", 0)?;
+fn create_future<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
     let future_type = class_in(py, names().futures_dict, names().Future)?;
     if future_type.as_ptr() == names().future_type.as_ptr()
@@ -106,7 +105,7 @@ fn create_task<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<
     let py = this.py();
     this.reactor().check_closed()?;
     if args.positional().len() > 1 {
-        args.exactly("create_task", 1)?;
+        return Err(args.wrong_count("exactly 1", None));
     }
     let factory = this.task_factory.get(py);
     if factory.is_some() || args.positional().is_empty() {
@@ -187,7 +186,7 @@ fn create_task_slowly<'py>(
 }
 
 fn set_task_factory<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    let [factory] = args.bind("set_task_factory", ["factory"])?;
+    let [factory] = args.bind()?;
     let py = this.py();
     match factory {
         None => {
@@ -202,8 +201,7 @@ fn set_task_factory<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Ob
     Ok(none(py))
 }
 
-fn get_task_factory<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("get_task_factory", 0)?;
+fn get_task_factory<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(this
         .task_factory
         .get(this.py())
@@ -214,27 +212,27 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
         threadsafe_method!(
             LoopObject,
-            c"create_future",
             create_future,
-            c"A new asyncio.Future on this loop."
+            "create_future()",
+            "A new asyncio.Future on this loop."
         ),
         method!(
             LoopObject,
-            c"create_task",
             create_task,
-            c"Run a coroutine as an asyncio.Task on this loop."
+            "create_task(coro, *, name=None, context=None, **kwargs)",
+            "Run a coroutine as an asyncio.Task on this loop."
         ),
         method!(
             LoopObject,
-            c"set_task_factory",
             set_task_factory,
-            c"factory(loop, coro, **kwargs), or None."
+            "set_task_factory(factory)",
+            "factory(loop, coro, **kwargs), or None."
         ),
         method!(
             LoopObject,
-            c"get_task_factory",
             get_task_factory,
-            c"The task factory, or None."
+            "get_task_factory()",
+            "The task factory, or None."
         ),
     ]
 }

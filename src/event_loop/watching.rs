@@ -82,14 +82,8 @@ pub(crate) fn refuse_transport(this: &LoopObject, py: Python<'_>, fd: RawFd) -> 
 }
 
 /// A new reference to the handle that was added.
-fn add<'py>(
-    this: This<'py, LoopObject>,
-    args: Args<'_, 'py>,
-    direction: Direction,
-    name: &str,
-) -> Object<'py> {
+fn add<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>, direction: Direction) -> Object<'py> {
     let py = this.py();
-    args.at_least(name, 2)?;
     let (values, reactor) = (args.positional(), this.reactor());
     let Some(target) = args.get(0) else {
         return Ok(none(py));
@@ -107,7 +101,7 @@ fn add<'py>(
     let is_debug = reactor.is_debug();
     if is_debug && let Some(callback) = args.get(1) {
         this.check_thread()?;
-        check_callback(&callback, name)?;
+        check_callback(&callback, args.name())?;
     }
     let handle = HandleRef::create_repeating(py, this.as_ptr().cast(), values[1], &values[2..])?;
     if is_debug {
@@ -182,11 +176,9 @@ fn remove_public<'py>(
     this: This<'py, LoopObject>,
     args: Args<'_, 'py>,
     direction: Direction,
-    name: &str,
     is_checked: bool,
 ) -> Object<'py> {
     let py = this.py();
-    args.exactly(name, 1)?;
     let Some(target) = args.get(0) else {
         return Ok(none(py));
     };
@@ -208,39 +200,38 @@ fn remove_public<'py>(
 }
 
 fn add_reader<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    add(this, args, Direction::Read, "add_reader").map(|_| none(this.py()))
+    add(this, args, Direction::Read).map(|_| none(this.py()))
 }
 
 fn add_writer<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    add(this, args, Direction::Write, "add_writer").map(|_| none(this.py()))
+    add(this, args, Direction::Write).map(|_| none(this.py()))
 }
 
 fn add_reader_handle<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    add(this, args, Direction::Read, "_add_reader")
+    add(this, args, Direction::Read)
 }
 
 fn add_writer_handle<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    add(this, args, Direction::Write, "_add_writer")
+    add(this, args, Direction::Write)
 }
 
 fn remove_reader<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    remove_public(this, args, Direction::Read, "remove_reader", true)
+    remove_public(this, args, Direction::Read, true)
 }
 
 fn remove_writer<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    remove_public(this, args, Direction::Write, "remove_writer", true)
+    remove_public(this, args, Direction::Write, true)
 }
 
 fn remove_reader_handle<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    remove_public(this, args, Direction::Read, "_remove_reader", false)
+    remove_public(this, args, Direction::Read, false)
 }
 
 fn remove_writer_handle<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    remove_public(this, args, Direction::Write, "_remove_writer", false)
+    remove_public(this, args, Direction::Write, false)
 }
 
 fn ensure_fd_no_transport<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_ensure_fd_no_transport", 1)?;
     if let Some(target) = args.get(0) {
         refuse_transport(&this, this.py(), descriptor(&target)?)?;
     }
@@ -251,57 +242,57 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
         method!(
             LoopObject,
-            c"add_reader",
             add_reader,
-            c"Call callback(*args) whenever fd can be read."
+            "add_reader(fd, callback, *args)",
+            "Call callback(*args) whenever fd can be read."
         ),
         method!(
             LoopObject,
-            c"add_writer",
             add_writer,
-            c"Call callback(*args) whenever fd can be written."
+            "add_writer(fd, callback, *args)",
+            "Call callback(*args) whenever fd can be written."
         ),
         method!(
             LoopObject,
-            c"remove_reader",
             remove_reader,
-            c"End add_reader(); True if there was one."
+            "remove_reader(fd)",
+            "End add_reader(); True if there was one."
         ),
         method!(
             LoopObject,
-            c"remove_writer",
             remove_writer,
-            c"End add_writer(); True if there was one."
+            "remove_writer(fd)",
+            "End add_writer(); True if there was one."
         ),
         method!(
             LoopObject,
-            c"_add_reader",
             add_reader_handle,
-            c"add_reader() that returns the Handle."
+            "_add_reader(fd, callback, *args)",
+            "add_reader() that returns the Handle."
         ),
         method!(
             LoopObject,
-            c"_add_writer",
             add_writer_handle,
-            c"add_writer() that returns the Handle."
+            "_add_writer(fd, callback, *args)",
+            "add_writer() that returns the Handle."
         ),
         method!(
             LoopObject,
-            c"_remove_reader",
             remove_reader_handle,
-            c"remove_reader() as asyncio names it inside."
+            "_remove_reader(fd)",
+            "remove_reader() as asyncio names it inside."
         ),
         method!(
             LoopObject,
-            c"_remove_writer",
             remove_writer_handle,
-            c"remove_writer() as asyncio names it inside."
+            "_remove_writer(fd)",
+            "remove_writer() as asyncio names it inside."
         ),
         method!(
             LoopObject,
-            c"_ensure_fd_no_transport",
             ensure_fd_no_transport,
-            c"RuntimeError if a transport owns the descriptor."
+            "_ensure_fd_no_transport(fd)",
+            "RuntimeError if a transport owns the descriptor."
         ),
     ]
 }

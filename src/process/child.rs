@@ -198,7 +198,6 @@ unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
 fn watch_child<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
     let py = this.py();
     this.reactor().check_closed()?;
-    args.exactly("_watch_child", 2)?;
     let (Some(pid), Some(callback)) = (args.get(0), args.get(1)) else {
         return Err(PyTypeError::new_err("_watch_child() takes a pid and a callback"));
     };
@@ -233,8 +232,8 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 pub(super) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     vec![method!(
         LoopObject,
-        c"_watch_child",
         watch_child,
-        c"Call callback(returncode) when the child has ended."
+        "_watch_child(pid, callback)",
+        "Call callback(returncode) when the child has ended."
     )]
 }

@@ -17,7 +17,6 @@ pub(super) const READ_HIGH: usize = 256 * 1024;
 
 #[inline]
 fn write<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("write", 1)?;
     if let Some(data) = args.get(0) {
         writing::write(this, &data)?;
     }
@@ -25,61 +24,51 @@ fn write<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 fn writelines<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("writelines", 1)?;
     if let Some(items) = args.get(0) {
         writing::writelines(this, &items)?;
     }
     Ok(none(this.py()))
 }
 
-fn write_eof<'py>(_: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("write_eof", 0)?;
+fn write_eof<'py>(_: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Err(PyNotImplementedError::new_err(()))
 }
 
-fn can_write_eof<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("can_write_eof", 0)?;
+fn can_write_eof<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), false))
 }
 
-fn close<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("close", 0)?;
+fn close<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     shutdown::close(this)?;
     Ok(none(this.py()))
 }
 
-fn abort<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("abort", 0)?;
+fn abort<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     lifecycle::abort(this, None)?;
     Ok(none(this.py()))
 }
 
 fn force_close<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_force_close", 1)?;
     lifecycle::abort(this, args.get(0).filter(|exception| !exception.is_none()))?;
     Ok(none(this.py()))
 }
 
-fn is_closing<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("is_closing", 0)?;
+fn is_closing<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
     let is_closing = this.has(flag::CLOSED) || this.lower.is_closing(py)?;
     Ok(bool_object(py, is_closing))
 }
 
-fn is_reading<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("is_reading", 0)?;
+fn is_reading<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), !this.has(flag::APP_PAUSED)))
 }
 
-fn pause_reading<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("pause_reading", 0)?;
+fn pause_reading<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     this.raise_flag(flag::APP_PAUSED);
     Ok(none(this.py()))
 }
 
-fn resume_reading<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("resume_reading", 0)?;
+fn resume_reading<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     if this.has(flag::APP_PAUSED) {
         this.lower_flag(flag::APP_PAUSED);
         if !this.reactor().is_closed() {
@@ -90,8 +79,8 @@ fn resume_reading<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 /// Two optional numbers of `set_..._limits`.
-fn limits<'py>(function: &str, args: Args<'_, 'py>) -> PyResult<(Option<i64>, Option<i64>)> {
-    let [high, low] = args.bind(function, ["high", "low"])?;
+fn limits<'py>(args: Args<'_, 'py>) -> PyResult<(Option<i64>, Option<i64>)> {
+    let [high, low] = args.bind()?;
     let number = |value: Option<Bound<'py, PyAny>>| match value {
         Some(value) if !value.is_none() => value.extract::<i64>().map(Some),
         _ => Ok(None),
@@ -100,14 +89,13 @@ fn limits<'py>(function: &str, args: Args<'_, 'py>) -> PyResult<(Option<i64>, Op
 }
 
 fn set_write_buffer_limits<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    let (high, low) = limits("set_write_buffer_limits", args)?;
+    let (high, low) = limits(args)?;
     this.backlog.watermarks.set(high, low)?;
     writing::control_app(this)?;
     Ok(none(this.py()))
 }
 
-fn get_write_buffer_limits<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("get_write_buffer_limits", 0)?;
+fn get_write_buffer_limits<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(this
         .backlog
         .watermarks
@@ -116,8 +104,7 @@ fn get_write_buffer_limits<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'
         .into_any())
 }
 
-fn get_write_buffer_size<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("get_write_buffer_size", 0)?;
+fn get_write_buffer_size<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     if this.state.get() == State::Open {
         // What was only collected is not waiting for the peer; whoever asks wants to know what is.
         writing::flush(this)?;
@@ -128,7 +115,7 @@ fn get_write_buffer_size<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py
 }
 
 fn set_read_buffer_limits<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    let (high, low) = limits("set_read_buffer_limits", args)?;
+    let (high, low) = limits(args)?;
     let high = match (high, low) {
         (Some(high), _) => high,
         (None, Some(low)) => low.saturating_mul(4),
@@ -146,25 +133,21 @@ fn set_read_buffer_limits<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'p
     Ok(none(this.py()))
 }
 
-fn get_read_buffer_limits<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("get_read_buffer_limits", 0)?;
+fn get_read_buffer_limits<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     let (high, low) = this.read_limits.get();
     Ok((low, high).into_pyobject(this.py())?.into_any())
 }
 
-fn get_read_buffer_size<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("get_read_buffer_size", 0)?;
+fn get_read_buffer_size<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
     Ok(this.engine.unread_len(py)?.into_pyobject(py)?.into_any())
 }
 
-fn get_protocol<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("get_protocol", 0)?;
+fn get_protocol<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(this.calls.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
 fn set_protocol<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("set_protocol", 1)?;
     if let Some(protocol) = args.get(0) {
         this.calls.bind(&protocol)?;
     }
@@ -173,7 +156,7 @@ fn set_protocol<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 fn get_extra_info<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
-    let [name, default] = args.bind("get_extra_info", ["name", "default"])?;
+    let [name, default] = args.bind()?;
     let Some(name) = name else {
         return Err(PyTypeError::new_err(
             "get_extra_info() missing 1 required positional argument: 'name'",
@@ -270,26 +253,126 @@ unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
 #[rustfmt::skip] // one row, one line
 fn rows() -> Vec<ffi::PyMethodDef> {
     vec![
-        method!(TlsObject, c"write", write, c"Encrypt and send bytes-like data; queued if no more is taken."),
-        method!(TlsObject, c"writelines", writelines, c"Encrypt and send several bytes-like objects together."),
-        method!(TlsObject, c"write_eof", write_eof, c"NotImplementedError: TLS ends in both directions at once."),
-        method!(TlsObject, c"can_write_eof", can_write_eof, c"False."),
-        method!(TlsObject, c"close", close, c"Send what is buffered and close_notify, then end the connection."),
-        method!(TlsObject, c"abort", abort, c"End the connection now."),
-        method!(TlsObject, c"_force_close", force_close, c"End the connection now, with an exception."),
-        method!(TlsObject, c"is_closing", is_closing, c"True once the connection is ending."),
-        method!(TlsObject, c"is_reading", is_reading, c"True while data is delivered."),
-        method!(TlsObject, c"pause_reading", pause_reading, c"Deliver nothing until resume_reading()."),
-        method!(TlsObject, c"resume_reading", resume_reading, c"Deliver again."),
-        method!(TlsObject, c"get_write_buffer_size", get_write_buffer_size, c"Bytes that wait to be encrypted."),
-        method!(TlsObject, c"get_write_buffer_limits", get_write_buffer_limits, c"The (low, high) watermarks in bytes."),
-        method!(TlsObject, c"set_write_buffer_limits", set_write_buffer_limits, c"Set the watermarks in bytes."),
-        method!(TlsObject, c"get_read_buffer_size", get_read_buffer_size, c"Bytes that wait to be decrypted."),
-        method!(TlsObject, c"get_read_buffer_limits", get_read_buffer_limits, c"The (low, high) read limits in bytes."),
-        method!(TlsObject, c"set_read_buffer_limits", set_read_buffer_limits, c"Set the read limits in bytes."),
-        method!(TlsObject, c"get_protocol", get_protocol, c"The protocol, None once the connection is lost."),
-        method!(TlsObject, c"set_protocol", set_protocol, c"Use another protocol from the next event on."),
-        method!(TlsObject, c"get_extra_info", get_extra_info, c"Facts about TLS, else those of the transport below."),
+        method!(
+            TlsObject,
+            write,
+            "write(data)",
+            "Encrypt and send bytes-like data; queued if no more is taken."
+        ),
+        method!(
+            TlsObject,
+            writelines,
+            "writelines(list_of_data)",
+            "Encrypt and send several bytes-like objects together."
+        ),
+        method!(
+            TlsObject,
+            write_eof,
+            "write_eof()",
+            "NotImplementedError: TLS ends in both directions at once."
+        ),
+        method!(
+            TlsObject,
+            can_write_eof,
+            "can_write_eof()",
+            "False."
+        ),
+        method!(
+            TlsObject,
+            close,
+            "close()",
+            "Send what is buffered and close_notify, then end the connection."
+        ),
+        method!(
+            TlsObject,
+            abort,
+            "abort()",
+            "End the connection now."
+        ),
+        method!(
+            TlsObject,
+            force_close,
+            "_force_close(exc)",
+            "End the connection now, with an exception."
+        ),
+        method!(
+            TlsObject,
+            is_closing,
+            "is_closing()",
+            "True once the connection is ending."
+        ),
+        method!(
+            TlsObject,
+            is_reading,
+            "is_reading()",
+            "True while data is delivered."
+        ),
+        method!(
+            TlsObject,
+            pause_reading,
+            "pause_reading()",
+            "Deliver nothing until resume_reading()."
+        ),
+        method!(
+            TlsObject,
+            resume_reading,
+            "resume_reading()",
+            "Deliver again."
+        ),
+        method!(
+            TlsObject,
+            get_write_buffer_size,
+            "get_write_buffer_size()",
+            "Bytes that wait to be encrypted."
+        ),
+        method!(
+            TlsObject,
+            get_write_buffer_limits,
+            "get_write_buffer_limits()",
+            "The (low, high) watermarks in bytes."
+        ),
+        method!(
+            TlsObject,
+            set_write_buffer_limits,
+            "set_write_buffer_limits(high=None, low=None)",
+            "Set the watermarks in bytes."
+        ),
+        method!(
+            TlsObject,
+            get_read_buffer_size,
+            "get_read_buffer_size()",
+            "Bytes that wait to be decrypted."
+        ),
+        method!(
+            TlsObject,
+            get_read_buffer_limits,
+            "get_read_buffer_limits()",
+            "The (low, high) read limits in bytes."
+        ),
+        method!(
+            TlsObject,
+            set_read_buffer_limits,
+            "set_read_buffer_limits(high=None, low=None)",
+            "Set the read limits in bytes."
+        ),
+        method!(
+            TlsObject,
+            get_protocol,
+            "get_protocol()",
+            "The protocol, None once the connection is lost."
+        ),
+        method!(
+            TlsObject,
+            set_protocol,
+            "set_protocol(protocol)",
+            "Use another protocol from the next event on."
+        ),
+        method!(
+            TlsObject,
+            get_extra_info,
+            "get_extra_info(name, default=None)",
+            "Facts about TLS, else those of the transport below."
+        ),
     ]
 }
 

@@ -30,7 +30,6 @@ type Object<'py> = PyResult<Bound<'py, PyAny>>;
 const WRITE_HIGH: usize = 512 * 1024;
 
 fn connection_made<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("connection_made", 1)?;
     if let Some(lower) = args.get(0) {
         lifecycle::start(this, &lower)?;
     }
@@ -38,7 +37,6 @@ fn connection_made<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 fn connection_lost<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("connection_lost", 1)?;
     if let Some(exception) = args.get(0) {
         lifecycle::lower_lost(this, &exception)?;
     }
@@ -46,7 +44,6 @@ fn connection_lost<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 fn data_received<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("data_received", 1)?;
     if let Some(data) = args.get(0) {
         let source = Data::new(&data)?;
         reading::received(this, source.as_slice())?;
@@ -54,33 +51,28 @@ fn data_received<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-fn eof_received<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("eof_received", 0)?;
+fn eof_received<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     let stays = lifecycle::lower_eof(this)?;
     Ok(bool_object(this.py(), stays))
 }
 
-fn pause_writing<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("pause_writing", 0)?;
+fn pause_writing<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     this.raise_flag(flag::LOWER_FULL);
     Ok(none(this.py()))
 }
 
-fn resume_writing<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("resume_writing", 0)?;
+fn resume_writing<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     writing::lower_drained(this)?;
     Ok(none(this.py()))
 }
 
-fn on_timeout<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_on_timeout", 0)?;
+fn on_timeout<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     lifecycle::on_timeout(this)?;
     Ok(none(this.py()))
 }
 
 /// `_feed(data)`: ciphertext that somebody else has received before the handshake.
 fn feed<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_feed", 1)?;
     if let Some(data) = args.get(0) {
         let source = Data::new(&data)?;
         reading::feed(this, source.as_slice())?;
@@ -91,14 +83,54 @@ fn feed<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
 #[rustfmt::skip] // one row, one line
 pub(super) fn rows() -> Vec<ffi::PyMethodDef> {
     vec![
-        method!(TlsObject, c"connection_made", connection_made, c"The transport below is there: start the handshake."),
-        method!(TlsObject, c"connection_lost", connection_lost, c"The transport below is gone."),
-        method!(TlsObject, c"data_received", data_received, c"Ciphertext has come."),
-        method!(TlsObject, c"eof_received", eof_received, c"The transport below has reached its end."),
-        method!(TlsObject, c"pause_writing", pause_writing, c"The transport below is full."),
-        method!(TlsObject, c"resume_writing", resume_writing, c"The transport below takes data again."),
-        method!(TlsObject, c"_on_timeout", on_timeout, c"The handshake or the shutdown takes too long."),
-        method!(TlsObject, c"_feed", feed, c"Ciphertext that was received before the handshake."),
+        method!(
+            TlsObject,
+            connection_made,
+            "connection_made(transport)",
+            "The transport below is there: start the handshake."
+        ),
+        method!(
+            TlsObject,
+            connection_lost,
+            "connection_lost(exc)",
+            "The transport below is gone."
+        ),
+        method!(
+            TlsObject,
+            data_received,
+            "data_received(data)",
+            "Ciphertext has come."
+        ),
+        method!(
+            TlsObject,
+            eof_received,
+            "eof_received()",
+            "The transport below has reached its end."
+        ),
+        method!(
+            TlsObject,
+            pause_writing,
+            "pause_writing()",
+            "The transport below is full."
+        ),
+        method!(
+            TlsObject,
+            resume_writing,
+            "resume_writing()",
+            "The transport below takes data again."
+        ),
+        method!(
+            TlsObject,
+            on_timeout,
+            "_on_timeout()",
+            "The handshake or the shutdown takes too long."
+        ),
+        method!(
+            TlsObject,
+            feed,
+            "_feed(data)",
+            "Ciphertext that was received before the handshake."
+        ),
     ]
 }
 
@@ -119,21 +151,7 @@ fn make<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
         call_made,
         accepted,
         below,
-    ] = args.bind(
-        "_tls",
-        [
-            "protocol",
-            "sslcontext",
-            "waiter",
-            "server_side",
-            "server_hostname",
-            "handshake_timeout",
-            "shutdown_timeout",
-            "call_connection_made",
-            "accepted",
-            "below",
-        ],
-    )?;
+    ] = args.bind()?;
     let (Some(protocol), Some(sslcontext), Some(handshake_timeout), Some(shutdown_timeout)) =
         (protocol, sslcontext, handshake_timeout, shutdown_timeout)
     else {
@@ -225,8 +243,8 @@ fn new_object(py: Python<'_>, body: TlsBody) -> Object<'_> {
 pub(super) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     vec![method!(
         LoopObject,
-        c"_tls",
         make,
-        c"A TLS transport, to be the protocol of the transport below it."
+        "_tls(protocol, sslcontext, waiter, server_side, server_hostname, handshake_timeout, shutdown_timeout, call_connection_made=True, accepted=False, below=None)",
+        "A TLS transport, to be the protocol of the transport below it."
     )]
 }

@@ -274,8 +274,7 @@ fn stop(this: This<'_, ListenerObject>) {
 fn listen<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
     let py = this.py();
     this.reactor().check_closed()?;
-    let [socket, factory, server, backlog] =
-        args.bind("_listen", ["sock", "protocol_factory", "server", "backlog"])?;
+    let [socket, factory, server, backlog] = args.bind()?;
     let (Some(socket), Some(factory), Some(server), Some(backlog)) = (socket, factory, server, backlog)
     else {
         return Err(PyTypeError::new_err(
@@ -315,15 +314,13 @@ fn listen<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResult<Bou
 }
 
 /// `listener._stop()`.
-fn stop_listening<'py>(this: This<'py, ListenerObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
-    args.exactly("_stop", 0)?;
+fn stop_listening<'py>(this: This<'py, ListenerObject>, _: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
     stop(this);
     Ok(none(this.py()))
 }
 
 /// After a pause: listen again, unless the server was closed or the loop has ended meanwhile.
-fn resume<'py>(this: This<'py, ListenerObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
-    args.exactly("_resume", 0)?;
+fn resume<'py>(this: This<'py, ListenerObject>, _: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
     let py = this.py();
     if let (Some(event_loop), Some(server)) = (this.event_loop.get(py), this.server.get(py))
         && server.call_method0("is_serving")?.is_truthy()?
@@ -338,8 +335,8 @@ fn resume<'py>(this: This<'py, ListenerObject>, args: Args<'_, 'py>) -> PyResult
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let methods = crate::binding::native_type::leak_table(
         vec![
-            method!(ListenerObject, c"_resume", resume, c"Listen again after a pause."),
-            method!(ListenerObject, c"_stop", stop_listening, c"Listen no more."),
+            method!(ListenerObject, resume, "_resume()", "Listen again after a pause."),
+            method!(ListenerObject, stop_listening, "_stop()", "Listen no more."),
         ],
         ffi::PyMethodDef::zeroed(),
     );
@@ -362,8 +359,8 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 pub(super) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     vec![method!(
         LoopObject,
-        c"_listen",
         listen,
-        c"Accept connections on a listening socket."
+        "_listen(sock, protocol_factory, server, backlog)",
+        "Accept connections on a listening socket."
     )]
 }

@@ -40,14 +40,12 @@ fn check_schedulable(coro: Coro<'_>) -> PyResult<()> {
 }
 
 /// `_check_thread()`: `ScheduleError` in another thread than the coro's.
-fn require_thread<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_check_thread", 0)?;
+fn require_thread<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     check_thread(this)?;
     Ok(none(this.py()))
 }
 
-fn start<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("start", 0)?;
+fn start<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     if this.status.get() != Status::New {
         return Err(coro_errors::new(
             this.py(),
@@ -62,7 +60,7 @@ fn start<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 /// `_wake(value=None)`: a waiting coro goes on, and its wait returns `value`. `ScheduleError` if it does not wait.
 fn wake<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    let [value] = args.bind("_wake", ["value"])?;
+    let [value] = args.bind()?;
     check_thread(this)?;
     match this.status.get() {
         Status::Waiting if this.wait_node.is_queued() => Err(coro_errors::new(
@@ -84,7 +82,6 @@ fn wake<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 /// `_throw_later(exception)`: raised where the coro waits next, or waits now; None takes a cancellation back.
 fn throw_later<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_throw_later", 1)?;
     check_thread(this)?;
     match args.get(0) {
         Some(exception) if !exception.is_none() => match this.status.get() {
@@ -103,7 +100,6 @@ fn throw_later<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 /// `_take_back(exception)`: it is not raised any more; whether it was still pending.
 fn take_back<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_take_back", 1)?;
     check_thread(this)?;
     let Some(meant) = args.get(0) else {
         return Ok(bool_object(this.py(), false));
@@ -115,7 +111,6 @@ fn take_back<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 /// `_throw(exception)`: raised where the coro waits; at once if it runs, before its function if it has not begun.
 fn throw<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_throw", 1)?;
     check_thread(this)?;
     let Some(exception) = args.get(0) else {
         return Ok(none(this.py()));
@@ -147,20 +142,17 @@ fn wrong_status(this: Coro<'_>, status: Status) -> PyErr {
     coro_errors::new(this.py(), kind, message)
 }
 
-fn done<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("done", 0)?;
+fn done<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), this.is_done()))
 }
 
-fn failure<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_failure", 0)?;
+fn failure<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     this.is_unseen.set(false);
     Ok(this.exception.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
 /// The exception if it went to nobody yet, else None.
-fn failure_unseen<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_failure_unseen", 0)?;
+fn failure_unseen<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
     Ok(this
         .exception
@@ -170,8 +162,7 @@ fn failure_unseen<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 /// The innermost frame of a suspended coro, or None.
-fn frame<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("get_frame", 0)?;
+fn frame<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
     fiber::frame(this).map(|frame| frame.unwrap_or_else(|| none(py)))
 }
@@ -189,7 +180,6 @@ fn name(this: Coro<'_>) -> Object<'_> {
 }
 
 fn set_name<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("set_name", 1)?;
     if let Some(name) = args.get(0) {
         this.name.set(name.str()?.into_any());
     }
@@ -198,7 +188,6 @@ fn set_name<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 /// `set_max_selfish_acts(n)`: None for as many as the thread's other coros.
 fn set_max_selfish_acts<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("set_max_selfish_acts", 1)?;
     let limit = match args.get(0) {
         Some(count) if !count.is_none() => acts(&count)? + 1,
         _ => 0,
@@ -241,59 +230,59 @@ fn exception(this: Coro<'_>) -> Object<'_> {
 
 fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        method!(CoroObject, c"start", start, c"start($self, /)\n--\n\nSchedule a new coro."),
+        method!(CoroObject, start, "start()", "Schedule a new coro."),
         method!(
             CoroObject,
-            c"_check_thread",
             require_thread,
-            c"_check_thread($self, /)\n--\n\nScheduleError in another thread than the coro's."
+            "_check_thread()",
+            "ScheduleError in another thread than the coro's."
         ),
-        method!(CoroObject, c"_wake", wake, c"_wake($self, /, value=None)\n--\n\nLet a waiting coro go on."),
+        method!(CoroObject, wake, "_wake(value=None)", "Let a waiting coro go on."),
         method!(
             CoroObject,
-            c"_throw",
             throw,
-            c"_throw($self, exception, /)\n--\n\nRaise an exception where the coro waits."
+            "_throw(exception, /)",
+            "Raise an exception where the coro waits."
         ),
         method!(
             CoroObject,
-            c"_throw_later",
             throw_later,
-            c"_throw_later($self, exception, /)\n--\n\nRaise an exception where the coro waits next."
+            "_throw_later(exception, /)",
+            "Raise an exception where the coro waits next."
         ),
         method!(
             CoroObject,
-            c"_take_back",
             take_back,
-            c"_take_back($self, exception, /)\n--\n\nDo not raise a pending exception."
+            "_take_back(exception, /)",
+            "Do not raise a pending exception."
         ),
         method!(
             CoroObject,
-            c"set_max_selfish_acts",
             set_max_selfish_acts,
-            c"set_max_selfish_acts($self, count, /)\n--\n\nAfter how much I/O that is ready at once it yields."
+            "set_max_selfish_acts(count, /)",
+            "After how much I/O that is ready at once it yields."
         ),
         method!(
             CoroObject,
-            c"stack_info",
             stacks::coro_info,
-            c"stack_info($self, /)\n--\n\nWhere its stack is."
+            "stack_info()",
+            "Where its stack is."
         ),
-        method!(CoroObject, c"done", done, c"done($self, /)\n--\n\nTrue once it has returned or raised."),
-        method!(CoroObject, c"_failure", failure, c"_failure($self, /)\n--\n\nWhat it has raised, or None."),
+        method!(CoroObject, done, "done()", "True once it has returned or raised."),
+        method!(CoroObject, failure, "_failure()", "What it has raised, or None."),
         method!(
             CoroObject,
-            c"_failure_unseen",
             failure_unseen,
-            c"_failure_unseen($self, /)\n--\n\nThe exception if it went to nobody, else None."
+            "_failure_unseen()",
+            "The exception if it went to nobody, else None."
         ),
         method!(
             CoroObject,
-            c"get_frame",
             frame,
-            c"get_frame($self, /)\n--\n\nThe innermost frame while it is suspended, else None."
+            "get_frame()",
+            "The innermost frame while it is suspended, else None."
         ),
-        method!(CoroObject, c"set_name", set_name, c"set_name($self, name, /)\n--\n\nGive it another name."),
+        method!(CoroObject, set_name, "set_name(name, /)", "Give it another name."),
         class_getitem(),
     ]
 }

@@ -19,8 +19,7 @@ use crate::event_loop::handle::HandleRef;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::time_s;
 
-pub(super) fn current<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("current", 0)?;
+pub(super) fn current<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     match running(py) {
         Some(coro) => Ok(coro.to_bound()),
         None => Err(coro_errors::new(
@@ -31,13 +30,11 @@ pub(super) fn current<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> 
     }
 }
 
-pub(super) fn current_or_none<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_current_or_none", 0)?;
+pub(super) fn current_or_none<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(running(py).map_or_else(|| none(py), This::to_bound))
 }
 
-pub(super) fn begin_yield<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult<Begun<'py, ()>> {
-    args.exactly("yield_slice", 0)?;
+pub(super) fn begin_yield<'py>(py: Python<'py>, _: Args<'_, 'py>) -> PyResult<Begun<'py, ()>> {
     suspension::begin_yield(suspension::suspendable(py)?)
 }
 
@@ -50,7 +47,6 @@ pub(super) fn begin_wait<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult<
 
 /// `_coro_set_registry(set, register, unregister)`: see `tasks::set_registry`.
 pub(super) fn set_registry<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_coro_set_registry", 3)?;
     if let (Some(set), Some(register), Some(unregister)) = (args.get(0), args.get(1), args.get(2)) {
         let set = (!set.is_none()).then(|| set.cast_into::<PySet>()).transpose()?;
         tasks::set_registry(set.map(Bound::into_any), register, unregister);
@@ -59,8 +55,7 @@ pub(super) fn set_registry<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<
 }
 
 /// As `_coro_wait`, but an interruption is returned rather than raised: what is raised here is that nothing can wait.
-pub(super) fn begin_wait_for_wake<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult<Begun<'py, ()>> {
-    args.exactly("_wait_for_wake", 0)?;
+pub(super) fn begin_wait_for_wake<'py>(py: Python<'py>, _: Args<'_, 'py>) -> PyResult<Begun<'py, ()>> {
     let coro = suspension::suspendable(py)?;
     match suspension::begin_wait(coro) {
         Ok(begun) => Ok(begun),
@@ -82,8 +77,7 @@ pub(super) fn return_outcome<'py>(_: Coro<'py>, (): (), outcome: Outcome<'py>) -
 }
 
 /// `now()`: what `sleep_absolute` is told.
-pub(super) fn now<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("now", 0)?;
+pub(super) fn now<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     let now_s = if let Some(coro) = running(py) {
         suspension::now_s(coro)?
     } else {
@@ -101,13 +95,11 @@ pub(super) fn begin_sleep_until<'py>(
     py: Python<'py>,
     args: Args<'_, 'py>,
 ) -> PyResult<Begun<'py, HandleRef>> {
-    args.exactly("sleep_absolute", 1)?;
     let when_s = args.get(0).map_or(Ok(0.0), |when| when.extract::<f64>())?;
     suspension::begin_sleep(suspension::suspendable(py)?, when_s)
 }
 
 pub(super) fn begin_sleep_for<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult<Begun<'py, HandleRef>> {
-    args.exactly("sleep_relative", 1)?;
     let delay_s = args.get(0).map_or(Ok(0.0), |delay| delay.extract::<f64>())?;
     let coro = suspension::suspendable(py)?;
     suspension::begin_sleep(coro, suspension::now_s(coro)? + delay_s)
@@ -115,7 +107,6 @@ pub(super) fn begin_sleep_for<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyRe
 
 /// What the timer of a sleep calls.
 pub(super) fn end_sleep<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_end_sleep", 1)?;
     if let Some(object) = args.get(0) {
         let coro = scheduler::coro_from(&object)?;
         check_thread(coro)?;
@@ -128,15 +119,13 @@ pub(super) fn end_sleep<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py
 
 /// What the timer of a limited wait calls.
 pub(super) fn end_wait<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_coro_end_wait", 1)?;
     if let Some(object) = args.get(0) {
         sync::end_wait(scheduler::coro_from(&object)?);
     }
     Ok(none(py))
 }
 
-pub(super) fn live<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_live", 0)?;
+pub(super) fn live<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(PyList::new(py, with_runtime(|runtime| runtime.live(py)))?.into_any())
 }
 
@@ -151,15 +140,13 @@ pub(super) fn acts(count: &Bound<'_, PyAny>) -> PyResult<u16> {
 
 /// `_coro_set_selfishness(n)`: the number before.
 pub(super) fn set_selfishness<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("set_selfishness", 1)?;
     let limit = args.get(0).map_or(Ok(0), |count| acts(&count))?;
     let before = with_runtime(|runtime| runtime.options.max_acts.replace(limit));
     Ok(before.into_pyobject(py)?.into_any())
 }
 
 /// `_coro_act()`: an I/O operation begins. Nothing outside of a coro.
-pub(super) fn begin_act<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult<Begun<'py, ()>> {
-    args.exactly("_coro_act", 0)?;
+pub(super) fn begin_act<'py>(py: Python<'py>, _: Args<'_, 'py>) -> PyResult<Begun<'py, ()>> {
     match running(py) {
         Some(_) => suspension::begin_act(suspension::suspendable(py)?),
         None => Ok(Begun::IsOver(none(py))),
@@ -168,7 +155,6 @@ pub(super) fn begin_act<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult<B
 
 /// `_coro_set_latency_warning(seconds)`: the limit before.
 pub(super) fn set_latency_warning<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("set_latency_warning", 1)?;
     let seconds = args.get(0).filter(|limit| !limit.is_none());
     let seconds = seconds.map_or(Ok(0.0), |limit| limit.extract::<f64>())?;
     if seconds.is_nan() || seconds < 0.0 {
@@ -182,7 +168,6 @@ pub(super) fn set_latency_warning<'py>(py: Python<'py>, args: Args<'_, 'py>) -> 
 
 /// `_coro_set_exception_notifier(function)`: the one before, or None.
 pub(super) fn set_exception_notifier<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("set_exception_notifier", 1)?;
     let function = args.get(0).filter(|function| !function.is_none());
     if let Some(function) = &function
         && !function.is_callable()
@@ -194,7 +179,6 @@ pub(super) fn set_exception_notifier<'py>(py: Python<'py>, args: Args<'_, 'py>) 
 
 /// `_coro_shut_down(event_loop, rounds)`: natively, without a loop that runs; how many coros are left.
 pub(super) fn shut_down<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_coro_shut_down", 2)?;
     let event_loop = args.get(0).filter(|event_loop| !event_loop.is_none());
     let rounds = args.get(1).map_or(Ok(1), |rounds| rounds.extract::<usize>())?;
     let left = ending::shut_down(py, event_loop.as_ref(), rounds)?;
@@ -202,15 +186,13 @@ pub(super) fn shut_down<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py
 }
 
 /// `_coro_end_thread()`: the thread makes no more coros.
-pub(super) fn end_thread<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_coro_end_thread", 0)?;
+pub(super) fn end_thread<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     with_runtime(|runtime| runtime.is_ending.set(true));
     Ok(none(py))
 }
 
 /// `_coro_after_fork()`, in the child.
-pub(super) fn after_fork<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_coro_after_fork", 0)?;
+pub(super) fn after_fork<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     with_runtime(|runtime| {
         watchdog::after_fork(&runtime.pulse);
         runtime.is_forked.set(!runtime.current.get().is_null());
@@ -219,8 +201,7 @@ pub(super) fn after_fork<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'p
 }
 
 /// `_coro_unwatch()`: this thread's loop is closed, unless a coro closes another one.
-pub(super) fn unwatch<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_coro_unwatch", 0)?;
+pub(super) fn unwatch<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     with_runtime(|runtime| {
         if runtime.current.get().is_null() {
             watchdog::unwatch(&runtime.pulse);
@@ -231,7 +212,6 @@ pub(super) fn unwatch<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> 
 
 /// `_coro_stop_watchdog(is_exiting)`.
 pub(super) fn stop_watchdog<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_coro_stop_watchdog", 1)?;
     let is_exiting = args.get(0).map_or(Ok(false), |flag| flag.is_truthy())?;
     watchdog::stop(py, is_exiting);
     Ok(none(py))
@@ -239,7 +219,6 @@ pub(super) fn stop_watchdog<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object
 
 /// `_coro_set_hooks(pending_loop, watch_thread, wait_for, report_late)`.
 pub(super) fn set_hooks<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_coro_set_hooks", 4)?;
     if let (Some(pending_loop), Some(watch_thread), Some(wait_for), Some(report_late)) =
         (args.get(0), args.get(1), args.get(2), args.get(3))
     {
@@ -249,14 +228,12 @@ pub(super) fn set_hooks<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py
 }
 
 pub(super) fn evict_always<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_evict_always", 1)?;
     let is_on = args.get(0).map_or(Ok(true), |flag| flag.is_truthy())?;
     with_runtime(|runtime| runtime.options.evicts_always.set(is_on));
     Ok(none(py))
 }
 
 pub(super) fn fail_evictions<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_fail_evictions", 1)?;
     let count: u32 = args.get(0).map_or(Ok(0), |count| count.extract())?;
     with_runtime(|runtime| runtime.options.failing_evictions.set(count));
     Ok(none(py))
@@ -264,7 +241,6 @@ pub(super) fn fail_evictions<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Objec
 
 /// `_coro_note_collection(phase, info)`: for `gc.callbacks`.
 pub(super) fn note_collection<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_coro_note_collection", 2)?;
     if let Some(phase) = args.get(0) {
         collector::note(py, &phase)?;
     }
@@ -283,7 +259,6 @@ pub(super) fn panic<'py>(_: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
             }
         }
     }
-    args.exactly("_coro_panic", 1)?;
     let _guard = CalledWhileUnwinding(args.get(0));
     panic!("a test has asked for it")
 }
@@ -291,7 +266,6 @@ pub(super) fn panic<'py>(_: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
 /// `_coro_setup(errors, kind)`: the package hands its exception classes and its Coro over. None, or why there are no
 /// coros here.
 pub(super) fn set_up<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_coro_setup", 2)?;
     if !arch::IS_SUPPORTED {
         return Ok(PyString::new(py, "coros know x86-64 and AArch64 only").into_any());
     }

@@ -162,7 +162,6 @@ fn is_async(function: &Bound<'_, PyAny>) -> PyResult<bool> {
 
 /// `_coro_check_function(function, caller)`: TypeError unless a coro can run it.
 pub(super) fn check<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_coro_check_function", 2)?;
     if let (Some(function), Some(caller)) = (args.get(0), args.get(1)) {
         check_function(&function, caller.extract()?)?;
     }
@@ -171,7 +170,6 @@ pub(super) fn check<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 /// Makes a coro of the running loop: `function, *args, name=, context=, stack=, **kwargs`.
 fn make<'py>(py: Python<'py>, args: &Args<'_, 'py>, function_name: &str) -> PyResult<Bound<'py, PyAny>> {
-    args.at_least(function_name, 1)?;
     let kind = CORO_TYPE.load(Ordering::Acquire);
     if kind.is_null() {
         return Err(PyRuntimeError::new_err("import grapeshot.coro first"));

@@ -10,8 +10,7 @@ use crate::binding::native_type::{Args, none};
 use crate::coro::coroutine::{Coro, Status};
 use crate::coro::runtime::with_runtime;
 
-pub(super) fn statistics<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("stack_info", 0)?;
+pub(super) fn statistics<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     let dict = PyDict::new(py);
     with_runtime(|runtime| -> PyResult<()> {
         let stats = &runtime.stats;
@@ -28,8 +27,7 @@ pub(super) fn statistics<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'p
 }
 
 /// `Coro.stack_info()`. `bytes_used` of a running coro is what it uses now.
-pub(super) fn coro_info<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("stack_info", 0)?;
+pub(super) fn coro_info<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     check_thread(this)?;
     let py = this.py();
     let dict = PyDict::new(py);
@@ -48,7 +46,6 @@ pub(super) fn coro_info<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py
 }
 
 pub(super) fn set_slots<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("set_stack_slots", 1)?;
     let count: usize = args.get(0).map_or(Ok(1), |count| count.extract())?;
     if count == 0 || count > 4096 {
         return Err(PyValueError::new_err("between 1 and 4096 slots"));

@@ -71,8 +71,7 @@ fn take_visible_outcome(this: Coro<'_>) -> Object<'_> {
 }
 
 /// What it has returned or raised; None for one that was cancelled.
-fn outcome<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_outcome", 0)?;
+fn outcome<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
     match this.exception.get(py) {
         Some(exception) if coro_errors::is_a(&exception, ErrorClass::Cancelled) => Ok(none(py)),
@@ -81,13 +80,11 @@ fn outcome<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 /// What asyncio gives who awaits a task.
-fn task_outcome<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_task_outcome", 0)?;
+fn task_outcome<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     take_outcome(this)
 }
 
-fn result<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("result", 0)?;
+fn result<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     if !this.is_done() {
         return Err(coro_errors::new(
             this.py(),
@@ -98,8 +95,7 @@ fn result<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     take_visible_outcome(this)
 }
 
-fn exception<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("exception", 0)?;
+fn exception<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
     if !this.is_done() {
         return Err(coro_errors::new(
@@ -137,11 +133,10 @@ fn append_callback<'py>(
 
 /// As that of `asyncio.Future`: in the caller's context, unless one is given.
 fn add_done_callback<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    let [callback, context] = args.bind("add_done_callback", ["fn", "context"])?;
+    let [callback, context] = args.bind()?;
     check_thread(this)?;
     let py = this.py();
     let Some(callback) = callback else {
-        args.at_least("add_done_callback", 1)?;
         return Ok(none(py));
     };
     let context = match context.filter(|context| !context.is_none()) {
@@ -159,7 +154,6 @@ fn add_done_callback<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 /// Takes callbacks back, those that are equal to `fn`; their number.
 fn remove_done_callback<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("remove_done_callback", 1)?;
     let py = this.py();
     let (Some(callbacks), Some(callback)) = (this.callbacks.get(py), args.get(0)) else {
         return Ok(0_usize.into_pyobject(py)?.into_any());
@@ -318,8 +312,7 @@ unsafe extern "C" fn am_send(
     }
 }
 
-fn send<'py>(this: This<'py, AwaitObject>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("send", 1)?;
+fn send<'py>(this: This<'py, AwaitObject>, _: Args<'_, 'py>) -> Object<'py> {
     match step(this)? {
         Step::Yield(coro) => Ok(coro),
         Step::Return(value) => Err(PyStopIteration::new_err((value.unbind(),))),
@@ -332,39 +325,39 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
         method!(
             CoroObject,
-            c"_outcome",
             outcome,
-            c"_outcome($self, /)\n--\n\nWhat it has returned, or raised; None if it was cancelled."
+            "_outcome()",
+            "What it has returned, or raised; None if it was cancelled."
         ),
         method!(
             CoroObject,
-            c"_task_outcome",
             task_outcome,
-            c"_task_outcome($self, /)\n--\n\nWhat it has returned, or raised."
+            "_task_outcome()",
+            "What it has returned, or raised."
         ),
         method!(
             CoroObject,
-            c"result",
             result,
-            c"result($self, /)\n--\n\nReturn what it has returned, or raise what it has raised. asyncio.InvalidStateError before the end."
+            "result()",
+            "Return what it has returned, or raise what it has raised. asyncio.InvalidStateError before the end."
         ),
         method!(
             CoroObject,
-            c"exception",
             exception,
-            c"exception($self, /)\n--\n\nReturn what it has raised, or None. asyncio.InvalidStateError before the end; raises CancelledError."
+            "exception()",
+            "Return what it has raised, or None. asyncio.InvalidStateError before the end; raises CancelledError."
         ),
         method!(
             CoroObject,
-            c"add_done_callback",
             add_done_callback,
-            c"add_done_callback($self, /, fn, context=None)\n--\n\nCall fn(self) from the loop once it has ended."
+            "add_done_callback(fn, context=None)",
+            "Call fn(self) from the loop once it has ended."
         ),
         method!(
             CoroObject,
-            c"remove_done_callback",
             remove_done_callback,
-            c"remove_done_callback($self, fn, /)\n--\n\nTake callbacks back; return how many there were."
+            "remove_done_callback(fn, /)",
+            "Take callbacks back; return how many there were."
         ),
     ]
 }
@@ -372,9 +365,9 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let methods = vec![method!(
         AwaitObject,
-        c"send",
         send,
-        c"The next step; the value is ignored."
+        "send(value, /)",
+        "The next step; the value is ignored."
     )];
     // SAFETY: the functions are those of this layout, the table is leaked.
     let kind = unsafe {

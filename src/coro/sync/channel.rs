@@ -245,7 +245,7 @@ fn send<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let (value, limit) = match args.get(0) {
         Some(value) if args.values().len() == 1 => (value, Limit::Endless),
         // The value has no name: nothing can be passed by an empty one.
-        _ => match args.bind("send", ["", "block", "timeout"])? {
+        _ => match args.bind()? {
             [Some(value), block, timeout] => (value, Limit::new(block, timeout)?),
             _ => return Err(PyTypeError::new_err("send() takes a value")),
         },
@@ -256,7 +256,6 @@ fn send<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 fn send_exception<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
-    args.at_least("send_exception", 1)?;
     let given: Vec<_> = (0..args.positional().len())
         .filter_map(|index| args.get(index))
         .collect();
@@ -275,7 +274,6 @@ fn send_exception<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 fn send_sequence<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("send_sequence", 1)?;
     let mut sent = 0_usize;
     if let Some(values) = args.get(0) {
         for value in values.try_iter()? {
@@ -290,14 +288,13 @@ fn receive<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let limit = if args.values().is_empty() {
         Limit::Endless
     } else {
-        let [block, timeout] = args.bind("receive", ["block", "timeout"])?;
+        let [block, timeout] = args.bind()?;
         Limit::new(block, timeout)?
     };
     wait_for_value(this, limit)?.ok_or_else(|| closed(this.py()))
 }
 
-fn close<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("close", 0)?;
+fn close<'py>(this: Channel<'py>, _: Args<'_, 'py>) -> Object<'py> {
     check_thread(this)?;
     this.is_closing.set(true);
     // They find no value, and end.
@@ -341,33 +338,33 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
         vec![
             method!(
                 T,
-                c"send",
                 send,
-                c"send($self, value, /, block=True, timeout=None)\n--\n\nGive a value to a receiver, waiting for one. ClosedError if the channel is closed."
+                "send(value, /, block=True, timeout=None)",
+                "Give a value to a receiver, waiting for one. ClosedError if the channel is closed."
             ),
             method!(
                 T,
-                c"send_exception",
                 send_exception,
-                c"send_exception($self, exc, /, *args)\n--\n\nRaise an exception, or one of a class with arguments, in a receiver, waiting for one."
+                "send_exception(exc, /, *args)",
+                "Raise an exception, or one of a class with arguments, in a receiver, waiting for one."
             ),
             method!(
                 T,
-                c"send_sequence",
                 send_sequence,
-                c"send_sequence($self, values, /)\n--\n\nSend each value of an iterable; return how many there were."
+                "send_sequence(values, /)",
+                "Send each value of an iterable; return how many there were."
             ),
             method!(
                 T,
-                c"receive",
                 receive,
-                c"receive($self, /, block=True, timeout=None)\n--\n\nReturn the value of a sender, waiting for one. ClosedError if the channel is closed and empty."
+                "receive(block=True, timeout=None)",
+                "Return the value of a sender, waiting for one. ClosedError if the channel is closed and empty."
             ),
             method!(
                 T,
-                c"close",
                 close,
-                c"close($self, /)\n--\n\nTake no more values; receivers end once those that wait are taken."
+                "close()",
+                "Take no more values; receivers end once those that wait are taken."
             ),
             class_getitem(),
         ],

@@ -99,7 +99,7 @@ fn wait<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let limit = if args.values().is_empty() {
         Limit::Endless
     } else {
-        let [timeout, block] = args.bind("wait", ["timeout", "block"])?;
+        let [timeout, block] = args.bind()?;
         Limit::new(block, timeout)?
     };
     stand(this, 0, limit)?.ok_or_else(|| {
@@ -110,7 +110,6 @@ fn wait<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 /// `_wait_as(kind, block, timeout)`: whether it was woken in time.
 fn wait_as<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_wait_as", 3)?;
     let kind: i32 = args.get(0).map_or(Ok(0), |kind| kind.extract())?;
     let limit = Limit::new(args.get(1), args.get(2))?;
     let woken = stand(this, kind.into(), limit)?;
@@ -118,13 +117,13 @@ fn wait_as<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 fn wake_one<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    let [value] = args.bind("wake_one", ["value"])?;
+    let [value] = args.bind()?;
     check_thread(this)?;
     Ok(bool_object(this.py(), wake(this, value, true)))
 }
 
 fn wake_n<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    let [count, value] = args.bind("wake_n", ["count", "value"])?;
+    let [count, value] = args.bind()?;
     let Some(count) = count else {
         return Err(PyTypeError::new_err("wake_n() needs a count"));
     };
@@ -138,7 +137,7 @@ fn wake_n<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 fn wake_all<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    let [value] = args.bind("wake_all", ["value"])?;
+    let [value] = args.bind()?;
     check_thread(this)?;
     let mut woken = 0_usize;
     while wake(this, value.clone(), false) {
@@ -149,7 +148,6 @@ fn wake_all<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 /// An exception class gives each coro an exception of its own.
 fn raise_all<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("raise_all", 1)?;
     check_thread(this)?;
     let Some(given) = args.get(0) else {
         return Ok(none(this.py()));
@@ -182,14 +180,12 @@ pub(super) fn exception_from<'py>(given: &Bound<'py, PyAny>) -> Object<'py> {
     Err(PyTypeError::new_err("an exception is required"))
 }
 
-fn use_here<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_use", 0)?;
+fn use_here<'py>(this: Condition<'py>, _: Args<'_, 'py>) -> Object<'py> {
     check_thread(this)?;
     Ok(none(this.py()))
 }
 
-fn first<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_first", 0)?;
+fn first<'py>(this: Condition<'py>, _: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
     match this.waiters.first(py) {
         Some(first) => Ok(first.wait_node.request.get().into_pyobject(py)?.into_any()),
@@ -197,8 +193,7 @@ fn first<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
     }
 }
 
-fn wake_first<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_wake_first", 0)?;
+fn wake_first<'py>(this: Condition<'py>, _: Args<'_, 'py>) -> Object<'py> {
     check_thread(this)?;
     let py = this.py();
     match this.waiters.first(py) {
@@ -222,49 +217,59 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
     make::<T>(
         module,
         vec![
-            method!(T, c"wait", wait, c"wait($self, /, timeout=None, block=True)\n--\n\nWait; return what the coro is woken with."),
             method!(
                 T,
-                c"wake_one",
+                wait,
+                "wait(timeout=None, block=True)",
+                "Wait; return what the coro is woken with."
+            ),
+            method!(
+                T,
                 wake_one,
-                c"wake_one($self, /, value=None)\n--\n\nWake the coro that has waited longest; False if none waits."
+                "wake_one(value=None)",
+                "Wake the coro that has waited longest; False if none waits."
             ),
             method!(
                 T,
-                c"wake_n",
                 wake_n,
-                c"wake_n($self, /, count, value=None)\n--\n\nWake up to so many coros; return how many there were."
+                "wake_n(count, value=None)",
+                "Wake up to so many coros; return how many there were."
             ),
             method!(
                 T,
-                c"wake_all",
                 wake_all,
-                c"wake_all($self, /, value=None)\n--\n\nWake all that wait now; return how many there were."
+                "wake_all(value=None)",
+                "Wake all that wait now; return how many there were."
             ),
             method!(
                 T,
-                c"raise_all",
                 raise_all,
-                c"raise_all($self, exc, /)\n--\n\nRaise an exception in all that wait now; return how many there were."
+                "raise_all(exc, /)",
+                "Raise an exception in all that wait now; return how many there were."
             ),
             method!(
                 T,
-                c"_use",
                 use_here,
-                c"_use($self, /)\n--\n\nScheduleError in another thread than its own."
+                "_use()",
+                "ScheduleError in another thread than its own."
             ),
-            method!(T, c"_wait_as", wait_as, c"_wait_as($self, kind, block, timeout, /)\n--\n\nWait as one of a kind, a small number."),
             method!(
                 T,
-                c"_first",
+                wait_as,
+                "_wait_as(kind, block, timeout, /)",
+                "Wait as one of a kind, a small number."
+            ),
+            method!(
+                T,
                 first,
-                c"_first($self, /)\n--\n\nThe kind of the coro that has waited longest, or None."
+                "_first()",
+                "The kind of the coro that has waited longest, or None."
             ),
             method!(
                 T,
-                c"_wake_first",
                 wake_first,
-                c"_wake_first($self, /)\n--\n\nWake it and return it; if it is interrupted first, no other one is woken."
+                "_wake_first()",
+                "Wake it and return it; if it is interrupted first, no other one is woken."
             ),
         ],
         Vec::new(),

@@ -143,7 +143,7 @@ fn push<'py>(this: Fifo<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let (item, limit) = match args.get(0) {
         Some(item) if args.values().len() == 1 => (item, Limit::Endless),
         // The item has no name: nothing can be passed by an empty one.
-        _ => match args.bind("push", ["", "block", "timeout"])? {
+        _ => match args.bind()? {
             [Some(item), block, timeout] => (item, Limit::new(block, timeout)?),
             _ => return Err(PyTypeError::new_err("push() takes an item")),
         },
@@ -221,16 +221,16 @@ fn wait_for_item(this: Fifo<'_>, limit: Limit) -> PyResult<Option<Bound<'_, PyAn
 }
 
 #[inline]
-fn limit_of(args: Args<'_, '_>, name: &str) -> PyResult<Limit> {
+fn limit_of(args: Args<'_, '_>) -> PyResult<Limit> {
     if args.values().is_empty() {
         return Ok(Limit::Endless);
     }
-    let [block, timeout] = args.bind(name, ["block", "timeout"])?;
+    let [block, timeout] = args.bind()?;
     Limit::new(block, timeout)
 }
 
 fn pop<'py>(this: Fifo<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    let limit = limit_of(args, "pop")?;
+    let limit = limit_of(args)?;
     wait_for_item(this, limit)?.ok_or_else(|| {
         let message = format!("the {} was empty{}", type_name(this), limit.describe());
         coro_errors::new(this.py(), ErrorClass::Empty, &message)
@@ -238,7 +238,7 @@ fn pop<'py>(this: Fifo<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 fn pop_all<'py>(this: Fifo<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    let limit = limit_of(args, "pop_all")?;
+    let limit = limit_of(args)?;
     let mut items: Vec<_> = wait_for_item(this, limit)?.into_iter().collect();
     // What pushers bring while these are taken is left to the next call.
     let most = match this.max_len.get() {
@@ -294,21 +294,21 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
         vec![
             method!(
                 T,
-                c"push",
                 push,
-                c"push($self, item, /, block=True, timeout=None)\n--\n\nPut an item at the end, waiting for space if there is a limit. Full if the time is over."
+                "push(item, /, block=True, timeout=None)",
+                "Put an item at the end, waiting for space if there is a limit. Full if the time is over."
             ),
             method!(
                 T,
-                c"pop",
                 pop,
-                c"pop($self, /, block=True, timeout=None)\n--\n\nReturn the oldest item, waiting for one. Empty if the time is over."
+                "pop(block=True, timeout=None)",
+                "Return the oldest item, waiting for one. Empty if the time is over."
             ),
             method!(
                 T,
-                c"pop_all",
                 pop_all,
-                c"pop_all($self, /, block=True, timeout=None)\n--\n\nReturn a list of all items, waiting for one; an empty one if the time is over."
+                "pop_all(block=True, timeout=None)",
+                "Return a list of all items, waiting for one; an empty one if the time is over."
             ),
             class_getitem(),
         ],

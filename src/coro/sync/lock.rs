@@ -176,43 +176,38 @@ fn acquire<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Objec
     let limit = if args.values().is_empty() {
         Limit::Endless
     } else {
-        let [block, timeout] = args.bind("acquire", ["block", "timeout"])?;
+        let [block, timeout] = args.bind()?;
         Limit::new(block, timeout)?
     };
     Ok(bool_object(this.py(), hold(this, limit)? != Held::Not))
 }
 
-fn lock<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("lock", 0)?;
+fn lock<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> Object<'py> {
     let held = hold(this, Limit::Endless)?;
     Ok(bool_object(this.py(), held == Held::AfterAWait))
 }
 
-fn try_acquire<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("try_acquire", 0)?;
+fn try_acquire<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> Object<'py> {
     check_thread(this)?;
     let coro = suspension::suspendable(this.py())?;
     Ok(bool_object(this.py(), take(this, coro)))
 }
 
-fn release<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("release", 0)?;
+fn release<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> Object<'py> {
     give(this)?;
     Ok(none(this.py()))
 }
 
-fn unlock<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("unlock", 0)?;
+fn unlock<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), give(this)?))
 }
 
-fn locked<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("locked", 0)?;
+fn locked<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), this.holder.is_set()))
 }
 
 fn has_lock<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Object<'py> {
-    let [coro] = args.bind("has_lock", ["coro"])?;
+    let [coro] = args.bind()?;
     let asked = match coro.filter(|coro| !coro.is_none()) {
         Some(coro) => coro.as_ptr(),
         None => runtime::current_ptr(),
@@ -221,8 +216,7 @@ fn has_lock<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Obje
     Ok(bool_object(this.py(), is_holder))
 }
 
-fn enter<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("__enter__", 0)?;
+fn enter<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> Object<'py> {
     hold(this, Limit::Endless)?;
     Ok(this.to_bound())
 }
@@ -238,31 +232,31 @@ macro_rules! methods {
         vec![
             method!(
                 $layout,
-                c"acquire",
                 acquire,
-                c"acquire($self, /, block=True, timeout=None)\n--\n\nWait until the lock is free, behind those who came before, and hold it."
+                "acquire(block=True, timeout=None)",
+                "Wait until the lock is free, behind those who came before, and hold it."
             ),
             method!(
                 $layout,
-                c"try_acquire",
                 try_acquire,
-                c"try_acquire($self, /)\n--\n\nThe same without waiting; False if it cannot be."
+                "try_acquire()",
+                "The same without waiting; False if it cannot be."
             ),
             method!(
                 $layout,
-                c"release",
                 release,
-                c"release($self, /)\n--\n\nGive the lock to the coro that has waited longest. LockError unless this coro holds it."
+                "release()",
+                "Give the lock to the coro that has waited longest. LockError unless this coro holds it."
             ),
-            method!($layout, c"locked", locked, c"locked($self, /)\n--\n\nWhether a coro holds it."),
+            method!($layout, locked, "locked()", "Whether a coro holds it."),
             method!(
                 $layout,
-                c"has_lock",
                 has_lock,
-                c"has_lock($self, /, coro=None)\n--\n\nWhether a coro holds it, by default the one that runs."
+                "has_lock(coro=None)",
+                "Whether a coro holds it, by default the one that runs."
             ),
-            method!($layout, c"__enter__", enter, c"__enter__($self, /)\n--\n\nAcquire it."),
-            method!($layout, c"__exit__", exit, c"__exit__($self, /, *args)\n--\n\nRelease it."),
+            method!($layout, enter, "__enter__()", "Acquire it."),
+            method!($layout, exit, "__exit__(*args)", "Release it."),
         ]
     };
 }
@@ -277,15 +271,15 @@ pub(super) fn make_recursive_type<'py>(module: &Bound<'py, PyModule>) -> PyResul
     let mut methods = methods!(T);
     methods.push(method!(
         T,
-        c"lock",
         lock,
-        c"lock($self, /)\n--\n\nAcquire it; return whether it had to wait."
+        "lock()",
+        "Acquire it; return whether it had to wait."
     ));
     methods.push(method!(
         T,
-        c"unlock",
         unlock,
-        c"unlock($self, /)\n--\n\nRelease it; return whether another coro has got it."
+        "unlock()",
+        "Release it; return whether another coro has got it."
     ));
     make::<T>(module, methods, Vec::new(), &[])
 }

@@ -100,7 +100,7 @@ fn acquire<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let (count, limit) = if args.values().is_empty() {
         (1, Limit::Endless)
     } else {
-        let [value, block, timeout] = args.bind("acquire", ["value", "block", "timeout"])?;
+        let [value, block, timeout] = args.bind()?;
         (count(value, "acquire")?, Limit::new(block, timeout)?)
     };
     check_thread(this)?;
@@ -139,14 +139,14 @@ fn wait_for(this: Semaphore<'_>, count: i64, limit: Limit) -> PyResult<bool> {
 }
 
 fn try_acquire<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    let [value] = args.bind("try_acquire", ["value"])?;
+    let [value] = args.bind()?;
     let count = count(value, "try_acquire")?;
     check_thread(this)?;
     Ok(bool_object(this.py(), this.take(count)))
 }
 
 fn release<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    let [value] = args.bind("release", ["value"])?;
+    let [value] = args.bind()?;
     let count = count(value, "release")?;
     check_thread(this)?;
     give(this, count)?;
@@ -164,8 +164,7 @@ fn give(this: Semaphore<'_>, count: i64) -> PyResult<()> {
     Ok(())
 }
 
-fn enter<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("__enter__", 0)?;
+fn enter<'py>(this: Semaphore<'py>, _: Args<'_, 'py>) -> Object<'py> {
     check_thread(this)?;
     wait_for(this, 1, Limit::Endless)?;
     Ok(this.to_bound())
@@ -224,24 +223,24 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
         vec![
             method!(
                 T,
-                c"acquire",
                 acquire,
-                c"acquire($self, /, value=1, block=True, timeout=None)\n--\n\nWait until so many permits (1) are there, behind those who came before, and take them."
+                "acquire(value=1, block=True, timeout=None)",
+                "Wait until so many permits (1) are there, behind those who came before, and take them."
             ),
             method!(
                 T,
-                c"try_acquire",
                 try_acquire,
-                c"try_acquire($self, /, value=1)\n--\n\nThe same without waiting; False if it cannot be."
+                "try_acquire(value=1)",
+                "The same without waiting; False if it cannot be."
             ),
             method!(
                 T,
-                c"release",
                 release,
-                c"release($self, /, value=1)\n--\n\nGive so many permits (1) to those who wait, or put them back."
+                "release(value=1)",
+                "Give so many permits (1) to those who wait, or put them back."
             ),
-            method!(T, c"__enter__", enter, c"__enter__($self, /)\n--\n\nAcquire one permit."),
-            method!(T, c"__exit__", exit, c"__exit__($self, /, *args)\n--\n\nRelease it."),
+            method!(T, enter, "__enter__()", "Acquire one permit."),
+            method!(T, exit, "__exit__(*args)", "Release it."),
         ],
         vec![getter!(T, c"avail", available, c"The permits that nobody has.")],
         &[

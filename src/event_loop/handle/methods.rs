@@ -23,9 +23,8 @@ fn reference(this: This<'_, HandleObject>) -> HandleRef {
     HandleRef(this.as_ptr().cast())
 }
 
-fn cancel<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+fn cancel<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
     let py = this.py();
-    args.exactly("cancel", 0)?;
     let handle = reference(this);
     handle.wait_until_not_running(py)?;
     let text = text_if_cancelled(this);
@@ -45,8 +44,7 @@ fn cancel<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResult<B
     Ok(none(py))
 }
 
-fn cancelled<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
-    args.exactly("cancelled", 0)?;
+fn cancelled<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
     reference(this).wait_until_not_running(this.py())?;
     get_cancelled(this)
 }
@@ -55,8 +53,7 @@ fn get_cancelled(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
     Ok(bool_object(this.py(), this.has(flag::CANCELLED)))
 }
 
-fn get_context<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
-    args.exactly("get_context", 0)?;
+fn get_context<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
     Ok(slots::context(this))
 }
 
@@ -69,14 +66,12 @@ fn asyncio_class(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
     })
 }
 
-fn run_once<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
-    args.exactly("_run", 0)?;
+fn run_once<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
     reference(this).run_by_hand(this.py())?;
     Ok(none(this.py()))
 }
 
-fn when<'py>(this: This<'py, HandleObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
-    args.exactly("when", 0)?;
+fn when<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
     get_when(this)
 }
 
@@ -245,27 +240,27 @@ fn common_methods() -> Vec<ffi::PyMethodDef> {
     vec![
         method!(
             HandleObject,
-            c"cancel",
             cancel,
-            c"Cancel the callback; it will not run."
+            "cancel()",
+            "Cancel the callback; it will not run."
         ),
         method!(
             HandleObject,
-            c"cancelled",
             cancelled,
-            c"True if the callback was cancelled."
+            "cancelled()",
+            "True if the callback was cancelled."
         ),
         method!(
             HandleObject,
-            c"get_context",
             get_context,
-            c"The contextvars.Context the callback runs in."
+            "get_context()",
+            "The contextvars.Context the callback runs in."
         ),
         method!(
             HandleObject,
-            c"_run",
             run_once,
-            c"Run the callback now, in its context; nothing once it has run."
+            "_run()",
+            "Run the callback now, in its context; nothing once it has run."
         ),
     ]
 }
@@ -299,9 +294,9 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let mut timer_methods = common_methods();
     timer_methods.push(method!(
         HandleObject,
-        c"when",
         when,
-        c"The deadline in seconds of loop.time()."
+        "when()",
+        "The deadline in seconds of loop.time()."
     ));
     let timer_methods = leak_table(timer_methods, ffi::PyMethodDef::zeroed());
     let timer_getters = leak_table(timer_rows, ffi::PyGetSetDef::default());

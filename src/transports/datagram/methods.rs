@@ -25,7 +25,7 @@ fn sendto<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let [data, addr] = if args.kwnames().is_null() && matches!(args.positional().len(), 1 | 2) {
         [args.get(0), args.get(1)]
     } else {
-        args.bind("sendto", ["data", "addr"])?
+        args.bind()?
     };
     let Some(data) = data else {
         return Err(PyTypeError::new_err(
@@ -37,66 +37,56 @@ fn sendto<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(py))
 }
 
-fn close<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("close", 0)?;
+fn close<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> Object<'py> {
     object::check_thread(this)?;
     lifecycle::close(this)?;
     Ok(none(this.py()))
 }
 
-fn abort<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("abort", 0)?;
+fn abort<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> Object<'py> {
     object::check_thread(this)?;
     lifecycle::finish(this, None);
     Ok(none(this.py()))
 }
 
-fn is_closing<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("is_closing", 0)?;
+fn is_closing<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), this.has(flag::CLOSING)))
 }
 
-fn is_reading<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("is_reading", 0)?;
+fn is_reading<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), !this.has(flag::CLOSING | flag::PAUSED)))
 }
 
-fn pause_reading<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("pause_reading", 0)?;
+fn pause_reading<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> Object<'py> {
     receiving::pause(this)?;
     Ok(none(this.py()))
 }
 
-fn resume_reading<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("resume_reading", 0)?;
+fn resume_reading<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> Object<'py> {
     receiving::resume(this)?;
     Ok(none(this.py()))
 }
 
-fn get_write_buffer_size<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("get_write_buffer_size", 0)?;
+fn get_write_buffer_size<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(this.outgoing_len.get().into_pyobject(this.py())?.into_any())
 }
 
-fn get_write_buffer_limits<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("get_write_buffer_limits", 0)?;
+fn get_write_buffer_limits<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(this.watermarks.limits().into_pyobject(this.py())?.into_any())
 }
 
 fn set_write_buffer_limits<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    let limits = args.bind("set_write_buffer_limits", ["high", "low"])?;
+    let limits = args.bind()?;
     this.watermarks.set_from(limits)?;
     sending::maybe_pause(this)?;
     Ok(none(this.py()))
 }
 
-fn get_protocol<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("get_protocol", 0)?;
+fn get_protocol<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(this.calls.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
 fn set_protocol<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("set_protocol", 1)?;
     if let Some(protocol) = args.get(0) {
         this.calls.bind(&protocol)?;
     }
@@ -108,8 +98,7 @@ fn set_protocol<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
 /// `loop._datagram(sock, protocol, remote_address=None, waiter=None)`: the transport of a nonblocking socket.
 fn open_datagram<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     this.reactor().check_closed()?;
-    let names = ["sock", "protocol", "remote_address", "waiter"];
-    let [socket, protocol, remote, waiter] = args.bind("_datagram", names)?;
+    let [socket, protocol, remote, waiter] = args.bind()?;
     let (Some(socket), Some(protocol)) = (socket, protocol) else {
         return Err(PyTypeError::new_err("_datagram() takes a socket and a protocol"));
     };
@@ -121,9 +110,9 @@ fn open_datagram<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Objec
 pub(in crate::transports) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     vec![method!(
         LoopObject,
-        c"_datagram",
         open_datagram,
-        c"The transport of a datagram socket."
+        "_datagram(sock, protocol, remote_address=None, waiter=None)",
+        "The transport of a datagram socket."
     )]
 }
 
@@ -131,27 +120,27 @@ fn sending_methods() -> Vec<ffi::PyMethodDef> {
     vec![
         method!(
             DatagramObject,
-            c"sendto",
             sendto,
-            c"Send bytes-like data as one datagram; queued if the kernel takes no more."
+            "sendto(data, addr=None)",
+            "Send bytes-like data as one datagram; queued if the kernel takes no more."
         ),
         method!(
             DatagramObject,
-            c"get_write_buffer_size",
             get_write_buffer_size,
-            c"Bytes that the kernel has not taken yet."
+            "get_write_buffer_size()",
+            "Bytes that the kernel has not taken yet."
         ),
         method!(
             DatagramObject,
-            c"get_write_buffer_limits",
             get_write_buffer_limits,
-            c"The (low, high) watermarks in bytes."
+            "get_write_buffer_limits()",
+            "The (low, high) watermarks in bytes."
         ),
         method!(
             DatagramObject,
-            c"set_write_buffer_limits",
             set_write_buffer_limits,
-            c"Set the watermarks in bytes; ValueError unless high >= low >= 0."
+            "set_write_buffer_limits(high=None, low=None)",
+            "Set the watermarks in bytes; ValueError unless high >= low >= 0."
         ),
     ]
 }
@@ -160,46 +149,46 @@ fn other_methods() -> Vec<ffi::PyMethodDef> {
     vec![
         method!(
             DatagramObject,
-            c"close",
             close,
-            c"Send what is buffered, then close the socket."
+            "close()",
+            "Send what is buffered, then close the socket."
         ),
-        method!(DatagramObject, c"abort", abort, c"Close the socket now."),
+        method!(DatagramObject, abort, "abort()", "Close the socket now."),
         method!(
             DatagramObject,
-            c"is_closing",
             is_closing,
-            c"True once the transport is ending."
+            "is_closing()",
+            "True once the transport is ending."
         ),
         method!(
             DatagramObject,
-            c"is_reading",
             is_reading,
-            c"True while datagrams are delivered."
+            "is_reading()",
+            "True while datagrams are delivered."
         ),
         method!(
             DatagramObject,
-            c"pause_reading",
             pause_reading,
-            c"Deliver nothing until resume_reading()."
+            "pause_reading()",
+            "Deliver nothing until resume_reading()."
         ),
         method!(
             DatagramObject,
-            c"resume_reading",
             resume_reading,
-            c"Deliver again."
+            "resume_reading()",
+            "Deliver again."
         ),
         method!(
             DatagramObject,
-            c"get_protocol",
             get_protocol,
-            c"The protocol, None once connection_lost() has run."
+            "get_protocol()",
+            "The protocol, None once connection_lost() has run."
         ),
         method!(
             DatagramObject,
-            c"set_protocol",
             set_protocol,
-            c"Use another protocol from the next event on."
+            "set_protocol(protocol)",
+            "Use another protocol from the next event on."
         ),
     ]
 }

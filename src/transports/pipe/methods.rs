@@ -19,18 +19,15 @@ type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
 // ---- both ends -----------------------------------------------------------------------------------------------
 
-fn is_closing<'py, D: Direction>(this: Pipe<'py, D>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("is_closing", 0)?;
+fn is_closing<'py, D: Direction>(this: Pipe<'py, D>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), this.is_closing.get()))
 }
 
-fn get_protocol<'py, D: Direction>(this: Pipe<'py, D>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("get_protocol", 0)?;
+fn get_protocol<'py, D: Direction>(this: Pipe<'py, D>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(this.calls.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
 fn set_protocol<'py, D: Direction>(this: Pipe<'py, D>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("set_protocol", 1)?;
     if let Some(protocol) = args.get(0) {
         this.calls.bind(&protocol)?;
     }
@@ -39,25 +36,21 @@ fn set_protocol<'py, D: Direction>(this: Pipe<'py, D>, args: Args<'_, 'py>) -> O
 
 // ---- reading -------------------------------------------------------------------------------------------------
 
-fn close_reading<'py>(this: Pipe<'py, Reading>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("close", 0)?;
+fn close_reading<'py>(this: Pipe<'py, Reading>, _: Args<'_, 'py>) -> Object<'py> {
     reading::close(this)?;
     Ok(none(this.py()))
 }
 
-fn is_reading<'py>(this: Pipe<'py, Reading>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("is_reading", 0)?;
+fn is_reading<'py>(this: Pipe<'py, Reading>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), reading::is_reading(&this)))
 }
 
-fn pause_reading<'py>(this: Pipe<'py, Reading>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("pause_reading", 0)?;
+fn pause_reading<'py>(this: Pipe<'py, Reading>, _: Args<'_, 'py>) -> Object<'py> {
     reading::pause(this)?;
     Ok(none(this.py()))
 }
 
-fn resume_reading<'py>(this: Pipe<'py, Reading>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("resume_reading", 0)?;
+fn resume_reading<'py>(this: Pipe<'py, Reading>, _: Args<'_, 'py>) -> Object<'py> {
     reading::resume(this)?;
     Ok(none(this.py()))
 }
@@ -65,7 +58,6 @@ fn resume_reading<'py>(this: Pipe<'py, Reading>, args: Args<'_, 'py>) -> Object<
 // ---- writing -------------------------------------------------------------------------------------------------
 
 fn write<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("write", 1)?;
     if let Some(data) = args.get(0) {
         writing::write(this, &data)?;
     }
@@ -73,50 +65,43 @@ fn write<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 fn writelines<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("writelines", 1)?;
     if let Some(items) = args.get(0) {
         writing::writelines(this, &items)?;
     }
     Ok(none(this.py()))
 }
 
-fn write_eof<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("write_eof", 0)?;
+fn write_eof<'py>(this: Pipe<'py, Writing>, _: Args<'_, 'py>) -> Object<'py> {
     writing::close(this)?;
     Ok(none(this.py()))
 }
 
-fn can_write_eof<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("can_write_eof", 0)?;
+fn can_write_eof<'py>(this: Pipe<'py, Writing>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), true))
 }
 
-fn close_writing<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("close", 0)?;
+fn close_writing<'py>(this: Pipe<'py, Writing>, _: Args<'_, 'py>) -> Object<'py> {
     writing::close(this)?;
     Ok(none(this.py()))
 }
 
-fn abort<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("abort", 0)?;
+fn abort<'py>(this: Pipe<'py, Writing>, _: Args<'_, 'py>) -> Object<'py> {
     writing::abort(this)?;
     Ok(none(this.py()))
 }
 
-fn get_write_buffer_size<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("get_write_buffer_size", 0)?;
+fn get_write_buffer_size<'py>(this: Pipe<'py, Writing>, _: Args<'_, 'py>) -> Object<'py> {
     let len_bytes = this.direction.outgoing.len_bytes();
     Ok(len_bytes.into_pyobject(this.py())?.into_any())
 }
 
-fn get_write_buffer_limits<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("get_write_buffer_limits", 0)?;
+fn get_write_buffer_limits<'py>(this: Pipe<'py, Writing>, _: Args<'_, 'py>) -> Object<'py> {
     let limits = this.direction.outgoing.watermarks.limits();
     Ok(limits.into_pyobject(this.py())?.into_any())
 }
 
 fn set_write_buffer_limits<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -> Object<'py> {
-    let limits = args.bind("set_write_buffer_limits", ["high", "low"])?;
+    let limits = args.bind()?;
     this.direction.outgoing.watermarks.set_from(limits)?;
     writing::limits_changed(this)?;
     Ok(none(this.py()))
@@ -124,12 +109,13 @@ fn set_write_buffer_limits<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -
 
 // ---- on the loop ---------------------------------------------------------------------------------------------
 
-fn open<'py, D: Direction>(this: This<'py, LoopObject>, args: Args<'_, 'py>, name: &str) -> Object<'py> {
+fn open<'py, D: Direction>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     this.reactor().check_closed()?;
-    let [pipe, protocol, waiter, extra] = args.bind(name, ["pipe", "protocol", "waiter", "extra"])?;
+    let [pipe, protocol, waiter, extra] = args.bind()?;
     let (Some(pipe), Some(protocol)) = (pipe, protocol) else {
         return Err(PyTypeError::new_err(format!(
-            "{name}() takes a pipe and a protocol"
+            "{}() takes a pipe and a protocol",
+            args.name()
         )));
     };
     let given = |value: Option<Bound<'py, PyAny>>| value.filter(|value| !value.is_none());
@@ -139,12 +125,12 @@ fn open<'py, D: Direction>(this: This<'py, LoopObject>, args: Args<'_, 'py>, nam
 
 /// `loop._read_pipe(pipe, protocol, waiter=None, extra=None)`.
 fn open_reading<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    open::<Reading>(this, args, "_read_pipe")
+    open::<Reading>(this, args)
 }
 
 /// `loop._write_pipe(pipe, protocol, waiter=None, extra=None)`.
 fn open_writing<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    open::<Writing>(this, args, "_write_pipe")
+    open::<Writing>(this, args)
 }
 
 /// Methods that this room adds to the loop's type.
@@ -152,15 +138,15 @@ pub(in crate::transports) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     vec![
         method!(
             LoopObject,
-            c"_read_pipe",
             open_reading,
-            c"The transport of the reading end of a pipe."
+            "_read_pipe(pipe, protocol, waiter=None, extra=None)",
+            "The transport of the reading end of a pipe."
         ),
         method!(
             LoopObject,
-            c"_write_pipe",
             open_writing,
-            c"The transport of the writing end of a pipe."
+            "_write_pipe(pipe, protocol, waiter=None, extra=None)",
+            "The transport of the writing end of a pipe."
         ),
     ]
 }
@@ -171,21 +157,21 @@ macro_rules! common_rows {
         [
             method!(
                 PipeObject<$direction>,
-                c"is_closing",
                 is_closing::<$direction>,
-                c"True once the pipe is being closed."
+                "is_closing()",
+                "True once the pipe is being closed."
             ),
             method!(
                 PipeObject<$direction>,
-                c"get_protocol",
                 get_protocol::<$direction>,
-                c"The protocol, None once connection_lost() has run."
+                "get_protocol()",
+                "The protocol, None once connection_lost() has run."
             ),
             method!(
                 PipeObject<$direction>,
-                c"set_protocol",
                 set_protocol::<$direction>,
-                c"Use another protocol from the next event on."
+                "set_protocol(protocol)",
+                "Use another protocol from the next event on."
             ),
         ]
     };
@@ -196,18 +182,18 @@ fn read_methods() -> Vec<ffi::PyMethodDef> {
     let mut methods = vec![
         method!(
             Layout,
-            c"close",
             close_reading,
-            c"Stop reading, then close the pipe."
+            "close()",
+            "Stop reading, then close the pipe."
         ),
-        method!(Layout, c"is_reading", is_reading, c"True while data is read."),
+        method!(Layout, is_reading, "is_reading()", "True while data is read."),
         method!(
             Layout,
-            c"pause_reading",
             pause_reading,
-            c"Read nothing until resume_reading()."
+            "pause_reading()",
+            "Read nothing until resume_reading()."
         ),
-        method!(Layout, c"resume_reading", resume_reading, c"Read again."),
+        method!(Layout, resume_reading, "resume_reading()", "Read again."),
     ];
     methods.extend(common_rows!(Reading));
     methods
@@ -218,47 +204,47 @@ fn write_methods() -> Vec<ffi::PyMethodDef> {
     let mut methods = vec![
         method!(
             Layout,
-            c"write",
             write,
-            c"Write bytes-like data; queued if the pipe is full."
+            "write(data)",
+            "Write bytes-like data; queued if the pipe is full."
         ),
         method!(
             Layout,
-            c"writelines",
             writelines,
-            c"Write several bytes-like objects in one call."
+            "writelines(list_of_data)",
+            "Write several bytes-like objects in one call."
         ),
-        method!(Layout, c"write_eof", write_eof, c"The same as close()."),
-        method!(Layout, c"can_write_eof", can_write_eof, c"True."),
+        method!(Layout, write_eof, "write_eof()", "The same as close()."),
+        method!(Layout, can_write_eof, "can_write_eof()", "True."),
         method!(
             Layout,
-            c"close",
             close_writing,
-            c"Write what is buffered, then close the pipe."
+            "close()",
+            "Write what is buffered, then close the pipe."
         ),
         method!(
             Layout,
-            c"abort",
             abort,
-            c"Close the pipe now; what is buffered is lost."
+            "abort()",
+            "Close the pipe now; what is buffered is lost."
         ),
         method!(
             Layout,
-            c"get_write_buffer_size",
             get_write_buffer_size,
-            c"Bytes that the kernel has not taken yet."
+            "get_write_buffer_size()",
+            "Bytes that the kernel has not taken yet."
         ),
         method!(
             Layout,
-            c"get_write_buffer_limits",
             get_write_buffer_limits,
-            c"The (low, high) watermarks in bytes."
+            "get_write_buffer_limits()",
+            "The (low, high) watermarks in bytes."
         ),
         method!(
             Layout,
-            c"set_write_buffer_limits",
             set_write_buffer_limits,
-            c"Set the watermarks in bytes; ValueError unless high >= low >= 0."
+            "set_write_buffer_limits(high=None, low=None)",
+            "Set the watermarks in bytes; ValueError unless high >= low >= 0."
         ),
     ];
     methods.extend(common_rows!(Writing));

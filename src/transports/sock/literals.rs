@@ -275,8 +275,8 @@ fn getaddrinfo<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<
 pub(super) fn loop_method() -> ffi::PyMethodDef {
     method!(
         LoopObject,
-        c"getaddrinfo",
         getaddrinfo,
-        c"What socket.getaddrinfo() returns, without blocking the loop."
+        "getaddrinfo(host, port, *, family=0, type=0, proto=0, flags=0)",
+        "What socket.getaddrinfo() returns, without blocking the loop."
     )
 }

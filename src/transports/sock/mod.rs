@@ -32,29 +32,10 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     operation::register(module)
 }
 
-/// The operation of a call with a socket and up to two more arguments, `required` of all of them.
+/// The operation of a call with a socket and up to two more arguments, `N` parameters in all.
 #[inline]
-fn start<'py, const N: usize>(
-    this: This<'py, LoopObject>,
-    args: Args<'_, 'py>,
-    kind: Kind,
-    names: [&str; N],
-    required: usize,
-) -> Object<'py> {
-    let given = args.positional().len();
-    let mut values = if args.kwnames().is_null() && (required..=N).contains(&given) {
-        std::array::from_fn(|index| args.get(index))
-    } else {
-        args.bind(kind.name(), names)?
-    };
-    if let Some(missing) = values[..required].iter().position(Option::is_none) {
-        return Err(PyTypeError::new_err(format!(
-            "{}() missing required argument: '{}'",
-            kind.name(),
-            names[missing]
-        )));
-    }
-    let mut values = values.iter_mut().map(Option::take);
+fn start<'py, const N: usize>(this: This<'py, LoopObject>, args: Args<'_, 'py>, kind: Kind) -> Object<'py> {
+    let mut values = args.bind::<N>()?.into_iter();
     let (socket, first, second) = (
         values.next().flatten(),
         values.next().flatten(),
@@ -67,35 +48,35 @@ fn start<'py, const N: usize>(
 }
 
 fn sock_recv<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    start(this, args, Kind::Recv, ["sock", "nbytes"], 2)
+    start::<2>(this, args, Kind::Recv)
 }
 
 fn sock_recv_into<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    start(this, args, Kind::RecvInto, ["sock", "buf"], 2)
+    start::<2>(this, args, Kind::RecvInto)
 }
 
 fn sock_recvfrom<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    start(this, args, Kind::RecvFrom, ["sock", "bufsize"], 2)
+    start::<2>(this, args, Kind::RecvFrom)
 }
 
 fn sock_recvfrom_into<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    start(this, args, Kind::RecvFromInto, ["sock", "buf", "nbytes"], 2)
+    start::<3>(this, args, Kind::RecvFromInto)
 }
 
 fn sock_sendall<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    start(this, args, Kind::SendAll, ["sock", "data"], 2)
+    start::<2>(this, args, Kind::SendAll)
 }
 
 fn sock_sendto<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    start(this, args, Kind::SendTo, ["sock", "data", "address"], 3)
+    start::<3>(this, args, Kind::SendTo)
 }
 
 fn sock_accept<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    start(this, args, Kind::Accept, ["sock"], 1)
+    start::<1>(this, args, Kind::Accept)
 }
 
 fn wait_writable<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    start(this, args, Kind::Writable, ["sock"], 1)
+    start::<1>(this, args, Kind::Writable)
 }
 
 /// Methods that this room adds to the loop's type.
@@ -103,51 +84,51 @@ pub(super) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     vec![
         method!(
             LoopObject,
-            c"sock_recv",
             sock_recv,
-            c"Receive up to nbytes bytes from a socket."
+            "sock_recv(sock, nbytes)",
+            "Receive up to nbytes bytes from a socket."
         ),
         method!(
             LoopObject,
-            c"sock_recv_into",
             sock_recv_into,
-            c"Receive into a buffer; the number of bytes."
+            "sock_recv_into(sock, buf)",
+            "Receive into a buffer; the number of bytes."
         ),
         method!(
             LoopObject,
-            c"sock_recvfrom",
             sock_recvfrom,
-            c"Receive a datagram: (data, address)."
+            "sock_recvfrom(sock, bufsize)",
+            "Receive a datagram: (data, address)."
         ),
         method!(
             LoopObject,
-            c"sock_recvfrom_into",
             sock_recvfrom_into,
-            c"Receive a datagram into a buffer: (number of bytes, address)."
+            "sock_recvfrom_into(sock, buf, nbytes=0)",
+            "Receive a datagram into a buffer: (number of bytes, address)."
         ),
         method!(
             LoopObject,
-            c"sock_sendall",
             sock_sendall,
-            c"Send all of data on a connected socket."
+            "sock_sendall(sock, data)",
+            "Send all of data on a connected socket."
         ),
         method!(
             LoopObject,
-            c"sock_sendto",
             sock_sendto,
-            c"Send a datagram; the number of bytes."
+            "sock_sendto(sock, data, address)",
+            "Send a datagram; the number of bytes."
         ),
         method!(
             LoopObject,
-            c"sock_accept",
             sock_accept,
-            c"Accept a connection: (socket, address)."
+            "sock_accept(sock)",
+            "Accept a connection: (socket, address)."
         ),
         method!(
             LoopObject,
-            c"_wait_writable",
             wait_writable,
-            c"Wait until a socket takes data, is connected, or has failed."
+            "_wait_writable(sock)",
+            "Wait until a socket takes data, is connected, or has failed."
         ),
         literals::loop_method(),
     ]

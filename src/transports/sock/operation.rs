@@ -329,7 +329,6 @@ fn stop(value: Bound<'_, PyAny>) -> PyErr {
 }
 
 fn send<'py>(this: Operation<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("send", 1)?;
     check_sent(this, args.positional()[0])?;
     match step(this)? {
         Step::Yield(waiter) => Ok(waiter),
@@ -339,7 +338,6 @@ fn send<'py>(this: Operation<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 /// `throw(exception)` or `throw(type, value, traceback)`: nothing is caught here, so it comes out again.
 fn throw<'py>(this: Operation<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.at_least("throw", 1)?;
     let given = |index: usize| args.get(index).filter(|value| !value.is_none());
     let Some(kind) = args.get(0) else {
         return Ok(none(this.py()));
@@ -369,8 +367,7 @@ fn throw<'py>(this: Operation<'py>, args: Args<'_, 'py>) -> Object<'py> {
     }
 }
 
-fn close<'py>(this: Operation<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("close", 0)?;
+fn close<'py>(this: Operation<'py>, _: Args<'_, 'py>) -> Object<'py> {
     if this.state.get() == State::Running {
         return Err(PyValueError::new_err("coroutine already executing"));
     }
@@ -521,17 +518,17 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let methods = vec![
         method!(
             OperationObject,
-            c"send",
             send,
-            c"Go on; StopIteration holds the result."
+            "send(value, /)",
+            "Go on; StopIteration holds the result."
         ),
         method!(
             OperationObject,
-            c"throw",
             throw,
-            c"End the operation with an exception."
+            "throw(type, value=None, traceback=None, /)",
+            "End the operation with an exception."
         ),
-        method!(OperationObject, c"close", close, c"End the operation."),
+        method!(OperationObject, close, "close()", "End the operation."),
     ];
     let getters = vec![
         getter!(OperationObject, c"__name__", name, c"The loop's method."),

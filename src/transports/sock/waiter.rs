@@ -155,7 +155,7 @@ fn schedule_one(this: Waiter<'_>, callback: &Bound<'_, PyAny>, context: &Bound<'
 
 fn add_done_callback<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
-    let [callback, context] = args.bind("add_done_callback", ["fn", "context"])?;
+    let [callback, context] = args.bind()?;
     let Some(callback) = callback else {
         return Err(PyTypeError::new_err("add_done_callback() takes a callback"));
     };
@@ -181,7 +181,6 @@ fn add_done_callback<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py>
 }
 
 fn remove_done_callback<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("remove_done_callback", 1)?;
     let (py, mut removed) = (this.py(), 0_usize);
     let Some(unwanted) = args.get(0) else {
         return Ok(none(py));
@@ -208,7 +207,7 @@ fn remove_done_callback<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'
 }
 
 fn cancel<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    let [message] = args.bind("cancel", ["msg"])?;
+    let [message] = args.bind()?;
     let py = this.py();
     if !this.is_pending() {
         return Ok(bool_object(py, false));
@@ -223,8 +222,7 @@ fn cancel<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 /// `result()` and `exception()`: None, once the wait is over.
-fn outcome<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("result", 0)?;
+fn outcome<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> Object<'py> {
     check_outcome(this)?;
     Ok(none(this.py()))
 }
@@ -246,18 +244,15 @@ pub(super) fn check_outcome(this: Waiter<'_>) -> PyResult<()> {
     Err(PyErr::from_value(error))
 }
 
-fn is_cancelled<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("cancelled", 0)?;
+fn is_cancelled<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), this.state.get() == State::Cancelled))
 }
 
-fn is_done<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("done", 0)?;
+fn is_done<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), !this.is_pending()))
 }
 
-fn get_loop<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("get_loop", 0)?;
+fn get_loop<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(this.event_loop.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
@@ -357,31 +352,31 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let methods = vec![
         method!(
             WaiterObject,
-            c"add_done_callback",
             add_done_callback,
-            c"Call fn(self) once the wait is over."
+            "add_done_callback(fn, *, context=None)",
+            "Call fn(self) once the wait is over."
         ),
         method!(
             WaiterObject,
-            c"remove_done_callback",
             remove_done_callback,
-            c"The number of callbacks removed."
+            "remove_done_callback(fn, /)",
+            "The number of callbacks removed."
         ),
         method!(
             WaiterObject,
-            c"cancel",
             cancel,
-            c"End the wait; False if it is over already."
+            "cancel(msg=None)",
+            "End the wait; False if it is over already."
         ),
-        method!(WaiterObject, c"cancelled", is_cancelled, c"True after cancel()."),
-        method!(WaiterObject, c"done", is_done, c"True once the wait is over."),
-        method!(WaiterObject, c"result", outcome, c"None, or CancelledError."),
-        method!(WaiterObject, c"exception", outcome, c"None, or CancelledError."),
+        method!(WaiterObject, is_cancelled, "cancelled()", "True after cancel()."),
+        method!(WaiterObject, is_done, "done()", "True once the wait is over."),
+        method!(WaiterObject, outcome, "result()", "None, or CancelledError."),
+        method!(WaiterObject, outcome, "exception()", "None, or CancelledError."),
         method!(
             WaiterObject,
-            c"get_loop",
             get_loop,
-            c"The loop that the wait belongs to."
+            "get_loop()",
+            "The loop that the wait belongs to."
         ),
     ];
     let getters = vec![ffi::PyGetSetDef {

@@ -21,21 +21,18 @@ type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
 #[inline]
 fn write<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("write", 1)?;
     writing::write(this, args.positional()[0])?;
     Ok(none(this.py()))
 }
 
 fn writelines<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("writelines", 1)?;
     if let Some(items) = args.get(0) {
         writing::writelines(this, &items)?;
     }
     Ok(none(this.py()))
 }
 
-fn write_eof<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("write_eof", 0)?;
+fn write_eof<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
     if this.has(flag::CLOSING) || this.has(flag::EOF_WRITTEN) {
         return Ok(none(this.py()));
     }
@@ -47,44 +44,37 @@ fn write_eof<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-fn can_write_eof<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("can_write_eof", 0)?;
+fn can_write_eof<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), true))
 }
 
-fn close<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("close", 0)?;
+fn close<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
     object::check_thread(this)?;
     lifecycle::close(this)?;
     Ok(none(this.py()))
 }
 
-fn abort<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("abort", 0)?;
+fn abort<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
     object::check_thread(this)?;
     lifecycle::abort(this)?;
     Ok(none(this.py()))
 }
 
 fn force_close<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_force_close", 1)?;
     object::check_thread(this)?;
     lifecycle::abort_with(this, args.get(0).filter(|exception| !exception.is_none()))?;
     Ok(none(this.py()))
 }
 
-fn is_closing<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("is_closing", 0)?;
+fn is_closing<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), this.has(flag::CLOSING)))
 }
 
-fn is_reading<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("is_reading", 0)?;
+fn is_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), !this.has(flag::CLOSING | flag::PAUSED)))
 }
 
-fn pause_reading<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("pause_reading", 0)?;
+fn pause_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
     if !this.has(flag::CLOSING) {
         // The poller is told only if data comes meanwhile: most pauses are over before.
         let was_reading = !this.has(flag::PAUSED);
@@ -96,8 +86,7 @@ fn pause_reading<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-fn resume_reading<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("resume_reading", 0)?;
+fn resume_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
     if !this.has(flag::CLOSING) && this.has(flag::PAUSED) {
         this.lower_flag(flag::PAUSED);
         // The poller has not been told of a pause in which nothing came.
@@ -108,16 +97,14 @@ fn resume_reading<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-fn get_write_buffer_size<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("get_write_buffer_size", 0)?;
+fn get_write_buffer_size<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
     // Corked data is not waiting for the peer; whoever asks wants to know what is.
     writing::uncork(this)?;
     let len_bytes = this.outgoing.len_bytes();
     Ok(len_bytes.into_pyobject(this.py())?.into_any())
 }
 
-fn get_write_buffer_limits<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("get_write_buffer_limits", 0)?;
+fn get_write_buffer_limits<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(this
         .outgoing
         .watermarks
@@ -127,7 +114,7 @@ fn get_write_buffer_limits<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Objec
 }
 
 fn set_write_buffer_limits<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    let limits = args.bind("set_write_buffer_limits", ["high", "low"])?;
+    let limits = args.bind()?;
     this.outgoing.watermarks.set_from(limits)?;
     if this.has(flag::BLOCKED) {
         writing::maybe_pause(this)?;
@@ -135,13 +122,11 @@ fn set_write_buffer_limits<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Objec
     Ok(none(this.py()))
 }
 
-fn get_protocol<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("get_protocol", 0)?;
+fn get_protocol<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(this.calls.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
 fn set_protocol<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("set_protocol", 1)?;
     if let Some(protocol) = args.get(0) {
         this.calls.bind(&protocol)?;
     }
@@ -150,7 +135,7 @@ fn set_protocol<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 fn get_extra_info<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
-    let [name, default] = args.bind("get_extra_info", ["name", "default"])?;
+    let [name, default] = args.bind()?;
     let Some(name) = name else {
         return Err(PyTypeError::new_err(
             "get_extra_info() missing 1 required positional argument: 'name'",
@@ -219,7 +204,6 @@ pub(super) fn describe(this: Stream<'_>) -> String {
 // ---- for loop.sendfile ------------------------------------------------------------------------------------------
 
 fn start_sendfile<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_start_sendfile", 1)?;
     if let Some(future) = args.get(0) {
         sendfile::start(this, future)?;
     }
@@ -227,15 +211,13 @@ fn start_sendfile<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 fn wait_writable<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_wait_writable", 1)?;
     if let Some(future) = args.get(0) {
         sendfile::wait_writable(this, future)?;
     }
     Ok(none(this.py()))
 }
 
-fn end_sendfile<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_end_sendfile", 0)?;
+fn end_sendfile<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
     sendfile::end(this)?;
     Ok(none(this.py()))
 }
@@ -254,8 +236,7 @@ fn is_reading_paused(this: Stream<'_>) -> Object<'_> {
 /// `loop._stream(sock, protocol, waiter=None, server=None)`: the transport of a connected, nonblocking socket.
 fn open_stream<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     this.reactor().check_closed()?;
-    let [socket, protocol, waiter, server] =
-        args.bind("_stream", ["sock", "protocol", "waiter", "server"])?;
+    let [socket, protocol, waiter, server] = args.bind()?;
     let (Some(socket), Some(protocol)) = (socket, protocol) else {
         return Err(PyTypeError::new_err("_stream() takes a socket and a protocol"));
     };
@@ -265,7 +246,6 @@ fn open_stream<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<
 
 /// `loop._server_transports(server)`: the open transports that `server` has accepted.
 fn server_transports<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    args.exactly("_server_transports", 1)?;
     let py = this.py();
     let Some(server) = args.get(0) else {
         return Ok(none(py));
@@ -285,15 +265,15 @@ pub(in crate::transports) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     vec![
         method!(
             LoopObject,
-            c"_stream",
             open_stream,
-            c"The transport of a connected stream socket."
+            "_stream(sock, protocol, waiter=None, server=None)",
+            "The transport of a connected stream socket."
         ),
         method!(
             LoopObject,
-            c"_server_transports",
             server_transports,
-            c"The open transports of a server."
+            "_server_transports(server)",
+            "The open transports of a server."
         ),
     ]
 }
@@ -302,108 +282,108 @@ fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
         method!(
             StreamObject,
-            c"write",
             write,
-            c"Send bytes-like data; queued if the kernel takes no more."
+            "write(data)",
+            "Send bytes-like data; queued if the kernel takes no more."
         ),
         method!(
             StreamObject,
-            c"writelines",
             writelines,
-            c"Send several bytes-like objects in one call."
+            "writelines(list_of_data)",
+            "Send several bytes-like objects in one call."
         ),
         method!(
             StreamObject,
-            c"write_eof",
             write_eof,
-            c"End our side once the buffer is empty."
+            "write_eof()",
+            "End our side once the buffer is empty."
         ),
-        method!(StreamObject, c"can_write_eof", can_write_eof, c"True."),
+        method!(StreamObject, can_write_eof, "can_write_eof()", "True."),
         method!(
             StreamObject,
-            c"close",
             close,
-            c"Send what is buffered, then end the connection."
+            "close()",
+            "Send what is buffered, then end the connection."
         ),
-        method!(StreamObject, c"abort", abort, c"End the connection now."),
+        method!(StreamObject, abort, "abort()", "End the connection now."),
         method!(
             StreamObject,
-            c"_force_close",
             force_close,
-            c"End the connection now, with an exception."
+            "_force_close(exc)",
+            "End the connection now, with an exception."
         ),
         method!(
             StreamObject,
-            c"is_closing",
             is_closing,
-            c"True once the connection is ending."
+            "is_closing()",
+            "True once the connection is ending."
         ),
         method!(
             StreamObject,
-            c"is_reading",
             is_reading,
-            c"True while data is received."
+            "is_reading()",
+            "True while data is received."
         ),
         method!(
             StreamObject,
-            c"pause_reading",
             pause_reading,
-            c"Receive nothing until resume_reading()."
+            "pause_reading()",
+            "Receive nothing until resume_reading()."
         ),
-        method!(StreamObject, c"resume_reading", resume_reading, c"Receive again."),
+        method!(StreamObject, resume_reading, "resume_reading()", "Receive again."),
         method!(
             StreamObject,
-            c"get_write_buffer_size",
             get_write_buffer_size,
-            c"Bytes that the kernel has not taken yet."
+            "get_write_buffer_size()",
+            "Bytes that the kernel has not taken yet."
         ),
         method!(
             StreamObject,
-            c"get_write_buffer_limits",
             get_write_buffer_limits,
-            c"The (low, high) watermarks in bytes."
+            "get_write_buffer_limits()",
+            "The (low, high) watermarks in bytes."
         ),
         method!(
             StreamObject,
-            c"set_write_buffer_limits",
             set_write_buffer_limits,
-            c"Set the watermarks in bytes; ValueError unless high >= low >= 0."
+            "set_write_buffer_limits(high=None, low=None)",
+            "Set the watermarks in bytes; ValueError unless high >= low >= 0."
         ),
         method!(
             StreamObject,
-            c"get_protocol",
             get_protocol,
-            c"The protocol, None once the connection is lost."
+            "get_protocol()",
+            "The protocol, None once the connection is lost."
         ),
         method!(
             StreamObject,
-            c"set_protocol",
             set_protocol,
-            c"Use another protocol from the next event on."
+            "set_protocol(protocol)",
+            "Use another protocol from the next event on."
         ),
         method!(
             StreamObject,
-            c"get_extra_info",
             get_extra_info,
-            c"socket, sockname, peername; default for anything else."
+            "get_extra_info(name, default=None)",
+            "socket, sockname, peername; default for anything else."
         ),
         method!(
             StreamObject,
-            c"_start_sendfile",
             start_sendfile,
-            c"Refuse writes; the future is done once the buffer is empty."
+            "_start_sendfile(future, /)",
+            "Refuse writes; the future is done once the buffer is empty."
         ),
         method!(
             StreamObject,
-            c"_wait_writable",
             wait_writable,
-            c"The future is done once the socket takes data."
+            "_wait_writable(future, /)",
+            "The future is done once the socket takes data."
         ),
         method!(
             StreamObject,
-            c"_end_sendfile",
             end_sendfile,
-            c"Take writes again."
+            "_end_sendfile()",
+            "Take writes again."
         ),
     ]
 }

@@ -1,0 +1,138 @@
+//! Signatures of native functions: one text says name, parameters and defaults, as `call_at(when, callback, *args)`.
+//!
+//! From it come the row's name, what `help()` and `inspect.signature()` show, how many arguments a call must have, and
+//! the names by which they can be given. Reading the text happens at compile time or off the usual way of a call.
+
+use std::ffi::CString;
+
+use pyo3::ffi;
+
+/// What a native function takes.
+pub(crate) struct Signature {
+    text: &'static str,
+    /// Parameters that a call must give and can give by position.
+    required: usize,
+    /// True if there are no others: no defaults, no keyword-only parameters, no `*args`.
+    is_fixed: bool,
+    /// Parameters that can be given by position.
+    by_position: usize,
+}
+
+/// The first parameter of a native function, which CPython passes by itself.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Receiver {
+    /// A method of an object.
+    Object,
+    /// A function of a module, which is not shown.
+    Module,
+}
+
+impl Signature {
+    /// Reads `name(first, second=default, /, *args, keyword=default, **kwargs)`. Defaults hold no comma.
+    pub(crate) const fn new(text: &'static str) -> Self {
+        let bytes = text.as_bytes();
+        let mut at = 0;
+        while bytes[at] != b'(' {
+            at += 1;
+        }
+        at += 1;
+        let (mut required, mut by_position) = (0, 0);
+        let (mut is_fixed, mut is_by_position) = (true, true);
+        while at < bytes.len() && bytes[at] != b')' {
+            let first = bytes[at];
+            is_by_position &= first != b'*';
+            let mut is_optional = first == b'*';
+            while bytes[at] != b',' && at + 1 < bytes.len() {
+                is_optional |= bytes[at] == b'=';
+                at += 1;
+            }
+            is_fixed &= !is_optional;
+            if first != b'/' && is_fixed {
+                required += 1;
+            }
+            if first != b'/' && is_by_position {
+                by_position += 1;
+            }
+            if bytes[at] == b',' {
+                at += 2;
+            }
+        }
+        Self {
+            text,
+            required,
+            is_fixed,
+            by_position,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn required(&self) -> usize {
+        self.required
+    }
+
+    #[inline]
+    pub(crate) fn is_fixed(&self) -> bool {
+        self.is_fixed
+    }
+
+    #[inline]
+    pub(crate) fn by_position(&self) -> usize {
+        self.by_position
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        self.text.split_once('(').map_or(self.text, |(name, _)| name)
+    }
+
+    fn shown_parameters(&self) -> &'static str {
+        self.text
+            .split_once('(')
+            .map_or("", |(_, rest)| rest.strip_suffix(')').unwrap_or(rest))
+    }
+
+    /// The names of the parameters, empty for one that can be given by position only.
+    pub(crate) fn parameters(&self) -> Vec<&'static str> {
+        let mut names = Vec::new();
+        for parameter in self.shown_parameters().split(", ") {
+            match parameter {
+                "/" => names.fill(""),
+                "" => {}
+                _ if parameter.starts_with('*') => {}
+                _ => names.push(parameter.split('=').next().unwrap_or(parameter)),
+            }
+        }
+        names
+    }
+
+    /// The row of a method table, which lives for ever: so do its texts.
+    pub(crate) fn row(
+        &self,
+        raw: ffi::PyCFunctionFastWithKeywords,
+        receiver: Receiver,
+        doc: &str,
+    ) -> ffi::PyMethodDef {
+        let (name, parameters) = (self.name(), self.shown_parameters());
+        let has_slash = parameters.split(", ").any(|parameter| parameter == "/");
+        let mut shown = Vec::new();
+        if receiver == Receiver::Object {
+            shown.push("$self");
+            if !has_slash {
+                shown.push("/");
+            }
+        }
+        if !parameters.is_empty() {
+            shown.push(parameters);
+        }
+        let doc = format!("{name}({})\n--\n\n{doc}", shown.join(", "));
+        // No text of this crate holds a NUL.
+        let leak = |text: &str| CString::new(text).unwrap_or_default().into_raw().cast_const();
+        ffi::PyMethodDef {
+            ml_name: leak(name),
+            ml_meth: ffi::PyMethodDefPointer {
+                PyCFunctionFastWithKeywords: raw,
+            },
+            ml_flags: ffi::METH_FASTCALL | ffi::METH_KEYWORDS,
+            ml_doc: leak(&doc),
+        }
+    }
+}
