@@ -2,16 +2,15 @@
 
 Four ways in, from the shortest to the most explicit::
 
-    grapeshot.install()                                        # asyncio.run() uses grapeshot from here on
-    grapeshot.run(main())                                      # one program, nothing installed
-    asyncio.run(main(), loop_factory=grapeshot.new_event_loop) # the same, spelled with asyncio
-    loop = grapeshot.new_event_loop()                          # a loop to drive by hand
+    grapeshot.install()                                        # asyncio.run() uses grapeshot from now on
+    grapeshot.run(main())                                      # one program, nothing is installed
+    asyncio.run(main(), loop_factory=grapeshot.new_event_loop) # the same with asyncio's function (Python 3.12+)
+    loop = grapeshot.new_event_loop()                          # a loop to run by hand
 
-Importing the package changes nothing in asyncio; only :func:`install` does, and :func:`uninstall` takes it back.
+Importing the package changes nothing in asyncio; only :func:`install` does, and :func:`uninstall` undoes it.
 
-What is rarely needed is found on first use: ``__version__``, which reads the installed metadata, and
-``EventLoopPolicy``, which exists only on Python versions that still have event loop policies and comes without
-asyncio's deprecation warning.
+Two names are made on first use: ``__version__``, which reads the installed metadata, and ``EventLoopPolicy``, which
+exists only on Python versions that have event loop policies and causes no deprecation warning.
 """
 
 from ._loop import Loop, new_event_loop
@@ -27,7 +26,7 @@ __all__ = ["Loop", "install", "new_event_loop", "run", "uninstall"]
 
 _LAZY_NAMES = ("EventLoopPolicy", "__version__")
 
-if not TYPE_CHECKING:  # a type checker sees the two names above, and so still reports any other
+if not TYPE_CHECKING:  # a type checker sees the two names above, and still reports any other name
 
     def __getattr__(name):
         if name == "__version__":

@@ -1,8 +1,8 @@
-"""What a loop holds beside the native core: the state that the topic modules share.
+"""The Python state of a loop, which the method modules share.
 
-The topic modules are functions over this class, and :mod:`grapeshot._loop` assembles them into :class:`grapeshot.Loop`.
-Everything here belongs to the thread that runs the loop. What does not exist yet is None on the class, so that making a
-loop costs as little as possible: no executor, no weak set until something needs one.
+The method modules are functions that take an instance of this class, and :mod:`grapeshot._loop` makes them methods of
+:class:`grapeshot.Loop`. Everything here belongs to the thread that runs the loop. Attributes that have no value yet are
+None on the class, so that making a loop is cheap: the executor and the weak set are made when they are needed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     SignalHandler = tuple[Callable[..., object], tuple[Any, ...], contextvars.Context]
 
 
-# What the timers follow where a program has set its own on a loop.
+# If a program sets one of these on a loop, the timers follow it.
 _CLOCK = frozenset(("time", "call_at"))
 
 
 class Shown:
-    """A private name of asyncio's under which other code reads something of ours.
+    """A private name of asyncio's that other code reads, with a value of ours.
 
-    What is set on an object takes its place, as on asyncio's, and changes nothing else.
+    A value that is set on an object replaces ours there, as on asyncio's objects, and changes nothing else.
     """
 
     def __init__(self, value_of: Callable[[Any], object]) -> None:
@@ -41,12 +41,12 @@ class Shown:
 
 
 class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
-    """The native loop with asyncio's abstract class and the Python-side state; see :class:`grapeshot.Loop`."""
+    """The native loop with asyncio's abstract class and the Python state; see :class:`grapeshot.Loop`."""
 
     # executor
     _default_executor: concurrent.futures.Executor | None = None
     _executor_shutdown_called: bool = False
-    # what coros, once they are imported, have to do first: a plain function, taken from the class without a binding
+    # what coros, once they are imported, must do before close(): a plain function, read from the class unbound
     _before_close: staticmethod[[Any], None] | Callable[[Any], None] | None = None
     # errors
     _exception_handler: ExceptionHandler | None = None
@@ -55,16 +55,16 @@ class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
     _asyncgens_shutdown_called: bool = False
     # debug mode: the depth to put back, None while coroutine origins are not tracked
     _coroutine_origin_depth: int | None = None
-    # asyncio's names of what `is_closed()` and `get_debug()` tell, which other code reads
+    # asyncio's names for the results of `is_closed()` and `get_debug()`, which other code reads
     _closed = property(_core.Loop.is_closed)
     _debug = property(_core.Loop.get_debug)
     _task_factory = property(_core.Loop.get_task_factory)
     _clock_resolution: float = 1e-9
-    # sendfile by the system alone, under the names that asyncio's own loops have for it
+    # sendfile by the system call alone, under the names of asyncio's own loops
     _sendfile_native: Callable[..., Coroutine[Any, Any, int]]
     _sock_sendfile_native: Callable[..., Coroutine[Any, Any, int]]
-    # signals: handlers by number, and the numbers that have not come out of the pipe since their Python handler ran:
-    # what a full pipe has lost is among them
+    # signals: handlers by number, and the numbers whose Python handler has run but that have not come out of the pipe
+    # yet. Numbers that a full pipe has lost are among them
     _signal_handlers: dict[int, SignalHandler] | None = None
     _signals_noted: set[int]
 

@@ -1,4 +1,4 @@
-"""Argument checks that more than one topic needs, with asyncio's exact errors. Functions without a state."""
+"""Argument checks that more than one module needs, with asyncio's exact errors. The functions have no state."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def check_stream_socket(sock: socket.socket) -> None:
 
 
 def check_unused_socket(loop: _core.Loop, sock: socket.socket) -> None:
-    """Raise RuntimeError if a transport of ``loop`` uses ``sock`` already, to which nothing has happened then."""
-    if sock.fileno() != -1:  # compares with whatever a test's mock of a socket gives
+    """Raise RuntimeError if a transport of ``loop`` already uses ``sock``. Nothing happens to that one."""
+    if sock.fileno() != -1:  # a test's mock of a socket may return anything
         loop._ensure_fd_no_transport(sock)
 
 

@@ -149,7 +149,7 @@ class Loop:
     # --- scheduling
 
     def call_soon(self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None) -> Handle:
-        """Run ``callback(*args)`` in the next turn, in ``context`` (None: a copy of the current one).
+        """Run ``callback(*args)`` in the next iteration of the loop, in ``context`` (None: a copy of the current one).
 
         Raises:
             RuntimeError: the loop is closed, or in debug mode this is not the loop's thread.
@@ -243,7 +243,7 @@ class Loop:
         """Whether the loop was closed."""
 
     def stop(self) -> None:
-        """Leave the run at the end of the current turn; what is scheduled already for that turn still runs."""
+        """Leave the run at the end of the current iteration; callbacks that are already scheduled for it still run."""
 
     def get_debug(self) -> bool:
         """Whether the debug mode is on."""
@@ -351,7 +351,7 @@ class Loop:
         """Raise RuntimeError if this loop runs, or another one in this thread."""
 
     def _run(self) -> None:
-        """Run turns until :meth:`stop`; KeyboardInterrupt and SystemExit of a callback leave it."""
+        """Run iterations until :meth:`stop`; KeyboardInterrupt and SystemExit of a callback leave it."""
 
     def _signal_fd(self) -> int:
         """Return the descriptor for :func:`signal.set_wakeup_fd`: the loop reads it and calls ``_signals_arrived``.
@@ -397,7 +397,7 @@ class Loop:
         server: _ConnectionOwner,
         backlog: int,
     ) -> _Listener:
-        """Accept on the listening ``sock``, at most ``backlog`` connections a turn, each with its own protocol.
+        """Accept on the listening ``sock``, at most ``backlog`` connections per iteration, each with its own protocol.
 
         ``_stop()`` of the result ends that and leaves ``sock`` open.
         """
@@ -1127,7 +1127,7 @@ def _coro_spawn(
     stack: Literal["shared", "own"] = "shared",
     **kwargs: Any,
 ) -> Any:
-    """The same, started: it runs in the next turn of the running loop."""
+    """The same, started: it runs in the next iteration of the running loop."""
 
 def _coro_check_function(function: object, caller: str, /) -> None:
     """TypeError, as one of ``caller``, unless a coro can run ``function``: it is callable, and not async."""

@@ -1,10 +1,10 @@
-"""Name resolution: the system resolver in the executor, except for what needs no resolver.
+"""Name resolution: the system's resolver in the executor, except for literals.
 
 Ordinary literals with a numeric port never get here: ``Loop.getaddrinfo`` answers them natively
-(``src/transports/sock/literals.rs``). What is left of literals (zones, ``host=None``, odd flags, the debug mode) asks
-no server and reads no file, so the C library answers it in about two microseconds; a thread would cost fifty. Whether
-an argument is such a literal is decided by ``inet_pton``, and the answer comes from the C library, so that scope ids,
-flags and the order of several socket types are exactly those of :func:`socket.getaddrinfo`.
+(``src/transports/sock/literals.rs``). The other literals (zones, ``host=None``, unusual flags, the debug mode)
+need no server and no file. The C library answers them in about two microseconds; a thread would take fifty.
+``inet_pton`` decides whether an argument is a literal. The answer comes from the C library, so scope ids, flags and the
+order of several socket types are exactly those of :func:`socket.getaddrinfo`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ async def getaddrinfo(
     proto: int = 0,
     flags: int = 0,
 ) -> list[Any]:
-    """Return what :func:`socket.getaddrinfo` returns, without blocking the loop. ``Loop.getaddrinfo`` leads here.
+    """Return what :func:`socket.getaddrinfo` returns, without blocking the loop. ``Loop.getaddrinfo`` calls this.
 
     Literals (``"127.0.0.1"``, ``"::1"``, ``"fe80::1%eth0"``) and ``host=None`` with a numeric or absent port are
-    answered in the calling turn; every other name goes to the default executor. An empty host is a name like any
-    other, that is: an error from the resolver.
+    answered at once; every other name goes to the default executor. An empty host is a name, too, and the resolver
+    raises an error for it.
 
     Raises:
         socket.gaierror: the name does not resolve.
@@ -78,7 +78,7 @@ async def resolve(
 ) -> list[AddrInfo]:
     """Return the address infos for ``(host, port[, flowinfo, scope_id])``; a literal never leaves this function.
 
-    The part of an IPv6 address behind the port is kept, which ``getaddrinfo`` could not do.
+    The part of an IPv6 address behind the port is kept; ``getaddrinfo`` would lose it.
 
     Raises:
         socket.gaierror: the name does not resolve.
@@ -93,7 +93,7 @@ async def resolve(
 def _literal_info(
     host: Any, port: Any, family: int, type_: int, proto: int, flowinfo: int = 0, scope_id: int = 0
 ) -> AddrInfo | None:
-    """Return the one address info of a literal without a zone, None if the resolver has to be asked."""
+    """Return the one address info of a literal without a zone, None if the resolver is needed."""
     if host is None or proto not in _STREAM_PROTOCOLS:
         return None
     if type_ == socket.SOCK_STREAM:
@@ -132,7 +132,7 @@ def _needs_no_resolver(host: Any, port: Any, family: int) -> bool:
 
 
 def _is_literal(host: Any, family: int) -> bool:
-    """Whether ``host`` is an IPv4 or IPv6 literal (with or without a zone) of the family asked for (0: either)."""
+    """Whether ``host`` is an IPv4 or IPv6 literal (with or without a zone) of the requested family (0: either)."""
     if isinstance(host, (bytes, bytearray)):
         host = host.decode("ascii", "replace")
     elif not isinstance(host, str):
@@ -157,7 +157,7 @@ def _lookup(host: Any, port: Any, family: int, type_: int, proto: int, flags: in
 def _lookup_logged(
     loop: BaseLoop, host: Any, port: Any, family: int, type_: int, proto: int, flags: int
 ) -> list[AddrInfo]:
-    """The lookup of the debug mode: logs the question, the answer and the time that it took, slow ones as INFO."""
+    """Look up in debug mode: log the question, the answer and the time that it took, a slow one as INFO."""
     parts = [f"{host}:{port!r}"]
     given = {"family": family, "type": type_, "proto": proto, "flags": flags}
     parts += [f"{name}={value!r}" for name, value in given.items() if value]

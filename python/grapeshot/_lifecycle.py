@@ -1,8 +1,8 @@
 """Running and closing a loop, its executor, its asynchronous generators and its exception handler.
 
-The turns themselves are native (``loop._run()``); this module is what happens once around them, with the semantics of
-asyncio's ``BaseEventLoop``. Where Python versions differ it follows the newest on all of them: the executor's shutdown
-has a timeout, and the exception handler runs in the context of the task or handle that failed.
+The iterations of the loop are native (``loop._run()``). This module does what happens once before and after them, as
+asyncio's ``BaseEventLoop`` does. If Python versions differ, it follows the newest one on all of them: the executor's
+shutdown has a timeout, and the exception handler runs in the context of the task or handle that failed.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def run_until_complete(loop: BaseLoop, future: Generator[Any, None, _T] | Awaita
     is_our_task = not asyncio.isfuture(future)
     awaited: asyncio.Future[_T] = asyncio.ensure_future(future, loop=loop)  # type: ignore[arg-type]
     if is_our_task:
-        # Leaving this function without a result raises, so the message about a destroyed pending task adds nothing.
+        # This function raises if the task is not done, so the message about a destroyed pending task adds nothing.
         awaited._log_destroy_pending = False  # type: ignore[attr-defined]
     stop = functools.partial(_stop_when_done, loop)
     awaited.add_done_callback(stop)
@@ -80,7 +80,7 @@ def run_until_complete(loop: BaseLoop, future: Generator[Any, None, _T] | Awaita
         loop.run_forever()
     except BaseException:
         if is_our_task and awaited.done() and not awaited.cancelled():
-            awaited.exception()  # The caller gets it by this route and never sees the task: mark it as retrieved.
+            awaited.exception()  # The caller gets it here and never sees the task: mark it as retrieved.
         raise
     finally:
         awaited.remove_done_callback(stop)
@@ -91,14 +91,14 @@ def run_until_complete(loop: BaseLoop, future: Generator[Any, None, _T] | Awaita
 
 def _stop_when_done(loop: BaseLoop, future: asyncio.Future[Any]) -> None:
     if not future.cancelled() and isinstance(future.exception(), (SystemExit, KeyboardInterrupt)):
-        return  # It is leaving run_forever() already; a stop() now would end the *next* run.
+        return  # It already leaves run_forever(); a stop() now would end the *next* run.
     loop.stop()
 
 
 def close(loop: BaseLoop) -> None:
     """Close the loop: drop what is scheduled, restore signal handlers, close its descriptors.
 
-    Idempotent. The executor is told to stop and not waited for: call :meth:`shutdown_asyncgens` and
+    Idempotent. The executor is told to stop, but close() does not wait for it: call :meth:`shutdown_asyncgens` and
     :meth:`shutdown_default_executor` first, as ``run()`` does.
 
     Raises:
@@ -170,7 +170,7 @@ def _on_asyncgen_started(loop: BaseLoop, asyncgen: AsyncGenerator[Any, Any]) -> 
 
 
 def _on_asyncgen_dropped(loop: BaseLoop, asyncgen: AsyncGenerator[Any, Any]) -> None:
-    # Runs wherever the last reference went away, possibly in another thread.
+    # Runs in the thread that has dropped the last reference, possibly another one.
     if loop._asyncgens is not None:
         loop._asyncgens.discard(asyncgen)
     if not loop.is_closed():
@@ -180,7 +180,7 @@ def _on_asyncgen_dropped(loop: BaseLoop, asyncgen: AsyncGenerator[Any, Any]) -> 
 async def shutdown_asyncgens(loop: BaseLoop) -> None:
     """Close every asynchronous generator that this loop has iterated; a generator started later warns.
 
-    An error in a generator's cleanup goes to the exception handler and keeps no other generator from closing.
+    An error in a generator's cleanup goes to the exception handler. The other generators are closed all the same.
     """
     loop._asyncgens_shutdown_called = True
     if not loop._asyncgens:
@@ -228,7 +228,7 @@ def run_in_executor(
 
 
 def set_default_executor(loop: BaseLoop, executor: concurrent.futures.Executor) -> None:
-    """Use ``executor`` where none is named; the one before is not shut down.
+    """Use ``executor`` as the default; the one before is not shut down.
 
     Raises:
         TypeError: ``executor`` is not a :class:`concurrent.futures.ThreadPoolExecutor`.
@@ -241,8 +241,8 @@ def set_default_executor(loop: BaseLoop, executor: concurrent.futures.Executor) 
 async def shutdown_default_executor(loop: BaseLoop, timeout: float | None = None) -> None:
     """Wait until the default executor has finished its work and its threads have ended; it takes no more work.
 
-    ``timeout`` is in seconds, None for no limit. When it is exceeded the executor is told to stop without being waited
-    for, with a RuntimeWarning. Available on every Python version, as in asyncio from 3.12 on.
+    ``timeout`` is in seconds, None for no limit. When it is over, the executor is told to stop, nothing waits for it
+    any more, and there is a RuntimeWarning. The argument works on every Python version (asyncio: 3.12+).
     """
     loop._executor_shutdown_called = True
     executor = loop._default_executor
@@ -263,8 +263,8 @@ async def shutdown_default_executor(loop: BaseLoop, timeout: float | None = None
         executor.shutdown(wait=False)
     else:
         if sys.version_info < (3, 13):
-            # To wait for its last instructions is to wait for a lock there, and tools that watch for blocking calls
-            # mind that. A sleep lets it end as well.
+            # join() waits for a lock there, and tools that watch for blocking calls report that. Sleep until the
+            # thread has ended instead.
             while joiner.is_alive():  # noqa: ASYNC110
                 await asyncio.sleep(1e-6)
         joiner.join()
@@ -302,7 +302,7 @@ def get_exception_handler(loop: BaseLoop) -> ExceptionHandler | None:
 
 
 def set_exception_handler(loop: BaseLoop, handler: ExceptionHandler | None) -> None:
-    """Call ``handler(loop, context)`` for every error that nobody else gets; None restores the default handler.
+    """Call ``handler(loop, context)`` for every error that nobody else handles; None restores the default handler.
 
     Raises:
         TypeError: ``handler`` is neither callable nor None.
@@ -315,8 +315,8 @@ def set_exception_handler(loop: BaseLoop, handler: ExceptionHandler | None) -> N
 def default_exception_handler(loop: BaseLoop, context: dict[str, Any]) -> None:
     """Log ``context`` as one ERROR record of the ``asyncio`` logger: the message, then its other keys, sorted.
 
-    The exception goes with its traceback. In debug mode the record tells where the failing object was created; for that
-    the key ``handle_traceback`` may be added to ``context``.
+    The record has the exception's traceback. In debug mode it says where the failing object was created; for this the
+    function may add the key ``handle_traceback`` to ``context``.
     """
     exception = context.get("exception")
     exc_info: Any = False
@@ -343,12 +343,12 @@ def _describe(key: str, value: Any) -> str:
 
 
 def call_exception_handler(loop: BaseLoop, context: dict[str, Any]) -> None:
-    """Hand an error that nobody awaits to the handler in use.
+    """Pass an error that nobody awaits to the current handler.
 
     ``context`` has ``message`` and, where they apply, ``exception``, ``future``, ``task``, ``handle``, ``protocol``,
     ``transport``, ``socket``, ``asyncgen``, ``source_traceback``. A custom handler runs in the context of the task,
-    future or handle. Nothing but KeyboardInterrupt and SystemExit leaves this method: an error in a custom handler is
-    reported by the default one, an error in that one is logged.
+    future or handle. This method raises only KeyboardInterrupt and SystemExit: the default handler reports an error in
+    a custom handler, and an error in the default handler is logged.
     """
     handler = loop._exception_handler
     if handler is None:
@@ -380,7 +380,7 @@ def _default_or_log(loop: BaseLoop, context: dict[str, Any], log_message: str) -
 
 
 def _context_of(context: dict[str, Any]) -> Any:
-    """Return the contextvars context of the first of task, future and handle that is there, None if it has none."""
+    """Return the contextvars context of the first of task, future and handle in ``context``, None if it has none."""
     for key in ("task", "future", "handle"):
         thing = context.get(key)
         if thing is not None:

@@ -1,7 +1,7 @@
-"""The Loop class: the native core, asyncio's abstract class, and the topic modules put together.
+"""The Loop class, made of the native core, asyncio's abstract class and the method modules.
 
-The topic modules are plain functions whose first parameter is the loop; assigned here they are its methods. Those that
-few programs need are imported at first use.
+A method module has plain functions whose first parameter is the loop. Here they are assigned to the class and become
+its methods. Modules that few programs need are imported at first use.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import warnings
 
 from . import _connect, _core, _dns, _lifecycle, _serve, _signals, _sock, _tls
 from ._base import BaseLoop
-from ._topics import Topic
+from ._lazy import LazyModule
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from . import _datagram, _pipes, _sendfile, _subprocess, _unix
 else:
-    _datagram, _pipes, _sendfile = Topic("datagram"), Topic("pipes"), Topic("sendfile")
-    _subprocess, _unix = Topic("subprocess"), Topic("unix")
+    _datagram, _pipes, _sendfile = LazyModule("datagram"), LazyModule("pipes"), LazyModule("sendfile")
+    _subprocess, _unix = LazyModule("subprocess"), LazyModule("unix")
 
 
 def _is_debug_mode() -> bool:
@@ -33,10 +33,11 @@ def _is_debug_mode() -> bool:
 
 
 class Loop(BaseLoop):
-    """An asyncio event loop with a native core. Made by :func:`grapeshot.new_event_loop`.
+    """An asyncio event loop with a native core. Make one with :func:`grapeshot.new_event_loop`.
 
-    It belongs to the thread that runs it; from other threads only :meth:`call_soon_threadsafe` (and what is built on
-    it, such as :func:`asyncio.run_coroutine_threadsafe`) may be used. Times are in seconds of ``time.monotonic()``.
+    A loop belongs to the thread that runs it. Other threads may use only :meth:`call_soon_threadsafe`, and functions
+    that are built on it, such as :func:`asyncio.run_coroutine_threadsafe`. Times are in seconds of
+    ``time.monotonic()``.
     """
 
     def __init__(self) -> None:
@@ -58,8 +59,8 @@ class Loop(BaseLoop):
         except Exception:
             if not _is_finalizing():
                 raise
-            # A loop that is still the current one goes at the end of the interpreter, after the modules that closing
-            # needs. What is left to do then is native.
+            # A loop that is still the current one is freed at the end of the interpreter, after the modules that
+            # close() needs. Only the native part remains to be closed then.
             self._close()
 
     # running, closing, executor, asynchronous generators, errors
@@ -124,14 +125,14 @@ class Loop(BaseLoop):
     _sock_sendfile_native = _sendfile.sock_sendfile_native
 
 
-# Found on the exact type, the native methods get CPython's specialized calls.
+# CPython specializes calls of native methods only if they are found on the exact type.
 _core._bind_methods(Loop)
 
 
 def new_event_loop() -> Loop:
-    """Return a new, open grapeshot event loop that is not set as anyone's current loop.
+    """Return a new, open grapeshot event loop. It is not set as the current loop of any thread.
 
-    Close it with :meth:`Loop.close`; a loop left open warns with :class:`ResourceWarning` when it is collected.
+    Close it with :meth:`Loop.close`. A loop that is left open causes a :class:`ResourceWarning` when it is collected.
 
     Raises:
         OSError: the system has no descriptor left for the poller (``EMFILE``, ``ENFILE``).

@@ -1,7 +1,7 @@
 """The event loop policy, on the Python versions that have policies (up to 3.15).
 
-Imported on the first use of ``grapeshot.EventLoopPolicy`` or ``grapeshot.install()``; raises ImportError on a Python
-whose asyncio has no policies any more.
+Imported on the first use of ``grapeshot.EventLoopPolicy`` or ``grapeshot.install()``; raises ImportError if
+this Python's asyncio has no policies any more.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The entry points: run a program on a new loop, or install the loop for the whole process.
 
-Owned by no thread. This module knows the loop only by the function that makes one, and imports the policy only when
-:func:`install` is called, because the policy's base class is deprecated in newer Pythons and gone in the newest.
+No thread owns this module. It uses only the function that makes a loop. It imports the policy only when :func:`install`
+is called, because the policy's base class is deprecated in newer Pythons and removed in the newest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _replaced: tuple[str, Any] | None = None
 def run(main: Awaitable[_T], *, debug: bool | None = None) -> _T:
     """Run ``main`` to its end on a new grapeshot loop and return its result, as :func:`asyncio.run` does.
 
-    The loop's async generators and default executor are shut down and the loop is closed, whatever ``main`` did. Ctrl-C
+    In the end the loop's async generators and default executor are shut down and the loop is closed. Ctrl-C
     cancels the main task first and raises :class:`KeyboardInterrupt` after it has cleaned up. With ``debug`` given, the
     loop's debug mode is set to it.
 
@@ -48,7 +48,7 @@ def check_none_runs(what: str) -> None:
 
 
 def run_on(loop: Loop, main: Coroutine[Any, Any, _T]) -> _T:
-    """The same on a loop that was made before, which is closed in the end; none may run in this thread."""
+    """Run ``main`` as :func:`run` does, on ``loop``, which is closed in the end. No loop may run in this thread."""
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         return runner.run(main)
 
@@ -58,10 +58,10 @@ def install() -> None:
 
     Where Python has event loop policies (up to 3.15) this sets :class:`grapeshot.EventLoopPolicy`, without a
     deprecation warning. On a Python without policies it replaces the function behind those three entry points,
-    ``asyncio.new_event_loop``, which is what a policy's ``new_event_loop`` was for. A program that names its own
-    ``loop_factory`` is not affected in either case. Installing twice is the same as installing once.
+    ``asyncio.new_event_loop``, which does what a policy's ``new_event_loop`` did. A program that names its own
+    ``loop_factory`` is not affected. Calling it twice is the same as calling it once.
 
-    :func:`uninstall` takes it back. Loops that exist already are not changed.
+    :func:`uninstall` undoes it. Loops that already exist are not changed.
     """
     global _replaced
     set_policy = _policy_function("set")
@@ -80,7 +80,7 @@ def install() -> None:
 def uninstall() -> None:
     """Undo :func:`install`: put back the policy (or, without policies, the loop factory) that was there before.
 
-    Does nothing if grapeshot is not what is installed now, so that it never removes somebody else's policy.
+    Does nothing if something else is installed now, so that it never removes somebody else's policy.
     """
     global _replaced
     if _replaced is None:
@@ -101,7 +101,7 @@ def _policy_function(verb: str) -> Callable[..., Any] | None:
     """Return asyncio's ``{verb}_event_loop_policy``, or None on a Python without policies.
 
     Python 3.14 and 3.15 warn about the public names, and keep the same functions under private ones for asyncio's own
-    use; those are preferred, so that install() works where warnings are errors.
+    use. This function prefers those, so that install() works if warnings are errors.
     """
     name = f"{verb}_event_loop_policy"
     return getattr(asyncio.events, f"_{name}", None) or getattr(asyncio.events, name, None)

@@ -2,11 +2,11 @@
 
     kernel -> the interpreter's C handler -> one byte into the loop's pipe -> _signals_arrived -> call_soon
 
-The C handler only runs where a Python handler is set, so one is; the byte is the signal's number. The native loop sets
-the pipe (``signal.set_wakeup_fd``) whenever it blocks in the main thread, and takes it back when the run ends; while a
-signal handler is in force it stays set between runs, and what arrives then is called in the next one. Only the main
-thread can do this (a rule of :func:`signal.set_wakeup_fd`), and only one loop at a time receives the bytes. SIGCHLD is
-a signal like any other here.
+The C handler only runs if a Python handler is set, so this module sets one. The byte is the signal's number. The native
+loop sets the pipe (``signal.set_wakeup_fd``) when it blocks in the main thread, and removes it when the run ends. While
+the loop has a signal handler, the pipe stays set between runs, and the next run calls the handlers of signals that have
+arrived. Only the main thread can do this (a rule of :func:`signal.set_wakeup_fd`), and only one loop at a time receives
+the bytes. SIGCHLD is a signal like any other here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     _Ts = TypeVarTuple("_Ts")
 
 if sys.version_info < (3, 12) and hasattr(os, "register_at_fork"):
-    # From 3.12 on asyncio does this: what a child is sent must not be written into its parent's pipe.
+    # From 3.12 on asyncio does this: a child's signals must not be written into its parent's pipe.
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
@@ -91,7 +91,7 @@ def remove_signal_handler(loop: BaseLoop, sig: int) -> bool:
 def remove_all(loop: BaseLoop) -> None:
     """Restore the default action of every signal handled by ``loop``, which is about to close.
 
-    While the interpreter shuts down the handlers are only forgotten, with a ResourceWarning: nothing could run them.
+    While the interpreter shuts down, this only drops the handlers, with a ResourceWarning: nothing could run them.
     """
     if not loop._signal_handlers:
         return
@@ -112,8 +112,8 @@ def remove_all(loop: BaseLoop) -> None:
 def signals_arrived(loop: BaseLoop, numbers: bytes, is_incomplete: bool) -> None:
     """Schedule the handler of every signal whose number came out of the loop's pipe (called by the native loop).
 
-    With ``is_incomplete`` the pipe may have been full. A signal whose number was lost has still been noted by its
-    Python handler, and its callback is scheduled once.
+    With ``is_incomplete`` the pipe may have been full. The Python handler has still noted a signal whose number was
+    lost; its callback is scheduled once.
     """
     for sig in numbers:
         _schedule(loop, sig)
@@ -127,13 +127,13 @@ def signals_arrived(loop: BaseLoop, numbers: bytes, is_incomplete: bool) -> None
 
 def _schedule(loop: BaseLoop, sig: int) -> None:
     handler = (loop._signal_handlers or {}).get(sig)
-    if handler is not None:  # None: removed between the signal and this turn, or a handler of signal.signal()
+    if handler is not None:  # None: removed after the signal came, or a handler of signal.signal()
         callback, args, context = handler
         loop.call_soon(callback, *args, context=context)
 
 
 def _note(noted: set[int], signum: int, frame: object) -> None:
-    """The Python-level handler: its presence makes the interpreter write the number into the wake-up descriptor."""
+    """The Python handler. Because it is set, the interpreter writes the number into the wake-up descriptor."""
     noted.add(signum)
 
 
@@ -149,13 +149,13 @@ def _as_uncatchable(sig: int, exc: OSError) -> Exception:
 
 
 def _release_if_unused(loop: BaseLoop) -> None:
-    """Give the wake-up descriptor back once no handler is left; while the loop runs it is needed until the end."""
+    """Release the wake-up descriptor once no handler is left. A loop that runs needs it until the run ends."""
     if loop._signal_handlers or loop.is_running():
         return
     own_fd = loop._signal_fd()
     try:
         current_fd = signal.set_wakeup_fd(-1)
         if current_fd not in (-1, own_fd):
-            signal.set_wakeup_fd(current_fd)  # another loop has taken over since: it keeps receiving
+            signal.set_wakeup_fd(current_fd)  # another loop has set its own since: that stays
     except (ValueError, OSError) as exc:
         logger.info("set_wakeup_fd(-1) failed: %s", exc)

@@ -109,7 +109,7 @@ TYPE_CHECKERS_ONLY = {"_typeshed"}
 
 
 def python_layer(module: str) -> int:
-    """Native core, topic modules, the loop, what is made with the loop, the package itself."""
+    """Native core, method modules, the loop, what is made with the loop, the package itself."""
     if module in {"", "__main__"}:
         return 4
     if module in {"_policy", "_run"} or module.split(".")[0] == "coro":

@@ -6,7 +6,7 @@ import logging
 import threading
 import traceback
 
-TYPE_CHECKING = False  # typing is not imported at run time: from Python 3.14 on asyncio does without it
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType
 
