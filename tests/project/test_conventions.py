@@ -114,6 +114,9 @@ RETIRED = {
     r"\bfacade\b|_facade\b": "task_api",
     r"\b(crate|super|coro)::(making|waiting)\b|\bmod making\b": "spawn, sync",
     r"\bWindow::lend\b": "BufferView::with",
+    r"\bTopic\(|\bclass Topic\b": "LazyModule",
+    r"\b_Later\b": "_LazyMethod",
+    r"\b_StandIn\b": "_WrappedInterrupt",
 }
 READ_FOR_NAMES = ("src", "core", "python", "docs", "tests", "README.md", "CONTRIBUTING.md")
 

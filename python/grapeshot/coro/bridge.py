@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     _T = TypeVar("_T")
 
 
-class _StandIn(Interrupted):
-    """Stands in coroutines for another exception that interrupts their coro, which is its ``value``.
+class _WrappedInterrupt(Interrupted):
+    """Wraps, as its ``value``, another exception that interrupts a coro, and is raised in coroutines instead of it.
 
-    asyncio's code expects to be interrupted by CancelledError and by nothing else: TaskGroup would leave its tasks
-    behind.
+    asyncio's code expects that only CancelledError interrupts it: at another exception TaskGroup would not end its
+    tasks.
     """
 
 
@@ -102,7 +102,7 @@ def _drive(coro: Any, steps: Any) -> Any:
             except StopIteration as stop:
                 return stop.value
             except BaseException as error:
-                if type(error) is _StandIn:
+                if type(error) is _WrappedInterrupt:
                     raise error.value from None
                 raise
             raised = interruption = None
@@ -120,7 +120,7 @@ def _drive(coro: Any, steps: Any) -> Any:
                 raised = error
             if interruption is not None:
                 is_cancelled = isinstance(interruption, asyncio.CancelledError)
-                raised = interruption if is_cancelled else _StandIn(interruption)
+                raised = interruption if is_cancelled else _WrappedInterrupt(interruption)
     finally:
         coro = steps = awaited = raised = interruption = None  # as in await_
 
