@@ -185,14 +185,15 @@ pub(crate) unsafe fn set_shown<T: HasInstanceDict>(
         let py = Python::assume_attached();
         errors::at_boundary(py, -1, || {
             if let Some(value) = Bound::from_borrowed_ptr_or_opt(py, value) {
-                let dict = errors::owned(py, ffi::PyObject_GenericGetDict(slf, ptr::null_mut()))?;
+                let dict =
+                    Bound::from_owned_ptr_or_err(py, ffi::PyObject_GenericGetDict(slf, ptr::null_mut()))?;
                 dict.cast_into::<PyDict>()?.set_item(key(py, name), value)?;
                 return Ok(0);
             }
             if This::<T>::new(py, slf).instance_dict().get(py, name)?.is_none() {
                 return Err(PyAttributeError::new_err(name.to_string_lossy().into_owned()));
             }
-            let dict = errors::owned(py, ffi::PyObject_GenericGetDict(slf, ptr::null_mut()))?;
+            let dict = Bound::from_owned_ptr_or_err(py, ffi::PyObject_GenericGetDict(slf, ptr::null_mut()))?;
             dict.cast_into::<PyDict>()?.del_item(key(py, name))?;
             Ok(0)
         })

@@ -4,8 +4,6 @@ use std::ffi::{c_char, c_int};
 
 use pyo3::prelude::*;
 
-use super::errors;
-
 unsafe extern "C" {
     /// Public C API (`Doc/c-api/sys.rst`), which pyo3-ffi does not export. Calls nothing if there is no hook.
     pub(crate) fn PySys_Audit(event: *const c_char, format: *const c_char, ...) -> c_int;
@@ -16,6 +14,6 @@ pub(crate) fn check(py: Python<'_>, result: c_int) -> PyResult<()> {
     if result == 0 {
         Ok(())
     } else {
-        Err(errors::fetch(py))
+        Err(PyErr::fetch(py))
     }
 }

@@ -8,7 +8,6 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use pyo3::exceptions::{PyKeyboardInterrupt, PyOSError, PyRuntimeError, PySystemExit};
-use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -111,23 +110,4 @@ pub(crate) fn handle_report(event_loop: &Bound<'_, PyAny>, context: &Bound<'_, P
             Ok(())
         }
     }
-}
-
-/// The Python exception now set, or a `SystemError` where a C call failed without setting one.
-#[cold]
-pub(crate) fn fetch(py: Python<'_>) -> PyErr {
-    PyErr::fetch(py)
-}
-
-/// A new reference from a C call, or the exception that the call set.
-///
-/// # Safety
-/// `object` is null with an exception set, or a new reference that the caller gives up.
-#[inline]
-pub(crate) unsafe fn owned(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<Bound<'_, PyAny>> {
-    if object.is_null() {
-        return Err(fetch(py));
-    }
-    // SAFETY: not null, and the caller gives up a reference that it owns.
-    Ok(unsafe { Bound::from_owned_ptr(py, object) })
 }

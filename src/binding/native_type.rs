@@ -12,7 +12,7 @@ use std::ptr;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::sync::critical_section::with_critical_section;
+use pyo3::sync::critical_section;
 use pyo3::types::{PyBool, PyNone, PyString, PyTuple, PyType};
 
 use super::deallocation::deallocate;
@@ -350,7 +350,7 @@ pub(crate) unsafe fn call_method<T: NativeType>(
             let this = This::new(py, slf);
             let args = Args::new(py, args, nargs, kwnames, signature);
             let mut place = None;
-            T::exclusively(this, || body(this, args.fit(&mut place)?).map(Bound::into_ptr))
+            T::with_access(this, || body(this, args.fit(&mut place)?).map(Bound::into_ptr))
         })
     }
 }
@@ -392,7 +392,7 @@ pub(crate) unsafe fn call_getter<T: NativeType>(
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
             let this = This::new(py, slf);
-            T::exclusively(this, || body(this).map(Bound::into_ptr))
+            T::with_access(this, || body(this).map(Bound::into_ptr))
         })
     }
 }
@@ -411,7 +411,7 @@ pub(crate) unsafe fn represent<T: NativeType>(
         errors::at_boundary(py, ptr::null_mut(), || {
             let this = This::<T>::new(py, slf);
             let mut described = None;
-            let looked = T::exclusively(this, || {
+            let looked = T::with_access(this, || {
                 described = Some(describe(this));
                 Ok(())
             });
@@ -571,19 +571,19 @@ pub(crate) trait NativeType: Sized {
     fn clear(this: This<'_, Self>);
 
     /// Runs `body`, which touches the object's cells, with no other thread in them. With a GIL that is given.
-    /// Free-threaded builds let in only the thread that runs the object's loop (`LoopObject::exclusively`), or, for
-    /// an object that threads share, one thread at a time (`one_at_a_time`).
-    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R>;
+    /// Free-threaded builds let in only the thread that runs the object's loop (`LoopObject::with_loop_access`), or, for
+    /// an object that threads share, one thread at a time (`with_critical_section`).
+    fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R>;
 }
 
-/// `NativeType::exclusively` for an object that any thread may use: one thread at a time. Waiting for another thread
+/// `NativeType::with_access` for an object that any thread may use: one thread at a time. Waiting for another thread
 /// inside of it lets others in.
 #[inline]
-pub(crate) fn one_at_a_time<T, R>(this: This<'_, T>, body: impl FnOnce() -> R) -> R {
+pub(crate) fn with_critical_section<T, R>(this: This<'_, T>, body: impl FnOnce() -> R) -> R {
     if HAS_GIL {
         body()
     } else {
-        with_critical_section(&this.to_bound(), body)
+        critical_section::with_critical_section(&this.to_bound(), body)
     }
 }
 
@@ -660,7 +660,7 @@ pub(crate) unsafe fn new_type<'py, T: NativeType>(
             &raw mut spec,
             bases.map_or(ptr::null_mut(), pyo3::Bound::as_ptr),
         );
-        Ok(errors::owned(py, made)?.cast_into_unchecked::<PyType>())
+        Ok(Bound::from_owned_ptr_or_err(py, made)?.cast_into_unchecked::<PyType>())
     }
 }
 
@@ -706,7 +706,7 @@ pub(crate) fn extend_type(kind: &Bound<'_, PyAny>, methods: Vec<ffi::PyMethodDef
         let (name, descriptor) = unsafe {
             let name = CStr::from_ptr(definition.ml_name);
             let made = ffi::PyDescr_NewMethod(kind.as_ptr().cast(), definition);
-            (name, errors::owned(py, made)?)
+            (name, Bound::from_owned_ptr_or_err(py, made)?)
         };
         kind.setattr(name.to_string_lossy().as_ref(), descriptor)?;
     }

@@ -21,7 +21,7 @@ use pyo3::prelude::*;
 use super::fiber::Fiber;
 use super::wait_queue::WaitNode;
 use crate::binding::errors;
-use crate::binding::native_type::{NativeType, This, leak_table, one_at_a_time};
+use crate::binding::native_type::{NativeType, This, leak_table, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -168,8 +168,8 @@ impl NativeType for CoroObject {
         0
     }
 
-    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
-        one_at_a_time(this, body)
+    fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        with_critical_section(this, body)
     }
 
     fn clear(this: This<'_, Self>) {

@@ -54,7 +54,7 @@ fn begin(coro: Coro<'static>) -> bool {
         // SAFETY: a live context, left in `leave_context` on the same stack. The stack's own context is null until
         // then.
         if unsafe { ffi::PyContext_Enter(coro.context.as_ptr()) } != 0 {
-            return Err(errors::fetch(py));
+            return Err(PyErr::fetch(py));
         }
         if let Err(error) = raise_pending(coro) {
             return leave_context(coro, Err(error)).map(Some);
@@ -73,7 +73,7 @@ fn end(coro: Coro<'static>, result: *mut ffi::PyObject) {
     record_outcome(coro, || {
         let py = coro.py();
         // SAFETY: a new reference, or null with an exception set.
-        let result = unsafe { errors::owned(py, result) };
+        let result = unsafe { Bound::from_owned_ptr_or_err(py, result) };
         // Dropped here: their finalizers may still use the coro's stack.
         drop((coro.function.take(py), coro.args.take(py), coro.kwargs.take(py)));
         leave_context(coro, result).map(Some)
@@ -88,7 +88,7 @@ fn leave_context<'py>(coro: Coro<'py>, outcome: Outcome<'py>) -> Outcome<'py> {
     }
     // SAFETY: entered in `begin` on this stack; a failed outcome holds its exception itself.
     if unsafe { ffi::PyContext_Exit(coro.context.as_ptr()) } != 0 {
-        return Err(errors::fetch(coro.py()));
+        return Err(PyErr::fetch(coro.py()));
     }
     outcome
 }

@@ -238,7 +238,7 @@ impl Runtime {
         unsafe { Bound::from_owned_ptr(coro.py(), object) }
     }
 
-    /// A stack for a new coro: one of its own, or one of the shared ones in turn.
+    /// A stack for a new coro: one of its own, or one of the shared ones in rotation.
     fn assign_slot(&self, py: Python<'_>, has_own_stack: bool) -> PyResult<Rc<SharedSlot>> {
         if has_own_stack {
             return self.make_slot(py);
@@ -267,7 +267,7 @@ impl Runtime {
             let is_accepted = pystate::protect(thread, shared.stack.base(), shared.stack.len_bytes());
             pystate::unprotect(thread);
             if !is_accepted {
-                return Err(errors::fetch(py));
+                return Err(PyErr::fetch(py));
             }
         }
         Ok(shared)

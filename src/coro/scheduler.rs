@@ -96,7 +96,7 @@ fn finish_late(runtime: &Runtime, coro: Coro<'_>, took_ns: u64) -> PyResult<()> 
 }
 
 /// There was no memory for the coro to run; nothing was changed. One that has never run ends with the error. Another
-/// stays ready and tries again in the next turn: its function is not to know.
+/// stays ready and tries again in the next iteration: its function is not to know.
 #[cold]
 fn not_installed(runtime: &Runtime, coro: Coro<'_>, error: PyErr) -> PyResult<()> {
     // SAFETY: only looked at, on the thread's own stack.
@@ -197,7 +197,7 @@ pub(super) fn make_ready(coro: Coro<'_>) {
     queue(coro);
 }
 
-/// Starts a new coro: it is kept from now on, and runs in the next turn.
+/// Starts a new coro: it is kept from now on, and runs in the next iteration.
 pub(super) fn start(coro: Coro<'_>) -> PyResult<()> {
     if !coro.event_loop.is_set() {
         return Err(PyRuntimeError::new_err("the coro has lost its loop"));

@@ -13,7 +13,6 @@ use pyo3::types::PyDict;
 use super::coroutine::Coro;
 use super::fiber::Fiber;
 use super::pystate::SWAPS_TASK;
-use crate::binding::errors;
 
 /// `asyncio.tasks._current_tasks`, to 3.13.
 static CURRENT_TASKS: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
@@ -64,9 +63,10 @@ pub(super) fn register(coro: Coro<'_>) -> PyResult<()> {
     // SAFETY: attached; a set that is never freed. The reference object is the one that every weak reference without
     // a callback shares, so `unregister` finds it again. It needs no callback: the coro lives until then.
     unsafe {
-        let reference = errors::owned(coro.py(), ffi::PyWeakref_NewRef(coro.as_ptr(), ptr::null_mut()))?;
+        let reference =
+            Bound::from_owned_ptr_or_err(coro.py(), ffi::PyWeakref_NewRef(coro.as_ptr(), ptr::null_mut()))?;
         if ffi::PySet_Add(registry, reference.as_ptr()) != 0 {
-            return Err(errors::fetch(coro.py()));
+            return Err(PyErr::fetch(coro.py()));
         }
     }
     Ok(())
@@ -81,12 +81,13 @@ pub(super) fn unregister(coro: Coro<'_>) {
     } else {
         // SAFETY: as above.
         unsafe {
-            errors::owned(coro.py(), ffi::PyWeakref_NewRef(coro.as_ptr(), ptr::null_mut())).and_then(
-                |reference| match ffi::PySet_Discard(registry, reference.as_ptr()) {
-                    -1 => Err(errors::fetch(coro.py())),
-                    _ => Ok(()),
-                },
-            )
+            Bound::from_owned_ptr_or_err(coro.py(), ffi::PyWeakref_NewRef(coro.as_ptr(), ptr::null_mut()))
+                .and_then(
+                    |reference| match ffi::PySet_Discard(registry, reference.as_ptr()) {
+                        -1 => Err(PyErr::fetch(coro.py())),
+                        _ => Ok(()),
+                    },
+                )
         }
     };
     // asyncio leaves tasks out that are done, so one that could not be taken out harms nobody.
@@ -164,5 +165,5 @@ pub(super) fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
         return Ok(py.None().into_bound(py));
     }
     // SAFETY: set up before any coro can be made, never freed.
-    unsafe { errors::owned(py, ffi::PyObject_CallNoArgs(function)) }
+    unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyObject_CallNoArgs(function)) }
 }

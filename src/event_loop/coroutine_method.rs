@@ -17,7 +17,7 @@ use pyo3::types::PyString;
 
 use super::pyloop::LoopObject;
 use crate::binding::errors;
-use crate::binding::native_type::{NativeType, This, leak_table, new_type, one_at_a_time, slot};
+use crate::binding::native_type::{NativeType, This, leak_table, new_type, slot, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
 
 #[repr(C)]
@@ -100,7 +100,7 @@ unsafe extern "C" fn getattro(slf: *mut ffi::PyObject, name: *mut ffi::PyObject)
                     return Ok(own);
                 }
                 if ffi::PyErr_ExceptionMatches(ffi::PyExc_AttributeError) == 0 {
-                    return Err(errors::fetch(py));
+                    return Err(PyErr::fetch(py));
                 }
                 ffi::PyErr_Clear();
             }
@@ -151,8 +151,8 @@ impl NativeType for CoroutineMethodObject {
         unsafe { self.stub.traverse(visit, arg) }
     }
 
-    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
-        one_at_a_time(this, body)
+    fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        with_critical_section(this, body)
     }
 
     fn clear(this: This<'_, Self>) {
@@ -181,7 +181,7 @@ fn coroutine_method<'py>(stub: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>
             )));
         }
         let made = ffi::PyType_GenericAlloc(METHOD_TYPE.load(Ordering::Acquire), 0);
-        let made = errors::owned(py, made)?;
+        let made = Bound::from_owned_ptr_or_err(py, made)?;
         let object = made.as_ptr().cast::<CoroutineMethodObject>();
         (*object).vectorcall = Some(call);
         (*object).native = (*row).ml_meth.PyCFunctionFastWithKeywords;

@@ -1,14 +1,14 @@
-//! The loop: scheduling, the turn, descriptors, and its Python face `grapeshot._core.Loop`.
+//! The loop: scheduling, iterations, descriptors, and its Python face `grapeshot._core.Loop`.
 //!
 //! Everything belongs to the thread that runs the loop. This room knows native I/O objects only as `Source`; it must
 //! not know transports, processes, coros or TLS.
 
+mod call_methods;
 mod coroutine_method;
 pub(crate) mod handle;
 pub(crate) mod loop_clock;
 pub(crate) mod pyloop;
 pub(crate) mod reactor;
-mod scheduling;
 mod slow;
 pub(crate) mod source;
 mod tasks;

@@ -1,6 +1,6 @@
 //! `grapeshot._core.Loop`: the native base of `grapeshot.Loop`, its state and life cycle.
 //!
-//! What runs per callback lives in the native methods here and in `scheduling`, `watching` and `tasks`; what runs
+//! What runs per callback lives in the native methods here and in `call_methods`, `watching` and `tasks`; what runs
 //! per loop or per connection is Python, in the package. The object belongs to the thread that runs it; other
 //! threads may only call `call_soon_threadsafe` and read-only methods.
 
@@ -18,7 +18,7 @@ use pyo3::types::{PyFloat, PyTuple, PyType};
 
 use super::loop_clock::{self, LoopClock};
 use super::reactor::{Reactor, current_thread};
-use super::{scheduling, tasks, watching};
+use super::{call_methods, tasks, watching};
 use crate::binding::native_type::{
     Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, slot, threadsafe_getter,
     threadsafe_method,
@@ -85,7 +85,11 @@ impl LoopObject {
     ///
     /// RuntimeError if another thread runs the loop.
     #[inline(always)]
-    pub(crate) fn exclusively<R>(&self, py: Python<'_>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+    pub(crate) fn with_loop_access<R>(
+        &self,
+        py: Python<'_>,
+        body: impl FnOnce() -> PyResult<R>,
+    ) -> PyResult<R> {
         if HAS_GIL || self.reactor.owner() == current_thread() {
             return body();
         }
@@ -98,10 +102,10 @@ impl LoopObject {
         })
     }
 
-    /// `exclusively` for an object that keeps its loop in `event_loop`. An empty cell means that the object was
+    /// `with_loop_access` for an object that keeps its loop in `event_loop`. An empty cell means that the object was
     /// cleared by the collector, which had nobody else to share it with.
     #[inline(always)]
-    pub(crate) fn exclusively_for<R>(
+    pub(crate) fn with_access_of<R>(
         py: Python<'_>,
         event_loop: &ObjectCell,
         body: impl FnOnce() -> PyResult<R>,
@@ -110,7 +114,7 @@ impl LoopObject {
             return body();
         }
         match event_loop.get(py) {
-            Some(event_loop) => Self::of(&event_loop).exclusively(py, body),
+            Some(event_loop) => Self::of(&event_loop).with_loop_access(py, body),
             None => body(),
         }
     }
@@ -154,8 +158,8 @@ impl NativeType for LoopObject {
         unsafe { self.reactor.traverse(visit, arg) }
     }
 
-    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
-        LoopObject::exclusively(&this, this.py(), body)
+    fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        LoopObject::with_loop_access(&this, this.py(), body)
     }
 
     fn clear(this: This<'_, Self>) {
@@ -181,7 +185,7 @@ unsafe extern "C" fn new_loop(
             let reactor = Reactor::new().map_err(|error| errors::os_error(&error))?;
             let object = ffi::PyType_GenericAlloc(kind, 0);
             if object.is_null() {
-                return Err(errors::fetch(py));
+                return Err(PyErr::fetch(py));
             }
             let body = object.cast::<LoopObject>();
             ptr::write(&raw mut (*body).reactor, ManuallyDrop::new(reactor));
@@ -274,7 +278,7 @@ fn run<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
         }
         Ok(this.reactor.claim())
     };
-    if !LoopObject::exclusively(&this, this.py(), claim)? {
+    if !LoopObject::with_loop_access(&this, this.py(), claim)? {
         return Err(PyRuntimeError::new_err("This event loop is already running"));
     }
     // pyo3 drops an owned error at once only where it has counted the attachment itself; elsewhere it waits for the
@@ -368,7 +372,7 @@ pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
             LoopObject,
             stop,
             "stop()",
-            "Let the current turn end and leave run_forever()."
+            "Let the current iteration end and leave run_forever()."
         ),
         threadsafe_method!(LoopObject, get_debug, "get_debug()", "True in debug mode."),
         threadsafe_method!(
@@ -389,7 +393,7 @@ pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
             "_check_running()",
             "RuntimeError if this or another loop runs here."
         ),
-        threadsafe_method!(LoopObject, run, "_run()", "Run turns until stop()."),
+        threadsafe_method!(LoopObject, run, "_run()", "Run iterations until stop()."),
         threadsafe_method!(
             LoopObject,
             loop_clock::attributes_changed,
@@ -409,7 +413,7 @@ pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
             "Drop all work and close the poller."
         ),
     ];
-    methods.extend(scheduling::methods());
+    methods.extend(call_methods::methods());
     methods.extend(watching::methods());
     methods.extend(tasks::methods());
     methods

@@ -7,9 +7,9 @@ use pyo3::types::{PyDict, PyString, PyTuple};
 
 use super::pyloop::LoopObject;
 use super::reactor::current_thread;
+use crate::binding::HAS_GIL;
 use crate::binding::names::{Kept, names};
 use crate::binding::native_type::{Args, This, method, none, threadsafe_method};
-use crate::binding::{HAS_GIL, errors};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
@@ -60,14 +60,14 @@ fn create_future<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'
         // SAFETY: attached, all three are live. CPython's own Future, whose type this is, leaves the dict as it is.
         return unsafe {
             let made = ffi::PyObject_Call(future_type.as_ptr(), names().no_args.as_ptr(), kwargs.as_ptr());
-            errors::owned(py, made)
+            Bound::from_owned_ptr_or_err(py, made)
         };
     }
     let call = [std::ptr::null_mut(), this.as_ptr()];
     // SAFETY: Future(loop=self): one keyword value, its name in the kept tuple; call[0] is the free place that the
     // offset flag allows.
     unsafe {
-        errors::owned(
+        Bound::from_owned_ptr_or_err(
             py,
             ffi::PyObject_Vectorcall(
                 future_type.as_ptr(),
@@ -124,7 +124,7 @@ fn create_task<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<
     // SAFETY: Task(coro, loop=self, **kwargs): one positional value, then the keyword values in the order of their
     // names; call[0] is the free place that the offset flag allows.
     unsafe {
-        errors::owned(
+        Bound::from_owned_ptr_or_err(
             py,
             ffi::PyObject_Vectorcall(
                 task_type.as_ptr(),

@@ -7,10 +7,10 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyString};
 
+use super::call_methods::{os_result, remember_source};
 use super::handle::{HandleRef, check_callback};
 use super::pyloop::LoopObject;
 use super::reactor::{Direction, Target, Watcher};
-use super::scheduling::{os_result, remember_source};
 use crate::binding::names::names;
 use crate::binding::native_type::{Args, This, bool_object, method, none};
 

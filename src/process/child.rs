@@ -164,8 +164,8 @@ impl NativeType for ChildObject {
         0
     }
 
-    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
-        LoopObject::exclusively_for(this.py(), &this.event_loop, body)
+    fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        LoopObject::with_access_of(this.py(), &this.event_loop, body)
     }
 
     fn clear(this: This<'_, Self>) {
@@ -204,11 +204,11 @@ fn watch_child<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResul
     let pid = pid.extract::<libc::pid_t>()?;
     let exit = ExitWatch::new(pid).map_err(|error| errors::os_error(&error))?;
     // SAFETY: attached; the call returns a new reference or null with an exception set.
-    let context = unsafe { errors::owned(py, ffi::PyContext_CopyCurrent())? };
+    let context = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_CopyCurrent())? };
     // SAFETY: the type is made by `register` for this layout; the allocation comes zeroed, which is a valid state.
     let child = unsafe {
         let made = ffi::PyType_GenericAlloc(CHILD_TYPE.load(Ordering::Relaxed), 0);
-        errors::owned(py, made)?
+        Bound::from_owned_ptr_or_err(py, made)?
     };
     // SAFETY: made just above with this layout, kept alive by `child`.
     let body: This<'_, ChildObject> = unsafe { This::new(py, child.as_ptr()) };

@@ -20,7 +20,6 @@ use pyo3::types::{PyBytes, PyDict, PyString};
 
 use super::ssl_module::{SslModule, ssl_module};
 use super::window;
-use crate::binding::errors;
 use crate::binding::names::Kept;
 use crate::binding::object_cell::ObjectCell;
 
@@ -282,7 +281,7 @@ impl Engine {
             return Ok(None);
         }
         // SAFETY: passed on from the caller.
-        unsafe { errors::owned(py, result).map(Some) }
+        unsafe { Bound::from_owned_ptr_or_err(py, result).map(Some) }
     }
 
     /// Drops everything; nothing can be read or written after it.
@@ -317,7 +316,7 @@ fn call(
     let count = if arg.is_null() { 2 } else { 3 };
     // SAFETY: attached; the objects are kept by the caller, and a receiver of the wrong kind (null after `drop_all`) is
     // never passed, since nothing calls an engine that was dropped.
-    unsafe { errors::owned(py, vectorcall(method, &call[..count])) }
+    unsafe { Bound::from_owned_ptr_or_err(py, vectorcall(method, &call[..count])) }
 }
 
 /// Calls `method` with the arguments behind the free first place.

@@ -266,8 +266,8 @@ impl NativeType for TlsObject {
         }
     }
 
-    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
-        LoopObject::exclusively_for(this.py(), &this.event_loop, body)
+    fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        LoopObject::with_access_of(this.py(), &this.event_loop, body)
     }
 }
 

@@ -16,7 +16,6 @@ use super::engine::Engine;
 use super::lower::{self, Lower, Tls};
 use super::methods::READ_HIGH;
 use super::{State, TLS_TYPE, TlsBody, TlsObject, Told, drop_fields, flag, lifecycle, reading, writing};
-use crate::binding::errors;
 use crate::binding::native_type::{Args, This, bool_object, method, none};
 use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
@@ -227,7 +226,7 @@ fn new_object(py: Python<'_>, body: TlsBody) -> Object<'_> {
     unsafe {
         let object = ffi::PyType_GenericAlloc(TLS_TYPE.load(Ordering::Relaxed), 0);
         if object.is_null() {
-            let error = errors::fetch(py);
+            let error = PyErr::fetch(py);
             drop_fields(py, &body);
             return Err(error);
         }

@@ -20,7 +20,6 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::binding::errors;
 use crate::binding::native_type::{NativeType, This, new_type, slot};
 
 #[repr(C)]
@@ -50,7 +49,7 @@ impl NativeType for WindowObject {
     fn clear(_: This<'_, Self>) {}
 
     /// Whoever has taken it out of `SPARE` is alone with it.
-    fn exclusively<R>(_: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+    fn with_access<R>(_: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
         body()
     }
 }
@@ -99,7 +98,7 @@ unsafe fn lend_memory<R>(
     if object.is_null() {
         // SAFETY: the type is made by `register` for this layout, in which zeroes are valid.
         object = unsafe {
-            errors::owned(
+            Bound::from_owned_ptr_or_err(
                 py,
                 ffi::PyType_GenericAlloc(WINDOW_TYPE.load(Ordering::Relaxed), 0),
             )?

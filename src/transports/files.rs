@@ -49,9 +49,9 @@ fn encoded<'py>(path: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
     // SAFETY: attached; on success the converter puts a new reference to bytes into its place.
     unsafe {
         if ffi::PyUnicode_FSConverter(path.as_ptr(), (&raw mut bytes).cast()) == 0 {
-            return Err(errors::fetch(py));
+            return Err(PyErr::fetch(py));
         }
-        Ok(errors::owned(py, bytes)?.cast_into_unchecked())
+        Ok(Bound::from_owned_ptr_or_err(py, bytes)?.cast_into_unchecked())
     }
 }
 

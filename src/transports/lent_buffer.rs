@@ -6,8 +6,6 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::binding::errors;
-
 /// Writable memory, exported until this is dropped. It stays where it was made: moving a view costs more than all else.
 pub(super) struct LentBuffer(ffi::Py_buffer);
 
@@ -27,7 +25,7 @@ impl LentBuffer {
         if unsafe { ffi::PyObject_GetBuffer(offered.as_ptr(), &raw mut self.0, ffi::PyBUF_WRITABLE) } != 0 {
             // An exporter that fails should have left it so.
             self.0.obj = std::ptr::null_mut();
-            return Err(errors::fetch(offered.py()));
+            return Err(PyErr::fetch(offered.py()));
         }
         if self.0.len == 0 {
             return Err(PyRuntimeError::new_err("get_buffer() returned an empty buffer"));

@@ -74,7 +74,7 @@ fn accept(this: This<'_, ListenerObject>) -> PyResult<()> {
                     log_connection(&server, &fd, &peer)?;
                 }
                 // SAFETY: attached, with a context object that we hold.
-                let own = unsafe { errors::owned(py, ffi::PyContext_Copy(context.as_ptr()))? };
+                let own = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_Copy(context.as_ptr()))? };
                 stream::accept(&event_loop, fd, peer, &factory, &server, own)?;
             }
             Err(error) if is_transient(&error) => return Ok(()),
@@ -209,8 +209,8 @@ impl NativeType for ListenerObject {
         0
     }
 
-    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
-        LoopObject::exclusively_for(this.py(), &this.event_loop, body)
+    fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        LoopObject::with_access_of(this.py(), &this.event_loop, body)
     }
 
     fn clear(this: This<'_, Self>) {
@@ -291,7 +291,7 @@ fn listen<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResult<Bou
     // SAFETY: the type is made by `register` for this layout; the allocation comes zeroed, which is a valid state.
     let listener = unsafe {
         let made = ffi::PyType_GenericAlloc(LISTENER_TYPE.load(Ordering::Relaxed), 0);
-        errors::owned(py, made)?
+        Bound::from_owned_ptr_or_err(py, made)?
     };
     // SAFETY: made just above with this layout, kept alive by `listener`.
     let body: This<'_, ListenerObject> = unsafe { This::new(py, listener.as_ptr()) };
@@ -307,7 +307,7 @@ fn listen<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResult<Bou
     body.server.set(server);
     // SAFETY: attached; the call returns a new reference or null with an exception set.
     body.context
-        .set(unsafe { errors::owned(py, ffi::PyContext_CopyCurrent())? });
+        .set(unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_CopyCurrent())? });
     body.batch.set(batch);
     start(body, &this)?;
     Ok(listener)

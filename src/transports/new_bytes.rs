@@ -5,8 +5,6 @@ use std::ptr;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::binding::errors;
-
 unsafe extern "C" {
     /// Public C API (`Doc/c-api/bytes.rst`), which pyo3-ffi does not export.
     fn _PyBytes_Resize(bytes: *mut *mut ffi::PyObject, len_bytes: ffi::Py_ssize_t) -> std::ffi::c_int;
@@ -17,7 +15,7 @@ unsafe extern "C" {
 pub(crate) fn copied<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     // SAFETY: the call copies `len` readable bytes into a new object, or returns null with an exception set.
     unsafe {
-        errors::owned(
+        Bound::from_owned_ptr_or_err(
             py,
             ffi::PyBytes_FromStringAndSize(data.as_ptr().cast(), data.len() as ffi::Py_ssize_t),
         )
@@ -36,7 +34,7 @@ impl<'py> NewBytes<'py> {
         let capacity = capacity.max(1);
         // SAFETY: attached; the content is written before the object is shown to anyone.
         let object = unsafe {
-            errors::owned(
+            Bound::from_owned_ptr_or_err(
                 py,
                 ffi::PyBytes_FromStringAndSize(ptr::null(), capacity as ffi::Py_ssize_t),
             )?
@@ -76,7 +74,7 @@ impl<'py> NewBytes<'py> {
             // SAFETY: the first `len_bytes` bytes were written.
             return unsafe {
                 let content = ffi::PyBytes_AS_STRING(self.object.as_ptr());
-                errors::owned(
+                Bound::from_owned_ptr_or_err(
                     py,
                     ffi::PyBytes_FromStringAndSize(content, len_bytes as ffi::Py_ssize_t),
                 )
@@ -94,6 +92,6 @@ fn resized(object: Bound<'_, PyAny>, len_bytes: usize) -> PyResult<Bound<'_, PyA
     // sets an exception.
     unsafe {
         _PyBytes_Resize(&raw mut object, len_bytes as ffi::Py_ssize_t);
-        errors::owned(py, object)
+        Bound::from_owned_ptr_or_err(py, object)
     }
 }

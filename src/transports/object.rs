@@ -115,8 +115,8 @@ impl<B: Body> NativeType for TransportObject<B> {
         unsafe { self.body.calls().traverse(visit, arg) }
     }
 
-    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
-        LoopObject::exclusively_for(this.py(), &this.event_loop, body)
+    fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        LoopObject::with_access_of(this.py(), &this.event_loop, body)
     }
 
     fn clear(this: This<'_, Self>) {
@@ -148,7 +148,7 @@ pub(super) fn make<'py, B: Body>(
     unsafe {
         let object = ffi::PyType_GenericAlloc(kind.load(Ordering::Relaxed), 0);
         if object.is_null() {
-            let error = errors::fetch(py);
+            let error = PyErr::fetch(py);
             body.calls().drop_all(py);
             body.release(py);
             return Err(error);

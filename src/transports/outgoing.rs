@@ -14,7 +14,6 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyMemoryView};
 
 use super::flow::Watermarks;
-use crate::binding::errors;
 
 /// Chunks handed to one system call.
 const SLICES_PER_CALL: usize = 64;
@@ -188,7 +187,7 @@ impl<'a, 'py> Data<'a, 'py> {
         let mut view = ffi::Py_buffer::new();
         // SAFETY: attached; on success the view is released exactly once, by Drop.
         if unsafe { ffi::PyObject_GetBuffer(data.as_ptr(), &raw mut view, ffi::PyBUF_SIMPLE) } != 0 {
-            return Err(errors::fetch(data.py()));
+            return Err(PyErr::fetch(data.py()));
         }
         Ok(Self::View(data, view))
     }

@@ -13,7 +13,6 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
-use crate::binding::errors;
 use crate::binding::names::{Kept, names};
 use crate::binding::native_type::none;
 use crate::binding::object_cell::ObjectCell;
@@ -169,7 +168,7 @@ impl ProtocolCalls {
             return Ok(None);
         };
         // SAFETY: a live context; the call returns a new reference or null with an exception set.
-        unsafe { errors::owned(py, ffi::PyContext_Copy(context.as_ptr())).map(Some) }
+        unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_Copy(context.as_ptr())).map(Some) }
     }
 
     #[inline]
@@ -307,7 +306,7 @@ impl ProtocolCalls {
                 2 | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
                 ptr::null_mut(),
             );
-            errors::owned(py, result).map(drop)
+            Bound::from_owned_ptr_or_err(py, result).map(drop)
         }
     }
 
@@ -354,7 +353,7 @@ impl ProtocolCalls {
                     (1 + args.len()) | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
                     ptr::null_mut(),
                 );
-                errors::owned(py, result)
+                Bound::from_owned_ptr_or_err(py, result)
             }
         })
     }
@@ -386,19 +385,19 @@ pub(crate) fn run_in<R>(context: &Bound<'_, PyAny>, body: impl FnOnce() -> PyRes
     let py = context.py();
     // SAFETY: a live context that the caller holds a reference to; it is left below on this thread.
     if unsafe { ffi::PyContext_Enter(context.as_ptr()) } != 0 {
-        return Err(errors::fetch(py));
+        return Err(PyErr::fetch(py));
     }
     let result = body();
     // SAFETY: entered above on this thread. No exception is set: a failed body holds its own.
     if unsafe { ffi::PyContext_Exit(context.as_ptr()) } != 0 {
-        return Err(errors::fetch(py));
+        return Err(PyErr::fetch(py));
     }
     result
 }
 
 fn copied_context(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     // SAFETY: attached; the call returns a new reference or null with an exception set.
-    unsafe { errors::owned(py, ffi::PyContext_CopyCurrent()) }
+    unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_CopyCurrent()) }
 }
 
 /// Calls the bound method in `method` with one argument.
@@ -428,7 +427,7 @@ fn call_method<'py>(method: &Bound<'py, PyAny>, arg: *mut ffi::PyObject) -> PyRe
             1 | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
             ptr::null_mut(),
         );
-        errors::owned(py, result)
+        Bound::from_owned_ptr_or_err(py, result)
     }
 }
 

@@ -11,7 +11,6 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyInt, PyString, PyTuple, PyType};
 
-use crate::binding::errors;
 use crate::binding::native_type::none;
 
 /// A nonblocking `socket.socket` that takes over `fd`; family, type and protocol are read from the descriptor. An error
@@ -48,7 +47,7 @@ pub(super) fn take_over<'py>(
     // SAFETY: attached; a type with its own slot, which returns a new reference or null with an exception set.
     let socket = unsafe {
         match (*kind.as_type_ptr()).tp_new {
-            Some(new) => errors::owned(py, new(kind.as_type_ptr(), args.as_ptr(), kwargs))?,
+            Some(new) => Bound::from_owned_ptr_or_err(py, new(kind.as_type_ptr(), args.as_ptr(), kwargs))?,
             None => return Err(PyTypeError::new_err("socket.socket cannot be instantiated")),
         }
     };
@@ -83,7 +82,7 @@ fn initialize(
     // SAFETY: attached; the slot of the object's own type, which returns -1 with an exception set on a failure.
     unsafe {
         match (*object.get_type_ptr()).tp_init {
-            Some(init) if init(object.as_ptr(), args.as_ptr(), kwargs) < 0 => Err(errors::fetch(object.py())),
+            Some(init) if init(object.as_ptr(), args.as_ptr(), kwargs) < 0 => Err(PyErr::fetch(object.py())),
             _ => Ok(()),
         }
     }

@@ -20,7 +20,6 @@ use pyo3::types::{PyBool, PyByteArray, PyString, PyWeakrefMethods, PyWeakrefRefe
 
 use super::protocol::ProtocolCalls;
 use crate::binding::attributes;
-use crate::binding::errors;
 use crate::binding::names::{Kept, names};
 use crate::binding::native_type::none;
 
@@ -197,13 +196,13 @@ fn has_plain_attributes(kind: Kept) -> bool {
 fn attribute<'py>(object: &Bound<'py, PyAny>, name: Kept) -> Option<Bound<'py, PyAny>> {
     let py = object.py();
     // SAFETY: both are live; the call returns a new reference, or null with an exception set.
-    unsafe { errors::owned(py, ffi::PyObject_GetAttr(object.as_ptr(), name.as_ptr())).ok() }
+    unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyObject_GetAttr(object.as_ptr(), name.as_ptr())).ok() }
 }
 
 fn set_attribute(object: &Bound<'_, PyAny>, name: Kept, value: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: all three are live; -1 says that an exception is set.
     if unsafe { ffi::PyObject_SetAttr(object.as_ptr(), name.as_ptr(), value) } < 0 {
-        return Err(errors::fetch(object.py()));
+        return Err(PyErr::fetch(object.py()));
     }
     Ok(())
 }
@@ -303,7 +302,7 @@ impl<'py> Feed<'py> {
         let resized =
             unsafe { ffi::PyByteArray_Resize(self.buffer.as_ptr(), len_bytes as ffi::Py_ssize_t) } >= 0;
         if !resized {
-            drop(errors::fetch(self.buffer.py()));
+            drop(PyErr::fetch(self.buffer.py()));
         }
         resized
     }
@@ -388,7 +387,7 @@ impl<'py> Feed<'py> {
     fn required(&self, name: Kept) -> PyResult<Bound<'py, PyAny>> {
         // SAFETY: as in `attribute`.
         unsafe {
-            errors::owned(
+            Bound::from_owned_ptr_or_err(
                 self.reader.py(),
                 ffi::PyObject_GetAttr(self.reader.as_ptr(), name.as_ptr()),
             )
@@ -418,6 +417,6 @@ fn call(
             2 | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
             ptr::null_mut(),
         );
-        errors::owned(py, result).map(drop)
+        Bound::from_owned_ptr_or_err(py, result).map(drop)
     }
 }

@@ -86,7 +86,7 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
             spawn::spawn,
             "spawn(function, /, *args, name=None, context=None, stack='shared', **kwargs)",
             "\
-                Start a coro that runs function(*args, **kwargs); return it. It runs in the next turn of the loop.\n\n\
+                Start a coro that runs function(*args, **kwargs); return it. It runs in the next iteration of the loop.\n\n\
                 Where no loop runs yet, the thread's next coro.run() or coro.event_loop() runs it.\n\n\
                 name: what repr() and messages call it, 'coro <id>' by default.\n\
                 context: the contextvars.Context that it runs in; by default a copy of the current one.\n\
@@ -305,7 +305,7 @@ fn add(
     let (name, made) = unsafe {
         let name = CStr::from_ptr(definition.ml_name);
         let made = ffi::PyCFunction_NewEx(definition, ptr::null_mut(), owner.as_ptr());
-        (name, errors::owned(py, made)?)
+        (name, Bound::from_owned_ptr_or_err(py, made)?)
     };
     module.add(format!("{prefix}{}", name.to_string_lossy()).as_str(), made)
 }

@@ -9,7 +9,6 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyType};
 
 use super::Object;
-use crate::binding::errors;
 use crate::binding::native_type::{Args, none};
 use crate::coro::runtime::with_runtime;
 use crate::coro::{hooks, pystate, scheduler, tasks};
@@ -180,7 +179,7 @@ fn make<'py>(py: Python<'py>, args: &Args<'_, 'py>, function_name: &str) -> PyRe
     check_function(&function, function_name)?;
     let event_loop = running_loop(py)?;
     // SAFETY: the type is a subclass of the native one; the allocation comes zeroed.
-    let object = unsafe { errors::owned(py, ffi::PyType_GenericAlloc(kind, 0))? };
+    let object = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyType_GenericAlloc(kind, 0))? };
     let coro = scheduler::coro_of(&object);
     coro.init();
     if !args.kwnames().is_null() {
@@ -205,11 +204,11 @@ fn make<'py>(py: Python<'py>, args: &Args<'_, 'py>, function_name: &str) -> PyRe
     if !coro.context.is_set() {
         // SAFETY: attached; a new reference or null with an exception set.
         coro.context
-            .set(unsafe { errors::owned(py, ffi::PyContext_CopyCurrent())? });
+            .set(unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_CopyCurrent())? });
     }
     // SAFETY: arguments are alive for the length of the call, each item gets a reference of its own.
     let tuple = unsafe {
-        let tuple = errors::owned(py, ffi::PyTuple_New(values.len() as ffi::Py_ssize_t - 1))?;
+        let tuple = Bound::from_owned_ptr_or_err(py, ffi::PyTuple_New(values.len() as ffi::Py_ssize_t - 1))?;
         for (index, value) in values[1..].iter().enumerate() {
             ffi::PyTuple_SET_ITEM(tuple.as_ptr(), index as ffi::Py_ssize_t, ffi::Py_NewRef(*value));
         }

@@ -16,7 +16,9 @@ use pyo3::types::{PyList, PyTuple};
 use super::Object;
 use super::coro::check_thread;
 use crate::binding::errors;
-use crate::binding::native_type::{Args, NativeType, This, method, new_type, none, one_at_a_time, slot};
+use crate::binding::native_type::{
+    Args, NativeType, This, method, new_type, none, slot, with_critical_section,
+};
 use crate::binding::object_cell::ObjectCell;
 use crate::coro::coroutine::{Coro, CoroObject, Status};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
@@ -142,7 +144,7 @@ fn add_done_callback<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let context = match context.filter(|context| !context.is_none()) {
         Some(context) => context,
         // SAFETY: attached; a new reference, or null with an exception set.
-        None => unsafe { errors::owned(py, ffi::PyContext_CopyCurrent())? },
+        None => unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_CopyCurrent())? },
     };
     if !this.is_done() {
         append_callback(this, callback, context)?;
@@ -201,8 +203,8 @@ impl NativeType for AwaitObject {
         unsafe { self.coro.traverse(visit, arg) }
     }
 
-    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
-        one_at_a_time(this, body)
+    fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        with_critical_section(this, body)
     }
 
     fn clear(this: This<'_, Self>) {

@@ -9,7 +9,6 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 use super::{PREVIOUS_ITEM, chunk, field, imp};
-use crate::binding::errors;
 
 /// Levels of C recursion that the interpreter allows a thread (3.12 and 3.13).
 static C_LIMIT: AtomicI32 = AtomicI32::new(0);
@@ -108,13 +107,13 @@ unsafe fn has_exc_info(thread: *mut u8) -> bool {
 unsafe fn has_context(py: Python<'_>, thread: *mut u8) -> PyResult<bool> {
     // SAFETY: attached; the context is entered and left on this thread.
     unsafe {
-        let context = errors::owned(py, ffi::PyContext_New())?;
+        let context = Bound::from_owned_ptr_or_err(py, ffi::PyContext_New())?;
         if ffi::PyContext_Enter(context.as_ptr()) != 0 {
-            return Err(errors::fetch(py));
+            return Err(PyErr::fetch(py));
         }
         let is_right = *field::<*mut ffi::PyObject>(thread, imp::CONTEXT) == context.as_ptr();
         if ffi::PyContext_Exit(context.as_ptr()) != 0 {
-            return Err(errors::fetch(py));
+            return Err(PyErr::fetch(py));
         }
         Ok(is_right)
     }
@@ -173,7 +172,7 @@ unsafe fn has_trash_nesting(py: Python<'_>, thread: *mut u8) -> PyResult<bool> {
     unsafe {
         let before = *field::<c_int>(thread, offset);
         let capsule = ffi::PyCapsule_New(ptr::without_provenance_mut(1), ptr::null(), Some(note_nesting));
-        let inner = PyList::new(py, [errors::owned(py, capsule)?])?;
+        let inner = PyList::new(py, [Bound::from_owned_ptr_or_err(py, capsule)?])?;
         drop(PyList::new(py, [inner])?);
         Ok(NESTING.load(Ordering::Relaxed) == before + 2 && *field::<c_int>(thread, offset) == before)
     }
@@ -190,7 +189,7 @@ unsafe fn has_frame(py: Python<'_>, thread: *mut ffi::PyThreadState) -> PyResult
         if frame.is_null() {
             return Ok(true);
         }
-        let frame = errors::owned(py, frame.cast())?;
+        let frame = Bound::from_owned_ptr_or_err(py, frame.cast())?;
         let shown: *mut u8 = *field(frame.as_ptr().cast(), F_FRAME);
         let chain = imp::innermost(*field(thread.cast(), imp::FRAME));
         Ok(shown == chain)
@@ -209,12 +208,12 @@ unsafe fn has_caller(py: Python<'_>, thread: *mut ffi::PyThreadState) -> PyResul
         if frame.is_null() {
             return Ok(true);
         }
-        let frame = errors::owned(py, frame.cast())?;
+        let frame = Bound::from_owned_ptr_or_err(py, frame.cast())?;
         let caller = ffi::PyFrame_GetBack(frame.as_ptr().cast());
         if caller.is_null() {
             return Ok(true);
         }
-        let caller = errors::owned(py, caller.cast())?;
+        let caller = Bound::from_owned_ptr_or_err(py, caller.cast())?;
         let wanted: *mut u8 = *field(caller.as_ptr().cast(), F_FRAME);
         let mut previous: *mut u8 = *field(*field(frame.as_ptr().cast(), F_FRAME), imp::FRAME_PREVIOUS);
         // An entry frame each of the calls through C between the two.

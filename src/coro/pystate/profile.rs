@@ -13,7 +13,6 @@ use pyo3::prelude::*;
 
 use super::check::F_FRAME;
 use super::{CFrame, field, imp};
-use crate::binding::errors;
 
 /// What a profile function is told.
 #[derive(Clone, Copy)]
@@ -156,7 +155,7 @@ pub(in crate::coro) unsafe fn tell(
         if status == 0 {
             Ok(())
         } else {
-            Err(errors::fetch(frame.py()))
+            Err(PyErr::fetch(frame.py()))
         }
     }
 }

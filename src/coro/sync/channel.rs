@@ -27,7 +27,7 @@ use super::object::{
 };
 use crate::binding::errors;
 use crate::binding::native_type::{
-    Args, NativeType, This, bool_object, class_getitem, getter, method, none, one_at_a_time, slot,
+    Args, NativeType, This, bool_object, class_getitem, getter, method, none, slot, with_critical_section,
 };
 use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::wait_queue::WaitQueue;
@@ -64,8 +64,8 @@ impl NativeType for ChannelObject {
         this.on_the_way.clear(this.py());
     }
 
-    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
-        one_at_a_time(this, body)
+    fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        with_critical_section(this, body)
     }
 }
 
@@ -324,7 +324,7 @@ unsafe extern "C" fn next(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
             let this: Channel<'_> = This::new(py, slf);
-            ChannelObject::exclusively(this, || {
+            ChannelObject::with_access(this, || {
                 Ok(wait_for_value(this, Limit::Endless)?.map_or(ptr::null_mut(), Bound::into_ptr))
             })
         })

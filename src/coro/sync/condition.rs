@@ -11,7 +11,9 @@ use super::limit::{Deadline, Limit};
 use super::object::{
     FLAGS, Head, Object, Primitive, check_thread, dealloc, grant, make_type as make, wait_in_queue,
 };
-use crate::binding::native_type::{Args, NativeType, This, bool_object, method, none, one_at_a_time, slot};
+use crate::binding::native_type::{
+    Args, NativeType, This, bool_object, method, none, slot, with_critical_section,
+};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::wait_queue::WaitQueue;
 use crate::coro::{interruption, scheduler, suspension};
@@ -41,8 +43,8 @@ impl NativeType for ConditionObject {
 
     fn clear(_: This<'_, Self>) {}
 
-    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
-        one_at_a_time(this, body)
+    fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        with_critical_section(this, body)
     }
 }
 

@@ -26,7 +26,7 @@ use super::object::{
 };
 use crate::binding::errors;
 use crate::binding::native_type::{
-    Args, NativeType, This, class_getitem, getter, method, none, one_at_a_time, slot,
+    Args, NativeType, This, class_getitem, getter, method, none, slot, with_critical_section,
 };
 use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::wait_queue::WaitQueue;
@@ -62,8 +62,8 @@ impl NativeType for FifoObject {
         this.items.clear(this.py());
     }
 
-    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
-        one_at_a_time(this, body)
+    fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        with_critical_section(this, body)
     }
 }
 

@@ -11,7 +11,7 @@ use super::limit::{Deadline, Limit};
 use super::object::{
     FLAGS, Head, Object, Primitive, check_thread, dealloc, grant, make_type as make, wait_in_queue, waiting,
 };
-use crate::binding::native_type::{Args, NativeType, This, bool_object, method, none, one_at_a_time};
+use crate::binding::native_type::{Args, NativeType, This, bool_object, method, none, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
 use crate::coro::coroutine::Coro;
 use crate::coro::errors::{self as coro_errors, ErrorClass};
@@ -53,8 +53,8 @@ impl<const R: bool> NativeType for LockObject<R> {
         drop(this.holder.take(this.py()));
     }
 
-    fn exclusively<T>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
-        one_at_a_time(this, body)
+    fn with_access<T>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
+        with_critical_section(this, body)
     }
 }
 

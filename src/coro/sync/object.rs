@@ -12,7 +12,7 @@ use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 use super::limit::Deadline;
 use crate::binding::errors;
 use crate::binding::native_type::{
-    NativeType, This, leak_table, new_type, none, one_at_a_time, slot, weaklist_member,
+    NativeType, This, leak_table, new_type, none, slot, weaklist_member, with_critical_section,
 };
 use crate::coro::coroutine::Coro;
 use crate::coro::errors::{self as coro_errors, ErrorClass};
@@ -291,7 +291,7 @@ unsafe extern "C" fn new<T: Primitive>(
                     kind.name()?
                 )));
             }
-            let object = errors::owned(py, ffi::PyType_GenericAlloc(kind, 0))?;
+            let object = Bound::from_owned_ptr_or_err(py, ffi::PyType_GenericAlloc(kind, 0))?;
             T::init(object.as_ptr().cast());
             let head = &*object.as_ptr().cast::<Head>();
             head.maker.set(current_thread());
@@ -331,7 +331,7 @@ unsafe extern "C" fn repr<T: Primitive>(slf: *mut ffi::PyObject) -> *mut ffi::Py
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
             let this = This::<T>::new(py, slf);
-            let state = one_at_a_time(this, || T::state(this));
+            let state = with_critical_section(this, || T::state(this));
             let text = format!("<{} {state}>", type_name(this));
             Ok(PyString::new(py, &text).into_any().into_ptr())
         })

@@ -16,7 +16,7 @@ use super::object::{
 };
 use crate::binding::errors;
 use crate::binding::native_type::{
-    Args, NativeType, This, bool_object, getter, method, none, one_at_a_time, slot,
+    Args, NativeType, This, bool_object, getter, method, none, slot, with_critical_section,
 };
 use crate::coro::suspension;
 use crate::coro::wait_queue::WaitQueue;
@@ -45,8 +45,8 @@ impl NativeType for SemaphoreObject {
 
     fn clear(_: This<'_, Self>) {}
 
-    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
-        one_at_a_time(this, body)
+    fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        with_critical_section(this, body)
     }
 }
 

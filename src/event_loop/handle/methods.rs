@@ -14,8 +14,8 @@ use super::{HANDLE_TYPE, HandleObject, HandleRef, TIMER_TYPE, dealloc, flag, slo
 use crate::binding::errors;
 use crate::binding::names::names;
 use crate::binding::native_type::{
-    Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, one_at_a_time, slot,
-    weaklist_member,
+    Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, slot, weaklist_member,
+    with_critical_section,
 };
 use crate::event_loop::pyloop::LoopObject;
 
@@ -36,7 +36,7 @@ fn cancel<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> PyResult<Boun
     {
         let event_loop = LoopObject::of(&event_loop);
         // Refused in the wrong thread of a free-threaded build: then the heap finds out by itself.
-        let _ = event_loop.exclusively(py, || {
+        let _ = event_loop.with_loop_access(py, || {
             event_loop.reactor().timer_cancelled(py, handle);
             Ok(())
         });
@@ -90,7 +90,7 @@ unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
             let this = This::<HandleObject>::new(py, slf);
-            one_at_a_time(this, || {
+            with_critical_section(this, || {
                 if let Some(text) = slots::fixed_text(this)? {
                     return Ok(text.into_ptr());
                 }
@@ -154,7 +154,7 @@ pub(super) fn describe_call(
 /// otherwise.
 #[inline]
 pub(super) fn text_if_cancelled(this: This<'_, HandleObject>) -> Option<Bound<'_, PyAny>> {
-    one_at_a_time(this, || {
+    with_critical_section(this, || {
         if !this.is_debug() || this.has(flag::CANCELLED) {
             return None;
         }
@@ -182,7 +182,7 @@ fn fmt_error(_: std::fmt::Error) -> PyErr {
 
 /// What a handle calls: callback and arguments.
 fn call_of(this: This<'_, HandleObject>) -> PyResult<(Bound<'_, PyAny>, Bound<'_, PyTuple>)> {
-    one_at_a_time(this, || {
+    with_critical_section(this, || {
         Ok((slots::callback_or_none(this), this.args_tuple(this.py())?))
     })
 }
@@ -341,8 +341,8 @@ impl NativeType for TimerLayout {
         unsafe { self.0.traverse(visit, arg) }
     }
 
-    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
-        one_at_a_time(this, body)
+    fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        with_critical_section(this, body)
     }
 
     fn clear(this: This<'_, Self>) {

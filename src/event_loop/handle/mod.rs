@@ -2,7 +2,7 @@
 //!
 //! One layout serves both types. Up to four arguments lie inline (a tuple holds more), and freed handles go to a
 //! freelist: `call_soon` is the loop's hottest path. A handle belongs to the thread of its loop; its methods may be
-//! called from any thread (`one_at_a_time`, `waiting`).
+//! called from any thread (`with_critical_section`, `waiting`).
 //!
 //! Handles that run once are hidden from the collector (with 10,000 of them pending it took half of the time). That
 //! loses no cycle: once run or cancelled a handle refers to nothing; while the loop runs, what is pending is
@@ -22,11 +22,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use super::pyloop::LoopObject;
+use crate::binding::HAS_GIL;
 use crate::binding::freelist::Freelist;
 use crate::binding::names::names;
-use crate::binding::native_type::{NativeType, This, one_at_a_time};
+use crate::binding::native_type::{NativeType, This, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
-use crate::binding::{HAS_GIL, errors};
 
 /// Arguments kept inside the handle; more go to a tuple.
 const INLINE_ARGS: usize = 4;
@@ -114,7 +114,7 @@ impl HandleRef {
             let (context, is_hidden) = if context.is_null() {
                 let copy = ffi::PyContext_CopyCurrent();
                 if copy.is_null() {
-                    return Err(errors::fetch(py));
+                    return Err(PyErr::fetch(py));
                 }
                 if !Freelist::IS_TRACKED {
                     ffi::PyObject_GC_UnTrack(copy.cast());
@@ -132,7 +132,7 @@ impl HandleRef {
                 .take_or_alloc(types.load(Ordering::Relaxed))
                 .cast::<HandleObject>();
             if object.is_null() {
-                let error = errors::fetch(py);
+                let error = PyErr::fetch(py);
                 if is_hidden {
                     ffi::PyObject_GC_Track(context.cast());
                 }
@@ -308,7 +308,7 @@ impl HandleRef {
     /// The same with the text for `repr`, if it is to keep one.
     fn cancel_showing(self, py: Python<'_>, text: Option<Bound<'_, PyAny>>) -> bool {
         let this = self.this(py);
-        one_at_a_time(this, || {
+        with_critical_section(this, || {
             if this.has(flag::CANCELLED) {
                 return false;
             }
@@ -325,7 +325,7 @@ impl HandleRef {
     /// The loop, unless the handle has run or was cancelled.
     pub(crate) fn event_loop(self, py: Python<'_>) -> Option<Bound<'_, PyAny>> {
         let this = self.this(py);
-        one_at_a_time(this, || this.event_loop.get(py))
+        with_critical_section(this, || this.event_loop.get(py))
     }
 
     /// The deadline in seconds of the loop's clock.
@@ -476,8 +476,8 @@ impl NativeType for HandleObject {
         }
     }
 
-    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
-        one_at_a_time(this, body)
+    fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        with_critical_section(this, body)
     }
 
     fn clear(this: This<'_, Self>) {

@@ -8,7 +8,7 @@ use pyo3::types::PyTuple;
 
 use super::methods::describe_call;
 use super::{HandleRef, INLINE_ARGS, flag, slots};
-use crate::binding::native_type::one_at_a_time;
+use crate::binding::native_type::with_critical_section;
 use crate::binding::{HAS_GIL, errors};
 use crate::event_loop::pyloop::LoopObject;
 
@@ -62,7 +62,7 @@ impl HandleRef {
                     ptr::null_mut(),
                 );
                 if result.is_null() {
-                    let error = errors::fetch(py);
+                    let error = PyErr::fetch(py);
                     ffi::PyContext_Exit(context);
                     error.restore(py);
                 } else {
@@ -79,7 +79,7 @@ impl HandleRef {
                 }
             }
             // Failed: put the call back, so that the report can show it.
-            let error = errors::fetch(py);
+            let error = PyErr::fetch(py);
             let args: Vec<_> = call[2..2 + args_len]
                 .iter()
                 .map(|arg| Bound::from_owned_ptr(py, *arg))
@@ -103,7 +103,7 @@ impl HandleRef {
         }
     }
 
-    /// `handle._run()` of whoever wants it to run now. The loop runs it all the same when its turn comes, as in asyncio;
+    /// `handle._run()` of whoever wants it to run now. The loop runs it all the same when it gets to it, as in asyncio;
     /// a handle that the loop has run is empty, and nothing happens.
     pub(super) fn run_by_hand(self, py: Python<'_>) -> PyResult<()> {
         if self.is_cancelled(py) {
@@ -116,7 +116,7 @@ impl HandleRef {
     pub(crate) fn forget_call(self, py: Python<'_>) {
         let this = self.this(py);
         if !this.has(flag::REPEATS) {
-            one_at_a_time(this, || this.drop_call());
+            with_critical_section(this, || this.drop_call());
         }
     }
 
@@ -139,7 +139,7 @@ impl HandleRef {
     /// Runs the callback like `run`, but leaves it in the handle, readable afterwards.
     pub(crate) fn run_and_keep(self, py: Python<'_>) -> PyResult<()> {
         let this = self.this(py);
-        let taken = one_at_a_time(this, || {
+        let taken = with_critical_section(this, || {
             let call = (
                 this.callback.get(py),
                 this.context.get(py),
@@ -177,14 +177,14 @@ impl HandleRef {
         // SAFETY: the context is a live one that we hold; it is left below.
         let entered = unsafe { ffi::PyContext_Enter(context.as_ptr()) };
         if entered != 0 {
-            return self.report(py, event_loop, callback, args, errors::fetch(py));
+            return self.report(py, event_loop, callback, args, PyErr::fetch(py));
         }
         let result = callback.call1(args);
         // SAFETY: entered above on this thread.
         let left = unsafe { ffi::PyContext_Exit(context.as_ptr()) };
         match result {
             Err(error) => self.report(py, event_loop, callback, args, error),
-            Ok(_) if left != 0 => self.report(py, event_loop, callback, args, errors::fetch(py)),
+            Ok(_) if left != 0 => self.report(py, event_loop, callback, args, PyErr::fetch(py)),
             Ok(_) => Ok(()),
         }
     }

@@ -16,7 +16,7 @@ use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PySequence, PyString, PyTuple}
 use super::methods::get_when;
 use super::{HANDLE_TYPE, HandleObject, HandleRef, flag};
 use crate::binding::errors;
-use crate::binding::native_type::{This, bool_object, none, one_at_a_time};
+use crate::binding::native_type::{This, bool_object, none, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
 
@@ -86,7 +86,7 @@ unsafe extern "C" fn get(slf: *mut ffi::PyObject, closure: *mut c_void) -> *mut 
         errors::at_boundary(py, ptr::null_mut(), || {
             let this = This::<HandleObject>::new(py, slf);
             let (slot, name, _) = SLOTS[closure.addr()];
-            one_at_a_time(this, || read(this, slot))?
+            with_critical_section(this, || read(this, slot))?
                 .map(Bound::into_ptr)
                 .ok_or_else(|| missing(this, name))
         })
@@ -103,9 +103,9 @@ unsafe extern "C" fn set(slf: *mut ffi::PyObject, value: *mut ffi::PyObject, clo
             match Bound::from_borrowed_ptr_or_opt(py, value) {
                 Some(value) => {
                     let value = converted(slot, value)?;
-                    one_at_a_time(this, || write(this, slot, value))?;
+                    with_critical_section(this, || write(this, slot, value))?;
                 }
-                None => one_at_a_time(this, || delete(this, slot, name))?,
+                None => with_critical_section(this, || delete(this, slot, name))?,
             }
             if slot == Slot::When {
                 reorder(this)?;
@@ -363,7 +363,7 @@ fn reorder(this: This<'_, HandleObject>) -> PyResult<()> {
     match handle.event_loop(py) {
         Some(event_loop) if this.has(flag::SCHEDULED) => {
             let event_loop = LoopObject::of(&event_loop);
-            event_loop.exclusively(py, || {
+            event_loop.with_loop_access(py, || {
                 event_loop.reactor().timer_moved(py, handle);
                 Ok(())
             })

@@ -7,7 +7,7 @@ use grapeshot_core::sys::heap;
 use grapeshot_core::sys::poller::{Interest, Poller, Token};
 use pyo3::prelude::*;
 
-use super::turn::MAX_UNPOLLED_TURNS;
+use super::iteration::MAX_UNPOLLED_ITERATIONS;
 use super::{Reactor, Slot};
 use crate::event_loop::source::SourceRef;
 
@@ -31,12 +31,12 @@ impl Reactor {
         }
     }
 
-    /// Has the next turn look at the descriptors, whatever is ready beside: for each that is waited for anew, data may
+    /// Has the next iteration look at the descriptors, whatever is ready beside: for each that is waited for anew, data may
     /// be there already, which comes before what is scheduled from now on.
     #[inline]
     pub(crate) fn poll_next(&self, interest: Interest) {
         if !interest.is_empty() {
-            self.unpolled_turns.set(MAX_UNPOLLED_TURNS);
+            self.unpolled_iterations.set(MAX_UNPOLLED_ITERATIONS);
         }
     }
 

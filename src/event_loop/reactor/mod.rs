@@ -1,11 +1,11 @@
-//! The loop's state and one turn of it.
+//! The loop's state and one iteration of it.
 //!
-//! A turn: poll (detached from the interpreter only if it will block) -> sources, straight from their events ->
+//! An iteration: poll (detached from the interpreter only if it will block) -> sources, straight from their events ->
 //! due timers -> exactly the handles that were ready. While work is ready the poll is skipped, for at most
-//! `MAX_UNPOLLED_TURNS` turns or `MAX_UNPOLLED_NS`.
+//! `MAX_UNPOLLED_ITERATIONS` iterations or `MAX_UNPOLLED_NS`.
 //!
 //! Everything but the inbox, the waker and the atomics is touched only by the thread that runs the loop (or, before
-//! and after a run, by one thread at a time: `LoopObject::exclusively`). No cell stays borrowed across a call into
+//! and after a run, by one thread at a time: `LoopObject::with_loop_access`). No cell stays borrowed across a call into
 //! Python.
 
 use std::cell::{Cell, RefCell};
@@ -33,15 +33,15 @@ use super::source::{Ready, SourceRef};
 
 mod descriptors;
 mod ghosts;
-mod scheduling;
+mod iteration;
+mod queues;
 mod signals;
 mod targets;
-mod turn;
 mod watcher;
 mod watches;
 
+use iteration::MAX_UNPOLLED_ITERATIONS;
 use signals::Signals;
-use turn::MAX_UNPOLLED_TURNS;
 pub(crate) use watcher::{Direction, Target, Watcher};
 use watches::WatchRef;
 
@@ -83,11 +83,11 @@ pub(crate) struct Reactor {
     signals: Signals,
     events: RefCell<Events>,
     scratch: Cell<Vec<u8>>,
-    unpolled_turns: Cell<u32>,
+    unpolled_iterations: Cell<u32>,
     last_poll_ns: Cell<u64>,
     /// `PyThread_get_thread_ident()` of the thread inside `run`, 0 if none.
     owner: AtomicU64,
-    /// The threads inside of `LoopObject::exclusively` while none runs the loop, in free-threaded builds. Touched only with
+    /// The threads inside of `LoopObject::with_loop_access` while none runs the loop, in free-threaded builds. Touched only with
     /// the loop's critical section, which a thread gives up while it waits for another one: then there are several.
     visitors: RefCell<Vec<u64>>,
     is_stopping: AtomicBool,
@@ -121,7 +121,7 @@ impl Reactor {
             signals: Signals::new(),
             events: RefCell::new(Events::with_capacity(EVENTS_PER_POLL)),
             scratch: Cell::new(Vec::new()),
-            unpolled_turns: Cell::new(MAX_UNPOLLED_TURNS),
+            unpolled_iterations: Cell::new(MAX_UNPOLLED_ITERATIONS),
             last_poll_ns: Cell::new(0),
             owner: AtomicU64::new(0),
             visitors: RefCell::new(Vec::new()),
@@ -166,7 +166,7 @@ impl Reactor {
         self.visitors.borrow().iter().any(|visitor| *visitor != own)
     }
 
-    /// Whether the run ends with this turn.
+    /// Whether the run ends with this iteration.
     pub(crate) fn is_stopping(&self) -> bool {
         self.is_stopping.load(Ordering::Relaxed)
     }

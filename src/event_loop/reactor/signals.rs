@@ -225,7 +225,7 @@ pub(super) fn check_signals_at(py: Python<'_>, index: usize) -> PyResult<()> {
     if index % EVERY == EVERY - 1 {
         // SAFETY: attached; a failure leaves an exception set.
         if unsafe { ffi::PyErr_CheckSignals() } != 0 {
-            return Err(errors::fetch(py));
+            return Err(PyErr::fetch(py));
         }
     }
     Ok(())

@@ -69,7 +69,7 @@ fn receive(this: Datagram<'_>, fd: RawFd, slot_len: usize, limit: usize) -> PyRe
             // SAFETY: attached; making a bytes object copies the data and runs no Python code.
             let made = unsafe {
                 let len_bytes = data.len() as ffi::Py_ssize_t;
-                errors::owned(
+                Bound::from_owned_ptr_or_err(
                     py,
                     ffi::PyBytes_FromStringAndSize(data.as_ptr().cast(), len_bytes),
                 )

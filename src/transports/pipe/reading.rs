@@ -144,7 +144,7 @@ fn read(this: Pipe<'_, Reading>) -> io::Result<Option<PyResult<Bound<'_, PyAny>>
         // SAFETY: read has written `len_bytes` bytes; making a bytes object copies them and runs no Python code.
         Ok(Some(unsafe {
             let made = ffi::PyBytes_FromStringAndSize(scratch.as_ptr().cast(), len_bytes as ffi::Py_ssize_t);
-            errors::owned(py, made)
+            Bound::from_owned_ptr_or_err(py, made)
         }))
     })
 }

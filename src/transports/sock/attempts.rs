@@ -70,7 +70,7 @@ pub(super) enum Attempt<'py> {
     Done(Bound<'py, PyAny>),
     /// It would block.
     Blocked(Direction),
-    /// It got on, and gives way to others for a turn.
+    /// It got on, and gives way to others for an iteration.
     Again(Direction),
 }
 
@@ -296,7 +296,7 @@ fn recv_into<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'p
     let mut view = ffi::Py_buffer::new();
     // SAFETY: attached; the operation keeps the object. On success the view is released once, below.
     if unsafe { ffi::PyObject_GetBuffer(this.first.as_ptr(), &raw mut view, ffi::PyBUF_WRITABLE) } != 0 {
-        drop(errors::fetch(py));
+        drop(PyErr::fetch(py));
         return Ok(Native::Method);
     }
     let received = match (view.len, plain_socket::descriptor(socket)) {
@@ -344,7 +344,7 @@ fn connection<'py>(listener: &Bound<'py, PyAny>, fd: OwnedFd) -> PyResult<Bound<
 
 // ---- sending -------------------------------------------------------------------------------------------------------
 
-/// Sends until everything is gone or the kernel takes no more. One that keeps taking parts is left alone for a turn.
+/// Sends until everything is gone or the kernel takes no more. One that keeps taking parts is left alone for an iteration.
 fn send_all<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> {
     let py = this.py();
     let fd = plain_socket::descriptor(socket)?;
@@ -391,7 +391,7 @@ fn view_of(this: Operation<'_>) -> PyResult<*mut ffi::Py_buffer> {
     let mut view = Box::new(ffi::Py_buffer::new());
     // SAFETY: attached; the operation keeps the object. On success the view is released once, by `release_view`.
     if unsafe { ffi::PyObject_GetBuffer(this.first.as_ptr(), &raw mut *view, ffi::PyBUF_SIMPLE) } != 0 {
-        return Err(errors::fetch(this.py()));
+        return Err(PyErr::fetch(this.py()));
     }
     let view = Box::into_raw(view);
     this.view.set(view);

@@ -17,9 +17,9 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use super::attempts::Kind;
 use super::operation;
+use crate::binding::audit;
 use crate::binding::names::names;
 use crate::binding::native_type::{Args, This, method};
-use crate::binding::{audit, errors};
 use crate::event_loop::pyloop::LoopObject;
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
@@ -268,7 +268,7 @@ fn getaddrinfo<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<
             (1 + args.positional().len()) | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
             args.kwnames(),
         );
-        errors::owned(this.py(), result)
+        Bound::from_owned_ptr_or_err(this.py(), result)
     }
 }
 

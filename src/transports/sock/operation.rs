@@ -100,7 +100,8 @@ pub(super) fn new_operation<'py>(
     };
     // SAFETY: attached; the type is made by `register` for this layout. The object comes with its cells empty.
     unsafe {
-        let object = errors::owned(py, FREE.take_or_alloc(OPERATION_TYPE.load(Ordering::Relaxed)))?;
+        let object =
+            Bound::from_owned_ptr_or_err(py, FREE.take_or_alloc(OPERATION_TYPE.load(Ordering::Relaxed)))?;
         let operation = &*object.as_ptr().cast::<OperationObject>();
         operation.event_loop.put_new(event_loop.to_bound().into_ptr());
         operation
@@ -186,7 +187,7 @@ fn resume(this: Operation<'_>) -> PyResult<()> {
     waiter::check_outcome(waiter).inspect_err(|_| finish(this))
 }
 
-/// Yields a waiter: for the event, or for the next turn if the operation only gives way to others.
+/// Yields a waiter: for the event, or for the next iteration if the operation only gives way to others.
 fn suspend(this: Operation<'_>, direction: Direction, is_for_event: bool) -> PyResult<Step<'_>> {
     match new_wait(this, direction, is_for_event) {
         Ok(waiter) => {
@@ -272,7 +273,7 @@ unsafe extern "C" fn am_send(
         let this: Operation<'_> = This::new(py, slf);
         let (object, outcome) =
             errors::at_boundary(py, (ptr::null_mut(), ffi::PySendResult::PYGEN_ERROR), || {
-                let made = OperationObject::exclusively(this, || {
+                let made = OperationObject::with_access(this, || {
                     check_sent(this, value)?;
                     step(this)
                 });
@@ -292,7 +293,7 @@ unsafe extern "C" fn am_await(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
             let this: Operation<'_> = This::new(py, slf);
-            OperationObject::exclusively(this, || match this.state.get() {
+            OperationObject::with_access(this, || match this.state.get() {
                 State::Suspended | State::Running => {
                     Err(PyRuntimeError::new_err("coroutine is being awaited already"))
                 }
@@ -308,7 +309,7 @@ unsafe extern "C" fn iternext(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
         let py = Python::assume_attached();
         let this: Operation<'_> = This::new(py, slf);
         errors::at_boundary(py, ptr::null_mut(), || {
-            match OperationObject::exclusively(this, || step(this))? {
+            match OperationObject::with_access(this, || step(this))? {
                 Step::Yield(waiter) => Ok(waiter.into_ptr()),
                 // The end of an iterator without an exception stands for None.
                 Step::Return(value) if value.is_none() => Ok(ptr::null_mut()),
@@ -444,8 +445,8 @@ impl NativeType for OperationObject {
         unsafe { attempts::traverse_view(self, visit, arg) }
     }
 
-    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
-        LoopObject::exclusively_for(this.py(), &this.event_loop, body)
+    fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        LoopObject::with_access_of(this.py(), &this.event_loop, body)
     }
 
     fn clear(this: This<'_, Self>) {
@@ -472,7 +473,7 @@ unsafe extern "C" fn finalize(slf: *mut ffi::PyObject) {
             if let Err(error) = warned {
                 error.write_unraisable(py, Some(&this.to_bound()));
             }
-            OperationObject::exclusively(this, || {
+            OperationObject::with_access(this, || {
                 end(this);
                 Ok(())
             })
@@ -495,7 +496,7 @@ unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
         ffi::PyObject_GC_UnTrack(slf.cast());
         if let Some(waiter) = this.waiter.take(py) {
             // Dropped in another thread than the loop's: the next event finds out that nobody waits.
-            let _ = OperationObject::exclusively(this, || {
+            let _ = OperationObject::with_access(this, || {
                 waiter::leave(waiter::waiter_of(&waiter));
                 Ok(())
             });

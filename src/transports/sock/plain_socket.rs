@@ -9,8 +9,6 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::binding::errors;
-
 /// The methods that native code stands in for, or relies on.
 const METHODS: [&str; 7] = [
     "recv",
@@ -76,7 +74,7 @@ fn call<'py>(socket: &Bound<'py, PyAny>, function: &AtomicPtr<()>) -> PyResult<B
     // is an instance.
     unsafe {
         let function: ffi::PyCFunction = std::mem::transmute(function.load(Ordering::Relaxed));
-        errors::owned(socket.py(), function(socket.as_ptr(), ptr::null_mut()))
+        Bound::from_owned_ptr_or_err(socket.py(), function(socket.as_ptr(), ptr::null_mut()))
     }
 }
 
@@ -123,7 +121,7 @@ fn function_of(unopened: &Bound<'_, PyAny>, name: &str) -> PyResult<*mut ()> {
     let (function, flags) = unsafe {
         let function = ffi::PyCFunction_GetFunction(method.as_ptr());
         if function.is_none() {
-            drop(errors::fetch(unopened.py()));
+            drop(PyErr::fetch(unopened.py()));
             return Ok(ptr::null_mut());
         }
         (function, ffi::PyCFunction_GetFlags(method.as_ptr()))

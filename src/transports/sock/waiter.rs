@@ -72,7 +72,8 @@ pub(super) fn new_waiter<'py>(
     let py = event_loop.py();
     // SAFETY: attached; the type is made by `register` for this layout. The object comes with its cells empty.
     unsafe {
-        let object = errors::owned(py, FREE.take_or_alloc(WAITER_TYPE.load(Ordering::Relaxed)))?;
+        let object =
+            Bound::from_owned_ptr_or_err(py, FREE.take_or_alloc(WAITER_TYPE.load(Ordering::Relaxed)))?;
         let waiter = &*object.as_ptr().cast::<WaiterObject>();
         waiter.event_loop.put_new(event_loop.clone().into_ptr());
         waiter.fd.set(fd);
@@ -129,7 +130,7 @@ pub(super) fn leave(this: Waiter<'_>) {
     }
 }
 
-/// Ends a wait that needs no event: the operation goes on in the next turn.
+/// Ends a wait that needs no event: the operation goes on in the next iteration.
 pub(super) fn go_on(this: Waiter<'_>) {
     this.state.set(State::Done);
 }
@@ -162,7 +163,7 @@ fn add_done_callback<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py>
     let context = match context.filter(|context| !context.is_none()) {
         Some(context) => context,
         // SAFETY: attached; a new reference, or null with an exception set.
-        None => unsafe { errors::owned(py, ffi::PyContext_CopyCurrent())? },
+        None => unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_CopyCurrent())? },
     };
     if !this.is_pending() {
         schedule_one(this, &callback, &context)?;
@@ -273,7 +274,7 @@ unsafe extern "C" fn set_blocking(
                 return Err(PyAttributeError::new_err("cannot delete attribute"));
             };
             let (this, is_blocking): (Waiter<'_>, _) = (This::new(py, slf), value.is_truthy()?);
-            WaiterObject::exclusively(this, || {
+            WaiterObject::with_access(this, || {
                 this.is_blocking.set(is_blocking);
                 Ok(0)
             })
@@ -323,8 +324,8 @@ impl NativeType for WaiterObject {
         0
     }
 
-    fn exclusively<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
-        LoopObject::exclusively_for(this.py(), &this.event_loop, body)
+    fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        LoopObject::with_access_of(this.py(), &this.event_loop, body)
     }
 
     fn clear(this: This<'_, Self>) {

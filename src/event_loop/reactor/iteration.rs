@@ -1,4 +1,4 @@
-//! Running: one turn after another until `stop()`.
+//! Running: one iteration after another until `stop()`.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,7 +19,7 @@ use crate::event_loop::slow;
 use crate::event_loop::source::SourceRef;
 
 /// How long ready work may keep the loop from polling.
-pub(super) const MAX_UNPOLLED_TURNS: u32 = 16;
+pub(super) const MAX_UNPOLLED_ITERATIONS: u32 = 16;
 const MAX_UNPOLLED_NS: u64 = 100_000;
 /// A poll never blocks longer than this (asyncio's `MAXIMUM_SELECT_TIMEOUT`).
 const MAX_BLOCK_NS: u64 = 24 * 3600 * 1_000_000_000;
@@ -52,18 +52,18 @@ impl Reactor {
         claimed.is_ok()
     }
 
-    /// Runs turns until `stop()`, in the thread that has called `claim`; an error leaves the remaining work queued
+    /// Runs iterations until `stop()`, in the thread that has called `claim`; an error leaves the remaining work queued
     /// for the next run.
     pub(crate) fn run(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
         let _claimed = Claimed(self);
-        self.unpolled_turns.set(MAX_UNPOLLED_TURNS);
+        self.unpolled_iterations.set(MAX_UNPOLLED_ITERATIONS);
         event_loop.forget_clock();
         self.signals.enter();
         if let Some(last) = self.last_made.take() {
             last.release(py);
         }
         let result = loop {
-            if let Err(error) = self.turn(py, event_loop) {
+            if let Err(error) = self.iterate(py, event_loop) {
                 break Err(error);
             }
             if self.is_stopping.load(Ordering::Relaxed) {
@@ -78,7 +78,7 @@ impl Reactor {
         result
     }
 
-    fn turn(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
+    fn iterate(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
         self.drain_inbox();
         let has_work = !self.ready.borrow().is_empty() || self.is_stopping.load(Ordering::Relaxed);
         let has_timers = !self.timers.borrow().is_empty();
@@ -87,13 +87,16 @@ impl Reactor {
         } else {
             0
         };
-        let turns = self.unpolled_turns.get() + 1;
+        let iterations = self.unpolled_iterations.get() + 1;
         if self.last_poll_ns.get() == 0 {
             // The last poll needed no clock, so the time without one counts from here.
             self.last_poll_ns.set(now_ns);
         }
-        if has_work && turns <= MAX_UNPOLLED_TURNS && now_ns - self.last_poll_ns.get() < MAX_UNPOLLED_NS {
-            self.unpolled_turns.set(turns);
+        if has_work
+            && iterations <= MAX_UNPOLLED_ITERATIONS
+            && now_ns - self.last_poll_ns.get() < MAX_UNPOLLED_NS
+        {
+            self.unpolled_iterations.set(iterations);
         } else {
             let timeout_ns = if has_work {
                 Some(0)
@@ -105,13 +108,13 @@ impl Reactor {
             };
             let ready_before = self.ready.borrow().len();
             let count = self.poll(py, timeout_ns)?;
-            self.unpolled_turns.set(0);
+            self.unpolled_iterations.set(0);
             if has_timers && timeout_ns != Some(0) {
                 now_ns = clock::now_ns();
             }
             self.last_poll_ns.set(now_ns);
             if ready_before > 0 && count > 0 {
-                return self.finish_turn(py, event_loop, count, ready_before, now_ns);
+                return self.finish_iteration(py, event_loop, count, ready_before, now_ns);
             }
             self.dispatch(py, event_loop, count, Part::All)?;
         }
@@ -122,9 +125,9 @@ impl Reactor {
         self.run_ready(py, event_loop, count)
     }
 
-    /// The rest of a turn whose poll found events while handles were ready: those come first, then the events, then
+    /// The rest of an iteration whose poll found events while handles were ready: those come first, then the events, then
     /// the due timers, as if the events had been queued behind them.
-    fn finish_turn(
+    fn finish_iteration(
         &self,
         py: Python<'_>,
         event_loop: &LoopObject,

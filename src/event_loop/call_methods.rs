@@ -115,7 +115,7 @@ fn make_handle(
 #[inline(always)]
 fn push(this: This<'_, LoopObject>, handle: HandleRef) {
     let (py, reactor) = (this.py(), this.reactor());
-    let pushed = this.exclusively(py, || {
+    let pushed = this.with_loop_access(py, || {
         reactor.push_soon(handle.new_ref());
         Ok(())
     });
@@ -125,7 +125,7 @@ fn push(this: This<'_, LoopObject>, handle: HandleRef) {
 }
 
 impl LoopObject {
-    /// `call_soon(callback, *args, context=context)` for native callers inside `exclusively`.
+    /// `call_soon(callback, *args, context=context)` for native callers inside `with_loop_access`.
     pub(crate) fn soon(
         &self,
         callback: &Bound<'_, PyAny>,
@@ -199,7 +199,7 @@ fn schedule_timer<'py>(
     if method == "call_at" && unsafe { ffi::PyLong_Check(args.positional()[0]) } != 0 {
         handle.set_when_int(py);
     }
-    let pushed = this.exclusively(py, || {
+    let pushed = this.with_loop_access(py, || {
         reactor.push_timer(py, handle.new_ref());
         Ok(())
     });
@@ -241,7 +241,7 @@ fn call_later_by_clock<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -
             (1 + args.positional().len()) | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
             args.kwnames(),
         );
-        errors::owned(py, made)
+        Bound::from_owned_ptr_or_err(py, made)
     }
 }
 
@@ -261,7 +261,7 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
             LoopObject,
             call_soon,
             "call_soon(callback, *args, context=None)",
-            "Run callback(*args) in the next turn; returns a Handle."
+            "Run callback(*args) in the next iteration; returns a Handle."
         ),
         threadsafe_method!(
             LoopObject,
