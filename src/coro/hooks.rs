@@ -68,7 +68,8 @@ pub(super) fn watch_thread(py: Python<'_>) {
     }
 }
 
-/// Called by the watchdog with a coro's name, the seconds that it runs, and code and line of the functions that it is in.
+/// Called by the watchdog with a coro's name, the seconds that it runs, and code and line of the functions that it is
+/// in.
 #[cold]
 pub(super) fn report_late<'py>(
     py: Python<'py>,

@@ -5,9 +5,10 @@
 //!   watchdog                   sleeps until begin + limit, `report`: "has run for 0.200 seconds, and is at ...", its stack
 //! ```
 //!
-//! A run is timed by a clock that costs next to nothing and ticks every few milliseconds; what is called late has taken longer
-//! than the limit all the same. The `Pulse` of a thread says what runs there since when: its own thread writes it, at most four
-//! stores per run; the watchdog reads it. Which coro that is, and where, is looked at with the GIL only: the run cannot end then.
+//! A run is timed by a clock that costs next to nothing and ticks every few milliseconds; what is called late has taken
+//! longer than the limit all the same. The `Pulse` of a thread says what runs there since when: its own thread writes
+//! it, at most four stores per run; the watchdog reads it. Which coro that is, and where, is looked at with the GIL
+//! only: the run cannot end then.
 
 use std::mem;
 use std::sync::atomic::Ordering;
@@ -76,7 +77,8 @@ fn report(py: Python<'_>, pulse: &Pulse, since_ns: u64) -> PyResult<()> {
     let name = coro.getattr("name")?;
     // The last reference to a coro is its own thread's to give up.
     drop(coro);
-    // SAFETY: the thread is in the run, see above, with a state of this interpreter, whose frames change with the GIL only.
+    // SAFETY: the thread is in the run, see above, with a state of this interpreter, whose frames change with the GIL
+    // only.
     let places = unsafe { places(py, pulse.thread.load(Ordering::Relaxed))? };
     let place = match places.first() {
         Some((code, line)) => Some(Found {
@@ -89,7 +91,8 @@ fn report(py: Python<'_>, pulse: &Pulse, since_ns: u64) -> PyResult<()> {
         None => None,
     };
     if !is_current() {
-        // A finalizer has let it run meanwhile (to 3.11 the collector runs where objects are made), and it is somewhere else.
+        // A finalizer has let it run meanwhile (to 3.11 the collector runs where objects are made), and it is somewhere
+        // else.
         return Ok(());
     }
     let seconds = after_ns as f64 / 1e9;
@@ -99,7 +102,8 @@ fn report(py: Python<'_>, pulse: &Pulse, since_ns: u64) -> PyResult<()> {
 
 /// Code and line of the functions that a thread is in, the innermost first; nothing if it is in none.
 ///
-/// `sys._current_frames` is not asked: it makes frame objects of other interpreters' threads, too, which have GILs of their own.
+/// `sys._current_frames` is not asked: it makes frame objects of other interpreters' threads, too, which have GILs of
+/// their own.
 ///
 /// # Safety
 /// `thread` is the state of a live thread of this interpreter.

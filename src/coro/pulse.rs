@@ -1,7 +1,7 @@
 //! `Pulse`: what runs in a thread with coros, and since when.
 //!
-//! The thread that owns a pulse writes it, with at most four stores per run of a coro; the watchdog reads it. It must not
-//! know what follows from a run that is late.
+//! The thread that owns a pulse writes it, with at most four stores per run of a coro; the watchdog reads it. It must
+//! not know what follows from a run that is late.
 
 use std::ops::Deref;
 use std::ptr;

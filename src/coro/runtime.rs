@@ -308,7 +308,8 @@ impl Runtime {
         Some(())
     }
 
-    /// Brings the coro's stack into its slot; `entry` is the function that a new stack begins with. MemoryError if the one that lies there cannot be moved away.
+    /// Brings the coro's stack into its slot; `entry` is the function that a new stack begins with. MemoryError if the
+    /// one that lies there cannot be moved away.
     #[inline]
     pub(super) fn install(&self, coro: Coro<'_>, entry: Entry) -> PyResult<*mut Fiber> {
         let pointer = coro.fiber.get();

@@ -89,8 +89,8 @@ pub(super) enum Begun<'py, S> {
 /// but what `begin` wants to be kept: all else is in functions of their own, which have returned by then, or not begun.
 ///
 /// # Safety
-/// Called by CPython, attached. If there is something to wait for, `begin` leaves the running coro as `prepare_switch` wants
-/// it.
+/// Called by CPython, attached. If there is something to wait for, `begin` leaves the running coro as `prepare_switch`
+/// wants it.
 #[inline(always)]
 pub(super) unsafe fn wait_at_boundary<S, F, G>(begin: F, finish: G) -> *mut ffi::PyObject
 where

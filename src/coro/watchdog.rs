@@ -7,16 +7,17 @@
 //!        '--------------------------------------------------------------------------------'
 //! ```
 //!
-//! One thread for all threads with coros. It begins with the first run of a coro where a limit is set, sleeps while nothing
-//! runs, and ends when no thread is to be watched any more: the limit is off, the loop is closed, the process forks or exits.
+//! One thread for all threads with coros. It begins with the first run of a coro where a limit is set, sleeps while
+//! nothing runs, and ends when no thread is to be watched any more: the limit is off, the loop is closed, the process
+//! forks or exits.
 //!
-//! A thread of Rust's: it looks without the GIL, attaches only when a run is late, and is in nobody's `threading.enumerate()`. The record
-//! itself is made by a short-lived thread of `threading`: logging leaves an entry of `threading` behind for a thread that it does
-//! not know, and handlers may block. To Python 3.13 whoever asks for the GIL of an interpreter that exits is ended inside
-//! of that call; `sys/unwinding` sees to that here as everywhere.
+//! A thread of Rust's: it looks without the GIL, attaches only when a run is late, and is in nobody's
+//! `threading.enumerate()`. The record itself is made by a short-lived thread of `threading`: logging leaves an entry
+//! of `threading` behind for a thread that it does not know, and handlers may block. To Python 3.13 whoever asks for
+//! the GIL of an interpreter that exits is ended inside of that call; `sys/unwinding` sees to that here as everywhere.
 //!
-//! `watch`, `unwatch` and `stop` are called with the GIL. While the watchdog looks at Python (`is_looking`) nobody waits for it with
-//! the GIL, and it holds no lock. It must not know what is logged.
+//! `watch`, `unwatch` and `stop` are called with the GIL. While the watchdog looks at Python (`is_looking`) nobody
+//! waits for it with the GIL, and it holds no lock. It must not know what is logged.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -246,8 +247,8 @@ impl Watchdog {
         }
     }
 
-    /// Ends the thread, and waits for its end, if nothing is watched and it does not look at Python: then it needs no GIL for
-    /// that. Otherwise it ends by itself.
+    /// Ends the thread, and waits for its end, if nothing is watched and it does not look at Python: then it needs no
+    /// GIL for that. Otherwise it ends by itself.
     fn end_if_unused(&self, mut state: MutexGuard<'_, State>) {
         if !state.watched.is_empty() || !state.is_alive || state.is_looking {
             return;

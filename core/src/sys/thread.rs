@@ -1,7 +1,7 @@
 //! Helper threads of the library's own.
 //!
-//! Purpose: a thread that the program does not notice: the signals of the process never interrupt it, since Python's handlers
-//! are to find the main thread.
+//! Purpose: a thread that the program does not notice: the signals of the process never interrupt it, since Python's
+//! handlers are to find the main thread.
 //!
 //! Owner: whoever starts it.
 //!
@@ -31,8 +31,8 @@ where
 {
     let mut blocked = MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: sigfillset fills the set that the other calls change and read; the mask before is written by the last one, which
-    // cannot fail with these arguments.
+    // SAFETY: sigfillset fills the set that the other calls change and read; the mask before is written by the last
+    // one, which cannot fail with these arguments.
     unsafe {
         libc::sigfillset(blocked.as_mut_ptr());
         for fault in FAULTS {

@@ -17,8 +17,8 @@ use pyo3::ffi;
 
 use super::field;
 
-/// Space for about ten frames of ordinary functions, beside the tail. (Together with the allocator's own word a multiple
-/// of 16.)
+/// Space for about ten frames of ordinary functions, beside the tail. (Together with the allocator's own word a
+/// multiple of 16.)
 const BLOCK_LEN: usize = 1784;
 /// Chunks kept for the next coros.
 const KEPT: usize = 1024;
