@@ -1,4 +1,4 @@
-//! The part of grapeshot that needs no Python, so that it is built, tested and fuzzed without an interpreter.
+//! The part of grapeshot that needs no Python. It is built, tested and fuzzed without an interpreter.
 //!
 //! | module | what it has | uses |
 //! |---|---|---|
@@ -12,7 +12,7 @@
 //! draws the rooms of both crates.
 
 #![warn(missing_docs)]
-// A build for tests has the fallbacks of other systems too, which nothing exports there.
+// A test build also contains the fallbacks for other systems, which are not exported.
 #![cfg_attr(not(test), warn(unreachable_pub))]
 
 pub mod arch;

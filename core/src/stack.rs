@@ -1,4 +1,4 @@
-//! The memory that coros run on, and the copies of it that suspended coros leave behind.
+//! The memory that coros run on, and the copies of evicted stacks.
 //!
 //! ```text
 //!   StackSlot (8 MiB of address space)                     the slot's coro      another coro of the slot
@@ -13,7 +13,8 @@
 //! ```
 //!
 //! A coro belongs to one slot for life, so that pointers into its stack are right whenever it runs. While it is
-//! suspended its bytes stay in the slot until another coro needs the place: then they move to a `Saved`.
+//! suspended, its bytes stay in the slot until another coro needs the slot. Then the stack is evicted: its bytes are
+//! copied to a `Saved`.
 //!
 //! Belongs to one thread. It must not know Python or who runs when.
 
@@ -28,16 +29,16 @@ use crate::sys::pages;
 const SAVED_UNIT: usize = 16;
 /// Buffers up to this many units are kept for the next eviction.
 const POOLED_UNITS: usize = 512;
-/// Bytes of all buffers that are kept. Switches take as many as they give, so few are enough.
+/// The most bytes that are kept in all buffers. Switches take as many buffers as they give back, so few are enough.
 const MAX_KEPT_LEN: usize = 1024 * 1024;
-/// A stack that has been used deeper than this gives its memory back at a trim.
+/// A trim gives back the memory of a stack below this depth.
 const RESIDENT_LEN: usize = 256 * 1024;
-/// Trims are made once in so many evictions.
+/// How many evictions there are between two trims.
 const EVICTIONS_PER_TRIM: u32 = 1024;
-/// What evicted stacks are overwritten with in the debug mode that evicts always.
+/// The debug mode that evicts always overwrites the slot with this byte.
 const POISON: u8 = 0xDD;
 
-/// No access below a stack.
+/// The length of the guard below a stack, which nobody can access.
 const GUARD_LEN: usize = 1024 * 1024;
 
 /// One mapping with a guard below.
@@ -56,7 +57,7 @@ fn page_len() -> usize {
 }
 
 impl StackSlot {
-    /// Maps `len_bytes` (rounded up to pages) of stack, without memory behind it until it is used.
+    /// Maps `len_bytes` (rounded up to pages) of stack. The system provides memory when a page is first used.
     pub fn new(len_bytes: usize) -> io::Result<Self> {
         let page = page_len();
         let usable = len_bytes.next_multiple_of(page);
@@ -103,7 +104,7 @@ impl StackSlot {
         self.base
     }
 
-    /// How much stack there is.
+    /// The length of the stack.
     #[inline]
     pub fn len_bytes(&self) -> usize {
         self.top - self.base
@@ -114,13 +115,13 @@ impl StackSlot {
         self.mapping as usize..self.base
     }
 
-    /// Whether an address lies on the stack (the guard is none of it).
+    /// Whether an address lies on the stack (the guard does not belong to it).
     #[inline]
     pub fn contains(&self, address: usize) -> bool {
         self.base <= address && address < self.top
     }
 
-    /// Copies the used part of the stack at `sp` into `saved`, which has been made for its length.
+    /// Copies the used part of the stack at `sp` into `saved`, which must have its length.
     ///
     /// # Safety
     /// The stack at `sp` is suspended, in this slot.
@@ -152,7 +153,7 @@ impl StackSlot {
         }
     }
 
-    /// Overwrites everything from `sp` up, so that a pointer into a moved stack shows at once.
+    /// Overwrites everything from `sp` up, so that the use of a pointer into an evicted stack fails early.
     ///
     /// # Safety
     /// No stack is running or suspended in place in this slot.
@@ -161,8 +162,8 @@ impl StackSlot {
         unsafe { ptr::write_bytes(sp as *mut u8, POISON, self.top - sp) };
     }
 
-    /// Gives back the memory of a deep excursion: what lies more than `RESIDENT_LEN` below the top, as far as the
-    /// stack at `sp` does not use it. True if there was any.
+    /// Gives memory back to the system: the pages more than `RESIDENT_LEN` below the top that the stack at `sp` does
+    /// not use. Returns whether there were any.
     pub fn trim(&self, sp: usize) -> bool {
         let page = page_len();
         let end = (sp.min(self.top) - page).min(self.top - RESIDENT_LEN.min(self.len_bytes())) & !(page - 1);
@@ -216,7 +217,7 @@ impl Saved {
 /// Buffers for saved stacks, kept by size.
 pub struct Pool {
     kept: Vec<Vec<*mut u8>>,
-    /// Bytes of them all.
+    /// The bytes in all of them.
     kept_len: usize,
 }
 

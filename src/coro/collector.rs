@@ -1,12 +1,12 @@
-//! The cyclic garbage collector and moving stacks do not go together.
+//! The cyclic garbage collector must not run on a stack that is moved.
 //!
-//! While it runs, the heads of its lists of objects lie on the C stack, and the objects point to them. A finalizer or a
-//! weak reference's callback that it calls must therefore not let the stack be moved away: a coro that tries to wait
-//! there gets a `RuntimeError`. Where the stack never moves (`stack="own"`) it may wait. Finalizers that are called
-//! because the last reference went away may wait anywhere.
+//! While the collector runs, the heads of its lists of objects lie on the C stack, and objects point to them. So the
+//! stack must stay in its place during a collection. A coro that tries to wait in a finalizer or in a weak reference's
+//! callback that the collector calls gets a `RuntimeError`. A coro with a stack of its own (`stack="own"`) may wait
+//! there. A finalizer that runs because the last reference has gone may wait anywhere.
 //!
-//! The package puts `note` in front of `gc.callbacks`, where the interpreter calls it before and after each collection,
-//! on the stack that the collection runs on.
+//! The package puts `note` first in `gc.callbacks`. The interpreter calls it before and after each collection, on the
+//! stack that the collection runs on.
 
 use std::ptr;
 
@@ -21,10 +21,11 @@ pub(super) fn note(py: Python<'_>, phase: &Bound<'_, PyAny>) -> PyResult<()> {
     with_runtime(|runtime| {
         let current = runtime.current.get();
         if !is_start {
-            // A coro with a stack of its own may have let others run meanwhile, none of which can have collected.
+            // A coro with a stack of its own may have let other coros run meanwhile. None of them can have started a
+            // collection.
             runtime.collecting.set(ptr::null_mut());
         } else if !current.is_null() {
-            // SAFETY: the running coro is kept by the runtime's table.
+            // SAFETY: the runtime's table keeps the running coro alive.
             let coro = unsafe { Bound::from_borrowed_ptr(py, current) };
             if !coro_of(&coro).has_own_stack.get() {
                 runtime.collecting.set(current);

@@ -8,7 +8,8 @@
 //!                                                                       [ waiting ]
 //! ```
 //!
-//! The object belongs to the thread of its loop. All its fields are cells: whatever runs may call every method.
+//! The object belongs to the thread of its loop. All its fields are cells, because any code that runs may call any
+//! method.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -52,7 +53,7 @@ pub(super) struct CoroObject {
     pub(super) result: ObjectCell,
     /// What it has raised.
     pub(super) exception: ObjectCell,
-    /// What the wait that is over returns, or raises (`interruption`).
+    /// What the finished wait returns, or raises (`interruption`).
     pub(super) wake_value: ObjectCell,
     pub(super) wake_exception: ObjectCell,
     /// A list: what to call when the coro has ended.
@@ -65,25 +66,25 @@ pub(super) struct CoroObject {
     /// `_asyncio_future_blocking`: set by `await`, reset by the task that waits.
     pub(super) is_blocking: Cell<u8>,
     pub(super) id: Cell<u64>,
-    /// Where the runtime's table of live coros has it.
+    /// The index of the coro in the runtime's table of live coros.
     pub(super) place: Cell<usize>,
     /// `threading.get_ident()` of the only thread that may run it.
     pub(super) thread: Cell<u64>,
     pub(super) status: Cell<Status>,
     pub(super) has_own_stack: Cell<bool>,
-    /// An exception in it went to nobody yet.
+    /// The coro has raised an exception that nobody has seen yet.
     pub(super) is_unseen: Cell<bool>,
-    /// The exception notifier has had it.
+    /// The exception notifier has received that exception.
     pub(super) is_notified: Cell<bool>,
-    /// I/O that was ready at once since it has last been resumed, and after how much of that it yields: 0 for as much
-    /// as the thread's other coros, else one more than that.
+    /// How many I/O operations were ready at once since the coro was last resumed, and after how many of them it
+    /// yields: 0 stands for the thread's limit, any other number is the limit plus 1.
     pub(super) acts: Cell<u16>,
     pub(super) max_acts: Cell<u16>,
-    /// Deallocations inside one another on its stack (`deallocation`).
+    /// The depth of nested deallocations on its stack (`deallocation`).
     pub(super) dealloc_depth: Cell<u32>,
     /// Its place in a queue of waiters.
     pub(super) wait_node: WaitNode,
-    /// The part that is there from the first run to the end; null before and after.
+    /// Exists from the first run to the end of the coro; null before and after.
     pub(super) fiber: Cell<*mut Fiber>,
 }
 
@@ -173,15 +174,15 @@ impl NativeType for CoroObject {
     }
 
     fn clear(this: This<'_, Self>) {
-        // A coro that has begun is kept by the runtime, so only one that never ran or has ended comes here.
+        // The runtime keeps a coro that has begun. So this coro has never run, or has ended.
         for cell in this.cells() {
             drop(cell.take(this.py()));
         }
     }
 }
 
-/// A coro whose exception went to nobody says so. Native, since a `__del__` would be called for each coro (a quarter of
-/// what spawning and finishing one costs).
+/// Reports an exception that nobody has seen. This is native because a `__del__` would run for each coro, which costs a
+/// quarter of spawning and finishing one.
 ///
 /// # Safety
 /// Called by CPython, attached, with a coro.
@@ -210,8 +211,8 @@ pub(super) unsafe extern "C" fn finalize(slf: *mut ffi::PyObject) {
 /// # Safety
 /// Called by CPython with an unreferenced coro: one that never ran, or has ended.
 unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
-    // SAFETY: attached; the finalizer may revive the object, then nothing more is done. A coro between its start and
-    // its end is referenced by the runtime, so there is no stack to be lost here.
+    // SAFETY: attached; the finalizer may revive the object, then nothing more is done. The runtime references a coro
+    // between its start and its end, so no stack is lost here.
     unsafe {
         if ffi::PyObject_CallFinalizerFromDealloc(slf) < 0 {
             return;

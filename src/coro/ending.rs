@@ -1,8 +1,8 @@
-//! The end of coros whose loop does not run any more: it is closed, its thread ends, or the interpreter exits.
+//! Ends coros whose loop does not run any more: the loop is closed, its thread ends, or the interpreter exits.
 //!
-//! Each is resumed with `Shutdown`, on the thread's own stack as the loop would do it, so that its `finally` blocks
-//! run. They may yield; what they wait for is interrupted again. One that does not end is left where it is: its stack,
-//! its frames and what they refer to stay for good.
+//! Each coro is resumed with `Shutdown`, from the thread's own stack as the loop would do it, so that its `finally`
+//! blocks run. They may yield; a wait in them is interrupted again. A coro that does not end is abandoned: its stack,
+//! its frames and the objects that they refer to are never freed.
 
 use pyo3::prelude::*;
 
@@ -11,14 +11,14 @@ use super::errors::{self as coro_errors, ErrorClass};
 use super::runtime::{current, with_runtime};
 use super::{interruption, scheduler};
 
-/// Rounds in which coros may yield in their cleanup; then that is interrupted too.
+/// The number of rounds in which coros may yield during their cleanup. After that a yield is interrupted, too.
 const GENTLE_ROUNDS: usize = 100;
 
-/// Shuts down this thread's coros (those of `event_loop`, if there is one given) in up to `rounds` rounds; the number
-/// of those that are left. Does nothing inside a coro.
+/// Shuts down this thread's coros (only those of `event_loop`, if one is given) in up to `rounds` rounds. Returns how
+/// many are left. Inside a coro it does nothing but count.
 ///
 /// # Errors
-/// The first `SystemExit` or `KeyboardInterrupt` that came out of a coro, once all have had their rounds.
+/// The first `SystemExit` or `KeyboardInterrupt` that a coro raised, after the last round.
 pub(super) fn shut_down(
     py: Python<'_>,
     event_loop: Option<&Bound<'_, PyAny>>,
@@ -54,7 +54,7 @@ pub(super) fn shut_down(
     leaving.map(|()| left)
 }
 
-/// Resumes one coro, with `Shutdown` unless it has only yielded and may.
+/// Resumes one coro. Raises `Shutdown` in it, unless the coro has only yielded and may do so.
 fn end(coro: Coro<'_>, may_yield: bool) -> PyResult<()> {
     match coro.status.get() {
         Status::Ready if may_yield => return scheduler::resume(coro),

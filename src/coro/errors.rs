@@ -1,4 +1,5 @@
-//! The coro mode's exceptions: Python classes (`grapeshot/coro/_errors.py`), handed over once at import.
+//! The coro mode's exceptions. They are Python classes (`grapeshot/coro/_errors.py`), which the package hands over
+//! once, at import.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -8,7 +9,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
-/// The classes that native code raises or asks for.
+/// The classes that native code raises or compares with.
 #[derive(Clone, Copy)]
 pub(super) enum ErrorClass {
     YieldFromMain,
@@ -45,7 +46,7 @@ const NAMES: [&str; COUNT] = [
     "Full",
 ];
 
-/// Takes the classes from the Python module; they stay for good. TypeError if one is no class.
+/// Takes the classes from the Python module and keeps them for good. TypeError if one of them is not a class.
 pub(super) fn set_classes(module: &Bound<'_, PyAny>) -> PyResult<()> {
     for (place, name) in CLASSES.iter().zip(NAMES) {
         let class = module.getattr(name)?.cast_into::<PyType>()?;

@@ -17,31 +17,31 @@ use super::coroutine::{Coro, CoroObject, Status};
 use super::pystate::{self, PyState, Relinked, ThreadStateRoot};
 use super::thread_locals::Taken;
 
-/// Lies in the tail of the block whose beginning is the coro's root chunk (`pystate::Chunks`).
+/// Lies in the tail of the memory block that begins with the coro's root chunk (`pystate::Chunks`).
 pub(super) struct Fiber {
-    /// Whose it is.
+    /// The coro that the fiber belongs to.
     pub(super) coro: *mut ffi::PyObject,
     pub(super) slot: Rc<SharedSlot>,
     /// The stack pointer while it is suspended.
     pub(super) sp: usize,
-    /// Its bytes while they are not in the slot.
+    /// The bytes of the stack while they are not in the slot.
     pub(super) saved: Option<Saved>,
     pub(super) relinked: Relinked,
     /// The innermost frame of an evicted stack.
     pub(super) innermost: *mut u8,
-    /// What pointed into its stack while it ran.
+    /// Thread-local variables that pointed into the stack while the coro ran.
     pub(super) taken: Option<Box<Taken>>,
     pub(super) state: PyState,
-    /// What the interpreter state points to: a fiber does not move.
+    /// The interpreter state points here, so a fiber must not move.
     pub(super) root: ThreadStateRoot,
 }
 
-/// A slot and whose stack lies in it.
+/// A slot, and the fiber whose stack lies in it.
 pub(super) struct SharedSlot {
     pub(super) stack: StackSlot,
     /// The fiber whose stack is in place, null if none.
     pub(super) occupant: Cell<*mut Fiber>,
-    /// Has the guard below it watched.
+    /// The guard below the stack, registered with the fault handler.
     guard: GuardedRange,
 }
 
@@ -60,8 +60,8 @@ impl SharedSlot {
     }
 }
 
-/// Says whose stack is used up. Runs in a signal handler on the thread that has the fault: the coro in the slot is the
-/// one that runs, and nothing is called that does more than read memory.
+/// Describes whose stack is used up. Runs in a signal handler of the thread that has the fault. So the coro in the slot
+/// is the running one, and this function may only read memory.
 unsafe fn describe_overflow(owner: *const c_void, message: &mut FaultMessage) {
     // SAFETY: the owner is a slot that lives as long as it is watched; its occupant is the fiber of a live coro.
     unsafe {
@@ -86,7 +86,7 @@ unsafe fn describe_overflow(owner: *const c_void, message: &mut FaultMessage) {
     }
 }
 
-/// A string as it lies in memory.
+/// Appends a Python string by reading its memory.
 unsafe fn push_name(name: *mut ffi::PyObject, message: &mut FaultMessage) {
     // SAFETY: a coro's name is a str, whose data has the length and the width that it says.
     unsafe {
@@ -116,8 +116,8 @@ pub(super) fn frame(coro: Coro<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
     if !matches!(coro.status.get(), Status::Ready | Status::Waiting) {
         return Ok(None);
     }
-    // SAFETY: the coro is suspended, so nobody else looks at its fiber. The chain of an evicted stack was relinked
-    // past what is not there, and its innermost frame lies on the heap.
+    // SAFETY: the coro is suspended, so nobody else uses its fiber. The frame chain of an evicted stack skips the
+    // frames that are not in memory, and its innermost frame lies on the heap.
     unsafe {
         let Some(fiber) = coro.fiber.get().as_ref() else {
             return Ok(None);

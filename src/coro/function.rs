@@ -1,7 +1,7 @@
-//! The function of a coro, from the first instruction on its stack to what becomes of its outcome.
+//! Runs the function of a coro, from the first instruction on its stack to the handling of its outcome.
 //!
-//! `run_on_stack` and what it calls run on the coro's stack, `finish` on the thread's own. It must not know who runs
-//! next.
+//! `run_on_stack` and what it calls run on the coro's stack; `finish` runs on the thread's own stack. It must not know
+//! who runs next.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -22,8 +22,8 @@ use crate::binding::errors;
 use crate::binding::native_type::This;
 use crate::event_loop::pyloop::LoopObject;
 
-/// The first and only function on a coro's stack. As in `wait_at_boundary`, hardly anything of it stays on the stack
-/// while the coro's function runs.
+/// The outermost function on a coro's stack. As in `wait_at_boundary`, it keeps almost nothing on the stack while the
+/// coro's function runs.
 pub(super) unsafe extern "C" fn run_on_stack(argument: *mut c_void) -> ! {
     // SAFETY: the scheduler switches here attached, with the coro that `build` has laid the stack out for. The
     // arguments are a tuple and a dict or null; the coro keeps them, and is kept by the runtime.
@@ -35,14 +35,14 @@ pub(super) unsafe extern "C" fn run_on_stack(argument: *mut c_void) -> ! {
         }
         let main_sp = with_runtime(|runtime| runtime.main_sp.get());
         let unused = UnsafeCell::new(0);
-        // The thread's own stack was left there; nobody comes back to this one.
+        // `main_sp` is where the thread's own stack was left. Nobody switches back to this stack.
         arch::switch(unused.get(), main_sp);
     }
     std::process::abort()
 }
 
-/// Enters the coro's context. False if the function is not to be called, and the outcome is there: an exception that
-/// came before the first run is raised instead.
+/// Enters the coro's context. Returns false if the function must not be called, because an exception came before the
+/// first run; then the outcome is recorded.
 #[inline(never)]
 fn begin(coro: Coro<'static>) -> bool {
     record_outcome(coro, || {
@@ -67,7 +67,7 @@ fn begin(coro: Coro<'static>) -> bool {
     })
 }
 
-/// Takes over what the function has returned, null if it has raised.
+/// Records what the function has returned; null if it has raised.
 #[inline(never)]
 fn end(coro: Coro<'static>, result: *mut ffi::PyObject) {
     record_outcome(coro, || {
@@ -80,7 +80,7 @@ fn end(coro: Coro<'static>, result: *mut ffi::PyObject) {
     });
 }
 
-/// The outcome of the function, after the notifier has heard of an error, in the coro's context.
+/// Tells the notifier of an error, leaves the coro's context, and returns the outcome of the function.
 fn leave_context<'py>(coro: Coro<'py>, outcome: Outcome<'py>) -> Outcome<'py> {
     let outcome = outcome.map_err(|error| notifier::tell(coro, error));
     if !coro.context.is_set() {
@@ -93,8 +93,8 @@ fn leave_context<'py>(coro: Coro<'py>, outcome: Outcome<'py>) -> Outcome<'py> {
     outcome
 }
 
-/// Runs a part of the coro's outermost function: an outcome ends the coro, a panic does so as an exception. True if the
-/// coro goes on.
+/// Runs a part of the coro's outermost function. If it returns an outcome, that is recorded and the coro has ended; a
+/// panic becomes an exception. Returns true if the coro goes on.
 #[inline(always)]
 fn record_outcome<'py, F>(coro: Coro<'py>, part: F) -> bool
 where
@@ -112,7 +112,7 @@ where
     false
 }
 
-/// Notes the outcome. Nothing that has a destructor may be left on the stack after it.
+/// Stores the outcome in the coro. After it, nothing with a destructor may be left on the stack.
 pub(super) fn store(coro: Coro<'_>, outcome: PyResult<Bound<'_, PyAny>>) {
     match outcome {
         Ok(value) => coro.result.set(value),
@@ -128,7 +128,7 @@ pub(super) fn store(coro: Coro<'_>, outcome: PyResult<Bound<'_, PyAny>>) {
     }
 }
 
-/// Bookkeeping of a coro that has ended, on the thread's own stack: callbacks are scheduled as those of a Future.
+/// Cleans up after a coro that has ended, on the thread's own stack. Its callbacks are scheduled as a Future's are.
 pub(super) fn finish(runtime: &Runtime, coro: Coro<'_>) -> PyResult<()> {
     let py = coro.py();
     runtime.dismantle(coro);

@@ -1,4 +1,4 @@
-//! What native code asks of the Python package: functions handed over once at import.
+//! Functions of the Python package that native code calls. The package hands them over once, at import.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -16,7 +16,7 @@ static PENDING_LOOP: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 static WATCH_THREAD: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 /// Waits for coros: `wait` with arguments.
 static WAIT_FOR: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
-/// Logs where a coro is that is late.
+/// Logs where a late coro is.
 static REPORT_LATE: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
 /// Takes the functions; they stay for good.
@@ -68,8 +68,8 @@ pub(super) fn watch_thread(py: Python<'_>) {
     }
 }
 
-/// Called by the watchdog with a coro's name, the seconds that it runs, and code and line of the functions that it is
-/// in.
+/// The watchdog calls this with the coro's name, the seconds that it has run, and the code and line of each function
+/// that it is in.
 #[cold]
 pub(super) fn report_late<'py>(
     py: Python<'py>,

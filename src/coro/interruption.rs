@@ -1,11 +1,11 @@
-//! Exceptions on their way into a coro: raised one after the other, each where the coro waits next.
+//! Exceptions that are pending for a coro. They are raised one after the other, each at the coro's next wait.
 //!
 //! ```text
 //!   wake_exception:   empty   |   one exception   |   a list of several, the oldest first
 //! ```
 //!
-//! None takes the place of another, so that a timeout that comes after a Shutdown does not undo it. Only what would say
-//! the same again is dropped: a second `Shutdown`, and a `CancelledError` (not a subclass) behind either.
+//! No exception replaces another, so a timeout that comes after a `Shutdown` does not undo it. Only a repetition is
+//! dropped: a second `Shutdown`, and a `CancelledError` (not a subclass) behind either of them.
 //!
 //! Belongs to the coro's thread. It must not know why a coro is interrupted.
 
@@ -52,7 +52,7 @@ pub(super) fn pop(coro: Coro<'_>) -> Option<PyErr> {
         Err(error) => return Some(PyErr::from_value(error.into_inner())),
     };
     let first = list.get_item(0).ok()?;
-    // The list is nobody else's; the slice has the others in their order.
+    // Nobody else has the list. The slice keeps the other exceptions in their order.
     match list.len() {
         0 | 1 => {}
         2 => {
@@ -65,7 +65,7 @@ pub(super) fn pop(coro: Coro<'_>) -> Option<PyErr> {
     Some(PyErr::from_value(first))
 }
 
-/// Puts back what `pop` has taken out, in front of what is pending: it is raised where the coro waits next.
+/// Puts the exception that `pop` has returned back in front of the pending ones. It is raised at the coro's next wait.
 #[cold]
 pub(super) fn put_back(coro: Coro<'_>, error: PyErr) -> PyResult<()> {
     let py = coro.py();
@@ -94,7 +94,7 @@ pub(super) fn contains(coro: Coro<'_>, class: ErrorClass) -> bool {
     }
 }
 
-/// Takes back the pending exceptions for which `is_meant` holds; whether there was one.
+/// Removes the pending exceptions for which `is_meant` returns true. Returns whether there was one.
 #[cold]
 pub(super) fn take_back(coro: Coro<'_>, is_meant: impl Fn(&Bound<'_, PyAny>) -> bool) -> bool {
     let py = coro.py();
@@ -109,7 +109,7 @@ pub(super) fn take_back(coro: Coro<'_>, is_meant: impl Fn(&Bound<'_, PyAny>) -> 
         }
     }
     for exception in kept {
-        // It had its place before, and there is no equal left: this appends.
+        // The exception was in the list before, and no equal one is left. So this appends it.
         if let Err(error) = push(coro, exception) {
             error.write_unraisable(py, None);
         }
@@ -117,7 +117,7 @@ pub(super) fn take_back(coro: Coro<'_>, is_meant: impl Fn(&Bound<'_, PyAny>) -> 
     found
 }
 
-/// The exception that has come while the coro ran or waited, raised before it waits or goes on.
+/// Raises the exception that came while the coro ran or waited. Called before the coro waits, and before it goes on.
 #[inline]
 pub(super) fn raise_pending(coro: Coro<'_>) -> PyResult<()> {
     if coro.wake_exception.is_set()

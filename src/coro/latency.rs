@@ -1,14 +1,14 @@
-//! Coros that run long without a yield: warnings on asyncio's logger, as for slow callbacks.
+//! Warns of coros that run long without a yield, on asyncio's logger, as asyncio warns of slow callbacks.
 //!
 //! ```text
 //!   loop's thread   begin(coro) ........ computes ......................... end: "ran for 0.731 seconds, at 0.200 it was at ..."
 //!   watchdog                   sleeps until begin + limit, `report`: "has run for 0.200 seconds, and is at ...", its stack
 //! ```
 //!
-//! A run is timed by a clock that costs next to nothing and ticks every few milliseconds; what is called late has taken
-//! longer than the limit all the same. The `Pulse` of a thread says what runs there since when: its own thread writes
-//! it, at most four stores per run; the watchdog reads it. Which coro that is, and where, is looked at with the GIL
-//! only: the run cannot end then.
+//! The clock that times a run is cheap and ticks every few milliseconds. A run that is called late has taken longer
+//! than the limit all the same. The `Pulse` of a thread says since when a coro runs there: that thread writes it, with
+//! at most four stores per run, and the watchdog reads it. The watchdog finds out which coro it is, and where, only
+//! with the GIL: then the run cannot end.
 
 use std::mem;
 use std::sync::atomic::Ordering;
@@ -41,7 +41,7 @@ pub(super) fn begin(runtime: &Runtime, coro: Coro<'_>) {
     }
 }
 
-/// Sets the limit of this thread; the one before. A run that is going on is measured by it, too.
+/// Sets the limit of this thread and returns the one before. The limit holds for the current run, too.
 pub(super) fn set_limit(py: Python<'_>, limit_ns: u64) -> u64 {
     let coro = current(py);
     with_runtime(|runtime| {
@@ -65,7 +65,7 @@ pub(super) fn set_limit(py: Python<'_>, limit_ns: u64) -> u64 {
     })
 }
 
-/// Called by the watchdog: says where the coro is that has been in the way since then, if it still is.
+/// Reports where the coro is that has run since `since_ns`, if it still runs. The watchdog calls this.
 fn report(py: Python<'_>, pulse: &Pulse, since_ns: u64) -> PyResult<()> {
     let is_current = || pulse.running_since() == Some(since_ns);
     if !is_current() {
@@ -75,10 +75,10 @@ fn report(py: Python<'_>, pulse: &Pulse, since_ns: u64) -> PyResult<()> {
     // SAFETY: attached, so the run cannot end before other code runs: its coro is alive.
     let coro = unsafe { Bound::from_borrowed_ptr(py, pulse.coro.load(Ordering::Relaxed)) };
     let name = coro.getattr("name")?;
-    // The last reference to a coro is its own thread's to give up.
+    // Only the coro's own thread may drop the last reference to it.
     drop(coro);
-    // SAFETY: the thread is in the run, see above, with a state of this interpreter, whose frames change with the GIL
-    // only.
+    // SAFETY: the thread is in that run (see above), its state belongs to this interpreter, and its frames change only
+    // with the GIL.
     let places = unsafe { places(py, pulse.thread.load(Ordering::Relaxed))? };
     let place = match places.first() {
         Some((code, line)) => Some(Found {
@@ -91,8 +91,8 @@ fn report(py: Python<'_>, pulse: &Pulse, since_ns: u64) -> PyResult<()> {
         None => None,
     };
     if !is_current() {
-        // A finalizer has let it run meanwhile (to 3.11 the collector runs where objects are made), and it is somewhere
-        // else.
+        // A finalizer has let the thread run meanwhile (to 3.11 the collector runs where objects are made), so the coro
+        // is somewhere else.
         return Ok(());
     }
     let seconds = after_ns as f64 / 1e9;
@@ -102,7 +102,7 @@ fn report(py: Python<'_>, pulse: &Pulse, since_ns: u64) -> PyResult<()> {
 
 /// Code and line of the functions that a thread is in, the innermost first; nothing if it is in none.
 ///
-/// `sys._current_frames` is not asked: it makes frame objects of other interpreters' threads, too, which have GILs of
+/// `sys._current_frames` cannot be used: it also makes frame objects of other interpreters' threads, which have GILs of
 /// their own.
 ///
 /// # Safety
@@ -124,7 +124,8 @@ fn text(code: &Bound<'_, PyAny>, name: &str) -> PyResult<String> {
     Ok(code.getattr(name)?.str()?.to_string_lossy().into_owned())
 }
 
-/// Warns of a coro that has run for `took_ns` before it yielded or ended. Err is only for what must leave the loop.
+/// Warns of a coro that ran for `took_ns` before it yielded or ended. Returns Err only for an exception that must leave
+/// the loop.
 #[cold]
 pub(super) fn warn(runtime: &Runtime, coro: Coro<'_>, took_ns: u64) -> PyResult<()> {
     let py = coro.py();
@@ -152,7 +153,7 @@ fn try_warn(coro: Coro<'_>, took_ns: u64, found: Option<Found>) -> PyResult<PyRe
         values.push(found.function.into_pyobject(py)?.into_any());
         "coro %r ran for %.3f seconds without a yield; after %.3f it was at %s:%s in %s"
     } else if let Some(place) = place(coro)? {
-        // The watchdog had no chance: C code kept the GIL, or it was not there.
+        // The watchdog has not seen this run: C code kept the GIL, or there was no watchdog thread.
         values.extend(place);
         "coro %r ran for %.3f seconds without a yield, until %s:%s in %s"
     } else {

@@ -16,8 +16,9 @@
 //! | `errors`, `hooks` | classes and functions of the Python package that native code needs |
 //! | `methods` | what Python calls |
 //!
-//! Everything belongs to the thread that runs the loop. The scheduler runs on the thread's own stack and never on a
-//! coro's; it must not know what coros wait for, but takes a coro that it makes ready out of its queue.
+//! All of it belongs to the thread that runs the loop. The scheduler runs on the thread's own stack, never on the stack
+//! of a coro. It must not know what coros wait for; but when it makes a coro ready, it removes that coro from its
+//! queue.
 
 mod collector;
 mod coroutine;
@@ -42,7 +43,7 @@ mod thread_locals;
 mod wait_queue;
 mod watchdog;
 
-/// Makes the types and functions of the coro mode.
+/// Adds the types and functions of the coro mode to the native module.
 pub(crate) fn register(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
     methods::register(module)?;
     sync::register(module)

@@ -1,5 +1,5 @@
-//! Who hears of an exception that ends a coro: one function for the process (`coro.set_exception_notifier`), called in
-//! the coro while its stack and context are still there.
+//! The exception notifier (`coro.set_exception_notifier`): one function for the process, called with each exception
+//! that ends a coro. It is called in the coro, while its stack and context still exist.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -15,7 +15,7 @@ use crate::binding::errors;
 /// An owned reference, null for none. Read and exchanged only while attached to an interpreter with the GIL.
 static NOTIFIER: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
-/// Sets the function, or none; returns the one before.
+/// Sets the function, or none, and returns the one before.
 pub(super) fn exchange<'py>(
     py: Python<'py>,
     notifier: Option<Bound<'py, PyAny>>,
@@ -26,7 +26,8 @@ pub(super) fn exchange<'py>(
     unsafe { Bound::from_owned_ptr_or_opt(py, old) }
 }
 
-/// Tells the notifier of `error`, with which `coro` (the running one) ends; the error that it ends with then.
+/// Tells the notifier of `error`, which ends `coro`, the running one. Returns the error that the coro ends with: the
+/// notifier may raise another one.
 #[cold]
 pub(super) fn tell(coro: Coro<'_>, error: PyErr) -> PyErr {
     let py = coro.py();
@@ -35,15 +36,14 @@ pub(super) fn tell(coro: Coro<'_>, error: PyErr) -> PyErr {
     let Some(notifier) = notifier else {
         return error;
     };
-    // With its traceback, which a fetched error of 3.11 has beside it.
+    // `into_value` sets the traceback, which a fetched error of 3.11 keeps separately.
     let exception = error.clone_ref(py).into_value(py).into_bound(py);
     if is_a(&exception, ErrorClass::Cancelled) || errors::leaves_loop(py, &error) {
         return error;
     }
     coro.is_notified.set(true);
-    // It is the exception being handled, for `sys.exception()` and `compact_traceback()` in the notifier.
-    // SAFETY: attached; the setter takes a reference of its own, and the one before is none: nothing of the coro is
-    // left on its stack.
+    // In the notifier, `sys.exception()` and `compact_traceback()` return this exception. SAFETY: attached; the setter
+    // takes a reference of its own. There was no handled exception before: nothing of the coro is left on its stack.
     let told = unsafe {
         ffi::PyErr_SetHandledException(exception.as_ptr());
         let told = notifier.call1((coro.to_bound(), &exception));
@@ -72,7 +72,7 @@ pub(super) fn tell(coro: Coro<'_>, error: PyErr) -> PyErr {
     }
 }
 
-/// An error of the scheduler's own: to the loop's exception handler.
+/// Reports an error of the scheduler itself to the loop's exception handler.
 #[cold]
 pub(super) fn report(coro: Coro<'_>, error: PyErr) -> PyResult<()> {
     match coro.event_loop.get(coro.py()) {

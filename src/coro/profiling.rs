@@ -1,5 +1,6 @@
-//! What native profile functions hear of a switch: the frames of a coro that goes return, those of one that comes are
-//! called. Without it memray reads frames that are gone, and books what one coro allocates under another.
+//! Tells native profile functions of each switch: the frames of the coro that is left return, and the frames of the
+//! coro that is resumed are called. Without that, memray reads frames that do not exist any more, and attributes the
+//! allocations of one coro to another.
 //!
 //! ```text
 //!   what memray has   main run_forever | worker handle          the thread's own frames stay below those of the coro
@@ -7,12 +8,12 @@
 //!   coro B comes      main run_forever | client send            (call, call)
 //! ```
 //!
-//! A frame that was called must return, since the function may keep a pointer to it; a return of one that was not
-//! called does no harm. So frames are left out whose own return will not be told: those that a suspended coro was in
-//! when the function was set, from 3.12 on, until their code is entered anew.
+//! Each frame that was reported as called must be reported as returned, because the function may keep a pointer to it.
+//! A return without a call does no harm. So a frame is left out if CPython will not report its return: from 3.12 on, a
+//! frame that a suspended coro was in when the function was set, until its code is entered again.
 //!
-//! Called on the thread's own stack by the scheduler. Belongs to its thread; costs nothing while there is no such
-//! function.
+//! The scheduler calls this on the thread's own stack. Belongs to its thread. It costs nothing while no such function
+//! is set.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -21,8 +22,8 @@ use super::coroutine::Coro;
 use super::pystate::{self, Event, Version};
 use super::runtime::Runtime;
 
-/// Before the thread state becomes the coro's: a function that has only just been set takes the thread's own frames
-/// now. What code is instrumented with, for `report_calls`.
+/// Called before the thread state becomes the coro's, so that a function that was just set sees the thread's own frames
+/// first. Returns the version of the instrumentation, for `report_calls`.
 #[cold]
 #[inline(never)]
 pub(super) fn prepare(runtime: &Runtime, coro: Coro<'_>) -> Version {
@@ -34,7 +35,7 @@ pub(super) fn prepare(runtime: &Runtime, coro: Coro<'_>) -> Version {
     version
 }
 
-/// The coro is going to run: its frames are called, the outermost first.
+/// The coro is about to run: reports its frames as called, the outermost first.
 ///
 /// # Safety
 /// `thread` is the attached thread's state, and shows the frames of the coro.
@@ -49,7 +50,7 @@ pub(super) unsafe fn report_calls(
     // SAFETY: by the contract.
     unsafe {
         if pystate::is_tracing(thread) {
-            // Which of the frames are those of the trace function, of which nobody hears, is not known.
+            // Nobody hears of the frames of the trace function, and they cannot be told from the others.
             return;
         }
         undisturbed(runtime, coro, |py| {
@@ -63,7 +64,7 @@ pub(super) unsafe fn report_calls(
     }
 }
 
-/// The coro has waited or ended: its frames return, the innermost first.
+/// The coro waits or has ended: reports its frames as returned, the innermost first.
 ///
 /// # Safety
 /// As above.
@@ -84,8 +85,8 @@ pub(super) unsafe fn report_returns(runtime: &Runtime, coro: Coro<'_>, thread: *
     }
 }
 
-/// Runs `body`, which calls foreign code. The collector does not run meanwhile, and what runs may not wait: this is not
-/// the coro's stack.
+/// Runs `body`, which calls foreign code. Meanwhile the collector does not run, and nothing may wait: this is not the
+/// coro's stack.
 fn undisturbed<'py, F>(runtime: &Runtime, coro: Coro<'py>, body: F)
 where
     F: FnOnce(Python<'py>) -> PyResult<()>,

@@ -1,4 +1,4 @@
-//! `Pulse`: what runs in a thread with coros, and since when.
+//! `Pulse`: which coro runs in a thread, and since when.
 //!
 //! The thread that owns a pulse writes it, with at most four stores per run of a coro; the watchdog reads it. It must
 //! not know what follows from a run that is late.
@@ -18,17 +18,17 @@ pub(super) const HAS_ENDED: u64 = 1;
 /// `since_ns` of a thread that has ended.
 const GONE: u64 = u64::MAX;
 
-/// What runs in a thread with coros.
+/// The current run in a thread with coros.
 pub(super) struct Pulse {
-    /// When the current run of a coro began, or the last one, which `HAS_ENDED`.
+    /// When the current run of a coro began. After the run: the same time with `HAS_ENDED` set.
     pub(super) since_ns: AtomicU64,
-    /// The coro of that run, which the runtime keeps while it goes on.
+    /// The coro of that run. The runtime keeps it during the run.
     pub(super) coro: AtomicPtr<ffi::PyObject>,
-    /// From here on a run is late; 0 for never.
+    /// A run that takes this long is late; 0 for never.
     pub(super) late_ns: AtomicU64,
     /// The watchdog has to be told of the next run.
     pub(super) is_unwatched: AtomicBool,
-    /// The thread's state in that run, as good as the coro.
+    /// The thread's state during that run; valid as long as the coro.
     pub(super) thread: AtomicPtr<ffi::PyThreadState>,
     /// Where the watchdog has found the run.
     found: Mutex<Option<Found>>,
@@ -88,7 +88,7 @@ impl Pulse {
         (since_ns & HAS_ENDED == 0).then_some(since_ns)
     }
 
-    /// A number that is another one after each run that took a while or came a while later.
+    /// A number that changes with each run, as far as the clock's resolution shows it.
     pub(super) fn last_change(&self) -> u64 {
         self.since_ns.load(Ordering::Relaxed)
     }
@@ -106,7 +106,7 @@ impl Pulse {
         self.is_unwatched.store(is_unwatched, Ordering::Relaxed);
     }
 
-    /// A run ends; how long it took, if that was too long.
+    /// Ends the run. Returns how long it took, if that was too long.
     #[inline]
     pub(super) fn end(&self, late_ns: u64) -> Option<u64> {
         let since_ns = self.since_ns.load(Ordering::Relaxed);
@@ -116,7 +116,7 @@ impl Pulse {
     }
 
     pub(super) fn found(&self) -> MutexGuard<'_, Option<Found>> {
-        // Whoever panicked has left it whole.
+        // A panic cannot leave the value half written.
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

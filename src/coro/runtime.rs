@@ -1,7 +1,7 @@
-//! What a thread has for its coros: their stacks, which of them lies in which slot, and who is alive.
+//! What a thread keeps for its coros: their stacks, which stack lies in which slot, and the live coros.
 //!
-//! Everything is called on the thread's own stack. Belongs to its thread; nothing here stays borrowed across a call
-//! into Python or a switch. It must not know who runs when.
+//! Called on the thread's own stack. Belongs to its thread; nothing stays borrowed across a call into Python or a
+//! switch. It must not know what runs on the stacks, nor when.
 
 use std::cell::{Cell, RefCell};
 use std::ptr;
@@ -24,7 +24,7 @@ use crate::binding::native_type::This;
 use crate::binding::{deallocation, errors};
 use crate::event_loop::reactor::current_thread;
 
-/// I/O that may be ready at once in a row, in a new thread.
+/// How many I/O operations in a row may be ready at once before a coro yields, in a new thread.
 const DEFAULT_MAX_ACTS: u16 = 4;
 /// Address space of one stack.
 pub(super) const STACK_LEN: usize = 8 * 1024 * 1024;
@@ -32,7 +32,7 @@ pub(super) const STACK_LEN: usize = 8 * 1024 * 1024;
 pub(super) struct Runtime {
     /// `threading.get_ident()` of the thread.
     pub(super) thread: u64,
-    /// The thread's end has been arranged for.
+    /// The package will end the coros when the thread ends.
     pub(super) is_watched: Cell<bool>,
     /// The thread ends: no more coros.
     pub(super) is_ending: Cell<bool>,
@@ -46,18 +46,18 @@ pub(super) struct Runtime {
     pub(super) main_sp: Cell<usize>,
     pub(super) thread_locals: Search,
     shared: RefCell<Vec<Rc<SharedSlot>>>,
-    /// For the handler of faults, unless the thread has one of somebody else's.
+    /// For the fault handler, unless the thread already has an alternate stack.
     alternate: RefCell<Option<AlternateStack>>,
-    /// Which of them the next coro gets.
+    /// The index of the shared slot that the next coro gets.
     next_slot: Cell<usize>,
     pool: RefCell<Pool>,
     chunks: RefCell<Chunks>,
-    /// References to the coros between their start and their end; null where a place is free.
+    /// References to the coros between their start and their end; null where an entry is free.
     live: RefCell<Vec<*mut ffi::PyObject>>,
     free_places: RefCell<Vec<usize>>,
     pub(super) stats: Stats,
     pub(super) options: Options,
-    /// What the watchdog sees of it.
+    /// What the watchdog reads.
     pub(super) pulse: OwnPulse,
 }
 
@@ -74,7 +74,7 @@ pub(super) struct Stats {
 /// Where a coro's stack is.
 pub(super) struct StackReport {
     pub(super) place: &'static str,
-    /// Which of the shared slots it lies in.
+    /// The index of its shared slot.
     pub(super) slot: Option<usize>,
     pub(super) used_len: usize,
     /// Memory of its Python frames.
@@ -84,15 +84,15 @@ pub(super) struct StackReport {
 pub(super) struct Options {
     /// Stacks that coros share.
     pub(super) slots: Cell<usize>,
-    /// A coro that runs so long without a yield is warned of; 0 for never.
+    /// After that long without a yield a warning is logged; 0 for never.
     pub(super) latency_ns: Cell<u64>,
     /// The same as the coarse clock shows it, see `latency`.
     pub(super) late_ns: Cell<u64>,
-    /// I/O that may be ready at once in a row before a coro yields.
+    /// How many I/O operations in a row may be ready at once before a coro yields.
     pub(super) max_acts: Cell<u16>,
-    /// Evict after each switch and poison what is left (`GRAPESHOT_CORO_EVICT=always`).
+    /// Evict the stack after each switch and overwrite the slot (`GRAPESHOT_CORO_EVICT=always`).
     pub(super) evicts_always: Cell<bool>,
-    /// Fail so many evictions and new stacks from now on, as if there were no memory (for tests).
+    /// Let that many evictions and new stacks fail, as if there were no memory (for tests).
     pub(super) failing_evictions: Cell<u32>,
 }
 
@@ -124,14 +124,13 @@ pub(super) fn current_ptr() -> *mut ffi::PyObject {
     with_runtime(|runtime| runtime.current.get())
 }
 
-/// Where deallocations inside one another are counted on the stack of the coro that runs here; null on the thread's
-/// own.
+/// Where nested deallocations on the running coro's stack are counted; null on the thread's own stack.
 fn dealloc_depth() -> *const Cell<u32> {
     let current = RUNTIME.try_with(|runtime| runtime.current.get());
     match current {
         // SAFETY: the running coro is kept by the runtime's table.
         Ok(object) if !object.is_null() => unsafe { &raw const (*object.cast::<CoroObject>()).dealloc_depth },
-        // The second is a thread that ends.
+        // Err: the thread ends.
         Ok(_) | Err(_) => ptr::null(),
     }
 }
@@ -184,10 +183,10 @@ impl Runtime {
         self.live.borrow().len() - self.free_places.borrow().len()
     }
 
-    /// Where the stack of a coro of this thread is; None before its first run and after its end. The running coro asks
-    /// on its own stack.
+    /// Where the stack of a coro of this thread is; None before its first run and after its end. `is_running`: the coro
+    /// runs, so this is its stack.
     pub(super) fn stack_report(&self, coro: Coro<'_>, is_running: bool) -> Option<StackReport> {
-        // SAFETY: of this thread's coros only the running one uses its fiber, and that asks here; nothing runs
+        // SAFETY: of this thread's coros only the running one uses its fiber, and that one is here; nothing else runs
         // meanwhile.
         let fiber = unsafe { coro.fiber.get().as_ref() }?;
         let here = ptr::from_ref(&fiber).addr();
@@ -225,7 +224,7 @@ impl Runtime {
         self.stats.started.set(self.stats.started.get() + 1);
     }
 
-    /// Gives up a coro that has ended; the reference goes to the caller.
+    /// Removes a coro that has ended from the table; the caller gets the reference.
     pub(super) fn leave<'py>(&self, coro: Coro<'py>) -> Bound<'py, PyAny> {
         let place = coro.place.get();
         let object = std::mem::replace(&mut self.live.borrow_mut()[place], ptr::null_mut());
@@ -260,8 +259,8 @@ impl Runtime {
             *self.alternate.borrow_mut() = AlternateStack::install().map_err(os_error)?;
         }
         let shared = SharedSlot::new(STACK_LEN).map_err(os_error)?;
-        // Asked once: the answer depends on nothing but the stack.
-        // SAFETY: attached, on the thread's own stack, which is told to the interpreter again at once.
+        // One check per stack is enough: the answer depends on the stack only. SAFETY: attached, on the thread's own
+        // stack, which the interpreter is told of again at once.
         unsafe {
             let thread = ffi::PyThreadState_Get();
             let is_accepted = pystate::protect(thread, shared.stack.base(), shared.stack.len_bytes());
@@ -273,8 +272,8 @@ impl Runtime {
         Ok(shared)
     }
 
-    /// Moves the suspended stack that lies in `shared` out of it. None if there is no memory for it; then nothing
-    /// was changed.
+    /// Evicts the suspended stack that lies in `shared`. None if there is no memory for the copy; then nothing has
+    /// changed.
     #[inline]
     pub(super) fn evict(&self, shared: &SharedSlot) -> Option<()> {
         let occupant = shared.occupant.get();
@@ -284,8 +283,7 @@ impl Runtime {
         if self.fails_on_purpose() {
             return None;
         }
-        // SAFETY: the occupant is the fiber of a live coro of this thread, which is suspended: nobody else looks at
-        // it.
+        // SAFETY: the occupant is the fiber of a live, suspended coro of this thread; nobody else uses it.
         let fiber = unsafe { &mut *occupant };
         let len_bytes = fiber.used_len();
         let saved = self.pool.borrow_mut().take(len_bytes)?;
@@ -309,11 +307,11 @@ impl Runtime {
     }
 
     /// Brings the coro's stack into its slot; `entry` is the function that a new stack begins with. MemoryError if the
-    /// one that lies there cannot be moved away.
+    /// stack that lies there cannot be evicted.
     #[inline]
     pub(super) fn install(&self, coro: Coro<'_>, entry: Entry) -> PyResult<*mut Fiber> {
         let pointer = coro.fiber.get();
-        // SAFETY: only the scheduler touches fibers, on the thread's own stack, and no other reference is held.
+        // SAFETY: only the scheduler uses fibers, on the thread's own stack, and it holds no other reference.
         let Some(fiber) = (unsafe { pointer.as_mut() }) else {
             return self.build(coro, entry);
         };
@@ -374,7 +372,7 @@ impl Runtime {
         Ok(fiber)
     }
 
-    /// Whether a test wants there to be no memory now.
+    /// Whether this allocation fails because a test has asked for that.
     #[inline]
     fn fails_on_purpose(&self) -> bool {
         let failing = self.options.failing_evictions.get();
@@ -384,11 +382,11 @@ impl Runtime {
         failing > 0
     }
 
-    /// Takes the fiber of a coro that has ended apart.
+    /// Frees the fiber of a coro that has ended.
     pub(super) fn dismantle(&self, coro: Coro<'_>) {
         let fiber = coro.fiber.replace(ptr::null_mut());
-        // SAFETY: as in `install`; the coro does not run any more, so that nobody else has its fiber. Its function
-        // has returned, so none of its frames is alive, and the block with both goes back.
+        // SAFETY: as in `install`; the coro does not run any more, so nobody else has its fiber. Its function has
+        // returned, so none of its frames is alive, and the block with fiber and frames can be reused.
         unsafe {
             let Some(taken) = fiber.as_mut() else {
                 return;

@@ -1,5 +1,5 @@
-//! Who runs: the runtime of a thread brings a coro's stack into place, switches to it, and gets the thread back when
-//! the coro waits or ends.
+//! The scheduler: brings a coro's stack into its slot, switches to it, and gets the thread back when the coro waits or
+//! ends.
 //!
 //! ```text
 //!   ready queue entry of a coro --> resume: stack into place, interpreter state, switch -----.
@@ -7,8 +7,8 @@
 //!   next entry <-- interpreter state, bookkeeping <---------- switch back <--- leave() on the coro's stack
 //! ```
 //!
-//! All of it but `make_ready` and `start` runs on the thread's own stack. Belongs to its thread; nothing stays borrowed
-//! across a call into Python or a switch. `suspension` has `leave`.
+//! Everything except `make_ready` and `start` runs on the thread's own stack. Belongs to its thread; nothing stays
+//! borrowed across a call into Python or a switch. `suspension` has `leave`.
 
 use std::ptr;
 use std::rc::Rc;
@@ -35,7 +35,7 @@ pub(super) unsafe fn resume_entry(py: Python<'_>, object: *mut ffi::PyObject) ->
     resume(unsafe { This::new(py, object) })
 }
 
-/// Runs the coro until it waits or ends. Err is only for what must leave the loop.
+/// Runs the coro until it waits or ends. Returns Err only for an exception that must leave the loop.
 #[inline]
 pub(super) fn resume(coro: Coro<'_>) -> PyResult<()> {
     if coro.status.get() != Status::Ready {
@@ -67,10 +67,11 @@ pub(super) fn resume(coro: Coro<'_>) -> PyResult<()> {
     })
 }
 
-/// A loop that runs inside a coro, or in another thread than the coro was started in: its stack cannot be used here.
+/// A loop that runs inside a coro, or in another thread than the coro's, cannot run the coro: its stack cannot be used
+/// here.
 #[cold]
 fn refuse(runtime: &Runtime, coro: Coro<'_>) -> PyResult<()> {
-    // It waits for its own loop's close or its own thread's end.
+    // The coro now waits until its own loop is closed or its own thread ends.
     coro.status.set(Status::Waiting);
     let why = if runtime.current.get().is_null() {
         "a coro can run only in the thread that it was made in"
@@ -80,10 +81,10 @@ fn refuse(runtime: &Runtime, coro: Coro<'_>) -> PyResult<()> {
     report(coro, PyRuntimeError::new_err(why))
 }
 
-/// `finish`, if it has ended, and a warning of the time it took.
+/// Calls `finish` if the coro has ended, and warns of the time that the run took.
 #[cold]
 fn finish_late(runtime: &Runtime, coro: Coro<'_>, took_ns: u64) -> PyResult<()> {
-    // A coro that has ended is given up by `finish`.
+    // `finish` drops the runtime's reference to a coro that has ended.
     let kept = coro.to_bound();
     let warned = latency::warn(runtime, coro, took_ns);
     let finished = if coro.is_done() {
@@ -128,7 +129,7 @@ fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
             let stack = &shared.stack;
             (stack.base(), stack.len_bytes())
         };
-        // What allocates or calls comes before the thread state is the coro's and after it is not any more.
+        // Allocations and calls come before the thread state becomes the coro's, or after it is the thread's own again.
         tasks::enter(fiber, coro);
         (*fiber).state.swap(thread);
         if let Some(version) = profiled {
@@ -153,13 +154,13 @@ fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
         tasks::leave(fiber, coro);
         if runtime.options.evicts_always.get() && !coro.is_done() && !coro.has_own_stack.get() {
             let shared = Rc::clone(&(*fiber).slot);
-            // Without memory the stack stays in place, as it would without this mode.
+            // Without memory the stack stays in its slot, as it would without this mode.
             let _ = runtime.evict(&shared);
         }
     }
 }
 
-/// The coro has left its stack: what points into it is taken out of the thread's variables.
+/// The coro has left its stack: takes the pointers into it out of the thread's variables.
 ///
 /// # Safety
 /// The fiber is the coro's, which is not running.
@@ -189,7 +190,7 @@ fn queue(coro: Coro<'_>) {
     }
 }
 
-/// New or waiting becomes ready; a queued coro leaves its queue.
+/// Makes a new or waiting coro ready, and removes it from its queue.
 #[inline]
 pub(super) fn make_ready(coro: Coro<'_>) {
     coro.wait_node.unlink();
@@ -216,7 +217,7 @@ pub(super) fn start(coro: Coro<'_>) -> PyResult<()> {
 /// The native type of coros.
 static CORO_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 
-/// Takes the native type; it stays for good.
+/// Sets the native type and keeps it for good.
 pub(super) fn set_type(kind: Bound<'_, PyType>) {
     CORO_TYPE.store(kind.into_ptr().cast(), Ordering::Release);
 }
@@ -243,7 +244,7 @@ pub(super) fn coro_from<'py>(object: &Bound<'py, PyAny>) -> PyResult<Coro<'py>> 
     Err(PyTypeError::new_err("a coro is required"))
 }
 
-/// The coro that has the object as its Python side.
+/// The coro whose Python object this is.
 pub(super) fn coro_of<'py>(object: &Bound<'py, PyAny>) -> Coro<'py> {
     debug_assert!(is_coro(object));
     // SAFETY: called only with instances of the native type; the caller's reference keeps it.

@@ -1,4 +1,4 @@
-//! What a running coro does to wait: it notes what it waits for, leaves its stack, and goes on with what it was woken
+//! How a running coro waits: it notes what it waits for, leaves its stack, and later goes on with what it was woken
 //! with.
 //!
 //! Runs on the coro's stack. It must not know what coros wait for beyond time.
@@ -29,8 +29,8 @@ struct PreparedSwitch {
     main_sp: usize,
 }
 
-/// Gets the running coro ready to leave. The caller has set its status (Ready and queued, or Waiting), and no stale
-/// `wake_value` is left.
+/// Prepares the running coro for leaving its stack. The caller has set its status (Ready and queued, or Waiting), and
+/// has removed a stale `wake_value`.
 #[inline]
 fn prepare_switch(coro: Coro<'_>) -> PyResult<PreparedSwitch> {
     coro.acts.set(0);
@@ -45,10 +45,10 @@ fn prepare_switch(coro: Coro<'_>) -> PyResult<PreparedSwitch> {
     })
 }
 
-/// What the wait that is over returns or raises.
+/// Takes what the finished wait returns or raises.
 #[inline]
 fn take_wakeup(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
-    // What it was woken with before an interruption stays for whoever has waited to give it back.
+    // If the coro was woken and then interrupted, `wake_value` stays, so that the waiting function can give it back.
     raise_pending(coro)?;
     let py = coro.py();
     Ok(coro.wake_value.take(py).unwrap_or_else(|| none(py)))
@@ -65,7 +65,7 @@ unsafe fn leave(switch: &PreparedSwitch) {
 }
 
 /// Gives the thread back to the scheduler until the coro is woken; returns or raises what it is woken with. The caller
-/// has done what `prepare_switch` wants.
+/// has met the conditions of `prepare_switch`.
 #[inline]
 fn suspend(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
     let switch = prepare_switch(coro)?;
@@ -74,23 +74,22 @@ fn suspend(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
     take_wakeup(coro)
 }
 
-/// What the first half of a waiting function has come to.
+/// The result of the first half of a waiting function.
 pub(super) enum Begun<'py, S> {
-    /// The coro waits, or is ready again; this is for the second half.
+    /// The coro waits, or is ready again; the value is for the second half.
     Waits(S),
-    /// There is no need to wait: this is returned.
+    /// There is no need to wait: the function returns this value.
     IsOver(Bound<'py, PyAny>),
 }
 
-/// The body of a C function that waits. `begin` decides whether it does, and has something to be kept for `finish`,
-/// which gets the outcome of the wait and decides what the function returns.
+/// The body of a C function that waits. `begin` decides whether it waits, and returns what `finish` needs. `finish`
+/// gets the outcome of the wait and decides what the function returns.
 ///
-/// What a suspended coro has on its stack is copied at each switch and kept while it waits. So there is nothing here
-/// but what `begin` wants to be kept: all else is in functions of their own, which have returned by then, or not begun.
+/// The stack of a suspended coro is kept while it waits, and may be copied. So this function keeps only what `begin`
+/// returns. Everything else is in separate functions, which have returned before the switch or begin after it.
 ///
 /// # Safety
-/// Called by CPython, attached. If there is something to wait for, `begin` leaves the running coro as `prepare_switch`
-/// wants it.
+/// Called by CPython, attached. If there is something to wait for, `begin` meets the conditions of `prepare_switch`.
 #[inline(always)]
 pub(super) unsafe fn wait_at_boundary<S, F, G>(begin: F, finish: G) -> *mut ffi::PyObject
 where
@@ -132,7 +131,7 @@ where
 
     match before(begin) {
         Next::Leave(switch, kept) => {
-            // SAFETY: `before` has found out that this is a coro's stack.
+            // SAFETY: `before` has checked that this is a coro's stack.
             unsafe { leave(&switch) };
             after(kept, finish)
         }
@@ -146,8 +145,8 @@ fn running(py: Python<'_>) -> PyResult<Coro<'_>> {
     current(py).ok_or_else(|| PyRuntimeError::new_err("no coro is running"))
 }
 
-/// What a running coro must fulfil to be suspended here: it is the current one, nothing unwinds, the garbage collector
-/// does not run on a stack that moves, and no greenlet runs on it.
+/// The running coro, if it can be suspended here: nothing unwinds, the garbage collector does not run on a stack that
+/// may be evicted, and no greenlet runs on the stack.
 #[inline]
 pub(super) fn suspendable(py: Python<'_>) -> PyResult<Coro<'_>> {
     match current(py) {
@@ -162,11 +161,11 @@ fn is_held(coro: Coro<'_>) -> bool {
     with_runtime(|runtime| runtime.collecting.get() == coro.as_ptr() || runtime.is_forked.get())
 }
 
-/// Whether something else than this coro's function runs on its stack: a greenlet has frames of its own, and the
-/// package would take the thread's own stack for the rest of it if another coro or the loop went on meanwhile.
+/// Whether a greenlet runs on this coro's stack. A greenlet has frames of its own. If another coro or the loop went on
+/// meanwhile, the greenlet package would mistake the thread's own stack for the rest of the greenlet's.
 #[inline]
 fn is_in_greenlet(coro: Coro<'_>) -> bool {
-    // SAFETY: attached; a root chunk that is none of ours is only asked for its length.
+    // SAFETY: attached; of a root chunk that is not ours only the length is read.
     unsafe {
         let root = pystate::running_root();
         root.is_null() || pystate::tail(root) != coro.fiber.get().cast()
@@ -198,8 +197,8 @@ fn not_suspendable(py: Python<'_>, is_coro: bool) -> PyErr {
     })
 }
 
-/// Drops what is left of an earlier wait that was interrupted after it had been woken. That may run destructors, which
-/// may wait and be interrupted: so it comes before anything is looked at.
+/// Drops the value of an earlier wait that was woken and then interrupted. That may run destructors, which may wait and
+/// be interrupted. So it comes before any check.
 #[inline]
 pub(super) fn forget_wake_value(coro: Coro<'_>) {
     if coro.wake_value.is_set() {
@@ -232,7 +231,7 @@ pub(super) fn wait(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
     suspend(coro)
 }
 
-/// The same for a coro that has something to give away: who takes it takes it out of `wake_value`.
+/// The same for a coro that offers something: the receiver takes it out of `wake_value`.
 #[inline]
 pub(super) fn wait_offering<'py>(coro: Coro<'py>, offer: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     raise_pending(coro)?;
@@ -241,8 +240,8 @@ pub(super) fn wait_offering<'py>(coro: Coro<'py>, offer: Bound<'py, PyAny>) -> P
     suspend(coro)
 }
 
-/// The running coro begins an I/O operation. One that waits begins the count anew; too many in a row that do not, and
-/// the coro yields here, before it has anything that could be lost.
+/// The running coro begins an I/O operation. An operation that waits resets the count. After too many in a row that did
+/// not wait, the coro yields here, before it holds anything that an interruption could lose.
 #[inline]
 pub(super) fn begin_act(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
     let acts = coro.acts.get() + 1;
@@ -261,7 +260,7 @@ pub(super) fn begin_act(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
 
 /// `_coro_end_sleep`, which timers call.
 static END_SLEEP: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
-/// An empty context for it, so that none is copied per sleep.
+/// An empty context for that call, so that no context is copied per sleep.
 static EMPTY_CONTEXT: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
 pub(super) fn set_end_sleep(function: &Bound<'_, PyAny>) {
@@ -270,8 +269,8 @@ pub(super) fn set_end_sleep(function: &Bound<'_, PyAny>) {
     EMPTY_CONTEXT.store(unsafe { ffi::PyContext_New() }, Ordering::Release);
 }
 
-/// The running coro waits until the loop's clock shows `when_s`, by a timer in the loop's heap: that one is returned,
-/// for `end_sleep`.
+/// The running coro waits until the loop's clock shows `when_s`, by a timer in the loop's heap. Returns the timer, for
+/// `end_sleep`.
 pub(super) fn begin_sleep(coro: Coro<'_>, when_s: f64) -> PyResult<Begun<'_, HandleRef>> {
     if when_s.is_nan() {
         return Err(PyValueError::new_err("a time cannot be NaN"));
@@ -291,7 +290,7 @@ pub(super) fn now_s(coro: Coro<'_>) -> PyResult<f64> {
     }
 }
 
-/// A timer that calls `function(coro)`; it goes back to `end_timer`.
+/// Sets a timer that calls `function(coro)`. The caller must give it to `end_timer`.
 #[inline]
 pub(super) fn set_timer(coro: Coro<'_>, when_s: f64, function: *mut ffi::PyObject) -> PyResult<HandleRef> {
     let py = coro.py();
@@ -318,8 +317,8 @@ pub(super) fn end_sleep<'py>(coro: Coro<'py>, handle: HandleRef, outcome: Outcom
     outcome
 }
 
-/// The timer of a wait that was interrupted, or ended by somebody else, must not end a later one; if it is due already,
-/// it lies in the ready queue, and is in no heap any more.
+/// Cancels the timer of a wait that was interrupted or woken, so that the timer does not end a later wait. If the timer
+/// is due, it is in the ready queue and not in the heap any more.
 pub(super) fn end_timer(coro: Coro<'_>, handle: HandleRef) {
     let py = coro.py();
     let was_scheduled = handle.is_scheduled(py);

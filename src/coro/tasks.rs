@@ -1,7 +1,8 @@
-//! The running task that asyncio sees while a coro runs: the coro itself, which has the interface of a task.
+//! asyncio's current task while a coro runs is the coro itself, which has the interface of a task.
 //!
-//! From 3.14 on asyncio keeps it in the thread state, and `PyState::swap` takes it along. Before, it is a dict by loop,
-//! which the scheduler changes at each switch. Whatever the coro has there when it is suspended comes back with it.
+//! From 3.14 on asyncio keeps the current task in the thread state, and `PyState::swap` swaps it. Before 3.14 it is in
+//! a dict by loop, which the scheduler changes at each switch. The task that is current when the coro is suspended is
+//! current again when it goes on.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -40,20 +41,20 @@ static REGISTRY: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 static REGISTER: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 static UNREGISTER: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
-/// `_coro_set_registry(set or None, register, unregister)`: how `asyncio.all_tasks()` hears of coros.
+/// `_coro_set_registry(set or None, register, unregister)`: how `asyncio.all_tasks()` gets to know coros.
 pub(super) fn set_registry(
     registry: Option<Bound<'_, PyAny>>,
     register: Bound<'_, PyAny>,
     unregister: Bound<'_, PyAny>,
 ) {
-    // What was there before stays for good: this runs once, and in tests.
+    // The earlier objects are never freed: this runs once, and in tests.
     REGISTER.store(register.into_ptr(), Ordering::Release);
     UNREGISTER.store(unregister.into_ptr(), Ordering::Release);
     let registry = registry.map_or(ptr::null_mut(), Bound::into_ptr);
     REGISTRY.store(registry, Ordering::Release);
 }
 
-/// From now on `asyncio.all_tasks()` has the coro: what `asyncio._register_task` does, without its Python code.
+/// Adds the coro to `asyncio.all_tasks()`, as `asyncio._register_task` does, but without running its Python code.
 #[inline]
 pub(super) fn register(coro: Coro<'_>) -> PyResult<()> {
     let registry = REGISTRY.load(Ordering::Relaxed);
@@ -90,7 +91,7 @@ pub(super) fn unregister(coro: Coro<'_>) {
                 )
         }
     };
-    // asyncio leaves tasks out that are done, so one that could not be taken out harms nobody.
+    // asyncio skips tasks that are done, so a coro that could not be removed does no harm.
     drop(result);
 }
 

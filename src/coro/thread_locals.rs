@@ -1,8 +1,8 @@
 //! Pointers into a coro's stack that other libraries keep in thread-local variables.
 //!
-//! Extensions built with pybind11 have a list of the calls that a thread is in: its head is a thread-local variable,
-//! its items lie on the stack, and a call that ends and is not the head ends the process. So the head goes with the
-//! coro:
+//! Extensions built with pybind11 keep a list of the calls that a thread is in. Its head is a thread-local variable,
+//! and its items lie on the stack. A call that ends and is not the head of the list ends the process. So the head is
+//! saved and restored with the coro:
 //!
 //! ```text
 //!   coro waits:  variable --> call on its stack --> outer call ... --> what the thread had before     kept: the pointer
@@ -10,12 +10,12 @@
 //!   coro runs:   variable --> call on its stack
 //! ```
 //!
-//! Which variable it is differs by version (a key in a structure of its own to 3.0.1, a variable of each extension from
-//! 3.0.2 on), so it is known by its value: a thread-local variable that points into the stack of the coro that waits is
-//! the coro's. They are looked for only once pybind11 is there, and only on stacks that are deep enough for a call
-//! through C++.
+//! Which variable that is depends on the version of pybind11: to 3.0.1 a key in its own structure, from 3.0.2 on a
+//! variable of each extension. So the variable is recognized by its value: a thread-local variable that points into the
+//! stack of the waiting coro belongs to the coro. The search runs only if pybind11 is loaded, and only for stacks that
+//! are deep enough for a call through C++.
 //!
-//! Called on the thread's own stack by the scheduler.
+//! The scheduler calls this on the thread's own stack.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -25,10 +25,10 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-/// A stack with a Python function called by a C++ function takes more, and one with Python functions alone less: 700
-/// bytes.
+/// A stack with a Python function that a C++ function has called is longer than this. A stack with Python functions
+/// only is shorter: 700 bytes.
 pub(super) const MIN_DEPTH: usize = 768;
-/// The items of a list that are followed at most.
+/// The most items of a list that are followed.
 const MAX_ITEMS: usize = 10_000;
 /// How far above the place where the thread's own stack was left an item of its own may lie.
 const OWN_STACK_LEN: usize = 1 << 30;
@@ -67,7 +67,7 @@ impl Search {
         }
     }
 
-    /// Whether there is an extension built with pybind11, as far as it is known without one being called.
+    /// Whether an extension built with pybind11 is loaded, as far as its entries in the two dicts show.
     fn is_needed(&self, py: Python<'_>) -> bool {
         // SAFETY: attached; borrowed references, or null.
         unsafe {
@@ -155,7 +155,7 @@ pub(super) unsafe fn take(
     }
 }
 
-/// The coro is going to run: its variables are as it has left them.
+/// The coro is about to run: sets its variables as it has left them.
 ///
 /// # Safety
 /// Its stack is in place.
@@ -171,8 +171,8 @@ pub(super) unsafe fn put_back(taken: &mut Taken) {
     }
 }
 
-/// Where a list leads whose items lie in `stack`, each with a pointer to the next as its first word: to an item on the
-/// thread's own stack, or nowhere.
+/// Follows a list whose items lie in `stack`; the first word of each points to the next item. Returns the first item on
+/// the thread's own stack, or 0.
 ///
 /// # Safety
 /// `stack` is mapped.

@@ -7,17 +7,17 @@
 //!        '--------------------------------------------------------------------------------'
 //! ```
 //!
-//! One thread for all threads with coros. It begins with the first run of a coro where a limit is set, sleeps while
-//! nothing runs, and ends when no thread is to be watched any more: the limit is off, the loop is closed, the process
-//! forks or exits.
+//! There is one watchdog for all threads with coros. It starts with the first run of a coro where a limit is set. It
+//! sleeps while nothing runs. It ends when there is no thread left to watch: the limit is off, the loop is closed, or
+//! the process forks or exits.
 //!
-//! A thread of Rust's: it looks without the GIL, attaches only when a run is late, and is in nobody's
-//! `threading.enumerate()`. The record itself is made by a short-lived thread of `threading`: logging leaves an entry
-//! of `threading` behind for a thread that it does not know, and handlers may block. To Python 3.13 whoever asks for
-//! the GIL of an interpreter that exits is ended inside of that call; `sys/unwinding` sees to that here as everywhere.
+//! The watchdog is a Rust thread. It reads the pulses without the GIL, attaches only when a run is late, and is not in
+//! `threading.enumerate()`. A short-lived thread of `threading` makes the log record: for a thread that it does not
+//! know, logging leaves an entry in `threading`, and handlers may block. To Python 3.13 a thread that asks for the GIL
+//! of an exiting interpreter is ended inside that call; `sys/unwinding` handles that here, too.
 //!
-//! `watch`, `unwatch` and `stop` are called with the GIL. While the watchdog looks at Python (`is_looking`) nobody
-//! waits for it with the GIL, and it holds no lock. It must not know what is logged.
+//! Callers of `watch`, `unwatch` and `stop` have the GIL. While the watchdog uses Python (`is_looking`), nobody waits
+//! for it with the GIL, and it holds no lock. It must not know what is logged.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -30,11 +30,11 @@ use pyo3::prelude::*;
 use super::pulse::Pulse;
 use grapeshot_core::sys::{clock, thread};
 
-/// As much as other threads have: Python code runs on it.
+/// The usual length: Python code runs on this stack.
 const STACK_LEN: usize = 8 * 1024 * 1024;
 /// The shortest and the longest sleep: the clock ticks in milliseconds, and sums must not overflow.
 const SLEEP_NS: std::ops::RangeInclusive<u64> = 1_000_000..=3_600_000_000_000;
-/// At the exit, for what the watchdog is in the middle of.
+/// How long the exit waits for a report that the watchdog has begun.
 const EXIT_GRACE: Duration = Duration::from_secs(1);
 
 /// Reports the run of that pulse which began at that time, if it goes on. Called with the GIL.
@@ -43,16 +43,16 @@ pub(super) type Report = fn(Python<'_>, &Pulse, u64) -> PyResult<()>;
 struct Watchdog {
     state: Mutex<State>,
     report: Report,
-    /// Something is to be watched or is not any more; the watchdog does not look at Python any more.
+    /// Notified when the watched threads change, and when the watchdog has finished using Python.
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
     watched: Vec<Watched>,
-    /// There is a thread, which has not yet decided to end.
+    /// The thread exists and has not yet decided to end.
     is_alive: bool,
-    /// It looks at Python, or waits for the GIL to do so.
+    /// The thread uses Python, or waits for the GIL.
     is_looking: bool,
     thread: Option<JoinHandle<()>>,
 }
@@ -65,17 +65,17 @@ struct Watched {
     reported_ns: Option<u64>,
 }
 
-/// What a look over the pulses has found.
+/// The result of a check of all pulses.
 enum Finding {
     Late(Arc<Pulse>, u64),
-    /// Nothing can be late before that time is over; whether something has run since the last look.
+    /// No run can be late before that time is over. `is_busy`: a coro has run since the last check.
     Sleep {
         duration: Duration,
         is_busy: bool,
     },
 }
 
-/// Made once and never freed. A forked child has none: whatever state the parent's was in, its thread is not there.
+/// Made once and never freed. A forked child starts without one: the parent's thread does not exist there.
 static WATCHDOG: AtomicPtr<Watchdog> = AtomicPtr::new(ptr::null_mut());
 
 fn existing() -> Option<&'static Watchdog> {
@@ -118,12 +118,13 @@ pub(super) fn watch(pulse: &Arc<Pulse>, report: Report) {
             state.is_alive = true;
             state.thread = Some(handle);
         }
-        // The process may have no further thread: runs that are late are reported when they end. Not tried at each run.
+        // The process cannot start another thread. Then late runs are reported when they end, and not each run tries
+        // again.
         Err(_) => state.watched.clear(),
     }
 }
 
-/// The thread of that pulse is not watched before its next run.
+/// Stops watching the thread of that pulse, until its next run.
 pub(super) fn unwatch(pulse: &Arc<Pulse>) {
     pulse.set_unwatched(true);
     if let Some(watchdog) = existing() {
@@ -135,7 +136,7 @@ pub(super) fn unwatch(pulse: &Arc<Pulse>) {
     }
 }
 
-/// No thread is watched before its next run: the process is going to fork, or to exit.
+/// Stops watching all threads, until their next run: the process is about to fork or to exit.
 pub(super) fn stop(py: Python<'_>, is_exiting: bool) {
     let Some(watchdog) = existing() else {
         return;
@@ -147,7 +148,7 @@ pub(super) fn stop(py: Python<'_>, is_exiting: bool) {
     let is_looking = state.is_looking;
     watchdog.end_if_unused(state);
     if is_exiting && is_looking {
-        // It must not ask for the GIL of an interpreter that is gone.
+        // The watchdog must not ask for the GIL of an interpreter that does not exist any more.
         py.detach(|| {
             let state = watchdog.lock();
             drop(
@@ -180,7 +181,7 @@ impl State {
             let pulse = &watched.pulse;
             is_busy |= std::mem::replace(&mut watched.seen, pulse.last_change()) != watched.seen;
             let (since_ns, late_ns) = (pulse.running_since(), pulse.late_ns());
-            // What begins to run now, or runs on after it was reported, is looked at again after its limit.
+            // A run that begins now, and a run that was reported and goes on, are checked again after the limit.
             let mut left_ns = late_ns;
             if let Some(since_ns) = since_ns
                 && watched.reported_ns != since_ns.into()
@@ -233,7 +234,7 @@ impl Watchdog {
                             watched.pulse.set_unwatched(true);
                         }
                     }
-                    // Between the two looks a thread that has not seen the flag has shown that it runs.
+                    // A thread that did not see the flag in time has shown by the second check that it runs.
                     state = if quiet_looks < 2 {
                         let waited = self.changed.wait_timeout(state, duration);
                         waited.unwrap_or_else(PoisonError::into_inner).0
@@ -247,8 +248,8 @@ impl Watchdog {
         }
     }
 
-    /// Ends the thread, and waits for its end, if nothing is watched and it does not look at Python: then it needs no
-    /// GIL for that. Otherwise it ends by itself.
+    /// If nothing is watched and the thread does not use Python, tells it to end and waits for that: it needs no GIL to
+    /// end. Otherwise it ends by itself.
     fn end_if_unused(&self, mut state: MutexGuard<'_, State>) {
         if !state.watched.is_empty() || !state.is_alive || state.is_looking {
             return;
@@ -257,7 +258,7 @@ impl Watchdog {
         drop(state);
         self.changed.notify_all();
         if let Some(thread) = thread {
-            // Err is a panic, of which stderr has heard.
+            // Err is a panic, which was written to stderr.
             drop(thread.join());
         }
     }

@@ -1,9 +1,9 @@
 //! AArch64, AAPCS64 (Linux, the BSDs, macOS).
 //!
-//! The project's machines are x86-64. What was run there, in an emulator of AArch64 Linux
-//! (`tests/project/test_arch.py`): the instructions of `switch` and `start`, which lie in files of their own for that,
-//! on stacks laid out as by `prepare`. **Not run**: this file as compiled by rustc (which assembles the instructions
-//! for Linux, Apple and FreeBSD), a Python on it, real hardware.
+//! The project is tested on x86-64 only. An emulator of AArch64 Linux (`tests/project/test_arch.py`) runs the
+//! instructions of `switch` and `start`, which lie in separate files for that, on stacks laid out as by `prepare`.
+//! **Never run**: this file as compiled by rustc (which assembles the instructions for Linux, Apple and FreeBSD),
+//! Python on it, real hardware.
 //!
 //! A stack that is switched away from, growing down:
 //!
@@ -24,8 +24,8 @@
 //!   +----------------------+  <- stack pointer kept in `*from` (16 bytes aligned)
 //! ```
 //!
-//! x18 is the platform's and is left alone. The return is a `br` through another register than x30, so that the
-//! processor's own stack of return addresses is not consulted.
+//! x18 belongs to the platform and is not touched. The code returns by a `br` through another register than x30, so
+//! that the processor does not use its return address prediction.
 //!
 //! A new stack has the same frame with `start` in lr, `entry` in x19 and its argument in x20.
 
@@ -54,8 +54,8 @@ pub unsafe extern "C" fn switch(from: *mut usize, to: usize) {
     naked_asm!(include_str!("aarch64_switch.s"))
 }
 
-/// The first thing on a new stack. On entry: x19 = `entry`, x20 = its argument. The undefined return address ends
-/// the chain for unwinders and debuggers.
+/// The first code that runs on a new stack. On entry: x19 = `entry`, x20 = its argument. The undefined return address
+/// ends the chain for unwinders and debuggers.
 #[unsafe(naked)]
 unsafe extern "C" fn start() -> ! {
     naked_asm!(include_str!("aarch64_start.s"))

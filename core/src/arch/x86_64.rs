@@ -16,8 +16,8 @@
 //!   +----------------------+  <- stack pointer kept in `*from`
 //! ```
 //!
-//! The return address is popped and jumped to, rather than returned to: the processor's own stack of return
-//! addresses would predict the wrong one each time (10 ns against 30 per switch).
+//! The code pops the return address and jumps to it instead of returning. The processor would predict the wrong return
+//! address each time (30 ns per switch instead of 10).
 //!
 //! A new stack has the same frame with `start` as the return address, `entry` in r12 and its argument in r13.
 
@@ -62,8 +62,8 @@ pub unsafe extern "C" fn switch(from: *mut usize, to: usize) {
     )
 }
 
-/// The first thing on a new stack. On entry: r12 = `entry`, r13 = its argument, rsp 16 bytes aligned. The undefined
-/// return address ends the chain for unwinders and debuggers.
+/// The first code that runs on a new stack. On entry: r12 = `entry`, r13 = its argument, rsp 16 bytes aligned. The
+/// undefined return address ends the chain for unwinders and debuggers.
 #[unsafe(naked)]
 unsafe extern "C" fn start() -> ! {
     naked_asm!(
@@ -96,7 +96,7 @@ pub unsafe fn prepare(top: usize, entry: Entry, argument: *mut c_void) -> usize 
         0,                         // rbp
         start as *const () as u64, // return address
     ];
-    // Popping the frame must leave rsp as `start` wants it: 16 bytes aligned before its call.
+    // Popping the frame must leave rsp aligned to 16 bytes, as `start` needs it for its call.
     let sp = top - 16 - size_of_val(&frame);
     // SAFETY: within the 128 bytes that the caller gives.
     unsafe { (sp as *mut [u64; 8]).write(frame) };

@@ -1,9 +1,9 @@
-//! Who is registered for an fd: a table by fd number, with a generation per registration.
+//! The fd table: what is registered for each fd, with a generation per registration.
 //!
-//! Purpose: from the token of an event to the registration it was meant for, in one indexed load, and to
-//! nothing if the fd has been closed and reused meanwhile. The kernel hands out the lowest free number,
-//! so the table stays as short as there are fds; a number far beyond (which nobody has open, but anybody
-//! may pass in) goes to a sparse map instead of allocating gigabytes.
+//! Purpose: to find the registration that an event's token was made for with one indexed load, and to find nothing if
+//! the fd was closed and reused meanwhile. The kernel hands out the lowest free number, so the table is about as long
+//! as there are open fds. A much larger number, which a caller may pass although no such fd is open, goes to a sparse
+//! map instead of allocating gigabytes.
 //!
 //! ```text
 //!   token   63 ........ 32 31 ......... 0       generation: of all insertions into this table,
@@ -13,16 +13,16 @@
 //! Since an fd is never negative, a token never has bit 31 set: `Token(u64::MAX)` and the like, and all
 //! tokens of generation 0, are free for fds that are not in the table.
 //!
-//! Owner: the loop's thread. It must not know what a registration stands for; those left behind when the
-//! table is dropped are the owner's to release.
+//! Owner: the loop's thread. It must not know what a registration stands for. The owner must release the registrations
+//! that are left when it drops the table.
 
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 
 use crate::sys::poller::Token;
 
-/// From this fd on registrations lie in the sparse map. No more can be open where the limit is the usual
-/// maximum (`fs.nr_open`), and a wrong number below it costs some tens of megabytes at worst.
+/// Registrations of this fd and above lie in the sparse map. It is the usual maximum of open fds (`fs.nr_open`); a
+/// wrong number below it costs some tens of megabytes at worst.
 const DENSE_LIMIT: usize = 1 << 20;
 /// The dense table starts with space for so many fds.
 const FIRST_LEN: usize = 64;
@@ -38,8 +38,8 @@ pub struct FdTable<T: Copy> {
     dense: Vec<Option<FdEntry<T>>>,
     sparse: BTreeMap<usize, FdEntry<T>>,
     len: usize,
-    /// The generation given out last. One counter for all fds: a token can only be mistaken for another
-    /// after 2^32 registrations, while an event waits for the length of one turn.
+    /// The last generation that was given out. There is one counter for all fds. A token can be mistaken for another
+    /// only after 2^32 registrations, and an event waits for one iteration of the loop only.
     generation: u32,
 }
 
@@ -62,7 +62,7 @@ impl<T: Copy> FdTable<T> {
         self.len
     }
 
-    /// Whether none is.
+    /// Whether no fd is registered.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -95,7 +95,7 @@ impl<T: Copy> FdTable<T> {
         token(index, self.generation)
     }
 
-    /// The registration that was given this token, or `None` if it is over.
+    /// The registration with this token, or `None` if it has ended.
     #[inline]
     #[must_use]
     pub fn get(&self, token: Token) -> Option<T> {
@@ -119,8 +119,8 @@ impl<T: Copy> FdTable<T> {
         self.entry(index).map(|entry| token(index, entry.generation))
     }
 
-    /// Ends the registration of `fd` and returns it. Its token leads nowhere from now on, whatever is
-    /// registered for `fd` later.
+    /// Ends the registration of `fd` and returns it. Its token finds nothing from now on, whatever is registered for
+    /// `fd` later.
     #[inline]
     pub fn remove(&mut self, fd: RawFd) -> Option<T> {
         let index = usize::try_from(fd).ok()?;
@@ -133,7 +133,7 @@ impl<T: Copy> FdTable<T> {
         Some(entry.value)
     }
 
-    /// Ends the registration that was given this token and returns it with its fd; nothing happens if it is over.
+    /// Ends the registration with this token and returns it with its fd. Does nothing if the registration has ended.
     pub fn remove_token(&mut self, token: Token) -> Option<(RawFd, T)> {
         self.get(token)?;
         let fd = fd_of(parts(token).0);
@@ -174,7 +174,7 @@ fn token(index: usize, generation: u32) -> Token {
     Token(u64::from(generation) << 32 | index as u64)
 }
 
-/// Index and generation of a token; the index is no fd's if the token is none of ours.
+/// The index and the generation of a token. The index is no fd if the token is not from this table.
 #[inline]
 fn parts(token: Token) -> (usize, u32) {
     (token.0 as u32 as usize, (token.0 >> 32) as u32)

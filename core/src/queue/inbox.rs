@@ -1,4 +1,4 @@
-//! What other threads hand over to the loop, and who has to wake it.
+//! The inbox: what other threads hand over to the loop, and which of them must wake it.
 //!
 //! Purpose: `call_soon_threadsafe` without a lock, and with one system call per sleep of the loop instead
 //! of one per call. Producers push from any thread; the loop pops. Before it blocks, the loop says so
@@ -12,10 +12,9 @@
 //!       false; who got true wakes            then sleeping = false, do not block
 //! ```
 //!
-//! Nothing is lost: of the two fences one comes first in the single order of all `SeqCst` fences. If it
-//! is the producer's, L2 sees the item of P1; if it is the loop's, P2 sees the flag of L1. Without the
-//! fences a processor may let both sides read before the other's write arrives, and the loop would sleep
-//! on a full queue.
+//! No item is lost: all `SeqCst` fences have a single order, so one of the two comes first. If it is the producer's, L2
+//! sees the item of P1; if it is the loop's, P2 sees the flag of L1. Without the fences a processor may let both sides
+//! read before the other's write arrives, and the loop would sleep although the queue has an item.
 //!
 //! Owner: the loop's thread pops and sleeps, every thread pushes. It must not know how the loop is woken.
 
@@ -40,7 +39,7 @@ impl<T: Send> Inbox<T> {
         }
     }
 
-    /// Hands an item over, from any thread. True if the consumer sleeps and nobody woke it yet: then the
+    /// Hands an item over, from any thread. Returns true if the consumer sleeps and nobody has woken it yet: then the
     /// caller must wake it.
     #[inline]
     #[must_use = "if it returns true, the consumer has to be woken"]
@@ -50,13 +49,13 @@ impl<T: Send> Inbox<T> {
         self.claim_wake()
     }
 
-    /// True if the consumer sleeps and nobody woke it yet: then the caller must wake it. For a producer that hands
-    /// its item over beside the inbox, under a lock that the consumer holds whenever it looks at its work and gives
-    /// up only after [`Inbox::begin_sleep`].
+    /// True if the consumer sleeps and nobody woke it yet: then the caller must wake it. For a producer that hands its
+    /// item over without the inbox: under a lock that the consumer holds whenever it checks its work, and releases only
+    /// after [`Inbox::begin_sleep`].
     #[inline]
     #[must_use = "if it returns true, the consumer has to be woken"]
     pub fn claim_wake(&self) -> bool {
-        // The load keeps the line shared while the consumer is awake, which is the common case.
+        // The load keeps the cache line shared while the consumer is awake, which is the common case.
         self.is_sleeping.load(Ordering::Relaxed) && self.is_sleeping.swap(false, Ordering::Relaxed)
     }
 
@@ -66,7 +65,7 @@ impl<T: Send> Inbox<T> {
         self.items.pop()
     }
 
-    /// Whether nothing waits to be taken.
+    /// Whether the inbox is empty.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -79,8 +78,8 @@ impl<T: Send> Inbox<T> {
         self.items.len()
     }
 
-    /// Says that the consumer is about to block. False if it must not, because something has arrived;
-    /// true if it may, and will be woken by whoever pushes next. For the consumer.
+    /// Says that the consumer is about to block. Returns false if it must not block, because an item has arrived; true
+    /// if it may block, and the next push will wake it. For the consumer.
     #[inline]
     #[must_use = "if it returns false, the consumer must not block"]
     pub fn begin_sleep(&self) -> bool {
@@ -89,7 +88,7 @@ impl<T: Send> Inbox<T> {
         if self.items.is_empty() {
             return true;
         }
-        // A producer may have taken the flag in between, and will wake a consumer that is awake: harmless.
+        // A producer may have taken the flag in between. It will wake a consumer that is awake, which does no harm.
         self.end_sleep();
         false
     }

@@ -1,4 +1,4 @@
-//! The containers a loop turns around, without Python and without system calls.
+//! The containers of an event loop, without Python and without system calls.
 //!
 //! | module | what it holds | shape |
 //! |---|---|---|
@@ -10,8 +10,8 @@
 //! | [`read_size`] | how much a socket's reads bring | two bytes |
 //! | [`records`] | where TLS records end in received bytes | a header of five bytes and a count |
 //!
-//! Owner: the thread of the loop, except [`inbox::Inbox::push`]. Elements are opaque: what is `Copy` here
-//! is usually a pointer whose references the rooms above count.
+//! Owner: the thread of the loop, except [`inbox::Inbox::push`]. Elements are opaque. A `Copy` element is usually a
+//! pointer; the rooms above count its references.
 
 pub mod fd_table;
 pub mod inbox;

@@ -1,23 +1,22 @@
 //! The chunks of a stream that wait to be written.
 //!
-//! Purpose: what a transport could not send at once, or corks, kept as the chunks it was given (nothing is
-//! copied) and offered to `writev`. One chunk lies inline, so that the usual single write allocates
-//! nothing, and a connection that owes nothing costs three words and an empty slot.
+//! Purpose: keeps what a transport could not send at once, or corks, as the chunks that it was given (nothing is
+//! copied), and offers them to `writev`. One chunk lies inline, so the usual single write allocates nothing. A
+//! connection with nothing to write costs three words and an empty chunk.
 //!
 //! ```text
 //!   front [ sent | to be sent ]   then   rest [ chunk ] [ chunk ] ...
 //!         '-----' sent_bytes             boxed, allocated for the second chunk
 //! ```
 //!
-//! Owner: the loop's thread. It must not know what a chunk is beyond its bytes. It drops no chunk while
-//! it is borrowed: chunks that are written go to the caller, who may release them where releasing can
-//! run foreign code.
+//! Owner: the loop's thread. It must not know what a chunk is beyond its bytes. It drops no chunk while it is borrowed:
+//! it hands written chunks to the caller, who releases them where foreign code may run.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 
-/// A deque of up to this capacity is kept for the next time.
+/// A deque of up to this capacity is kept for later use.
 const KEPT_CAPACITY: usize = 8;
 
 /// Chunks of bytes in the order in which they are to be written.
@@ -78,8 +77,8 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
         }
     }
 
-    /// Puts a chunk, whose first `sent_bytes` bytes are written and which has more, before what was appended while
-    /// they were. Of that nothing may be written yet.
+    /// Puts a chunk in front, of which the first `sent_bytes` bytes are written and some are left. Nothing of the other
+    /// chunks may be written yet.
     pub fn push_front(&mut self, chunk: C, sent_bytes: usize) {
         debug_assert!(self.sent_bytes == 0, "the front chunk is written in part");
         debug_assert!(sent_bytes < chunk.as_ref().len(), "the chunk is written");

@@ -1,14 +1,14 @@
-//! How much a socket's reads bring: what decides where the next one is received.
+//! How much a socket's reads bring. That decides where the next read is received.
 //!
 //! Purpose: small and irregular reads go through a scratch buffer into an object of exactly their size; reads of 8 to
-//! 256 KiB that keep to one size are received straight into an object of it. An object is taken only after some reads
-//! in a row have called for the same size: one chosen by a single odd read would cut the next message into pieces.
+//! 256 KiB that keep to one size are received straight into an object of it. That happens only after some reads in a
+//! row have suited the same size: an object chosen by a single odd read would cut the next message into pieces.
 //!
 //! Owner: the thread of the loop. It must not know what is read, nor from where.
 
 use std::cell::Cell;
 
-/// Reads from this size on are received without the scratch buffer between.
+/// Reads of this size and above may be received without the scratch buffer.
 const MIN_DIRECT_LEN: usize = 8 * 1024;
 /// The most that is received straight into an object.
 const MAX_DIRECT_LEN: usize = 256 * 1024;
@@ -27,7 +27,7 @@ pub struct ReadSize {
 }
 
 impl ReadSize {
-    /// Of a socket that was not read yet.
+    /// The history of a socket that was not read yet.
     #[must_use]
     pub const fn new() -> Self {
         Self {

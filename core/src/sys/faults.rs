@@ -1,4 +1,4 @@
-//! A fault in the guard below a stack says whose stack it was, before the process dies of it.
+//! Reports a fault in the guard below a stack: says whose stack it was, before the process dies.
 //!
 //! ```text
 //!   SIGSEGV, SIGBUS --> on_fault, on the thread's alternate stack
@@ -6,8 +6,8 @@
 //!                         then the handler that was there before (faulthandler's), or the default action
 //! ```
 //!
-//! Handlers are installed once per process, with the first watched range. A thread that runs on watched stacks needs an
-//! [`AlternateStack`]: its own is used up when the handler runs.
+//! Handlers are installed once per process, with the first watched range. A thread that runs on guarded stacks needs an
+//! [`AlternateStack`]: the stack that it runs on is used up when the handler is called.
 //!
 //! Owner: any thread. The handler takes no lock and allocates nothing. It must not know what the stacks are for.
 //!
@@ -24,18 +24,18 @@ use std::sync::{Mutex, Once, PoisonError};
 
 use super::pages;
 
-/// Writes who uses the watched stack. Called in a signal handler: it may only read memory.
+/// Describes whose stack it is. Called in a signal handler: it may only read memory.
 pub type Describe = unsafe fn(owner: *const c_void, message: &mut FaultMessage);
 
 /// Enough for faulthandler's report, which comes on the same stack.
 const ALTERNATE_LEN: usize = 64 * 1024;
 
-/// How far above a used-up stack's end its pointer may be when the next access is below it.
+/// How far above the end of a used-up stack its pointer may be when an access goes below the end.
 const RED_ZONE_LEN: usize = 128;
 
 const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
-/// One watched range. Entries are never freed, since a handler may look at them at any time, but used again.
+/// One guarded range. Entries are never freed, because a handler may read them at any time; they are reused.
 struct Entry {
     next: *const Entry,
     start: AtomicUsize,
@@ -46,7 +46,7 @@ struct Entry {
 
 /// All entries that were ever made.
 static ENTRIES: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
-/// Those that watch nothing, as addresses. The handler does not look here.
+/// Addresses of the entries that are free. The handler does not use this list.
 static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
 /// A range of addresses that nobody may touch, for as long as this lives.
@@ -55,7 +55,7 @@ pub struct GuardedRange {
 }
 
 impl GuardedRange {
-    /// Watches `range`; a fault in it is described by `describe(owner, ...)`, as soon as there is an owner.
+    /// Guards `range`. For a fault in it the handler calls `describe(owner, ...)`, if an owner is set.
     pub fn new(range: Range<usize>, describe: Describe) -> Self {
         install();
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -82,7 +82,7 @@ impl GuardedRange {
         Self { entry }
     }
 
-    /// Whose stack it is. The owner must stay where it is for as long as this lives.
+    /// Sets the owner of the stack. It must stay at its address for as long as this lives.
     pub fn set_owner(&self, owner: *const c_void) {
         // SAFETY: entries live for good.
         unsafe { (*self.entry).owner.store(owner.cast_mut(), Ordering::Release) };
@@ -100,7 +100,7 @@ impl Drop for GuardedRange {
     }
 }
 
-/// A line of text made without allocating; what does not fit is left out.
+/// A line of text, made without allocating. What does not fit is left out.
 pub struct FaultMessage {
     bytes: [u8; 512],
     len: usize,
@@ -154,7 +154,7 @@ impl FaultMessage {
 
     fn write(&mut self) {
         self.bytes[self.len] = b'\n';
-        // SAFETY: the bytes are ours; if stderr does not take them there is nobody to tell.
+        // SAFETY: the bytes are ours. If stderr does not take them, nothing can be done.
         unsafe { libc::write(libc::STDERR_FILENO, self.bytes.as_ptr().cast(), self.len + 1) };
     }
 }
@@ -186,7 +186,7 @@ fn install() {
             action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
             libc::sigemptyset(&raw mut action.sa_mask);
             for signal in SIGNALS {
-                // Where it is refused, the process dies without the line.
+                // If the system refuses this, the process dies without the message.
                 libc::sigaction(signal, &raw const action, ptr::null_mut());
             }
         }
@@ -196,12 +196,12 @@ fn install() {
 unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel gives both; entries live for good.
     unsafe {
-        // A fault has a positive code; what a process sends (kill, raise) has not.
+        // A fault has a positive code; a signal that a process sends (kill, raise) has not.
         let is_sent = (*info).si_code <= 0;
         let context_of = &mut *context.cast::<libc::ucontext_t>();
         if is_sent && interrupts_handler(context_of) {
-            // faulthandler was enabled after us, has written its report and raises the signal for us, without the
-            // address. The signal comes once more when that handler has returned.
+            // faulthandler was enabled after this handler was installed. It has written its report and raises the
+            // signal again, without the address. The signal comes once more when faulthandler's handler has returned.
             libc::sigaddset(&raw mut context_of.uc_sigmask, signal);
             libc::raise(signal);
             return;
@@ -223,7 +223,7 @@ fn interrupts_handler(context: &libc::ucontext_t) -> bool {
         && interrupted_sp(context).is_some_and(|sp| (start..start + stack.ss_size).contains(&sp))
 }
 
-/// The stack pointer of what was interrupted, None where it is not known how to find it.
+/// The interrupted stack pointer; None on systems where this code cannot read it.
 fn interrupted_sp(context: &libc::ucontext_t) -> Option<usize> {
     #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
     return Some(context.uc_mcontext.gregs[libc::REG_RSP as usize] as usize);
@@ -236,14 +236,14 @@ fn interrupted_sp(context: &libc::ucontext_t) -> Option<usize> {
     }
 }
 
-/// The line about the watched range that `address` lies in, if it lies in one.
+/// Writes the message about the guarded range that `address` lies in, if there is one.
 unsafe fn describe(address: usize) {
     let mut entry: *const Entry = ENTRIES.load(Ordering::Acquire);
     // SAFETY: entries live for good, and their list only grows.
     while let Some(fields) = unsafe { entry.as_ref() } {
         let range = fields.start.load(Ordering::Acquire)..fields.end.load(Ordering::Acquire);
         let owner = fields.owner.load(Ordering::Acquire);
-        // The stack pointer may still be where the last push would have gone.
+        // The stack pointer may still be above the end: see `RED_ZONE_LEN`.
         let range = range.start..range.end + RED_ZONE_LEN.min(range.end);
         if range.contains(&address) && !owner.is_null() {
             let mut message = FaultMessage::new();
@@ -260,14 +260,14 @@ unsafe fn describe(address: usize) {
     }
 }
 
-/// The handler that was there before, or the default action, which ends the process.
+/// Calls the handler that was installed before, or takes the default action, which ends the process.
 unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, is_sent: bool) {
     // SAFETY: stored before the handler was installed, never freed.
     let previous = unsafe { PREVIOUS.load(Ordering::Acquire).as_ref() };
     let index = SIGNALS.iter().position(|known| *known == signal);
     if let (Some(previous), Some(index)) = (previous, index) {
-        // SAFETY: filled in before it was stored; a handler that is there was installed for this signal, with the type
-        // that its flags tell.
+        // SAFETY: filled in before it was stored; that handler was installed for this signal, and its flags tell its
+        // type.
         unsafe {
             let action = previous.0[index].assume_init_ref();
             let handler = action.sa_sigaction;

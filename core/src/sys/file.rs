@@ -52,7 +52,7 @@ fn borrowed(fd: RawFd) -> io::Result<ManuallyDrop<File>> {
     Ok(ManuallyDrop::new(unsafe { File::from_raw_fd(fd) }))
 }
 
-/// The length in bytes of the regular file `fd`; 0 for most that are none.
+/// The length in bytes of the regular file `fd`; 0 for most other files.
 ///
 /// # Errors
 /// `EBADF`, or another errno of `fstat(2)`.
@@ -68,8 +68,8 @@ pub fn set_position(fd: RawFd, offset: u64) -> io::Result<()> {
     borrowed(fd)?.seek(SeekFrom::Start(offset)).map(|_| ())
 }
 
-/// Sends up to `count` bytes of `file`, from `offset` on, on `socket`, and returns how many went; 0 is the end of the
-/// file. Its position stays. An interruption is the caller's to deal with.
+/// Sends up to `count` bytes of `file`, from `offset` on, on `socket`, and returns how many were sent; 0 is the end of
+/// the file. The file's position does not change. The caller handles an interruption.
 ///
 /// # Errors
 /// `WouldBlock` if there is no space, `Interrupted`; `EINVAL`, `ENOSYS` and others for what the system cannot combine;
@@ -83,10 +83,10 @@ pub fn send(socket: RawFd, file: RawFd, offset: i64, count: usize) -> io::Result
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// As on Linux. The call says in an error, too, how many bytes have gone: those count then.
+/// As on Linux. In an error, too, the call says how many bytes were sent; then that number is returned.
 #[cfg(any(target_vendor = "apple", target_os = "freebsd", target_os = "dragonfly"))]
 pub fn send(socket: RawFd, file: RawFd, offset: i64, count: usize) -> io::Result<usize> {
-    // Apple's reads it too: zero would mean the whole file there.
+    // Apple's call also reads it: zero would mean the whole file.
     let mut sent: libc::off_t = if cfg!(target_vendor = "apple") {
         count as libc::off_t
     } else {

@@ -6,16 +6,17 @@
 
 use std::hint::black_box;
 
-/// What is freed once to make the heap keep memory. It is never written to, so it costs no memory.
+/// The length of the block that is freed once to make the heap keep memory. The block is never written to, so it costs
+/// no memory.
 const FREED_LEN: usize = 1024 * 1024;
 
 /// Lets freed buffers of up to a megabyte stay with the process, 2 MiB at most, instead of going back to the system
 /// with every message.
 ///
-/// glibc returns the top of its heap as soon as 128 KiB lie free there, and gets it again, one page fault per 4 KiB,
-/// for the next large buffer: that was half of what an echo of 100 KiB over asyncio's streams cost. It raises both of
-/// its limits when a program first frees a larger block than they are made for, and that is what this does. Where the
-/// user has set them (`MALLOC_TRIM_THRESHOLD_`), or with another C library, nothing changes.
+/// glibc returns the top of its heap to the system as soon as 128 KiB are free there, and gets it again, with one page
+/// fault per 4 KiB, for the next large buffer. That took half of the time of an echo of 100 KiB over asyncio's streams.
+/// glibc raises both limits when a program first frees a larger block, and this function does that. Nothing changes if
+/// the user has set the limits (`MALLOC_TRIM_THRESHOLD_`), or with another C library.
 pub fn keep_freed_buffers() {
     // SAFETY: malloc may be called at any time, and free takes what it returned, null included. black_box keeps the
     // pair from being optimized away.
@@ -26,7 +27,7 @@ pub fn keep_freed_buffers() {
 mod tests {
     use super::*;
 
-    /// glibc's mark of a block that has a mapping of its own, in the word before it (`IS_MMAPPED` in malloc.c).
+    /// glibc marks a block that has a mapping of its own in the word before the block (`IS_MMAPPED` in malloc.c).
     const IS_MAPPED: usize = 2;
 
     #[test]

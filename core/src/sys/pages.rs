@@ -1,6 +1,6 @@
-//! Memory mappings: what differs between systems about their pages.
+//! The pages of memory mappings, as far as systems differ.
 //!
-//! Owner: any thread. Knows nothing of what the memory is for.
+//! Owner: any thread. It must not know what the memory is for.
 //!
 //! Source: `mmap(2)`, `madvise(2)`.
 
@@ -11,11 +11,11 @@ pub(crate) const NO_RESERVE: libc::c_int = libc::MAP_NORESERVE;
 #[cfg(any(target_os = "freebsd", target_os = "dragonfly"))]
 pub(crate) const NO_RESERVE: libc::c_int = 0;
 
-/// Asks that `len_bytes` from `start` are backed by small pages only: a huge page would make a stack of which 2 KiB are
-/// used take 2 MiB. A system without huge pages, or without the choice, does nothing.
+/// Asks the system to use only small pages for `len_bytes` from `start`. With a huge page, a stack that uses 2 KiB
+/// would take 2 MiB. On a system without huge pages, or without that choice, this does nothing.
 ///
 /// # Safety
-/// The range is a mapping of the caller's.
+/// The range belongs to a mapping of the caller.
 pub unsafe fn refuse_huge_pages(start: usize, len_bytes: usize) {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     // SAFETY: by the contract; the advice changes no content. A kernel without huge pages refuses, which is as well.

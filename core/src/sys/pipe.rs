@@ -1,8 +1,8 @@
-//! Pipes, FIFOs and terminals: nonblocking reads and writes of what is not, or need not be, a socket.
+//! Pipes, FIFOs and terminals: nonblocking reads and writes of descriptors that need not be sockets.
 //!
-//! Purpose: `read`, `write`, `writev` over raw fds that somebody else owns, and what kind of file an fd is.
-//! `EINTR` is retried everywhere, `EAGAIN` comes back as `ErrorKind::WouldBlock`. A write to a pipe that nobody
-//! reads raises `SIGPIPE`, and no flag keeps it from that: the process has to ignore the signal, as Python does.
+//! Purpose: `read`, `write`, `writev` over raw fds that somebody else owns, and what kind of file an fd is. `EINTR` is
+//! retried everywhere, `EAGAIN` comes back as `ErrorKind::WouldBlock`. A write to a pipe that nobody reads raises
+//! `SIGPIPE`. No flag prevents that: the process must ignore the signal, as Python does.
 //!
 //! Owner: any thread; the calls keep no state. It must not know about transports or the poller.
 //!
@@ -33,8 +33,8 @@ pub enum FileKind {
 impl FileKind {
     /// Whether the end that writes becomes readable when its last reader has gone, and for no other reason.
     ///
-    /// Apple's systems do not tell for FIFOs of the file system, and call them readable while data lies in them; pipes
-    /// are not linked there, so the two can be told apart. Devices never tell.
+    /// Apple's systems do not report that for FIFOs of the file system, and call them readable while data lies in them.
+    /// Pipes are not linked there, so the two can be told apart. Devices never report it.
     #[must_use]
     pub fn tells_of_lost_reader(self) -> bool {
         match self {
@@ -65,8 +65,8 @@ pub fn file_kind(fd: RawFd) -> io::Result<FileKind> {
     })
 }
 
-/// Lets reads and writes fail with `WouldBlock` instead of waiting. Holds for every descriptor of the open file, those
-/// of other processes included.
+/// Makes reads and writes fail with `WouldBlock` instead of waiting. This affects every descriptor of the open file,
+/// also in other processes.
 ///
 /// # Errors
 /// `EBADF`, or another errno of `fcntl(2)`.

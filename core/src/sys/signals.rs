@@ -1,8 +1,8 @@
-//! The pipe through which signal handlers wake a loop: one byte per signal, its number.
+//! The pipe through which signal handlers wake a loop. Each signal is one byte, its number.
 //!
-//! Purpose: an fd that the poller watches for reading, and one that the interpreter's C handler writes to. A byte
-//! that was written before the poller sleeps ends that sleep at once, so no signal falls between the last look and
-//! the wait. An eventfd would refuse such a byte: it takes eight.
+//! Purpose: an fd that the poller watches for reading, and one that the interpreter's C handler writes to. A byte that
+//! was written before the poller sleeps ends that sleep at once, so no signal is lost between the last check and the
+//! wait. An eventfd cannot be used: a write to it must have eight bytes.
 //!
 //! Owner: the loop's thread reads; handlers write, on any thread. It must not know what a signal means.
 //!
@@ -13,9 +13,9 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
 
-/// No pipe holds less. (Linux gives 64 KiB, and this much to a user who has very many pipes.)
+/// Every pipe holds at least this much. (Linux gives 64 KiB, and this much to a user who has very many pipes.)
 const MIN_CAPACITY_LEN: usize = 4096;
-/// Taken out at once at most.
+/// The most bytes of one read.
 const MAX_DRAINED_LEN: usize = 65536;
 
 /// Both ends of the pipe, nonblocking and close-on-exec.
@@ -29,7 +29,8 @@ pub struct SignalPipe {
 pub struct Arrived {
     /// The numbers in the order of their arrival.
     pub numbers: Vec<u8>,
-    /// The pipe may have been full, so that numbers were lost: who can tell otherwise which signals came, has to.
+    /// The pipe may have been full, so that numbers were lost. Then the caller must find out in another way which
+    /// signals came.
     pub is_incomplete: bool,
 }
 
@@ -60,12 +61,12 @@ impl SignalPipe {
     pub fn drain(&self) -> Arrived {
         let mut numbers = Vec::new();
         let mut bytes = [0_u8; 1024];
-        // Bounded: under a storm of signals the loop gets its turn all the same.
+        // Bounded, so that a storm of signals does not block the loop.
         while numbers.len() < MAX_DRAINED_LEN {
             match nix::unistd::read(&self.reader, &mut bytes) {
                 Ok(len) if len > 0 => numbers.extend_from_slice(&bytes[..len]),
                 Err(Errno::EINTR) => {}
-                // Empty; nothing else can happen to a pipe whose both ends are ours.
+                // The pipe is empty. No other error is possible: we own both ends.
                 Ok(_) | Err(_) => break,
             }
         }
@@ -87,8 +88,8 @@ pub(super) fn nonblocking_pipe() -> nix::Result<(OwnedFd, OwnedFd)> {
     nix::unistd::pipe2(OFlag::O_NONBLOCK | OFlag::O_CLOEXEC)
 }
 
-/// Without `pipe2` a fork between the calls would inherit the pipe; nothing the child could do with it
-/// before `exec` harms us.
+/// Without `pipe2`, a child that is forked between the calls inherits the pipe. It can do no harm with it before
+/// `exec`.
 #[cfg(target_vendor = "apple")]
 pub(super) fn nonblocking_pipe() -> nix::Result<(OwnedFd, OwnedFd)> {
     use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};

@@ -1,7 +1,7 @@
-//! Helper threads of the library's own.
+//! The library's helper threads.
 //!
-//! Purpose: a thread that the program does not notice: the signals of the process never interrupt it, since Python's
-//! handlers are to find the main thread.
+//! Purpose: a thread that the program does not notice. The signals of the process never interrupt it, because Python's
+//! handlers must run in the main thread.
 //!
 //! Owner: whoever starts it.
 //!
@@ -12,7 +12,7 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::thread::{Builder, JoinHandle};
 
-/// Faults of the thread itself. Blocked they would end the process without a word.
+/// Faults of the thread itself. If they were blocked, they would end the process without a message.
 const FAULTS: [libc::c_int; 5] = [
     libc::SIGSEGV,
     libc::SIGBUS,
@@ -24,7 +24,7 @@ const FAULTS: [libc::c_int; 5] = [
 /// Runs `body` in a new thread, which has all signals of the process blocked from its first instruction on.
 ///
 /// # Errors
-/// There can be no further thread.
+/// The process cannot start another thread.
 pub fn spawn<F>(name: String, stack_len_bytes: usize, body: F) -> io::Result<JoinHandle<()>>
 where
     F: FnOnce() + Send + 'static,
@@ -56,7 +56,7 @@ mod tests {
 
     fn is_blocked(signal: libc::c_int) -> bool {
         let mut mask = MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: no mask is set, and the one that there is is written before it is read.
+        // SAFETY: no mask is set; the current one is written before it is read.
         unsafe {
             libc::pthread_sigmask(libc::SIG_BLOCK, ptr::null(), mask.as_mut_ptr());
             libc::sigismember(mask.as_ptr(), signal) == 1

@@ -1,16 +1,16 @@
-//! Thread-local variables of other libraries, as far as they hold pointers into a given range: variables of the
-//! language in their segments (`PT_TLS`), and values of `pthread_getspecific`.
+//! Finds thread-local variables of other libraries that point into a given range: variables in the libraries' segments
+//! (`PT_TLS`), and values of `pthread_getspecific`.
 //!
-//! Owner: the thread whose variables they are. Knows nothing of what points where, and why.
+//! Owner: the thread whose variables they are. It must not know what the pointers are for.
 //!
 //! Source: `dl_iterate_phdr(3)`, `pthread_getspecific(3)`.
 
 use std::ffi::c_void;
 use std::ops::Range;
 
-/// Segments that are longer hold tables, not heads of lists, and are left out.
+/// Longer segments hold tables, not heads of lists. They are skipped.
 const MAX_SEGMENT_LEN: usize = 4096;
-/// Keys that are looked at in any case, and beyond the first one that is free.
+/// How many keys are checked in any case, and how many beyond the first free one.
 const MIN_KEYS: u32 = 32;
 const MORE_KEYS: u32 = 8;
 
@@ -51,19 +51,19 @@ impl Place {
     }
 }
 
-/// The variables of this thread that are looked at.
+/// The variables of this thread that are searched.
 #[derive(Default)]
 pub struct Variables {
     /// Where the segments lie.
     segments: Vec<Range<usize>>,
-    /// What the loader had loaded and unloaded when they were found.
+    /// How many libraries the loader had loaded and unloaded when the segments were found.
     loaded: (u64, u64),
     /// Keys below that.
     keys: u32,
 }
 
 impl Variables {
-    /// Looks for the segments of libraries that were loaded since, if there are any.
+    /// Finds the segments again if libraries were loaded since.
     pub fn refresh(&mut self, with_keys: bool) {
         let loaded = imp::loaded();
         if loaded != self.loaded {
@@ -91,10 +91,10 @@ impl Variables {
     }
 }
 
-/// How many keys there are at least: the first that is free, and some more.
+/// How many keys to check: up to the first free one, and some more.
 fn keys() -> u32 {
     let mut key: libc::pthread_key_t = 0;
-    // SAFETY: a key of our own, given back at once.
+    // SAFETY: our own key, deleted at once.
     unsafe {
         if libc::pthread_key_create(&raw mut key, None) != 0 {
             return MIN_KEYS;
@@ -119,7 +119,7 @@ mod imp {
             1
         }
         let mut numbers = (0, 0);
-        // SAFETY: the function keeps nothing.
+        // SAFETY: the function keeps no pointer.
         unsafe { libc::dl_iterate_phdr(Some(note), (&raw mut numbers).cast()) };
         numbers
     }
@@ -135,7 +135,7 @@ mod imp {
             max_len,
             found: Vec::new(),
         };
-        // SAFETY: the function keeps nothing.
+        // SAFETY: the function keeps no pointer.
         unsafe { libc::dl_iterate_phdr(Some(look_at), (&raw mut search).cast()) };
         search.found
     }
@@ -161,14 +161,14 @@ mod imp {
         0
     }
 
-    /// Where the segment lies for this thread; it is made if it was not yet there.
+    /// Where the segment lies for this thread. The loader makes it if it does not exist yet.
     fn start_of(info: &dl_phdr_info) -> usize {
         type GetAddress = unsafe extern "C" fn(*const [usize; 2]) -> *mut c_void;
         if !info.dlpi_tls_data.is_null() {
             return info.dlpi_tls_data as usize;
         }
-        // SAFETY: what the compiler calls for such a variable, with the module and an offset (ELF Handling For TLS);
-        // null if there is no such function.
+        // SAFETY: the function that compiled code calls for such a variable, with the module and an offset (ELF
+        // Handling For TLS); null if it does not exist.
         unsafe {
             let function = libc::dlsym(libc::RTLD_DEFAULT, c"__tls_get_addr".as_ptr());
             if function.is_null() || cfg!(not(any(target_arch = "x86_64", target_arch = "aarch64"))) {

@@ -18,7 +18,7 @@ use crate::coro::{fiber, interruption, scheduler};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::current_thread;
 
-/// `ScheduleError` unless the coro is of this thread.
+/// `ScheduleError` unless the coro belongs to this thread.
 pub(super) fn check_thread(coro: Coro<'_>) -> PyResult<()> {
     if coro.thread.get() == current_thread() {
         return Ok(());
@@ -30,7 +30,7 @@ pub(super) fn check_thread(coro: Coro<'_>) -> PyResult<()> {
     ))
 }
 
-/// The same, and `RuntimeError` if its loop is closed: nothing could run it.
+/// The same, and `RuntimeError` if its loop is closed: nothing can run the coro.
 fn check_schedulable(coro: Coro<'_>) -> PyResult<()> {
     check_thread(coro)?;
     match coro.event_loop.get(coro.py()) {
@@ -80,7 +80,7 @@ fn wake<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     }
 }
 
-/// `_throw_later(exception)`: raised where the coro waits next, or waits now; None takes a cancellation back.
+/// `_throw_later(exception)`: raises the exception where the coro waits now or next; None takes a cancellation back.
 fn throw_later<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     check_thread(this)?;
     match args.get(0) {
@@ -98,7 +98,7 @@ fn throw_later<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-/// `_take_back(exception)`: it is not raised any more; whether it was still pending.
+/// `_take_back(exception)`: removes a pending exception. Returns whether it was still pending.
 fn take_back<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     check_thread(this)?;
     let Some(meant) = args.get(0) else {
@@ -109,7 +109,8 @@ fn take_back<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), found))
 }
 
-/// `_throw(exception)`: raised where the coro waits; at once if it runs, before its function if it has not begun.
+/// `_throw(exception)`: raises the exception where the coro waits; at once if it runs; instead of its function if it
+/// has not begun.
 fn throw<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     check_thread(this)?;
     let Some(exception) = args.get(0) else {
@@ -151,7 +152,7 @@ fn failure<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(this.exception.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
-/// The exception if it went to nobody yet, else None.
+/// The exception, if nobody has seen it yet; else None.
 fn failure_unseen<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
     Ok(this
@@ -186,7 +187,7 @@ fn set_name<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-/// `set_max_selfish_acts(n)`: None for as many as the thread's other coros.
+/// `set_max_selfish_acts(n)`: None for the thread's limit.
 fn set_max_selfish_acts<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let limit = match args.get(0) {
         Some(count) if !count.is_none() => acts(&count)? + 1,
@@ -215,7 +216,7 @@ fn context(this: Coro<'_>) -> Object<'_> {
     Ok(this.context.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
-/// Whether an error of `cancel()` is to be raised where the coro waits next.
+/// Whether a cancellation by `cancel()` is pending.
 fn must_cancel(this: Coro<'_>) -> Object<'_> {
     Ok(bool_object(
         this.py(),
@@ -223,7 +224,7 @@ fn must_cancel(this: Coro<'_>) -> Object<'_> {
     ))
 }
 
-/// What it has raised. To look here is not to take notice of it.
+/// What the coro has raised. Reading this does not count as having seen the exception.
 fn exception(this: Coro<'_>) -> Object<'_> {
     Ok(this.exception.get(this.py()).unwrap_or_else(|| none(this.py())))
 }

@@ -54,7 +54,7 @@ pub(super) fn set_registry<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<
     Ok(none(py))
 }
 
-/// As `_coro_wait`, but an interruption is returned rather than raised: what is raised here is that nothing can wait.
+/// As `_coro_wait`, but returns an interruption instead of raising it. It raises only if the coro cannot wait.
 pub(super) fn begin_wait_for_wake<'py>(py: Python<'py>, _: Args<'_, 'py>) -> PyResult<Begun<'py, ()>> {
     let coro = suspension::suspendable(py)?;
     match suspension::begin_wait(coro) {
@@ -71,12 +71,12 @@ pub(super) fn return_interruption<'py>(coro: Coro<'py>, (): (), outcome: Outcome
     })
 }
 
-/// Nothing is left to be done after the wait.
+/// There is nothing to do after the wait.
 pub(super) fn return_outcome<'py>(_: Coro<'py>, (): (), outcome: Outcome<'py>) -> Outcome<'py> {
     outcome
 }
 
-/// `now()`: what `sleep_absolute` is told.
+/// `now()`: the time that `sleep_absolute` takes.
 pub(super) fn now<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     let now_s = if let Some(coro) = running(py) {
         suspension::now_s(coro)?
@@ -138,7 +138,7 @@ pub(super) fn acts(count: &Bound<'_, PyAny>) -> PyResult<u16> {
     }
 }
 
-/// `_coro_set_selfishness(n)`: the number before.
+/// `_coro_set_selfishness(n)`: returns the number before.
 pub(super) fn set_selfishness<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let limit = args.get(0).map_or(Ok(0), |count| acts(&count))?;
     let before = with_runtime(|runtime| runtime.options.max_acts.replace(limit));
@@ -153,20 +153,20 @@ pub(super) fn begin_act<'py>(py: Python<'py>, _: Args<'_, 'py>) -> PyResult<Begu
     }
 }
 
-/// `_coro_set_latency_warning(seconds)`: the limit before.
+/// `_coro_set_latency_warning(seconds)`: returns the limit before.
 pub(super) fn set_latency_warning<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let seconds = args.get(0).filter(|limit| !limit.is_none());
     let seconds = seconds.map_or(Ok(0.0), |limit| limit.extract::<f64>())?;
     if seconds.is_nan() || seconds < 0.0 {
         return Err(PyValueError::new_err("a limit is 0 seconds or above"));
     }
-    // Saturates: centuries are never.
+    // The cast saturates: a limit of centuries is none.
     let limit_ns = (seconds * 1e9).ceil() as u64;
     let before = latency::set_limit(py, limit_ns);
     Ok((before as f64 / 1e9).into_pyobject(py)?.into_any())
 }
 
-/// `_coro_set_exception_notifier(function)`: the one before, or None.
+/// `_coro_set_exception_notifier(function)`: returns the one before, or None.
 pub(super) fn set_exception_notifier<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let function = args.get(0).filter(|function| !function.is_none());
     if let Some(function) = &function
@@ -177,7 +177,7 @@ pub(super) fn set_exception_notifier<'py>(py: Python<'py>, args: Args<'_, 'py>) 
     Ok(notifier::exchange(py, function).unwrap_or_else(|| none(py)))
 }
 
-/// `_coro_shut_down(event_loop, rounds)`: natively, without a loop that runs; how many coros are left.
+/// `_coro_shut_down(event_loop, rounds)`: shuts coros down without a running loop. Returns how many are left.
 pub(super) fn shut_down<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let event_loop = args.get(0).filter(|event_loop| !event_loop.is_none());
     let rounds = args.get(1).map_or(Ok(1), |rounds| rounds.extract::<usize>())?;
@@ -247,7 +247,7 @@ pub(super) fn note_collection<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Obje
     Ok(none(py))
 }
 
-/// `_coro_panic(function)`: panics, and calls `function` while it unwinds (for tests: no other way leads there).
+/// `_coro_panic(function)`: panics, and calls `function` during the unwinding. Tests have no other way to get there.
 pub(super) fn panic<'py>(_: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     struct CalledWhileUnwinding<'py>(Option<Bound<'py, PyAny>>);
     impl Drop for CalledWhileUnwinding<'_> {
@@ -263,8 +263,8 @@ pub(super) fn panic<'py>(_: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     panic!("a test has asked for it")
 }
 
-/// `_coro_setup(errors, kind)`: the package hands its exception classes and its Coro over. None, or why there are no
-/// coros here.
+/// `_coro_setup(errors, kind)`: takes the package's exception classes and its class `Coro`. Returns None, or the reason
+/// why coros are not available.
 pub(super) fn set_up<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     if !arch::IS_SUPPORTED {
         return Ok(PyString::new(py, "coros know x86-64 and AArch64 only").into_any());

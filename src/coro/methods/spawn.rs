@@ -19,7 +19,7 @@ use crate::event_loop::reactor::current_thread;
 static CORO_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-/// Takes the class of new coros; it stays for good.
+/// Sets the class of new coros and keeps it for good.
 pub(super) fn set_type(kind: Bound<'_, PyType>) {
     CORO_TYPE.store(kind.into_ptr().cast(), Ordering::Release);
 }
@@ -31,7 +31,7 @@ struct Options<'py> {
     has_own_stack: bool,
 }
 
-/// Sorts the keywords: `name`, `context` and `stack` are ours, the rest goes to the function.
+/// Separates the keywords: `name`, `context` and `stack` are spawn's, the rest goes to the function.
 fn sort_keywords<'py>(
     py: Python<'py>,
     args: &Args<'_, 'py>,
@@ -67,7 +67,7 @@ fn sort_keywords<'py>(
     Ok((options, rest))
 }
 
-/// The running loop, which must be ours; if none runs, the one that `coro.event_loop()` is going to run.
+/// The running loop, which must be a grapeshot loop. If none runs: the loop that `coro.event_loop()` will run.
 fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     if with_runtime(|runtime| runtime.is_forked.get()) {
         return Err(PyRuntimeError::new_err(
@@ -99,7 +99,7 @@ unsafe extern "C" {
     fn PyMethod_Function(method: *mut ffi::PyObject) -> *mut ffi::PyObject;
 }
 
-/// TypeError unless a coro can run `function`: an async function would only make a coroutine, which nobody awaits.
+/// TypeError if `function` is an async function: a call would only make a coroutine that nobody awaits.
 #[inline]
 fn check_function(function: &Bound<'_, PyAny>, caller: &str) -> PyResult<()> {
     let mut pointer = function.as_ptr();
@@ -120,7 +120,7 @@ fn check_function(function: &Bound<'_, PyAny>, caller: &str) -> PyResult<()> {
     check_callable(function, caller)
 }
 
-/// The same for whatever else can be called.
+/// The same for other callables.
 #[cold]
 fn check_callable(function: &Bound<'_, PyAny>, caller: &str) -> PyResult<()> {
     if !function.is_callable() {

@@ -1,4 +1,4 @@
-//! What Python is told of the stacks: of a thread, and of one coro.
+//! `stack_info()` of a thread and of one coro.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;

@@ -1,7 +1,7 @@
-//! What asyncio asks of a task, where it is asked often: the outcome, callbacks at the end, `await`.
+//! The part of a task's interface that asyncio uses often: the outcome, callbacks at the end, `await`.
 //!
-//! The rest of `asyncio.Task`'s interface is Python (`grapeshot/coro/_coroutine.py`). Natively there are no frames, so
-//! that the traceback of a coro's exception does not lead back to the coro.
+//! The rest of `asyncio.Task`'s interface is Python (`grapeshot/coro/_coroutine.py`). Native methods have no frames, so
+//! the traceback of a coro's exception does not lead back to the coro.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -28,8 +28,8 @@ use crate::event_loop::pyloop::LoopObject;
 
 // ---- the outcome ---------------------------------------------------------------------------------------------
 
-/// The result of a coro that has ended, or its exception, with the traceback that it had at the end: those who ask
-/// for it add their frames to that, and not to one another's.
+/// The result of a coro that has ended, or its exception, with the traceback that it had at the end. So each caller
+/// adds its frames to that traceback, and not to another caller's.
 fn take_outcome(this: Coro<'_>) -> Object<'_> {
     match take_exception(this) {
         Some(exception) => Err(PyErr::from_value(exception)),
@@ -47,9 +47,9 @@ fn take_exception(this: Coro<'_>) -> Option<Bound<'_, PyAny>> {
     Some(exception)
 }
 
-/// The same for `result()` and `exception()`. In a coro one that was cancelled gives `CoroCancelled`: its own exception
-/// would look as if the coro that asks were cancelled, and end that one silently. Elsewhere it is what asyncio expects
-/// of a task.
+/// The same for `result()` and `exception()`. If the caller is a coro, a cancelled coro gives `CoroCancelled`: its own
+/// exception would look as if the caller were cancelled, and end it silently. Elsewhere the result is what asyncio
+/// expects of a task.
 fn take_visible_outcome(this: Coro<'_>) -> Object<'_> {
     let Some(exception) = take_exception(this) else {
         return take_outcome(this);
@@ -81,7 +81,7 @@ fn outcome<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     }
 }
 
-/// What asyncio gives who awaits a task.
+/// What awaiting the coro returns or raises, as asyncio does for a task.
 fn task_outcome<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     take_outcome(this)
 }
@@ -118,7 +118,7 @@ fn exception<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
 
 // ---- callbacks -----------------------------------------------------------------------------------------------
 
-/// `callback(coro)` is to run in `context` when the coro has ended.
+/// Schedules `callback(coro)` in `context` for when the coro has ended.
 fn append_callback<'py>(
     this: Coro<'py>,
     callback: Bound<'py, PyAny>,
@@ -133,7 +133,7 @@ fn append_callback<'py>(
     Ok(())
 }
 
-/// As that of `asyncio.Future`: in the caller's context, unless one is given.
+/// As `asyncio.Future.add_done_callback`: in the caller's context, unless one is given.
 fn add_done_callback<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let [callback, context] = args.bind()?;
     check_thread(this)?;
@@ -154,7 +154,7 @@ fn add_done_callback<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(py))
 }
 
-/// Takes callbacks back, those that are equal to `fn`; their number.
+/// Removes the callbacks that are equal to `fn`, and returns how many there were.
 fn remove_done_callback<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
     let (Some(callbacks), Some(callback)) = (this.callbacks.get(py), args.get(0)) else {
@@ -162,7 +162,7 @@ fn remove_done_callback<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py
     };
     let callbacks = callbacks.cast_into::<PyList>()?;
     let mut equal = Vec::new();
-    // The comparison may run Python code that waits, and others change the list meanwhile.
+    // The comparison may run Python code that waits; other code may change the list meanwhile.
     for entry in callbacks.get_slice(0, callbacks.len()).iter() {
         if entry.get_item(0)?.eq(&callback)? {
             equal.push(entry);
@@ -181,7 +181,7 @@ fn remove_done_callback<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py
 
 // ---- await ---------------------------------------------------------------------------------------------------
 
-/// What `await co` iterates over: the coro once, unless it has ended, then the outcome.
+/// The iterator of `await co`: yields the coro once, unless it has ended, then gives the outcome.
 #[repr(C)]
 struct AwaitObject {
     base: ffi::PyObject,

@@ -1,4 +1,4 @@
-//! Does the running interpreter look as the offsets say? Asked once, when the module is imported.
+//! Checks the offsets against the running interpreter, once, when the module is imported.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -13,7 +13,7 @@ use super::{PREVIOUS_ITEM, chunk, field, imp};
 /// Levels of C recursion that the interpreter allows a thread (3.12 and 3.13).
 static C_LIMIT: AtomicI32 = AtomicI32::new(0);
 
-/// As noted by `self_check`.
+/// Set by `self_check`.
 pub(super) fn c_recursion_limit() -> c_int {
     C_LIMIT.load(Ordering::Relaxed)
 }
@@ -23,8 +23,8 @@ pub(in crate::coro) fn self_check(py: Python<'_>) -> PyResult<Option<&'static st
     if let Some(reason) = imp::UNSUPPORTED.or_else(imp::look_up) {
         return Ok(Some(reason));
     }
-    // SAFETY: attached. Reading at the offsets is what is to be justified: they lie inside the structure in every
-    // release of this minor version, so at worst a value is wrong.
+    // SAFETY: attached. The offsets lie inside the structure in every release of this minor version, so reading there
+    // is safe; at worst a value is wrong.
     unsafe {
         let thread = ffi::PyThreadState_Get();
         let start = thread.cast::<u8>();
@@ -249,7 +249,7 @@ unsafe fn has_task(py: Python<'_>, thread: *mut u8) -> PyResult<bool> {
     let running = || unsafe { *field::<*mut ffi::PyObject>(thread, offset) };
     let before = running();
     if !before.is_null() {
-        // Imported inside a task: there is nothing to try out, but something to compare with.
+        // Imported inside a task: compare with that task instead of entering one.
         let event_loop = tasks.call_method0("get_running_loop")?;
         let task = tasks.call_method1("current_task", (event_loop,))?;
         return Ok(task.as_ptr() == before);
@@ -262,7 +262,7 @@ unsafe fn has_task(py: Python<'_>, thread: *mut u8) -> PyResult<bool> {
         (event_loop, other)
     };
     if tasks.call_method0("_get_running_loop")?.is_none() {
-        // Without a running loop asyncio would look for the task elsewhere.
+        // Without a running loop asyncio does not read the task from the thread state.
         tasks.call_method1("_set_running_loop", (&of,))?;
         let result = tasks
             .call_method1("_enter_task", (&of, &task))

@@ -1,5 +1,5 @@
-//! Root chunks of the data stack, in which Python frames live: small and pooled. The interpreter's own are 16 KiB and
-//! mapped one by one, which would be most of what an idle coro needs.
+//! Root chunks of the data stack, in which Python frames live. They are small and pooled. The interpreter's own chunks
+//! take 16 KiB and a mapping each, which would be most of the memory of an idle coro.
 //!
 //! ```text
 //!   block    | previous | size | top | data[0] (unused) | data[1] ...                             | tail        |
@@ -7,8 +7,7 @@
 //! ```
 //!
 //! CPython never frees a root chunk; what does not fit goes to chunks behind it, which it allocates and frees itself.
-//! The tail of a block is for what else a coro needs from its first run to its end, so that all of it is one
-//! allocation.
+//! The tail of a block holds what else a coro needs from its first run to its end, so that a coro needs one allocation.
 
 use std::ffi::c_void;
 use std::ptr;

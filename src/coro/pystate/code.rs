@@ -22,7 +22,7 @@ pub(in crate::coro) unsafe fn is_async_function(function: *mut ffi::PyObject) ->
     unsafe { *field::<c_int>(ffi::PyFunction_GetCode(function).cast(), CODE_FLAGS) & IS_ASYNC != 0 }
 }
 
-/// Whether the flags of this function's code are where they are looked for.
+/// Whether the flags of this function's code are at the expected offset.
 pub(in crate::coro) fn has_known_code(function: &Bound<'_, PyAny>) -> PyResult<bool> {
     let flags: c_int = function.getattr("__code__")?.getattr("co_flags")?.extract()?;
     // SAFETY: it has a code object, so it is a function; the offset lies inside of a code object of every version.

@@ -1,4 +1,4 @@
-//! Python frames of an evicted coro: their chain must not lead into a stack that is no longer there.
+//! The Python frames of an evicted coro: their chain must not lead into its stack, which is not in memory any more.
 //!
 //! From 3.12 on each entry into the evaluation loop puts an entry frame on the C stack:
 //!
@@ -6,14 +6,14 @@
 //!   f (data stack) --previous--> entry frame (C stack) --previous--> g (data stack) --previous--> entry frame --> null
 //! ```
 //!
-//! `f_back`, tracebacks and tools walk this chain at any time. Before the bytes of the C stack move away the chain is
-//! linked past its entry frames, and back again when they have returned. Most coros have one of them.
+//! `f_back`, tracebacks and tools walk this chain at any time. Before a stack is evicted, the chain is linked past the
+//! entry frames; after the stack is restored, it is linked as before. Most coros have one entry frame.
 
 use grapeshot_core::stack::StackSlot;
 
 use super::{field, imp};
 
-/// What was changed in the chain of one evicted coro.
+/// The changes in the chain of one evicted coro.
 pub(in crate::coro) struct Relinked {
     first: Option<Link>,
     more: Vec<Link>,

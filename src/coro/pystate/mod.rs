@@ -1,8 +1,9 @@
-//! What of the interpreter's thread state belongs to a coro: swapped whenever the stack is switched.
+//! The part of the interpreter's thread state that belongs to a coro. It is swapped at each switch of the stack.
 //!
 //! `PyThreadState` is not part of the stable ABI, so each minor version has a file with the offsets of its fields
 //! (`v311` to `v314`); they are checked against the headers when the crate is built (`build.rs`) and against the
-//! running interpreter when the module is imported (`self_check`). A version without a file builds, and `coro` refuses.
+//! running interpreter when the module is imported (`self_check`). On a version without such a file the crate builds,
+//! and `coro` refuses to be imported.
 //!
 //! | field | why it is the coro's |
 //! |---|---|
@@ -16,9 +17,9 @@
 //! | trash nesting (to 3.12) | a yield inside a nested deallocation |
 //! | the executor (3.14) | the JIT's code that is running |
 //!
-//! Functions of tracing and profiling, `delete_later` and everything else stay the thread's.
+//! Trace and profile functions, `delete_later` and everything else belong to the thread.
 //!
-//! Called on the thread's own stack by the scheduler, attached. It must not know what a coro is.
+//! The scheduler calls this on the thread's own stack, attached. It must not know what a coro is.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -60,8 +61,8 @@ pub(super) use profile::{
 };
 
 /// Bytes of stack that one level of C recursion may take (3.12 and 3.13). Measured on 3.13: `sorted(key=)` takes most,
-/// 1.3 KiB, since its runs to be merged lie on the stack; `repr`, `json`, `compile` and calls through C take 150 to 350
-/// bytes.
+/// 1.3 KiB, because it keeps the runs that it merges on the stack; `repr`, `json`, `compile` and calls through C take
+/// 150 to 350 bytes.
 const C_LEVEL_LEN: usize = 2 * 1024;
 
 /// The part of a thread state that belongs to one stack. Its pointers are borrowed from the coro, which keeps them.
@@ -105,7 +106,7 @@ pub(super) struct CFrame {
     words: [usize; 3],
 }
 
-/// What a coro keeps for its thread state to point to, at one address for as long as it lives.
+/// The structures that a coro's thread state points to. They stay at one address for as long as the coro lives.
 #[repr(C)]
 pub(super) struct ThreadStateRoot {
     exc_info: ExcInfo,
@@ -125,7 +126,7 @@ impl ThreadStateRoot {
 }
 
 impl PyState {
-    /// Nothing: the place for the state of a stack that runs.
+    /// An empty state: holds the thread's state while the stack runs.
     pub(super) const fn empty() -> Self {
         Self {
             frame: ptr::null_mut(),
@@ -237,7 +238,7 @@ impl PyState {
         unsafe { chunk::total_len(chunk) }
     }
 
-    /// The root chunk and what was put behind it.
+    /// The innermost chunk; its chain ends in the root chunk.
     pub(super) fn chunk(&self) -> *mut u8 {
         self.chunk
     }
@@ -290,8 +291,8 @@ pub(super) unsafe fn frame_object(py: Python<'_>, innermost: *mut u8) -> Option<
     }
 }
 
-/// Tells the interpreter which stack C code is going to run on, so that deep recursion ends in `RecursionError`. False
-/// if it does not take the stack; then an exception is set.
+/// Tells the interpreter which stack C code is about to run on, so that deep recursion ends in `RecursionError`.
+/// Returns false if it refuses the stack; then an exception is set.
 ///
 /// # Safety
 /// The thread is attached, and about to switch to that stack.
@@ -301,7 +302,7 @@ pub(super) unsafe fn protect(thread: *mut ffi::PyThreadState, base: usize, len_b
     unsafe { imp::protect(thread, base, len_bytes) }
 }
 
-/// The thread's own stack again.
+/// Tells the interpreter that C code runs on the thread's own stack again.
 ///
 /// # Safety
 /// The thread is attached and on its own stack.

@@ -1,4 +1,5 @@
-//! An interpreter whose thread state is not known, or which has no GIL: the package works, `coro` refuses.
+//! For an interpreter whose thread state is not known, or which has no GIL: the package works, `coro` refuses to be
+//! imported.
 
 use std::ffi::c_int;
 use std::ptr;

@@ -1,8 +1,8 @@
-//! Native profile functions: those set with `PyEval_SetProfile` and without an object of Python's.
+//! Native profile functions: those set with `PyEval_SetProfile` and without a Python object.
 //!
-//! Such a function keeps a stack of its own of the frames that it has seen called and not yet return, often by pointers
-//! that it does not own: memray reads them at each allocation. So it has to hear that the frames of a coro that is
-//! suspended are left, and are entered again later, as CPython itself tells of generators.
+//! Such a function keeps its own stack of the frames that were called and have not returned, often as borrowed
+//! pointers: memray reads them at each allocation. So it must be told when the frames of a suspended coro are left, and
+//! when they are entered again, as CPython does for generators.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -14,18 +14,18 @@ use pyo3::prelude::*;
 use super::check::F_FRAME;
 use super::{CFrame, field, imp};
 
-/// What a profile function is told.
+/// The event that a profile function is called with.
 #[derive(Clone, Copy)]
 pub(in crate::coro) enum Event {
     Call,
     Return,
 }
 
-/// A function of Python's that does nothing.
+/// A Python function that does nothing.
 static PROBE: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
-/// Whether there is a profile function that has to hear of switches. One of Python's own (`sys.setprofile`, cProfile)
-/// has an object, and does without: it keeps no pointers, and counts calls.
+/// Whether there is a profile function that must be told of switches. Python's own (`sys.setprofile`, cProfile) have an
+/// object and need no events: they keep no pointers, and count calls.
 ///
 /// # Safety
 /// `thread` is the attached thread's state.
@@ -38,7 +38,7 @@ pub(in crate::coro) unsafe fn has_native_profile(thread: *mut ffi::PyThreadState
     }
 }
 
-/// Whether the thread is inside a trace function, whose calls nobody hears of.
+/// Whether the thread is inside a trace function, whose calls are not reported.
 ///
 /// # Safety
 /// `thread` is the attached thread's state.
@@ -77,15 +77,15 @@ pub(in crate::coro) fn set_up(py: Python<'_>) -> PyResult<()> {
 /// The version of the instrumentation of code: which events it has, from 3.12 on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::coro) enum Version {
-    /// Code has none: all returns are told.
+    /// Code has no version: all returns are reported.
     None,
     Number(usize),
-    /// Inside a trace function code is not brought up to date.
+    /// Inside a trace function CPython does not update the instrumentation of code.
     Unknown,
 }
 
-/// Calls a function of Python's that does nothing, so that a profile function that has only just been set looks at the
-/// thread's frames now. The version of code that is entered now.
+/// Calls a Python function that does nothing, so that a profile function that was just set reads the thread's frames
+/// now. Returns the version of code that is entered now.
 pub(in crate::coro) fn call_probe(py: Python<'_>) -> PyResult<Version> {
     // SAFETY: attached; null, or a function that is never freed.
     unsafe {
@@ -110,7 +110,8 @@ unsafe fn version_of(code: *mut ffi::PyObject) -> Version {
     }
 }
 
-/// Whether the code of a frame is of that version, so that the frame's return is told; None if that is not known.
+/// Whether the code of a frame has that version, so that CPython will report the frame's return; None if that is not
+/// known.
 pub(in crate::coro) fn has_version(frame: &Bound<'_, PyAny>, version: Version) -> Option<bool> {
     // SAFETY: a live frame; a new reference to its code, which is never null.
     unsafe {
@@ -121,7 +122,7 @@ pub(in crate::coro) fn has_version(frame: &Bound<'_, PyAny>, version: Version) -
     }
 }
 
-/// Tells the profile function of one frame, which is the thread's innermost meanwhile, as it is when CPython tells.
+/// Calls the profile function for one frame. Meanwhile that frame is the thread's innermost, as in CPython's own calls.
 ///
 /// # Safety
 /// `thread` is the attached thread's state, and `frame` a frame of its chain.
@@ -131,8 +132,7 @@ pub(in crate::coro) unsafe fn tell(
     event: Event,
 ) -> PyResult<()> {
     let mut holder = CFrame { words: [0; 3] };
-    // SAFETY: by the contract; `holder` is shown as long as it lives. The function may have been taken away by the one
-    // call of it that came before.
+    // SAFETY: by the contract; `holder` is shown as long as it lives. An earlier call may have removed the function.
     unsafe {
         if !has_native_profile(thread) {
             return Ok(());

@@ -7,8 +7,8 @@
 //!   receivers      coros, only while there is no value that is not promised
 //! ```
 //!
-//! A value goes from `on the way` to the receiver when that one runs. If it is interrupted before, the value goes to
-//! the next receiver in the queue, or stays for the next one to come.
+//! A receiver takes its value from `on the way` when it runs. If it is interrupted before that, the value goes to the
+//! next receiver in the queue, or stays for a later one.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -38,7 +38,7 @@ pub(super) struct ChannelObject {
     head: Head,
     on_the_way: ItemQueue,
     promised: Cell<usize>,
-    /// Each with its value in `wake_value`, and `EXCEPTION` as its request if that is to be raised.
+    /// Each sender has its value in `wake_value`; its request is `EXCEPTION` if the value is to be raised.
     senders: WaitQueue,
     receivers: WaitQueue,
     is_closing: Cell<bool>,
@@ -56,7 +56,7 @@ impl NativeType for ChannelObject {
     const DEALLOC: ffi::destructor = dealloc::<Self>;
 
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        // SAFETY: visit and arg are the collector's. Coros that wait are the runtime's, and their values theirs.
+        // SAFETY: visit and arg are the collector's. The runtime keeps waiting coros, and they keep their values.
         unsafe { self.on_the_way.traverse(visit, arg) }
     }
 
@@ -120,7 +120,7 @@ impl ChannelObject {
         let Some(oldest) = this.on_the_way.pop(this.py()) else {
             return Self::take_from_sender(this);
         };
-        // What is promised stays on the way, so that it does not depend on senders any more.
+        // Promised values stay on the way, so that they do not depend on the senders any more.
         while this.on_the_way.len() < this.promised.get()
             && let Some((value, is_exception)) = Self::take_from_sender(this)
         {
@@ -160,7 +160,7 @@ fn deliver<'py>(
         return Err(closed(py));
     }
     if !this.receivers.is_empty() {
-        // Nobody waits to send then.
+        // There are receivers, so no sender waits.
         this.on_the_way.push(value, is_exception);
         ChannelObject::promise(this);
         return Ok(());
@@ -187,7 +187,7 @@ fn deliver<'py>(
             Ok(_) if wait.is_late => return Err(late()),
             Ok(offer) => value = offer,
             Err(interruption) => {
-                // Still there unless a receiver has taken it.
+                // Drops the value, unless a receiver has taken it.
                 suspension::forget_wake_value(coro);
                 return Err(interruption);
             }
@@ -225,7 +225,7 @@ fn wait_for_value(this: Channel<'_>, limit: Limit) -> PyResult<Option<Bound<'_, 
     }
 }
 
-/// What can be received without waiting: a value, an exception, or the end of the channel.
+/// What a receiver gets without waiting: a value, an exception, or the end of the channel.
 #[inline]
 fn received(this: Channel<'_>) -> Option<PyResult<Option<Bound<'_, PyAny>>>> {
     match ChannelObject::take(this) {
@@ -244,7 +244,7 @@ fn no_value(this: Channel<'_>, limit: Limit) -> PyErr {
 fn send<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let (value, limit) = match args.get(0) {
         Some(value) if args.values().len() == 1 => (value, Limit::Endless),
-        // The value has no name: nothing can be passed by an empty one.
+        // The value has no name: no keyword matches an empty one.
         _ => match args.bind()? {
             [Some(value), block, timeout] => (value, Limit::new(block, timeout)?),
             _ => return Err(PyTypeError::new_err("send() takes a value")),
@@ -297,7 +297,7 @@ fn receive<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
 fn close<'py>(this: Channel<'py>, _: Args<'_, 'py>) -> Object<'py> {
     check_thread(this)?;
     this.is_closing.set(true);
-    // They find no value, and end.
+    // The receivers find no value, and return.
     while let Some(receiver) = this.receivers.first(this.py()) {
         scheduler::make_ready(receiver);
     }

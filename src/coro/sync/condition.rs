@@ -1,4 +1,4 @@
-//! `condition_variable`: coros wait until they are woken. The primitives written in Python stand on it.
+//! `condition_variable`: coros wait until they are woken. The primitives written in Python are built on it.
 
 use std::ffi::{CStr, c_int, c_void};
 
@@ -26,7 +26,7 @@ pub(super) struct ConditionObject {
 
 type Condition<'py> = This<'py, ConditionObject>;
 
-/// What a coro requests whose wake-up goes to the next one if it is interrupted first: `wake_one` sets it.
+/// The request of a coro whose wake-up goes to the next coro if it is interrupted before it runs. `wake_one` sets it.
 const PASSES_ON: i64 = i64::MIN;
 
 impl NativeType for ConditionObject {
@@ -37,7 +37,7 @@ impl NativeType for ConditionObject {
     const DEALLOC: ffi::destructor = dealloc::<Self>;
 
     unsafe fn traverse(&self, _: ffi::visitproc, _: *mut c_void) -> c_int {
-        // Coros that wait are the runtime's.
+        // The runtime keeps waiting coros.
         0
     }
 
@@ -85,7 +85,7 @@ fn stand(this: Condition<'_>, kind: i64, limit: Limit) -> PyResult<Option<Bound<
     }
 }
 
-/// Wakes the coro that has waited longest; whether there was one.
+/// Wakes the coro that has waited longest. Returns whether there was one.
 fn wake<'py>(this: Condition<'py>, value: Option<Bound<'py, PyAny>>, passes_on: bool) -> bool {
     let Some(first) = this.waiters.first(this.py()) else {
         return false;
@@ -148,7 +148,7 @@ fn wake_all<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(woken.into_pyobject(this.py())?.into_any())
 }
 
-/// An exception class gives each coro an exception of its own.
+/// For an exception class each coro gets an exception of its own.
 fn raise_all<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
     check_thread(this)?;
     let Some(given) = args.get(0) else {

@@ -6,8 +6,9 @@
 //!   waiters        coros, only while there is no item that is not promised
 //! ```
 //!
-//! Who takes an item lets the oldest pusher's in, before that one runs. A pusher that is interrupted after that has
-//! pushed: its interruption waits for its next wait, so that `push` raises only if the item is not in the queue.
+//! Taking an item from a full fifo makes space: the oldest pusher's item goes into the queue before that pusher runs.
+//! If the pusher is interrupted after that, `push` returns, and the interruption is raised at its next wait. So `push`
+//! raises only if the item is not in the queue.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -38,7 +39,7 @@ pub(super) struct FifoObject {
     items: ItemQueue,
     promised: Cell<usize>,
     waiters: WaitQueue,
-    /// Each with its item in `wake_value`.
+    /// Each pusher has its item in `wake_value`.
     pushers: WaitQueue,
     /// 0 for no limit.
     max_len: Cell<usize>,
@@ -54,7 +55,7 @@ impl NativeType for FifoObject {
     const DEALLOC: ffi::destructor = dealloc::<Self>;
 
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        // SAFETY: visit and arg are the collector's. Coros that wait are the runtime's.
+        // SAFETY: visit and arg are the collector's. The runtime keeps waiting coros.
         unsafe { self.items.traverse(visit, arg) }
     }
 
@@ -95,7 +96,7 @@ impl FifoObject {
         self.items.len().saturating_sub(self.promised.get())
     }
 
-    /// Promises an item to the coro that has waited longest, if there is one for it.
+    /// Promises an item to the coro that has waited longest, if an item is free.
     #[inline]
     fn promise(this: Fifo<'_>) {
         if this.free() > 0
@@ -142,7 +143,7 @@ impl FifoObject {
 fn push<'py>(this: Fifo<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let (item, limit) = match args.get(0) {
         Some(item) if args.values().len() == 1 => (item, Limit::Endless),
-        // The item has no name: nothing can be passed by an empty one.
+        // The item has no name: no keyword matches an empty one.
         _ => match args.bind()? {
             [Some(item), block, timeout] => (item, Limit::new(block, timeout)?),
             _ => return Err(PyTypeError::new_err("push() takes an item")),
@@ -190,7 +191,7 @@ fn wait_for_space<'py>(this: Fifo<'py>, item: Bound<'py, PyAny>, limit: Limit) -
     Ok(())
 }
 
-/// The oldest item, waiting for one; None if the time is over before.
+/// The oldest item, waiting for one; None if the timeout is over before.
 #[inline]
 fn wait_for_item(this: Fifo<'_>, limit: Limit) -> PyResult<Option<Bound<'_, PyAny>>> {
     check_thread(this)?;
@@ -240,7 +241,7 @@ fn pop<'py>(this: Fifo<'py>, args: Args<'_, 'py>) -> Object<'py> {
 fn pop_all<'py>(this: Fifo<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let limit = limit_of(args)?;
     let mut items: Vec<_> = wait_for_item(this, limit)?.into_iter().collect();
-    // What pushers bring while these are taken is left to the next call.
+    // Items that pushers add meanwhile are left for the next call.
     let most = match this.max_len.get() {
         0 => usize::MAX,
         limit => limit,

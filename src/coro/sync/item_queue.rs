@@ -1,4 +1,4 @@
-//! `ItemQueue`: objects on their way through a fifo or a channel, the oldest first.
+//! `ItemQueue`: the objects in a fifo or a channel, the oldest first.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ struct Item {
     is_exception: bool,
 }
 
-/// Owns its references. Touched only by the thread that may touch the object it is part of.
+/// Owns its references. Only the thread that may use the surrounding object uses it.
 pub(super) struct ItemQueue(UnsafeCell<VecDeque<Item>>);
 
 impl ItemQueue {
@@ -22,7 +22,7 @@ impl ItemQueue {
         Self(UnsafeCell::new(VecDeque::new()))
     }
 
-    /// The deque for the length of `body`, which calls nothing that could come back here.
+    /// Calls `body` with the deque. `body` must not call anything that uses this queue.
     #[inline]
     fn with<R>(&self, body: impl FnOnce(&mut VecDeque<Item>) -> R) -> R {
         // SAFETY: no other reference exists: `body` is one of the lines below, none of which runs Python code.
@@ -71,14 +71,14 @@ impl ItemQueue {
         })
     }
 
-    /// Drops all. The references go through a list, whose destructor bounds how deep nested ones recurse: fifos that
-    /// hold fifos would use the C stack up.
+    /// Drops all items. They go into a list first: its destructor limits the depth of the recursion. Otherwise nested
+    /// fifos would use up the C stack.
     pub(super) fn clear(&self, py: Python<'_>) {
         let items = self.with(std::mem::take);
         if items.is_empty() {
             return;
         }
-        // A destructor keeps the exception that is on its way.
+        // A destructor must preserve the exception that is being raised.
         let pending = PyErr::take(py);
         // SAFETY: attached; the list takes over as many references as it has places. Without memory for it they are
         // dropped one by one.

@@ -1,7 +1,8 @@
 //! How long a wait may last: `block=` and `timeout=` of the methods that wait.
 //!
-//! A timer of the loop removes a coro that still waits from its queue, and makes it ready with nothing granted. One
-//! that was granted something before is ready already, and the timer changes nothing: what was granted in time is kept.
+//! A timer of the loop removes a coro that still waits from its queue, and makes it ready with nothing granted. A coro
+//! that was granted something before that is already ready, and the timer changes nothing: the coro keeps what it was
+//! granted in time.
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -15,9 +16,9 @@ use crate::event_loop::handle::HandleRef;
 
 #[derive(Clone, Copy)]
 pub(super) enum Limit {
-    /// It waits for as long as it takes.
+    /// Wait without a limit.
     Endless,
-    /// It does not wait.
+    /// Do not wait.
     AtOnce,
     For {
         timeout_s: f64,
@@ -25,8 +26,8 @@ pub(super) enum Limit {
 }
 
 impl Limit {
-    /// `block=True, timeout=None`: without `block` the timeout means nothing, and one of 0 or below is not to wait
-    /// either.
+    /// `block=True, timeout=None`: without `block` the timeout is ignored, and a timeout of 0 or below means not to
+    /// wait.
     #[cold]
     pub(super) fn new(block: Option<Bound<'_, PyAny>>, timeout: Option<Bound<'_, PyAny>>) -> PyResult<Self> {
         let is_blocking = block.map_or(Ok(true), |block| block.is_truthy())?;
@@ -46,13 +47,13 @@ impl Limit {
         })
     }
 
-    /// Whether a wait is over before it begins.
+    /// Whether the method must not wait.
     #[inline]
     pub(super) fn is_at_once(self) -> bool {
         matches!(self, Self::AtOnce)
     }
 
-    /// ` for 0.5 seconds`, for messages; nothing where nobody has waited.
+    /// ` for 0.5 seconds`, for messages; empty if there was no limited wait.
     pub(super) fn describe(self) -> String {
         match self {
             Self::For { timeout_s } => format!(" for {timeout_s} seconds"),
@@ -68,8 +69,8 @@ pub(in crate::coro) fn set_end_wait(function: &Bound<'_, PyAny>) {
     END_WAIT.store(function.clone().into_ptr(), Ordering::Release);
 }
 
-/// The limit of the waits of one call: set before what is waited for is looked at for the last time, since that may run
-/// destructors, which may wait themselves.
+/// The limit of the waits of one call. It is made before the last check of what the coro waits for, because making it
+/// may run destructors, which may wait themselves.
 pub(super) struct Deadline<'py> {
     coro: Coro<'py>,
     timer: Option<HandleRef>,
@@ -93,7 +94,7 @@ impl<'py> Deadline<'py> {
         Ok(Self { coro, timer })
     }
 
-    /// Whether the time is over: the timer has run, or is about to.
+    /// Whether the timeout is over: the timer has run, or is due.
     #[inline]
     pub(super) fn is_over(&self) -> bool {
         self.timer

@@ -1,4 +1,4 @@
-//! `lock` and `mutex`: one coro holds it; the holder of a mutex may take it again.
+//! `lock` and `mutex`: one coro at a time holds it; the holder of a mutex may take it again.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -21,7 +21,7 @@ use crate::coro::{runtime, suspension};
 #[repr(C)]
 pub(super) struct LockObject<const RECURSIVE: bool> {
     head: Head,
-    /// The coro that holds it. One that was granted the lock holds it before it runs.
+    /// The coro that holds it. A coro that was granted the lock holds it even before it runs.
     holder: ObjectCell,
     /// How often the holder has taken it, beyond the first time.
     depth: Cell<usize>,
@@ -81,7 +81,7 @@ unsafe impl<const R: bool> Primitive for LockObject<R> {
 fn pass_on<const R: bool>(this: Lock<'_, R>) {
     match this.waiters.first(this.py()) {
         Some(next) => {
-            // The one before is dropped last: its destructor finds the lock in order.
+            // The earlier holder is dropped last, so that its destructor finds the lock in a valid state.
             let before = this.holder.take(this.py());
             this.holder.put_new(next.to_bound().into_ptr());
             grant(next, None);
@@ -91,7 +91,7 @@ fn pass_on<const R: bool>(this: Lock<'_, R>) {
     }
 }
 
-/// Takes the lock if that goes without waiting.
+/// Takes the lock if that is possible without waiting.
 #[inline]
 fn take<const R: bool>(this: Lock<'_, R>, coro: Coro<'_>) -> bool {
     let holder = this.holder.as_ptr();
@@ -111,7 +111,7 @@ fn take<const R: bool>(this: Lock<'_, R>, coro: Coro<'_>) -> bool {
 enum Held {
     AtOnce,
     AfterAWait,
-    /// The time was over before.
+    /// The timeout was over before.
     Not,
 }
 
@@ -150,7 +150,7 @@ fn hold<const R: bool>(this: Lock<'_, R>, limit: Limit) -> PyResult<Held> {
     Ok(Held::AfterAWait)
 }
 
-/// Undoes one `hold`; whether another coro has got the lock.
+/// Undoes one `hold`. Returns whether another coro has got the lock.
 #[inline]
 fn give<const R: bool>(this: Lock<'_, R>) -> PyResult<bool> {
     check_thread(this)?;
@@ -226,7 +226,7 @@ fn exit<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> Object<'py>
     Ok(none(this.py()))
 }
 
-/// What both have. The rows are made where the layout is a concrete type.
+/// The methods of both types. `method!` needs a concrete layout.
 macro_rules! methods {
     ($layout:ty) => {
         vec![

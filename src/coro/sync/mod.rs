@@ -1,10 +1,10 @@
 //! What coros synchronize with: the native primitives.
 //!
-//! - `object`: what they have in common as Python objects, and the wait itself; `limit`: how long it may last
+//! - `object`: what the primitives have in common as Python objects, and the wait itself; `limit`: how long it may last
 //! - `semaphore`, `lock` (and mutex), `condition`, `fifo`, `channel`
 //!
-//! All of them grant in the same way. Who gives (a permit, the lock, an item) gives to the coro that stands first in
-//! line, before that one runs:
+//! All of them grant in the same way. A permit, the lock or an item goes to the first coro in the queue, before that
+//! coro runs:
 //!
 //! ```text
 //!   waiting, queued ------- granted: removed, ready -------------> runs: has it
@@ -14,12 +14,12 @@
 //!   removed, ready          ready, and still granted ------------> runs: gives it back or on, and raises
 //! ```
 //!
-//! Therefore nothing is lost, whenever an interruption comes, and nobody waits for what is there. Items never are in
-//! anybody's hands on the way: a fifo and a channel count how many of them are promised, and the coro takes the oldest
-//! one when it runs. So the order is kept as well.
+//! So nothing is lost, whenever an interruption comes, and no coro waits for something that is available. A fifo and a
+//! channel count how many items are promised; the woken coro takes the oldest item when it runs. So the order of the
+//! items is kept.
 //!
-//! An object belongs to the thread of the loop that runs where it is made, as the coros in its queues do; one that is
-//! made where none runs, to the first thread that uses it under a loop.
+//! An object belongs to the thread in whose running loop it is made, as the coros in its queues do. An object that is
+//! made where no loop runs belongs to the first thread that uses it under a loop.
 
 mod channel;
 mod condition;

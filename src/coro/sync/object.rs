@@ -26,7 +26,7 @@ pub(super) type Object<'py> = PyResult<Bound<'py, PyAny>>;
 /// The flags of every primitive: programs derive from them.
 pub(super) const FLAGS: u64 = ffi::Py_TPFLAGS_BASETYPE;
 
-/// What each object of a primitive begins with. Zeroes are its first state.
+/// The head of each object of a primitive. Its initial state is all zeroes.
 #[repr(C)]
 pub(super) struct Head {
     base: ffi::PyObject,
@@ -63,8 +63,8 @@ pub(super) fn check_thread<T: Primitive>(this: This<'_, T>) -> PyResult<()> {
     check_elsewhere(this.py(), this.head(), this.as_ptr())
 }
 
-/// An object that was made where no loop ran belongs to nobody yet: the first thread with a loop gets it, and only its
-/// maker may use it before.
+/// An object that was made where no loop ran belongs to no thread yet. The first thread that uses it under a loop gets
+/// it; before that only the thread that made it may use it.
 #[cold]
 fn check_elsewhere(py: Python<'_>, head: &Head, object: *mut ffi::PyObject) -> PyResult<()> {
     if head.thread.get() == 0 {
@@ -114,9 +114,9 @@ unsafe fn name_of_type(py: Python<'_>, object: *mut ffi::PyObject) -> String {
 pub(super) struct Wait<'py> {
     /// What the coro was woken with, or the interruption.
     pub(super) result: PyResult<Bound<'py, PyAny>>,
-    /// It was given what it waited for; after an interruption that has to be given back or on.
+    /// The coro got what it waited for. After an interruption it has to give that back or on.
     pub(super) is_granted: bool,
-    /// It was not, and its time is over.
+    /// The coro did not get it, and the timeout is over.
     pub(super) is_late: bool,
 }
 
@@ -165,7 +165,7 @@ pub(super) fn offer_in_queue<'py>(
     offer: Bound<'py, PyAny>,
     deadline: &Deadline<'py>,
 ) -> Wait<'py> {
-    // First: the destructor of what is offered, and goes here, must not find a running coro in the queue.
+    // This comes first: an error drops the offer, and its destructor must not find a running coro in the queue.
     if let Err(interruption) = interruption::raise_pending(coro) {
         return Wait::interrupted(interruption);
     }
@@ -179,7 +179,7 @@ pub(super) fn offer_in_queue<'py>(
 #[inline]
 fn end<'py>(coro: Coro<'py>, result: PyResult<Bound<'py, PyAny>>) -> Wait<'py> {
     let node = &coro.wait_node;
-    // Whoever has made it ready has taken it out; it still stands there if it could not wait.
+    // Whoever made the coro ready has removed it. It is still queued if it could not wait.
     node.unlink();
     Wait {
         result,
@@ -188,7 +188,7 @@ fn end<'py>(coro: Coro<'py>, result: PyResult<Bound<'py, PyAny>>) -> Wait<'py> {
     }
 }
 
-/// Wakes a coro of a queue that has been given what it waits for; its wait returns `value`.
+/// Grants a queued coro what it waits for, and wakes it; its wait returns `value`.
 #[inline]
 pub(super) fn grant<'py>(coro: Coro<'py>, value: Option<Bound<'py, PyAny>>) {
     if let Some(value) = value {
@@ -198,7 +198,7 @@ pub(super) fn grant<'py>(coro: Coro<'py>, value: Option<Bound<'py, PyAny>>) {
     coro.wait_node.is_granted.set(true);
 }
 
-/// How many: an optional argument, 1 without.
+/// Reads an optional count; 1 if it is left out.
 #[inline]
 pub(super) fn count(value: Option<Bound<'_, PyAny>>, name: &str) -> PyResult<i64> {
     let count = value.map_or(Ok(1), |value| value.extract::<i64>())?;
@@ -338,7 +338,7 @@ unsafe extern "C" fn repr<T: Primitive>(slf: *mut ffi::PyObject) -> *mut ffi::Py
     }
 }
 
-/// For `repr`: how many wait, nothing if none does.
+/// For `repr`: how many coros wait; empty if none does.
 pub(super) fn waiting(count: usize) -> String {
     match count {
         0 => String::new(),

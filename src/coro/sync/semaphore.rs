@@ -25,7 +25,8 @@ use crate::coro::wait_queue::WaitQueue;
 pub(super) struct SemaphoreObject {
     head: Head,
     available: Cell<i64>,
-    /// Each with the number that it wants. While anybody waits, fewer are available than the first one wants.
+    /// Each with the number of permits that it requests. While coros wait, fewer permits are available than the first
+    /// one requests.
     waiters: WaitQueue,
 }
 
@@ -39,7 +40,7 @@ impl NativeType for SemaphoreObject {
     const DEALLOC: ffi::destructor = dealloc::<Self>;
 
     unsafe fn traverse(&self, _: ffi::visitproc, _: *mut c_void) -> c_int {
-        // Coros that wait are the runtime's.
+        // The runtime keeps waiting coros.
         0
     }
 
@@ -71,7 +72,7 @@ unsafe impl Primitive for SemaphoreObject {
 }
 
 impl SemaphoreObject {
-    /// Gives permits to those who stand first, as far as they reach.
+    /// Gives permits to the coros at the front of the queue, as far as the permits go.
     #[inline]
     fn pass_on(this: Semaphore<'_>) {
         while let Some(first) = this.waiters.first(this.py()) {
@@ -84,7 +85,7 @@ impl SemaphoreObject {
         }
     }
 
-    /// Takes permits if they are there and nobody waits for some.
+    /// Takes permits if they are available and no coro waits.
     #[inline]
     fn take(&self, count: i64) -> bool {
         let left = self.available.get() - count;
@@ -107,7 +108,7 @@ fn acquire<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), wait_for(this, count, limit)?))
 }
 
-/// Takes permits, waiting for them; false if the time is over before.
+/// Takes permits, waiting for them; false if the timeout is over before.
 #[inline]
 fn wait_for(this: Semaphore<'_>, count: i64, limit: Limit) -> PyResult<bool> {
     if this.take(count) {
@@ -127,7 +128,7 @@ fn wait_for(this: Semaphore<'_>, count: i64, limit: Limit) -> PyResult<bool> {
             this.available.set(this.available.get() + count);
         }
         if wait.is_late || wait.result.is_err() {
-            // Those behind it may have waited for it only.
+            // The coros behind this one may have waited only because it was first.
             SemaphoreObject::pass_on(this);
         }
         wait.result?;
@@ -154,8 +155,8 @@ fn release<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 fn give(this: Semaphore<'_>, count: i64) -> PyResult<()> {
-    // Permits in the hands of coros are not counted, so that a sum that fits may still overflow later: far beyond any
-    // use.
+    // Permits that coros hold are not counted. So a sum that fits may still overflow later, far beyond any practical
+    // number.
     let Some(sum) = this.available.get().checked_add(count) else {
         return Err(PyOverflowError::new_err("too many permits"));
     };
