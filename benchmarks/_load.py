@@ -28,12 +28,12 @@ class MeasurementError(Exception):
 
 
 class UnsupportedError(Exception):
-    """The loop has no such thing, and says so."""
+    """The loop does not have the measured feature, and says so."""
 
 
 @functools.cache
 def loadgen() -> str:
-    """The load generator, built when cargo is there; GRAPESHOT_LOADGEN names another one."""
+    """Return the load generator, built if cargo is installed; GRAPESHOT_LOADGEN names another one."""
     name_libssl()
     named = os.environ.get("GRAPESHOT_LOADGEN")
     if named:
@@ -67,7 +67,7 @@ def name_libssl() -> None:
 
 @functools.cache
 def check_openssl(version: str | None) -> None:
-    """Says once when the raw server runs on another OpenSSL than this interpreter."""
+    """Print once that the raw server uses another OpenSSL than this interpreter."""
     if version not in (None, ssl.OPENSSL_VERSION):
         print(f"!!! the raw server has {version}, Python {ssl.OPENSSL_VERSION}", file=sys.stderr, flush=True)
 
@@ -79,14 +79,14 @@ def scratch_folder() -> tempfile.TemporaryDirectory[str]:
 
 @functools.cache
 def certificate() -> str:
-    """A folder with a new self-signed certificate and its key, until this process ends."""
+    """Return a folder with a new self-signed certificate and its key; it exists until this process ends."""
     folder = f"{scratch_folder().name}/certificate"
     subprocess.run([loadgen(), "certificate", folder], check=True)
     return folder
 
 
 class Child:
-    """A process that says one line of JSON when it is ready and ends when its stdin is closed."""
+    """A process that prints one line of JSON when it is ready and ends when its stdin is closed."""
 
     def __init__(self, command: Sequence[str], core: int | None, ready_within_s: float = 60) -> None:
         self.command = command
@@ -118,7 +118,7 @@ class Child:
         return parsed
 
     def close(self) -> None:
-        """Ends it; raises MeasurementError when it had to be killed or ended badly."""
+        """End the process; raise MeasurementError if it had to be killed or failed."""
         try:
             self._process.communicate(timeout=60)
         except subprocess.TimeoutExpired:
@@ -143,7 +143,7 @@ _socket_numbers = itertools.count()
 
 
 def raw_options(kind: str) -> list[str]:
-    """What makes the raw server one of this kind. A stream is a stream, whatever serves it in Python."""
+    """Return the raw server's arguments for this kind. It has one kind of stream for all stream servers in Python."""
     if kind == "tls":
         return ["--tls", certificate()]
     if kind == "udp":
@@ -193,7 +193,7 @@ def load_command(mode: str, address: str, options: dict[str, object]) -> list[st
 
 
 def parse_report(output: str, mode: str) -> dict[str, Any]:
-    """What a load said, unless it found anything wrong.
+    """Return the report of a load, unless the load has found an error.
 
     Raises MeasurementError.
     """

@@ -33,7 +33,7 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 def loop_factory(name: str) -> LoopFactory:
-    """What makes a loop of this name; `module:attribute` names any other one.
+    """Return the factory of the loop with this name; `module:attribute` names any other one.
 
     Raises ImportError when it is not installed.
     """
@@ -45,9 +45,9 @@ def loop_factory(name: str) -> LoopFactory:
 
 
 def why_missing(name: str) -> str | None:
-    """Why no loop of this name can be made here, or None when one can.
+    """Return why no loop of this name can be made here, or None.
 
-    Tried in a process of its own, since a broken extension may take the process with it.
+    This tries it in a new process, since a broken extension may crash the process.
     """
     if name == RAW:
         return None if sys.platform == "linux" else "the raw server is made for epoll"
@@ -62,7 +62,7 @@ def why_missing(name: str) -> str | None:
 
 
 def available(names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
-    """The names that can be used, and the reasons for the others, which are also said loudly."""
+    """Return the names that can be used, and the reasons for the others, which are also printed."""
     usable: list[str] = []
     missing: dict[str, str] = {}
     for name in names:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @functools.cache
 def cores() -> tuple[int | None, int | None]:
-    """One core for the server and another one for the load; None where there are no two, or no way to choose."""
+    """Return one core for the server and one for the load; None if there is one core only, or no way to choose."""
     if not hasattr(os, "sched_getaffinity"):
         return None, None
     usable = sorted(os.sched_getaffinity(0))
@@ -29,7 +29,7 @@ def cores() -> tuple[int | None, int | None]:
 
 @contextlib.contextmanager
 def on_core(core: int | None) -> Iterator[None]:
-    """What is started in this block stays on this core."""
+    """Processes that are started in this block run on this core."""
     if core is None:
         yield
         return
@@ -93,7 +93,7 @@ def _revision() -> str | None:
 
 
 def describe() -> dict[str, object]:
-    """What a reader needs in order to judge the numbers."""
+    """Describe the machine: what a reader needs to judge the numbers."""
     return {
         "processor": _processor(),
         "architecture": platform.machine(),

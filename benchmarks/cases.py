@@ -36,7 +36,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Bound:
-    """The most that grapeshot may need: as a ratio to a peer, or (without one) in the case's own unit."""
+    """The most that grapeshot may need: a ratio to a peer, or (without one) a number in the case's own unit."""
 
     at_most: float
     peer: str | None = PEER
@@ -160,7 +160,7 @@ def _echo(
     coalesce: bool = False,
     read_len: int | None = None,
 ) -> Case:
-    """`variant` and `note` are put behind name and title of a case that is not the ordinary one of its size."""
+    """`variant` and `note` are appended to name and title of a case that is not the ordinary one of its size."""
     echo = ECHOES[kind]
     size_text = f"{size // KIB} KiB" if size >= KIB else f"{size} B"
     name = f"{kind}-{size_text.partition(' ')[0]}{'k' if size >= KIB else ''}-{connections}"

@@ -29,7 +29,7 @@ DESCRIPTORS_WITHIN_S = 10.0
 
 @dataclass(frozen=True)
 class Round:
-    """How the server stands after a round."""
+    """The state of the server after a round."""
 
     at_s: float
     connections: int
@@ -55,7 +55,7 @@ def run_round(address: str, seconds: float, at_a_time: int) -> tuple[int, int]:
 
 
 def settled_descriptors(pid: int, wanted: int) -> int:
-    """The number of descriptors, as soon as it is the wanted one or the patience is over."""
+    """Return the number of descriptors, as soon as it is the expected one or the time is over."""
     deadline = time.monotonic() + DESCRIPTORS_WITHIN_S
     while (count := open_descriptors(pid)) != wanted and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -33,7 +33,7 @@ QUICK = Settings(seconds=0.3, warm_up_s=0.1, micro_s=0.1, idle_connections=2000,
 
 @dataclass(frozen=True)
 class Suite:
-    """Cases whose results stand in one file, and who takes part in them."""
+    """Cases whose results are in one file, and the loops that take part in them."""
 
     cases: tuple[Case, ...]
     loops: tuple[str, ...]
@@ -78,7 +78,7 @@ def participants(case: Case, loops: Sequence[str]) -> list[str]:
 
 
 def run_case(case: Case, loops: Sequence[str], runs: int, settings: Any) -> dict[str, Any]:
-    """All runs of one case. A loop that fails, or has no such thing, is left out of the rest; the reason is kept."""
+    """Do all runs of one case. A loop that fails, or lacks the feature, is left out of the rest; the reason is kept."""
     samples: dict[str, list[Sample]] = {loop: [] for loop in loops}
     failures: dict[str, str] = {}
     unsupported: dict[str, str] = {}
@@ -154,7 +154,7 @@ def compare(suite: Suite, cases: Sequence[Case], loops: Sequence[str], runs: int
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Why the rows of two comparisons may not stand in one table; grapeshot itself may have changed between them."""
+    """Return why the rows of two comparisons cannot be in one table. grapeshot's own version may differ."""
     pairs = [(f"settings: {name}", before["settings"].get(name), value) for name, value in after["settings"].items()]
     pairs += [(name, before["machine"].get(name), after["machine"][name]) for name in SAME_MACHINE]
     shared = (before["versions"].keys() & after["versions"].keys()) - {tables.OURS}
@@ -163,9 +163,9 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def merge(before: dict[str, Any], after: dict[str, Any], cases: Sequence[Case] = CASES) -> dict[str, Any]:
-    """The older comparison with the newer one's rows in place of its own, in the order in which the cases are listed.
+    """Return the older comparison with the newer one's rows in it, in the order in which the cases are listed.
 
-    Raises SystemExit when they cannot stand side by side.
+    Raises SystemExit if they cannot be in one table.
     """
     if wrong := differences(before, after):
         raise SystemExit("these rows cannot be merged:\n  " + "\n  ".join(wrong))

@@ -1,4 +1,4 @@
-"""What `make demo` shows: a real aiohttp application on grapeshot, asyncio and uvloop, under the same load."""
+"""`make demo`: a real aiohttp application on grapeshot, asyncio and uvloop, under the same load."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What each loop does and does not, by probing it: `python -m benchmarks.features` (`--help`).
+"""Find out which features each loop has: `python -m benchmarks.features` (`--help`).
 
-Every probe (benchmarks/probes) runs in a process of its own, on each of the loops, several times, and works if it works
-every time. The peers have to be installed (`pip install uvloop zuvloop rloop`); a file is only written when all of them
-took part. What only a free-threaded interpreter can answer is asked of the one that `--free-threaded` names, which
-needs the same packages. The tables are made of the JSON by feature_table.py (`make tables`).
+Every probe (benchmarks/probes) runs in a process of its own, on each of the loops, several times, and works if it
+succeeds every time. The peers have to be installed (`pip install uvloop zuvloop rloop`); a file is only written when
+all of them took part. `--free-threaded` names a free-threaded interpreter for the probe that needs one; it needs the
+same packages. feature_table.py makes the tables from the JSON (`make tables`).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def _wait_for_descriptors(pid: int, at_least: int, at_most: int) -> None:
 
 
 def _settled_kib(pid: int) -> float:
-    """RSS as soon as two looks agree."""
+    """Return RSS as soon as two readings agree."""
     deadline = time.monotonic() + 10
     before = -1.0
     while (now := resident_kib(pid)) != before and time.monotonic() < deadline:

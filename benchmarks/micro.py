@@ -101,7 +101,7 @@ def call_later_zero(loop: Loop) -> int:
 
 
 def due_timers(loop: Loop) -> int:
-    """Timers with different deadlines, given in no order; all have come when the loop looks at them."""
+    """Timers with different deadlines, set in no order; all are due when the loop runs them."""
     count = 5_000
     left = count
 
@@ -120,7 +120,7 @@ def due_timers(loop: Loop) -> int:
 
 
 def sleep_zero(loop: Loop) -> int:
-    """One task that gives way again and again."""
+    """One task that yields again and again."""
 
     async def run() -> None:
         for _ in range(BATCH):
@@ -192,7 +192,7 @@ def threadsafe_4(loop: Loop) -> int:
 
 
 def sock_pair(loop: Loop) -> int:
-    """A message of 64 B through a socketpair: sock_sendall on one side, then sock_recv on the other."""
+    """A message of 64 B through a socketpair: sock_sendall on one end, then sock_recv on the other."""
     count = BATCH // 2
     message = bytes(64)
 
@@ -286,7 +286,7 @@ PATIENCE = 2.5
 
 
 class Stopwatch:
-    """What has been spent since it was made: CPU time, or that part of the time on the clock where it is more."""
+    """The time since it was made: CPU time, or that part of the wall time if it is more."""
 
     def __init__(self) -> None:
         self._cpu_s, self._wall_s = time.process_time(), time.perf_counter()

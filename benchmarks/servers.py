@@ -1,8 +1,7 @@
 """The servers that are put under load: `python -m benchmarks.servers <kind> --loop <loop>`.
 
-Prints `{"address": ...}` when it listens (`127.0.0.1:port`, `unix:/path`), or `{"unsupported": why}` when the loop has
-no such thing, and ends when stdin is closed. The runner reads CPU time, memory and descriptors from outside, so nothing
-is measured in here.
+A server prints `{"address": ...}` when it listens (`127.0.0.1:port`, `unix:/path`), or `{"unsupported": why}` if the
+loop lacks the feature. It ends when stdin is closed. The runner reads CPU time, memory and descriptors from outside.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def pattern(length: int) -> bytes:
 
 
 class EchoProtocol(asyncio.Protocol):
-    """Every piece goes back as it came."""
+    """Send each piece back."""
 
     __slots__ = ("transport",)
 
@@ -58,7 +57,7 @@ class EchoProtocol(asyncio.Protocol):
 
 
 class BufferedEchoProtocol(asyncio.BufferedProtocol):
-    """The same with a buffer of its own; what is written is a copy, since the buffer is filled again."""
+    """The same with its own buffer; it writes a copy, since the buffer is filled again."""
 
     __slots__ = ("buffer", "transport")
 
@@ -92,7 +91,7 @@ class SplitReplyProtocol(asyncio.Protocol):
 
 
 class DatagramEchoProtocol(asyncio.DatagramProtocol):
-    """Every datagram goes back where it came from."""
+    """Send each datagram back to its sender."""
 
     __slots__ = ("transport",)
 
@@ -153,7 +152,7 @@ async def serve_split(stop: asyncio.Future[None]) -> None:
 
 
 def server_context() -> ssl.SSLContext:
-    """TLS 1.3; everything else as Python has it."""
+    """TLS 1.3; everything else is Python's default."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_cert_chain(options.certificate / "cert.pem", options.certificate / "key.pem")

@@ -50,7 +50,7 @@ def ratio_text(taken: Sequence[float]) -> str:
 
 
 def peers(outcome: Outcome) -> list[str]:
-    """Whom grapeshot is compared with in this row."""
+    """Return the peers that grapeshot is compared with in this row."""
     return list(outcome.get("peers", [PEER]))
 
 
@@ -69,7 +69,7 @@ def ratio_header(outcomes: Iterable[Outcome]) -> str:
 
 
 def judge(outcome: Outcome, bound: dict[str, Any]) -> tuple[str, bool | None]:
-    """What a bound demands, and whether it holds; None: grapeshot or the peer is missing."""
+    """Return the bound as text, and whether it holds; None: grapeshot or the peer is missing."""
     at_most, peer = bound["at_most"], bound["peer"]
     if peer is None:
         taken, text = values(outcome, OURS, outcome["metric"]), f"{at_most:g} {outcome['unit']}"
@@ -105,7 +105,7 @@ def standing_cell(outcome: Outcome) -> str:
 
 
 def one_line(outcome: Outcome) -> str:
-    """A case in short, for whoever watches the runs."""
+    """Return a case in one line, for people who watch the runs."""
     metric = outcome["metric"]
     parts = [f"{loop} {with_spread(values(outcome, loop, metric))}" for loop in outcome["samples"]]
     taken = [(ratios(outcome, OURS, peer), "" if peer == PEER else f" of {peer}") for peer in peers(outcome)]
@@ -146,7 +146,7 @@ def brief(result: dict[str, Any]) -> str:
 
 
 def remarks(result: dict[str, Any]) -> list[str]:
-    """What a cell without a number means, and what stands behind one that is not quite like the others."""
+    """Return the notes: why a cell has no number, and what is special about a row."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for outcome in result["cases"]:
         for loop, reason in outcome.get("unsupported", {}).items():
@@ -183,7 +183,7 @@ def main_table(outcomes: Sequence[Outcome], loops: Sequence[str]) -> list[str]:
 
 
 def load_table(outcomes: Sequence[Outcome], loops: Sequence[str]) -> list[str]:
-    """Throughput and latency, which stand beside CPU."""
+    """Return the table of throughput and latency."""
     header = ["Requests/s; latency p50 / p99 in us", *loops]
     body = []
     for outcome in outcomes:
@@ -221,7 +221,7 @@ def summary(result: dict[str, Any]) -> str:
 
 
 def separate_parts(result: dict[str, Any]) -> str:
-    """Says so when the rows were not all taken from one revision."""
+    """Return a sentence if the rows come from several revisions."""
     revisions: dict[str, int] = {}
     for outcome in result["cases"]:
         revision = outcome.get("revision") or "unknown"
@@ -233,7 +233,7 @@ def separate_parts(result: dict[str, Any]) -> str:
 
 
 def how(settings: dict[str, Any]) -> str:
-    """How loops are compared."""
+    """Return how loops are compared."""
     return (
         f"{settings['runs']} alternated runs, a fresh process each; loads of {settings['seconds']:g} s after "
         f"{settings['warm_up_s']:g} s of warm-up{', spinning' if settings['spin'] else ''}; server on core "

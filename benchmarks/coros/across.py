@@ -1,6 +1,6 @@
 """Where blocking-style code and asyncio meet, and what asyncio's own tasks cost: coros beside greenback and tasks.
 
-Everything here runs in grapeshot's loop, so that only the way to give way differs.
+Everything here runs in grapeshot's loop, so that only the way to yield differs.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _greenback_future(loop: asyncio.AbstractEventLoop) -> Taken:
 
 
 def _coro_sleep(cpu_s: float) -> dict[str, float]:
-    """A coro runs asyncio.sleep(0): a coroutine that gives way once."""
+    """A coro runs asyncio.sleep(0): a coroutine that yields once."""
     from grapeshot import coro
 
     def take() -> Taken:

@@ -32,9 +32,9 @@ TURNS = 20
 
 
 def _giving_way(style: Style, body: Function) -> Taken:
-    """A thousand threads that do nothing but give way; a turn of all of them costs THREADS operations.
+    """A thousand threads that only yield; a round of all of them is THREADS operations.
 
-    `body` gives way TURNS times and a few more. The first turn, in which the threads begin, and the last ones, in which
+    `body` yields TURNS times and a few more. The first round, in which the threads begin, and the last ones, in which
     they end, do not count.
     """
     give_way = style.give_way

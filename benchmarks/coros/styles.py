@@ -161,7 +161,7 @@ STYLES: dict[str, Callable[[], Style]] = {"grapeshot": Coros, "greenlet": Greenl
 
 
 def why_missing(name: str) -> str | None:
-    """Why what is called so cannot take part here, or None when it can. Tried in a process of its own."""
+    """Return why this style cannot take part here, or None. This tries it in a new process."""
     module = {"grapeshot": "grapeshot.coro", TASKS: "grapeshot"}.get(name, name)
     command = [sys.executable, "-c", f"import {module}"]
     outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
@@ -172,7 +172,7 @@ def why_missing(name: str) -> str | None:
 
 
 def available(names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
-    """The names that can take part, and the reasons for the others, which are also said loudly."""
+    """Return the names that can take part, and the reasons for the others, which are also printed."""
     reasons = {name: why_missing(name) for name in names}
     missing = {name: reason for name, reason in reasons.items() if reason is not None}
     for name, reason in missing.items():

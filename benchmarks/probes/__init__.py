@@ -1,4 +1,4 @@
-"""What the feature table asks of an event loop: one function per row, which raises where the loop does not have it.
+"""The probes of the feature table: one function per row, which raises if the loop does not have the feature.
 
 Each runs in a process of its own (see features.py), with nothing but the standard library and the loop's factory. A
 probe looks at behaviour, not at names: a method that is there and raises NotImplementedError does not count. Here are
@@ -66,7 +66,7 @@ def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 
 async def received(sock: socket.socket) -> bytes:
-    """What arrives next at the other end, which is no part of the loop; nothing at its end."""
+    """Return what arrives next at the other end, which is not part of the loop; nothing at the end of the stream."""
     sock.setblocking(False)
     give_up_s = time.monotonic() + CAP_S
     while True:

@@ -134,7 +134,7 @@ for name, names in before.items():
 
 @sync_probe
 def closed_descriptors(factory: Any) -> None:
-    """`transport.close()` closes the descriptor at once after the loop has turned, not when it is collected."""
+    """`transport.close()` closes the descriptor in the next iteration of the loop, not when it is collected."""
     loop = factory()
 
     async def main() -> None:

@@ -2,7 +2,7 @@
 
 Programs use it through :class:`grapeshot.Loop` and :mod:`grapeshot.coro`.
 
-Everything belongs to the thread that runs the loop, except ``call_soon_threadsafe``, ``time``, ``is_running``,
+Only the thread that runs the loop may call these methods, except ``call_soon_threadsafe``, ``time``, ``is_running``,
 ``is_closed`` and ``Handle.cancel`` of a handle made by ``call_soon_threadsafe``. Times are seconds of
 ``time.monotonic()``.
 """
@@ -98,7 +98,7 @@ class Handle(asyncio.Handle):
     """A callback to run once. A native type; ``isinstance(handle, asyncio.Handle)`` holds through ``__class__``."""
 
     def cancel(self) -> None:
-        """Keep the callback from running, if it has not run yet, and let go of it and its arguments. Idempotent."""
+        """Keep the callback from running, if it has not run yet, and drop it and its arguments. Idempotent."""
 
     def cancelled(self) -> bool:
         """Whether :meth:`cancel` was called."""
@@ -137,7 +137,7 @@ class TimerHandle(Handle, asyncio.TimerHandle):  # type: ignore[misc]  # asyncio
 class Loop:
     """The native part of an event loop. Abstract in practice: :class:`grapeshot.Loop` adds the rest.
 
-    It calls back into Python only through public methods: ``call_exception_handler(context)`` on itself, the methods of
+    It calls Python code only through public methods: ``call_exception_handler(context)`` on itself, the methods of
     futures, protocols and task factories, and ``_attach``/``_detach`` on a server.
     """
 
@@ -163,7 +163,7 @@ class Loop:
         *args: *_Ts,
         context: Context | None = None,
     ) -> TimerHandle:
-        """Run ``callback(*args)`` once ``delay`` seconds from now, never earlier; a delay in the past keeps its order.
+        """Run ``callback(*args)`` once ``delay`` seconds from now, never earlier; a negative delay keeps its order.
 
         Raises:
             TypeError: ``delay`` is None or not a number.
@@ -254,7 +254,7 @@ class Loop:
     # --- descriptors: an int, or an object with fileno()
 
     def add_reader(self, fd: FileDescriptorLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
-        """Call ``callback(*args)`` whenever ``fd`` can be read; replaces the reader before, which is cancelled.
+        """Call ``callback(*args)`` whenever ``fd`` can be read; the reader before is cancelled.
 
         Raises:
             RuntimeError: the loop is closed, or a transport of this loop uses the descriptor.
@@ -279,16 +279,16 @@ class Loop:
     def _ensure_fd_no_transport(self, fd: FileDescriptorLike) -> None:
         """Raise RuntimeError if an open transport of this loop uses ``fd``, ValueError if it is not a descriptor."""
 
-    # --- plain sockets: nonblocking ones, which stay their owner's
-    # Each call returns a coroutine of a native type. It makes the system call when it is first stepped, and waits only
-    # if that would block. All of them raise
+    # --- plain sockets: non-blocking; the loop does not own them
+    # Each call returns a coroutine of a native type. Its first step makes the system call, and it waits only if that
+    # would block. All of them raise
     #   OSError: the system call failed
     #   TypeError: an argument has the wrong type, or ``sock`` is an ``ssl.SSLSocket``
     #   ValueError: in debug mode, ``sock`` is not non-blocking
     #   RuntimeError: it has to wait, and a transport of this loop uses the descriptor, or the loop is closed
 
     def sock_recv(self, sock: socket, nbytes: int) -> Coroutine[Any, Any, bytes]:
-        """Receive up to ``nbytes`` bytes; ``b""`` means that the peer has ended its side."""
+        """Receive up to ``nbytes`` bytes; ``b""`` means that the peer sends no more."""
 
     def sock_recv_into(self, sock: socket, buf: WriteableBuffer) -> Coroutine[Any, Any, int]:
         """Receive into ``buf``, at most its length; return the number of bytes, 0 at the end of the stream."""
@@ -302,7 +302,7 @@ class Loop:
         """Receive a datagram into ``buf``, at most ``nbytes`` bytes (0: its length); return ``(length, address)``."""
 
     def sock_sendall(self, sock: socket, data: ReadableBuffer) -> Coroutine[Any, Any, None]:
-        """Send all of ``data`` on a connected socket; after an error or a cancellation nothing tells how much went."""
+        """Send all of ``data`` on a connected socket; after an error or cancellation nobody knows how much was sent."""
 
     def sock_sendto(self, sock: socket, data: ReadableBuffer, address: Any) -> Coroutine[Any, Any, int]:
         """Send one datagram to ``address``; return its length."""
@@ -311,7 +311,7 @@ class Loop:
         """Accept a connection on the listening ``sock``; return ``(connection, address)``, the former non-blocking."""
 
     def _wait_writable(self, sock: socket) -> Coroutine[Any, Any, None]:
-        """Wait until ``sock`` takes data, is connected, or has failed; an event from before the call does not count."""
+        """Wait until ``sock`` takes data, is connected, or has failed; events before the call do not count."""
 
     # --- names
 
@@ -373,7 +373,7 @@ class Loop:
     def _watch_child(self, pid: int, callback: Callable[[int | None], object]) -> None:
         """Call ``callback(returncode)`` in the current context, straight from the poller, when child ``pid`` has ended.
 
-        Its status is fetched in the same step; None says that somebody else has fetched it. SIGCHLD is not used.
+        The status is fetched in the same step; None: somebody else has fetched it. SIGCHLD is not used.
 
         Raises:
             ProcessLookupError: the child has ended, and somebody else has fetched its status already.
@@ -455,9 +455,9 @@ class Loop:
     ) -> SSLTransport:
         """Make a TLS transport for ``protocol``, to be the protocol of the transport below it.
 
-        ``waiter`` gets its result or exception when the handshake ends. Nobody waits for an ``accepted`` one: debug
-        mode reports its failure. Limits in seconds. The callbacks run in a copy of the context of ``below``, if that is
-        one of our transports, otherwise of the current one.
+        ``waiter`` gets its result or exception when the handshake ends. Nobody waits for an ``accepted`` one; debug
+        mode reports its failure. Limits are in seconds. The callbacks run in a copy of the context of ``below``, if
+        that is one of our transports, otherwise of the current one.
 
         Raises:
             ValueError, ssl.SSLError: what ``sslcontext.wrap_bio()`` raises.
@@ -507,7 +507,7 @@ class StreamTransport(asyncio.Transport):
         """Return the number of bytes that wait to be sent."""
 
     def write(self, data: ReadableBuffer) -> None:
-        """Send ``data`` after everything written before; what the system does not take now is copied.
+        """Send ``data`` after all earlier data; the part that the system does not take now is copied.
 
         Raises:
             TypeError: ``data`` is not bytes-like.
@@ -518,7 +518,7 @@ class StreamTransport(asyncio.Transport):
         """Send several buffers as one. Raises: as :meth:`write`."""
 
     def write_eof(self) -> None:
-        """End the sending side after what was written; reading goes on. Idempotent."""
+        """Send all earlier data, then end the sending side; reading goes on. Idempotent."""
 
     def can_write_eof(self) -> bool:
         """Return True."""
@@ -527,12 +527,12 @@ class StreamTransport(asyncio.Transport):
         """Stop reading, send what was written, then close and call ``connection_lost(None)``. Idempotent."""
 
     def abort(self) -> None:
-        """Close at once; what was not sent is lost. ``connection_lost(None)`` follows from the loop. Idempotent."""
+        """Close at once; unsent data is lost. ``connection_lost(None)`` follows from the loop. Idempotent."""
 
     def _force_close(self, exc: BaseException | None) -> None:
         """:meth:`abort` with the exception for ``connection_lost``: what TLS above it calls."""
 
-    # Attributes of asyncio's own transports that programs look at.
+    # Attributes of asyncio's own transports that programs read.
     @property
     def _paused(self) -> bool: ...
 
@@ -543,7 +543,7 @@ class StreamTransport(asyncio.Transport):
         """Whether the protocol was told to pause writing, and not yet to resume."""
 
     def _start_sendfile(self, future: asyncio.Future[None], /) -> None:
-        """Refuse writes until :meth:`_end_sendfile`; ``future`` is done once what was written before has left.
+        """Refuse writes until :meth:`_end_sendfile`; ``future`` is done once all earlier data is sent.
 
         Raises:
             RuntimeError: another sendfile is in progress.
@@ -608,7 +608,7 @@ class WritePipeTransport(asyncio.WriteTransport):
         """Return the number of bytes that wait to be written."""
 
     def write(self, data: ReadableBuffer) -> None:
-        """Write ``data`` after everything written before; ignored once the pipe is closing, then with a warning.
+        """Write ``data`` after all earlier data; ignored if the pipe is closing, after some writes with a warning.
 
         Raises:
             TypeError: ``data`` is not bytes-like.
@@ -627,7 +627,7 @@ class WritePipeTransport(asyncio.WriteTransport):
         """Write what is buffered, call ``connection_lost(None)`` from the loop, and close the pipe. Idempotent."""
 
     def abort(self) -> None:
-        """Close at once; what was not written is lost. ``connection_lost(None)`` follows from the loop. Idempotent."""
+        """Close at once; unwritten data is lost. ``connection_lost(None)`` follows from the loop. Idempotent."""
 
 @final
 class SSLTransport(asyncio.Transport, asyncio.Protocol):
@@ -639,7 +639,7 @@ class SSLTransport(asyncio.Transport, asyncio.Protocol):
     _start_tls_compatible: bool
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return ``sslcontext``, ``ssl_object``, ``peercert``, ``cipher`` or ``compression``; else what is below knows.
+        """Return ``sslcontext``, ``ssl_object``, ``peercert``, ``cipher`` or ``compression``; else as the one below.
 
         All but the first are there once the handshake is complete, and stay after the connection's end.
         """
@@ -660,7 +660,7 @@ class SSLTransport(asyncio.Transport, asyncio.Protocol):
         """Deliver no data until :meth:`resume_reading`. Idempotent."""
 
     def resume_reading(self) -> None:
-        """Deliver data again, what has come meanwhile from the loop. Idempotent."""
+        """Deliver data again; the loop delivers what has arrived meanwhile. Idempotent."""
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Call ``pause_writing`` above ``high`` waiting bytes, ``resume_writing`` at ``low`` (512 KiB; a quarter).
@@ -689,7 +689,7 @@ class SSLTransport(asyncio.Transport, asyncio.Protocol):
         """Return the number of received bytes that are not decrypted yet."""
 
     def write(self, data: ReadableBuffer) -> None:
-        """Encrypt and send ``data`` after everything written before; what is not taken now is kept.
+        """Encrypt and send ``data`` after all earlier data; the part that is not taken now is kept.
 
         Raises:
             TypeError: ``data`` is not bytes-like.
@@ -711,7 +711,7 @@ class SSLTransport(asyncio.Transport, asyncio.Protocol):
         """
 
     def abort(self) -> None:
-        """Close at once; what was not sent is lost. ``connection_lost(None)`` follows from the loop. Idempotent."""
+        """Close at once; unsent data is lost. ``connection_lost(None)`` follows from the loop. Idempotent."""
 
     # The protocol of the transport below.
     def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
@@ -726,7 +726,7 @@ class SSLTransport(asyncio.Transport, asyncio.Protocol):
     def _on_timeout(self) -> None: ...
     def _force_close(self, exc: BaseException | None) -> None: ...
 
-    # Attributes of asyncio's own TLS transport that programs look at.
+    # Attributes of asyncio's own TLS transport that programs read.
     @property
     def _ssl_protocol(self) -> SSLTransport: ...
     @property
@@ -748,8 +748,8 @@ class SSLTransport(asyncio.Transport, asyncio.Protocol):
 class DatagramTransport(asyncio.Transport, asyncio.DatagramTransport):
     """An endpoint over a datagram socket. Made by the loop only; it owns the socket and closes it.
 
-    Errors of the socket go to ``error_received``, and the transport goes on. What the protocol raises is reported to
-    the loop's exception handler and changes nothing else.
+    Errors of the socket go to ``error_received``, and the transport goes on. An exception in the protocol is
+    reported to the loop's exception handler and changes nothing else.
     """
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
@@ -797,7 +797,7 @@ class DatagramTransport(asyncio.Transport, asyncio.DatagramTransport):
         """Stop receiving, send what waits, then close and call ``connection_lost(None)``. Idempotent."""
 
     def abort(self) -> None:
-        """Close at once; what waits is lost. ``connection_lost(None)`` follows from the loop. Idempotent."""
+        """Close at once; unsent datagrams are lost. ``connection_lost(None)`` follows from the loop. Idempotent."""
 
 def _coroutine_method(stub: _F) -> _F:
     """Return the native method of the loop that has the stub's name, as a coroutine function with its signature.
@@ -811,7 +811,7 @@ def _file_len(fd: int) -> int:
     """Return the length of a file in bytes; 0 for most descriptors that are not of a regular file."""
 
 def _set_position(fd: int, offset: int) -> None:
-    """Set where a file goes on to be read, in bytes from its beginning."""
+    """Set the position of the next read from a file, in bytes from its beginning."""
 
 def _send_file(socket_fd: int, file_fd: int, offset: int, count: int) -> int:
     """:func:`os.sendfile`: send up to ``count`` bytes and return how many went; 0 at the end of the file.
@@ -828,7 +828,7 @@ def _remove_path(path: StrOrBytesPath) -> None:
     """Remove the file at ``path``. Raises: as :func:`os.remove`."""
 
 def _bind_methods(kind: type[Loop]) -> None:
-    """Put the native methods on ``kind`` itself, those aside that it defines; TypeError unless it is a Loop."""
+    """Put the native methods on ``kind`` itself, except those that it defines; TypeError unless it is a Loop."""
 
 @disjoint_base
 class Coro(Generic[_T_co]):
@@ -855,7 +855,7 @@ class Coro(Generic[_T_co]):
         """Whether a ``CancelledError`` of ``cancel()`` is to be raised where it waits next."""
     @property
     def _exception(self) -> BaseException | None:
-        """What the function has raised, or None. To look here is not to take notice of it."""
+        """What the function has raised, or None. Reading this does not mark the exception as retrieved."""
     def start(self) -> None:
         """Schedule a new coro. ScheduleError if it was started before."""
     def done(self) -> bool:
@@ -871,7 +871,7 @@ class Coro(Generic[_T_co]):
     def add_done_callback(self, fn: Callable[[Any], object], context: Context | None = None) -> None:
         """Call ``fn(self)`` from the loop, in ``context`` or a copy of the caller's, once the coro has ended."""
     def remove_done_callback(self, fn: Callable[[Any], object], /) -> int:
-        """Take callbacks back; return how many there were."""
+        """Remove the callback; return how many times it was there."""
     def __await__(self) -> Generator[Any, None, _T_co]: ...
     def __iter__(self) -> Generator[Any, None, _T_co]: ...
 
@@ -923,17 +923,17 @@ def _coro_set_registry(
 
 @disjoint_base
 class semaphore:  # noqa: N801
-    """``value`` permits. Who waits for many is not passed by who wants few and came later."""
+    """``value`` permits. A coro that waits for many is not overtaken by a later one that wants few."""
 
     def __init__(self, value: int = 1) -> None: ...
     @property
     def avail(self) -> int:
-        """The permits that nobody has."""
+        """The number of free permits."""
     def __int__(self) -> int: ...
     def acquire(self, value: int = 1, block: bool = True, timeout: float | None = None) -> bool:
-        """Wait until so many permits are there, behind those who came before; take them and return True.
+        """Wait in order until ``value`` permits are free; take them and return True.
 
-        Returns False if they do not come within ``timeout`` seconds, or, without ``block``, are not there.
+        Returns False if they are not free within ``timeout`` seconds, or, without ``block``, at once.
 
         Raises:
             YieldFromMain: it would have to wait, and this is no coro.
@@ -943,7 +943,7 @@ class semaphore:  # noqa: N801
     def try_acquire(self, value: int = 1) -> bool:
         """The same without waiting; return False if it cannot be."""
     def release(self, value: int = 1) -> None:
-        """Give so many permits to those who wait, or put them back. The loop's callbacks and tasks may as well."""
+        """Give ``value`` permits to waiting coros, or put them back. Callbacks and tasks may call this, too."""
     def __enter__(self) -> Self: ...
     def __exit__(self, *args: object) -> None: ...
 
@@ -952,7 +952,7 @@ class lock:  # noqa: N801
     """A lock that one coro holds, and releases."""
 
     def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
-        """Wait until the lock is free, behind those who came before; hold it and return True.
+        """Wait in order until the lock is free; take it and return True.
 
         Returns False if that takes more than ``timeout`` seconds, or, without ``block``, if it is not free.
 
@@ -1025,7 +1025,7 @@ class condition_variable:  # noqa: N801
 
 @disjoint_base
 class fifo(Generic[_T]):  # noqa: N801
-    """A queue of up to ``maxsize`` items, None or 0: of any number. ``len`` can be had without waiting."""
+    """A queue of up to ``maxsize`` items, None or 0: of any number. ``len`` items can be popped without waiting."""
 
     def __class_getitem__(cls, item: Any, /) -> GenericAlias: ...
     def __init__(self, maxsize: int | None = 0) -> None: ...
@@ -1034,9 +1034,9 @@ class fifo(Generic[_T]):  # noqa: N801
     def maxsize(self) -> int:
         """How many items it takes, 0 for any number."""
     def push(self, item: _T, /, block: bool = True, timeout: float | None = None) -> None:
-        """Put ``item`` at the end, for the coro that has waited longest. The loop's callbacks and tasks may as well.
+        """Append ``item``, for the coro that has waited longest. Callbacks and tasks of the loop may call this, too.
 
-        Waits for space if there is a limit, behind those who came before. If it raises, the item is not in the queue.
+        Waits in order for space if there is a limit. If it raises, the item is not in the queue.
 
         Raises:
             Full: there was no space within ``timeout`` seconds, or, without ``block``, there is none.
@@ -1044,7 +1044,7 @@ class fifo(Generic[_T]):  # noqa: N801
             ScheduleError: it belongs to another thread.
         """
     def pop(self, block: bool = True, timeout: float | None = None) -> _T:
-        """Return the oldest item, waiting for one behind those who came before.
+        """Return the oldest item; wait in order for one.
 
         Raises:
             Empty: none has come within ``timeout`` seconds, or, without ``block``, there is none.
@@ -1057,9 +1057,9 @@ class fifo(Generic[_T]):  # noqa: N801
 class channel(Generic[_T]):  # noqa: N801
     """A rendezvous: ``send`` and ``receive`` wait for each other (Stackless Python's channels).
 
-    Who finds somebody waiting does not wait: it goes on, and the other one is ready, behind all that is. A sender that
-    is interrupted before a receiver has taken its value takes it back. A receiver that is interrupted after a sender
-    has gone on leaves the value to the next receiver. Iteration receives until the channel is closed.
+    A coro that finds a partner waiting does not wait: it goes on, and the partner becomes the last ready entry. A
+    sender that is interrupted before a receiver has taken its value takes it back. A receiver that is interrupted
+    after a sender has gone on leaves the value to the next receiver. Iteration receives until the channel is closed.
     """
 
     def __class_getitem__(cls, item: Any, /) -> GenericAlias: ...
