@@ -1,9 +1,9 @@
-"""Fixtures of the behaviour tests: one loop per test, on each kind of loop, and an audit of what the test left behind.
+"""Fixtures of the behaviour tests: one loop per test, on each kind of loop, and an audit of what the test leaves
+behind.
 
-A test that asks for `loop` (or `new_loop`) runs once per kind: asyncio's own loop (which proves the test), uvloop where
-it is installed (known deviations are marked) and grapeshot. Nothing here skips grapeshot: if it cannot be imported, its
-tests fail. `TEST_LOOPS="grapeshot"` in the environment leaves out the other kinds, where they have proved the tests
-already.
+A test that asks for `loop` (or `new_loop`) runs once per kind: on asyncio's own loop (which checks the test itself),
+on uvloop where it is installed (known deviations are marked) and on grapeshot. No test skips grapeshot: if it cannot
+be imported, its tests fail. `TEST_LOOPS="grapeshot"` in the environment restricts the tests to that kind.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def imports_stay() -> Iterator[None]:
-    """What a module's tests have imported stays as well: later collections need not look at it each time."""
+    """Excludes what a test module has imported from later collections."""
     yield
     gc.collect()
     gc.freeze()
@@ -159,7 +159,7 @@ _LOOP_OBJECTS = (asyncio.BaseProtocol, asyncio.BaseTransport, asyncio.Handle, as
 
 
 def _loop_objects() -> dict[int, object]:
-    """Live protocols, transports, handles and futures: nothing of them should outlive its test."""
+    """Live protocols, transports, handles and futures. None of them may outlive its test."""
     return {
         id(thing): thing
         for thing in gc.get_objects()
@@ -168,7 +168,7 @@ def _loop_objects() -> dict[int, object]:
 
 
 def _left_objects(before: set[int]) -> list[str]:
-    """What is there beside the objects of `before`. A thread that ends, or stays, may let go of one a moment later."""
+    """Loop objects that are not in `before`. A thread may release one a moment late, so this waits."""
     deadline = time.monotonic() + 2
     while True:
         left = [repr(thing)[:300] for key, thing in _loop_objects().items() if key not in before]
@@ -237,7 +237,7 @@ def _contexts(_audit: None) -> Iterator[Contexts]:
 
 @pytest.fixture
 def reported(_contexts: Contexts) -> Contexts:
-    """The contexts that reached the loop's exception handler; without this fixture any of them fails the test."""
+    """The contexts that reached the loop's exception handler. Without this fixture any such context fails the test."""
     _contexts.expected = True
     return _contexts
 
@@ -264,7 +264,7 @@ def _finish(loop: asyncio.AbstractEventLoop) -> None:
 
 @pytest.fixture
 def new_loop(loop_kind: str, _audit: None) -> Iterator[Callable[[], asyncio.AbstractEventLoop]]:
-    """Makes loops as the library gives them; those still open at the end are closed."""
+    """A factory of loops as the library makes them. The fixture closes those that are still open."""
     factory = loop_factory(loop_kind)
     made: list[asyncio.AbstractEventLoop] = []
 
@@ -282,7 +282,7 @@ def new_loop(loop_kind: str, _audit: None) -> Iterator[Callable[[], asyncio.Abst
 def loop(
     new_loop: Callable[[], asyncio.AbstractEventLoop], _contexts: Contexts, request: pytest.FixtureRequest
 ) -> Iterator[asyncio.AbstractEventLoop]:
-    """A loop whose exception handler records; see `reported`."""
+    """A loop with an exception handler that records; see `reported`."""
     loop = new_loop()
 
     def record(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -298,7 +298,7 @@ def loop(
 
 @pytest.fixture
 def serve(loop: asyncio.AbstractEventLoop) -> Iterator[Callable[..., Any]]:
-    """create_server whose servers are closed at the latest when the test ends, be it by a failure."""
+    """create_server. The fixture closes the servers when the test ends, even if it fails."""
     servers: list[Any] = []
 
     async def create(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the behaviour tests share: kinds of loop, waiting on conditions, recording protocols, raw peers, scripts."""
+"""Helpers of the behaviour tests: kinds of loop, waiting on conditions, recording protocols, raw peers, scripts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def coro_is_available() -> bool:
 
 
 def together(function: Callable[[int], Any], count: int = 10, **options: Any) -> list[Any]:
-    """Runs function(number) in `count` coros at once; their results. The options are those of `coro.spawn`."""
+    """Runs function(number) in `count` coros at once. Returns their results. The options are those of `coro.spawn`."""
     from grapeshot import coro
 
     def main() -> list[Any]:
@@ -51,7 +51,7 @@ def spawn_blocked(function: Callable[..., Any], *args: Any, **kwargs: Any) -> An
 
 
 def gil_is_enabled() -> bool:
-    """Whether this is a build with a GIL, or a free-threaded one that runs with it."""
+    """Whether this build has a GIL, or is free-threaded and runs with it."""
     return getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
@@ -87,7 +87,9 @@ _SCRIPT_HEAD = {
 
 
 def run_script(kind: str | None, code: str, *, flags: tuple[str, ...] = ("-W", "error")) -> str:
-    """Runs `code` in a fresh interpreter, `new_event_loop` imported; gives its output, fails if it fails."""
+    """Runs `code` in a new interpreter with `new_event_loop` imported. Returns its output; fails if
+    the script fails.
+    """
     head = _SCRIPT_HEAD[kind] if kind is not None else ""
     done = subprocess.run(
         [sys.executable, *flags, "-c", head + textwrap.dedent(code)],
@@ -101,7 +103,7 @@ def run_script(kind: str | None, code: str, *, flags: tuple[str, ...] = ("-W", "
 
 
 class Script:
-    """A script in a fresh interpreter that we talk to while it runs."""
+    """A script in a new interpreter. The test talks to it while it runs."""
 
     def __init__(self, kind: str, code: str) -> None:
         self.process = subprocess.Popen(
@@ -130,7 +132,7 @@ class Script:
         self.process.send_signal(signal.SIGINT)
 
     def wait_blocked(self) -> None:
-        """Waits until the process sleeps in a system call (on Linux; elsewhere there is nothing to look at)."""
+        """Waits until the process sleeps in a system call (on Linux; elsewhere this returns at once)."""
         path = f"/proc/{self.process.pid}/stat"
         if not os.path.exists(path):
             return
@@ -142,7 +144,7 @@ class Script:
         wait_until(is_sleeping, "the process to sleep")
 
     def finish(self) -> str:
-        """Waits for the end and gives the rest of the output; fails if the script failed."""
+        """Waits for the end and returns the rest of the output. Fails if the script failed."""
         out, err = self.process.communicate(timeout=30)
         assert self.process.returncode == 0, f"exit status {self.process.returncode}\n{out}\n{err}"
         return out
@@ -221,7 +223,7 @@ async def iterations(count: int) -> None:
 
 
 class Recorder(asyncio.Protocol):
-    """Writes down which callbacks came, in order. Runs of data_received appear once."""
+    """Records its callbacks in order. Consecutive calls of data_received appear once."""
 
     def __init__(self) -> None:
         self.transport: Any = None
@@ -264,7 +266,7 @@ class Recorder(asyncio.Protocol):
 
 
 class BufferedRecorder(asyncio.BufferedProtocol):
-    """Recorder over a buffer of its own."""
+    """A Recorder that receives into its own buffer."""
 
     def __init__(self, size: int = 4096) -> None:
         self.transport: Any = None
@@ -315,7 +317,7 @@ class Echo(asyncio.Protocol):
 
 
 class Peer:
-    """The other end of a connection: a plain nonblocking socket, driven without the loop's help."""
+    """The other end of a connection: a plain nonblocking socket that the loop does not drive."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -355,7 +357,7 @@ class Peer:
         return bytes(data)
 
     async def is_ended(self) -> bool:
-        """Waits for the end of the stream, orderly or by a reset."""
+        """Waits for the end of the stream, by EOF or by a reset."""
         try:
             while await self.recv():
                 pass
@@ -364,7 +366,7 @@ class Peer:
         return True
 
     def is_silent(self) -> bool:
-        """Nothing to read and no end of stream."""
+        """Whether there is neither data nor the end of the stream."""
         try:
             self.sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -390,7 +392,7 @@ class Peer:
 
 
 class Stranger:
-    """A socket of somebody else that gets the number `fd`; at the end nothing has reached it."""
+    """A foreign socket that gets the number `fd`. At its exit it checks that the loop has not touched it."""
 
     def __init__(self, fd: int, kind: int = socket.SOCK_STREAM) -> None:
         ours, self.theirs = socket.socketpair(socket.AF_UNIX, kind)
@@ -415,7 +417,7 @@ class Stranger:
             self.theirs.close()
 
     def check(self) -> None:
-        """Nobody has written to it, read from it or closed it."""
+        """Fails if anything was written to the socket or read from it, or if it was closed."""
         try:
             data = self.theirs.recv(100)
         except BlockingIOError:
@@ -427,7 +429,7 @@ class Stranger:
 
 
 def is_closed_error(error: BaseException | None) -> bool:
-    """Whether it says that the descriptor is closed."""
+    """Whether the error means that the descriptor is closed."""
     return isinstance(error, OSError) and error.errno == errno.EBADF
 
 
@@ -508,7 +510,7 @@ def has_ipv6() -> bool:
 
 
 def link_local_address() -> tuple[str, int] | None:
-    """A link-local IPv6 address of this machine with the index of its interface, or None where none is seen."""
+    """A link-local IPv6 address of this machine and the index of its interface, or None."""
     try:
         with open("/proc/net/if_inet6", encoding="ascii") as file:
             rows = [line.split() for line in file]
@@ -524,7 +526,7 @@ def link_local_address() -> tuple[str, int] | None:
 
 
 class Ends:
-    """A pipe file object for the loop, and the other end as a non-blocking descriptor of ours."""
+    """A pipe file object for the loop, and the other end as a non-blocking descriptor of the test."""
 
     def __init__(self, file: Any, other: int) -> None:
         self.file = file
@@ -536,7 +538,7 @@ class Ends:
         assert os.write(self.other, data) == len(data)
 
     async def recv(self, limit: int = 1 << 20) -> bytes:
-        """What can be read now, at the latest after a while; b"" at the end."""
+        """Returns what can be read, after a wait if necessary; b"" at the end."""
         got: list[bytes] = []
 
         def has_come() -> bool:

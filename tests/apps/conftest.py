@@ -1,4 +1,6 @@
-"""Fixtures of the application tests: each runs once per kind of loop and gives back its descriptors and threads."""
+"""Fixtures of the application tests. Each test runs once per kind of loop and must release its
+descriptors and threads.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +43,14 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(scope="session")
 def redis_server(certificates: Certificates) -> Iterator[RedisAddress]:
-    """Where a Redis of our own listens."""
+    """The address of the Redis server that the tests start."""
     with Redis(certificates) as server:
         yield server.address
 
 
 @pytest.fixture(scope="session")
 def postgres_server(certificates: Certificates) -> Iterator[PostgresAddress]:
-    """Where a PostgreSQL of our own listens."""
+    """The address of the PostgreSQL server that the tests start."""
     with Postgres(certificates) as server:
         yield server.address
 

@@ -1,7 +1,7 @@
-"""Server programs that the tests start for themselves: on free ports, in a temporary directory, gone afterwards.
+"""Server programs that the tests start: on free ports, in a temporary directory, stopped at the end.
 
-Nothing that already runs on the machine is touched or asked. A server is started once for a run of pytest and is
-shared by its tests, which each use names of their own in it.
+The tests use no server that already runs on the machine. pytest starts each server once; the tests share it and
+choose names of their own in it.
 """
 
 from __future__ import annotations
@@ -129,7 +129,9 @@ class Daemon(ABC):
 
 
 def die_with_parent() -> list[str]:
-    """A prefix for a command that ends with the tests even when they are killed, where the system can do that."""
+    """A prefix for a command. Where the system can do that, the command then ends with the tests, even if they are
+    killed.
+    """
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
 

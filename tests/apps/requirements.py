@@ -1,7 +1,7 @@
-"""What the application tests need from the machine: a program that is absent is said so, and may be an error.
+"""Programs that the application tests need. A missing program skips the test, or fails it.
 
-A test that lacks a program is skipped with the reason, and the end of the run repeats it (see conftest.py). With
-`REQUIRE_SERVERS=1` in the environment, as in the project's CI, it fails instead: nothing goes untested unnoticed there.
+A test that lacks a program is skipped with the reason, and the summary of the run repeats the reason (see
+conftest.py). With `REQUIRE_SERVERS=1` in the environment, as in the project's CI, the test fails instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ABSENT: dict[str, str] = {}  # what was looked for in vain in this run, and wher
 
 
 def absent(what: str, where_from: str) -> NoReturn:
-    """Skip the test, or fail it where everything is required."""
+    """Skips the test, or fails it where everything is required."""
     ABSENT[what] = where_from
     reason = f"{what} is not installed ({where_from})"
     if os.environ.get(REQUIRE, "0") not in ("", "0"):
@@ -27,7 +27,7 @@ def absent(what: str, where_from: str) -> NoReturn:
 
 
 def program(name: str, where_from: str, *beside: str) -> str:
-    """The path of a program: on the search path, or in a directory that one of the patterns `beside` matches."""
+    """Returns the path of a program on the search path, or in a directory that one of the patterns `beside` matches."""
     found = shutil.which(name)
     if found is not None:
         return found

@@ -54,7 +54,7 @@ def pieces(data: bytes = PAYLOAD) -> list[bytes]:
 
 
 class Journal:
-    """What happened inside the server; any thread writes it and waits for it."""
+    """A log of what happened inside the server. Any thread can write to it and wait for an entry."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -359,7 +359,9 @@ class TornadoApp(App):
 
 
 class Endless:
-    """Plain ASGI: streams until `receive` says that the client is gone (uvicorn's `send` is silent about it)."""
+    """Plain ASGI: streams until `receive` reports that the client has disconnected (uvicorn's `send` does not report
+    it).
+    """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -379,7 +381,9 @@ class Endless:
 
 
 class Echo:
-    """Plain ASGI: sends what it receives (Starlette's StreamingResponse would itself receive, to see a disconnect)."""
+    """Plain ASGI: sends what it receives. Starlette's StreamingResponse would itself call `receive`, to notice a
+    disconnect.
+    """
 
     async def __call__(self, _scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})

@@ -1,4 +1,4 @@
-"""aiohttp's client and its websockets, client and server on the same loop under test, in plain text and over TLS."""
+"""aiohttp's client and its websockets. Client and server share the loop under test, in plain text and over TLS."""
 
 from __future__ import annotations
 

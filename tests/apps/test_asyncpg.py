@@ -1,4 +1,4 @@
-"""asyncpg and a real PostgreSQL: over TCP with a password, over TLS, and over a unix socket."""
+"""asyncpg with a real PostgreSQL server: over TCP with a password, over TLS, and over a unix socket."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _tables = itertools.count()
 
 @pytest.fixture
 def table() -> str:
-    """A name of the test's own."""
+    """The name of a table that only this test uses."""
     return f"table_{next(_tables)}"
 
 
 @pytest.fixture(params=["tcp", "tls", "unix"])
 def address(request: pytest.FixtureRequest, postgres_server: PostgresAddress, certificates: Certificates) -> Arguments:
-    """Arguments of `connect` and `create_pool`, for each way in."""
+    """The arguments of `connect` and `create_pool` for each way to connect."""
     common = {"port": postgres_server.port, "user": postgres_server.user, "database": postgres_server.database}
     if request.param == "unix":
         return {"host": postgres_server.folder, **common}
@@ -174,7 +174,9 @@ def test_notifications(run: Run, address: Arguments, table: str) -> None:
 
 
 async def until_it_sleeps(watcher: asyncpg.Connection, pid: int) -> None:
-    """Waits until the server's process `pid` runs pg_sleep: what cancels a query before it runs is ignored."""
+    """Waits until the server's process `pid` runs pg_sleep. The server ignores a cancel that comes before the query
+    runs.
+    """
     is_sleeping = "select wait_event = 'PgSleep' from pg_stat_activity where pid = $1"
     give_up_s = asyncio.get_running_loop().time() + CAP_S
     while not await watcher.fetchval(is_sleeping, pid):
@@ -182,7 +184,7 @@ async def until_it_sleeps(watcher: asyncpg.Connection, pid: int) -> None:
 
 
 def test_a_query_is_cancelled_and_the_connection_goes_on(run: Run, address: Arguments) -> None:
-    """asyncpg cancels by a second connection to the server, made meanwhile."""
+    """asyncpg opens a second connection to cancel a query."""
 
     async def main() -> None:
         connection, watcher = await asyncpg.connect(**address), await asyncpg.connect(**address)

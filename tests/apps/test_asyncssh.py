@@ -1,4 +1,4 @@
-"""asyncssh, server and client on the loop under test: commands, streams, files, forwarding, and lost connections."""
+"""asyncssh on the loop under test, server and client: commands, streams, files, forwarding, and lost connections."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOB = random.Random(17).randbytes(2 * 1024 * 1024)
 
 
 class Keys:
-    """A host key, a user's key, and a key that nobody knows."""
+    """A host key, a user's key, and an unknown key."""
 
     def __init__(self) -> None:
         self.host, self.user, self.stranger = (asyncssh.generate_private_key("ssh-ed25519") for _ in range(3))
@@ -41,7 +41,7 @@ def keys() -> Keys:
 
 
 class Gate(asyncssh.SSHServer):
-    """Lets in the user with the password `open`, and may be asked to forward."""
+    """Accepts the user who has the password `open`, and allows forwarding."""
 
     connections: list[asyncssh.SSHServerConnection]
 
@@ -77,7 +77,7 @@ class Served:
 
 
 async def handle(process: asyncssh.SSHServerProcess[Any]) -> None:
-    """What the server's commands do."""
+    """Runs the commands that the server offers."""
     command, _, argument = (process.command or "").partition(" ")
     try:
         if command == "echo":

@@ -1,6 +1,6 @@
-"""The same requests to aiohttp, tornado and uvicorn, by HTTP and by HTTPS.
+"""The same HTTP and HTTPS requests to aiohttp, tornado and uvicorn.
 
-Each server runs on the loop under test, the clients on blocking sockets or on asyncio's own loop.
+Each server runs on the loop under test. The clients use blocking sockets or asyncio's own loop.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def test_client_goes_in_the_middle_of_the_reply(app: App, kind: str, scheme: str
 
 
 def test_many_clients_go_while_others_stay(app: App) -> None:
-    """Descriptors are closed and reused all the time; nobody may see the bytes of another."""
+    """Descriptors are closed and reused all the time. No client gets the bytes of another one."""
 
     async def leaver() -> None:
         stream = await Stream.connect(app.port, app.for_client)
@@ -222,7 +222,7 @@ def test_graceful_shutdown_with_requests_in_flight(app: App) -> None:
 
 
 def wait_until_refused(port: int) -> None:
-    """Waits without connecting: an address in use by a listener cannot be bound, one in use by connections can."""
+    """Waits without connecting. A listener's address cannot be bound; an address that only connections use can be."""
     give_up_s = time.monotonic() + TIMEOUT_S
     while is_listening(port):
         assert time.monotonic() < give_up_s, "the server still listens"

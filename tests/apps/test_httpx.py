@@ -1,4 +1,4 @@
-"""httpx's AsyncClient against servers on the same loop: HTTP, HTTPS, a unix socket, and through a proxy."""
+"""httpx's AsyncClient with servers on the same loop: HTTP, HTTPS, a unix socket, and a proxy."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Site:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
-        """The base URL."""
+        """Starts the site and returns its base URL."""
         app = web.Application()
         for name in ("number", "payload", "held", "cut", "moved"):
             app.router.add_get(f"/{name}", getattr(self, name))
@@ -191,7 +191,7 @@ def test_an_unknown_authority_is_refused(run: Run, certificates: Certificates, t
 
 @pytest.mark.parametrize("way", ["http", "https"])
 def test_through_a_proxy(run: Run, certificates: Certificates, tmp_path: Path, way: str) -> None:
-    """For HTTPS the client asks the proxy to CONNECT, and begins TLS on the connection that it has."""
+    """For HTTPS the client asks the proxy to CONNECT, then starts TLS on the same connection."""
     site = Site(way, certificates, tmp_path)
     asked: list[str] = []
 

@@ -1,4 +1,4 @@
-"""redis-py's asyncio client and a real Redis: over TCP, TLS and a unix socket."""
+"""redis-py's asyncio client with a real Redis server: over TCP, TLS and a unix socket."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _prefixes = itertools.count()
 
 @pytest.fixture
 def prefix() -> str:
-    """Begins the keys of one test."""
+    """A prefix for the keys of one test."""
     return f"test{next(_prefixes)}:"
 
 
 @pytest.fixture(params=["tcp", "tls", "unix"])
 def connect(request: pytest.FixtureRequest, redis_server: RedisAddress, certificates: Certificates) -> Connect:
-    """`async with connect(**options) as client`: a client of the server, on one of its ways in."""
+    """`async with connect(**options) as client` connects to the server in one of the possible ways."""
     ways: dict[str, dict[str, Any]] = {
         "tcp": {"host": HOST, "port": redis_server.port},
         "unix": {"unix_socket_path": redis_server.path},
@@ -55,7 +55,7 @@ def connect(request: pytest.FixtureRequest, redis_server: RedisAddress, certific
 
 
 async def wait_blocked(client: redis.asyncio.Redis, name: str, wanted: bool = True) -> None:
-    """Waits until the server holds a blocking call of the client of that name, or none any more."""
+    """Waits until the server holds a blocking call of the named client, or no such call any more."""
     give_up_s = asyncio.get_running_loop().time() + CAP_S
     while any(entry["name"] == name and "b" in entry["flags"] for entry in await client.client_list()) != wanted:
         assert asyncio.get_running_loop().time() < give_up_s

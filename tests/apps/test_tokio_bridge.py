@@ -1,6 +1,7 @@
-"""pyo3-async-runtimes over the loop: the example crate is built and used, tokio's futures in Python and the other way.
+"""pyo3-async-runtimes on the loop: Python awaits tokio's futures, and Rust awaits Python's coroutines.
 
-The crate is examples/tokio_bridge; the build is kept in target/, so that only the first run of the tests pays for it.
+The tests build the example crate examples/tokio_bridge and keep the build in target/, so that only the first run
+compiles it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the extension module in it."""
+    """A directory that holds the extension module."""
     cargo = program("cargo", "Rust, https://rustup.rs", os.path.expanduser("~/.cargo/bin"))
     target = ROOT / "target" / "examples" / ("abi3" if HAS_GIL else f"cpython-{sys.version_info.minor}t")
     # Without the GIL there is no stable ABI yet: that build is for this interpreter only.
@@ -55,7 +56,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def bridge(built: Path) -> ModuleType:
-    """The module, its tokio runtime running (it stays until the process ends, with its descriptors)."""
+    """The module with its tokio runtime, which runs until the process ends and keeps its descriptors."""
     sys.path.insert(0, str(built))
     try:
         module = importlib.import_module("tokio_bridge")
@@ -163,7 +164,7 @@ def test_tokio_awaits_python_coroutines(run: Run, bridge: ModuleType) -> None:
 
 
 def test_both_worlds_nested(run: Run, bridge: ModuleType) -> None:
-    """Python awaits Rust, which awaits Python, which awaits Rust, and so on."""
+    """Python awaits Rust, which awaits Python, and so on, several levels deep."""
 
     async def main() -> None:
         async def descend(depth: int) -> int:

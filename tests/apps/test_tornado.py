@@ -1,4 +1,6 @@
-"""Tornado on the loop under test: its IOLoop, timers, streams, TCP server, HTTP client and websockets; TLS too."""
+"""Tornado on the loop under test: its IOLoop, timers, streams, TCP server, HTTP client and websockets,
+also over TLS.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,14 @@ Run = Callable[..., Any]
 
 @pytest.fixture(params=["plain", "tls"])
 def tls(request: pytest.FixtureRequest, certificates: Certificates) -> dict[str, ssl.SSLContext | None]:
-    """`server` and `client`: their contexts, None in plain text."""
+    """The contexts `server` and `client`; None in plain text."""
     if request.param == "plain":
         return {"server": None, "client": None}
     return {"server": certificates.for_server(), "client": certificates.for_client()}
 
 
 def test_ioloop_takes_the_installed_loop() -> None:
-    """`IOLoop()` builds the loop that grapeshot.install() installed, and asyncio's own again after uninstall()."""
+    """`IOLoop()` uses the loop that grapeshot.install() installed, and asyncio's own after uninstall()."""
     import grapeshot
 
     grapeshot.install()
@@ -160,7 +162,7 @@ def test_iostream(run: Run, tls: dict[str, Any]) -> None:
 
 
 def test_start_tls_on_an_iostream(run: Run, certificates: Certificates) -> None:
-    """As SMTP and its relatives do: both ends talk in plain text first."""
+    """As in SMTP, both ends exchange plain text before they start TLS."""
 
     class Upgrading(tornado.tcpserver.TCPServer):
         async def handle_stream(self, stream: tornado.iostream.IOStream, address: Any) -> None:
@@ -188,7 +190,7 @@ def test_start_tls_on_an_iostream(run: Run, certificates: Certificates) -> None:
 
 
 async def settle() -> None:
-    """Lets the handlers see that their clients are gone."""
+    """Lets the handlers notice that their clients have disconnected."""
     give_up_s = asyncio.get_running_loop().time() + TIMEOUT_S
     me = asyncio.current_task()
     while [task for task in asyncio.all_tasks() if task is not me]:

@@ -1,4 +1,4 @@
-"""The websockets library, server and client on the loop under test: ws, wss and websockets over a unix socket."""
+"""The websockets library on the loop under test, server and client: ws, wss and websockets over a unix socket."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_message_in_fragments(run: Run, way: Way) -> None:
 
 
 def test_more_is_sent_than_anybody_reads(run: Run, way: Way) -> None:
-    """`send` waits while the other end does not read: flow control through both transports."""
+    """`send` waits while the other end does not read: flow control works through both transports."""
 
     async def main() -> None:
         count = 64
@@ -268,7 +268,7 @@ def test_a_handshake_is_refused(run: Run, way: Way) -> None:
 
 
 def test_a_client_without_a_loop(run: Run, way: Way) -> None:
-    """websockets' blocking client, in a thread: an end that knows nothing of the loop."""
+    """websockets' blocking client runs in a thread and uses no loop."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

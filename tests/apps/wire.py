@@ -1,4 +1,4 @@
-"""HTTP/1.1 clients that know nothing of the loop under test: one on a blocking socket, one on asyncio's streams."""
+"""HTTP/1.1 clients that do not use the loop under test: one on a blocking socket, one on asyncio's streams."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def head(method: str, path: str, *fields: str) -> bytes:
 
 
 def chunk(data: bytes) -> bytes:
-    """One chunk of the chunked transfer coding; of no data, the last one."""
+    """One chunk of the chunked transfer coding. Empty data makes the last chunk."""
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
@@ -139,7 +139,7 @@ class Stream:
 
 
 def on_asyncio(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Run the client's side on asyncio's own loop, whatever is installed."""
+    """Runs the client on asyncio's own loop, whatever is installed."""
 
     async def capped() -> Result:
         return await asyncio.wait_for(coroutine, 2 * TIMEOUT_S)

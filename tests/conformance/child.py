@@ -1,7 +1,7 @@
 """Runs one module of `test.test_asyncio` in this process, on the subject's loop, and reports every test as a JSON line.
 
-Started by `run.py`, which reads the lines. A line is written and flushed when a test starts and when it ends, so that
-after a crash or a hang the parent knows which test was to blame and can go on with the next one.
+`run.py` starts this program and reads the lines. The program flushes a line when a test starts and when it ends.
+After a crash or a hang the parent therefore knows which test caused it, and continues with the next one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Says at the end of a run what the conformance tests ran on, or that they could not run."""
+"""The summary of a run names the loop that the conformance tests ran on, or says why they did not run."""
 
 from __future__ import annotations
 

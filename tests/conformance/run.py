@@ -36,7 +36,7 @@ TABLES = ("skip", "fail", "own_loop", "simulated")
 
 @dataclasses.dataclass
 class Report:
-    """What came of one module."""
+    """The result of one module."""
 
     module: str
     subject: str
@@ -54,7 +54,9 @@ class Report:
 
 
 def shipped_tests() -> Path | None:
-    """The directory of this interpreter's `test.test_asyncio`, None if it was installed without."""
+    """The directory of this interpreter's `test.test_asyncio`, or None if the interpreter was
+    installed without tests.
+    """
     spec = importlib.util.find_spec("test")
     for location in (spec.submodule_search_locations or ()) if spec else ():
         folder = Path(location) / "test_asyncio"
@@ -105,7 +107,9 @@ def matching(identity: str, patterns: dict[str, str]) -> str | None:
 
 
 def run_children(module: str, subject: str, job: dict[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Run a module, in as many processes as crashes and hangs demand: all its test ids, and how the run ones ended."""
+    """Runs a module in as many processes as its crashes and hangs require. Returns all test ids, and the outcomes of
+    the tests that ran.
+    """
     known: list[str] = []
     ended: list[dict[str, Any]] = []
     deadline_s = time.monotonic() + MODULE_TIMEOUT_S
@@ -154,7 +158,7 @@ def lost(test: str, outcome: str, detail: str) -> dict[str, Any]:
 
 
 def run_module(module: str, subject: str, file: Path = EXCLUSIONS) -> Report:
-    """Run one module and judge it."""
+    """Runs one module and judges its outcomes."""
     _, patterns = load_exclusions(subject, file)
     job = {"skip": list(patterns["skip"]), "simulated": list(patterns["simulated"])}
     report = Report(module, subject)
@@ -198,7 +202,7 @@ def judge(end: dict[str, Any], patterns: dict[str, dict[str, str]], problems: li
 
 
 def stale_patterns(module: str, known: list[str], patterns: dict[str, dict[str, str]]) -> list[str]:
-    """A line for each pattern about this module that matches none of its tests."""
+    """Returns a line for each pattern about this module that matches none of its tests."""
     return [
         f"STALE [[{table}]] pattern {pattern!r} matches no test of this interpreter"
         for table in TABLES

@@ -1,12 +1,12 @@
-"""Puts a loop of our choice where CPython's own asyncio tests look for one.
+"""Puts a chosen loop where CPython's own asyncio tests look for one.
 
 The tests of `test.test_asyncio` make their loops in four ways: through the policy (`asyncio.new_event_loop`,
 `asyncio.run`, `asyncio.Runner`), by naming a class (`asyncio.SelectorEventLoop`, `asyncio.EventLoop`), through
 `TestCase.new_test_loop` (a loop with simulated time) and by building a bare `BaseEventLoop`. `Substitution.install`
 redirects the first three before a test module is imported; `Substitution.adapt` handles the last one in the module.
 
-Every loop is recorded by its class, so that a run can prove which loop it was about. A loop of asyncio's own that is
-built although a substitute stands in its place is recorded too.
+Every loop is counted by its class, so that a run can prove which loop it tested. A loop of asyncio's own that is
+built in spite of the substitution is counted, too.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Substitution:
         self.simulate = False  # set for tests that need the stdlib's loop with simulated time
 
     def make_loop(self, selector: Any = None) -> asyncio.AbstractEventLoop:
-        """A loop of the subject. A selector that a test passes has no meaning for it and is closed."""
+        """Makes a loop of the subject. It ignores and closes a selector that a test passes."""
         if selector is not None:
             selector.close()
         self._making = True
@@ -65,7 +65,7 @@ class Substitution:
         return loop
 
     def install(self) -> None:
-        """Redirect every public way to a new loop. Call it before a test module is imported."""
+        """Redirects every public way to a new loop. Call it before a test module is imported."""
         self._watch_asyncios_own()
         substitution = self
 
@@ -93,7 +93,7 @@ class Substitution:
         self._mirror_patches()
 
     def adapt(self, module: Any) -> None:
-        """Let the classes of a test module that build a bare `BaseEventLoop` use the subject's loop instead."""
+        """Makes the classes of a test module that build a bare `BaseEventLoop` use the subject's loop instead."""
         is_runners = module.__name__.endswith(".test_runners")
         for test_class in list(vars(module).values()):
             if not isinstance(test_class, type) or test_class.__module__ != module.__name__:

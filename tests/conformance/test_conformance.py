@@ -1,4 +1,4 @@
-"""CPython's own asyncio tests on our loop, one module after the other, and tests of the harness that runs them."""
+"""Runs CPython's own asyncio tests on grapeshot's loop, module by module, and tests the harness that runs them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ Outcome = tuple[list[dict[str, Any]], str]
 def outcomes(
     request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Future[Outcome]]]:
-    """The outcomes of the chosen modules, which run side by side: most of the time their tests wait."""
+    """The outcomes of the chosen modules. The modules run in parallel, because their tests mostly wait."""
     chosen = [
         item.callspec.params["module"]
         for item in request.session.items

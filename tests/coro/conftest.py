@@ -1,4 +1,4 @@
-"""Tests of coros run in two ways to evict: when another coro needs the place, and after each switch."""
+"""Tests of coros run with both modes of eviction: when another coro needs the stack, and after each switch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(autouse=True)
 def eviction(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """When suspended stacks are evicted: in this thread, and in the threads and processes that the test starts."""
+    """When suspended stacks are evicted, in this thread and in the threads and processes that the test starts."""
     mode: str = request.param
     if not coro_is_available():
         yield mode

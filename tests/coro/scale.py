@@ -1,4 +1,4 @@
-"""What test_scale.py runs in a process of its own: many coros at once, and what they leave behind. Prints JSON.
+"""Programs of test_scale.py, each run in its own process: many coros at once, and what they leave behind. Prints JSON.
 
 python tests/coro/scale.py sleepers 100000
 python tests/coro/scale.py suspended 40000
@@ -21,7 +21,7 @@ PAGE = 4096
 
 
 def resident() -> int:
-    """Bytes of this process in memory, once the C library has given back what is free."""
+    """The resident memory of this process in bytes, after the C library has returned free memory to the system."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
@@ -32,7 +32,7 @@ def mappings() -> int:
 
 
 def sleepers(count: int) -> dict[str, Any]:
-    """All begin, sleep at once, wake and end; three calls deep."""
+    """All coros begin, sleep at the same time three calls deep, wake and end."""
     woken_early = 0
     asleep: list[int] = []
 
@@ -77,7 +77,9 @@ def sleepers(count: int) -> dict[str, Any]:
 
 
 def suspended(count: int) -> dict[str, Any]:
-    """All are suspended at once, twenty Python frames and a C function deep, with a number each to keep."""
+    """All coros are suspended at the same time, twenty Python frames and a C function deep. Each must
+    keep its number.
+    """
 
     def below_c(left: int, right: int) -> int:
         coro.wait()

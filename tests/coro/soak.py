@@ -1,12 +1,12 @@
-"""A soak of the coro mode: several threads, each with a loop of its own, in which random coros do random things.
+"""A soak test of coros: several threads, each with its own loop, in which random coros perform random actions.
 
     python tests/coro/soak.py --seconds 60 --seed 7
     GRAPESHOT_CORO_EVICT=always python tests/coro/soak.py --steps 2000
 
-Coros yield, sleep, recurse, raise, sort, lock, send, await, time out, make garbage; meanwhile others are killed, stacks
-cannot be moved for want of memory, the collector runs, and frames of suspended coros are looked at from other threads.
-What must hold is checked all the time; the first thing that does not is printed, and the exit status is 1. The things
-themselves are in soak_scenes.py and soak_meetings.py.
+Coros yield, sleep, recurse, raise, sort, lock, send, await, time out and make garbage. Meanwhile the program
+interrupts coros, makes evictions fail for lack of memory, runs the collector, and reads frames of suspended coros
+from other threads. It checks invariants all the time, prints the first violation and exits with status 1.
+soak_scenes.py and soak_meetings.py hold the actions.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PATIENCE_S = 120.0
 
 
 class Soak:
-    """What the threads share."""
+    """The state that all threads share."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -63,7 +63,7 @@ class Soak:
 
 
 def actor(world: World) -> None:
-    """A few scenes one after the other. What comes out of it is an injected exception, or nothing."""
+    """Runs a few scenes one after the other. It ends normally or with an injected exception."""
     own = next(world.families)
     FAMILY.set(own)
     world.begun += 1
@@ -100,7 +100,7 @@ def on_end(world: World, co: Any) -> None:
 
 
 def kill_some(world: World) -> None:
-    """Interrupt coros, those that others wait for among them; not the one that does this."""
+    """Interrupts coros, also some that other coros wait for, but never the calling coro."""
     generator = world.generator
     victims = [co for co in coro.get_live_coros() if co is not coro.current()]
     for co in generator.sample(victims, min(len(victims), generator.randrange(1, 4))):
@@ -122,7 +122,7 @@ def kill_some(world: World) -> None:
 
 
 def look_around(world: World) -> None:
-    """Walk the frames of everything, in this thread and in the others."""
+    """Walks the frames of all coros, of this thread and of the others."""
     for co in coro.get_live_coros():
         frame = co.get_frame()
         names = []
@@ -168,7 +168,7 @@ def disturb(world: World) -> None:
 
 
 def loop_main(world: World) -> None:
-    """The first coro of a loop: keeps the others busy, then leaves them where they are."""
+    """The first coro of a loop. It keeps the others busy, then leaves them suspended."""
     FAMILY.set(0)
     loop = coro.current()._loop
     loop.set_exception_handler(world.on_report)
@@ -189,7 +189,7 @@ def loop_main(world: World) -> None:
 
 
 def one_round(soak: Soak, seed: str) -> None:
-    """One loop in this thread, from its start to its end with coros suspended in it."""
+    """Runs one loop in this thread, from its start to its end with suspended coros."""
     world = World(soak, random.Random(seed))
     world.is_mixed = soak.options.mixed
     world.evicts_always = coro.stack_info()["evicts_always"]
@@ -208,7 +208,7 @@ def one_round(soak: Soak, seed: str) -> None:
 
 
 def worker(soak: Soak, number: int) -> None:
-    """Rounds, each in a thread of its own, so that threads that had coros end too."""
+    """Runs rounds, each in a new thread, so that threads that had coros also end."""
     for count in itertools.count():
         if soak.is_over():
             return

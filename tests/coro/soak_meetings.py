@@ -1,4 +1,4 @@
-"""Scenes of soak.py in which coros meet: locks and queues, groups and timeouts, asyncio, other threads."""
+"""Scenes of soak.py in which coros interact: locks and queues, groups and timeouts, asyncio, other threads."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def waits_for_news(world: World) -> None:
 
 
 def sends(world: World) -> None:
-    """A producer, a consumer, and what they hand over in order, through queues of their own."""
+    """A producer and a consumer hand over items in order, through their own queues."""
     count = world.generator.randrange(1, 10)
     queue = coro.fifo()
     channel = coro.channel()
@@ -90,7 +90,7 @@ def sends(world: World) -> None:
 
 
 def shares(world: World) -> None:
-    """The queues that all coros share: whatever comes is whole."""
+    """The queues that all coros share. Every item arrives whole."""
     value = world.generator.random()
     world.fifo.push((value, -value))
     with world.limited():
@@ -187,7 +187,7 @@ def awaits(world: World) -> None:
 
 
 def runs_in_tasks(world: World) -> None:
-    """asyncio tasks that run blocking-style code that awaits."""
+    """asyncio tasks run blocking-style code that awaits."""
 
     def blocking(number: int) -> int:
         world.pause()
@@ -207,7 +207,7 @@ def runs_in_threads(world: World) -> None:
 
 
 def woken_by_threads(world: World) -> None:
-    """Another thread schedules the coro, by the loop's only door for threads."""
+    """Another thread schedules the coro through call_soon_threadsafe()."""
     if world.generator.random() < 0.8:
         return
     waiter = coro.current()
@@ -228,7 +228,7 @@ def woken_by_threads(world: World) -> None:
 
 
 def traces(world: World) -> None:
-    """Tracing and profiling functions, which belong to the thread, while coros take turns."""
+    """Uses tracing and profiling functions, which belong to the thread, while coros take turns."""
     if world.generator.random() < 0.8:
         return
     events: collections.Counter[str] = collections.Counter()

@@ -1,4 +1,4 @@
-"""What single coros of soak.py do. Each scene checks what it can, and lets injected exceptions pass."""
+"""Scenes of soak.py for single coros. Each scene checks its results and lets injected exceptions pass."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class Finalized:
 
 
 def finalizers(world: World) -> None:
-    """A finalizer that yields, called by reference counting: nothing keeps the object but one variable."""
+    """Reference counting calls a finalizer that yields: only one variable keeps the object alive."""
     log: list[int] = []
     victim = Finalized(world, log)
     del victim
@@ -201,7 +201,7 @@ def finalizers(world: World) -> None:
 
 
 class Collected:
-    """A finalizer that tries to yield, called by the collector: on a stack that moves it gets an error."""
+    """Has a finalizer that tries to yield. On the collector's stack it gets an error."""
 
     def __init__(self, log: list[str]) -> None:
         self.log = log
@@ -236,7 +236,7 @@ _qsort.restype = None
 
 
 def own_stacks(world: World) -> None:
-    """C's qsort keeps pointers into its stack: on one that does not move."""
+    """C's qsort keeps pointers into its stack, so the coro needs a stack of its own."""
     values = [world.generator.randrange(100) for _ in range(8)]
     failures: list[BaseException] = []
 
@@ -266,7 +266,7 @@ class Node:
 
 
 def garbage(world: World) -> None:
-    """Cycles through frames, exceptions, coros and generators."""
+    """Makes cycles through frames, exceptions, coros and generators."""
     nodes: list[Any] = [Node() for _ in range(10)]
     for node in nodes:
         node.others = nodes

@@ -1,4 +1,4 @@
-"""What the coros of one loop of soak.py share, and what their scenes are made of."""
+"""The state that the coros of one loop of soak.py share, and the building blocks of their scenes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from grapeshot import coro
 
 
 class Broken(Exception):
-    """Something does not hold."""
+    """An invariant does not hold."""
 
 
 class Injected(Exception):
-    """What `raise_exception` is called with."""
+    """The exception that `raise_exception` injects."""
 
 
 # What may come out of a coro of a family of which one was killed, or had no memory for its stack.
@@ -90,7 +90,7 @@ class World:
 
     @contextlib.contextmanager
     def limited(self, most_s: float = 0.02) -> Iterator[None]:
-        """The block ends in time, without a word."""
+        """A timeout around a block. It ends the block silently."""
         try:
             with coro.timeout(self.generator.random() * most_s):
                 yield

@@ -1,4 +1,4 @@
-"""Coros: running, scheduling, outcomes, waiting."""
+"""Tests of coros: running, scheduling, outcomes, waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Across the border: asyncio awaitables in coros. Where it makes sense the same body runs as a task, for control."""
+"""asyncio awaitables in coros. Where possible, the same body also runs as a task, and both results must be equal."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def outcome_of(run):
 
 
 def in_both_ways(body, drive=None):
-    """``body()`` as a task and, through await_, in a coro; ``drive(runner)`` does something to it from outside.
+    """Runs ``body()`` as a task and, through await_, in a coro. ``drive(runner)`` acts on it from outside.
 
-    The outcomes and the logs of both must be the same; they are returned.
+    The outcomes and the logs of both must be equal. Returns them.
     """
 
     async def main(is_coro):
@@ -633,7 +633,7 @@ def test_asyncios_timeout_entered_from_outside_of_coroutines():
 
 
 def test_woken_by_somebody_while_it_awaits():
-    """schedule() of a coro that awaits a future wakes it for nothing: it goes on waiting."""
+    """schedule() does not end an await: the coro continues to wait for its future."""
 
     async def main():
         future = asyncio.get_running_loop().create_future()
@@ -675,7 +675,7 @@ def test_a_late_callback_of_an_abandoned_future_wakes_nobody():
 
 
 def test_nothing_keeps_a_coro_that_failed_in_await():
-    """No cycles: the coro and its exception go away without the collector."""
+    """There are no cycles: the coro and its exception are freed without the collector."""
 
     class Error(Exception):
         pass

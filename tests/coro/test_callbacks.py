@@ -1,4 +1,4 @@
-"""Coros that yield inside whatever calls Python: C functions of the interpreter, special methods, parsers."""
+"""Coros yield inside every kind of code that calls Python: C functions of the interpreter, special methods, parsers."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ COUNT = 10
 
 
 def slow(value):
-    """The value, after others have run."""
+    """Yields, then returns the value."""
     coro.yield_slice()
     return value
 
 
 def check(work, count=COUNT, **options):
-    """Coros get what the same function gives without any: `slow` is passed in."""
+    """Coros get the same result as one plain call of the function. The function gets `slow` as its argument."""
     expected = [work(number, lambda value: value) for number in range(count)]
     assert together(lambda number: work(number, slow), count, **options) == expected
 
@@ -188,7 +188,7 @@ def test_special_methods():
 
 
 def test_hashes_and_comparisons_in_dicts_and_sets():
-    """Others insert into the same dict while a lookup waits in `__eq__`."""
+    """Other coros insert into the same dict while a lookup waits in `__eq__`."""
     shared: dict = {}
 
     def work(number):
@@ -307,7 +307,7 @@ def test_modules_whose_bodies_yield(tmp_path, monkeypatch):
 
 
 def test_an_import_that_another_coro_has_begun(tmp_path, monkeypatch):
-    """The thread holds the lock of the import already: the second coro gets the module as it is."""
+    """The thread already holds the import lock, so the second coro gets the partly initialized module."""
     (tmp_path / "half_done.py").write_text(
         "from grapeshot import coro\nbefore = 1\ncoro.yield_slice()\ncoro.yield_slice()\nafter = 2\n"
     )
@@ -365,7 +365,7 @@ def test_parsers_and_readers_of_the_interpreter():
 
 
 def test_audit_hooks_and_import_hooks_that_yield():
-    """In a process of their own: an audit hook stays for good."""
+    """Runs in its own process, because an audit hook cannot be removed."""
     out = run_script(
         None,
         """

@@ -1,4 +1,4 @@
-"""Channels: senders and receivers wait for each other, and what is left when one of them is interrupted."""
+"""Channels: senders and receivers wait for each other; interruptions lose no value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if coro_is_available():
 
 
 def in_coro(test):
-    """The test runs as the first coro of a loop."""
+    """Runs the test as the first coro of a loop."""
 
     @functools.wraps(test)
     def run():
@@ -246,7 +246,9 @@ def test_a_sender_that_was_interrupted_too_late_has_sent(way):
 
 @in_coro
 def test_a_receiver_that_passes_by_takes_the_oldest_value():
-    """One is woken for a value; another one receives before it runs. Both get theirs, in the order of sending."""
+    """One receiver is woken for a value, and another one receives before it runs. Both get their values in the order of
+    sending.
+    """
     channel = coro.channel()
     order = []
 
@@ -280,7 +282,7 @@ def test_timeouts():
 
 
 class Waits:
-    """Waits when it goes."""
+    """Waits in its finalizer."""
 
     def __init__(self, log):
         self.log = log
@@ -293,7 +295,7 @@ class Waits:
 
 @in_coro
 def test_a_value_that_waits_when_it_goes_unsent():
-    """An interruption is due before the sender could wait, and the value is nobody else's."""
+    """An interruption is due before the sender waits. The value was not sent, and its finalizer may wait."""
     log = []
     channel = coro.channel()
 
@@ -313,7 +315,9 @@ def test_a_value_that_waits_when_it_goes_unsent():
 
 @in_coro
 def test_what_is_left_of_a_wait_may_wait_when_it_goes():
-    """It goes when the coro waits next, before what that waits for is looked at for the last time."""
+    """A value left from an earlier wait is freed at the next wait, before that wait checks its condition for the last
+    time.
+    """
     semaphore = coro.semaphore(0)
     condition = coro.condition_variable()
 

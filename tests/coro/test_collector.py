@@ -1,4 +1,4 @@
-"""The cyclic collector and coros: what a suspended stack holds survives, what an ended coro held is freed."""
+"""The cyclic collector and coros: objects on a suspended stack survive, and objects of an ended coro are freed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COUNT = 10
 
 
 class Thing:
-    """Something that can be watched, and that is in a cycle with itself if wanted."""
+    """An object with a weak reference, optionally in a cycle with itself."""
 
     def __init__(self, *kept, is_cyclic=False):
         self.kept = kept
@@ -41,7 +41,7 @@ def collecting_always():
 
 
 def dead(references):
-    """Whether all of them are gone, after a collection."""
+    """Whether all of them have been freed after a collection."""
     gc.collect()
     return [reference() for reference in references] == [None] * len(references)
 
@@ -188,7 +188,7 @@ def test_contexts_of_ended_coros_are_freed():
 
 
 def test_references_are_counted_right():
-    """Thousands of coros, in all ways to end: arguments, results and exceptions have the references that they had."""
+    """Thousands of coros end in every possible way. Arguments, results and exceptions keep their reference counts."""
     argument, result, error = Thing(), Thing(), ValueError()
 
     def work(kind, thing, keyword=None):
@@ -263,7 +263,7 @@ def test_the_collector_sees_what_ended_coros_refer_to():
 
 
 def test_frozen_objects():
-    """In a process of its own: `gc.unfreeze` would give this one's objects back."""
+    """Runs in its own process, because `gc.unfreeze` would affect the objects of this one."""
     out = run_script(
         None,
         """
@@ -294,7 +294,7 @@ def test_frozen_objects():
 
 
 def test_debugging_of_the_collector():
-    """Nothing uncollectable is left by coros that end in the middle of everything."""
+    """Coros that end in the middle of their work leave no uncollectable objects."""
     out = run_script(
         None,
         """

@@ -1,4 +1,4 @@
-"""The end of coros that are still suspended: at the close of their loop, the end of their thread, and the exit."""
+"""Coros that are still suspended when their loop is closed, their thread ends, or the process exits."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def loop():
 
 @pytest.fixture
 def no_grace(monkeypatch):
-    """What waits in its cleanup is interrupted at once."""
+    """Interrupts at once what waits during its cleanup."""
     monkeypatch.setattr(_ending, "_GRACE_S", 0.01)
 
 
 def start(loop, *functions):
-    """Starts a coro for each function and lets it run to its first wait."""
+    """Starts a coro for each function and lets it run up to its first wait."""
 
     async def spawn():
         coros = [coro.spawn(function) for function in functions]
@@ -113,7 +113,7 @@ def test_a_coro_that_waits_on_in_its_cleanup_is_interrupted_again(loop, no_grace
 
 
 def test_a_coro_that_refuses_to_end_is_given_up_with_a_warning(no_grace):
-    """It stays suspended; everything else goes on, and its thread's end tries again."""
+    """It stays suspended while everything else continues. The end of its thread tries again."""
 
     def program():
         loop = grapeshot.new_event_loop()
@@ -225,7 +225,7 @@ def test_a_loop_closed_inside_another_loop():
 
 
 def test_a_loop_closed_inside_a_coro_of_another_loop():
-    """Coros do not run inside coros: these stay for the end of the thread."""
+    """Coros do not run inside coros, so these are ended when the thread ends."""
 
     def program():
         log = []
@@ -272,7 +272,7 @@ def test_a_coro_that_was_never_started_is_dropped_in_silence():
 
 
 def leave_behind(log, count=3):
-    """A loop that is not closed, with coros that are suspended in it."""
+    """Makes a loop with suspended coros and does not close it."""
 
     def stay(number):
         try:
@@ -378,7 +378,7 @@ def test_a_coro_that_outlives_its_thread_stays_suspended(monkeypatch):
 
 
 def stack_mappings():
-    """The mappings of 8 MiB without huge pages: the slots of all threads, and stacks of threads, which look alike."""
+    """Counts the mappings of 8 MiB without huge pages: stack slots of coros, and stacks of threads."""
     count = length = 0
     with open("/proc/self/smaps") as maps:
         for line in maps:
@@ -452,7 +452,7 @@ LEFT = """
 
 
 def run_to_exit(code, *, flags=()):
-    """Runs a script to its exit; status, output, errors."""
+    """Runs a script until it exits. Returns its status, output and errors."""
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", *flags, "-c", textwrap.dedent(LEFT) + textwrap.dedent(code)],
         capture_output=True,
@@ -509,7 +509,7 @@ def test_coros_that_were_never_run_and_those_that_refuse_at_the_exit():
     "work", ["coro.yield_slice()", "pass", "coro.await_(asyncio.sleep(0))", "sorted([1, 2], key=key)"]
 )
 def test_daemon_threads_with_coros_at_the_exit(work):
-    """They go on until the interpreter stops them in the middle of something."""
+    """They run until the interpreter stops them at some point."""
     status, out, err = run_to_exit(f"""
         ready = threading.Event()
         def key(number):
@@ -576,7 +576,7 @@ def test_an_exit_in_the_cleanup_at_the_exit():
 
 
 def test_suspended_coros_and_a_forced_exit_of_the_loop():
-    """SystemExit leaves run_forever() as for callbacks, and the loop runs again after it."""
+    """As with callbacks, SystemExit ends run_forever(), and the loop can run again."""
 
     def leave():
         raise SystemExit(9)

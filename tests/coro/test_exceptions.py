@@ -1,4 +1,6 @@
-"""What a coro is handling stays its own across yields; tracebacks and frames are right, for suspended coros too."""
+"""The exception that a coro handles stays its own across yields. Tracebacks and frames are right, also of suspended
+coros.
+"""
 
 from __future__ import annotations
 
@@ -425,7 +427,7 @@ def test_locals_of_a_suspended_frame_are_written():
 
 
 def test_faulthandler_shows_the_running_coro():
-    """By a call, and from the watchdog's thread, which takes no GIL, while a coro is stuck."""
+    """In a direct call, and in the watchdog's thread, which takes no GIL, while a coro is stuck."""
     out = run_script(
         None,
         """

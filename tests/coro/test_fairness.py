@@ -1,4 +1,4 @@
-"""Nobody starves: coros that never wait, handles that queue themselves again, and what they leave to everybody else."""
+"""Fairness: coros that never wait and handles that schedule themselves again do not starve others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if coro_is_available():
 
 
 class Spinners:
-    """Coros that yield and never wait, until they are stopped; with a cap, so that a starved test fails."""
+    """Coros that yield and never wait, until they are stopped. A cap makes a starved test fail."""
 
     def __init__(self, count):
         self.slices = [0] * count
@@ -207,7 +207,7 @@ def test_handles_that_queue_themselves_again_do_not_starve_coros():
 
 
 def test_coros_that_start_coros_do_not_starve_the_rest():
-    """An endless chain: each spawns its successor and ends."""
+    """Each coro of an endless chain spawns its successor and ends."""
 
     async def main():
         state = {"links": 0, "stopped": False}

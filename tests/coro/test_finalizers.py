@@ -1,4 +1,4 @@
-"""Coros that yield in finalizers and callbacks of weak references, where reference counting calls them."""
+"""Coros yield in finalizers and in callbacks of weak references, which reference counting calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COUNT = 10
 
 
 def slow(value):
-    """The value, after others have run."""
+    """Yields, then returns the value."""
     coro.yield_slice()
     return value
 
@@ -57,7 +57,7 @@ def test_del_and_weakref_callbacks_by_reference_counting():
 
 @pytest.mark.parametrize("kind", ["list", "tuple", "dict", "object"])
 def test_deeply_nested_deallocation_that_yields(kind):
-    """The nesting of deallocations is bounded per coro; what is put off is done by whoever comes to the end."""
+    """CPython limits the nesting of deallocations per coro. The outermost one frees the deferred objects."""
     log: list = []
 
     class Holder:
@@ -114,7 +114,7 @@ def test_a_finalizer_that_yields_while_an_exception_is_on_its_way():
 
 
 def test_collections_go_on_meanwhile():
-    """The threshold of the collector as low as it gets, while coros are suspended inside C functions."""
+    """The collector runs with the lowest threshold while coros are suspended inside C functions."""
 
     def work(number):
         cycle: list = []

@@ -1,5 +1,6 @@
-"""Whoever walks the frames of a thread finds a sound chain, whenever that is: at each allocation, in a signal handler,
-in a traceback that faulthandler writes."""
+"""Code that walks the frames of a thread finds a sound chain: at each allocation, in a signal handler, in a traceback
+that faulthandler writes.
+"""
 
 from __future__ import annotations
 
@@ -152,7 +153,9 @@ def test_at_each_allocation(walker):
 
 
 def test_at_each_allocation_with_tracemalloc(walker):
-    """tracemalloc's own hooks walk, too; each block of a coro has its own functions at the end of its traceback."""
+    """tracemalloc's own hooks walk the frames, too. The traceback of each block of a coro ends with that coro's
+    functions.
+    """
     blocks, allocations, _ = run(
         walker,
         """
@@ -191,8 +194,9 @@ def test_at_each_allocation_with_tracemalloc(walker):
 
 
 def test_in_a_signal_handler_during_switches(walker):
-    """A handler in C that runs between any two instructions of ours. In the interpreter's own code frames are not sound
-    at each of them, before 3.14."""
+    """A C handler runs between any two instructions of grapeshot's code. Before 3.14 the interpreter's own code has
+    moments at which frames are not sound.
+    """
     signals, _, deepest = run(
         walker,
         """

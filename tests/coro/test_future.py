@@ -1,4 +1,4 @@
-"""`future`: a result that is set once. And waiting for several things at once, and starting later."""
+"""`future`, a result that is set once; waiting for several things at once; and starting later."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def test_spawn_later():
 
 @pytest.mark.parametrize("call", ["imap", "imap_unordered"])
 def test_results_come_while_others_are_not_begun(call):
-    """Inputs without an end: as many are taken as there are places, and one."""
+    """The inputs are endless. `map` takes as many as there are workers, and one more."""
     taken, running = [], []
 
     def inputs():

@@ -1,4 +1,4 @@
-"""Generators and async generators that are running while their coro is suspended, and shared between coros."""
+"""Generators and async generators that run while their coro is suspended, or that coros share."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_exceptions_thrown_into_generators():
 
 
 def test_a_handler_around_a_yield_of_a_generator():
-    """What a generator handles while it runs is its own; what its caller handles shows through."""
+    """A generator keeps the exception that it handles, and also sees the one that its caller handles."""
 
     def generate():
         try:
@@ -112,7 +112,7 @@ def test_a_handler_around_a_yield_of_a_generator():
 
 
 def test_a_generator_that_runs_in_another_coro():
-    """As with threads: it cannot be resumed while it is running; once it has yielded anybody may."""
+    """As with threads, a running generator cannot be resumed. After it has yielded, any coro can resume it."""
 
     def generate():
         for number in itertools.count():
@@ -193,7 +193,9 @@ def test_the_frames_of_a_running_generator():
 
 
 def test_a_generator_is_collected_while_it_was_suspended():
-    """Its `finally` block yields where the last reference goes away: reference counting is no collector."""
+    """Its `finally` block yields where the last reference is dropped. Reference counting allows that; the collector
+    does not.
+    """
 
     def generate(log, number):
         try:

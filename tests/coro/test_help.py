@@ -1,6 +1,6 @@
-"""What `help()`, completion, tracebacks and pickles show of the names that users reach, native or not.
+"""What `help()`, completion, tracebacks and pickles show of public names, native or not.
 
-That the signatures are those of `_core.pyi` is stubtest's to say (`tests/project/test_stubs.py`).
+`tests/project/test_stubs.py` checks that the signatures equal those of `_core.pyi`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """greenlet, SQLAlchemy's asyncio and greenback beside coros, in one loop.
 
-What switches stacks of its own must stay within the coro, or the task, that it was started in; see the tests' names.
+Code that switches stacks itself must stay within the coro, or the task, in which it started.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if coro_is_available():
 
 
 def need(*names):
-    """Skip where a package of the dev extra is missing."""
+    """Skips the test where a package of the dev extra is missing."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed (pip install -e .[dev]): untested beside coros")
@@ -40,7 +40,7 @@ def keep_yielding(log, name, count=20):
 
 
 def echo(greenlet, values):
-    """A generator out of a greenlet: what is sent comes back doubled, until there is nothing."""
+    """A generator made of a greenlet. It returns each value doubled, until the input ends."""
 
     def body(value):
         total = 0
@@ -83,7 +83,7 @@ def test_greenlets_in_a_task_beside_coros():
 
 
 def test_greenlets_within_one_coro():
-    """Started, switched to and ended in the same coro, which yields in between outside of them."""
+    """They start, switch and end in the same coro, which yields outside of them in between."""
     need("greenlet")
     import greenlet
 
@@ -141,7 +141,7 @@ def test_a_coro_cannot_wait_in_a_greenlet(stack):
 
 
 def test_coros_wait_deep_in_python_without_being_taken_for_greenlets():
-    """Frames beyond the coro's first chunk of frame memory are its own all the same."""
+    """A coro also owns the frames beyond its first chunk of frame memory."""
 
     def deep(level):
         if level:
@@ -255,7 +255,7 @@ def test_greenback_in_tasks_beside_coros():
 
 
 def test_greenback_in_a_coro_wants_await_instead():
-    """A coro is no asyncio.Task: greenback refuses a portal; with_portal_run, which needs none, works."""
+    """A coro is not an asyncio.Task, so greenback refuses a portal. with_portal_run needs none and works."""
     need("greenback")
     import greenback
 

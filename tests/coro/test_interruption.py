@@ -1,4 +1,4 @@
-"""Interrupting coros, timeouts, groups and pools."""
+"""Interrupting coros: interrupts, timeouts, groups and pools."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ WAYS = ["shutdown", "raise_exception", "interrupt"]
 
 
 def interrupt(co, way):
-    """Interrupts the coro; what it sees."""
+    """Interrupts the coro. Returns the exception that the coro sees."""
     if way == "shutdown":
         co.shutdown()
         return coro.Shutdown
@@ -297,7 +297,7 @@ def test_interrupted_is_a_cancellation_and_has_its_value():
 
 
 def catch_all(count, log):
-    """Waits until it is woken, and notes what has interrupted each wait."""
+    """Waits until it is woken. Logs the exception that interrupted each wait."""
     for _ in range(count):
         try:
             log.append(coro.wait())
@@ -442,7 +442,9 @@ def test_limits_that_are_over_before_they_begin():
 
 
 def test_both_limits_due_at_once():
-    """The inner one is set later, and here due first: its handler runs, and the outer one interrupts the next wait."""
+    """The inner limit was set later and is due first. Its handler runs, and the outer limit interrupts
+    the next wait.
+    """
 
     def nest(outer_s, inner_s, then):
         log = []

@@ -1,4 +1,6 @@
-"""Coros that run long without a yield: what is logged of them, and the thread that sees them while they still run."""
+"""Coros that run long without a yield: the warning in the log, and the watchdog thread that sees them
+while they run.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ HAS_TASKS = os.path.isdir("/proc/self/task")
 
 
 def count_watchdogs(count):
-    """Waits until there are so many: a thread takes its name when it begins, and leaves /proc after it was joined."""
+    """Waits for that number of watchdog threads. A thread takes its name when it begins, and leaves /proc after it was
+    joined.
+    """
     wait_until(lambda: watchdogs() == count, f"{count} watchdogs")
 
 
@@ -41,7 +45,7 @@ def watchdogs():
 
 @pytest.fixture
 def warned(caplog):
-    """What the asyncio logger says, with a limit of 1 ms."""
+    """The messages of the asyncio logger, with a limit of 1 ms."""
     before = coro.set_latency_warning(0.001)
     caplog.set_level(logging.WARNING, "asyncio")
     yield caplog
@@ -49,12 +53,12 @@ def warned(caplog):
 
 
 def texts(warned, name, kind):
-    """The messages of one kind about the coro of that name; others may be slow because the machine is."""
+    """The messages of one kind about the coro with that name. Other coros may be slow because the machine is."""
     return [text for text in warned.messages if text.startswith(f"coro {name!r} {kind}")]
 
 
 def spin(seconds=0.03):
-    """Busy until the coarse clock must have seen some milliseconds."""
+    """Keeps busy until the coarse clock has advanced by some milliseconds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         pass
@@ -195,7 +199,9 @@ def test_a_coro_that_raises(warned):
 
 
 def test_where_nobody_looked_the_end_is_named(warned):
-    """C code that keeps the GIL, or no thread to be had."""
+    """The watchdog saw nothing, because C code kept the GIL or no thread was available. The message names where the
+    coro stopped.
+    """
 
     def work():
         sum(range(3_000_000))
@@ -338,7 +344,7 @@ def test_a_thread_that_ends_leaves_none_behind():
 
 
 def test_it_sleeps_while_nothing_runs(warned):
-    """And is woken when something does."""
+    """The watchdog sleeps while no coro runs and wakes when one does."""
 
     def main():
         for number in range(3):
@@ -376,7 +382,7 @@ def spin_until(condition):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_fork():
-    """No thread is there while the process forks, and parent and child go on with one of their own."""
+    """No watchdog thread exists during the fork. Parent and child then start their own."""
     assert (
         run_script(
             None,
@@ -422,7 +428,7 @@ loop.close()
 @pytest.mark.parametrize("way", ["returns", "sys.exit()", "os._exit(0)", "daemon"])
 @pytest.mark.parametrize("rest", [0, 0.001, 0.005])
 def test_exit(way, rest):
-    """At whatever it is, asleep or in the middle of a report."""
+    """The process can exit while the watchdog sleeps or reports."""
     end = {
         "returns": "coro.run(main)",
         "sys.exit()": "coro.run(main); coro.run(lambda: sys.exit())",
@@ -456,7 +462,7 @@ loop.close()
 
 @pytest.mark.skipif(not HAS_TASKS, reason="the address space cannot be limited here")
 def test_no_further_thread_can_be_had():
-    """What is late is logged when it yields."""
+    """Without a watchdog thread, the warning is logged when the coro yields."""
     run_script(
         None,
         HEAD

@@ -1,4 +1,4 @@
-"""Coros that yield inside callbacks of C libraries."""
+"""Coros yield inside callbacks of C libraries."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ COUNT = 10
 
 
 def slow(value):
-    """The value, after others have run."""
+    """Yields, then returns the value."""
     coro.yield_slice()
     return value
 
 
 @pytest.mark.parametrize("stack", ["own", "shared"])
 def test_ctypes_callbacks(stack):
-    """qsort keeps nothing of ours but what lies in its own frames, so that a shared stack is right, too."""
+    """qsort keeps its data in its own frames only, so a shared stack works, too."""
     callback_type = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_int))
     qsort = ctypes.CDLL(None).qsort
     qsort.restype = None
@@ -131,7 +131,7 @@ def test_expat_handlers():
 
 
 def test_callbacks_of_openssl():
-    """The server's name is looked at in a callback of the handshake, which others' handshakes go on beside."""
+    """OpenSSL calls back with the server's name during a handshake, while other handshakes proceed."""
     trustme = pytest.importorskip("trustme")
     authority = trustme.CA()
     server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -167,7 +167,7 @@ def test_callbacks_of_openssl():
 
 
 def test_protocols_that_yield_where_the_loop_calls_them():
-    """A transport calls `pause_writing` inside `write`; meanwhile others write to it, and close it."""
+    """A transport calls `pause_writing` inside `write`. Meanwhile others write to it and close it."""
     log: list = []
 
     class Protocol(asyncio.Protocol):
@@ -213,7 +213,7 @@ def test_protocols_that_yield_where_the_loop_calls_them():
 
 
 def test_callbacks_that_compare_slowly():
-    """A coro's callbacks are searched with `__eq__`, which yields: others change the list meanwhile."""
+    """Removing a callback compares with `__eq__`, which yields. Meanwhile others change the list."""
 
     class Callback:
         def __init__(self, number):

@@ -1,4 +1,4 @@
-"""How long a wait may last: `timeout=` and `block=False` of whatever waits, and a fifo with a limit."""
+"""Time limits of waits: `timeout=` and `block=False` of everything that waits, and a fifo with a maximum size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if coro_is_available():
 
 
 def busy(kind, *args):
-    """One that has to be waited for, whichever way; a lock is another coro's."""
+    """A primitive that one has to wait for. A lock is held by another coro."""
     one = getattr(coro, kind)(*args)
     if kind in ("lock", "mutex"):
         holder = spawn_blocked(lambda: (one.acquire(), coro.wait()))
@@ -154,7 +154,7 @@ def test_what_was_granted_in_time_is_kept_though_it_runs_late():
 
 
 def test_timers_leave_nothing_behind():
-    """The timer of a wait that is over must not end a later one."""
+    """The timer of a wait that is over does not end a later one."""
 
     def main():
         fifo = coro.fifo()

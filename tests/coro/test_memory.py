@@ -1,4 +1,6 @@
-"""No memory to move a stack to, or for a new one: whoever wanted it gets the error, and nobody else notices."""
+"""Out of memory while a stack is evicted or made: the coro that needed the memory gets the error, and others do not
+notice.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def _enough_memory_afterwards():
 
 
 def run_with_reports(main):
-    """The result of the coroutine, and the types of the exceptions that were reported meanwhile."""
+    """Returns the result of the coroutine and the types of the exceptions that were reported meanwhile."""
     reported = []
 
     async def wrapped():
@@ -129,7 +131,7 @@ def test_who_joins_a_coro_without_memory_gets_the_error():
 
 
 def test_coros_are_unwound_without_memory():
-    """Each failure is put off to the next iteration; the loop is closed once all have ended."""
+    """Each failure is retried in the next iteration. The loop is closed once all coros have ended."""
     log = []
 
     def stay(number):
@@ -153,7 +155,7 @@ def test_coros_are_unwound_without_memory():
 
 
 def test_own_stacks_beyond_the_address_space():
-    """mmap fails for some: those end with the error of the system, the others go on."""
+    """mmap fails for some coros: they end with the system's error, and the others continue."""
     script = """
         import asyncio, errno, resource
         import grapeshot

@@ -1,6 +1,7 @@
-"""memray beside coros: it lives, and books each allocation under the coro that has made it.
+"""memray beside coros: it does not crash, and it attributes each allocation to the coro that made it.
 
-memray keeps the frames that it has seen called and not yet return, by pointers, and reads them at each allocation."""
+memray keeps pointers to the frames that were called and have not returned, and reads them at each allocation.
+"""
 
 from __future__ import annotations
 
@@ -155,7 +156,7 @@ check(below="run", at_least=100)
 
 
 def test_connections(tmp_path):
-    """Coros that take from a queue and await streams."""
+    """Coros take from a queue and await streams."""
     run(
         """
         async def echo(reader, writer):
@@ -198,8 +199,9 @@ def test_connections(tmp_path):
 
 @pytest.mark.parametrize("place", ["loop", "coro", "thread"])
 def test_it_begins_and_ends_while_coros_wait(place, tmp_path):
-    """Functions that a coro is in when memray begins may be missing in its stacks, from 3.12 on; nobody else's are in
-    them."""
+    """From 3.12 on, functions that a coro was in when memray started may be missing from its stacks. The stacks have no
+    functions of other coros.
+    """
     run(
         WORK
         + f"""
@@ -262,7 +264,7 @@ check(complete=False, at_least=20)
 
 
 def test_waits_inside_a_trace_function(tmp_path):
-    """memray hears nothing of what a trace function calls. That stacks may lack functions is all that comes of it."""
+    """memray gets no events from inside a trace function. The only consequence: stacks may lack functions."""
     run(
         WORK
         + """
@@ -284,7 +286,9 @@ print("checked")
 
 
 def test_a_profile_function_of_python_hears_nothing_of_switches():
-    """That there is one of memray's kind is known by its having no object; `sys.setprofile` counts calls."""
+    """memray's profile function has no Python object, which identifies it. A function of `sys.setprofile` gets no
+    events of switches.
+    """
     from grapeshot import coro
 
     events = []

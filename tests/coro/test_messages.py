@@ -1,4 +1,4 @@
-"""What errors say, and how objects show themselves: enough to know what to do."""
+"""Error messages and reprs contain what a user needs to act."""
 
 from __future__ import annotations
 

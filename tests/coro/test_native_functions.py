@@ -1,4 +1,4 @@
-"""The functions that the package is built on look at what they are given: they can be seen from Python."""
+"""The private native functions, which are visible from Python, check their arguments."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ print(refused(coro.spawn, print))
 
 @pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 def test_a_timer_wakes_nobody_who_stands_in_a_line():
-    """As one would that is called late: the coro sleeps no more and waits for something else."""
+    """A late timer does not wake a coro that waits for something else by then."""
     assert output("""
 from grapeshot import coro
 values = _core.fifo()

@@ -1,4 +1,4 @@
-"""Who waits for a coro that was shut down, interrupted or cancelled: nobody ends silently by another one's end."""
+"""Waiting for a coro that was shut down, interrupted or cancelled: the waiter does not silently end with it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAYS = {
 
 
 def ended(way):
-    """A coro that was ended in that way where it waited."""
+    """A waiting coro that was ended in that way."""
     co = coro.spawn(coro.wait, name="victim")
     coro.yield_slice()
     WAYS[way](co)
@@ -208,7 +208,7 @@ def test_a_join_that_was_given_up_leaves_nothing_behind():
 
 
 class Failure(Exception):
-    """What a coro raises."""
+    """The exception that a coro raises."""
 
 
 def fail():

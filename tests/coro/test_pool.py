@@ -1,4 +1,6 @@
-"""Pools, and others that start several coros: who waits for them when something goes wrong, and who gets what."""
+"""Pools, and other functions that start several coros: which coros are awaited after an error, and which results are
+returned.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ if coro_is_available():
 
 
 class Strange(Exception):
-    """What an input raises."""
+    """The exception that an input raises."""
 
 
 def inputs(count):
-    """So many inputs, and then an error."""
+    """Yields that many inputs, then raises an error."""
     yield from range(count)
     raise Strange
 
@@ -64,7 +66,7 @@ def start_in_pool(work, numbers):
 @pytest.mark.parametrize("start", [start_in_parallel, start_in_pool])
 @pytest.mark.parametrize("way", ["the input raises", "an interruption"])
 def test_nobody_is_left_behind(start, way):
-    """`map` waits for places, so that it may be interrupted before it has started all."""
+    """`map` waits for a free worker, so it may be interrupted before it has started all coros."""
     begun, ended = [], []
 
     def work(number):

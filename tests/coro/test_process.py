@@ -49,7 +49,7 @@ ENDS = [f"end {number} parent" for number in range(3)]
 
 
 def test_a_fork_in_a_coro():
-    """The child goes on in the function that has forked, and ends there."""
+    """The child continues in the function that forked, and ends there."""
     lines = run(
         """
 def child():
@@ -77,7 +77,7 @@ coro.run(main)
 
 
 def test_a_child_of_a_coro_cannot_wait():
-    """Its loop runs in the parent, with the parent's descriptors. An asyncio loop of its own it may have."""
+    """The child must not use the parent's loop and descriptors. It may run an asyncio loop of its own."""
     lines = run(
         """
 def refused(function, *args):
@@ -150,7 +150,7 @@ say(coro.run(main))
 
 
 def test_a_fork_beside_suspended_coros():
-    """From the thread's own stack, inside the loop and outside: the child may have coros of its own."""
+    """The fork happens on the thread's own stack, inside the loop and outside. The child may run its own coros."""
     lines = run(
         """
 def fork(function):
@@ -249,7 +249,7 @@ coro.run(main)
 
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_multiprocessing(method):
-    """Processes started in a coro and beside coros; a queue, a pool, an executor."""
+    """Processes start in a coro and beside coros; with a queue, a pool, an executor."""
     lines = run(
         f"""
 import concurrent.futures, math, multiprocessing
@@ -285,7 +285,7 @@ if __name__ == "__main__":
 
 
 def test_a_coro_in_a_forked_process():
-    """A process that was forked outside of coros has coros as any other."""
+    """A process that was forked outside of coros can run coros."""
     lines = run(
         """
 import multiprocessing
@@ -309,7 +309,7 @@ grapeshot.run(main())
 
 
 def test_subprocesses():
-    """`subprocess` blocks the thread, asyncio's subprocesses let others run."""
+    """`subprocess` blocks the thread; asyncio's subprocesses let other coros run."""
 
     def blocking(number):
         coro.yield_slice()

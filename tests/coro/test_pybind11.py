@@ -1,4 +1,4 @@
-"""Coros that wait inside calls of extensions built with pybind11, which lists the calls that a thread is in."""
+"""Coros wait inside calls of extensions built with pybind11, which keeps a list of the thread's calls."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def together(function, count=10, stacks=("shared", "own")):
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory) -> Path:
-    """Where the two modules are."""
+    """The folder of the two modules."""
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     include = sysconfig.get_path("include")
     if compiler is None or not Path(include, "Python.h").exists() or importlib.util.find_spec("pybind11") is None:
@@ -114,7 +114,7 @@ def test_calls_end_in_any_order(folder):
 
 
 def test_a_loop_inside_a_call(folder):
-    """What the thread itself is in comes back at each switch."""
+    """Each switch restores the list of calls of the thread itself."""
     run(
         folder,
         """

@@ -1,4 +1,6 @@
-"""Deep recursion, in Python and in C: RecursionError where the interpreter counts, else the coro is named."""
+"""Deep recursion in Python and in C: RecursionError where the interpreter counts the depth, otherwise a message that
+names the coro.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on thi
 
 
 def run(code: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    """``code`` in a process of its own, which may crash."""
+    """Runs ``code`` in its own process, which may crash."""
     head = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
     command = [sys.executable, *flags, "-c", head + textwrap.dedent(code)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -27,7 +29,7 @@ def run(code: str, *flags: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="session")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library whose function ``recurse(0)`` uses its stack up, a kilobyte at a time, and asks nobody."""
+    """A library whose function ``recurse(0)`` uses up its stack, a kilobyte per call, and never checks a limit."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         pytest.skip("NOT TESTED: stacks that are used up, since there is no C compiler")
@@ -276,7 +278,7 @@ FUNCTIONS = [value for name, value in list(globals().items())
 
 
 def test_deep_recursion_leaves_coro_and_loop_alive():
-    """With the default limit: nothing crashes, and whatever ends in an error on the thread's own stack does here."""
+    """With the default limit nothing crashes. What ends with an error on the thread's own stack does so here."""
     done = run(
         f"DEPTH = 100_000\n{RECURSIONS}"
         + textwrap.dedent("""
@@ -368,7 +370,7 @@ def test_a_limit_that_no_stack_holds_names_the_coro():
 
 
 def test_depth_is_counted_per_coro():
-    """Each of many coros may go as deep as the limit allows, at the same time; so may the loop's callbacks."""
+    """Each coro, and each callback of the loop, may recurse as deep as the limit allows at the same time."""
     done = run("""
         import asyncio, sys
         from grapeshot import coro

@@ -1,4 +1,4 @@
-"""From asyncio into coros and out to threads: run_sync, run, threads.run."""
+"""Between asyncio, coros and threads: run_sync, run, threads.run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A hundred thousand coros in one process, and what they leave behind. scale.py runs in a process of its own.
+"""A hundred thousand coros in one process, and what they leave behind. scale.py runs in its own process.
 
-CORO_SCALE in the environment is the share of it that is run: 1 (the default) is 100,000 that sleep and 40,000 that are
-suspended deep down at once, which is more than the kernel has mappings for.
+CORO_SCALE in the environment is the share that runs: 1 (the default) means 100,000 sleeping coros, and 40,000 that
+are suspended deep in their stacks at once, which exceeds the kernel's limit of mappings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Running coros: event_loop() and set_exit(), and what is refused."""
+"""Running coros: event_loop() and set_exit(), and calls that are refused."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_loops_do_not_nest():
 
 
 def test_a_loop_that_is_made_to_run_inside_a_coro_does_not_touch_the_stacks():
-    """Without its running loop asyncio cannot tell; the coros of the inner loop wait for their own."""
+    """Without its running loop asyncio cannot detect this. The coros of the inner loop wait until theirs runs again."""
     reported = []
 
     def main():

@@ -1,4 +1,4 @@
-"""Signals: Ctrl-C in a running coro and while all wait, and handlers that run on a coro's stack."""
+"""Signals: Ctrl-C in a running coro and while all coros wait, and handlers that run on a coro's stack."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(code):
 
 
 def test_ctrl_c_is_what_it_is_for_a_task():
-    """The first one cancels what runs, where it waits next; a second one is raised at once."""
+    """The first Ctrl-C cancels the running coro at its next wait. A second one is raised at once."""
     lines = run(
         """
 def once(pause):
@@ -168,7 +168,7 @@ outcome(coro.run, lambda: "again")
 
 
 def test_a_handler_runs_on_the_stack_of_the_coro():
-    """It may wait there, and it may raise: the coro that was running has it."""
+    """The handler may wait, and what it raises is raised in the running coro."""
     lines = run(
         """
 def handle(number, frame):
@@ -258,7 +258,7 @@ coro.run(main)
 
 @pytest.mark.parametrize("handler", ["counts", "yields"])
 def test_a_thousand_signals_a_second(handler):
-    """Between any two instructions of the switches, of Python code and of C functions that call it."""
+    """Signals arrive between any two instructions of the switches, of Python code and of C functions that call it."""
     lines = run(
         f"""
 counts = [0, 0]

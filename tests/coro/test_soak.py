@@ -1,4 +1,6 @@
-"""soak.py for a short time. SOAK_STEPS in the environment makes it longer; `.ci/soak` runs it under other builds."""
+"""Runs soak.py for a short time. SOAK_STEPS in the environment makes it longer; `.ci/soak` runs it
+under other builds.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What C code keeps on its stack, and in the processor, across a yield: known bytes, checked after each."""
+"""Data of C code on its stack, and in the processor, survives a yield: known bytes are checked after each."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def holder(tmp_path_factory: pytest.TempPathFactory) -> ctypes.PyDLL:
 
 
 def in_a_thread(fn: Callable[..., Any], *args: Any) -> Any:
-    """``coro.run(fn, *args)`` in a thread of its own, whose stacks and settings end with it."""
+    """Runs ``coro.run(fn, *args)`` in a new thread, whose stacks and settings end with it."""
     outcome: list[Any] = []
 
     def work() -> None:
@@ -65,7 +65,9 @@ def in_a_thread(fn: Callable[..., Any], *args: Any) -> Any:
 
 
 def in_slots(slots: int | str, fn: Callable[..., Any], argument_lists: list[tuple[Any, ...]]) -> list[Any]:
-    """The results of ``fn`` for all arguments, each in a coro, on so many shared stacks or on stacks of their own."""
+    """Runs ``fn`` with each argument in a coro, on that many shared stacks or on stacks of their own. Returns the
+    results.
+    """
 
     def main() -> list[Any]:
         if slots == "own":

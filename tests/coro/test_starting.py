@@ -1,4 +1,4 @@
-"""What becomes of a coro that nobody starts, of one that is spawned before a loop runs, and of an async function."""
+"""Coros that are never started, coros that are spawned before a loop runs, and async functions as coros."""
 
 from __future__ import annotations
 

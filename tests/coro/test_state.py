@@ -1,4 +1,4 @@
-"""What of the interpreter's state belongs to a coro; where the state is not known, coros are refused."""
+"""Which parts of the interpreter's state belong to a coro. Where that state is unknown, coros are refused."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_an_interpreter_that_is_not_known_is_refused_with_the_reason():
 @needs_coros
 @pytest.mark.skipif(sys.version_info[:2] != (3, 14), reason="only 3.14.0 lacks the functions")
 def test_an_interpreter_that_cannot_be_told_about_stacks_is_refused(tmp_path):
-    """3.14.0, made from the one at hand by renaming what it lacks."""
+    """The test simulates 3.14.0: it renames the function that 3.14.0 lacks."""
     program = Path(sys.executable).resolve()
     library = None
     if sysconfig.get_config_var("Py_ENABLE_SHARED"):
@@ -85,7 +85,9 @@ def test_an_interpreter_that_cannot_be_told_about_stacks_is_refused(tmp_path):
 
 @needs_coros
 def test_room_for_errors_is_not_shared():
-    """While an exception is made the interpreter lets a thread go beyond its limit; another coro must not get that."""
+    """While it makes an exception, the interpreter lets a thread exceed its limit. Another coro must not get that
+    allowance.
+    """
 
     class Slow(Exception):
         def __init__(self, *args):
@@ -117,7 +119,7 @@ def test_room_for_errors_is_not_shared():
 
 @needs_coros
 def test_nested_deallocation_across_yields():
-    """A finalizer deep inside nested containers yields; others deallocate meanwhile."""
+    """A finalizer deep inside nested containers yields while others deallocate."""
     log = []
 
     class Last:
@@ -178,7 +180,7 @@ def test_context_variables_are_looked_up_again_after_a_switch():
 
 @needs_coros
 def test_frames_beyond_the_first_piece_of_their_memory():
-    """A coro begins with a small piece of memory for its frames, and gets more in pieces as it needs them."""
+    """A coro begins with a small chunk of memory for its frames and gets more chunks as it needs them."""
 
     def deep(level, *values):
         if level == 0:
@@ -236,7 +238,7 @@ def test_the_recursion_limit_may_change_while_coros_are_suspended():
 
 
 class Cycle:
-    """Garbage for the collector only; its finalizer tries to wait."""
+    """Garbage that only the collector frees. Its finalizer tries to wait."""
 
     def __init__(self, log):
         self.myself = self
@@ -282,7 +284,7 @@ def leave_weak_reference(log):
 
 
 def allocate():
-    """Give what was moved away something to be overwritten with."""
+    """Allocates memory that overwrites what was freed."""
     for _ in range(20):
         coro.yield_slice()
         assert len([[number] for number in range(200)]) == 200
@@ -379,7 +381,7 @@ def test_a_finalizer_that_reference_counting_calls_may_wait():
 
 @needs_coros
 def test_the_users_callbacks_of_the_collector():
-    """They run on the collector's stack too; one that tries to wait at the start is refused like a finalizer."""
+    """They run on the collector's stack, too. A callback that tries to wait is refused, as a finalizer is."""
     log = []
 
     def callback(phase, _info):
@@ -400,7 +402,7 @@ def test_the_users_callbacks_of_the_collector():
 
 @needs_coros
 def test_builtins_that_are_no_dict():
-    """`exec` takes any mapping for them; a stack that is deep enough is looked at for what depends on builtins."""
+    """`exec` takes any mapping as builtins. Coros wait deep in a function that uses such a mapping."""
 
     class Builtins:
         def __getitem__(self, name):

@@ -1,4 +1,4 @@
-"""What coros synchronize with, and what interruptions leave behind: nothing."""
+"""The synchronization primitives of coros. Interruptions leave nothing behind."""
 
 from __future__ import annotations
 
@@ -398,7 +398,7 @@ def test_a_mailbox_is_emptied_at_once():
 
 
 def test_nobody_is_granted_what_an_interruption_makes_it_leave():
-    """The interruption comes first, then the release: it goes to the next one at once."""
+    """The interruption comes before the release, so the next waiter gets the lock at once."""
 
     def main():
         semaphore = coro.semaphore(0)
@@ -435,7 +435,7 @@ def test_a_pending_cancellation_comes_before_the_wait():
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("kind", ["lock", "mutex", "semaphore", "rw_lock"])
 def test_interruptions_leak_no_permit(kind, seed):
-    """Coros that hold the guard, wait for it or were just granted it are interrupted at random, and it ends free."""
+    """Coros that hold the guard, wait for it or just got it are interrupted at random. At the end it is free."""
     rng = random.Random(seed)
 
     def main():
@@ -477,7 +477,7 @@ def test_interruptions_leak_no_permit(kind, seed):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_interruptions_lose_no_item(seed):
-    """Every item that was pushed is popped once, however the consumers are interrupted."""
+    """Every pushed item is popped exactly once, however the consumers are interrupted."""
     rng = random.Random(seed)
     popped = []
 
@@ -512,7 +512,7 @@ def test_interruptions_lose_no_item(seed):
 
 @pytest.mark.parametrize("way", ["interrupt", "schedule"])
 def test_the_timer_of_a_sleep_that_is_over_wakes_nobody(way):
-    """The sleep ends early in the iteration in which its timer is due: the timer must not end the next wait."""
+    """The sleep ends early in the iteration in which its timer is due. The timer must not end the next wait."""
     woken = []
 
     def sleeper():

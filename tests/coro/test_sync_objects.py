@@ -1,4 +1,4 @@
-"""The primitives as objects: threads, the loop's callbacks and tasks, what they show, subclasses, and the collector."""
+"""The primitives as objects: use from threads, callbacks and tasks, attributes, subclasses, and the collector."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ WAKES = {
 
 
 def make(kind):
-    """One that its waiting method waits for; a lock is held by the running coro."""
+    """A primitive whose method waits. A lock is held by the running coro."""
     one = getattr(coro, kind)()
     if kind in ("semaphore", "lock", "mutex", "inverted_semaphore"):
         one.acquire()
@@ -140,7 +140,7 @@ def test_another_thread_is_refused_and_changes_nothing(kind):
 
 
 def raised_in_thread(function):
-    """What function() raises in a thread of its own, or None."""
+    """Returns what function() raises in a new thread, or None."""
     raised = []
 
     def run():
@@ -400,7 +400,7 @@ def test_cycles_through_what_lies_in_them_are_collected():
 
 
 def test_what_waits_is_not_collected():
-    """Only the stack of a coro that waits refers to the fifo; somebody who finds it may still wake the coro."""
+    """Only the stack of a waiting coro refers to the fifo. Whoever finds the fifo can still wake the coro."""
 
     class Found(coro.fifo):
         pass
@@ -458,7 +458,7 @@ def test_items_are_released():
 
 
 def test_a_destructor_finds_everything_in_order():
-    """What a value's destructor does to the primitive that it lay in: nothing is borrowed there."""
+    """The destructor of a value uses the primitive that held it: nothing is borrowed at that moment."""
     log = []
 
     class Item:

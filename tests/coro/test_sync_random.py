@@ -1,8 +1,8 @@
-"""Random coros on random primitives, interrupted in random ways at random moments, against what must always hold.
+"""Random coros on random primitives, interrupted in random ways at random moments, checked against invariants.
 
 A driver coro acts (starts, gives, takes, interrupts) without letting the workers run in between, so that grants and
-interruptions meet in every order; then it lets all run until each of them waits, and compares with its books.
-COROS_SOAK=n makes it n times as long; the name of a failed test has the seed.
+interruptions meet in every order. Then it lets all run until each of them waits, and compares the primitive with its
+own records. COROS_SOAK=n makes the test n times as long. The name of a failed test contains the seed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ WORKERS = 8
 
 
 class Strange(Exception):
-    """What raise_exception raises."""
+    """The exception of raise_exception."""
 
 
 class Sent(Exception):
-    """What send_exception raises; its argument is a number like those that are sent."""
+    """The exception of send_exception. Its argument is a number like those that are sent."""
 
 
 class Worker:
-    """A coro that does one thing after the other, each when the driver starts it; and what it stands in line for."""
+    """A coro that performs one action after the other when the driver starts it, and what it waits for."""
 
     def __init__(self, bench, number):
         self.bench = bench
@@ -56,12 +56,13 @@ class Worker:
                 self.is_hit = False
 
     def rest(self):
-        """Until the driver starts it, which is also how long it holds something."""
+        """Waits until the driver starts it. This is also how long it holds something."""
         coro.wait()
 
     def line_up(self, wait, *args, what=True, **limit):
-        """wait(*args, **limit), in line for `what`. Nobody who came earlier may still stand there when it returns,
-        unless with False or []: its time is over."""
+        """wait(*args, **limit), in the queue of `what`. When it returns, no earlier waiter may still be queued, unless
+        it returns False or []: its time is over.
+        """
         self.wants = what
         self.since = self.bench.tick()
         result = wait(*args, **limit)
@@ -78,7 +79,7 @@ class Worker:
 
 
 class Bench:
-    """The primitive under test, what workers do with it, and what must hold. Its subclasses are the primitives."""
+    """The primitive under test, the actions of the workers, and the invariants. Each subclass tests one primitive."""
 
     def __init__(self, rng):
         self.rng = rng
@@ -96,12 +97,12 @@ class Bench:
         return self.clock
 
     def waiting(self):
-        """Those that stand in line, in the order in which they came."""
+        """The workers that are queued, in the order in which they came."""
         workers = [worker for worker in self.workers if worker.wants is not None and worker.coro._status == "waiting"]
         return sorted(workers, key=lambda worker: worker.since)
 
     def granted(self):
-        """Those that were given what they stood in line for, and have not run since."""
+        """The workers that got what they waited for and have not run since."""
         return [
             worker
             for worker in self.workers
@@ -109,25 +110,25 @@ class Bench:
         ]
 
     def line(self, what):
-        """Which of the primitive's lines it is."""
+        """The queue of the primitive that the worker waits in."""
         return True
 
     def timeout(self):
-        """Sometimes one that is over at once."""
+        """A random timeout, sometimes one that is over at once."""
         return coro.timeout(self.rng.choice([None] * 9 + [0]))
 
     def limit(self):
-        """How long a wait may last: mostly for ever, sometimes not at all, or until the next iteration."""
+        """A random limit of a wait: mostly none, sometimes zero, or until the next iteration."""
         return self.rng.choice([{}] * 8 + [{"timeout": 1e-9}] * 3 + [{"block": False}])
 
     def start(self):
-        """Start a worker that rests or holds something."""
+        """Starts a worker that rests or holds something."""
         idle = [worker for worker in self.workers if worker.coro._status == "waiting" and worker.wants is None]
         if idle:
             coro.schedule(self.rng.choice(idle).coro)
 
     def interrupt(self):
-        """Interrupt a worker in some way; from now on it stands in no line."""
+        """Interrupts a worker in a random way. The worker then waits in no queue."""
         granted = self.granted()
         worker = self.rng.choice(granted if granted and self.rng.random() < 0.7 else self.workers)
         if worker in granted:
@@ -147,7 +148,7 @@ class Bench:
         self.after_interruption(worker)
 
     def settle(self):
-        """Let the workers run until each waits."""
+        """Lets the workers run until each of them waits."""
         for iteration in range(1000):
             coro.yield_slice()
             # What workers have granted to others in this iteration is under way now.
@@ -366,7 +367,7 @@ class Fifo(Bench):
 
 
 class BoundedFifo(Bench):
-    """Pushing waits, too. A push that raises has not pushed, and one that returns has."""
+    """A fifo on which pushing waits, too. A push that raises has pushed nothing; one that returns has."""
 
     def set_up(self):
         self.fifo = coro.fifo(2)
@@ -536,7 +537,7 @@ class Event(Bench):
 
 
 class Future(Bench):
-    """One after the other, each set once."""
+    """One future after the other, each set once."""
 
     def set_up(self):
         self.future = coro.future()

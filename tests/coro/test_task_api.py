@@ -150,7 +150,7 @@ def test_all_tasks_has_the_live_coros():
 
 
 def test_all_tasks_without_the_short_way():
-    """Where asyncio's set is not as it is known here, asyncio is told by its own functions."""
+    """Where asyncio's set of tasks has an unknown form, coros register through asyncio's own functions."""
     from grapeshot import _core
     from grapeshot.coro._coroutine import _find_registry
 
@@ -216,7 +216,7 @@ def test_run_cancels_what_is_left():
 
 
 def ended_runners():
-    """A task and a coro for each way to end, and one of each that has not."""
+    """A task and a coro for each way to end, and one of each that has not ended."""
 
     def give():
         return 5
@@ -548,7 +548,7 @@ def test_the_traceback_does_not_grow():
 
 
 def test_await_without_asyncio():
-    """What await makes of a coro, stepped by hand."""
+    """The test steps by hand through what await makes of a coro."""
 
     async def main():
         co = coro.spawn(lambda: (1, 2))

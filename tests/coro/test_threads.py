@@ -1,4 +1,4 @@
-"""Several threads, each with a loop and coros of its own; what belongs to the thread, and what to the coro."""
+"""Several threads, each with its own loop and coros: which state belongs to the thread, and which to the coro."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COUNT = 5
 
 
 def in_threads(function, count):
-    """Runs function(number) in that many threads at once; their results."""
+    """Runs function(number) in that many threads at once. Returns the results."""
     results = [None] * count
 
     def run(number):
@@ -40,7 +40,9 @@ def in_threads(function, count):
 
 
 def test_each_thread_has_its_own(eviction):
-    """Results, and switches and starts counted per thread; the interpreter changes between the threads meanwhile."""
+    """Each thread has its own results and its own counts of switches and starts, while the interpreter switches between
+    threads.
+    """
 
     def work(number):
         total = 0
@@ -141,7 +143,7 @@ def test_awaiting_a_coro_of_another_loop_is_refused():
 
 
 def test_a_loop_that_goes_to_another_thread():
-    """Coros stay in the thread where they were made: the loop tells whoever runs it there, and goes on."""
+    """Coros stay in the thread that made them. The loop reports this in the other thread and continues."""
     reported = []
 
     def work(log):
@@ -193,7 +195,7 @@ def test_one_loop_after_another_in_a_thread():
 
 
 def test_real_threads_of_coros():
-    """Work that is handed to threads, which run loops with coros in turn."""
+    """Coros hand work to threads, which run loops with coros themselves."""
 
     def work(number):
         return coro.threads.run(coro.run, lambda: (coro.yield_slice(), threading.get_ident(), number))
@@ -253,7 +255,7 @@ def test_decimal_contexts_are_of_coros():
 
 
 def test_warnings_in_coros():
-    """Filters are the process's, or in the context where Python keeps them there (3.14, with the flag)."""
+    """Filters belong to the process, or to the context where Python keeps them there (3.14, with the flag)."""
 
     def work(number):
         with warnings.catch_warnings(record=True) as caught:
@@ -286,7 +288,7 @@ def test_warnings_in_coros():
 
 
 def test_a_real_lock_across_yields():
-    """It keeps other threads out meanwhile; other coros of the thread must not block on it."""
+    """The lock keeps other threads out during a yield. Other coros of the same thread must not block on it."""
     lock = threading.Lock()
     counts = {"value": 0}
 
@@ -342,7 +344,7 @@ def test_a_daemon_thread_with_coros_at_the_exit(state):
 
 
 def test_subinterpreters_are_refused():
-    """The extension has one state for the process: another interpreter of it gets an ImportError."""
+    """The extension has one state per process: another interpreter gets an ImportError."""
     out = run_script(
         None,
         """

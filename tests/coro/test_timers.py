@@ -1,4 +1,4 @@
-"""Sleeping coros: in time, in order, and woken once."""
+"""Sleeping coros wake on time, in order, and once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if coro_is_available():
 
 
 def test_a_timer_that_is_due_does_not_end_a_later_wait():
-    """The sleeper is interrupted while its timer is due: its timer comes after it in the ready queue."""
+    """The sleeper is interrupted while its timer is due. The timer follows it in the ready queue."""
 
     def sleeper(due):
         with pytest.raises(coro.Interrupted):
@@ -166,7 +166,7 @@ def test_thousands_of_short_sleeps_beside_tasks():
 
 
 def test_sleeps_that_were_cut_short_keep_nothing_alive():
-    """Their timers were an hour away, and refer to nothing any more."""
+    """Their timers are due in an hour and no longer refer to anything."""
 
     def sleeper():
         with pytest.raises(coro.Interrupted):
@@ -191,7 +191,7 @@ def test_sleeps_that_were_cut_short_keep_nothing_alive():
 
 
 def test_sleeps_follow_a_clock_of_the_programs_own():
-    """As asyncio's sleeps do: the coro's timer lies among those of the loop."""
+    """As with asyncio's sleeps, the coro's timer is one of the loop's timers."""
 
     async def main():
         loop = asyncio.get_running_loop()
@@ -253,7 +253,7 @@ def test_limits_follow_a_clock_of_the_programs_own(way, ahead_s):
 
 
 def test_a_wait_for_several_follows_a_clock_of_the_programs_own():
-    """The time that is left is told by the loop's clock as well."""
+    """The loop's clock also measures the time that is left."""
 
     async def main():
         loop = asyncio.get_running_loop()

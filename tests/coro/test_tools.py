@@ -1,4 +1,4 @@
-"""What looks at coros: where they are, what they die of, how long they run, where their stacks lie."""
+"""Tools that inspect coros: where they are, how they failed, how long they run, where their stacks are."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def outer():
 
 
 def places(text):
-    """The functions of a `where` or a traceback, and the files they are in."""
+    """The functions of a `where` or a traceback, and their files."""
     parts = text.split("|")
     assert all(part.startswith(f"{__file__}:") for part in parts)
     return [part.split(" ")[1].rstrip(":") for part in parts]
@@ -127,7 +127,7 @@ def test_a_traceback_in_one_line():
 
 @pytest.fixture
 def notified():
-    """Set with it as the notifier, the calls."""
+    """Sets a notifier. Returns the list of its calls."""
     calls: list = []
 
     def notify(co, exc):
@@ -140,7 +140,7 @@ def notified():
 
 @pytest.fixture
 def reported(monkeypatch):
-    """The contexts that loops' exception handlers get."""
+    """The contexts that the loops' exception handlers get."""
     contexts: list = []
     monkeypatch.setattr(grapeshot.Loop, "default_exception_handler", lambda _loop, context: contexts.append(context))
     return contexts
@@ -266,7 +266,7 @@ def test_without_a_notifier_an_exception_is_reported_once_if_nobody_looks(report
 
 
 def acts_until_a_yield(act, most=100):
-    """How many acts in a row a coro makes until it yields."""
+    """The number of consecutive acts of a coro until it yields."""
     other_ran = []
     coro.yield_slice()
     coro.spawn(other_ran.append, 1)

@@ -1,4 +1,4 @@
-"""Tracing, profiling, monitoring and coverage of interleaved coros. Their functions belong to the thread, as ever."""
+"""Tracing, profiling, monitoring and coverage of interleaved coros. Trace functions belong to the thread, as always."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Tracer:
 
 
 def alone(function, *args):
-    """The events of one call, without coros beside it."""
+    """The events of one call, without other coros."""
     with Tracer(function) as tracer:
         coro.run(function, *args)
     (events,) = tracer.of(function)
@@ -95,7 +95,7 @@ def _no_tracing_is_left():
 
 @pytest.mark.parametrize("yields", [False, True])
 def test_line_events(yields):
-    """Right and complete for each coro, also if the trace function itself lets others run."""
+    """Each coro gets correct and complete events, even if the trace function itself lets others run."""
     expected, expected_called = alone(traced, 1), alone(called, 1)
     with Tracer(yields=yields) as tracer:
         results = together(traced, COUNT)
@@ -170,7 +170,7 @@ def test_tracing_of_the_loop_beside_coros():
 
 
 def test_a_trace_function_that_raises():
-    """Tracing ends, and the error is the coro's whose line was traced."""
+    """Tracing ends, and the error is raised in the coro whose line was traced."""
 
     def fail(frame, event, arg):
         if frame.f_code is called.__code__:
@@ -199,7 +199,7 @@ def test_a_trace_function_that_raises():
 
 
 def test_profile_functions():
-    """Each frame's call has its return, and C functions theirs, in the order of its coro."""
+    """Each call event has its return event, for C functions too, in the order of the coro."""
     events = collections.defaultdict(list)
     frames = []
 
@@ -298,7 +298,7 @@ def test_monitoring(is_global):
 
 
 def test_cprofile_counts():
-    """Calls are counted right. Times are of the thread: what others did during a yield is in them."""
+    """The counts of calls are right. Times belong to the thread: they include what others did during a yield."""
     profiler = cProfile.Profile()
 
     def main():
@@ -317,7 +317,7 @@ def test_cprofile_counts():
 
 
 def test_tracemalloc():
-    """The allocations of a coro have its own frames, also those that it makes after it was moved."""
+    """Each allocation of a coro has that coro's frames, also after its stack was moved."""
 
     def allocate():
         coro.yield_slice()
@@ -410,7 +410,7 @@ for module in (one, two):
 @pytest.mark.skipif(importlib.util.find_spec("coverage") is None, reason="coverage is not installed")
 @pytest.mark.parametrize("core", ["ctrace", "pytrace", *(["sysmon"] if sys.version_info >= (3, 12) else [])])
 def test_coverage(core, tmp_path):
-    """With sys.monitoring lines are right; trace functions note them for the file that was entered last."""
+    """With sys.monitoring the lines are right. Trace functions record a line for the file that was entered last."""
     for name, text in (("one.py", ONE), ("two.py", TWO), ("program.py", PROGRAM)):
         (tmp_path / name).write_text(textwrap.dedent(text))
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""install, uninstall, run, new_event_loop, Loop, EventLoopPolicy; what an import may do."""
+"""install, uninstall, run, new_event_loop, Loop, EventLoopPolicy, and the side effects of an import."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_install():
 
 
 def test_install_gives_no_warning():
-    """The user asked for no policy; the deprecation of policies is not their business."""
+    """install() gives no deprecation warning: the caller does not use a policy."""
     assert script("import grapeshot; grapeshot.install(); grapeshot.uninstall(); print('quiet')") == "quiet"
 
 
@@ -254,7 +254,7 @@ def test_a_policy_set_by_the_user_survives_uninstall():
 
 
 def test_works_where_policies_are_gone():
-    """As in Python 3.16, on any version: nothing in asyncio has "policy" in its name, a loop is made by a function."""
+    """Simulates Python 3.16: asyncio has no name with "policy" in it, and a function makes the loop."""
     out = script(
         """
         import asyncio, warnings
@@ -294,7 +294,7 @@ def test_reload_and_two_imports():
 
 
 def test_sub_interpreters_are_refused():
-    """A clear ImportError in the subinterpreter, and the main one is none the worse for it."""
+    """The subinterpreter gets a clear ImportError, and the main interpreter is not affected."""
     out = script(
         """
         try:

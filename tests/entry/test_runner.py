@@ -100,7 +100,7 @@ def test_runner_reports_errors_of_the_cancelled(factory, caplog):
 
 
 def test_process_exit_with_an_open_loop(loop_kind):
-    """Leaving an open loop, its timers and a transport to the end of the process is ugly, but harmless."""
+    """A process may exit with an open loop, its timers and a transport: nothing crashes."""
     out = run_script(
         loop_kind,
         """

@@ -1,4 +1,6 @@
-"""Attributes that programs set on transports and servers, which are ordinary objects in asyncio: who is asked then."""
+"""Programs set attributes on transports and servers, which are ordinary objects in asyncio. Such
+attributes are used.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ KINDS = tuple(METHODS)
 
 @contextlib.asynccontextmanager
 async def opened(loop, kind):
-    """A transport of this kind; closed behind the block."""
+    """A transport of this kind, which is closed after the block."""
     with contextlib.ExitStack() as stack:
         if kind == "stream":
             transport, protocol, peer = await connected(loop)
@@ -178,7 +180,7 @@ async def test_attributes_of_a_server(loop):
 
 
 async def test_a_stream_writer_writes_through_what_was_set(loop):
-    """telnetlib3 compresses this way, and tracing tools look on."""
+    """telnetlib3 compresses this way, and tracing tools observe writes this way."""
     received = loop.create_future()
 
     async def receive(reader, writer):

@@ -1,7 +1,7 @@
-"""Calls that may block are seen in asyncio's own frames or not at all, for the tools that watch for them.
+"""Calls that may block are made in asyncio's own frames, or natively, so that tools do not report them.
 
-Such tools (blockbuster is one) replace functions of the standard library by others that fail where a loop runs, except
-below those functions of asyncio that are known to make them.
+Such tools (for example blockbuster) replace functions of the standard library. The replacements fail where a loop
+runs, except below those functions of asyncio that are known to call them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def is_known():
 
 @pytest.fixture
 def watched(monkeypatch):
-    """Begins to watch when it is called; gives the names of the calls that were seen elsewhere."""
+    """Starts watching when it is called. Returns the names of the calls that were made elsewhere."""
     seen = []
 
     def replacement(name, original):
@@ -131,7 +131,7 @@ async def test_a_subprocess(loop, watched, how):
 
 @pytest.mark.leaks_on(asyncio="the socket of a path that is none")
 async def test_errors_of_paths(loop, tmp_path):
-    """What a native call raises is what the function of the standard library raises."""
+    """A native call raises what the function of the standard library raises."""
     path = str(tmp_path / "none" / "socket")
     for name in (path, path.encode()):
         with pytest.raises(FileNotFoundError):

@@ -196,7 +196,9 @@ def test_many_generations_from_one_burst(loop):
 
 @pytest.mark.xfail_on(uvloop="libuv calls what a poll finds at once")
 def test_what_was_ready_runs_before_the_events_of_the_next_poll(loop):
-    """A connection's data is there when a callback is scheduled: the callback still runs first in each iteration."""
+    """Data of a connection is available when a callback is scheduled. The callback still runs first, in every
+    iteration.
+    """
     log = []
 
     class Logging(asyncio.Protocol):

@@ -1,7 +1,9 @@
-"""The interpreter exits while a daemon thread is in a call from the loop into Python: the thread is gone, silently.
+"""The interpreter exits while a daemon thread is in a call from the loop into Python. The thread ends without a
+message.
 
-To 3.13 the interpreter ends such a thread when it asks for the GIL again, by unwinding its stack (`sys/unwinding.rs`).
-Each test brings the thread into one kind of call and has it stay there, so that it is ended just there.
+Up to 3.13 the interpreter ends such a thread when the thread asks for the GIL again: it unwinds the stack
+(`sys/unwinding.rs`). Each test leads the thread into one kind of call and keeps it there, so that it ends exactly
+there.
 """
 
 from __future__ import annotations
@@ -50,12 +52,12 @@ print("exit", flush=True)
 
 
 def exits(kind, code):
-    """The main thread ends while `scene(loop)` of the code is in `stay()`."""
+    """The main thread exits while `scene(loop)` of the code is in `stay()`."""
     assert run_script(kind, HEAD + code + TAIL) == "exit\n"
 
 
 def exits_in(kind, *lines):
-    """The same with the body of `scene`; then the loop runs."""
+    """As `exits`, with the body of `scene`; then the loop runs."""
     exits(kind, "def scene(loop):\n" + "".join(f"    {line}\n" for line in (*lines, "loop.run_forever()")))
 
 

@@ -1,4 +1,4 @@
-"""Chains of objects that hold one another are freed on a stack of any size, however long they are."""
+"""Chains of objects that hold one another are freed on a stack of any size, whatever the length of the chain."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_others(link):
 
 
 def test_what_finalizers_of_a_chain_do():
-    """They see the world as it is, keep what they like, and make and free chains of their own."""
+    """Finalizers see valid objects, may keep them, and may make and free other chains."""
     more = """
 kept = []
 class Busy:
@@ -125,7 +125,7 @@ def work(count):
 @pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 @pytest.mark.parametrize("stack", ["shared", "own"])
 def test_coros_that_wait_in_the_middle_of_it(stack):
-    """Each stack counts for itself: nobody else's objects are put aside meanwhile."""
+    """Each stack has its own count: no other stack's objects are deferred meanwhile."""
     script = f"""
 import grapeshot
 from grapeshot import coro

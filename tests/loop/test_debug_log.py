@@ -1,4 +1,4 @@
-"""What debug mode writes to the `asyncio` logger and keeps in handles, and what warns when it is not closed."""
+"""Debug mode writes to the `asyncio` logger and keeps data in handles. Objects that are not closed warn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ NO_LOG = "it does not write asyncio's debug log"
 
 
 class Messages(list):
-    """What the asyncio logger was told, formatted at once and kept from pytest: no record keeps an object alive."""
+    """The messages of the asyncio logger. Each is formatted at once and hidden from pytest, so that no record keeps an
+    object alive.
+    """
 
     def __init__(self):
         super().__init__()
@@ -46,7 +48,7 @@ def asyncio_log():
 
 @pytest.fixture
 def debug_log(loop, asyncio_log):
-    """The same with the loop in debug mode."""
+    """As `asyncio_log`, with the loop in debug mode."""
     loop.set_debug(True)
     asyncio_log.clear()
     return asyncio_log
@@ -113,12 +115,12 @@ def test_a_handle_that_ran_still_shows_its_call(loop):
 
 
 def test_a_kept_handle_is_collected(loop):
-    """A handle that keeps its call once it ran is seen by the collector."""
+    """The collector finds a handle that keeps its call after it ran."""
     loop.set_debug(True)
 
     class Thing:
         def call(self):
-            """Nothing."""
+            """Does nothing."""
 
     dropped = []
     thing = Thing()
@@ -230,7 +232,7 @@ def test_what_is_cancelled_is_not_slow(loop, debug_log):
 @pytest.mark.parametrize("step", ["connection_made", "data_received", "eof_received", "connection_lost"])
 @pytest.mark.skip_on(uvloop="what it times are handles only")
 async def test_slow_protocols_are_logged(loop, debug_log, step):
-    """Whatever runs a protocol's callback is timed: here each takes longer than the limit."""
+    """Every callback of a protocol is timed. Here each one takes longer than the limit."""
 
     def slow(protocol, *args):
         time.sleep(0.03)
@@ -386,7 +388,7 @@ def test_an_unclosed_transport_warns(new_loop, quiet, loop_kind):
     sock, other = socket.socketpair()
 
     class Careless(asyncio.Protocol):
-        """Keeps no transport."""
+        """A protocol that keeps no transport."""
 
     async def main():
         await loop.connect_accepted_socket(Careless, sock)
@@ -461,7 +463,7 @@ def test_the_environment_variable(loop_kind, monkeypatch):
 
 def test_a_coroutine_that_was_never_awaited_shows_where_it_was_made(loop, quiet):
     async def forgotten():
-        """Never runs."""
+        """A coroutine that never runs."""
 
     async def main():
         def make():

@@ -1,4 +1,6 @@
-"""Cycles through handles, loops, transports and protocols are collected; references come back to where they were."""
+"""Cycles through handles, loops, transports and protocols are collected. Reference counts return to
+their old values.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from support import Recorder, connected, iterations, loop_factory, run_script, u
 
 
 class Holder:
-    """Something to hang into cycles."""
+    """An object to build cycles with."""
 
     def method(self, *_args):
         raise AssertionError("never runs")
@@ -159,7 +161,7 @@ def test_an_open_loop_is_collected(loop_kind):
     ids=["new", "has run", "timer", "executor", "signal handler", "reader", "exception handler"],
 )
 def test_an_open_loop_at_the_end_of_the_interpreter(loop_kind, used, flags):
-    """A loop that is still the current one outlives the modules; only development mode says a word, a warning."""
+    """A loop that is still the current one outlives the modules. Only development mode warns."""
     out = run_script(
         loop_kind,
         f"""
@@ -234,7 +236,7 @@ async def test_an_aborted_connection_with_data_in_its_buffer(loop):
 @pytest.mark.xfail_on(asyncio="a view of the data is kept", when=sys.version_info >= (3, 12))
 @pytest.mark.xfail_on(uvloop="a view of the data is kept")
 async def test_a_written_bytearray_can_be_changed(loop):
-    """What is written is copied: the caller may reuse its buffer at once."""
+    """write() copies the data, so the caller may reuse its buffer at once."""
     transport, protocol, peer = await connected(loop, small=True)
     with peer:
         expected = bytearray()
@@ -266,7 +268,7 @@ async def test_traversal_of_a_live_transport(loop):
 
 
 def test_collecting_inside_every_callback(loop):
-    """The collector runs while the loop is in the middle of things."""
+    """The collector runs in the middle of the loop's work."""
     seen = []
 
     async def main():

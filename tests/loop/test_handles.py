@@ -169,7 +169,7 @@ def test_private_names_that_others_use(loop):
 @pytest.mark.xfail_on(uvloop="no _run")
 @pytest.mark.parametrize("count", [1, 4, 5])
 def test_run_before_its_turn(loop, count):
-    """The loop runs it all the same."""
+    """The loop still runs the handle."""
     seen = []
     handle = loop.call_soon(lambda *args: seen.append(args), *range(count))
     handle._run()
@@ -264,7 +264,7 @@ def test_a_handle_outlives_its_loop(new_loop):
 
 
 def test_many_handles_kept_are_distinct(loop):
-    """A freelist must not hand out a handle that somebody still holds."""
+    """A freelist must not hand out a handle that is still referenced."""
     seen = []
     kept = [loop.call_soon(seen.append, number) for number in range(1000)]
     loop.call_soon(loop.stop)
@@ -294,7 +294,7 @@ def made(loop, name):
 @pytest.mark.parametrize("name", TIMER_SLOTS)
 @pytest.mark.skip_on(uvloop=NO_SLOTS)
 def test_an_attribute_is_deleted_and_set_again(loop, name):
-    """The way of unittest.mock.patch.object on an object without a dict."""
+    """unittest.mock.patch.object does this on an object without a dict."""
     handle = made(loop, name)
     own = getattr(handle, name)
     delattr(handle, name)
@@ -431,7 +431,7 @@ def test_cycles_through_attributes_are_collected(loop):
 
 @pytest.mark.skip_on(uvloop=NO_SLOTS)
 def test_attributes_do_not_pass_to_the_next_handle(loop):
-    """A freelist hands out the memory of handles that are gone."""
+    """A freelist hands out the memory of handles that were freed."""
     for _ in range(100):
         handle = loop.call_soon(named)
         del handle._callback, handle._loop

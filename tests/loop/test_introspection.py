@@ -1,4 +1,4 @@
-"""What a program, and a process beside it, can see of a loop: reprs, call graphs, `asyncio ps` and `asyncio pstree`."""
+"""What a program, and another process, can see of a loop: reprs, call graphs, `asyncio ps` and `asyncio pstree`."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_repr_of_a_server(loop):
 
 @pytest.mark.skip_on(asyncio="it would replace its own reader", uvloop="it would close the server's descriptor")
 async def test_the_listener_names_its_server(loop):
-    """The error of add_reader on a listening socket shows what has it."""
+    """The error of add_reader on a listening socket names the server that uses it."""
     server = await loop.create_server(Recorder, HOST, 0)
     sock = server.sockets[0]
     with pytest.raises(RuntimeError, match=rf"<_Listener fd={sock.fileno()} of <Server sockets="):
@@ -218,7 +218,7 @@ def test_pstree(loop_kind):
 
 @pytest.mark.xfail_on(uvloop="it has other names")
 def test_asyncios_names_of_the_loops_state(new_loop):
-    """Private there, and read by other code all the same."""
+    """These names are private in asyncio, but other code reads them."""
     loop = new_loop()
     assert loop._closed is False
     assert loop._debug is False

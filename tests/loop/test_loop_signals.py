@@ -88,7 +88,7 @@ def test_close_removes_the_handlers(new_loop):
 
 
 def test_the_wakeup_fd_survives_runs(new_loop):
-    """A loop without signal handlers leaves somebody else's wakeup fd alone after it ran."""
+    """A loop without signal handlers does not change a wakeup fd that other code has set."""
     loop = new_loop()
     loop.run_until_complete(asyncio.sleep(0))
     previous = signal.set_wakeup_fd(-1)
@@ -222,7 +222,7 @@ def test_interrupt_during_a_blocking_poll(loop_kind, work):
 
 
 def test_the_python_handler_runs_during_a_blocking_poll(loop_kind):
-    """A handler set with signal.signal that does not raise: the loop goes on."""
+    """A handler set with signal.signal does not raise: the loop continues."""
     with Script(
         loop_kind,
         """
@@ -246,7 +246,7 @@ def test_the_python_handler_runs_during_a_blocking_poll(loop_kind):
 @pytest.mark.skip_on(uvloop="now and then it says that it was stopped before the future has completed")
 @pytest.mark.skipif(not gil_is_enabled(), reason="nothing keeps the loop from going on before the signal")
 def test_an_interrupt_loses_no_event_of_the_same_poll(loop_kind):
-    """The poll has returned with an event and waits for the GIL when the signal comes."""
+    """The signal arrives after the poll returned an event and while the loop waits for the GIL."""
     out = run_script(
         loop_kind,
         """

@@ -1,4 +1,4 @@
-"""A clock of the program's own: replaced on one loop, in a subclass, or on the class for a while."""
+"""A clock that the program supplies: set on one loop, defined in a subclass, or patched on the class for a while."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skip_on(uvloop="its timers are libuv's, whatever loop.t
 
 
 class Clock:
-    """Stands still until it is told otherwise."""
+    """A clock that stands still until the test sets it."""
 
     def __init__(self, now=100.0):
         self.now = now
@@ -52,7 +52,7 @@ async def test_call_later_and_call_at(loop, clock):
 
 
 async def test_due_at_the_very_time(loop, clock):
-    """Whatever the floats are."""
+    """A timer is due at exactly its deadline, whatever the rounding of floats."""
     for number in range(200):
         clock.now = 0.1 * number
         seen = []
@@ -73,7 +73,7 @@ async def test_asyncios_timeouts_and_sleeps(loop, clock):
 
 
 async def test_a_clock_that_is_ahead(loop):
-    """asyncio.timeout() computes a deadline by it: it must not last for ever."""
+    """asyncio.timeout() computes a deadline with this clock. The timeout must end."""
     real = loop.time
     loop.time = lambda: real() + 1000
     try:
@@ -155,7 +155,7 @@ def test_a_subclass(loop_kind, _audit):
 
 
 def test_a_virtual_clock_that_jumps(loop_kind, _audit):
-    """Ten days of sleeps in no time: the clock jumps to what is asked for next."""
+    """The clock jumps to the next deadline, so ten days of sleep take no time."""
     base = type_of(loop_kind)
 
     class Virtual(base):
@@ -259,7 +259,7 @@ async def test_the_order_of_timers(loop, clock):
 
 
 async def test_blocking_waits_follow_the_clock(loop):
-    """The loop sleeps for as long as the clock says, and looks at it again then."""
+    """The loop sleeps for as long as the clock says, and reads the clock again afterwards."""
     real, jumps = loop.time, []
 
     def fast():

@@ -1,4 +1,4 @@
-"""When the loop looks at its descriptors: what waits there is not kept back by callbacks that are scheduled later."""
+"""When the loop polls its descriptors: callbacks that are scheduled later do not delay a pending event."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STEPS = 8
 
 
 class Chain:
-    """Callbacks of which each schedules the next one, and what else happens meanwhile."""
+    """Callbacks of which each one schedules the next, and a log of what else happens meanwhile."""
 
     def __init__(self, loop):
         self.loop = loop
@@ -37,7 +37,7 @@ class Chain:
         self.events.append("io")
 
     async def is_later_than_io(self, steps):
-        """No more than `steps` steps came before the event."""
+        """At most `steps` steps ran before the event."""
         await self.over
         return "io" in self.events and self.events.index("io") <= steps
 
@@ -73,7 +73,7 @@ async def test_a_callback(loop, chain, method):
 
 
 async def test_a_callback_that_is_added_later(loop, chain):
-    """A descriptor that is known gets its other direction."""
+    """A registered descriptor gets its other direction, too."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         loop.add_reader(ours, print)

@@ -32,7 +32,7 @@ def test_of_a_loop(new_loop):
 
 
 def test_what_is_to_run(loop):
-    """Home Assistant cancels timers by this name, monitoring counts what waits."""
+    """Home Assistant cancels timers through this name, and monitoring counts pending callbacks."""
     assert len(loop._ready) == len(loop._scheduled) == 0
     soon = [loop.call_soon(print, number) for number in range(3)]
     late, early = loop.call_later(2000, print), loop.call_later(1000, print)
@@ -146,7 +146,7 @@ async def test_of_a_subprocess(loop):
 
 
 def check_setting(owner, *names):
-    """What is set is what is read; what is no longer set shows again what there is."""
+    """A value that was set is read back. After its deletion the original value is read."""
     for name in names:
         before, value = getattr(owner, name), object()
         setattr(owner, name, value)

@@ -1,4 +1,4 @@
-"""getaddrinfo and getnameinfo: the answers of the socket module, literals included."""
+"""getaddrinfo and getnameinfo return what the socket module returns, also for literals."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def ask(loop, *args, **kwargs):
 @pytest.mark.parametrize("kind", [0, socket.SOCK_STREAM, socket.SOCK_DGRAM])
 @pytest.mark.parametrize("flags", [0, socket.AI_NUMERICHOST])
 def test_literals_equal_the_socket_module(loop, kind, flags):
-    """Every host with the flag that forbids name servers; without it those that need none."""
+    """With the flag that forbids name servers every host is tested; without it only hosts that need none."""
     hosts = HOSTS if flags else [host for host in HOSTS if is_numeric(host)]
 
     async def main():
@@ -146,7 +146,7 @@ async def test_types_of_a_literals_answer(loop):
 
 
 def literals(seed, count):
-    """IPv4 and IPv6 literals in all their spellings, and texts that come close."""
+    """IPv4 and IPv6 literals in all their spellings, and texts that are almost literals."""
     pattern = random.Random(seed)
 
     def group():
@@ -174,7 +174,7 @@ def literals(seed, count):
 @pytest.mark.skip_on(uvloop="#539: scope ids are lost, and other short cuts differ")
 @pytest.mark.parametrize("seed", range(4))
 def test_any_literal_equals_the_socket_module(loop, seed):
-    """Random literals with random questions; AI_NUMERICHOST keeps those that are none from the name servers."""
+    """Random literals with random arguments. AI_NUMERICHOST keeps texts that are no literals from the name servers."""
     pattern = random.Random(seed)
 
     async def main():
@@ -208,7 +208,7 @@ async def test_the_answer_belongs_to_its_asker(loop):
 
 @pytest.mark.skip_on(uvloop="it does not use the socket module")
 async def test_a_replaced_resolver_is_asked(loop, monkeypatch):
-    """Programs and their tests replace socket.getaddrinfo; literals are no exception."""
+    """Programs and their tests replace socket.getaddrinfo. The loop then uses the replacement for literals, too."""
     asked = []
 
     def resolver(*args):
@@ -268,7 +268,7 @@ async def test_unknown_names(loop):
 
 @pytest.mark.skip_on(uvloop="it resolves in a thread pool of its own")
 async def test_cancelled_lookup(loop):
-    """It waits for the only thread of the executor when it is cancelled."""
+    """The lookup waits for the only thread of the executor when it is cancelled."""
     gate = threading.Event()
     loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(1))
     blocker = loop.run_in_executor(None, gate.wait)

@@ -1,4 +1,4 @@
-"""How a signal reaches a loop: the wakeup fd during a run and around it, full buffers, forks, native work."""
+"""How a signal reaches a loop: the wakeup fd during a run and outside of it, full buffers, forks, native work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ needs_fd_directory = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reas
 
 @pytest.fixture
 def own_fd():
-    """A wakeup fd of the program's own, set before any loop runs: its other end."""
+    """Sets a wakeup fd of the program before any loop runs. Returns its other end."""
     read_end, write_end = socket.socketpair()
     read_end.setblocking(False)
     write_end.setblocking(False)
@@ -37,7 +37,7 @@ def usr1():
 
 @pytest.mark.skip_on(asyncio="its selector is not woken: the script would wait for ever")
 def test_a_signal_that_another_thread_gets_wakes_the_loop(loop_kind):
-    """The kernel may give a signal to any thread: no system call of the main thread is interrupted then."""
+    """The kernel may deliver a signal to any thread. It then interrupts no system call of the main thread."""
     with Script(
         loop_kind,
         """
@@ -232,7 +232,7 @@ async def test_the_signals_of_a_forked_child_are_its_own(loop):
 
 @pytest.mark.xfail_on(uvloop="it looks at the end of the batch")
 def test_interrupt_within_a_batch_of_native_callbacks(loop_kind):
-    """No bytecode runs between the signal and the end of the batch: the loop itself has to look."""
+    """No bytecode runs between the signal and the end of the batch, so the loop itself has to check."""
     out = run_script(
         loop_kind,
         """
@@ -308,7 +308,7 @@ def test_a_second_interrupt_ends_a_stubborn_task(loop_kind):
 
 
 def test_a_terminated_program_ends_by_the_signal(loop_kind):
-    """Without a handler a signal keeps its default action while the loop runs."""
+    """A signal without a handler keeps its default action while the loop runs."""
     with Script(
         loop_kind,
         """

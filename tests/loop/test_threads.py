@@ -1,4 +1,4 @@
-"""call_soon_threadsafe and what other threads may do."""
+"""call_soon_threadsafe, and which methods other threads may call."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_a_second_thread_cannot_run_it(loop):
 
 
 def test_two_loops_serve_in_two_threads(new_loop):
-    """Both loops run transports at the same time, each in its own thread, and call into each other."""
+    """Two loops run transports at the same time, each in its own thread, and call each other."""
     others: dict[int, asyncio.AbstractEventLoop] = {}
     barrier = threading.Barrier(2)
     failures = []
@@ -267,7 +267,7 @@ def test_two_loops_serve_in_two_threads(new_loop):
 
 
 def test_handles_cancelled_while_they_may_run(loop):
-    """Other threads schedule and cancel while the loop runs and the collector works: each handle runs once or not."""
+    """Other threads schedule and cancel while the loop and the collector run. Each handle runs at most once."""
     runs: dict[tuple[int, int], int] = {}
     kept: list[tuple[tuple[int, int], asyncio.Handle]] = []
 
@@ -407,7 +407,7 @@ def test_a_run_while_another_thread_is_in_a_method(loop, loop_kind):
 
 @pytest.mark.xfail_on(uvloop="remove_reader() does not find what was added by an object")
 def test_a_run_inside_of_a_method(loop):
-    """Of the same thread, that is."""
+    """The inner run is in the same thread."""
     reader, writer = socket.socketpair()
 
     class File:
@@ -437,7 +437,7 @@ async def test_reprs_in_other_threads(loop):
 
 @pytest.mark.xfail_on(uvloop="no _thread_id")
 async def test_what_other_threads_may_ask(loop):
-    """Debug mode asks how long a look-up may take, in the executor's thread."""
+    """Debug mode times a look-up in the executor's thread."""
     loop.set_debug(True)
     own = threading.get_ident()
 

@@ -1,4 +1,4 @@
-"""call_later and call_at: order, punctuality, cancelling, memory."""
+"""call_later and call_at: order, precision, cancelling, memory."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_arguments_of_the_wrong_number(loop):
 
 
 async def test_a_cancel_storm_frees_the_callbacks(loop):
-    """Cancelled timers are swept out long before their deadlines."""
+    """The loop removes cancelled timers long before their deadlines."""
 
     class Payload:
         pass

@@ -1,4 +1,4 @@
-"""add_reader, add_writer and the life of descriptors."""
+"""add_reader and add_writer, and descriptors that are closed and reused."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ async def test_a_closed_object_that_was_never_added(loop, method):
 
 
 async def test_a_closed_object_that_is_added_again(loop):
-    """Nothing can come from it, and the kernel may have given its number to another file."""
+    """It can have no events, and the kernel may have given its number to another file."""
     ours, theirs = socket.socketpair()
     loop.add_reader(ours, print)
     ours.close()
@@ -345,7 +345,7 @@ async def test_a_removal_that_comes_after_the_number_was_reused(loop, taker):
     uvloop="libuv aborts the process when a watched descriptor is reused",
 )
 async def test_closed_while_registered_then_reused(loop):
-    """The kernel forgets a closed descriptor; the number may come back and must work like new."""
+    """The kernel forgets a closed descriptor. The same number may come back and must work like a new one."""
     await iterations(1)  # the loop has what descriptors it makes when it first sleeps
     seen = []
     for round_number in range(20):

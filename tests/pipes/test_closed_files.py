@@ -1,5 +1,6 @@
-"""Pipes whose file object is closed behind the transport's back. asyncio goes on with the number; here nothing is read
-from the file that has it by then, nor written to it."""
+"""Pipes whose file object is closed while the transport uses it. asyncio continues with the number; grapeshot neither
+reads from nor writes to the file that has the number by then.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ def buffered_reader(ends):
 
 
 class Wrapper:
-    """A file object of the user's own."""
+    """A file object of the user."""
 
     def __init__(self, file):
         self.file = file

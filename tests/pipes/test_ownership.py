@@ -1,4 +1,6 @@
-"""Who owns the pipe: refusals leave it to the caller, transports close it once. What a transport says of itself."""
+"""Ownership of pipes: a call that fails leaves the pipe to the caller, and a transport closes it once. Also the
+transport's extra info.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +78,7 @@ async def test_cancelled_while_it_connects(loop, direction):
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 async def test_the_descriptor_is_closed_once(loop, direction):
-    """uvloop #763: whoever gets the number next must be left alone."""
+    """uvloop #763: a second close would hit the next owner of the number."""
     with pipe_ends("pipe", direction) as ends:
         transport, protocol = await connect(loop, direction, Recorder, ends.file)
         transport.close()
@@ -158,7 +160,7 @@ async def test_is_set_to_non_blocking(loop, direction, kind):
 
 @pytest.mark.skip_on(uvloop="never ends")
 async def test_both_directions_over_one_descriptor(loop):
-    """A terminal is read and written through the same file."""
+    """The program reads and writes a terminal through the same file."""
     with pipe_ends("tty", "write") as ends:
         file = open(os.dup(ends.number), "r+b", buffering=0)
         ends.file.close()

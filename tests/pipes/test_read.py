@@ -15,7 +15,7 @@ class Broken(LookupError):
 
 
 def failing(name):
-    """A Recorder whose method raises the first time it is called, after it has written it down."""
+    """A Recorder whose method records its first call and then raises."""
 
     def fails(self, *args):
         answer = getattr(Recorder, name)(self, *args)
@@ -304,7 +304,7 @@ async def test_stream_reader(loop, limit):
 
 @pytest.mark.skip_on(uvloop="it reports it like any error")
 def test_an_interrupt_in_connection_made_costs_no_pipe(loop):
-    """It goes on with the next run, and so does whoever waits for it."""
+    """The pipe continues with the next run, and so does the task that waits for it."""
 
     class Leaving(Recorder):
         def connection_made(self, transport):

@@ -1,4 +1,4 @@
-"""connect_write_pipe: what leaves when, flow control, the ends, and readers that go away."""
+"""connect_write_pipe: when data is written, flow control, the ends, and readers that disappear."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BIG = 1 << 20  # more than any of the kernel's buffers takes at once
 
 
 class Flow(asyncio.BaseProtocol):
-    """Not asyncio.Protocol: an end that writes needs nothing of it."""
+    """Not a subclass of asyncio.Protocol: the writing end needs none of its methods."""
 
     def __init__(self):
         self.events = []

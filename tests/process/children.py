@@ -1,4 +1,4 @@
-"""What the tests of subprocesses share: short programs, a recording protocol, counting of children."""
+"""Helpers of the subprocess tests: short programs, a recording protocol, a count of children."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHELL = "/bin/sh"
 
 
 def sh(script: str) -> tuple[str, str, str]:
-    """The arguments that run `script` in a small shell."""
+    """The arguments that run `script` in a shell."""
     return SHELL, "-c", script
 
 
@@ -23,7 +23,7 @@ BLOCKED = sh("exec sleep 3600")
 
 
 class Events(asyncio.SubprocessProtocol):
-    """Writes down its callbacks in order. Data of one pipe appears once, in `data`."""
+    """Records its callbacks in order. Data of each pipe is collected in `data`."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []
@@ -57,16 +57,18 @@ _others: set[int] = set()
 
 
 def note_other_children() -> None:
-    """What is there now is not counted."""
+    """Excludes the present children from the count."""
     _others.clear()
     _others.update(children())
 
 
 def children() -> set[int]:
-    """The children of this process, ended or not, whose status nobody has fetched, but for those noted before."""
+    """The children of this process whose status was not fetched, ended or not, except for those that
+    were noted before.
+    """
     return {child.pid for child in psutil.Process().children()} - _others
 
 
 def has_children() -> bool:
-    """Whether there are any."""
+    """Whether this process has any children."""
     return bool(children())

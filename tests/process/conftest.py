@@ -1,4 +1,4 @@
-"""Every test here leaves no child behind, running or ended."""
+"""No test in this folder may leave a child behind, running or ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From connection_made to connection_lost: the order of events, ends of all kinds, signals, waiting, closing."""
+"""The life of a process from connection_made to connection_lost: order of events, ends, signals, waiting, closing."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ async def test_signals_to_an_ended_process(loop):
 
 @pytest.mark.skip_on(when=sys.version_info < (3, 13), asyncio="older versions may fetch the status and say 255")
 async def test_signals_race_with_the_end(loop):
-    """Whatever wins: no error but ProcessLookupError, and the true return code."""
+    """Whichever comes first, the only error is ProcessLookupError, and the return code is right."""
     for number in range(40):
         process = await asyncio.create_subprocess_exec(*sh("exit 7"))
         for _ in range(number % 4):
@@ -195,7 +195,7 @@ async def test_signals_race_with_the_end(loop):
 
 @pytest.mark.skip_on(when=sys.version_info < (3, 14, 7), asyncio="older versions do send one")
 async def test_no_signal_to_a_number_that_is_free_again(loop, monkeypatch):
-    """Between the fetching of the status and its publication nothing may run."""
+    """Nothing may run between the fetching of the status and its publication."""
     killed = []
     process = await asyncio.create_subprocess_exec(*sh("exit"))
     monkeypatch.setattr(os, "kill", lambda pid, number: killed.append((pid, has_children())))
@@ -313,7 +313,7 @@ async def test_a_status_that_somebody_else_has_fetched(loop, caplog):
 
 @pytest.fixture
 def ignored_sigchld():
-    """The kernel throws the status of a child away as soon as it ends."""
+    """The kernel discards the status of a child as soon as the child ends."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     yield
     signal.signal(signal.SIGCHLD, before)
@@ -368,7 +368,7 @@ async def test_close_kills_a_running_process(loop, stdio):
 @pytest.mark.xfail_on(asyncio="255: its own poll() fetches the status")
 @pytest.mark.skip_on(when=sys.version_info < (3, 12), asyncio="a waiting thread fetches the status")
 async def test_close_keeps_the_code_of_a_process_that_has_ended(loop):
-    """The child has ended and the loop has not noticed: nothing is killed, and its code is not lost."""
+    """The child has ended and the loop has not noticed. Nothing is killed, and the return code is kept."""
     read_end, write_end = os.pipe()
     transport, protocol = await loop.subprocess_exec(
         Events, *sh("read line; exit 5"), stdin=read_end, stdout=None, stderr=None
@@ -404,7 +404,7 @@ async def test_cancelled_while_starting(loop, steps):
 @pytest.mark.skip_on(uvloop="its methods cannot be replaced")
 @pytest.mark.skip_on(when=sys.version_info < (3, 14, 7), asyncio="older versions wait for ever")
 async def test_a_pipe_that_cannot_be_connected(loop):
-    """The child is ended, and nothing of it stays."""
+    """The loop ends the child and frees everything that belongs to it."""
 
     async def fail(factory, pipe):
         raise ConnectionError("no transport")
@@ -469,7 +469,7 @@ def test_a_loop_closed_under_a_running_process(loop_kind):
 
 @pytest.mark.skip_on(asyncio="it leaves the child running", uvloop="it needs no descriptor")
 def test_a_child_that_cannot_be_watched_is_ended(loop_kind):
-    """The last descriptor goes to the program, so that none is left for the watch."""
+    """The child uses the last descriptor, so that none is left for the watch."""
     out = run_script(
         loop_kind,
         """
@@ -537,7 +537,7 @@ only_with_pidfds = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no 
 @only_with_pidfds
 @pytest.mark.skip_on(asyncio="it waits for ever", uvloop="it has none")
 def test_the_number_of_a_watch_that_another_file_got(loop_kind):
-    """The child is watched anew when the loop hears of it."""
+    """The loop notices this and watches the child anew."""
     out = run_script(
         loop_kind,
         CLOSED_WATCH

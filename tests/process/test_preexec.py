@@ -1,4 +1,4 @@
-"""preexec_fn: Python code in the child between fork and exec, without holding up the loop (uvloop #118)."""
+"""preexec_fn runs Python code in the child between fork and exec, and does not block the loop (uvloop #118)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PIPE = subprocess.PIPE
 
 @pytest.fixture(autouse=True)
 def _the_helper_threads_are_there(loop_kind):
-    """They stay for good, so that the audit of a test finds none that are new."""
+    """Starts the helper threads before the audit. They never end."""
     if loop_kind != "grapeshot":
         return
     from grapeshot import _subprocess
@@ -95,7 +95,7 @@ async def test_cancelled_meanwhile(loop, is_late):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl(2)")
 def test_the_parents_death_signal_does_not_come_early(loop_kind):
-    """PR_SET_PDEATHSIG is sent when the thread ends that has started the child."""
+    """The kernel sends PR_SET_PDEATHSIG when the thread that started the child ends."""
     out = run_script(
         loop_kind,
         """

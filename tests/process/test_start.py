@@ -1,4 +1,4 @@
-"""subprocess_exec, subprocess_shell and asyncio's functions above them: arguments, stdio, results, errors."""
+"""subprocess_exec, subprocess_shell and asyncio's functions on top of them: arguments, stdio, results, errors."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ async def test_a_program_that_does_not_read(loop):
 @pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="there is no fork")
 @pytest.mark.xfail_on(uvloop="#749: the hooks run")
 def test_no_hooks_of_the_parent_run_in_the_child(loop_kind):
-    """What the program has registered for forks is not for a child that only executes another program."""
+    """The program's at-fork hooks do not run in a child that only executes another program."""
     out = run_script(
         loop_kind,
         """

@@ -1,4 +1,4 @@
-"""The Markdown of the project: its fenced code blocks, with what a comment before a block asks of it, and its links.
+"""Reads the project's Markdown: fenced code blocks with the test comment before each block, and links.
 
 A block may be preceded by a comment `<!-- test: word="value" word=value -->`. The words:
 
@@ -38,7 +38,7 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Every Markdown page that belongs to the project."""
+    """Every Markdown page of the project."""
     found = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("tests/**/*.md")]
     return sorted(found)
 
@@ -63,7 +63,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def links(page: Path) -> Iterator[tuple[int, str]]:
-    """(line, target) of every link outside code blocks."""
+    """Yields (line, target) of every link outside code blocks."""
     in_code = False
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
         if line.strip().startswith("```"):
@@ -73,6 +73,6 @@ def links(page: Path) -> Iterator[tuple[int, str]]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors that a page's headings make, as GitHub spells them."""
+    """The anchors of a page's headings, as GitHub forms them."""
     headings = re.findall(r"^#+ +(.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

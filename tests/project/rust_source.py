@@ -1,7 +1,7 @@
-"""Reads Rust source just far enough to see which modules of its crate it names.
+"""Reads Rust source and finds which modules of its crate it names.
 
-A tokenizer (comments, strings, characters and lifetimes cannot be mistaken for code) and a walk over the tokens that
-resolves every path starting with `crate`, `self` or `super`: in `use` trees, in expressions, types and macros alike.
+A tokenizer separates code from comments, strings, characters and lifetimes. A walk over the tokens resolves every
+path that starts with `crate`, `self` or `super`, in `use` trees, expressions, types and macros.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Token:
 
 @dataclass(frozen=True)
 class Mention:
-    """A path of this crate that a file names: from the module it stands in, to the path, in full."""
+    """A path of this crate that a file names, in full, and the module that names it."""
 
     line: int
     target: tuple[str, ...]
@@ -44,7 +44,7 @@ class Mention:
 
 @dataclass
 class RustFile:
-    """What one file says: the crate paths it names, the identifiers it uses, and constructs that would hide an edge."""
+    """The content of one file: the crate paths and identifiers it uses, and constructs that would hide an edge."""
 
     mentions: list[Mention] = field(default_factory=list)
     identifiers: dict[str, int] = field(default_factory=dict)  # name -> first line
@@ -76,7 +76,7 @@ def tokenize(text: str) -> list[Token]:
 
 
 def module_of(path: PurePosixPath) -> tuple[str, ...]:
-    """The module that a file below src/ is: `sys/poller/mod.rs` is `sys::poller`, `lib.rs` is the crate's root."""
+    """The module of a file below src/: `sys/poller/mod.rs` is `sys::poller`, `lib.rs` is the root of the crate."""
     parts = path.with_suffix("").parts
     return parts[:-1] if parts[-1] in {"mod", "lib", "main"} else parts
 
@@ -133,7 +133,7 @@ class _Walk:
         return after == "::" or before == "use"
 
     def _tree(self, index: int, here: tuple[str, ...], base: tuple[str, ...] | None) -> int:
-        """Reads a path or a use tree from `index`, notes where it leads, gives the index after it."""
+        """Reads a path or a use tree from `index` and records its target. Returns the index after it."""
         first, line = True, self.tokens[index].line
         target = base if base is not None else ()
         while True:

@@ -1,4 +1,4 @@
-"""The README's speed table and docs/speed.md, from the committed JSON alone: `make tables` rewrites both."""
+"""The speed tables of README.md and docs/speed.md, made from the committed JSON only. `make tables` rewrites both."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CHOSEN = {
 
 
 def compact(result: dict[str, Any]) -> str:
-    """The README's table: CPU of each loop in the chosen rows, and the ratio to uvloop."""
+    """The README's table: the CPU time of each loop in the chosen rows, and the ratio to uvloop."""
     from benchmarks.tables import OURS, PEER, number, ratios, values
 
     loops = [OURS, PEER, "asyncio"]
@@ -83,7 +83,9 @@ def instructions() -> str:
 
 
 def coros() -> str:
-    """The section on coros: beside their peers, and what they cost those who do not use them; of what is committed."""
+    """The section on coros: other libraries for comparison, and the cost for programs without coros. Uses committed
+    results only.
+    """
     from benchmarks.coros.unchanged import markdown as unchanged
     from benchmarks.tables import markdown
 
@@ -96,7 +98,7 @@ def coros() -> str:
 
 
 def put(page: Path, table: str) -> str:
-    """The whole page with the table in its place."""
+    """Returns the whole page with the table inserted."""
     before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     assert all((begin, end)), f"{page.name} has no place for the table"
@@ -104,7 +106,7 @@ def put(page: Path, table: str) -> str:
 
 
 def expected() -> dict[Path, str]:
-    """What the two pages must say."""
+    """Returns the expected text of the two pages."""
     from benchmarks.tables import markdown
 
     result = json.loads(RESULTS.read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
-"""The switch of coros on processors that are not this one: run in an emulator, assembled, or built without it.
+"""The switch of coros on other processors: run in an emulator, assembled, or absent.
 
-Where the cross compiler or the emulator is absent the test is skipped and says so; with ``REQUIRE_CROSS=1``, as in the
+Without the cross compiler or the emulator the test is skipped with a message. With ``REQUIRE_CROSS=1``, as in the
 project's CI, it fails instead.
 """
 
@@ -39,7 +39,7 @@ def layout() -> dict[str, str]:
 
 
 def build(folder: Path, replaced: dict[str, str]) -> Path:
-    """The harness with the instructions of the extension, in which ``replaced`` lines are others."""
+    """Builds the harness with the instructions of the extension, in which ``replaced`` lines are exchanged."""
     definitions = [f"-D{name}={value}" for name, value in layout().items()]
     for name, file in {"SWITCH": "aarch64_switch.s", "START": "aarch64_start.s"}.items():
         text = (ARCH / file).read_text(encoding="utf-8")
@@ -86,7 +86,9 @@ def test_the_instructions_are_assembled_for_apple(tmp_path: Path) -> None:
 
 
 def test_an_unknown_processor_builds(tmp_path: Path) -> None:
-    """arch/none.rs has what arch/mod.rs asks of a file; without it coros are refused (tests/coro/test_state.py)."""
+    """arch/none.rs has everything that arch/mod.rs requires of a file. With it coros are refused
+    (tests/coro/test_state.py).
+    """
     rustc = tool("rustc", where_from="https://rustup.rs")
     crate = tmp_path / "arch.rs"
     module = (ARCH / "mod.rs").read_text(encoding="utf-8")

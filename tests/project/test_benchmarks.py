@@ -1,6 +1,6 @@
-"""The harness of the benchmarks: its servers serve, its calls are made, and its tables say what the numbers say.
+"""The harness of the benchmarks: its servers answer, its calls run, and its tables show the right numbers.
 
-Nothing is measured here. The load generator has tests of its own (`make test-rust`).
+These tests measure nothing. The load generator has its own tests (`make test-rust`).
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def source_files():
 
 
 def misplaced_cfg(crate: str, inside: PurePosixPath, text: str):
-    """Lines with a `cfg` other than `cfg(test)` in a file that is not the place for it."""
+    """Lines with a `cfg` other than `cfg(test)` in a file where it is not allowed."""
     if CFG_PLACES[crate].fullmatch(str(inside)):
         return []
     tokens = tokenize(text)

@@ -1,4 +1,6 @@
-"""The harness that compares coros: its programs run in every style that is installed, and its tables name the peers."""
+"""The harness that compares coros: its programs run in every installed style, and its tables name the
+other libraries.
+"""
 
 from __future__ import annotations
 

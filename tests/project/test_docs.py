@@ -1,4 +1,6 @@
-"""The pages are true to the tree: links lead somewhere, the table of methods is the loop's, nobody's machine shows."""
+"""The pages match the tree: links have targets, the table of methods matches the loop, and no page shows paths of a
+developer's machine.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def test_links_lead_somewhere(page):
 
 
 def project_files():
-    """The files that git has or would take."""
+    """The files that git tracks or would track."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     files = [ROOT / name for name in done.stdout.split("\0") if name]
@@ -80,7 +82,9 @@ def test_every_method_of_a_loop_has_a_row():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_is_what_its_row_says(name):
-    """`yes`: the loop has its own. Anything else: it is asyncio's abstract one, which raises NotImplementedError."""
+    """`yes` means that the loop has its own method. Any other entry means asyncio's abstract method, which raises
+    NotImplementedError.
+    """
     own = getattr(grapeshot.Loop, name) is not vars(asyncio.AbstractEventLoop)[name]
     assert own == (TABLE[name] == "yes")
 
@@ -89,7 +93,7 @@ def test_a_method_is_what_its_row_says(name):
 
 
 def test_the_speed_tables_are_the_committed_numbers():
-    """After new numbers: `make tables`."""
+    """Run `make tables` after new measurements."""
     for path, text in speed_table.expected().items():
         assert path.exists(), f"{path.name} is not written yet"
         assert path.read_text(encoding="utf-8") == text, f"{path.name} is not what the JSON says"

@@ -1,4 +1,4 @@
-"""The programs of examples/ run, serve, and stop cleanly when told to: on our loop and on asyncio's."""
+"""The programs of examples/ run, serve, and stop cleanly on request, on grapeshot's loop and on asyncio's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ on_both_loops = pytest.mark.parametrize("loop_name", ["asyncio", "grapeshot"])
 
 @contextmanager
 def running(example: str, loop_name: str, *, stop: signal.Signals = signal.SIGTERM) -> Iterator[int]:
-    """Starts the example, gives its port; afterwards stops it and checks that it ended well and said so."""
+    """Starts the example and yields its port. Afterwards stops it and checks its exit status and its output."""
     command = [sys.executable, "-W", "error", str(ROOT / "examples" / example), "--port", "0", "--loop", loop_name]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -41,7 +41,7 @@ def running(example: str, loop_name: str, *, stop: signal.Signals = signal.SIGTE
 
 
 def exchange(client: socket.socket, data: bytes) -> bytes:
-    """Sends `data`, gives back as many bytes as were sent (fewer if the peer closes)."""
+    """Sends `data`. Returns as many bytes as were sent, or fewer if the peer closes."""
     client.sendall(data)
     received = bytearray()
     while len(received) < len(data) and (piece := client.recv(65536)):

@@ -1,4 +1,4 @@
-"""The feature table is true: its probes work on grapeshot, its tests exist, its pages are what the JSON says."""
+"""The feature table is true: its probes pass on grapeshot, its tests exist, and its pages match the JSON."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_what_is_not_probed_has_a_source() -> None:
 
 
 def test_the_pages_are_what_the_outcomes_say() -> None:
-    """After new outcomes: `make tables`."""
+    """Run `make tables` after new outcomes."""
     for path, text in feature_table.expected().items():
         assert path.exists(), f"{path.name} is not written yet"
         assert path.read_text(encoding="utf-8") == text, f"{path.name} is not what the JSON says"

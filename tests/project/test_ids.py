@@ -1,4 +1,6 @@
-"""Ids of tests that other files name (`tests/tcp/test_write.py::test_abort`): they exist, and grapeshot passes them."""
+"""Test ids that other files name (`tests/tcp/test_write.py::test_abort`): the tests exist, and grapeshot must pass
+them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ def functions(path: Path) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
 
 
 def problems_with(test: str) -> Iterator[str]:
-    """What is wrong with a test's id: no such file, no such function, or a test that grapeshot is let off."""
+    """Yields the problems of a test id: no such file, no such function, or a test that excuses grapeshot."""
     name, _, function = test.partition("::")
     path = ROOT / name
     if not path.is_file():
@@ -37,7 +39,7 @@ def problems_with(test: str) -> Iterator[str]:
 
 
 def let_off(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
-    """The marks that excuse grapeshot from a test."""
+    """Yields the marks that excuse grapeshot from a test."""
     for decorator in function.decorator_list:
         if isinstance(decorator, ast.Call):
             mark = ast.unparse(decorator.func).removeprefix("pytest.mark.")

@@ -42,7 +42,7 @@ DEPENDENCIES = {
 
 
 def rust_errors(root: Path) -> Iterator[str]:
-    """Every edge between rooms of one crate that the layers forbid, as `file:line: why`."""
+    """Yields every edge between rooms of one crate that the layers forbid, as `file:line: why`."""
     for source, rooms in ROOMS.items():
         for path in sorted((root / source).rglob("*.rs")):
             inside = PurePosixPath(path.relative_to(root / source))
@@ -85,7 +85,7 @@ def rust_circles(root: Path, room: str) -> list[list[str]]:
 
 
 def crates_below(name: str, lock: str) -> set[str]:
-    """Every crate that this one is built from or tested with, whatever it is renamed to."""
+    """Every crate that this one is built from or tested with, under its real name."""
     packages = {package["name"]: package for package in tomllib.loads(lock)["package"]}
     found: set[str] = set()
     wanted = [name]
@@ -109,7 +109,7 @@ TYPE_CHECKERS_ONLY = {"_typeshed"}
 
 
 def python_layer(module: str) -> int:
-    """Native core, method modules, the loop, what is made with the loop, the package itself."""
+    """The layer of a module: native core, method modules, the loop, what uses the loop, the package itself."""
     if module in {"", "__main__"}:
         return 4
     if module in {"_policy", "_run"} or module.split(".")[0] == "coro":
@@ -118,7 +118,7 @@ def python_layer(module: str) -> int:
 
 
 def python_modules(root: Path) -> dict[str, Path]:
-    """Names within the package ("" is the package itself) and their files."""
+    """Maps the names within the package ("" is the package itself) to their files."""
     package = root / "python" / PACKAGE
     modules = {}
     for path in sorted(package.rglob("*.py")):
@@ -128,7 +128,7 @@ def python_modules(root: Path) -> dict[str, Path]:
 
 
 def python_imports(path: Path, module: str, known: set[str]) -> Iterator[tuple[int, str]]:
-    """What a file imports, wherever in it: absolute names, our own modules' among them."""
+    """Yields all imports of a file, at any depth, with absolute names, also of the package's own modules."""
     is_package = path.name == "__init__.py"
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Import):
@@ -151,7 +151,7 @@ def python_imports(path: Path, module: str, known: set[str]) -> Iterator[tuple[i
 
 
 def python_errors(root: Path) -> Iterator[str]:
-    """Every import of python/grapeshot that the layers forbid, as `file:line: why`."""
+    """Yields every import of python/grapeshot that the layers forbid, as `file:line: why`."""
     modules = python_modules(root)
     edges: dict[str, set[str]] = {module: set() for module in modules}
     for module, path in modules.items():
@@ -230,7 +230,7 @@ def test_the_package_needs_nothing_at_run_time():
 
 @pytest.fixture
 def tree(tmp_path):
-    """The least that has the shape of the sources, to spoil."""
+    """The smallest tree that has the shape of the sources. Tests plant errors in it."""
     for name in (
         "src/lib.rs",
         "src/event_loop/mod.rs",

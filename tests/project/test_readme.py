@@ -1,4 +1,4 @@
-"""What the pages show is run: Python blocks as scripts, servers with a real request, make targets against make."""
+"""The code blocks of the pages work: Python blocks run as scripts, servers answer a request, make targets exist."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def named(found: list[Block]) -> pytest.MarkDecorator:
 
 
 def make_targets() -> set[str]:
-    """The targets of the Makefile, as make itself knows them."""
+    """The targets of the Makefile, as make itself lists them."""
     done = subprocess.run(["make", "-qpRr", "-f", "Makefile"], cwd=ROOT, capture_output=True, text=True, check=False)
     phony = re.search(r"^\.PHONY:(.*)$", done.stdout, re.MULTILINE)
     assert phony, done.stderr
@@ -38,7 +38,7 @@ def make_targets() -> set[str]:
 
 
 def installed_programs() -> set[str]:
-    """Programs that `make venv` installs, each named like its package."""
+    """The programs that `make venv` installs. Each has the name of its package."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     return {"maturin", *(re.split(r"[^\w-]", requirement)[0] for requirement in extras["dev"])}
 
@@ -90,7 +90,7 @@ def test_server_command_serves(block, tmp_path):
 
 
 def get(url: str, process: subprocess.Popen[str], output: list[str]) -> str:
-    """The body, as soon as the server answers."""
+    """Returns the body as soon as the server answers."""
     give_up = time.monotonic() + CAP_S
     while True:
         try:
@@ -133,7 +133,7 @@ def test_every_make_target_has_a_line_in_help():
 
 
 def test_the_pages_have_the_blocks_that_this_file_is_for():
-    """A broken parser would find nothing to run, and nothing would fail."""
+    """With a broken parser no block would run, and no test would fail."""
     readme = [block for block in BLOCKS if block.page.name == "README.md"]
     scripts = "\n".join(block.text for block in readme if block.language == "python")
     for way_in in ("grapeshot.install()", "grapeshot.run(main())", "loop_factory=grapeshot.new_event_loop"):

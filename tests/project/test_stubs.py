@@ -1,4 +1,4 @@
-"""The types are true: mypy --strict passes on the package, and `_core.pyi` says what the built extension has."""
+"""The types are right: mypy --strict passes on the package, and `_core.pyi` matches the built extension."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_stub_says_what_the_extension_has(cache):
 
 
 def test_stubtest_would_notice(cache, tmp_path):
-    """A stub with one method too many is caught: stubtest did look at the extension."""
+    """stubtest reports a stub with one method too many, so it did inspect the extension."""
     copy = tmp_path / "grapeshot"
     copy.mkdir()
     (copy / "__init__.pyi").touch()
@@ -69,7 +69,7 @@ def test_stubtest_would_notice(cache, tmp_path):
     ],
 )
 def test_types_that_a_user_sees(cache, tmp_path, text, error):
-    """The package is typed (py.typed), so that a program which uses it is checked."""
+    """The package is typed (py.typed), so type checkers check programs that use it."""
     program = tmp_path / "program.py"
     head = """
         import asyncio

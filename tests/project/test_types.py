@@ -1,4 +1,4 @@
-"""What a user's type checker says: mypy --strict and pyright find each wrong line of typed_program.py, and no other."""
+"""A user's type checker: mypy --strict and pyright report each wrong line of typed_program.py, and no other line."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_mypy(tmp_path):
 
 
 def test_pyright(tmp_path):
-    """The package fetches pyright itself from npm when it is called first: without a network that cannot be had."""
+    """The package fetches pyright from npm at its first call, which needs a network."""
     version = run("pyright", "--version", cwd=tmp_path)
     if version.returncode != 0:
         why = (version.stderr or version.stdout).strip().splitlines()[-1:]

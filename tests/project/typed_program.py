@@ -1,6 +1,6 @@
-"""A program that uses coros, for type checkers: each line that says `# error` must be one, and no other.
+"""A program that uses coros, for type checkers. Each line with `# error` must be an error, and no other line may be.
 
-tests/project/test_types.py reads it; nobody runs it.
+tests/project/test_types.py checks this file. It is never run.
 """
 
 from __future__ import annotations

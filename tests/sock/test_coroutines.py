@@ -1,4 +1,4 @@
-"""The coroutines of sock_* as coroutines, and their arguments."""
+"""The sock_* methods as coroutines, and the checks of their arguments."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_eager_tasks(loop, pair):
 
 
 async def test_tasks_written_in_python(loop, pair):
-    """Programs replace asyncio.Task by the Python one, for tracing."""
+    """Programs that trace tasks replace asyncio.Task by the Python implementation."""
     ours, theirs = pair
     task_type = asyncio.tasks._PyTask
     task = task_type(loop.sock_recv(ours, 10), loop=loop)
@@ -174,7 +174,7 @@ async def test_a_suspended_coroutine_is_nobody_elses(loop, pair):
 
 @pytest.mark.xfail_on(uvloop="it uses a future of its own, with less to it")
 def test_driven_by_hand(loop, pair):
-    """send() until it waits, and again once it may go on."""
+    """The test calls send() until the coroutine waits, and again once it may continue."""
     ours, theirs = pair
 
     async def main():
@@ -313,7 +313,7 @@ class Holder:
 
 
 def test_an_abandoned_wait_is_collected(new_loop, pair):
-    """A cycle through the loop, the wait, the task and the coroutine."""
+    """The cycle goes through the loop, the wait, the task and the coroutine."""
     loop = new_loop()
     holder = Holder()
     reference = weakref.ref(holder)

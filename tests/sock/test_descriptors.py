@@ -1,5 +1,6 @@
-"""Which wait an event belongs to: cancelled and replaced operations, closed, reused and duplicated descriptors, and
-callbacks beside operations."""
+"""Which operation an event belongs to: cancelled and replaced operations, closed, reused and duplicated descriptors,
+and callbacks beside operations.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +31,9 @@ async def test_cancelling_leaves_the_socket_usable(loop, pair):
 
 @pytest.mark.skip_on(uvloop="it receives in the callback, and what it has taken is lost")
 async def test_cancelling_after_the_event_loses_nothing(loop, pair):
-    """The event has come and the task has not run yet when it is cancelled. asyncio receives in its callback: there
-    the cancellation comes first in the same iteration, or the data is gone."""
+    """The event has arrived and the task has not run yet when it is cancelled. asyncio receives in its callback, where
+    the cancellation must come first in the same iteration, or the data is lost.
+    """
     ours, theirs = pair
     for _ in range(20):
         task = await blocked_task(loop, loop.sock_recv(ours, 10), 1)
@@ -193,7 +195,7 @@ async def test_remove_reader_ends_the_wait_of_recv(loop, pair):
 
 
 async def test_a_reader_after_operations(loop, pair):
-    """A callback is called for as long as there is data, whatever the poller was told for operations before."""
+    """The loop calls a callback as long as there is data, whatever operations registered before."""
     ours, theirs = pair
     task = await blocked_task(loop, loop.sock_recv(ours, 10))
     theirs.send(b"x")
@@ -258,7 +260,7 @@ async def test_a_closed_socket(loop, pair):
 
 @pytest.mark.skip_on(uvloop="libuv aborts the process when a descriptor is reused")
 async def test_closing_the_socket_under_an_operation(loop):
-    """Nothing comes any more, the operation can be cancelled, and the next owner of the number is not disturbed."""
+    """No event arrives any more, the operation can be cancelled, and the next owner of the number is not affected."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     number = ours.fileno()
@@ -301,7 +303,7 @@ async def test_a_reused_number_while_the_old_operation_still_waits(loop):
 
 
 async def test_numbers_are_reused_between_operations(loop):
-    """The socket of the wait before is closed behind the loop's back, again and again, in every order."""
+    """The test closes the socket of the previous operation without telling the loop, many times, in every order."""
     pattern = random.Random(3)
     open_pairs = [socket.socketpair() for _ in range(6)]
     for ours, _ in open_pairs:
@@ -327,7 +329,7 @@ async def test_numbers_are_reused_between_operations(loop):
 
 
 async def test_a_duplicate_of_a_closed_socket_does_not_speak_for_the_next_owner(loop):
-    """epoll goes on watching a closed descriptor while a duplicate is open."""
+    """epoll continues to watch a closed descriptor while a duplicate is open."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     task = await blocked_task(loop, loop.sock_recv(ours, 10))
@@ -417,7 +419,9 @@ async def test_data_that_nobody_waits_for_does_not_keep_the_loop_busy(loop, pair
 
 @pytest.mark.skip_on(uvloop="its callbacks of one poll are lost with the exception")
 def test_an_interrupt_in_another_callback_loses_no_event(loop):
-    """KeyboardInterrupt leaves run_forever in the midst of the events of one poll; each is reported only once."""
+    """KeyboardInterrupt leaves run_forever in the middle of the events of one poll. Each event is
+    still reported once.
+    """
     pairs = [socket.socketpair() for _ in range(30)]
     received = []
 

@@ -1,4 +1,4 @@
-"""loop.sendfile and loop.sock_sendfile: by the system, and by reading and writing where the system cannot."""
+"""loop.sendfile and loop.sock_sendfile: by a system call, and by reading and writing where the system cannot."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WAYS = [True, pytest.param(False, marks=is_torn)]
 
 
 async def read_for(task, peer):
-    """Reads until the task is done, and then what has arrived."""
+    """Reads until the task is done. Returns all data."""
     data = bytearray()
     while not task.done():
         try:
@@ -49,7 +49,7 @@ async def read_for(task, peer):
 
 
 async def sent_through(loop, transport, peer, opened, *args, **kwargs):
-    """What sendfile returns and what the peer has received of it."""
+    """Returns the result of sendfile and the data that the peer received."""
     task = loop.create_task(loop.sendfile(transport, opened, *args, **kwargs))
     data = await read_for(task, peer)
     count = await task
@@ -292,7 +292,7 @@ async def test_aborting_the_transport_while_it_waits_for_earlier_writes(loop, fi
 
 
 async def test_the_connection_of_the_fallback_is_lost(loop):
-    """The transport's protocol hears of it, although another one stands in for it."""
+    """The transport's protocol gets connection_lost, although another protocol replaces it meanwhile."""
     transport, protocol, peer = await connected(loop, small=True)
     with peer:
         task = loop.create_task(loop.sendfile(transport, Unmappable(CONTENT)))
@@ -357,7 +357,7 @@ async def test_a_transport_that_cannot(loop, file):
 
 
 async def test_a_pipe_as_the_file(loop):
-    """No regular file: its size is 0, so nothing is sent; with a count it is read."""
+    """A pipe is no regular file. Its size is 0, so nothing is sent; with a count it is read."""
     reading, writing = os.pipe()
     os.write(writing, b"through a pipe")
     os.close(writing)

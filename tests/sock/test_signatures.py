@@ -1,4 +1,4 @@
-"""Each sock_* and getaddrinfo are coroutine functions to those who ask: inspect, and by it unittest.mock."""
+"""inspect and unittest.mock see the sock_* methods and getaddrinfo as coroutine functions."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def test_a_subclass_that_calls_its_base(loop):
 
 @pytest.mark.parametrize("name", NATIVE)
 def test_wrong_receivers(loop_kind, loop, name):
-    """A native method never trusts what it is called on."""
+    """A native method checks the object that it is called on."""
     if loop_kind != "grapeshot":
         pytest.skip("a Python function takes anything")
     method = getattr(type(loop), name)

@@ -1,4 +1,6 @@
-"""What sock_recv and its relatives move: every operation, at once and after a wait, every kind of buffer and size."""
+"""The data that sock_recv and its relatives transfer: every operation, at once and after a wait, every kind of buffer
+and size.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,7 @@ async def test_reads_that_keep_to_a_size_and_then_do_not(loop, pair):
 
 
 async def test_datagrams_that_keep_to_a_size_and_then_do_not(loop):
-    """None is cut off for being longer than those before."""
+    """A datagram that is longer than those before is not cut off."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with ours, theirs:
         ours.setblocking(False)
@@ -186,7 +188,7 @@ async def test_sendall_keeps_a_bytearray_from_being_resized_while_it_waits(loop,
 
 
 async def test_sendall_gives_way_to_others(loop):
-    """A receiver that takes parts all the time, in a thread, does not keep the loop from turning."""
+    """A receiver in a thread takes parts all the time. The loop still runs other callbacks."""
     ours, theirs = raw_pair()
     with ours, theirs:
         ours.setblocking(False)
@@ -355,7 +357,7 @@ async def test_a_refused_connection(loop):
 
 
 async def test_connecting_anew_after_a_refusal(loop):
-    """The end of the first attempt is not taken for that of another one."""
+    """The end of the first attempt does not end the second one."""
     with socket.socket() as client:
         client.setblocking(False)
         with listening() as listener:
@@ -373,7 +375,7 @@ async def test_connecting_anew_after_a_refusal(loop):
 
 
 async def test_many_at_once(loop):
-    """Connections come, talk and go, over and over the same descriptors."""
+    """Connections open, transfer and close, over the same descriptors again and again."""
     pattern = random.Random(7)
 
     async def serve(connection):

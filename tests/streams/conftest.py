@@ -1,4 +1,4 @@
-"""Streams that a test has left open are closed before their loop is."""
+"""A fixture closes the streams that a test leaves open before their loop is closed."""
 
 from __future__ import annotations
 

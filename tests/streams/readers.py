@@ -1,4 +1,4 @@
-"""A StreamReader on one end of a pair of sockets, the other end as a plain one, and a record of what runs in Python."""
+"""A StreamReader on one end of a socket pair, a plain socket on the other end, and a record of the Python calls."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from support import Peer, iterations
 
 
 class PlainReader(asyncio.StreamReader):
-    """Nothing is different, but it is a subclass: fed by Python code on every loop."""
+    """A subclass without changes. Because it is a subclass, Python code feeds it on every loop."""
 
 
 class Stream:
-    """What the tests hold of one connection."""
+    """One connection of a test."""
 
     def __init__(self, reader: asyncio.StreamReader, protocol: Any, transport: Any, peer: Peer) -> None:
         self.reader: Any = reader
@@ -44,7 +44,7 @@ async def open_stream(
     protocol_type: type[asyncio.StreamReaderProtocol] = asyncio.StreamReaderProtocol,
     prepare: Callable[[Any, Any], None] = lambda reader, protocol: None,
 ) -> Stream:
-    """Connects; `prepare` gets reader and protocol before the transport does."""
+    """Connects. `prepare` gets the reader and the protocol before the transport does."""
     reader = reader_type(limit=limit, loop=loop)
     protocol = protocol_type(reader, loop=loop)
     prepare(reader, protocol)

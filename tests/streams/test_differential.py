@@ -1,4 +1,6 @@
-"""The same random traffic gives the same results and states: fed natively, fed by Python, and on asyncio's own loop."""
+"""The same random traffic gives the same results and states: with a native reader, with a Python reader, and on
+asyncio's own loop.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ SEPARATORS = (b"\n", b"ab", b"\r\n", b"x")
 
 
 def shown(value):
-    """A result that can be compared: exceptions by type, text and what they carry."""
+    """A result in a comparable form. Exceptions become their type, text and attributes."""
     if isinstance(value, asyncio.IncompleteReadError):
         return ("IncompleteReadError", value.partial, value.expected)
     if isinstance(value, asyncio.LimitOverrunError):
@@ -25,7 +27,9 @@ def shown(value):
 
 
 class Traffic:
-    """One seeded sequence of steps. Each step settles before the next, so that the cuts of the data are the same."""
+    """One seeded sequence of steps. Each step completes before the next one, so that the data is cut in the same
+    places.
+    """
 
     def __init__(self, seed, reader_type):
         self.rng = random.Random(seed)

@@ -1,4 +1,6 @@
-"""Feeding a StreamReader natively shows in nothing but the Python frames that are missing, and stops where it would."""
+"""Native feeding of a StreamReader gives the same results as Python code, and is not used where Python
+code must run.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ IS_NOT_FATAL = "it reports the error and goes on with the connection"
 
 
 def frames_of(loop_kind):
-    """The Python calls that one delivery takes."""
+    """The Python calls of one delivery."""
     return [] if loop_kind == "grapeshot" else FRAMES
 
 
@@ -120,7 +122,7 @@ async def test_end_of_stream(loop):
 
 
 async def test_sizes_from_one_to_beyond_every_buffer(loop, loop_kind):
-    """Steady large reads are received straight into the reader's buffer."""
+    """The loop receives steady large reads straight into the reader's buffer."""
     stream = await open_stream(loop, 2**20)
     with PythonCalls() as calls:
         for size in (1, 7, 1000, *[30_000] * 8, 3, *[100_000] * 8, *[300_000] * 3, 5000, *[30_000] * 7):
@@ -259,7 +261,7 @@ async def test_subclasses(loop, what):
 @pytest.mark.parametrize("target", ["class", "object"])
 @pytest.mark.parametrize("name", ["feed_data", "_wakeup_waiter"])
 async def test_patched_reader(loop, loop_kind, monkeypatch, name, target):
-    """Methods replaced on an open connection are called from the next piece of data on, until they are put back."""
+    """Methods that are replaced on an open connection are called from the next data on, until they are restored."""
     stream = await open_stream(loop)
     await stream.send(b"0")
     seen = []
@@ -381,7 +383,7 @@ async def test_the_reader_of_a_protocol_replaced(loop):
 
 
 async def test_the_transport_of_a_reader_replaced(loop):
-    """What is called is `pause_reading` of the reader's own transport."""
+    """The loop calls `pause_reading` of the reader's own transport."""
 
     class CannotPause:
         count = 0
@@ -402,7 +404,7 @@ async def test_the_transport_of_a_reader_replaced(loop):
 
 
 class Limit:
-    """A limit that is no int."""
+    """A limit that is not an int."""
 
     def __init__(self, value):
         self.value = value
@@ -424,7 +426,7 @@ async def test_unusual_limits(loop, limit):
 
 
 class Waiter:
-    """Stands in for the Future that a reader waits for."""
+    """Replaces the Future that a reader waits for."""
 
     tag: contextvars.ContextVar[str] = contextvars.ContextVar("tag", default="none")
 
@@ -499,7 +501,7 @@ FATAL = "Fatal error: protocol.data_received() call failed."
 
 
 async def failed(stream, reported, kind):
-    """The connection ends with the error, which is reported once with everything that belongs to it."""
+    """The connection ends with the error. The error is reported once, with all the usual context."""
     await until(lambda: stream.protocol._closed.done(), "the end of the connection")
     [context] = reported
     assert context["message"] == FATAL

@@ -1,7 +1,8 @@
-"""A pytest plugin that writes down for run.py how each phase of each test ended: a JSON line in the file `SUITE_LINES`.
+"""A pytest plugin that records for run.py how each phase of each test ended: a JSON line in the file `SUITE_LINES`.
 
-A line has the loops that were built since the phase before. A failed collection gets a line, too. `SUITE_ONLY` names a
-file with the ids of the tests to run, in their order, as JSON; on the command line each would have to exist.
+A line also has the loops that were built since the previous phase. A failed collection gets a line, too.
+`SUITE_ONLY` names a JSON file with the ids of the tests to run, in their order; on the command line each id would
+have to exist.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Outcome:
 
 @dataclasses.dataclass
 class Report:
-    """What came of a suite on the subject, beside the baseline."""
+    """The result of a suite on the subject, with the baseline for comparison."""
 
     suite: str
     counts: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
@@ -63,12 +63,12 @@ class Report:
 
 
 def version() -> str:
-    """Such as 3.13, or 3.14t for a free-threaded one."""
+    """The version of an interpreter, such as 3.13, or 3.14t for a free-threaded one."""
     return "{}.{}{}".format(*sys.version_info[:2], getattr(sys, "abiflags", ""))
 
 
 def prepare(name: str, suite: dict[str, Any]) -> tuple[Path, Path]:
-    """The suite's interpreter, with all that it needs, and the directory that it runs in."""
+    """Prepares the suite's interpreter with its requirements, and the directory that the suite runs in."""
     place = PLACE / version() / name
     place.mkdir(parents=True, exist_ok=True)
     python, work, stamp = place / "venv" / "bin" / "python", place / "work", place / "stamp"
@@ -106,7 +106,7 @@ def unpack(sdist: Path, work: Path, wanted: list[str]) -> None:
 
 
 def run_once(suite: dict[str, Any], python: Path, work: Path, subject: str, tests: list[str]) -> dict[str, Outcome]:
-    """Run these tests, or all if there are none: how they ended."""
+    """Runs these tests, or all tests if the list is empty. Returns how they ended."""
     with tempfile.TemporaryDirectory(prefix="s-") as folder:  # a short path: Unix sockets are made below it
         lines, chosen, output = (Path(folder) / name for name in ("lines", "chosen", "output"))
         lines.touch()
@@ -156,7 +156,7 @@ def package() -> Path:
 
 
 def end_group(child: subprocess.Popen[bytes]) -> None:
-    """End what a suite has left running."""
+    """Ends the processes that a suite left running."""
     try:
         os.killpg(child.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -184,7 +184,7 @@ def read_lines(text: str) -> dict[str, Outcome]:
 def run_suite(
     suite: dict[str, Any], python: Path, work: Path, subject: str, needed: list[str] | None
 ) -> dict[str, Outcome]:
-    """Run a suite. What fails is run again; on the subject, what is `needed` and did not pass is run again."""
+    """Runs a suite. Failed tests run again; on the subject, so do tests that are `needed` and did not pass."""
     outcomes = run_once(suite, python, work, subject, [])
     for _ in range(RERUNS):
         if needed is None:
@@ -239,7 +239,7 @@ def judge(
 
 
 def load(file: Path = DATA) -> dict[str, dict[str, Any]]:
-    """The suites, each with what of the other tables is about it."""
+    """The suites, each with its entries of the other tables."""
     data = tomllib.loads(file.read_text())
     suites: dict[str, dict[str, Any]] = data["suite"]
     for suite in suites.values():

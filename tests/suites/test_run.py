@@ -1,4 +1,6 @@
-"""What runs other projects' suites, on a small suite of its own. The real ones are run by `.ci/matrix suites`."""
+"""Tests of the program that runs other projects' suites, with a small suite of its own. `.ci/matrix suites` runs the
+real ones.
+"""
 
 from __future__ import annotations
 

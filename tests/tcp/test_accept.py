@@ -1,4 +1,4 @@
-"""Accepting connections: what runs before `connection_made`, and what a cancellation of all tasks ends."""
+"""Accepting connections: the order of callbacks before `connection_made`, and what a cancellation of all tasks ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UVLOOP = pytest.mark.skip_on(uvloop="accepting is no task")
 
 
 class Served(asyncio.StreamReaderProtocol):
-    """A protocol with a task that serves the connection and closes it, as those of mail servers."""
+    """A protocol whose task serves and closes the connection, as in mail servers."""
 
     made: list[Served]
 
@@ -52,7 +52,7 @@ def cancel_all(loop):
 
 
 def shut_down(loop, server):
-    """What aiosmtpd's controller does when its loop was stopped."""
+    """Does what aiosmtpd's controller does after its loop was stopped."""
     server.close()
     loop.run_until_complete(asyncio.wait_for(server.wait_closed(), 10))
     loop.run_until_complete(iterations(3))
@@ -106,7 +106,7 @@ async def test_what_the_factory_schedules_comes_first(loop, serve, schedule):
 
 @UVLOOP
 async def test_what_the_factory_schedules_sees_the_task(loop, serve):
-    """There are this test and the task that accepts."""
+    """There are two tasks: this test and the task that accepts."""
     made = []
 
     def factory():
@@ -153,7 +153,7 @@ def test_everything_is_cancelled_while_a_connection_is_accepted(new_loop, count,
 @UVLOOP
 @pytest.mark.parametrize("is_gone", [True, False])
 def test_another_thread_stops_the_loop_while_a_protocol_is_made(new_loop, is_gone):
-    """The stop is queued between the factory and connection_made, so that the protocol's task is made behind it."""
+    """The stop is queued between the factory and connection_made, before the protocol's task."""
     loop = new_loop()
     Served.made = []
     asked, queued = threading.Event(), threading.Event()
@@ -214,7 +214,7 @@ def test_another_thread_stops_the_loop_while_a_connection_is_made(new_loop):
 
 @UVLOOP
 def test_connections_that_nobody_cancels_live_on(new_loop):
-    """A stop alone ends nothing."""
+    """stop() alone does not end connections."""
     loop = new_loop()
     Served.made = []
     server = listen(loop, lambda: Served(loop))
@@ -235,7 +235,7 @@ def test_connections_that_nobody_cancels_live_on(new_loop):
 
 @UVLOOP
 def test_a_handshake_is_cancelled(new_loop):
-    """Of a client that never says a word."""
+    """The client of this handshake sends nothing."""
     loop = new_loop()
     made = []
 

@@ -1,5 +1,6 @@
-"""Sockets that are closed behind the back of the transport or server that uses them. The number may be another file's
-by then: nothing is read or accepted from it, and nothing is written to it."""
+"""Sockets that are closed while a transport or server uses them. Another file may have the number by then: the loop
+neither reads or accepts from it, nor writes to it.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +142,7 @@ async def test_write_eof(loop):
 
 @pytest.mark.parametrize("factory", [Recorder, BufferedRecorder])
 async def test_an_event_of_a_duplicate(loop, factory):
-    """The open file lives on in a duplicate, and so do its events."""
+    """The open file and its events live on in a duplicate."""
     transport, protocol, peer = await connected(loop, factory)
     sock = socket_of(transport)
     fd = sock.fileno()
@@ -159,7 +160,7 @@ async def test_an_event_of_a_duplicate(loop, factory):
 
 
 async def test_a_buffer_closes_the_socket(loop):
-    """What get_buffer() does comes between the event and the read."""
+    """get_buffer() closes the socket between the event and the read."""
     strangers = []
 
     class Closing(BufferedRecorder):
@@ -198,7 +199,7 @@ async def test_connection_made_closes_the_socket(loop):
 @pytest.mark.skip_on(asyncio="RuntimeError: the number is used by the old transport")
 @pytest.mark.parametrize("is_duplicated", [False, True])
 async def test_a_new_transport_with_the_same_number(loop, is_duplicated):
-    """Both live in one loop: each event reaches its own."""
+    """Both transports live in one loop. Each event reaches the right one."""
     old, old_protocol, old_peer = await connected(loop)
     sock = socket_of(old)
     fd = sock.fileno()
@@ -278,7 +279,9 @@ async def test_a_transport_is_not_displaced_by_another_one_of_its_socket(loop):
 
 @pytest.mark.skip_on(asyncio="Server.close() raises ValueError: the selector does not find the socket")
 async def test_a_server_whose_socket_was_closed(loop, serve, reported):
-    """With a duplicate, as a forked worker has it, its events go on: nothing is accepted from the new owner."""
+    """A duplicate, as in a forked worker, keeps the events alive. The server accepts nothing from the new owner of the
+    number.
+    """
     made = []
 
     def factory():
@@ -377,7 +380,7 @@ needs_epoll = pytest.mark.skipif(not os.path.isdir("/proc/self/fdinfo"), reason=
 @needs_epoll
 @pytest.mark.skip_on(asyncio="the loop spins")
 async def test_events_of_closed_sockets_do_not_keep_the_loop_busy(loop):
-    """What nobody can take out of an epoll any more is left behind with the epoll."""
+    """The loop replaces its epoll where a registration can no longer be removed."""
 
     def polled():
         lines = []

@@ -1,5 +1,6 @@
-"""Sockets closed under their transports while forked children have them, their numbers given to others at once: each
-byte that arrives anywhere was meant to."""
+"""Sockets are closed under their transports while forked children hold them, and new files take their numbers at once.
+No byte reaches the wrong file.
+"""
 
 from __future__ import annotations
 

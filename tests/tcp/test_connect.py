@@ -1,4 +1,4 @@
-"""create_connection: arguments, errors, racing of addresses."""
+"""create_connection: arguments, errors, races between addresses."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_sock(loop):
 
 @pytest.mark.xfail_on(uvloop="it makes the socket nonblocking", when=False)
 async def test_a_blocking_sock_in_debug_mode(loop):
-    """asyncio checks it for sock_* only; a transport works with either."""
+    """asyncio checks for blocking sockets in sock_* only. A transport works with either."""
     client, other = raw_pair()
     with other:
         client.setblocking(False)
@@ -173,7 +173,7 @@ def answers(*addresses):
 
 
 def subclassed(loop, *addresses):
-    """A loop of the same kind whose names resolve to the given addresses."""
+    """A loop of the same kind that resolves names to the given addresses."""
 
     class Resolving(type(loop)):
         getaddrinfo = staticmethod(answers(*addresses))
@@ -236,7 +236,7 @@ def test_happy_eyeballs(loop, loop_kind, arguments):
 
 
 def test_the_slow_address_loses_the_race(loop, loop_kind):
-    """The backlog of a listener is full, so its connects hang; the second address answers."""
+    """The first listener's backlog is full, so connects to it hang. The second address answers."""
     if loop_kind == "uvloop":
         pytest.skip("#406: no such argument")
     other = subclassed(loop, "127.0.0.2", HOST)
@@ -273,7 +273,7 @@ def test_the_slow_address_loses_the_race(loop, loop_kind):
     ],
 )
 def test_interleave_orders_the_addresses(loop, loop_kind, options, order):
-    """All of them refuse; the error names them in the order in which they were asked."""
+    """All addresses refuse. The error lists them in the order of the attempts."""
     if loop_kind == "uvloop":
         pytest.skip("#406: no such argument")
     other, port, asked = subclassed(loop, "::1", "::1", "::1", "127.0.0.1", "127.0.0.2"), free_port(), []

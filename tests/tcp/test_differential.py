@@ -21,7 +21,7 @@ def writelines(transport, chunks):
 
 
 class Logging(asyncio.Protocol):
-    """Logs callbacks; adjacent data events are one, since their cuts are the kernel's business."""
+    """Logs its callbacks. Adjacent data events are merged, because the kernel decides where the data is cut."""
 
     def __init__(self, log, script):
         self.log = log
@@ -69,7 +69,7 @@ class Buffered(Logging, asyncio.BufferedProtocol):
 
 
 class Script:
-    """A seeded list of steps. After each step both ends are drained, so that the log does not depend on timing."""
+    """A seeded list of steps. Both ends are drained after each step, so that the log does not depend on timing."""
 
     def __init__(self, seed, pace_s=0.0002):
         self.pace_s = pace_s
@@ -91,7 +91,7 @@ class Script:
         ]
 
     def inside(self, protocol, byte):
-        """What the protocol does inside its data_received for this byte; only one in sixteen does anything."""
+        """The action of the protocol in its data_received for this byte. Only one byte in sixteen has one."""
         if byte % 16:
             return
         transport, action = protocol.transport, self.actions[byte]
@@ -166,7 +166,7 @@ class Script:
         log.append(("state", transport.is_reading(), transport.is_closing()))
 
     async def settle(self, transport, protocol, peer, received, log):
-        """Turns the loop until nothing moves any more."""
+        """Runs iterations of the loop until nothing happens any more."""
         quiet, events = 0, -1
         while quiet < 3:
             await asyncio.sleep(0)
@@ -209,7 +209,7 @@ def test_same_log_as_asyncio(loop_kind, _audit, seed, caplog):
 
 
 def first_difference(found, expected):
-    """The first entry that differs, with the few before it."""
+    """The first entry that differs, with a few entries before it."""
     (log, reports), (expected_log, expected_reports) = found, expected
     for index, (mine, theirs) in enumerate(zip_longest(log, expected_log)):
         if mine != theirs:
@@ -218,7 +218,7 @@ def first_difference(found, expected):
 
 
 def exchange(kind, seed):
-    """Two transports of one loop talk to each other; every byte is checked, the counts of events are compared."""
+    """Two transports of one loop exchange data. Every byte is checked, and the counts of events are compared."""
     rng = random.Random(seed)
     loop = loop_factory(kind)()
 
@@ -289,7 +289,7 @@ def test_random_exchange(loop_kind, _audit, seed):
 
 
 def test_the_script_is_worth_it():
-    """The scripts reach the ends of a connection in several ways."""
+    """The scripts end connections in several ways."""
     names = {name for seed in range(40) for name, _ in Script(seed).steps}
     assert {"eof", "close", "abort", "shutdown", "peer close", "reset", "limits"} <= names
     assert socket.SOCK_STREAM

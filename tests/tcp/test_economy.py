@@ -1,4 +1,4 @@
-"""What the loop does without: large buffers for small reads, a system call per write, threads, giving up the GIL."""
+"""What the loop avoids: large buffers for small reads, a system call per write, threads, releasing the GIL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel
 
 @pytest.mark.xfail_on(asyncio="a bytes of 256 KiB per read, cut off afterwards")
 async def test_a_small_read_allocates_little(loop):
-    """1 KiB arrives without a moment at which Python's allocator has handed out much more than that."""
+    """While 1 KiB arrives, Python's allocator never holds much more than that."""
     _, protocol, peer = await connected(loop)
     with peer:
         await peer.send(b"warm up")
@@ -67,7 +67,7 @@ def data_segments_sent(sock: socket.socket) -> int:
 @linux_only
 @pytest.mark.xfail_on(asyncio="a system call per write", uvloop="a system call per write")
 async def test_writes_of_one_callback_leave_together(loop):
-    """Four writes in data_received are one system call: with Nagle's algorithm off each would be a segment."""
+    """Four writes in data_received make one system call. Without Nagle's algorithm each call would send a segment."""
 
     class Pieces(Recorder):
         def data_received(self, data):
@@ -95,7 +95,7 @@ async def test_the_first_write_outside_of_a_callback_leaves_at_once(loop):
     uvloop="resolves an address literal in libuv's pool of threads, which a test before may have started"
 )
 async def test_no_thread_is_started(loop, serve):
-    """Connecting, serving, reading, writing and waiting happen on the loop's own thread."""
+    """The loop connects, serves, reads, writes and waits in its own thread."""
 
     def count() -> int:
         return len(os.listdir("/proc/self/task"))
@@ -120,7 +120,7 @@ async def test_no_thread_is_started(loop, serve):
     uvloop="the same",
 )
 async def test_the_gil_is_kept_while_work_is_ready(loop):
-    """Another thread that wants to run gets to after the switch interval, not between any two callbacks."""
+    """Another thread gets the GIL after the switch interval, not between any two callbacks."""
     rounds, seen, rounds_done = 2000, [], asyncio.Event()
     counter, stopped = [0], threading.Event()
 

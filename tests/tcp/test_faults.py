@@ -1,4 +1,6 @@
-"""Protocols and factories that raise: the connection is closed and reported, the loop goes on, nothing leaks."""
+"""Protocols and factories that raise: the connection is closed, the error is reported, the loop continues, nothing
+leaks.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def failing(base, name, kind=Broken, once=False):
 
 
 async def works(loop, serve):
-    """The loop still serves connections."""
+    """Checks that the loop still serves connections."""
     server = await serve(Echo, HOST, 0)
     with Peer(socket.create_connection(server.sockets[0].getsockname())) as peer:
         await peer.send(b"works")
@@ -99,7 +101,7 @@ async def test_buffered(loop, reported, serve, name, message):
 @pytest.mark.skip_on(uvloop="the connection stays open and the transport leaks")
 @pytest.mark.xfail_on(asyncio="it reports the error and keeps the connection")
 async def test_connection_made(loop, reported, serve, how):
-    """asyncio makes connection_made an ordinary callback; here its error costs the connection, as the others do."""
+    """In asyncio connection_made is an ordinary callback. Here its error closes the connection, as other errors do."""
     made = []
 
     def factory():
@@ -158,7 +160,7 @@ async def test_connection_lost(loop, reported, serve):
 
 @pytest.mark.parametrize("name", ["data_received", "eof_received"])
 async def test_data_written_before_the_error(loop, reported, name):
-    """A fatal error aborts: nothing hangs on a buffer that nobody empties."""
+    """A fatal error aborts: the connection does not wait for its buffer to be sent."""
 
     class Failing(failing(Recorder, name)):
         def connection_made(self, transport):
@@ -203,7 +205,7 @@ async def test_a_failing_factory_of_a_server(loop, reported, serve):
 
 @pytest.mark.skip_on(uvloop="the connection stays open for ever", asyncio="the connection stays open for ever")
 async def test_a_factory_that_gives_nonsense(loop, reported, serve):
-    """It costs this connection; the next one is served."""
+    """This connection is closed, and the next one is served."""
     calls = []
 
     def factory():
@@ -226,7 +228,7 @@ async def test_a_factory_that_gives_nonsense(loop, reported, serve):
 @pytest.mark.parametrize("name", ["data_received", "connection_made", "connection_lost", "eof_received"])
 @pytest.mark.skip_on(uvloop="it reports them like any error, or loses the transport")
 def test_interrupts_leave_the_loop(loop, reported, kind, name):
-    """They come out of run_forever, the loop can be run again and closed, and no descriptor is left."""
+    """They are raised by run_forever, the loop can run again and be closed, and no descriptor is left open."""
     made = []
 
     def factory():
@@ -273,7 +275,9 @@ class LeavesWhenMade(Recorder):
 @pytest.mark.parametrize("side", ["accepted", "connected"])
 @pytest.mark.skip_on(uvloop="it reports them like any error, or loses the transport")
 def test_an_interrupt_in_connection_made_costs_no_connection(loop, side):
-    """It goes on with the next run, and whoever waits for it, or for the server, waits no longer than without."""
+    """The connection continues with the next run. Tasks that wait for it, or for the server, wait no longer than
+    without the interrupt.
+    """
     made = []
 
     def factory():

@@ -57,7 +57,7 @@ async def test_default_limits(loop):
 
 
 async def fill(transport, peer):
-    """Fills the kernel's buffers, so that from now on every byte waits in the transport."""
+    """Fills the kernel's buffers, so that the transport has to buffer every further byte."""
     size = -1
     while transport.get_write_buffer_size() == 0 or size != transport.get_write_buffer_size():
         if transport.get_write_buffer_size() == 0:
@@ -230,7 +230,7 @@ async def test_a_paused_transport_stops_the_sender(loop):
 
 
 async def test_pause_in_data_received(loop):
-    """Nothing more arrives until the resume, and then all of it, in order."""
+    """No data arrives until resume_reading(), and then all of it, in order."""
 
     class Pausing(Recorder):
         def data_received(self, data):

@@ -17,7 +17,7 @@ ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
 
 
 class Keeping:
-    """A factory that keeps its protocols."""
+    """A factory that keeps references to its protocols."""
 
     def __init__(self, make=Recorder):
         self.make = make
@@ -364,7 +364,7 @@ async def test_many_connections_at_once(loop, serve):
 
 
 async def test_clients_see_the_end_of_transports_that_are_kept(loop, serve):
-    """`close()` closes the descriptor, whoever still holds the transport."""
+    """`close()` closes the descriptor, even if something still refers to the transport."""
 
     class Leaves(Recorder):
         def data_received(self, data):
@@ -408,7 +408,7 @@ async def test_close_with_connections_in_the_backlog(loop, serve):
 
 
 async def test_close_inside_connection_made(loop, serve):
-    """The batch of accepts ends when a callback closes the server."""
+    """When a callback closes the server, the batch of accepts ends."""
     made = []
 
     class Closing(Recorder):
@@ -450,7 +450,7 @@ async def test_the_server_is_collected(loop):
 
 
 def test_a_loop_closed_with_a_server_and_connections(new_loop, quiet):
-    """Nothing of it may crash; the descriptors are given back."""
+    """Nothing crashes, and all descriptors are closed."""
     import gc
 
     loop = new_loop()
@@ -476,7 +476,9 @@ def test_a_loop_closed_with_a_server_and_connections(new_loop, quiet):
 
 @pytest.mark.xfail_on(uvloop="all connections share one context")
 async def test_connections_run_in_copies_of_the_servers_context(loop):
-    """The factory and the protocol see the context in which the server was made, and change only their own copy."""
+    """The factory and the protocol see the context in which the server was made, and change only their
+    own copy of it.
+    """
     variable = contextvars.ContextVar("variable", default="default")
     variable.set("at the server")
     seen = []

@@ -90,7 +90,7 @@ async def test_the_message_for_an_empty_buffer(loop, reported):
 
 @pytest.mark.skip_on(uvloop="it holds a view of the buffer")
 async def test_the_buffer_is_free_in_buffer_updated(loop):
-    """Nobody holds a view of it when buffer_updated runs, so the protocol may resize it."""
+    """No view of the buffer exists when buffer_updated runs, so the protocol may resize the buffer."""
 
     class Resizing(BufferedRecorder):
         def buffer_updated(self, nbytes):
@@ -216,7 +216,7 @@ async def test_a_duck_typed_protocol(loop):
 
 @pytest.mark.skip_on(asyncio="wants an asyncio.BufferedProtocol")
 async def test_a_duck_typed_protocol_with_buffers(loop):
-    """One that has get_buffer() and buffer_updated(), and no data_received() that could be called instead."""
+    """A class with get_buffer() and buffer_updated(), and without data_received()."""
 
     class Duck(asyncio.BaseProtocol):
         def __init__(self):
@@ -253,7 +253,7 @@ async def test_a_duck_typed_protocol_with_buffers(loop):
 
 
 class Acting(Recorder):
-    """Does something to its transport inside data_received."""
+    """Acts on its transport inside data_received."""
 
     def __init__(self, act):
         super().__init__()
@@ -320,7 +320,7 @@ async def test_write_eof_inside_data_received(loop):
 
 
 async def test_order_of_writes_in_and_outside_of_callbacks(loop):
-    """Writes keep their order wherever they come from."""
+    """Writes keep their order, inside and outside of callbacks."""
     expected = bytearray()
     rng = random.Random(11)
 
@@ -372,7 +372,7 @@ async def test_the_buffer_size_inside_a_callback(loop):
 
 
 async def test_write_to_another_transport_inside_a_callback(loop):
-    """Its data are sent although only the callback of the first one ran."""
+    """The data of the second transport is sent although only the first one's callback ran."""
     _, target, target_peer = await connected(loop)
 
     def act(_protocol):
@@ -388,7 +388,7 @@ async def test_write_to_another_transport_inside_a_callback(loop):
 
 @pytest.mark.parametrize("name", ["close", "abort"])
 async def test_end_of_another_transport_whose_event_is_pending(loop, name):
-    """Both are ready in one iteration; the first callback ends the other one, which gets no data any more."""
+    """Both are ready in one iteration. The first callback ends the other transport, which gets no more data."""
     for _ in range(10):
         protocols = []
 
@@ -413,7 +413,7 @@ async def test_end_of_another_transport_whose_event_is_pending(loop, name):
 
 
 async def test_running_python_code_that_reenters_through_the_collector(loop):
-    """A finalizer that closes the transport while it is being written to."""
+    """A finalizer closes the transport during a write to it."""
     import gc
 
     transport, protocol, peer = await connected(loop)
@@ -436,7 +436,7 @@ async def test_running_python_code_that_reenters_through_the_collector(loop):
 @pytest.mark.skip_on(asyncio="calls buffer_updated() of the new protocol", uvloop="the same")
 @pytest.mark.parametrize("after", [Recorder, BufferedRecorder])
 async def test_set_protocol_inside_get_buffer(loop, after):
-    """Nothing has been received yet: all of it goes to the new protocol."""
+    """Nothing has been received yet, so all data goes to the new protocol."""
     second = after()
 
     class Leaving(BufferedRecorder):

@@ -1,4 +1,4 @@
-"""The `socket.socket` made for a transport that had none before: who owns the descriptor, whatever interrupts it."""
+"""The `socket.socket` that a transport makes on demand: which object owns the descriptor, also after an interrupt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def descriptors() -> set[str]:
 
 
 class Interrupted(socket.socket):
-    """Raises when the object has its descriptor already, as Ctrl-C may."""
+    """Raises when the object already has its descriptor, as Ctrl-C may."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -29,7 +29,7 @@ class Refusing(socket.socket):
 
 
 class Nothing:
-    """What stands for the class where somebody has replaced it by something else."""
+    """Stands for the class where a program has replaced it."""
 
     def __init__(self, *args, **kwargs):
         raise AssertionError("nobody can make one")
@@ -106,7 +106,7 @@ async def test_an_interrupted_sock_accept_closes_its_descriptor_once(loop, monke
 
 @pytest.mark.skip_on(uvloop="no such attribute")
 async def test_a_connection_that_is_closed_while_another_thread_looks_for_its_socket(loop, monkeypatch):
-    """The object that is being made then does not close the file that has the number by now."""
+    """The new object must not close the file that has the number by then."""
     transport, protocol, peer = await connected(loop, how="server")
     begun, closed = threading.Event(), threading.Event()
 
@@ -148,7 +148,7 @@ async def test_a_connection_that_is_closed_while_another_thread_looks_for_its_so
 
 
 async def test_the_text_of_a_new_connection_in_debug_mode(loop, serve, monkeypatch, caplog):
-    """Debug mode makes an object only to show it."""
+    """Debug mode makes an object only to log it."""
     loop.set_debug(True)
     made = []
 

@@ -1,4 +1,6 @@
-"""Connections cancelled while their events are queued, descriptors reused at once: bytes never mix."""
+"""Connections are cancelled while their events are queued, and descriptors are reused at once. Connections never get
+each other's bytes.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ LEFT_WITHOUT_GIL = {} if gil_is_enabled() else {"asyncio": "no GIL", "grapeshot"
 
 
 class Tagged(asyncio.Protocol):
-    """Answers every byte with its own tag; keeps what came in."""
+    """Answers every byte with its own tag and keeps what it receives."""
 
     def __init__(self):
         self.received = bytearray()
@@ -39,7 +41,7 @@ class Tagged(asyncio.Protocol):
 @pytest.mark.leaks_on(asyncio="connections accepted while the server closes are left to the collector")
 @pytest.mark.parametrize("seed", range(3))
 async def test_cancel_storm_with_reuse_of_descriptors(loop, serve, seed):
-    """Every connection carries only its own byte value, in both directions, whatever is aborted around it."""
+    """Every connection carries only its own byte value in both directions, whichever other connections are aborted."""
     rng = random.Random(seed)
     served = []
 
@@ -103,7 +105,7 @@ async def test_cancel_storm_with_reuse_of_descriptors(loop, serve, seed):
 
 @pytest.mark.leaks_on(**LEFT_WITHOUT_GIL)
 async def test_tasks_cancelled_in_the_middle_of_streams(loop, serve):
-    """Tasks with streams are cancelled while their replies are under way; new connections take their descriptors."""
+    """Tasks with streams are cancelled while their replies are being sent. New connections take their descriptors."""
     rng = random.Random(9)
 
     async def handle(reader, writer):

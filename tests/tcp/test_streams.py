@@ -1,4 +1,4 @@
-"""asyncio's streams over the loop's transports."""
+"""asyncio's streams on the loop's transports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support import HOST, Peer, iterations, listening, until
 
 
 class Streams:
-    """A server that hands out its reader and writer, and the client's."""
+    """A server that yields its reader and writer, and those of the client."""
 
     def __init__(self, loop):
         self.loop = loop
@@ -254,7 +254,7 @@ async def test_a_failing_handler_is_reported(loop, reported):
 
 
 async def test_feed_and_read_concurrently_from_many(loop):
-    """Many clients, each with its own stream of numbers; nothing gets mixed up."""
+    """Each of many clients sends its own stream of numbers. No stream gets another one's numbers."""
 
     async def handle(reader, writer):
         total = 0

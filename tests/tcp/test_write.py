@@ -121,7 +121,7 @@ async def test_writelines_of_a_wrong_type(loop, lines):
 
 
 async def test_many_lines_in_one_call(loop):
-    """More chunks than one writev takes."""
+    """The call has more chunks than one writev takes."""
     transport, protocol, peer = await connected(loop)
     with peer:
         lines = [b"%05d" % number for number in range(5000)]
@@ -353,7 +353,7 @@ async def test_half_close_by_the_peer_closes_by_default(loop):
 
 
 async def test_a_half_closed_connection_does_not_spin(loop):
-    """A kept half-open connection must not be reported as readable for ever."""
+    """The poller must not report a half-open connection as readable for ever."""
     import time
 
     transport, protocol, peer = await connected(loop)
@@ -392,7 +392,7 @@ async def test_a_reset_in_the_middle_of_a_write(loop):
 
 
 async def test_write_to_a_reset_connection(loop):
-    """The error of a direct send reaches connection_lost once, and write() does not raise."""
+    """The error of a direct send reaches connection_lost once. write() does not raise."""
     transport, protocol, peer = await connected(loop)
     transport.pause_reading()
     peer.reset()
@@ -405,7 +405,7 @@ async def test_write_to_a_reset_connection(loop):
 
 
 async def test_no_warning_for_ordinary_ends_of_connections(loop, caplog):
-    """Resets and broken pipes are not worth an error in the log."""
+    """Resets and broken pipes are not logged as errors."""
     for _ in range(5):
         transport, protocol, peer = await connected(loop)
         peer.reset()
@@ -468,7 +468,7 @@ async def test_a_transport_in_a_weak_dictionary(loop):
 
 
 async def test_two_connections_at_once(loop):
-    """Each writes what the other received."""
+    """Each connection writes what the other one received."""
 
     class Relay(Recorder):
         other = None

@@ -1,4 +1,4 @@
-"""Certificates and contexts for the TLS tests, and a peer whose every byte the test decides."""
+"""Certificates and contexts of the TLS tests, and a peer that the test drives byte by byte."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def certificate(*names: str) -> trustme.LeafCert:
 
 
 def server_context(*names: str, version: ssl.TLSVersion | None = None) -> ssl.SSLContext:
-    """A context with a certificate for `names` that speaks only `version`, if one is given."""
+    """A context with a certificate for `names`. It speaks only `version`, if one is given."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     certificate(*(names or (HOSTNAME,))).configure_cert(context)
     return limited(context, version)
@@ -43,7 +43,7 @@ def limited(context: ssl.SSLContext, version: ssl.TLSVersion | None) -> ssl.SSLC
 
 
 class TlsPeer:
-    """TLS over a raw peer, without any loop's TLS: `ssl.SSLObject` driven by hand."""
+    """TLS over a raw peer, independent of any loop's TLS: the test drives an `ssl.SSLObject`."""
 
     def __init__(self, peer: Peer, context: ssl.SSLContext, **options: Any) -> None:
         self.peer = peer
@@ -87,7 +87,9 @@ class TlsPeer:
         await self.peer.send(self.seal(data))
 
     async def read(self, limit: int = 65536) -> bytes:
-        """Up to `limit` bytes; b"" after the other side's close_notify. SSLEOFError if the stream ends without one."""
+        """Returns up to `limit` bytes; b"" after the other side's close_notify. SSLEOFError if the stream ends without
+        one.
+        """
         try:
             return await self._step(self.object.read, limit)
         except ssl.SSLZeroReturnError:  # close_notify after our own
@@ -112,7 +114,7 @@ class TlsPeer:
         await self._step(self.object.unwrap)
 
     async def say_goodbye(self) -> None:
-        """Sends close_notify and awaits nothing."""
+        """Sends close_notify and does not wait for the answer."""
         try:
             self.object.unwrap()
         except ssl.SSLWantReadError:

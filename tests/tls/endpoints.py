@@ -1,4 +1,4 @@
-"""Connections to test: a transport of the loop on one side, a hand-driven TLS peer on the other."""
+"""Connections of the TLS tests: a transport of the loop on one side, a hand-driven TLS peer on the other."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def connected(
     small: bool = False,
     **options: Any,
 ) -> tuple[Any, Any, TlsPeer]:
-    """(transport, protocol, peer): the loop has `side` of the connection, the handshake is complete."""
+    """Returns (transport, protocol, peer) after the handshake. The loop has `side` of the connection."""
     connecting, peer = begin(loop, factory, side, ours=ours, theirs=theirs, small=small, **options)
     try:
         handshake = asyncio.ensure_future(peer.handshake())
@@ -50,7 +50,7 @@ def begin(
     small: bool = False,
     **options: Any,
 ) -> tuple[asyncio.Future[Any], TlsPeer]:
-    """The task that makes the loop's transport, and a peer that has not begun its handshake."""
+    """Returns the task that makes the loop's transport, and a peer that has not begun its handshake."""
     sock, other = raw_pair(small)
     sock.setblocking(False)
     if side == "client":
@@ -64,7 +64,7 @@ def begin(
 
 
 async def client_of(server: Any, context: ssl.SSLContext | None = None, **options: Any) -> TlsPeer:
-    """A hand-driven TLS client of a server of the loop, its handshake complete."""
+    """A hand-driven TLS client of a server of the loop, after its handshake."""
     sock = socket.create_connection(server.sockets[0].getsockname())
     peer = TlsPeer(Peer(sock), context or client_context(), **options)
     try:
@@ -75,7 +75,7 @@ async def client_of(server: Any, context: ssl.SSLContext | None = None, **option
 
 
 class Carrier:
-    """In the place of a raw peer: what a hand-driven TLS peer carries, for one more layer of TLS in it."""
+    """Replaces a raw peer: carries one more layer of TLS inside a hand-driven TLS peer."""
 
     def __init__(self, outer: TlsPeer) -> None:
         self.outer = outer

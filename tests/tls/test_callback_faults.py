@@ -1,4 +1,6 @@
-"""What a protocol's callbacks over TLS raise: also what is no `Exception` is reported and costs the connection."""
+"""Exceptions in a protocol's callbacks over TLS are reported and close the connection, also those that are no
+`Exception`.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ async def test_while_data_is_delivered(loop, reported, side, kind, method, fault
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.skip_on(uvloop="does not call eof_received()")
 async def test_in_eof_received(loop, reported, side, fault):
-    """A CancelledError ends the connection without a report, as asyncio has it."""
+    """As in asyncio, a CancelledError ends the connection without a report."""
     transport, protocol, peer = await connected(loop, failing(Recorder, "eof_received", fault), side)
     await peer.say_goodbye()
     await until(lambda: protocol.is_lost, "connection_lost")
@@ -83,7 +85,7 @@ async def test_in_connection_lost(loop, reported, side, fault):
 @pytest.mark.parametrize("method", ["pause_writing", "resume_writing"])
 @pytest.mark.skip_on(uvloop="pauses at other sizes")
 async def test_in_flow_control(loop, reported, method, fault):
-    """Is reported and costs nothing else."""
+    """The exception is reported, and the connection stays open."""
     transport, protocol, peer = await connected(loop, failing(Recorder, method, fault), small=True)
     transport.set_write_buffer_limits(1000)
     for size in (1_000_000, 100_000):  # the first fills the transport below
@@ -101,7 +103,7 @@ async def test_in_flow_control(loop, reported, method, fault):
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.skip_on(uvloop="raises out of libuv's callback")
 async def test_in_connection_made(loop, reported, side, fault):
-    """The connection fails, with the fault for whoever waits for it."""
+    """The connection fails, and the waiting task gets the exception."""
     connecting, peer = begin(loop, failing(Recorder, "connection_made", fault), side)
     handshake = asyncio.ensure_future(peer.handshake())
     with pytest.raises(type(fault)):

@@ -86,7 +86,7 @@ async def test_streams(loop, serve):
 
 @pytest.mark.parametrize("side", SIDES)
 async def test_ciphertext_in_single_bytes(loop, side):
-    """Records come in the smallest pieces there are."""
+    """Records arrive byte by byte."""
     transport, protocol, peer = await connected(loop, side=side)
     ciphertext = peer.seal(b"first ") + peer.seal(b"second")
     for at in range(len(ciphertext)):
@@ -137,7 +137,7 @@ async def test_writes_arrive_in_order(loop, pieces, where):
 
 
 async def test_data_may_change_after_write(loop):
-    """What waits is a copy of a bytearray, whatever its owner does with it afterwards."""
+    """Buffered data is a copy, so the owner of the bytearray may change it."""
     transport, protocol, peer = await connected(loop, small=True)
     transport.write(bytes(2_000_000))  # so that what follows has to wait
     data = bytearray(b"x" * 10_000)
@@ -188,7 +188,7 @@ async def test_pause_reading_inside_data_received(loop):
 
 
 async def test_a_paused_reader_stops_the_peer(loop):
-    """The buffers between a paused application and a sending peer are finite."""
+    """The buffers between a paused application and a sending peer are limited."""
     transport, protocol, peer = await connected(loop, small=True)
     transport.pause_reading()
     piece, sent = peer.seal(bytes(16_000)), 0
@@ -283,7 +283,7 @@ async def test_set_protocol_takes_effect_at_once(loop):
 
 
 async def test_clients_of_one_server(loop, serve):
-    """Fifty at once, each with its own data."""
+    """Fifty clients at once, each with its own data."""
     server = await serve(KeepsEcho, HOST, 0, ssl=server_context())
 
     async def one(number):

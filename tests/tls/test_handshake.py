@@ -1,4 +1,4 @@
-"""The handshake: what is negotiated, what is refused, and what becomes of connections that fail in it."""
+"""The TLS handshake: what is negotiated, what is refused, and how failed connections end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def end(transport, protocol, peer):
 
 
 async def fails(connecting, expected, match=None):
-    """The exception that the task ends with, without what its traceback keeps alive."""
+    """Returns the exception that ends the task, without the objects that its traceback keeps alive."""
     with pytest.raises(expected, match=match) as caught:
         await connecting
     exception = caught.value
@@ -36,7 +36,7 @@ async def fails(connecting, expected, match=None):
 
 
 async def refused(loop, expected, match=None, **options):
-    """The loop's client fails; what the other side saw."""
+    """The loop's client fails. Returns what the other side saw."""
     made = []
     connecting, peer = begin(loop, lambda: made.append(Recorder()) or made[-1], **options)
     handshake = asyncio.ensure_future(peer.handshake())
@@ -111,7 +111,7 @@ GARBAGE = [
 
 @pytest.mark.parametrize("garbage", GARBAGE, ids=["http", "too long", "zeroes", "alert"])
 async def test_garbage_instead_of_a_handshake(loop, serve, garbage):
-    """A plain-text client loses its connection; the server goes on."""
+    """The connection of a plain-text client is closed; the server continues."""
     made = []
     server = await serve(lambda: made.append(Recorder()) or made[-1], HOST, 0, ssl=server_context())
     with Peer(socket.create_connection(server.sockets[0].getsockname())) as peer:
@@ -206,7 +206,7 @@ async def test_cancelled(loop, side):
 
 
 async def test_cancelled_before_it_begins(loop):
-    """The transport below has not called connection_made yet."""
+    """The task is cancelled before the transport below calls connection_made."""
     made = []
     connecting, peer = begin(loop, lambda: made.append(Recorder()) or made[-1])
     await asyncio.sleep(0)
@@ -242,7 +242,7 @@ async def test_half_a_handshake_in_single_bytes(loop, side):
 
 
 async def test_data_behind_the_handshake(loop):
-    """What comes in one piece with the client's last handshake message is delivered."""
+    """Data that arrives together with the client's last handshake message is delivered."""
     connecting, peer = begin(loop, side="server")
     send, held = peer.peer.send, []
 
@@ -319,7 +319,7 @@ async def test_debug_mode_reports_failed_clients(loop, serve, reported, caplog):
 
 
 async def test_context_of_callbacks(loop):
-    """Callbacks run in the context that the connection was made in."""
+    """Callbacks run in the context in which the connection was made."""
     variable = contextvars.ContextVar("variable", default="unset")
     seen = []
 
@@ -372,14 +372,14 @@ async def test_many_handshakes_at_once_some_fail(loop, serve, count):
 @pytest.mark.leaks_on(asyncio="does not close the socket")
 @pytest.mark.skip_on(uvloop="reports it as well")
 async def test_wrap_bio_refuses(loop):
-    """What the context itself refuses comes out of create_connection, and the socket is closed."""
+    """create_connection raises the error of the context, and the socket is closed."""
     connecting, peer = begin(loop, server_hostname="x" * 300)
     await fails(connecting, ValueError)
     peer.close()
 
 
 async def test_peer_is_another_engine(loop):
-    """TlsPeer itself is sound: two of them talk to each other without a loop's TLS."""
+    """Two TlsPeers talk to each other without a loop's TLS, which shows that TlsPeer works."""
     one, other = (Peer(sock) for sock in raw_pair())
     left, right = TlsPeer(one, client_context()), TlsPeer(other, server_context(), server_side=True)
     with left, right:

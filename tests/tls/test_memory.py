@@ -1,4 +1,4 @@
-"""Connections leave nothing behind: no cycle for the collector, no memory that grows with their number."""
+"""TLS connections leave nothing behind: no cycle for the collector, and no memory that grows with their number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tls.endpoints import client_of, connected
 
 @pytest.mark.skip_on(asyncio="leaves cycles", uvloop="leaves cycles")
 async def test_no_cycles(loop, serve):
-    """Once lost, a connection's objects go without the collector, on both sides."""
+    """After connection_lost the objects of a connection are freed without the collector, on both sides."""
     gone = []
 
     class Watched(Recorder):
@@ -96,7 +96,7 @@ def files(tmp_path):
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="no /proc")
 def test_flat_with_many_connections(files):
-    """The resident memory after 300 and after 900 connections is the same, but for noise."""
+    """The resident memory after 300 and after 900 connections is the same, within noise."""
     code = f"""
         import asyncio, os, ssl
 
@@ -151,7 +151,7 @@ def test_flat_with_many_connections(files):
 
 
 def test_dropped_with_the_loop_warns(files):
-    """A TLS connection that is open when its loop goes is warned about, once for each transport of its two ends."""
+    """A TLS connection that is open when its loop is freed gives one warning per transport of its two ends."""
     code = f"""
         import asyncio, gc, ssl, warnings
 
@@ -191,7 +191,7 @@ def test_dropped_with_the_loop_warns(files):
 
 @pytest.mark.parametrize("kind", ["asyncio", "grapeshot"])
 def test_memory_that_is_lent_to_openssl_cannot_be_taken(files, kind):
-    """Whatever the collector shows to a callback inside of a read or write, no view of a buffer can be had of it."""
+    """Whatever objects the collector shows to a callback during a read or write, none gives a view of the buffer."""
     code = f"""
         import asyncio, gc, ssl
 
@@ -267,7 +267,7 @@ def test_memory_that_is_lent_to_openssl_cannot_be_taken(files, kind):
 
 
 async def test_nobody_but_the_loop_keeps_a_connection(loop, serve):
-    """An idle connection's transports are alive only through their server and loop."""
+    """Only the server and the loop keep the transports of an idle connection alive."""
     server = await serve(Echo, HOST, 0, ssl=server_context())
     with await client_of(server) as peer:
         gc.collect()

@@ -1,4 +1,4 @@
-"""Post-handshake messages that Python's ssl cannot send: the openssl program does."""
+"""Post-handshake messages. Python's ssl cannot send them, so the openssl program does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no open
 
 
 class Client:
-    """openssl s_client, whose lines of input are data or, as single letters, commands."""
+    """openssl s_client. Its input lines are data or, as single letters, commands."""
 
     def __init__(self, address, version, folder):
         authority_file = folder / "authority.pem"
@@ -43,7 +43,7 @@ class Client:
         self.process.stdin.flush()
 
     async def wait_for(self, text):
-        """Reads its output up to a line with `text`."""
+        """Reads the output up to a line that contains `text`."""
         loop = asyncio.get_running_loop()
         while line := await loop.run_in_executor(None, self.process.stdout.readline):
             if text in line:
@@ -52,7 +52,7 @@ class Client:
 
 
 async def test_key_update(loop, serve, tmp_path):
-    """New keys in both directions (K) and in one (k), between the data."""
+    """New keys in both directions (K) and in one direction (k), between the data."""
     server = await serve(Echo, HOST, 0, ssl=server_context(version=TLS13))
     with Client(server.sockets[0].getsockname(), "-tls1_3", tmp_path) as client:
         for number, command in enumerate([b"K\n", b"k\n", b"K\n", b"K\n"]):
@@ -65,7 +65,7 @@ async def test_key_update(loop, serve, tmp_path):
 
 
 async def test_renegotiation_is_refused(loop, serve, tmp_path):
-    """OpenSSL refuses what clients of TLS 1.2 ask for; the server goes on with others."""
+    """OpenSSL refuses the renegotiation that a TLS 1.2 client requests. The server continues with other clients."""
     server = await serve(Echo, HOST, 0, ssl=server_context(version=TLS12))
     for _ in range(2):
         with Client(server.sockets[0].getsockname(), "-tls1_2", tmp_path) as client:

@@ -1,4 +1,4 @@
-"""What a handshake settles: certificates, names, protocols, sessions, and the facts that get_extra_info gives."""
+"""Results of a handshake: certificates, names, protocols, sessions, and the values of get_extra_info."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_private_names_that_programs_look_at(loop):
 
 
 async def test_ssl_object_comes_with_the_handshake(loop):
-    """During connection_made everything is known already."""
+    """During connection_made all values are known."""
     seen = []
 
     class Looks(Recorder):
@@ -135,7 +135,7 @@ async def test_sni_callback_raises(loop, serve, _contexts):
 
 @pytest.mark.parametrize("version", [TLS12, TLS13])
 async def test_session_reuse_by_clients(loop, serve, version):
-    """A server of the loop takes sessions up again."""
+    """A server of the loop resumes sessions."""
     server = await serve(Echo, HOST, 0, ssl=server_context(version=version))
     context, reused, session = client_context(version), [], None
     for _ in range(3):
@@ -149,7 +149,7 @@ async def test_session_reuse_by_clients(loop, serve, version):
 
 
 async def test_session_reuse_as_client(loop):
-    """A context class may give the session; `session_reused` is seen through `ssl_object`."""
+    """A context class may supply the session; `ssl_object.session_reused` shows the result."""
 
     class Remembering(ssl.SSLContext):
         last = None
@@ -175,7 +175,7 @@ async def test_session_reuse_as_client(loop):
 
 
 async def test_own_ssl_object_class(loop):
-    """An SSLObject subclass is driven through its own methods."""
+    """The loop calls the methods of an SSLObject subclass."""
     calls = []
 
     class Counting(ssl.SSLObject):
@@ -220,7 +220,7 @@ class Views(BufferedRecorder):
 @pytest.mark.parametrize("kind", [Recorder, Views])
 @pytest.mark.parametrize("count", [1, 3, 20])
 async def test_records_that_hold_more_than_their_length_tells(loop, kind, count):
-    """As those of TLS 1.2 with compression may, which few builds of OpenSSL have."""
+    """TLS 1.2 records with compression may do so. Few builds of OpenSSL support it."""
 
     class Expanding(ssl.SSLObject):
         rest = b""

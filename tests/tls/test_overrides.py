@@ -1,4 +1,4 @@
-"""TLS above a transport whose methods somebody has replaced, on the object or on its class, at any moment."""
+"""TLS on a transport whose methods a program has replaced, on the object or on its class, at any moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a callback causes at once: the peer's end has come with the data in which the protocol closes or pauses."""
+"""Reentrant calls from callbacks: the protocol closes or pauses in the callback of data that arrived together with the
+peer's end.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,7 @@ BROKEN = "encrypts what it is encrypting once more: RecursionError, or a broken 
 @pytest.mark.parametrize("size", [1000, 2_000_000])
 @pytest.mark.skip_on(asyncio=BROKEN, uvloop=BROKEN)
 async def test_write_while_encrypting(loop, size):
-    """What is written in the middle of a write comes after it, however much of that the socket has taken."""
+    """Data that is written during a write follows that write, however much of it the socket has taken."""
     with WhileWriting() as writing:
         transport, protocol, peer = await connected(loop, ours=writing.context, small=True)
         with peer:

@@ -1,4 +1,6 @@
-"""The context of a server's connections, over TLS and without: a copy of the server's, whoever resumes or ends them."""
+"""Each connection of a server runs in its own copy of the server's context, with and without TLS, whichever task
+resumes or ends it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ async def plain_client(server):
 @pytest.mark.skip_on(uvloop="all connections share one context")
 @pytest.mark.parametrize("uses_tls", [False, True])
 async def test_reading_is_resumed_in_another_context(loop, serve, uses_tls):
-    """As a server does that pauses while a task of its own works on what has come (gh-140947)."""
+    """A server pauses reading while its own task works on the data (gh-140947)."""
     seen, tasks = [], []
 
     class Pausing(Recorder):

@@ -33,7 +33,7 @@ class Switch:
 
 
 async def replaced_while_decrypting(loop, before, after, size):
-    """Each byte reaches one of the two, in order; what comes later reaches the new one."""
+    """Each byte reaches one of the two protocols, in order. Later bytes reach the new one."""
     with Switch(client_context()) as switch:
         transport, first, peer = await connected(loop, before, ours=switch.context)
         second = after()
@@ -79,7 +79,7 @@ async def test_with_buffers_while_decrypting(loop, before, after, size):
 )
 @pytest.mark.parametrize("after", [Recorder, BufferedRecorder])
 async def test_inside_get_buffer(loop, after):
-    """Nothing has been decrypted yet: all of it goes to the new protocol."""
+    """Nothing has been decrypted yet, so all data goes to the new protocol."""
     second = after()
 
     class Leaving(BufferedRecorder):
@@ -100,7 +100,7 @@ async def test_inside_get_buffer(loop, after):
 @pytest.mark.parametrize("after", [Recorder, BufferedRecorder])
 @pytest.mark.skip_on(asyncio="calls data_received() of a BufferedProtocol", uvloop="as asyncio")
 async def test_of_the_transport_below_while_it_decrypts(loop, after):
-    """TLS in TLS: the protocol of the outer layer, the inner layer so far, is another object once it has decrypted."""
+    """TLS in TLS: the outer layer's protocol, so far the inner layer, is replaced while the outer layer decrypts."""
     with Switch(client_context()) as switch:
         transport, protocol, other = await plain(loop)
         peer = peer_of(Peer(other), "client")

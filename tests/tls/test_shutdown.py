@@ -1,4 +1,6 @@
-"""The end of TLS connections: close_notify, ends without one, time limits, and what is written or sent meanwhile."""
+"""The end of TLS connections: close_notify, ends without close_notify, time limits, and data that is written or sent
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from tls.endpoints import SIDES, client_of, connected
 
 @pytest.mark.parametrize("side", SIDES)
 async def test_close(loop, side):
-    """close_notify goes out, the peer's is awaited, and connection_lost(None) follows."""
+    """The loop sends close_notify, waits for the peer's, and calls connection_lost(None)."""
     transport, protocol, peer = await connected(loop, side=side)
     transport.close()
     assert transport.is_closing()
@@ -92,7 +94,7 @@ async def test_abort(loop):
 @pytest.mark.parametrize("size", [1, 100_000, 3_000_000])
 @pytest.mark.parametrize("where", ["inside", "outside"])
 async def test_what_was_written_before_close_arrives(loop, size, where):
-    """However full the socket is."""
+    """All data arrives, even if the socket's buffer is full."""
     data = os.urandom(size)
 
     class Answers(Recorder):
@@ -116,7 +118,9 @@ async def test_what_was_written_before_close_arrives(loop, size, where):
 
 
 async def test_eof_then_answer_is_lost(loop):
-    """TLS here has no half-closed state: after the peer's close_notify nothing more is sent, whatever is returned."""
+    """TLS here has no half-closed state. After the peer's close_notify nothing more is sent, whatever eof_received
+    returns.
+    """
 
     class KeepsOpen(Recorder):
         keep_open = True
@@ -155,7 +159,7 @@ async def test_write_after_close(loop, caplog):
 
 
 async def test_shutdown_time_limit(loop):
-    """A peer that never answers close_notify is given up."""
+    """The loop gives up on a peer that never answers close_notify."""
     transport, protocol, peer = await connected(loop, ssl_shutdown_timeout=0.05)
     transport.close()
     await until(lambda: protocol.is_lost, "connection_lost")
@@ -177,7 +181,7 @@ async def test_shutdown_time_limit_while_the_socket_is_full(loop):
 
 @pytest.mark.skip_on(uvloop="downloads on and on")
 async def test_peer_goes_on_sending_after_close(loop):
-    """close() ends the download: the connection does not live until the peer has sent all it has."""
+    """close() ends the download. The connection does not wait until the peer has sent all its data."""
     transport, protocol, peer = await connected(loop, small=True)
     await peer.write(b"begin")
     await until(lambda: protocol.data == b"begin", "the begin")
@@ -194,7 +198,7 @@ async def test_peer_goes_on_sending_after_close(loop):
 
 @pytest.mark.skip_on(uvloop="loses the data")
 async def test_end_while_paused(loop):
-    """What came before the end is delivered when the application reads again."""
+    """Data that came before the end is delivered when the application reads again."""
     transport, protocol, peer = await connected(loop)
     transport.pause_reading()
     await peer.write(b"x" * 40_000)
@@ -212,7 +216,7 @@ async def test_end_while_paused(loop):
 @pytest.mark.parametrize("says_goodbye", [False, True])
 @pytest.mark.parametrize("side", SIDES)
 async def test_end_while_paused_with_nothing_before_it(loop, side, says_goodbye):
-    """There is nothing that the application must get first: it hears of the end."""
+    """No data is pending, so the application gets the end at once."""
     transport, protocol, peer = await connected(loop, side=side)
     await peer.write(b"read")
     await until(lambda: protocol.data == b"read", "the data")
@@ -227,7 +231,7 @@ async def test_end_while_paused_with_nothing_before_it(loop, side, says_goodbye)
 
 
 async def end_while_paused_again_and_again(loop, kind):
-    """What came before the end is delivered also to an application that pauses at each piece of it."""
+    """Data before the end is delivered, also to an application that pauses after each piece."""
 
     class Pausing(kind):
         def data_received(self, data):
@@ -268,7 +272,7 @@ async def test_end_while_paused_again_and_again_with_buffers(loop):
 @pytest.mark.parametrize("size", [1, 100_000])
 @pytest.mark.parametrize("side", SIDES)
 async def test_data_that_crosses_our_close_notify(loop, side, size):
-    """Is discarded, and the peer's close_notify behind it completes the shutdown."""
+    """The data is discarded, and the peer's close_notify after it completes the shutdown."""
     transport, protocol, peer = await connected(loop, side=side)
     transport.close()
     await peer.write(bytes(size))
@@ -283,7 +287,7 @@ async def test_data_that_crosses_our_close_notify(loop, side, size):
 @pytest.mark.skip_on(asyncio="ends with APPLICATION_DATA_AFTER_CLOSE_NOTIFY (bpo-39951)")
 @pytest.mark.parametrize("size", [1, 100_000, 1_000_000])
 async def test_close_while_paused(loop, size):
-    """What waits to be read is discarded, also if so much waits that the transport below is paused."""
+    """Pending data is discarded, even if so much is pending that the transport below is paused."""
     transport, protocol, peer = await connected(loop)
     transport.pause_reading()
     sending = asyncio.ensure_future(peer.write(bytes(size)))
@@ -314,7 +318,9 @@ async def test_nothing_is_delivered_after_close(loop):
 
 
 async def test_a_peer_that_is_done_receives_what_was_written(loop):
-    """close_notify comes while much is still to be sent; all of it is, before our own."""
+    """The peer's close_notify arrives while much is still buffered. All of it is sent before the loop's own
+    close_notify.
+    """
     data = os.urandom(3_000_000)
     transport, protocol, peer = await connected(loop, small=True)
     transport.write(data)
@@ -401,7 +407,7 @@ async def test_abort_inside_data_received(loop):
 @pytest.mark.parametrize("buffered", [False, True])
 @pytest.mark.parametrize("end", ["close", "abort"])
 async def test_end_inside_data_received_behind_which_the_peer_has_ended(loop, buffered, end):
-    """Data and close_notify lie in one piece; eof_received comes from inside of close() then, as in asyncio."""
+    """Data and close_notify arrive in one piece. As in asyncio, close() then calls eof_received."""
     seen = []
 
     class Ends(BufferedRecorder if buffered else Recorder):
@@ -426,7 +432,7 @@ async def test_end_inside_data_received_behind_which_the_peer_has_ended(loop, bu
 
 
 def close_notify(peer):
-    """Sealed, not sent."""
+    """Encrypts a close_notify and does not send it."""
     with contextlib.suppress(ssl.SSLWantReadError):
         peer.object.unwrap()
     return peer.outgoing.read()
@@ -522,7 +528,7 @@ async def test_debug_mode(loop, caplog):
 
 
 async def test_echo_server_survives_a_storm_of_ends(loop, serve):
-    """Clients that go in every way there is, thirty at a time; the server counts down to none."""
+    """Clients end in every possible way, thirty at a time. The server's count returns to zero."""
     server = await serve(Echo, HOST, 0, ssl=server_context())
 
     async def one(number):

@@ -1,4 +1,4 @@
-"""start_tls: both sides, with what was received before, above every kind of transport, and its failures."""
+"""start_tls: both sides, with data that was received before, on every kind of transport, and its failures."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_streams_both_sides(loop):
 @pytest.mark.skip_on(uvloop="loses the data and waits for ever")
 @pytest.mark.skip_on(asyncio="loses the data on this version", when=sys.version_info < (3, 13, 12))
 async def test_the_client_does_not_wait_for_the_answer(loop):
-    """Its first handshake message lies in the server's StreamReader when start_tls() is called."""
+    """The client's first handshake message is in the server's StreamReader when start_tls() is called."""
     done = loop.create_future()
 
     async def handle(reader, writer):
@@ -114,7 +114,7 @@ async def test_the_client_does_not_wait_for_the_answer(loop):
 
 @pytest.mark.skip_on(asyncio="delivers before start_tls() returns")
 async def test_the_first_data_comes_with_the_end_of_the_handshake(loop, serve):
-    """Whoever waits for start_tls(), begun in connection_made(), has the new transport before the data comes."""
+    """connection_made() begins start_tls(). The waiting task has the new transport before the data arrives."""
     made = []
 
     class Answers(Recorder):
@@ -222,7 +222,7 @@ async def test_to_a_duck_typed_protocol_with_buffers(loop):
 
 @pytest.mark.parametrize("side", SIDES)
 async def test_tls_in_tls(loop, side):
-    """A TLS connection inside a TLS connection, to the hand-driven peer's own two layers."""
+    """A TLS connection inside a TLS connection. The hand-driven peer has two layers, too."""
     _, outer, protocol, peer = await upgraded(loop, side)
     inner_peer = peer_of(Carrier(peer), side)
     handshake = asyncio.ensure_future(inner_peer.handshake())
@@ -246,7 +246,7 @@ async def test_tls_in_tls(loop, side):
 
 
 class OverEverything(asyncio.Transport):
-    """A transport of the user's own: hands everything to another one, and has no private parts."""
+    """A transport of the user that passes everything to another one and has no private attributes."""
 
     _start_tls_compatible = True
 
@@ -294,7 +294,7 @@ async def test_above_a_transport_of_the_user(loop, end, reported):
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("what", ["garbage", "end", "reset", "time"])
 async def test_failure(loop, side, what, reported):
-    """The exception comes out, the connection is closed; connection_lost comes once (asyncio: at most once)."""
+    """start_tls raises, the connection is closed, and connection_lost comes once (asyncio: at most once)."""
     transport, protocol, other = await plain(loop)
     limit = {"ssl_handshake_timeout": 0.05} if what == "time" else {}
     starting = asyncio.ensure_future(loop.start_tls(transport, protocol, context(side), **options(side), **limit))
@@ -379,7 +379,7 @@ async def test_wrong_time_limits(loop, name):
 
 
 async def test_between_two_loops_transports(loop, serve):
-    """Server and client of one loop, upgraded at once, with data waiting in both directions."""
+    """Server and client of one loop are upgraded at once, with data pending in both directions."""
     made = []
 
     class Upgrades(Echo):

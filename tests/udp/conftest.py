@@ -1,4 +1,6 @@
-"""Endpoints that a failed test has left open are closed before their loop is: uvloop's would wait for them for ever."""
+"""A fixture closes endpoints that a failed test left open before their loop is closed. uvloop's loop would wait for
+them for ever.
+"""
 
 from __future__ import annotations
 

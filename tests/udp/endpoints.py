@@ -1,4 +1,4 @@
-"""What the datagram tests share: a protocol that writes down its callbacks, raw sockets, free addresses."""
+"""Helpers of the datagram tests: a recording protocol, raw sockets, free addresses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ opened: list[Any] = []
 
 
 class Datagrams(asyncio.DatagramProtocol):
-    """Writes down which callbacks came, in order, and what was received."""
+    """Records its callbacks in order, and what it received."""
 
     def __init__(self) -> None:
         self.transport: Any = None
@@ -60,7 +60,7 @@ class Datagrams(asyncio.DatagramProtocol):
 
 
 class EchoDatagrams(Datagrams):
-    """Sends everything back."""
+    """Sends every datagram back."""
 
     def datagram_received(self, data: bytes, addr: Any) -> None:
         super().datagram_received(data, addr)
@@ -87,7 +87,7 @@ async def finish(*protocols: Datagrams) -> None:
 
 @contextlib.contextmanager
 def raw_socket(family: int = socket.AF_INET, address: Any = ANY) -> Iterator[socket.socket]:
-    """A nonblocking datagram socket, bound unless `address` is None, driven without the loop's help."""
+    """A nonblocking datagram socket that the loop does not drive. It is bound unless `address` is None."""
     with socket.socket(family, socket.SOCK_DGRAM) as sock:
         sock.setblocking(False)
         if address is not None:
@@ -96,7 +96,7 @@ def raw_socket(family: int = socket.AF_INET, address: Any = ANY) -> Iterator[soc
 
 
 async def received_by(sock: socket.socket, count: int = 1) -> list[bytes]:
-    """The next datagrams of a raw socket."""
+    """Returns the next datagrams of a raw socket."""
     found: list[bytes] = []
 
     def take() -> bool:
@@ -110,7 +110,7 @@ async def received_by(sock: socket.socket, count: int = 1) -> list[bytes]:
 
 
 def deaf_address() -> Any:
-    """An address on which nobody listens: a port that was free a moment ago."""
+    """An address without a listener: a port that was free a moment ago."""
     with raw_socket() as sock:
         return sock.getsockname()
 

@@ -1,4 +1,4 @@
-"""Datagram sockets that are closed behind their transport's back: nothing goes to the file that has their number."""
+"""Datagram sockets that are closed while a transport uses them: nothing is sent to the file that has their number."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def socket_of(transport) -> socket.socket:
 
 @pytest.mark.parametrize("is_connected", [False, True])
 async def test_sending_after_the_socket_was_closed(loop, is_connected):
-    """The protocol hears of it each time, and the endpoint stays until it is closed."""
+    """The protocol gets the error each time, and the endpoint stays open until it is closed."""
     with raw_socket() as peer:
         address = peer.getsockname()
         options = {"remote_addr": address} if is_connected else {"local_addr": (HOST, 0)}

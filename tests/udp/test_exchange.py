@@ -1,4 +1,4 @@
-"""Datagrams there and back: sizes, order, many at once, kinds of addresses, the protocol's context."""
+"""Datagrams in both directions: sizes, order, many at once, kinds of addresses, the protocol's context."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_empty_datagrams_are_sent_as_the_version_does(loop, is_connected):
 
 
 async def test_order_is_kept_over_many(loop):
-    """More than one batch, from several senders whose datagrams mix."""
+    """More than one batch, from several senders whose datagrams are interleaved."""
     _, server, address = await endpoint(loop, EchoDatagrams)
     with raw_socket() as left, raw_socket() as right:
         sent = []
@@ -93,7 +93,7 @@ async def test_many_clients(loop):
 
 
 async def test_addresses_of_senders_do_not_mix(loop):
-    """The same tuple may stand for the same sender; each datagram has its own sender's all the same."""
+    """Datagrams of one sender may share a tuple. Each datagram still has the address of its sender."""
     _, server, address = await endpoint(loop)
     with raw_socket() as left, raw_socket() as right:
         for sender in (left, left, right, left, right, right):
@@ -179,7 +179,7 @@ async def test_data_of_a_wrong_type(loop, data, kind):
 
 
 async def test_replies_leave_while_the_batch_is_delivered(loop):
-    """What is sent inside datagram_received is on its way when sendto returns."""
+    """A reply in datagram_received has been sent when sendto returns."""
     seen = []
 
     class Impatient(Datagrams):
@@ -263,7 +263,7 @@ async def test_set_protocol_inside_a_batch(loop):
 
 
 async def test_other_work_goes_on_beside_a_flood(loop):
-    """A socket that is never empty does not keep callbacks from running."""
+    """A socket that always has data does not keep callbacks from running."""
     _, server, address = await endpoint(loop, EchoDatagrams)
     _, mirror, _ = await endpoint(loop, EchoDatagrams, remote_addr=address)
     for _ in range(50):
@@ -279,7 +279,7 @@ async def test_other_work_goes_on_beside_a_flood(loop):
 
 
 async def test_any_endpoint_of_the_machine(loop):
-    """Bound to every address: the sender of a datagram is where an answer goes."""
+    """The endpoint is bound to every address. Answers go to the sender of the datagram."""
     transport, server, (_, port) = await endpoint(loop, EchoDatagrams, local_addr=("0.0.0.0", 0))
     with raw_socket() as peer:
         peer.sendto(b"hello", (HOST, port))

@@ -1,4 +1,4 @@
-"""Errors of the socket and of the protocol, after which the endpoint goes on; pauses; unusual ends."""
+"""Errors of the socket and of the protocol, after which the endpoint continues; pauses; unusual ends."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def failing(name, kind=Broken, base=Datagrams):
 
 
 async def test_goes_on_after_a_refusal(loop):
-    """#338: a connected socket hears of ICMP, and is as good as before."""
+    """#338: a connected socket gets the ICMP error and continues to work."""
     address = deaf_address()
     transport, protocol, own = await endpoint(loop, remote_addr=address)
     for count in (1, 2):
@@ -57,7 +57,7 @@ async def test_goes_on_after_a_refusal(loop):
 
 
 async def test_a_refusal_that_sendto_hears_of(loop):
-    """The answer to the first datagram is there before the second one, which it costs."""
+    """The refusal of the first datagram arrives before the second one, which is lost."""
     transport, protocol, _ = await endpoint(loop, remote_addr=deaf_address())
     transport.sendto(b"one")
     transport.sendto(b"two")
@@ -122,7 +122,7 @@ async def test_the_report_names_transport_and_protocol(loop, reported):
 
 
 async def test_error_received_that_raises_inside_sendto(loop):
-    """Then the caller of sendto gets it."""
+    """The caller of sendto gets the exception."""
     transport, protocol, _ = await endpoint(loop, failing("error_received"), local_addr=(HOST, 0))
     with pytest.raises(Broken):
         transport.sendto(b"everybody", ("255.255.255.255", 9))

@@ -1,4 +1,4 @@
-"""sendto on open and closed endpoints; flow control, with a peer that does not read."""
+"""sendto on open and closed endpoints, and flow control with a peer that does not read."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_a_name_that_does_not_resolve(loop):
 
 
 async def test_an_address_that_cannot_be_reached(loop):
-    """Broadcasting without leave."""
+    """Broadcasting without permission."""
     transport, protocol, _ = await endpoint(loop, family=socket.AF_INET)
     transport.sendto(b"everybody", ("255.255.255.255", 9))
     assert [error.errno for error in protocol.errors] == [errno.EACCES]
@@ -158,7 +158,7 @@ async def test_closed_inside_connection_made(loop):
 
 
 async def stuck(loop, factory=Datagrams, **limits):
-    """An endpoint, connected to a Unix socket whose queue it has filled, and that socket."""
+    """An endpoint that is connected to a Unix socket and has filled its queue, and that socket."""
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     peer.setblocking(False)
     peer.bind("peer")
@@ -325,7 +325,7 @@ async def test_faults_of_flow_control_are_reported(loop, reported, tmp_path, mon
 
 @no_unix
 async def test_a_socket_that_is_full_and_has_no_peer(loop, tmp_path, monkeypatch):
-    """What waits keeps its addresses, those that only the socket module understands among them."""
+    """Buffered datagrams keep their addresses, also addresses that only the socket module understands."""
     monkeypatch.chdir(tmp_path)
     with raw_socket(socket.AF_UNIX, "peer") as peer:
         transport, protocol, _ = await endpoint(loop, local_addr="own", family=socket.AF_UNIX)
@@ -341,7 +341,7 @@ async def test_a_socket_that_is_full_and_has_no_peer(loop, tmp_path, monkeypatch
 
 
 async def test_a_refusal_does_not_stop_the_others(loop):
-    """Datagrams to several peers, one of whom is not there."""
+    """Datagrams to several peers, one of which does not exist."""
     deaf = deaf_address()
     with raw_socket() as peer:
         transport, protocol, _ = await endpoint(loop)

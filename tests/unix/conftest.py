@@ -39,7 +39,7 @@ def address_of(folder: Path) -> Callable[[str], Any]:
 
 @pytest.fixture
 def serve_unix(loop: Any) -> Iterator[Callable[..., Any]]:
-    """create_unix_server whose servers are closed at the latest when the test ends, be it by a failure."""
+    """create_unix_server. The fixture closes the servers when the test ends, even if it fails."""
     servers: list[Any] = []
 
     async def create(*args: Any, **kwargs: Any) -> Any:

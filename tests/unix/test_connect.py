@@ -1,4 +1,4 @@
-"""create_unix_connection: paths, sockets, refusals, and how such a connection ends."""
+"""create_unix_connection: paths, sockets, refusals, and the ends of such connections."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Puts the loop under test where programs look for asyncio's own; first on the path of every process of a suite.
+"""Puts the loop under test where programs look for asyncio's own. It is first on the path of every process of a suite.
 
-`SUITE_LOOP` names the loop. The processes that a test starts run on it, too. `BUILT` counts the loops of this process
-by the package that their class comes from, so that a run can prove which loop it was about.
+`SUITE_LOOP` names the loop. The processes that a test starts run on it, too. `BUILT` counts the loops of this
+process by the package of their class, so that a run can prove which loop it tested.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def count(loop_class: Any) -> None:
 
 
 def install(subject: str) -> None:
-    """Let asyncio's names and its policy make loops of the subject's class."""
+    """Makes asyncio's names and its policy build loops of the subject's class."""
     module, _, name = CLASSES[subject].partition(":")
     loop_class: Any = getattr(importlib.import_module(module), name)
     count(selector_events.BaseSelectorEventLoop)
