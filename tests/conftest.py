@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     if has_uvloop():
         loop_factory("uvloop")().close()  # libuv opens a pipe for signals with its first loop and keeps it
-    # What exists now stays: the collections after each test need not look at it again.
+    # The collections after each test need not scan what exists now.
     gc.collect()
     gc.freeze()
 
@@ -129,7 +129,7 @@ def _arm_watchdog(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
-    # pytest's own plugin has just cancelled it, and the fixtures are still to be torn down
+    # pytest's own plugin has just cancelled it, but fixtures may still hang in their teardown
     if isinstance(node, pytest.Item) and _kind(node) is not None:
         _arm_watchdog(node)
 
@@ -190,7 +190,7 @@ def _audit(loop_kind: str, request: pytest.FixtureRequest) -> Iterator[None]:
     sys.unraisablehook = on_unraisable
     threading.excepthook = lambda args: in_threads.append(repr(args.exc_value))
     gc.collect()
-    unraisable.clear()  # of a failed test before this one: its frames lived on in its report
+    unraisable.clear()  # left by a failed test before this one, whose report keeps its frames
     fds, threads, objects = _open_fds(), set(threading.enumerate()), set(_loop_objects())
     try:
         yield

@@ -51,7 +51,7 @@ class Daemon(ABC):
     def is_ready(self, log: str) -> bool:
         """Whether the log says that connections are accepted."""
 
-    def learn(self, log: str) -> None:  # noqa: B027 - most have nothing to learn
+    def learn(self, log: str) -> None:  # noqa: B027 - most servers need no change
         """Take from the log of a failed start what the next try has to do differently."""
 
     def __enter__(self) -> Self:
@@ -84,7 +84,7 @@ class Daemon(ABC):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C is for the tests; they stop it in their own order
+                start_new_session=True,  # Ctrl-C must not reach the server: the tests stop it
                 **self.account(),
             )
         give_up_s = time.monotonic() + START_CAP_S

@@ -354,7 +354,7 @@ class TornadoApp(App):
 
     async def shut_down(self) -> None:
         self._server.stop()
-        await self.idle.wait()  # tornado has no word for it: close_all_connections cuts off what is in flight
+        await self.idle.wait()  # tornado has no method for it: close_all_connections cuts off requests in flight
         await self._server.close_all_connections()
 
 
@@ -477,4 +477,4 @@ async def iter_pieces() -> Any:
 APPS: dict[str, type[App]] = {"aiohttp": AiohttpApp, "tornado": TornadoApp, "uvicorn": UvicornApp}
 
 for name in ("aiohttp.server", "tornado.access", "tornado.general", "uvicorn.error"):
-    logging.getLogger(name).setLevel(logging.CRITICAL)  # clients that vanish are the point of some tests
+    logging.getLogger(name).setLevel(logging.CRITICAL)  # in some tests clients disconnect without a word to the server

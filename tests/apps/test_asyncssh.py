@@ -190,7 +190,7 @@ def test_a_slow_reader_holds_up_its_own_channel_only(run: Run, keys: Keys) -> No
     async def main() -> None:
         async with serving(keys) as server, server.connect() as client:
             process = await client.create_process("pour 64", encoding=None)
-            for number in range(20):  # nobody reads what pours in
+            for number in range(20):  # the client does not read this output
                 assert (await client.run(f"echo {number}")).stdout == f"{number}\n"
             assert process.returncode is None
             assert await process.stdout.read() == BLOB[:65536] * 64

@@ -87,7 +87,7 @@ def test_streams_10_mb_to_a_slow_reader(app: App) -> None:
     with Wire(app.port, app.for_client) as wire, Wire(app.port, app.for_client) as other:
         wire.send(head("GET", "/payload"))
         wire.reply_head()
-        for _ in range(50):  # the server is held up by the first client only
+        for _ in range(50):  # only the first client delays the server
             assert other.get("/hello").text == "hello"
         parts = []
         while length := int(wire.line(), 16):
@@ -215,7 +215,7 @@ def test_graceful_shutdown_with_requests_in_flight(app: App) -> None:
     idle.close()
     app.join()
     if app.for_client is not None:
-        # A loop that is closed while a transport waits for the other end's close_notify leaves it to the collector.
+        # A transport that waits for the other end's close_notify when its loop is closed is left to the collector.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             gc.collect()

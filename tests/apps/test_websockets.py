@@ -25,7 +25,9 @@ Handler = Callable[[ServerConnection], Coroutine[Any, Any, None]]
 BLOB = random.Random(13).randbytes(4 * 1024 * 1024)
 HOST = "127.0.0.1"
 
-logging.getLogger("websockets.server").setLevel(logging.CRITICAL)  # clients that vanish are the point of some tests
+logging.getLogger("websockets.server").setLevel(
+    logging.CRITICAL
+)  # in some tests clients disconnect without a closing handshake
 
 
 class Way:

@@ -80,7 +80,7 @@ class Reporter(unittest.TestResult):
             foreign=self._substitution.foreign,
         )
         if self._outcome == "fail":
-            # What a failed test left open must not be reported in a later one that counts warnings.
+            # Objects that a failed test left open must not warn in a later test that counts warnings.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 gc.collect()

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from support import coro_is_available
 
-# What these files test is the same wherever stacks lie: names, arguments, messages, times, locks. They run in the first
-# way only; TEST_EVICTION=both (which .ci/matrix sets) runs everything in both.
+# These files test what does not depend on the place of stacks: names, arguments, messages, times, locks. They run with
+# the first mode only. TEST_EVICTION=both (which .ci/matrix sets) runs everything with both.
 EITHER_WAY = {
     "test_basics",
     "test_future",

@@ -49,7 +49,7 @@ def sleepers(count: int) -> dict[str, Any]:
     def outer(number: int) -> int:
         return middle(number, due)
 
-    # Nobody is due before all sleep: the last of them sets the time.
+    # No coro is due before all of them sleep: the last one sets the time.
     due = coro.now() + 3600.0
     threads = [coro.spawn(outer, number) for number in range(count)]
     while len(asleep) < count:

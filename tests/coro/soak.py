@@ -34,9 +34,9 @@ from grapeshot import _core, coro
 
 # Coros that are kept busy per loop.
 POPULATION = 30
-# Steps after which a loop is closed over whatever is suspended in it, and its thread ends.
+# After so many steps the loop is closed with its suspended coros, and its thread ends.
 STEPS_PER_ROUND = 400
-# Nothing has happened for so long: the process hangs.
+# Seconds without progress after which the process counts as hanging.
 PATIENCE_S = 120.0
 
 
@@ -77,7 +77,7 @@ def actor(world: World) -> None:
             try:
                 scene(world)
             except INJECTED as exc:
-                # A coro that was to begin ends with MemoryError, and whoever waits for it gets that.
+                # A coro that could not begin ends with MemoryError, which its waiters get.
                 is_without_memory = world.faults and isinstance(exc, (MemoryError, coro.InParallelError))
                 if own not in world.killed and not is_without_memory and not world.is_closing:
                     raise Broken(f"{scene.__name__}: nobody has killed this coro: {exc!r}") from exc
@@ -107,7 +107,7 @@ def kill_some(world: World) -> None:
         context = co.get_context()
         if co.done() or context is None:
             continue
-        # From here on an injected exception may come out of it, of what waits for it, and of what it belongs to.
+        # From here on this coro, its waiters and its family may raise an injected exception.
         world.killed.add(context.get(FAMILY))
         world.soak.kills += 1
         how = generator.randrange(4)
@@ -238,7 +238,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
-    warnings.simplefilter("ignore")  # killed coros leave coroutines behind that nobody awaits
+    warnings.simplefilter("ignore")  # killed coros leave coroutines behind that are never awaited
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # in development mode: what is slow on a busy machine
     faulthandler.enable()
     sys.setswitchinterval(0.0005)

@@ -226,7 +226,7 @@ def collections_of_garbage(world: World) -> None:
     world.pause()
     if world.generator.random() < 0.3:
         gc.collect()
-        # Another thread, or a coro on a stack of its own, may have been the one that found it.
+        # Another thread, or a coro on a stack of its own, may have found it.
         check(len(log) <= 1, f"a finalizer has run twice: {log}")
 
 

@@ -23,10 +23,10 @@ class Injected(Exception):
     """The exception that `raise_exception` injects."""
 
 
-# What may come out of a coro of a family of which one was killed, or had no memory for its stack.
+# What a coro may raise after one of its family was killed, or had no memory for its stack.
 INJECTED = (asyncio.CancelledError, coro.CoroCancelled, Injected, coro.InParallelError, MemoryError)
 
-# A coro that was spawned by the soak, and all that it spawns, are a family: they share this.
+# A coro that the soak spawned and all coros that it spawns are a family and share this object.
 FAMILY: contextvars.ContextVar[int] = contextvars.ContextVar("family", default=-1)
 LEVEL: contextvars.ContextVar[int] = contextvars.ContextVar("level", default=0)
 
@@ -81,7 +81,7 @@ class World:
         if isinstance(exc, MemoryError) and self.faults:
             return
         if isinstance(exc, INJECTED):
-            return  # of a killed coro whose end nobody waits for
+            return  # from a killed coro that has no waiter
         if self.is_closing and ("asyncgen" in context or "destroyed" in context["message"]):
             # asyncio closes asynchronous generators, and cancels tasks, before the coros that are left are ended.
             return

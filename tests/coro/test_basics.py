@@ -417,7 +417,7 @@ def test_running_out_of_memory_harms_nobody():
         return [await thread for thread in threads]
 
     assert grapeshot.run(main()) == list(range(5))
-    # In the mode that evicts always some failures hit an eviction that nobody needs, which is passed over.
+    # In the mode that always evicts, some failures hit an eviction that is not needed. They are ignored.
     assert set(reported) == {MemoryError}
     assert len(reported) == 7 or coro.stack_info()["evicts_always"]
 

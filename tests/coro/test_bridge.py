@@ -258,7 +258,7 @@ def test_what_a_task_would_not_take():
         future.set_exception(ValueError("failed"))
         future._asyncio_future_blocking = True
         try:
-            # The exception is raised at the yield, though nobody asks the future for it there.
+            # The exception is raised at the yield, although nothing retrieves it from the future there.
             await step(future)
         except ValueError:
             log.append("raised at the yield")

@@ -30,7 +30,7 @@ def test_senders_wait_for_receivers_in_order():
     assert channel.balance == 3
     for number in range(3):
         assert channel.receive() == number
-        # The sender goes on behind what is ready.
+        # The sender runs after all ready callbacks.
         assert not senders[number].done()
         coro.yield_slice()
         assert senders[number].done()
@@ -219,7 +219,7 @@ def test_a_value_on_its_way_stays_for_the_next_that_comes(way):
         with pytest.raises(INTERRUPTIONS):
             receiver.join()
             receiver.result()
-        # Its sender has gone on, and it can be received without waiting.
+        # Its sender has continued, and a receiver gets it without waiting.
         assert channel.balance == 1
         later = spawn_blocked(channel.send, "later")
         assert channel.balance == 2
@@ -254,13 +254,13 @@ def test_a_receiver_that_passes_by_takes_the_oldest_value():
 
     def pass_by():
         order.append(channel.receive())
-        # What the woken one was promised is on its way now, and does not depend on the sender any more.
+        # The woken receiver already has its value, which no longer depends on the sender.
         sender.interrupt()
 
     woken = spawn_blocked(channel.receive)
     sender = coro.spawn(channel.send, 2)
     passer = coro.spawn(pass_by)
-    channel.send(1)  # the woken one is ready behind the other two
+    channel.send(1)  # the woken receiver is in the ready queue after the other two
     order.append(woken.join(10))
     passer.join()
     assert order == [1, 2]

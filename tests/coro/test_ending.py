@@ -138,7 +138,7 @@ def test_a_coro_that_refuses_to_end_is_given_up_with_a_warning(no_grace):
         for act in (stubborn.shutdown, stubborn.interrupt, stubborn.cancel, lambda: coro.schedule(stubborn)):
             with pytest.raises(RuntimeError, match="closed"):
                 act()
-        # The stack that it lies on is used by others, and is in its place when it goes on.
+        # Others use its stack slot meanwhile. Its stack is restored when it continues.
         assert coro.run(lambda: [coro.spawn(sorted, [3, 1, 2]).join() for _ in range(3)]) == [[1, 2, 3]] * 3
         gc.collect()
         is_stubborn[0] = False
@@ -183,7 +183,7 @@ def test_errors_in_the_cleanup_go_to_the_exception_handler(loop):
     gc.collect()
     loop.close()
     gc.collect()
-    # Nobody could have retrieved it; after the close nobody is told.
+    # No code could have retrieved it, and after the close there is no report.
     assert reported in (["in the cleanup"], [])
 
 

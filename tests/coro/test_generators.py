@@ -373,7 +373,7 @@ def test_context_variables_in_generators():
         generator, agenerator = generate(), agenerate()
         values = [*itertools.islice(generator, 3), *coro.await_(take(agenerator))]
         coro.await_(agenerator.aclose())
-        # A generator has no context of its own: it sees the one of the coro that resumes it.
+        # A generator has no context of its own: it runs in the context of the coro that resumes it.
         other = coro.spawn(next, generator, context=contextvars.Context()).join()
         return values, other
 

@@ -68,7 +68,7 @@ def test_a_public_name_is_of_the_module(name):
     assert value.__doc__.strip()
     assert name in pydoc.render_doc(value, renderer=pydoc.plaintext)
     if not (isinstance(value, type) and issubclass(value, BaseException)):
-        # an exception takes what Exception takes, of which Python itself knows no signature
+        # an exception takes the arguments of Exception, for which Python has no signature
         inspect.signature(value)
 
 
@@ -110,7 +110,7 @@ def test_help_of_spawn_explains_its_options():
 def test_completion_shows_the_public_names_only():
     assert dir(coro) == sorted(coro.__all__)
     assert {"gc", "os", "sys", "asyncio", "annotations", "TYPE_CHECKING"}.isdisjoint(dir(coro))
-    # What is offered is there, and help() of the module shows it.
+    # All offered names exist, and help() of the module shows them.
     text = pydoc.render_doc(coro, renderer=pydoc.plaintext)
     for name in dir(coro):
         assert getattr(coro, name) is not None

@@ -341,7 +341,7 @@ def test_the_same_interruption_twice_is_one():
             thread.cancel()
         coro.yield_slice()
         assert [type(exc) for exc in log[1:]] == [coro.Shutdown]
-        # What carries a value is told apart.
+        # Interruptions with different values are distinguished.
         thread.interrupt(1)
         coro.yield_slice()
         assert log[2].value == 1
@@ -476,7 +476,7 @@ def test_both_limits_due_at_once():
         assert nest(0.1, 0.01, wait_on) == ["inner", "outer"]
         assert nest(0.01, 0.02, wait_on) == ["outer"]
         assert nest(0, 0, wait_on) == ["outer"]
-        # Left without another wait, the outer one has no effect.
+        # Without another wait the outer limit has no effect.
         assert nest(0.1, 0.01, lambda log: log.append("no wait")) == ["inner", "no wait"]
 
     coro.run(main)
@@ -522,7 +522,7 @@ def test_a_limit_in_a_finally_block():
 
 def test_a_limit_ends_with_its_block():
     def main():
-        # Due while the coro is in the block, and the block ends before it would be delivered.
+        # The limit is due while the coro is in the block, and the block ends before its delivery.
         loop = asyncio.get_running_loop()
         limit = coro.timeout(0.001)
         with limit:
@@ -597,7 +597,7 @@ def test_several_failures_in_a_group_interrupt_its_block_once():
             assert caught.value.args == (0,)
             coro.yield_slice()
             coro.yield_slice()
-        # A block that does not wait is not interrupted afterwards either.
+        # A block that does not wait is not interrupted after its end either.
         with pytest.raises(LookupError), coro.Group() as group:
             group.spawn(fail, 1)
         coro.yield_slice()

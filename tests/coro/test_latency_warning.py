@@ -96,7 +96,7 @@ def test_a_coro_that_does_not_yield_is_seen_while_it_runs(warned):
     assert float(text.split(" has run for ")[1].split(" ")[0]) >= 0.001
     record, *_ = [record for record in warned.records if record.getMessage() == text]
     assert (record.levelno, record.name, record.threadName) == (logging.WARNING, "asyncio", "coro-latency")
-    # Nothing of the thread that has seen it is left in the module.
+    # The thread that saw it leaves nothing in the module.
     assert not [thread.name for thread in threading.enumerate() if "Dummy" in thread.name]
 
 
@@ -150,7 +150,7 @@ def test_a_call_of_c_code_is_named_by_its_line(warned):
 
 
 def test_who_yields_is_not_named(warned):
-    # The clock ticks in milliseconds, and the machine may be slow: the limit is far from both.
+    # The limit is far above the clock's resolution (milliseconds) and the delays of a slow machine.
     coro.set_latency_warning(5)
 
     def polite():

@@ -29,7 +29,7 @@ def busy(kind, *args):
     return one
 
 
-# What waits: how it is made, the method, its arguments, and what it returns or raises when the time is over.
+# Everything that waits: how it is made, the method, its arguments, and its result or exception when the time is over.
 WAITS = {
     "semaphore": (("semaphore",), "acquire", (), False),
     "lock": (("lock",), "acquire", (), False),
@@ -68,7 +68,7 @@ def test_a_wait_ends_when_its_time_is_over(what, limit):
                 assert ("0.001 seconds" in str(caught.value)) == (limit == {"timeout": 0.001})
             else:
                 assert wait(*args, **limit) == late
-        # Nobody is left in its line, and nothing in it has changed.
+        # Its queue is empty, and its state is unchanged.
         assert repr(one) == before
 
     coro.run(main)
@@ -226,7 +226,7 @@ def test_a_full_fifo_makes_pushers_wait_in_order():
         assert (len(fifo), [pusher.done() for pusher in pushers]) == (2, [True] * 2 + [False] * 4)
         assert repr(fifo) == "<fifo 2 of 2 items, 4 waiting>"
         assert fifo.pop() == 0
-        assert len(fifo) == 2  # the place was taken before anybody ran
+        assert len(fifo) == 2  # the space was taken before any coro ran
         assert [fifo.pop() for _ in range(5)] == [1, 2, 3, 4, 5]
         for pusher in pushers:
             pusher.join()

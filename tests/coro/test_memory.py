@@ -90,7 +90,7 @@ def test_a_new_coro_without_memory_ends_with_the_error():
             _core._coro_fail_evictions(0)
             later.append(coro.spawn(work, 8))
 
-        # Everything of the next iteration but the first entry finds no memory.
+        # Of the next iteration only the first entry gets memory.
         asyncio.get_running_loop().call_soon(feed)
         starve()
         failures = []
@@ -105,7 +105,7 @@ def test_a_new_coro_without_memory_ends_with_the_error():
 
     results, reported = run_with_reports(main)
     assert results == [0, 1, 2, 3, 8]
-    # Of those that had begun before, each was put off once, unless its stack was in place.
+    # Each coro that had begun was delayed once, unless its stack was in place.
     assert set(reported) <= {MemoryError}
     assert len(reported) <= 4
     assert coro.get_live_coros() == []
@@ -122,7 +122,7 @@ def test_who_joins_a_coro_without_memory_gets_the_error():
         return "alive"
 
     async def beside():
-        # The first failure is for the new coro: nothing else has to move.
+        # The first failure hits the new coro: no other stack has to be evicted.
         return await coro.run_sync(main)
 
     if coro.stack_info()["evicts_always"]:
@@ -138,7 +138,7 @@ def test_coros_are_unwound_without_memory():
         try:
             coro.wait()
         finally:
-            coro.yield_slice()  # so that stacks have to move, in whatever order the coros are ended
+            coro.yield_slice()  # so that stacks have to be evicted, in whatever order the coros end
             log.append(number)
 
     async def main():

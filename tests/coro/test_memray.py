@@ -16,8 +16,8 @@ from support import coro_is_available
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 
-# What the scripts begin with. Each block has a length of its own; `check` compares the functions that memray names for
-# it, the innermost first, with those that were there.
+# The head of the scripts. Each block has a different length. `check` compares the functions that memray names for a
+# block, the innermost first, with the functions that ran.
 HEAD = """
 import asyncio, collections, functools, itertools, os, random, sys
 import memray

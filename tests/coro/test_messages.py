@@ -18,7 +18,7 @@ def fail(text):
     raise ValueError(text)
 
 
-# What waits, called where no coro runs.
+# Everything that waits, called where no coro runs.
 WAITS = {
     "yield_slice": lambda: coro.yield_slice(),
     "wait": lambda: coro.wait(),

@@ -45,7 +45,7 @@ def test_join_returns_and_result_raises_an_error(way):
                     ask()
                 assert not isinstance(caught.value, asyncio.CancelledError)
                 assert isinstance(caught.value.__cause__, asyncio.CancelledError)
-                # The traceback of the cause leads to where it has waited.
+                # The traceback of the cause ends where the coro waited.
                 assert caught.value.__cause__ is co._exception
 
     coro.run(main)

@@ -16,7 +16,7 @@ if coro_is_available():
 
 COUNT = 5
 
-# What the scripts below begin with. They run without the threads of this process.
+# The head of the scripts below. They run without the threads of this process.
 HEAD = """
 import asyncio, os, sys
 import grapeshot
@@ -112,7 +112,7 @@ def main():
 
 say(coro.run(main))
 """,
-        flags=("-X", "faulthandler"),  # the coroutine that nobody awaits
+        flags=("-X", "faulthandler"),  # the coroutine that is never awaited
     )
     refused = ["YieldFromMain"] * 5 + ["RuntimeError"]
     assert lines == [*refused, "YieldFromMain", "RuntimeError", "ran", "status 0", "end 0 parent", "0"]
@@ -144,7 +144,7 @@ def main():
 say(coro.run(main))
 """
     )
-    # A child that leaves through its copy of the loop ends its copies of the other coros, as asyncio cancels tasks.
+    # A child that returns through its copy of the loop ends its copies of the other coros, as asyncio cancels tasks.
     ended = [f"end {number} child" for number in range(3)]
     assert lines == ["3 3", *ended, "4 4", *ended, "5 5", "6 6", *ENDS, "[0, 1, 2]"]
 

@@ -143,7 +143,7 @@ def test_the_alternate_stack_goes_with_its_thread():
 
 # ---------------------------------------------------------------------------------------------- the interpreter counts
 
-# Functions that recurse without end, or through something nested very deep.
+# Functions that recurse without end, or through a very deeply nested object.
 RECURSIONS = """
 import copy, functools, json, operator, pickle, re, sys
 
@@ -315,7 +315,7 @@ def test_deep_recursion_leaves_coro_and_loop_alive():
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     assert len(lines) >= 24
-    # On 3.13 the thread's own stack is promised more levels in C than a coro's is known to hold.
+    # 3.13 grants the thread's own stack more C levels than a coro's stack holds for certain.
     assert [line for line in lines if line[1] != line[2] and line[1] != "done"] == []
     assert {line[0]: line[2] for line in lines}["through_python"] == "RecursionError"
     assert {line[0]: line[2] for line in lines}["json_of_lists"] == "RecursionError"

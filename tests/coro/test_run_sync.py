@@ -108,7 +108,7 @@ def test_cancelling_goes_in_and_comes_out():
         with pytest.raises(asyncio.CancelledError):
             await task
         assert "never" not in log
-        # and out: who ends his coro by shutdown() cancels the task that waits for it
+        # in the other direction: a coro that ends itself by shutdown() cancels the task that waits for it
         task = asyncio.create_task(coro.run_sync(lambda: coro.current().shutdown()))
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -279,7 +279,7 @@ def test_interrupted_while_a_thread_works():
         release.set()
         while not finished.is_set():
             coro.sleep_relative(0.001)
-        # The result that comes now wakes nobody.
+        # The result that arrives now wakes no coro.
         coro.sleep_relative(0.01)
         return coro.threads.run(lambda: "next")
 

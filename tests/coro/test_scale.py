@@ -33,7 +33,7 @@ def run(kind, count):
     report = json.loads(done.stdout)
     assert report["live"] == 0
     assert report["bytes_saved"] == 0
-    # Kept for the next coros: 1,024 chunks, buffers of each size up to 8 KiB, and the shared stack's own pages.
+    # Kept for later coros: 1,024 chunks, buffers of each size up to 8 KiB, and the pages of the shared stack.
     assert report["after"] - report["before"] < 40 * MIB
     assert report["mappings_after"] - report["mappings_before"] < 50
     return report
@@ -53,6 +53,6 @@ def test_forty_thousand_are_suspended_deep_down():
     report = run("suspended", count)
     assert report["waiting"] == report["right"] == count
     assert report["depths"] == [22]
-    # Every stack but the one in place was moved away, none of them has a mapping of its own.
+    # Every stack except the one in place was evicted, and none of them has its own mapping.
     assert report["saved"] > (count - 1) * 500
     assert report["mappings"] - report["mappings_before"] < 200

@@ -352,7 +352,7 @@ def test_coros_of_another_thread():
             for act in acts:
                 with pytest.raises(coro.ScheduleError, match="thread"):
                     act()
-            # To look is allowed.
+            # Reading is allowed.
             return waiting.done(), waiting.name, coro.where(waiting)
 
         def try_in_a_coro():

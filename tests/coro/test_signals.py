@@ -129,7 +129,7 @@ say(coro.get_live_coros())
 """
     )
     assert lines[0] == "main KeyboardInterrupt"
-    # As the runner cancels what is left: coros are among asyncio's tasks.
+    # The runner cancels the remaining tasks, and coros are among them.
     assert sorted(lines[1:4]) == [f"{number} CancelledError" for number in range(3)]
     assert lines[4:] == ["raised KeyboardInterrupt", "[]"]
 

@@ -181,7 +181,7 @@ def test_interruptions_pass_through_c_frames(holder):
 @pytest.mark.parametrize("slots", SLOTS)
 def test_the_floating_point_state_is_the_coros(holder, slots):
     def pause() -> None:
-        # Others round as they like meanwhile; a coro that has just begun rounds to nearest.
+        # Other coros use other rounding modes meanwhile. A new coro rounds to nearest.
         assert coro.spawn(holder.rounding).join() == 0
         coro.yield_slice()
 

@@ -32,7 +32,7 @@ def test_run_takes_along_what_was_spawned_before():
             return first.done()
 
         assert coro.run(main)
-        # The next one is a loop of its own, as always.
+        # The next call makes a new loop, as always.
         later = coro.run(coro.current)
         assert first.get_loop().is_closed()
         assert later.get_loop() is not first.get_loop()
@@ -197,14 +197,14 @@ def test_an_async_function_is_refused(kind):
         for start in starts:
             with pytest.raises(TypeError, match=r"is async: .*coro\.await_\(\)"):
                 start(function)
-        # A pool that has refused it has its place back.
+        # A pool that refused the coroutine has its free worker back.
         pool = coro.Pool(1)
         with pytest.raises(TypeError):
             pool.spawn(function)
         return pool.spawn(lambda: 5).join()
 
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # nor is a coroutine made that nobody awaits
+        warnings.simplefilter("error")  # and no coroutine is made that is never awaited
         assert coro.run(main) == 5
         with pytest.raises(TypeError, match=r"^run\(\) needs an ordinary function"):
             coro.run(function)

@@ -210,7 +210,7 @@ def test_several_permits_at_once_and_in_order():
         semaphore = coro.semaphore(2)
         many = spawn_blocked(semaphore.acquire, 3)
         few = spawn_blocked(semaphore.acquire, 1)
-        # Two are there, but the one who wants three came first.
+        # Two are available, but the waiter for three came first.
         assert not semaphore.try_acquire()
         assert (semaphore.avail, many.done(), few.done()) == (2, False, False)
         semaphore.release()
@@ -219,7 +219,7 @@ def test_several_permits_at_once_and_in_order():
         semaphore.release(3)
         assert few.join()
         assert semaphore.avail == 2
-        # If it is interrupted, who waited behind it goes on.
+        # If it is interrupted, the next waiter continues.
         many, few = spawn_blocked(semaphore.acquire, 5), spawn_blocked(semaphore.acquire, 2)
         many.interrupt()
         few.join(10)
@@ -252,7 +252,7 @@ def test_who_holds_a_lock_and_would_wait_for_itself():
         assert not lock.has_lock()
         holder = coro.spawn(lock.acquire)
         holder.join()
-        # It has ended and holds the lock for ever, as a thread would.
+        # It ended with the lock, which is never released, as with a thread.
         assert lock.has_lock(holder)
         with pytest.raises(coro.TimeoutError):
             coro.with_timeout(0.001, lock.acquire)
@@ -281,7 +281,7 @@ def test_an_rw_lock_is_recursive():
         lock.read_lock()
         writer = spawn_blocked(lambda: (lock.write_lock(), lock.write_unlock()))
         reader = spawn_blocked(lambda: (lock.read_lock(), lock.read_unlock()))
-        # The writer waits, and the reader behind it; who reads already may read again.
+        # The writer waits, and so does the reader after it. A coro that reads already may read again.
         lock.read_lock()
         assert not coro.spawn(lock.try_acquire_read).join()
         with pytest.raises(coro.LockError, match="itself"):
@@ -300,7 +300,7 @@ def test_an_rw_lock_is_recursive():
         lock.write_unlock()
         waiters = [spawn_blocked(lambda: (lock.read_lock(), yield_slices(2), lock.read_unlock())) for _ in range(2)]
         assert not any(waiter.done() for waiter in waiters)
-        # Who wrote and reads goes on reading, with the others.
+        # The coro that wrote and reads continues to read, with the others.
         lock.write_unlock()
         for waiter in waiters:
             waiter.join(10)
@@ -323,7 +323,7 @@ def test_readers_behind_a_writer_that_is_interrupted_go_on():
         writer.interrupt()
         for reader in readers:
             reader.join(10)
-        # Granted and interrupted: the lock goes on to the next.
+        # The waiter is granted the lock and interrupted: the next waiter gets the lock.
         lock.release_read()
         other = coro.rw_lock()
         other.acquire_write()
@@ -342,7 +342,7 @@ def test_a_wake_up_of_an_interrupted_coro_goes_to_the_next():
         assert condition.wake_one("value")
         first.interrupt()
         assert second.join(10) == "value"
-        # A wake_all was for those who waited then.
+        # wake_all wakes only the coros that waited at that moment.
         assert condition.wake_all("all") == 1
         later = coro.spawn(condition.wait)
         third.interrupt()

@@ -30,7 +30,7 @@ KINDS = [
     "event",
     "inverted_semaphore",
 ]
-# What waits, for each kind, once `prepare` has made it so.
+# The method that waits, for each kind, after `prepare`.
 WAITS = {
     "semaphore": lambda one: one.acquire(),
     "lock": lambda one: one.acquire(),
@@ -43,7 +43,7 @@ WAITS = {
     "event": lambda one: one.wait(),
     "inverted_semaphore": lambda one: one.block_till_zero(),
 }
-# What wakes them. A lock is released by its holder.
+# The method that wakes them. A lock is released by its holder.
 WAKES = {
     "semaphore": lambda one: one.release(),
     "condition_variable": lambda one: one.wake_one(),
@@ -171,7 +171,7 @@ def test_what_is_made_under_a_loop_belongs_to_its_thread_from_the_start(kind):
         use = USES[kind]
         for elsewhere in (lambda: use(one), lambda: coro.run(use, one)):
             assert "belongs to the thread" in str(raised_in_thread(elsewhere))
-        # The owner is not refused because of that.
+        # The owner is still accepted.
         if kind == "channel":
             coro.spawn(one.receive)
             coro.yield_slice()
@@ -219,7 +219,7 @@ def test_it_outlives_the_loop_that_it_was_used_in():
     one = coro.semaphore(0)
     coro.run(one.release)
     coro.run(one.acquire)
-    # The coro that waits for ever is shut down at the end of its loop, and leaves the line.
+    # The coro that waits for ever is shut down at the end of its loop, and leaves the queue.
     coro.run(spawn_blocked, one.acquire)
     one.release()
     assert one.avail == 1
@@ -301,7 +301,7 @@ def test_names(kind):
 def test_no_copies(kind):
     one = getattr(coro, kind)()
     if kind in ("rw_lock", "event", "inverted_semaphore"):
-        one = one._waiters  # what they stand on
+        one = one._waiters  # the primitive that they are built on
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         with pytest.raises(TypeError):
             pickle.dumps(one, protocol)
@@ -378,7 +378,7 @@ def test_cycles_through_what_lies_in_them_are_collected():
         one = getattr(coro, kind)()
         one_again = weakref.ref(one)
         if kind == "channel":
-            # A value whose receiver was interrupted lies in the channel.
+            # A value whose receiver was interrupted stays in the channel.
             receiver = spawn_blocked(one.receive)
             one.send([one])
             receiver.interrupt()

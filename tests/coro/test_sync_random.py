@@ -87,7 +87,7 @@ class Bench:
         self.is_over = False
         # Interruptions of workers that had been granted something and had not run yet.
         self.hits_in_flight = 0
-        # Waits whose own time was over, and blocks of timeouts.
+        # Waits that reached their own limit, and timeout blocks.
         self.timeouts = 0
         self.set_up()
         self.workers = [Worker(self, number) for number in range(WORKERS)]
@@ -151,7 +151,7 @@ class Bench:
         """Lets the workers run until each of them waits."""
         for iteration in range(1000):
             coro.yield_slice()
-            # What workers have granted to others in this iteration is under way now.
+            # Grants of workers in this iteration have not reached their receivers yet.
             if iteration < 10 and self.granted() and self.rng.random() < 0.4:
                 self.interrupt()
             for worker in self.workers:
@@ -471,10 +471,10 @@ class Channel(Bench):
     def check(self):
         assert self.received == sorted(set(self.received)), "doubled or out of order"
         senders, receivers = self.count("send"), self.count("receive")
-        # Values whose senders have gone on, by way of a receiver that was interrupted.
+        # Values whose senders have continued, because their receiver was interrupted.
         left = self.channel.balance - senders + receivers
         surely = len(self.accepted.difference(self.received))
-        # A sender that was interrupted in the moment in which its value was taken counts as withdrawn.
+        # A sender that was interrupted when its value was taken counts as withdrawn.
         perhaps = len(self.withdrawn.difference(self.received)) - senders
         assert surely <= left <= surely + perhaps
         assert not (receivers and (senders or left)), "it could go"
@@ -513,7 +513,7 @@ class Condition(Bench):
         assert len(self.condition) == len(self.waiting())
         assert self.returned <= self.given
         if self.returned < self.given:
-            # A wake-up is lost only if nobody else waited whom it could go to.
+            # A wake-up is lost only if no other coro waited.
             assert not [worker for worker in self.waiting() if worker.since <= self.began]
 
 

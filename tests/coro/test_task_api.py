@@ -25,7 +25,7 @@ def outcome_of(call):
     try:
         return "returned", repr(call())
     except asyncio.CancelledError as error:
-        return type(error), ""  # a task gives its message to the first who asks
+        return type(error), ""  # only the first caller gets a task's message
     except BaseException as error:
         return type(error), str(error)
 

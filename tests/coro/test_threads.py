@@ -116,7 +116,7 @@ def test_a_coro_of_another_thread_is_refused():
             return "refused"
 
         assert in_thread(coro.run, other) == "refused"
-        # What only reads works anywhere, and a loop can be asked to do the rest.
+        # Reading works from any thread, and call_soon_threadsafe does the rest.
         assert not in_thread(waiting.done)
         assert in_thread(lambda: repr(waiting)) == repr(waiting)
         loop = asyncio.get_running_loop()
@@ -162,7 +162,7 @@ def test_a_loop_that_goes_to_another_thread():
     loop.run_until_complete(make())
     in_thread(loop.run_until_complete, asyncio.sleep(0))
     assert reported == [RuntimeError]
-    # And one that is made over there runs there.
+    # A coro that is made in the other thread runs there.
     there: list = []
 
     async def elsewhere():

@@ -92,7 +92,7 @@ def test_sleepers_wake_in_the_order_of_their_deadlines():
         began = coro.now() + 0.02
         dues = [began + generator.random() / 20 for _ in range(2000)]
         threads = [coro.spawn(sleeper, due) for due in dues]
-        # Not before all of them sleep: those that begin late wake late.
+        # No coro wakes before all of them sleep: those that begin late wake late.
         for thread in threads:
             thread.join()
         return dues
@@ -135,7 +135,7 @@ def test_coros_tasks_and_callbacks_that_are_due_together_take_turns():
 
     grapeshot.run(main())
     assert sorted(order) == list(range(300))
-    # A callback runs as it comes due, a coro or a future's callback in the next iteration.
+    # A callback runs when it is due, a coro or a future's callback in the next iteration.
     assert [number for number in order if number % 3 == 1] == list(range(1, 300, 3))
     assert [number for number in order if number % 3 != 1] == [number for number in range(300) if number % 3 != 1]
 

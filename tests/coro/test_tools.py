@@ -296,7 +296,7 @@ def test_selfish_acts_are_counted():
                     coro.set_selfishness(wrong)
                 with pytest.raises(ValueError, match="acts"):
                     me.set_max_selfish_acts(wrong)
-            # A yield begins the count anew.
+            # A yield resets the count.
             act()
             act()
             coro.yield_slice()
@@ -305,7 +305,7 @@ def test_selfish_acts_are_counted():
             assert coro.set_selfishness(4) == 2
 
     coro.run(main)
-    assert _core._coro_act() is None  # nothing outside of a coro
+    assert _core._coro_act() is None  # no effect outside of a coro
 
 
 def test_an_act_delivers_an_interruption():
@@ -330,7 +330,7 @@ def test_awaiting_what_is_done_is_an_act():
         done.set_result(5)
         assert acts_until_a_yield(lambda: coro.await_(done)) == 4
         assert acts_until_a_yield(lambda: coro.await_(nothing())) == 4
-        # What suspends begins the count anew.
+        # Everything that suspends resets the count.
         for _ in range(3):
             coro.await_(nothing())
         coro.await_(asyncio.sleep(0))

@@ -117,7 +117,7 @@ def test_tracing_is_switched_on_and_off_in_a_coro():
         return number
 
     def main():
-        # One after the other: tracing is the thread's.
+        # One after the other, because tracing belongs to the thread.
         assert [coro.spawn(work, number).join() for number in range(COUNT)] == list(range(COUNT))
 
     coro.run(main)

@@ -44,7 +44,7 @@ thread.join()
 print(len(freed))
 """
 
-# The loop lets go of all of them when it is closed; then each is held by the next one.
+# The loop drops all of them when it is closed. After that each is held by the next one.
 LINKS = {
     "handle": "return loop.call_soon(print, inner)",
     "timer": "return loop.call_later(1000, print, inner)",

@@ -230,7 +230,7 @@ async def test_an_aborted_connection_with_data_in_its_buffer(loop):
         del protocol, transport
         await iterations(3)
         assert collected(reference)
-    payload.append(1)  # nobody holds a view of it any more
+    payload.append(1)  # no view of it exists any more
 
 
 @pytest.mark.xfail_on(asyncio="a view of the data is kept", when=sys.version_info >= (3, 12))
@@ -248,7 +248,7 @@ async def test_a_written_bytearray_can_be_changed(loop):
             scratch[:] = b"!" * 1000
         scratch.append(1)
         is_same = await peer.read_exactly(len(expected)) == expected
-        assert is_same  # compared before, or a difference would be spelled out, 200 KB of it
+        assert is_same  # compared here, so that pytest does not print a difference of 200 KB
         transport.close()
         await until(lambda: protocol.is_lost)
 

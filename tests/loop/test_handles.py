@@ -104,7 +104,7 @@ def test_repr_is_that_of_asyncio(loop):
     with_arguments.cancel()
     handle.cancel()
     timer.cancel()
-    reference._scheduled = False  # asyncio's handle is known to no heap
+    reference._scheduled = False  # asyncio's handle is not in the loop's heap
     asyncio.Handle.cancel(reference)
     assert repr(timer) == repr(reference)
 

@@ -250,7 +250,7 @@ async def test_a_closed_object_that_is_added_again(loop):
         try:
             remove(ours)
         except ValueError:
-            pass  # asyncio has let go of both by then, uvloop of the writer
+            pass  # asyncio has dropped both by then, uvloop the writer
 
 
 @pytest.mark.skip_on(uvloop="libuv aborts the process")
@@ -304,7 +304,7 @@ async def test_a_registered_object_is_kept(loop):
 @pytest.mark.parametrize("taker", ["reader", "writer", "transport", "operation"])
 async def test_a_removal_that_comes_after_the_number_was_reused(loop, taker):
     """anyio closes its socket first, and removes the callback in the next iteration."""
-    await iterations(1)  # the loop has what descriptors it makes when it first sleeps
+    await iterations(1)  # the loop makes its own descriptors when it first sleeps
     ours, theirs = socket.socketpair()
     loop.add_reader(ours, print, "stale")
     loop.add_writer(ours, print, "stale")
@@ -346,7 +346,7 @@ async def test_a_removal_that_comes_after_the_number_was_reused(loop, taker):
 )
 async def test_closed_while_registered_then_reused(loop):
     """The kernel forgets a closed descriptor. The same number may come back and must work like a new one."""
-    await iterations(1)  # the loop has what descriptors it makes when it first sleeps
+    await iterations(1)  # the loop makes its own descriptors when it first sleeps
     seen = []
     for round_number in range(20):
         ours, theirs = socket.socketpair()

@@ -52,7 +52,7 @@ class Events(asyncio.SubprocessProtocol):
         await until(lambda: "lost" in self.events, "connection_lost")
 
 
-# Children that are not of the test: servers of other tests may run for the whole session.
+# Children that do not belong to the test: servers of other tests may run for the whole session.
 _others: set[int] = set()
 
 

@@ -13,6 +13,6 @@ from process.children import children, note_other_children
 def _no_children(loop_kind: str) -> Iterator[None]:
     note_other_children()
     yield
-    # Fetched, so that the tests behind this one have none.
+    # The status is fetched, so that later tests see no children.
     left = [os.waitpid(pid, 0) for pid in children()]
     assert not left, f"children left behind by the test, (pid, status): {left}"

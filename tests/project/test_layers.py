@@ -101,7 +101,7 @@ def crates_below(name: str, lock: str) -> set[str]:
 # ---------------------------------------------------------------- Python
 
 PACKAGE = "grapeshot"
-# The border, the class that asyncio sees as a task, and the exceptions that it sees as a cancellation.
+# The bridge, the class that asyncio sees as a task, and the exceptions that it sees as a cancellation.
 TOUCHES_ASYNCIO = {"coro.bridge", "coro._coroutine", "coro._errors"}
 
 # Type checkers know this module and no interpreter has it: an import outside `if TYPE_CHECKING` fails at once.
@@ -324,7 +324,7 @@ def test_what_is_allowed_passes(tree, text):
     assert list(rust_errors(tree)) == []
 
 
-# What cargo refuses in grapeshot-core, and in the last line what it takes.
+# Lines that cargo refuses in grapeshot-core. It accepts only the last one.
 ACROSS_CRATES = """\
 use pyo3::prelude::*;
 use pyo3_ffi as ffi;

@@ -377,7 +377,7 @@ async def test_strange_sizes(loop, pair, size):
     except Exception as error:
         found = type(error)
     if expected is MemoryError and isinstance(found, bytes):
-        return  # no object of that size is made only to be shrunk
+        return  # no object of that size is allocated only to be shrunk
     assert found == expected
 
 

@@ -30,8 +30,7 @@ class Unmappable(io.BytesIO):
     """A file without a descriptor."""
 
 
-# Its transports keep views of what they have to send later (since 3.12), and its fallback reads the next block into
-# the same buffer.
+# Its transports keep views of unsent data (since 3.12), and its fallback reads the next block into the same buffer.
 is_torn = pytest.mark.skip_on(when=sys.version_info >= (3, 12), asyncio="its fallback overwrites what waits to be sent")
 WAYS = [True, pytest.param(False, marks=is_torn)]
 
@@ -135,7 +134,7 @@ async def test_it_comes_between_what_is_written(loop, file, is_native):
         data += await peer.read_to_end()
         assert data == before + CONTENT + after
         assert transport.get_write_buffer_size() == 0
-        # pauses and their ends alternate, whoever was told of them
+        # pauses and resumes alternate, whichever protocol got the calls
         flow = [event for event in protocol.events if event in ("pause", "resume")]
         assert flow[::2] == ["pause"] * len(flow[::2])
         assert flow[1::2] == ["resume"] * len(flow[1::2])

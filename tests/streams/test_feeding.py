@@ -189,7 +189,7 @@ async def test_over_tls(loop, loop_kind):
         for size in (1, 1000, 100_000):
             other.write(b"x" * size)
             assert await reader.readexactly(size) == b"x" * size
-    # the ciphertext of a loop written in Python goes through a data_received, too
+    # a loop written in Python passes ciphertext through data_received, too
     assert ("feed_data" in calls.names) == (loop_kind != "grapeshot")
     for stream in (other, writer):
         stream.close()
@@ -453,7 +453,7 @@ async def test_any_object_may_wait(loop, is_cancelled):
     await stream.send(b"x")
     expected = [("cancelled", None, b"x", "of the connection"), ("set_result", None, b"x", "of the connection")]
     if sys.implementation.name == "cpython" and type(loop).__module__.startswith("asyncio"):
-        expected = [(*each[:3], waiter.log[0][3]) for each in expected]  # the context of whoever began to read
+        expected = [(*each[:3], waiter.log[0][3]) for each in expected]  # the context of the reading task
     assert waiter.log == expected[: 1 if is_cancelled else 2]
     assert stream.reader._waiter is None
 

@@ -114,7 +114,7 @@ def run_once(suite: dict[str, Any], python: Path, work: Path, subject: str, test
         home.mkdir()
         command = [str(python), "-m", "pytest", "-o", "addopts=", "-p", "recorder", "--color=no", *suite["arguments"]]
         command += [*(f"--deselect={test}" for test in suite["deselected"]), *suite["tests"]]
-        # The suite's own settings, or none: by itself pytest would take those of the project around the directory.
+        # The suite's own settings, or none. By default pytest would use those of the surrounding project.
         settings = next((str(work / name) for name in SETTINGS if (work / name).exists()), os.devnull)
         command += ["-c", settings, f"--rootdir={work}", f"--confcutdir={work}"]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV_"))}
@@ -193,7 +193,7 @@ def run_suite(
             again = [test for test in needed if test not in outcomes or outcomes[test].outcome != "passed"]
         if not again:
             break
-        again.sort(key=lambda test: test in outcomes)  # what a crash has kept from running comes before what crashed
+        again.sort(key=lambda test: test in outcomes)  # tests that a crash prevented run before the test that crashed
         for test, end in run_once(suite, python, work, subject, again).items():
             if test in outcomes:
                 end.runs += outcomes[test].runs

@@ -104,7 +104,7 @@ async def test_ending_with_a_buffer(loop, end):
         with Stranger(fd):
             getattr(transport, end)()
             await until(lambda: protocol.is_lost)
-            if end == "close":  # as what was promised cannot be sent
+            if end == "close":  # because the buffered data cannot be sent
                 assert is_closed_error(protocol.lost_with[0])
             else:
                 assert protocol.lost_with == [None]

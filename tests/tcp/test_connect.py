@@ -82,7 +82,7 @@ async def test_local_addr(loop):
         transport, protocol = await loop.create_connection(Recorder, *listener.getsockname(), local_addr=(HOST, port))
         assert transport.get_extra_info("sockname") == (HOST, port)
         accepted, _ = listener.accept()
-        accepted.close()  # so that TIME_WAIT is not ours
+        accepted.close()  # so that the other end has the TIME_WAIT
         await until(lambda: protocol.is_lost)
 
 

@@ -125,7 +125,7 @@ class Script:
                 transport.abort()
                 await until(lambda: protocol.lost)
         if not {("peer", "reset"), ("step", "reset"), ("step", "peer close")} & {entry[:2] for entry in log}:
-            # with them it depends on the kernel how much came through
+            # with them the kernel decides how much data arrives
             log.append(("received", bytes(received)))
         return log
 
@@ -200,7 +200,7 @@ def play(kind, seed, pace_s=0.0002):
 def test_same_log_as_asyncio(loop_kind, _audit, seed, caplog):
     if loop_kind == "uvloop":
         pytest.skip("writes after the end raise there, and a reset is seen later")
-    for pace_s in (0.0002, 0.005):  # a busy machine delivers late; a true difference stays at any pace
+    for pace_s in (0.0002, 0.005):  # a busy machine delivers late; a true difference also shows at a slower pace
         difference = first_difference(play(loop_kind, seed, pace_s), play("asyncio", seed, pace_s))
         if difference is None:
             break

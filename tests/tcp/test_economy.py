@@ -87,7 +87,7 @@ async def test_the_first_write_outside_of_a_callback_leaves_at_once(loop):
     transport, _, peer = await connected(loop)
     with peer:
         transport.write(b"at once")
-        assert peer.sock.recv(100) == b"at once"  # the loop has not turned
+        assert peer.sock.recv(100) == b"at once"  # the loop has run no iteration
 
 
 @linux_only

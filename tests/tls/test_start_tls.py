@@ -90,7 +90,7 @@ async def test_the_client_does_not_wait_for_the_answer(loop):
 
     async def handle(reader, writer):
         assert await reader.readline() == b"STARTTLS\n"
-        while not reader._buffer:  # the message itself must have come
+        while not reader._buffer:  # the message itself must have arrived
             await asyncio.sleep(0)
         await writer.start_tls(server_context())
         done.set_result(await reader.readline())

@@ -327,7 +327,7 @@ async def test_unix_addresses(loop, loop_kind, tmp_path, monkeypatch, kind):
     assert transport.get_extra_info("peername") == address
     transport.sendto(b"two")
     await until(lambda: len(server.received) == 2)
-    assert server.received[1] == (b"two", None)  # without a name nobody can answer
+    assert server.received[1] == (b"two", None)  # an unnamed socket gets no answer
     await finish(client)
     sender, third, _ = await endpoint(loop, local_addr="third", family=socket.AF_UNIX)
     sender.sendto(b"three", address)

@@ -183,7 +183,7 @@ async def test_what_waits_is_counted_and_sent_in_order(loop, tmp_path, monkeypat
         assert transport.get_write_buffer_size() == 21 * (6 + HEADER_LEN)
         assert protocol.events == ["made"]
         assert await received_by(peer, count + 20) == [b"%06d" % number for number in range(count + 20)]
-        if sys.version_info[:2] != (3, 13):  # asyncio's forgets the headers that it has counted
+        if sys.version_info[:2] != (3, 13):  # asyncio drops the headers that it has counted
             await until(lambda: transport.get_write_buffer_size() == 0)
         await finish(protocol)
 
@@ -246,7 +246,7 @@ async def test_close_sends_what_waits(loop, tmp_path, monkeypatch):
         transport.sendto(b"before")
         transport.close()
         assert transport.is_closing()
-        transport.sendto(b"after.")  # still open for what comes behind it
+        transport.sendto(b"after.")  # still open for the next datagram
         await iterations(3)
         assert not protocol.is_lost
         assert (await received_by(peer, count + 2))[-2:] == [b"before", b"after."]
@@ -262,7 +262,7 @@ async def test_abort_drops_what_waits(loop, tmp_path, monkeypatch):
     with peer:
         transport.sendto(b"before")
         transport.abort()
-        assert transport.get_write_buffer_size() in (0, 2 * (6 + HEADER_LEN))  # asyncio's keeps the number
+        assert transport.get_write_buffer_size() in (0, 2 * (6 + HEADER_LEN))  # asyncio keeps the number
         await until(lambda: protocol.is_lost)
         await received_by(peer, count - 1)
         await iterations(3)
@@ -349,6 +349,6 @@ async def test_a_refusal_does_not_stop_the_others(loop):
             transport.sendto(b"%d" % number, deaf)
             transport.sendto(b"%d" % number, peer.getsockname())
         assert await received_by(peer, 10) == [b"%d" % number for number in range(10)]
-        assert protocol.errors == []  # nobody hears of ICMP without a connection
+        assert protocol.errors == []  # an unconnected socket gets no ICMP errors
         assert asyncio.get_running_loop() is loop
         await finish(protocol)
