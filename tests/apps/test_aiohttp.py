@@ -152,7 +152,7 @@ def test_client_has_500_requests_in_flight(run: Run, ends: Ends) -> None:
     run(main())
 
 
-def test_client_gives_up_and_goes_on(run: Run, ends: Ends) -> None:
+def test_client_gives_up_and_continues(run: Run, ends: Ends) -> None:
     async def main() -> None:
         never = asyncio.Event()
 
@@ -187,7 +187,7 @@ def test_client_gives_up_and_goes_on(run: Run, ends: Ends) -> None:
     run(main())
 
 
-def test_server_goes_in_the_middle_of_its_reply(run: Run, ends: Ends) -> None:
+def test_server_disconnects_in_the_middle_of_its_reply(run: Run, ends: Ends) -> None:
     async def main() -> None:
         async def cut(request: web.Request) -> web.StreamResponse:
             response = web.StreamResponse(headers={"Content-Length": str(len(PAYLOAD))})

@@ -43,7 +43,7 @@ def address(request: pytest.FixtureRequest, postgres_server: PostgresAddress, ce
     return {"host": "localhost", "ssl": certificates.for_client(), **common}  # as sslmode=verify-full
 
 
-def test_the_way_in_is_what_it_is_called(run: Run, address: Arguments) -> None:
+def test_each_address_connects_in_its_own_way(run: Run, address: Arguments) -> None:
     async def main() -> None:
         connection = await asyncpg.connect(**address)
         row = await connection.fetchrow(

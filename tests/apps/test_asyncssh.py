@@ -186,7 +186,7 @@ def test_streams_both_ways_at_once(run: Run, keys: Keys) -> None:
     run(main())
 
 
-def test_a_slow_reader_holds_up_its_own_channel_only(run: Run, keys: Keys) -> None:
+def test_a_slow_reader_delays_only_its_own_channel(run: Run, keys: Keys) -> None:
     async def main() -> None:
         async with serving(keys) as server, server.connect() as client:
             process = await client.create_process("pour 64", encoding=None)

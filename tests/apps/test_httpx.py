@@ -163,7 +163,7 @@ def test_a_download_is_left_in_the_middle(run: Run, site: Site) -> None:
     run(main())
 
 
-def test_nobody_listens(run: Run) -> None:
+def test_a_refused_connection(run: Run) -> None:
     async def main() -> None:
         server = await asyncio.start_server(lambda _reader, _writer: None, HOST, 0)
         port = server.sockets[0].getsockname()[1]

@@ -108,7 +108,7 @@ def test_a_message_in_fragments(run: Run, way: Way) -> None:
     run(main())
 
 
-def test_more_is_sent_than_anybody_reads(run: Run, way: Way) -> None:
+def test_send_waits_while_the_peer_does_not_read(run: Run, way: Way) -> None:
     """`send` waits while the other end does not read: flow control works through both transports."""
 
     async def main() -> None:
@@ -241,7 +241,7 @@ def test_a_client_vanishes(run: Run, way: Way) -> None:
     run(main())
 
 
-def test_too_large_a_message_costs_its_connection_only(run: Run, way: Way) -> None:
+def test_too_large_a_message_closes_only_its_connection(run: Run, way: Way) -> None:
     async def main() -> None:
         async with way.serve(echo, max_size=1000), way.connect() as other:
             async with way.connect() as client:

@@ -398,7 +398,7 @@ def test_many_at_once():
     assert coro.run(main) == sum(range(count))
 
 
-def test_running_out_of_memory_harms_nobody():
+def test_running_out_of_memory_leaves_others_intact():
     reported = []
 
     def work(number):

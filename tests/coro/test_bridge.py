@@ -632,7 +632,7 @@ def test_asyncios_timeout_entered_from_outside_of_coroutines():
     assert coro.run(main) == 0
 
 
-def test_woken_by_somebody_while_it_awaits():
+def test_scheduled_by_other_code_while_it_awaits():
     """schedule() does not end an await: the coro continues to wait for its future."""
 
     async def main():
@@ -648,7 +648,7 @@ def test_woken_by_somebody_while_it_awaits():
     grapeshot.run(main())
 
 
-def test_a_late_callback_of_an_abandoned_future_wakes_nobody():
+def test_a_late_callback_of_an_abandoned_future_wakes_no_coro():
     async def main():
         loop = asyncio.get_running_loop()
 

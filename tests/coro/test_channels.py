@@ -50,7 +50,7 @@ def test_receivers_wait_for_senders_in_order():
 
 
 @in_coro
-def test_any_object_goes_through_none_and_exceptions_included():
+def test_any_object_can_be_sent_also_none_and_exceptions():
     channel = coro.channel()
     values = [None, (), KeyError("a value"), KeyError, channel]
     sender = coro.spawn(channel.send_sequence, iter(values))
@@ -93,7 +93,7 @@ def test_an_iteration_ends_when_the_channel_is_closed():
 
 
 @in_coro
-def test_an_iteration_lets_exceptions_out_closed_error_included():
+def test_iterating_raises_exceptions_also_ClosedError():
     channel = coro.channel()
     spawn_blocked(channel.send_exception, coro.ClosedError, "another one")
     with pytest.raises(coro.ClosedError, match="another one"):
@@ -101,7 +101,7 @@ def test_an_iteration_lets_exceptions_out_closed_error_included():
 
 
 @in_coro
-def test_close_leaves_what_is_waiting_and_takes_no_more():
+def test_close_keeps_pending_items_and_accepts_no_more():
     channel = coro.channel()
     spawn_blocked(channel.send, 1)
     spawn_blocked(channel.send, 2)
@@ -129,7 +129,7 @@ def test_close_ends_receivers_that_wait():
 
 
 @in_coro
-def test_outside_of_coros_what_need_not_wait_works():
+def test_outside_of_coros_calls_that_need_not_wait_work():
     channel = coro.channel()
     receiver = spawn_blocked(channel.receive)
     loop = asyncio.get_running_loop()
@@ -294,7 +294,7 @@ class Waits:
 
 
 @in_coro
-def test_a_value_that_waits_when_it_goes_unsent():
+def test_an_unsent_value_whose_finalizer_waits():
     """An interruption is due before the sender waits. The value was not sent, and its finalizer may wait."""
     log = []
     channel = coro.channel()
@@ -314,7 +314,7 @@ def test_a_value_that_waits_when_it_goes_unsent():
 
 
 @in_coro
-def test_what_is_left_of_a_wait_may_wait_when_it_goes():
+def test_a_value_left_from_a_wait_has_a_finalizer_that_waits():
     """A value left from an earlier wait is freed at the next wait, before that wait checks its condition for the last
     time.
     """

@@ -89,7 +89,7 @@ def test_collections_in_several_coros():
     assert dead(collected)
 
 
-def test_what_only_a_suspended_stack_holds_survives():
+def test_objects_only_on_a_suspended_stack_survive():
     watched = []
 
     def inner(things):

@@ -600,7 +600,7 @@ def test_suspended_coros_and_a_forced_exit_of_the_loop():
     loop.close()
 
 
-def test_a_loop_that_is_dropped_goes_when_its_coros_end():
+def test_a_dropped_loop_is_freed_when_its_coros_end():
     out = run_script(
         None,
         LEFT

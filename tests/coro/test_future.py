@@ -40,7 +40,7 @@ def test_all_that_wait_get_the_value():
     coro.run(main)
 
 
-def test_all_that_wait_get_the_exception_with_its_own_traceback():
+def test_every_waiter_gets_the_exception_with_its_own_traceback():
     def main():
         future = coro.future()
         getters = [spawn_blocked(future.get) for _ in range(3)]
@@ -102,7 +102,7 @@ def test_tasks_and_coros_wait_for_the_same_one():
     grapeshot.run(main())
 
 
-def test_an_exception_that_nobody_asks_for_is_reported():
+def test_an_exception_that_is_never_retrieved_is_reported():
     reported = []
 
     def main():
@@ -187,7 +187,7 @@ def test_wait_for_different_things():
     coro.run(main)
 
 
-def test_who_waits_can_be_interrupted_and_leaves_nothing():
+def test_a_waiter_can_be_interrupted_and_leaves_nothing():
     def main():
         others = [coro.spawn(coro.wait) for _ in range(3)]
         waiter = spawn_blocked(coro.wait, others)
@@ -220,7 +220,7 @@ def test_what_cannot_be_waited_for():
         coro.wait([])
 
 
-def test_a_future_that_was_never_made_goes_silently():
+def test_a_future_whose_creation_failed_is_freed_silently():
     class Unmade(coro.future):
         def __init__(self):
             raise ValueError("on purpose")

@@ -73,7 +73,7 @@ def test_a_public_name_is_of_the_module(name):
 
 
 @pytest.mark.parametrize(("kind", "name"), MEMBERS)
-def test_a_member_says_what_it_is_and_takes(kind, name):
+def test_every_member_has_help_and_a_signature(kind, name):
     owner = getattr(coro, kind)
     value = inspect.getattr_static(owner, name)
     assert (value.__doc__ or "").strip(), f"{kind}.{name} has no help"

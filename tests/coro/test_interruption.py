@@ -182,7 +182,7 @@ def test_threads():
     coro.run(main)
 
 
-def test_an_exception_that_nobody_sees_is_reported():
+def test_an_exception_that_is_never_seen_is_reported():
     reported = []
 
     def fail():

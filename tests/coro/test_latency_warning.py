@@ -149,7 +149,7 @@ def test_a_call_of_c_code_is_named_by_its_line(warned):
     assert texts(warned, "slow one", "has run")[-1].endswith("without a yield, in no Python function")
 
 
-def test_who_yields_is_not_named(warned):
+def test_coros_that_yield_are_not_named(warned):
     # The limit is far above the clock's resolution (milliseconds) and the delays of a slow machine.
     coro.set_latency_warning(5)
 
@@ -198,7 +198,7 @@ def test_a_coro_that_raises(warned):
     assert " without a yield; after " in text
 
 
-def test_where_nobody_looked_the_end_is_named(warned):
+def test_without_a_sample_the_end_is_named(warned):
     """The watchdog saw nothing, because C code kept the GIL or no thread was available. The message names where the
     coro stopped.
     """
@@ -256,7 +256,7 @@ def test_the_limit_can_be_set_by_the_one_that_runs(warned):
     assert texts(warned, "slow one", "ran") == []
 
 
-def test_a_handler_of_warnings_that_raises_harms_nobody(warned, monkeypatch):
+def test_a_warnings_handler_that_raises_has_no_other_effect(warned, monkeypatch):
     unraisable = []
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
     monkeypatch.setattr(threading, "excepthook", unraisable.append)

@@ -75,7 +75,7 @@ def test_a_wait_ends_when_its_time_is_over(what, limit):
 
 
 @pytest.mark.parametrize("what", WAITS)
-def test_nothing_waits_outside_of_coros_but_asking_is_free(what):
+def test_waiting_outside_of_coros_is_refused_and_polling_works(what):
     made, method, args, late = WAITS[what]
     if made[0] in ("lock", "mutex", "rw_lock"):
         pytest.skip("a lock has a coro as its holder")
@@ -113,7 +113,7 @@ def test_a_limit_must_be_a_time(what):
     coro.run(main)
 
 
-def test_what_comes_in_time_is_had():
+def test_a_value_that_arrives_in_time_is_returned():
     def main():
         fifo = coro.fifo(1)
         for limit in ({"timeout": 60}, {"timeout": math.inf}, {"timeout": None}, {"block": True, "timeout": 60}):
@@ -138,7 +138,7 @@ def test_what_comes_in_time_is_had():
     coro.run(main)
 
 
-def test_what_was_granted_in_time_is_kept_though_it_runs_late():
+def test_a_grant_in_time_is_kept_though_the_coro_runs_late():
     def main():
         fifo = coro.fifo()
         popper = coro.spawn(fifo.pop, timeout=0.001)
@@ -177,7 +177,7 @@ def test_timers_leave_nothing_behind():
     coro.run(main)
 
 
-def test_who_gives_up_lets_those_behind_it_pass():
+def test_a_waiter_that_gives_up_lets_later_ones_pass():
     def main():
         semaphore = coro.semaphore(1)
         many = spawn_blocked(semaphore.acquire, 2, timeout=0.001)
@@ -295,7 +295,7 @@ def test_one_that_is_interrupted_too_late_has_pushed_and_ends_where_it_waits_nex
     coro.run(main)
 
 
-def test_pop_all_leaves_what_pushers_bring_meanwhile():
+def test_pop_all_keeps_items_pushed_meanwhile():
     def main():
         fifo = coro.fifo(2)
         pushers = [coro.spawn(fifo.push, number) for number in range(5)]
@@ -321,7 +321,7 @@ def test_no_limit(maxsize):
     assert coro.run(main) == (0, 1000)
 
 
-def test_a_larger_limit_lets_pushers_in():
+def test_a_larger_limit_wakes_pushers():
     class Growing(coro.fifo):
         pass
 

@@ -111,7 +111,7 @@ def test_a_new_coro_without_memory_ends_with_the_error():
     assert coro.get_live_coros() == []
 
 
-def test_who_joins_a_coro_without_memory_gets_the_error():
+def test_the_joiner_of_a_coro_without_memory_gets_the_error():
     def main():
         thread = coro.spawn(int)
         _core._coro_fail_evictions(1)

@@ -285,7 +285,7 @@ print("checked")
     )
 
 
-def test_a_profile_function_of_python_hears_nothing_of_switches():
+def test_a_python_profile_function_gets_no_switch_events():
     """memray's profile function has no Python object, which identifies it. A function of `sys.setprofile` gets no
     events of switches.
     """

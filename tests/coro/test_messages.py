@@ -32,7 +32,7 @@ WAITS = {
 
 
 @pytest.mark.parametrize("what", WAITS)
-def test_who_cannot_wait_learns_how_to(what):
+def test_the_error_says_how_to_wait(what):
     async def main():
         with pytest.raises(coro.YieldFromMain, match=r"`await coro\.run_sync\(f\)`"):
             WAITS[what]()
@@ -50,7 +50,7 @@ def test_timeouts_say_how_long():
     coro.run(main)
 
 
-def test_in_parallel_shows_what_has_happened_and_where():
+def test_the_error_of_in_parallel_shows_tracebacks():
     def main():
         with pytest.raises(coro.InParallelError) as one:
             coro.in_parallel([(int, ()), (fail, ("first",))])
@@ -86,7 +86,7 @@ def test_wrong_arguments(call, message):
         call()
 
 
-def test_pools_and_groups_show_what_is_in_them():
+def test_pools_and_groups_show_their_members():
     def main():
         pool = coro.Pool(3)
         assert repr(pool) == "<Pool 0 of 3 places taken>"

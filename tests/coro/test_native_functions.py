@@ -61,7 +61,7 @@ print(refused(coro.spawn, print))
 
 
 @pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
-def test_a_timer_wakes_nobody_who_stands_in_a_line():
+def test_a_late_timer_does_not_end_a_wait_in_a_queue():
     """A late timer does not wake a coro that waits for something else by then."""
     assert output("""
 from grapeshot import coro

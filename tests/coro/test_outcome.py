@@ -67,7 +67,7 @@ def test_an_except_exception_sees_it(way):
     assert log == [coro.CoroCancelled, "went on"]
 
 
-def test_one_that_nobody_catches_is_reported():
+def test_an_uncaught_one_is_reported():
     reported = []
 
     def ask(co):
@@ -89,7 +89,7 @@ def test_one_that_nobody_catches_is_reported():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_in_asyncio_it_is_what_a_task_would_give(way):
+def test_in_asyncio_the_outcome_is_that_of_a_task(way):
     def kind_of(co):
         return type(co._exception)
 
@@ -115,7 +115,7 @@ def test_in_asyncio_it_is_what_a_task_would_give(way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_coroutine_in_a_coro_sees_what_it_would_see_in_a_task(way):
+def test_a_coroutine_in_a_coro_sees_the_same_as_in_a_task(way):
     async def wait_for(co):
         try:
             await co
@@ -126,7 +126,7 @@ def test_a_coroutine_in_a_coro_sees_what_it_would_see_in_a_task(way):
 
 
 @pytest.mark.parametrize("call", ["map", "imap"])
-def test_a_pool_does_not_end_whoever_asks_it(call):
+def test_a_pool_does_not_end_its_caller(call):
     def work(number):
         if number == 1:
             coro.current().shutdown()
@@ -140,7 +140,7 @@ def test_a_pool_does_not_end_whoever_asks_it(call):
     assert coro.run(main) == "went on"
 
 
-def test_in_parallel_tells_what_has_happened():
+def test_the_error_of_in_parallel_lists_all_errors():
     def main():
         with pytest.raises(coro.InParallelError) as caught:
             coro.in_parallel([(lambda: coro.current().shutdown(), ()), (int, ())])
@@ -168,7 +168,7 @@ def test_a_join_that_takes_too_long_says_so():
     coro.run(main)
 
 
-def test_a_join_goes_on_when_somebody_schedules_the_joiner():
+def test_a_join_continues_when_the_joiner_is_scheduled():
     def main():
         co = coro.spawn(coro.wait)
         for timeout in (None, 10):
@@ -187,7 +187,7 @@ def test_a_join_goes_on_when_somebody_schedules_the_joiner():
     coro.run(main)
 
 
-def test_a_join_that_was_given_up_leaves_nothing_behind():
+def test_an_abandoned_join_leaves_nothing_behind():
     def main():
         co = coro.spawn(coro.wait)
         coro.yield_slice()
@@ -235,7 +235,7 @@ FAILING = {
 
 
 @pytest.mark.parametrize("way", FAILING)
-def test_an_exception_that_was_handled_goes_without_the_collector(way):
+def test_a_handled_exception_is_freed_without_the_collector(way):
     def main():
         gc.collect()
         gc.disable()

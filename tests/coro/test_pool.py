@@ -65,7 +65,7 @@ def start_in_pool(work, numbers):
 
 @pytest.mark.parametrize("start", [start_in_parallel, start_in_pool])
 @pytest.mark.parametrize("way", ["the input raises", "an interruption"])
-def test_nobody_is_left_behind(start, way):
+def test_map_ends_every_coro_it_started(start, way):
     """`map` waits for a free worker, so it may be interrupted before it has started all coros."""
     begun, ended = [], []
 
@@ -94,7 +94,7 @@ def test_nobody_is_left_behind(start, way):
 
 @pytest.mark.parametrize("call", ["imap", "imap_unordered"])
 @pytest.mark.parametrize("size", [2, 5])
-def test_what_an_input_raises_comes_behind_the_results_before_it(call, size):
+def test_an_error_of_an_input_follows_the_results_before_it(call, size):
     def main():
         results = getattr(coro.Pool(size), call)(int, inputs(4))
         assert [next(results) for _ in range(4)] == [0, 1, 2, 3]
@@ -127,7 +127,7 @@ def test_several_coros_share_an_iterator(call):
 
 
 @pytest.mark.parametrize("call", ["imap", "imap_unordered"])
-def test_one_that_is_interrupted_while_it_asks_loses_no_result(call):
+def test_an_interruption_while_it_asks_loses_no_result(call):
     def main():
         gate = coro.event()
         results = getattr(coro.Pool(2), call)(lambda number: gate.wait() and number, range(4))

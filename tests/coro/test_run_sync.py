@@ -70,7 +70,7 @@ def test_run_sync_and_contexts():
     grapeshot.run(main())
 
 
-def test_cancelling_goes_in_and_comes_out():
+def test_a_cancellation_passes_in_both_directions():
     log = []
 
     def work():

@@ -143,7 +143,7 @@ def test_set_exit_from_a_thread_needs_to_know_which_loop():
     assert results == [5, 5]
 
 
-def test_what_is_left_is_unwound_at_the_exit():
+def test_suspended_coros_are_unwound_at_the_exit():
     log = []
 
     def stay(number):
@@ -420,7 +420,7 @@ def test_coros_of_a_closed_loop():
         done.shutdown()
 
 
-def test_scheduling_what_cannot_be_scheduled():
+def test_scheduling_invalid_objects():
     async def main():
         idle = coro.new(int)
         with pytest.raises(coro.NotStartedError):

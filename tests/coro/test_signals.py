@@ -41,7 +41,7 @@ def run(code):
     return run_script(None, HEAD + code, flags=("-W", "error", "-X", "faulthandler")).split("\n")[:-1]
 
 
-def test_ctrl_c_is_what_it_is_for_a_task():
+def test_ctrl_c_works_as_for_a_task():
     """The first Ctrl-C cancels the running coro at its next wait. A second one is raised at once."""
     lines = run(
         """

@@ -18,7 +18,7 @@ if coro_is_available():
 # ------------------------------------------------------------------ before a loop runs
 
 
-def test_run_takes_along_what_was_spawned_before():
+def test_run_also_runs_coros_spawned_before():
     def program():
         log = []
         first = coro.spawn(log.append, "spawned")
@@ -41,7 +41,7 @@ def test_run_takes_along_what_was_spawned_before():
     assert in_thread(program) == ["spawned", "main", "item"]
 
 
-def test_what_has_not_ended_with_the_first_coro_is_cancelled():
+def test_coros_that_outlive_the_first_one_are_cancelled():
     def program():
         log = []
 
@@ -108,7 +108,7 @@ NEVER_RUN = """
     ],
     ids=["exit", "another-loop", "thread"],
 )
-def test_a_warning_of_what_never_ran(program):
+def test_a_warning_for_a_coro_that_never_ran(program):
     code = (
         NEVER_RUN
         + """
@@ -124,7 +124,7 @@ def test_a_warning_of_what_never_ran(program):
     assert lines[0].startswith("RuntimeWarning coros never ran: [<Coro 'the one' ready>]; coro.run()")
 
 
-def test_no_warning_of_what_has_run():
+def test_no_warning_for_a_coro_that_has_run():
     code = NEVER_RUN + "coro.spawn(forgotten); coro.run(coro.yield_slice)"
     assert run_script(None, code) == "ran\n"
 
@@ -132,7 +132,7 @@ def test_no_warning_of_what_has_run():
 # ------------------------------------------------------------------ not started
 
 
-def test_nobody_waits_for_a_coro_that_was_not_started():
+def test_waiting_for_a_coro_that_was_not_started_is_refused():
     def main():
         co = coro.new(lambda: 5)
         for wait in (co.join, lambda: co.join(10), lambda: coro.await_(co)):

@@ -49,7 +49,7 @@ def test_an_interpreter_that_is_not_known_is_refused_with_the_reason():
 
 @needs_coros
 @pytest.mark.skipif(sys.version_info[:2] != (3, 14), reason="only 3.14.0 lacks the functions")
-def test_an_interpreter_that_cannot_be_told_about_stacks_is_refused(tmp_path):
+def test_an_interpreter_without_stack_protection_calls_is_refused(tmp_path):
     """The test simulates 3.14.0: it renames the function that 3.14.0 lacks."""
     program = Path(sys.executable).resolve()
     library = None
@@ -296,7 +296,7 @@ REFUSED = "a coro cannot wait in what the garbage collector calls, unless it has
 @needs_coros
 @pytest.mark.parametrize("leave", [leave_cycle, leave_generator, leave_weak_reference])
 @pytest.mark.parametrize(("stack", "outcome"), [("shared", REFUSED), ("own", "waited")])
-def test_what_the_collector_calls_cannot_leave_a_stack_that_moves(leave, stack, outcome):
+def test_finalizers_of_the_collector_cannot_yield_on_a_shared_stack(leave, stack, outcome):
     log = []
 
     def work():

@@ -238,7 +238,7 @@ def test_several_permits_at_once_and_in_order():
     coro.run(main)
 
 
-def test_who_holds_a_lock_and_would_wait_for_itself():
+def test_a_holder_that_would_wait_for_itself():
     def main():
         lock = coro.lock()
         assert lock.acquire()
@@ -397,7 +397,7 @@ def test_a_mailbox_is_emptied_at_once():
     coro.run(main)
 
 
-def test_nobody_is_granted_what_an_interruption_makes_it_leave():
+def test_an_interrupted_waiter_is_not_granted_the_lock():
     """The interruption comes before the release, so the next waiter gets the lock at once."""
 
     def main():
@@ -511,7 +511,7 @@ def test_interruptions_lose_no_item(seed):
 
 
 @pytest.mark.parametrize("way", ["interrupt", "schedule"])
-def test_the_timer_of_a_sleep_that_is_over_wakes_nobody(way):
+def test_the_timer_of_a_finished_sleep_wakes_no_coro(way):
     """The sleep ends early in the iteration in which its timer is due. The timer must not end the next wait."""
     woken = []
 

@@ -101,7 +101,7 @@ def test_callbacks_and_tasks_wake_coros_and_cannot_wait(kind):
 
 
 @pytest.mark.parametrize("kind", ["lock", "mutex", "rw_lock"])
-def test_what_has_a_holder_is_for_coros(kind):
+def test_primitives_with_a_holder_are_for_coros_only(kind):
     one = getattr(coro, kind)()
     with pytest.raises(coro.YieldFromMain):
         WAITS[kind](one)
@@ -163,7 +163,7 @@ USES = WAKES | {
 
 
 @pytest.mark.parametrize("kind", USES)
-def test_what_is_made_under_a_loop_belongs_to_its_thread_from_the_start(kind):
+def test_coros_made_under_a_loop_belong_to_its_thread_at_once(kind):
     def main():
         one = getattr(coro, kind)()
         if kind == "inverted_semaphore":
@@ -180,7 +180,7 @@ def test_what_is_made_under_a_loop_belongs_to_its_thread_from_the_start(kind):
     coro.run(main)
 
 
-def test_so_does_what_a_task_makes():
+def test_a_primitive_made_by_a_task_belongs_to_its_thread():
     async def main():
         fifo = coro.fifo()
         assert "belongs to the thread" in str(raised_in_thread(lambda: coro.run(fifo.push, 1)))
@@ -190,7 +190,7 @@ def test_so_does_what_a_task_makes():
     grapeshot.run(main())
 
 
-def test_what_is_made_before_any_loop_goes_to_the_first_thread_that_has_one():
+def test_coros_made_before_any_loop_belong_to_the_first_thread_with_a_loop():
     one = coro.fifo()
     one.push("early")  # by its maker
     refused = raised_in_thread(lambda: one.push(0))
@@ -311,7 +311,7 @@ def test_no_copies(kind):
 
 
 @pytest.mark.parametrize("kind", ["lock", "mutex", "condition_variable", "fifo", "channel", "rw_lock", "event"])
-def test_arguments_that_nobody_takes_are_refused(kind):
+def test_unknown_arguments_are_refused(kind):
     with pytest.raises(TypeError):
         getattr(coro, kind)(*([1, 2] if kind == "fifo" else [1]))
     with pytest.raises(TypeError):
@@ -373,7 +373,7 @@ def test_a_subclass_that_does_not_call_init():
 # ---- the collector
 
 
-def test_cycles_through_what_lies_in_them_are_collected():
+def test_cycles_through_held_values_are_collected():
     def cycle(kind):
         one = getattr(coro, kind)()
         one_again = weakref.ref(one)
@@ -399,7 +399,7 @@ def test_cycles_through_what_lies_in_them_are_collected():
     assert [reference() for reference in references] == [None] * 4
 
 
-def test_what_waits_is_not_collected():
+def test_waiting_coros_are_not_collected():
     """Only the stack of a waiting coro refers to the fifo. Whoever finds the fifo can still wake the coro."""
 
     class Found(coro.fifo):

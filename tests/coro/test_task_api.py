@@ -191,7 +191,7 @@ def test_ended_coros_leave_nothing_behind():
         gc.enable()
 
 
-def test_run_cancels_what_is_left():
+def test_run_cancels_remaining_coros():
     log = []
 
     def stay():

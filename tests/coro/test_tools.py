@@ -150,7 +150,7 @@ def fail(text):
     raise ValueError(text)
 
 
-def test_the_notifier_hears_of_exceptions_in_the_coro(notified, reported):
+def test_the_notifier_gets_exceptions_of_the_coro(notified, reported):
     def main():
         co = coro.spawn(fail, "lost")
         other = coro.spawn(fail, "seen")
@@ -225,7 +225,7 @@ def test_a_notifier_may_wait(reported):
     assert reported == []
 
 
-def test_a_notifier_that_raises_costs_a_report(reported):
+def test_a_notifier_that_raises_is_reported(reported):
     def notify(co, exc):
         raise LookupError("broken notifier")
 
@@ -248,7 +248,7 @@ def test_a_notifier_that_raises_costs_a_report(reported):
         coro.set_exception_notifier(5)
 
 
-def test_without_a_notifier_an_exception_is_reported_once_if_nobody_looks(reported):
+def test_without_a_notifier_an_unretrieved_exception_is_reported_once(reported):
     assert coro.set_exception_notifier(None) is None
 
     def main():
@@ -320,7 +320,7 @@ def test_an_act_delivers_an_interruption():
     coro.run(main)
 
 
-def test_awaiting_what_is_done_is_an_act():
+def test_awaiting_a_done_future_is_an_act():
     async def nothing():
         pass
 

@@ -51,7 +51,7 @@ def test_runner_debug(factory):
         assert runner.run(main()) is True
 
 
-def test_runner_cancels_what_is_left(factory):
+def test_runner_cancels_remaining_tasks(factory):
     seen = []
 
     async def background(number):

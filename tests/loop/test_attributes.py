@@ -101,7 +101,7 @@ async def test_a_method_is_replaced_on_the_class(loop, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_was_set_outlives_the_connection(loop, kind):
+async def test_attributes_outlive_the_connection(loop, kind):
     async with opened(loop, kind) as transport:
         transport.note = "mine"
         type_before = type(transport)
@@ -179,7 +179,7 @@ async def test_attributes_of_a_server(loop):
 # ---------------------------------------------------------------- who is asked
 
 
-async def test_a_stream_writer_writes_through_what_was_set(loop):
+async def test_a_stream_writer_writes_through_the_replaced_method(loop):
     """telnetlib3 compresses this way, and tracing tools observe writes this way."""
     received = loop.create_future()
 
@@ -204,7 +204,7 @@ async def test_a_stream_writer_writes_through_what_was_set(loop):
     await server.wait_closed()
 
 
-async def test_what_was_set_inside_a_callback_counts_for_the_rest_of_it(loop):
+async def test_a_method_replaced_inside_a_callback_is_used_in_the_rest_of_it(loop):
     class Protocol(Recorder):
         def data_received(self, data):
             super().data_received(data)
@@ -223,7 +223,7 @@ async def test_what_was_set_inside_a_callback_counts_for_the_rest_of_it(loop):
         await until(lambda: protocol.is_lost, "connection_lost")
 
 
-async def test_a_full_stream_reader_pauses_by_what_was_set(loop):
+async def test_a_full_stream_reader_pauses_through_the_replaced_method(loop):
     reader = asyncio.StreamReader(limit=10, loop=loop)
     transport, _, peer = await connected(loop, lambda: asyncio.StreamReaderProtocol(reader))
     with peer:
@@ -242,7 +242,7 @@ async def test_a_full_stream_reader_pauses_by_what_was_set(loop):
         await iterations(3)
 
 
-async def test_a_subprocess_writes_through_what_was_set_on_its_pipe(loop):
+async def test_a_subprocess_writes_through_a_replaced_method_of_its_pipe(loop):
     process = await asyncio.create_subprocess_exec(*CAT, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
     pipe = process.stdin.transport
     own = pipe.write
@@ -257,7 +257,7 @@ async def test_a_subprocess_writes_through_what_was_set_on_its_pipe(loop):
     assert await process.wait() == 0
 
 
-async def test_close_of_a_subprocess_closes_its_pipes_by_what_was_set(loop):
+async def test_close_of_a_subprocess_closes_its_pipes_through_replaced_methods(loop):
     transport, protocol = await loop.subprocess_exec(Events, *CAT, stderr=None)
     pipe, closed = transport.get_pipe_transport(0), []
     own = pipe.close
@@ -268,7 +268,7 @@ async def test_close_of_a_subprocess_closes_its_pipes_by_what_was_set(loop):
 
 
 @pytest.mark.parametrize("name", ["close", "abort"])
-async def test_a_server_ends_its_clients_by_what_was_set(loop, name):
+async def test_a_server_ends_its_clients_through_replaced_methods(loop, name):
     made = []
 
     class Protocol(Recorder):
@@ -293,7 +293,7 @@ async def test_a_server_ends_its_clients_by_what_was_set(loop, name):
     await server.wait_closed()
 
 
-async def test_sendfile_asks_what_was_set(loop, tmp_path):
+async def test_sendfile_uses_the_replaced_methods(loop, tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"content")
     transport, protocol, peer = await connected(loop)
@@ -309,7 +309,7 @@ async def test_sendfile_asks_what_was_set(loop, tmp_path):
         await until(lambda: protocol.is_lost, "connection_lost")
 
 
-async def test_a_datagram_is_answered_through_what_was_set(loop):
+async def test_a_datagram_is_answered_by_the_replaced_method(loop):
     transport, protocol = await loop.create_datagram_endpoint(Datagrams, local_addr=(HOST, 0))
     own = transport.sendto
     transport.sendto = lambda data, addr: own(data.upper(), addr)

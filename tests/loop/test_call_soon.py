@@ -195,7 +195,7 @@ def test_many_generations_from_one_burst(loop):
 
 
 @pytest.mark.xfail_on(uvloop="libuv calls what a poll finds at once")
-def test_what_was_ready_runs_before_the_events_of_the_next_poll(loop):
+def test_ready_callbacks_run_before_the_events_of_the_next_poll(loop):
     """Data of a connection is available when a callback is scheduled. The callback still runs first, in every
     iteration.
     """

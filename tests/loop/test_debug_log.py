@@ -219,7 +219,7 @@ def test_never_retrieved(loop, debug_log, what):
 # ---------------------------------------------------------------- slow
 
 
-def test_what_is_cancelled_is_not_slow(loop, debug_log):
+def test_cancelled_callbacks_are_not_slow(loop, debug_log):
     loop.slow_callback_duration = 0
     handle = loop.call_soon(named, "cancelled")
     loop.call_soon(loop.stop)

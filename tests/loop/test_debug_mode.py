@@ -86,7 +86,7 @@ def test_coroutines_are_refused(loop, name):
 
 @pytest.mark.parametrize("name", ["call_soon", "call_soon_threadsafe", "call_later", "call_at"])
 @pytest.mark.xfail_on(uvloop="no check")
-def test_what_cannot_be_called_is_refused(loop, name):
+def test_objects_that_are_not_callable_are_refused(loop, name):
     loop.set_debug(True)
     with pytest.raises(TypeError, match=r"a callable object was expected by call_\w+\(\), got 'not callable'"):
         schedulers(loop)[name]("not callable")

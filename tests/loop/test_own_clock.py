@@ -217,7 +217,7 @@ def test_a_clock_in_the_dict(new_loop):
     del vars(loop)["time"]
 
 
-def test_what_the_clock_raises_ends_the_run(new_loop):
+def test_an_error_in_the_clock_ends_the_run(new_loop):
     loop = new_loop()
     loop.call_later(1000, print)
 

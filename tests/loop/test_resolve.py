@@ -200,14 +200,14 @@ def test_any_literal_equals_the_socket_module(loop, seed):
     assert loop.run_until_complete(main()) == {}
 
 
-async def test_the_answer_belongs_to_its_asker(loop):
+async def test_changing_an_answer_does_not_change_the_next(loop):
     first = await loop.getaddrinfo("127.0.0.1", 80, type=socket.SOCK_STREAM)
     first.append("mine")
     assert len(await loop.getaddrinfo("127.0.0.1", 80, type=socket.SOCK_STREAM)) == 1
 
 
 @pytest.mark.skip_on(uvloop="it does not use the socket module")
-async def test_a_replaced_resolver_is_asked(loop, monkeypatch):
+async def test_a_replaced_resolver_is_used(loop, monkeypatch):
     """Programs and their tests replace socket.getaddrinfo. The loop then uses the replacement for literals, too."""
     asked = []
 

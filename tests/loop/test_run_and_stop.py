@@ -152,7 +152,7 @@ def test_close_twice(new_loop):
     assert loop.is_closed()
 
 
-def test_close_drops_what_was_scheduled(new_loop):
+def test_close_drops_scheduled_callbacks(new_loop):
     loop = new_loop()
     seen = []
     loop.call_soon(seen.append, 1)

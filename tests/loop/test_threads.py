@@ -64,7 +64,7 @@ def test_order_within_a_thread_and_nothing_lost(loop):
     assert all(values == list(range(2000)) for values in seen.values())
 
 
-def test_from_the_own_thread(loop):
+def test_from_the_loops_own_thread(loop):
     seen = []
     loop.call_soon(seen.append, 1)
     loop.call_soon_threadsafe(seen.append, 2)
@@ -436,7 +436,7 @@ async def test_reprs_in_other_threads(loop):
 
 
 @pytest.mark.xfail_on(uvloop="no _thread_id")
-async def test_what_other_threads_may_ask(loop):
+async def test_calls_that_other_threads_may_make(loop):
     """Debug mode times a look-up in the executor's thread."""
     loop.set_debug(True)
     own = threading.get_ident()

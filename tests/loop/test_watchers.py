@@ -67,7 +67,7 @@ async def test_reader_and_writer_are_independent(loop, pair):
 
 
 @pytest.mark.xfail_on(uvloop="it returns None")
-async def test_remove_tells_whether_there_was_one(loop, pair):
+async def test_remove_returns_whether_there_was_one(loop, pair):
     for add, remove in ((loop.add_reader, loop.remove_reader), (loop.add_writer, loop.remove_writer)):
         assert remove(pair[0]) is False
         add(pair[0], print)
@@ -115,7 +115,7 @@ async def test_replaced_within_the_callback(loop, pair):
     assert seen == ["first", "second"]
 
 
-async def test_remove_of_what_was_never_added(loop, pair):
+async def test_remove_of_a_descriptor_that_was_never_added(loop, pair):
     assert not loop.remove_reader(pair[0])
     assert not loop.remove_writer(pair[0])
     assert not loop.remove_reader(100_000)
@@ -128,7 +128,7 @@ async def test_what_is_no_descriptor(loop, method, thing):
         getattr(loop, method)(thing, print)
 
 
-async def test_errors_for_what_is_no_descriptor(loop):
+async def test_errors_for_arguments_that_are_no_descriptor(loop):
     with pytest.raises(ValueError, match="Invalid file object"):
         loop.add_reader("a string", print)
     with pytest.raises(ValueError, match="Invalid file descriptor"):

@@ -28,7 +28,7 @@ def failing(name):
 
 
 @pytest.mark.parametrize("kind", PIPE_KINDS)
-async def test_delivers_what_is_written(loop, kind):
+async def test_delivers_written_data(loop, kind):
     with pipe_ends(kind, "read") as ends:
         transport, protocol = await loop.connect_read_pipe(Recorder, ends.file)
         assert protocol.events == ["made"]
@@ -303,7 +303,7 @@ async def test_stream_reader(loop, limit):
 
 
 @pytest.mark.skip_on(uvloop="it reports it like any error")
-def test_an_interrupt_in_connection_made_costs_no_pipe(loop):
+def test_an_interrupt_in_connection_made_keeps_the_pipe(loop):
     """The pipe continues with the next run, and so does the task that waits for it."""
 
     class Leaving(Recorder):

@@ -65,7 +65,7 @@ async def test_a_write_needs_no_iteration_of_the_loop(loop):
 
 @pytest.mark.skip_on(uvloop="sends a bytearray as it is when it leaves")
 @pytest.mark.parametrize("kind", PIPE_KINDS)
-async def test_what_does_not_fit_leaves_later(loop, kind):
+async def test_data_that_does_not_fit_is_sent_later(loop, kind):
     data = os.urandom(BIG)
     changing = bytearray(b"before")
     with pipe_ends(kind, "write") as ends:
@@ -134,7 +134,7 @@ async def test_drain_of_a_stream_writer(loop):
 @pytest.mark.skip_on(uvloop="write_eof() fails with ENOTSOCK, or leaves the pipe open")
 @pytest.mark.parametrize("end", ["close", "write_eof"])
 @pytest.mark.parametrize("kind", ["pipe", "fifo", "socket"])
-async def test_what_is_buffered_leaves_before_the_end(loop, kind, end):
+async def test_buffered_data_is_sent_before_the_end(loop, kind, end):
     with pipe_ends(kind, "write") as ends:
         transport, protocol = await loop.connect_write_pipe(Flow, ends.file)
         assert transport.can_write_eof()
@@ -166,7 +166,7 @@ async def test_close_is_queued_and_comes_once(loop):
 
 
 @pytest.mark.skip_on(uvloop="libuv aborts the process when the loop is closed")
-async def test_abort_drops_what_is_buffered(loop):
+async def test_abort_drops_buffered_data(loop):
     with pipe_ends("pipe", "write") as ends:
         transport, protocol = await loop.connect_write_pipe(Flow, ends.file)
         transport.write(bytes(BIG))
@@ -198,7 +198,7 @@ async def test_abort_after_close(loop, reported):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "fifo", "socket"])
-async def test_reader_goes_away(loop, kind):
+async def test_reader_closes(loop, kind):
     with pipe_ends(kind, "write") as ends:
         transport, protocol = await loop.connect_write_pipe(Flow, ends.file)
         transport.write(b"heard")
@@ -213,7 +213,7 @@ async def test_reader_goes_away(loop, kind):
 
 @pytest.mark.parametrize("is_closed", [False, True], ids=["open", "closing"])
 @pytest.mark.parametrize("kind", ["pipe", "fifo", "socket"])
-async def test_reader_goes_away_with_data_unread(loop, kind, is_closed):
+async def test_reader_closes_with_unread_data(loop, kind, is_closed):
     with pipe_ends(kind, "write") as ends:
         transport, protocol = await loop.connect_write_pipe(Flow, ends.file)
         transport.write(bytes(BIG))

@@ -301,7 +301,7 @@ async def test_sigchld_is_left_alone(loop, loop_kind):
 
 @pytest.mark.skip_on(uvloop="it waits for ever")
 @pytest.mark.skip_on(when=sys.version_info < (3, 12), asyncio="a waiting thread may be faster")
-async def test_a_status_that_somebody_else_has_fetched(loop, caplog):
+async def test_a_status_that_other_code_has_fetched(loop, caplog):
     process = await running()
     process.kill()
     os.waitpid(process.pid, 0)

@@ -49,7 +49,7 @@ async def test_it_sees_the_context_of_the_start(loop):
 
 
 @pytest.mark.skip_on(uvloop="it leaves the child behind")
-async def test_what_it_raises_is_an_error_of_the_start(loop):
+async def test_an_error_in_it_is_an_error_of_the_start(loop):
     def fail():
         raise KeyError("in the child")
 
@@ -58,7 +58,7 @@ async def test_what_it_raises_is_an_error_of_the_start(loop):
 
 
 @pytest.mark.skip_on(asyncio="it stands still, and so would the test", uvloop="#118")
-async def test_the_loop_goes_on_meanwhile(loop):
+async def test_the_loop_continues_meanwhile(loop):
     read_end, write_end = os.pipe()
     starting = loop.create_task(
         asyncio.create_subprocess_exec(*sh("exit 3"), preexec_fn=lambda: os.read(read_end, 1), pass_fds=(read_end,))

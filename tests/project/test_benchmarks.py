@@ -141,7 +141,7 @@ def test_every_case_has_a_name_of_its_own():
     assert len(set(names)) == len(names)
 
 
-def test_every_echo_is_of_a_server_that_there_is():
+def test_every_echo_row_names_an_existing_server():
     assert ECHOES.keys() <= servers.KINDS.keys()
 
 

@@ -87,7 +87,7 @@ def test_a_peer_that_is_not_installed_is_left_out_loudly(capsys, monkeypatch):
     assert "gevent IS LEFT OUT: no module" in capsys.readouterr().err
 
 
-def test_a_module_that_is_not_there_is_named():
+def test_a_missing_module_is_named():
     assert styles.why_missing("grapeshot") is None
     assert "no_such_module" in styles.why_missing("no_such_module")
 
@@ -147,7 +147,7 @@ def test_the_speed_page_has_the_coros_once_they_are_measured(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("program", [unchanged.PLAIN, unchanged.WITH_COROS])
-def test_what_is_counted_runs(program):
+def test_the_counted_program_runs(program):
     command = [sys.executable, "-c", program, unchanged.KINDS[0], "--loop", "grapeshot", "--rounds", "1"]
     outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=CAP_S, check=True)
     assert json.loads(outcome.stdout)["operations"] > 0

@@ -51,7 +51,7 @@ def test_the_files_that_a_page_names_are_there(page):
 MACHINE_PATH = re.compile(r"(?<![\w./*-])/(?:home/\w|Users/\w|(?:root|work|opt)/[\w.])")
 
 
-def test_no_path_of_anybodys_machine():
+def test_no_path_of_a_developers_machine():
     files = project_files()
     assert ROOT / "README.md" in files
     found = []
@@ -81,7 +81,7 @@ def test_every_method_of_a_loop_has_a_row():
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_is_what_its_row_says(name):
+def test_a_method_matches_its_row(name):
     """`yes` means that the loop has its own method. Any other entry means asyncio's abstract method, which raises
     NotImplementedError.
     """

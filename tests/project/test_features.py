@@ -67,7 +67,7 @@ def test_what_is_not_probed_has_a_source() -> None:
         assert all(len(row[loop]) == 2 and row[loop][1] for loop in LOOPS)
 
 
-def test_the_pages_are_what_the_outcomes_say() -> None:
+def test_the_pages_match_the_outcomes() -> None:
     """Run `make tables` after new outcomes."""
     for path, text in feature_table.expected().items():
         assert path.exists(), f"{path.name} is not written yet"

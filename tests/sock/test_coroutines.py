@@ -127,7 +127,7 @@ def test_each_one_that_is_never_awaited_warns(loop, pair, quiet):
 
 
 @pytest.mark.xfail_on(uvloop="compiled coroutines do not know where they were made")
-def test_debug_mode_tells_where_it_was_made(loop, pair, quiet):
+def test_debug_mode_shows_where_it_was_made(loop, pair, quiet):
     loop.set_debug(True)
 
     async def forget():
@@ -158,7 +158,7 @@ async def test_a_coroutine_is_awaited_once(loop, pair):
 
 
 @pytest.mark.skip_on(uvloop="it waits twice, and the second wait never ends")
-async def test_a_suspended_coroutine_is_nobody_elses(loop, pair):
+async def test_a_suspended_coroutine_cannot_be_awaited_again(loop, pair):
     ours, theirs = pair
     coroutine = loop.sock_recv(ours, 10)
 

@@ -328,7 +328,7 @@ async def test_numbers_are_reused_between_operations(loop):
         theirs.close()
 
 
-async def test_a_duplicate_of_a_closed_socket_does_not_speak_for_the_next_owner(loop):
+async def test_events_of_a_duplicate_do_not_reach_the_next_owner(loop):
     """epoll continues to watch a closed descriptor while a duplicate is open."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
@@ -400,7 +400,7 @@ async def test_a_closed_socket_with_a_duplicate_does_not_keep_the_loop_busy(loop
         assert time.process_time() - before_s < 0.1
 
 
-async def test_data_that_nobody_waits_for_does_not_keep_the_loop_busy(loop, pair):
+async def test_unread_data_does_not_keep_the_loop_busy(loop, pair):
     ours, theirs = pair
     task = await blocked_task(loop, loop.sock_recv(ours, 10))
     theirs.send(b"x")

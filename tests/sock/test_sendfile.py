@@ -120,7 +120,7 @@ async def test_an_empty_file(loop, tmp_path):
 
 
 @pytest.mark.parametrize("is_native", WAYS, ids=["native", "fallback"])
-async def test_it_comes_between_what_is_written(loop, file, is_native):
+async def test_it_is_sent_between_writes(loop, file, is_native):
     opened = file if is_native else Unmappable(CONTENT)
     transport, protocol, peer = await connected(loop, small=True)
     with peer:
@@ -250,7 +250,7 @@ async def test_the_position_after_a_cancellation(loop, file):
 
 
 @pytest.mark.parametrize("is_native", WAYS, ids=["native", "fallback"])
-async def test_the_peer_goes_away(loop, file, is_native):
+async def test_the_peer_disconnects(loop, file, is_native):
     opened = file if is_native else Unmappable(CONTENT)
     transport, protocol, peer = await connected(loop, small=True)
     task = loop.create_task(loop.sendfile(transport, opened))

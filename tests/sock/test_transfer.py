@@ -325,7 +325,7 @@ async def test_connect_and_accept(loop):
             assert await loop.sock_recv(client, 10) == b"hello"
 
 
-async def test_accept_what_is_there_already(loop):
+async def test_accept_a_connection_that_is_already_pending(loop):
     with listening() as listener:
         listener.setblocking(False)
         with socket.create_connection(listener.getsockname()) as client:

@@ -133,7 +133,7 @@ async def test_sizes_from_one_to_beyond_every_buffer(loop, loop_kind):
     assert set(calls.names) == set(frames_of(loop_kind))
 
 
-async def test_large_reads_behind_what_is_in_the_buffer(loop):
+async def test_large_reads_after_buffered_data(loop):
     stream = await open_stream(loop, 2**20)
     for step in range(8):
         message = bytes([step]) * 30_000

@@ -122,7 +122,7 @@ def judge(exceptions: dict[str, str], baseline: dict[str, str], ended: dict[str,
     return run.judge("toy", "grapeshot", exceptions, {test: Outcome(how) for test, how in baseline.items()}, ended)
 
 
-def test_judge_finds_what_does_not_pass() -> None:
+def test_judge_finds_tests_that_do_not_pass() -> None:
     baseline = dict.fromkeys(("good", "bad", "skipped", "gone"), "passed") | {"bad everywhere": "failed"}
     ended = {
         "good": Outcome("passed", loops=ON_GRAPESHOT),
@@ -150,7 +150,7 @@ def test_judge_keeps_the_list_true() -> None:
     ]
 
 
-def test_judge_asks_for_the_loop() -> None:
+def test_judge_requires_the_subjects_loop() -> None:
     escaped = collections.Counter(asyncio=1)
     report = judge({}, {"test": "passed"}, {"test": Outcome("passed", loops=escaped)})
     assert report.problems == [

@@ -80,7 +80,7 @@ def schedule_future(loop, note):
 
 
 @pytest.mark.parametrize("schedule", [schedule_soon, schedule_task, schedule_future])
-async def test_what_the_factory_schedules_comes_first(loop, serve, schedule):
+async def test_callbacks_of_the_factory_run_first(loop, serve, schedule):
     order = []
 
     class Noting(Recorder):
@@ -105,7 +105,7 @@ async def test_what_the_factory_schedules_comes_first(loop, serve, schedule):
 
 
 @UVLOOP
-async def test_what_the_factory_schedules_sees_the_task(loop, serve):
+async def test_callbacks_of_the_factory_see_the_task(loop, serve):
     """There are two tasks: this test and the task that accepts."""
     made = []
 
@@ -213,7 +213,7 @@ def test_another_thread_stops_the_loop_while_a_connection_is_made(new_loop):
 
 
 @UVLOOP
-def test_connections_that_nobody_cancels_live_on(new_loop):
+def test_connections_survive_a_stop(new_loop):
     """stop() alone does not end connections."""
     loop = new_loop()
     Served.made = []

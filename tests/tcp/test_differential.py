@@ -288,7 +288,7 @@ def test_random_exchange(loop_kind, _audit, seed):
     assert exchange(loop_kind, seed) == [(["eof", ("lost", None)], True)] * 2
 
 
-def test_the_script_is_worth_it():
+def test_the_scripts_end_connections_in_several_ways():
     """The scripts end connections in several ways."""
     names = {name for seed in range(40) for name, _ in Script(seed).steps}
     assert {"eof", "close", "abort", "shutdown", "peer close", "reset", "limits"} <= names

@@ -40,7 +40,7 @@ async def test_a_small_read_allocates_little(loop):
             tracemalloc.stop()
 
 
-async def test_what_is_received_has_its_own_size(loop):
+async def test_received_bytes_use_no_spare_memory(loop):
     """The bytes that a protocol gets keep no unused memory alive."""
     sizes = []
 

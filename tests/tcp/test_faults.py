@@ -274,7 +274,7 @@ class LeavesWhenMade(Recorder):
 
 @pytest.mark.parametrize("side", ["accepted", "connected"])
 @pytest.mark.skip_on(uvloop="it reports them like any error, or loses the transport")
-def test_an_interrupt_in_connection_made_costs_no_connection(loop, side):
+def test_an_interrupt_in_connection_made_keeps_the_connection(loop, side):
     """The connection continues with the next run. Tasks that wait for it, or for the server, wait no longer than
     without the interrupt.
     """

@@ -160,7 +160,7 @@ async def test_writes_of_all_sizes_keep_their_order(loop):
         await close(protocol)
 
 
-async def test_the_buffer_size_counts_what_waits(loop):
+async def test_the_buffer_size_counts_pending_data(loop):
     transport, protocol, peer = await connected(loop, small=True)
     with peer:
         assert transport.get_write_buffer_size() == 0
@@ -283,7 +283,7 @@ async def test_write_eof(loop):
         assert protocol.events == ["made", "data", "eof", "lost"]
 
 
-async def test_write_eof_comes_after_what_waits(loop):
+async def test_write_eof_follows_pending_data(loop):
     transport, protocol, peer = await connected(loop, small=True)
     with peer:
         data = random.Random(4).randbytes(1 << 20)

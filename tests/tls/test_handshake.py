@@ -241,7 +241,7 @@ async def test_half_a_handshake_in_single_bytes(loop, side):
     await end(transport, protocol, peer)
 
 
-async def test_data_behind_the_handshake(loop):
+async def test_data_after_the_handshake_in_one_piece(loop):
     """Data that arrives together with the client's last handshake message is delivered."""
     connecting, peer = begin(loop, side="server")
     send, held = peer.peer.send, []

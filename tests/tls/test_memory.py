@@ -266,7 +266,7 @@ def test_memory_that_is_lent_to_openssl_cannot_be_taken(files, kind):
     assert found[:3] == ["True", "0", "0"]
 
 
-async def test_nobody_but_the_loop_keeps_a_connection(loop, serve):
+async def test_only_the_loop_keeps_a_connection_alive(loop, serve):
     """Only the server and the loop keep the transports of an idle connection alive."""
     server = await serve(Echo, HOST, 0, ssl=server_context())
     with await client_of(server) as peer:

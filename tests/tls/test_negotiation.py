@@ -219,7 +219,7 @@ class Views(BufferedRecorder):
 
 @pytest.mark.parametrize("kind", [Recorder, Views])
 @pytest.mark.parametrize("count", [1, 3, 20])
-async def test_records_that_hold_more_than_their_length_tells(loop, kind, count):
+async def test_records_that_hold_more_than_their_length(loop, kind, count):
     """TLS 1.2 records with compression may do so. Few builds of OpenSSL support it."""
 
     class Expanding(ssl.SSLObject):

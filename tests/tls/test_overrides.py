@@ -23,7 +23,7 @@ async def finish(transport, protocol, peer):
     peer.close()
 
 
-async def test_ciphertext_is_written_by_what_was_set(loop):
+async def test_ciphertext_is_written_by_the_replaced_method(loop):
     transport, protocol, peer = await connected(loop)
     lower, seen = below(transport), []
     transport.write(b"one ")
@@ -50,7 +50,7 @@ async def test_an_unrelated_attribute_changes_nothing(loop):
     await finish(transport, protocol, peer)
 
 
-async def test_ciphertext_is_written_by_what_the_class_was_given(loop):
+async def test_ciphertext_is_written_by_the_method_replaced_on_the_class(loop):
     transport, protocol, peer = await connected(loop)
     lower, seen = below(transport), []
     transport.write(b"one ")
@@ -72,7 +72,7 @@ async def test_another_method_of_the_class_is_replaced(loop):
     await finish(transport, protocol, peer)
 
 
-async def test_what_the_replacement_raises_ends_the_connection(loop, reported):
+async def test_an_error_in_the_replaced_method_ends_the_connection(loop, reported):
     transport, protocol, peer = await connected(loop)
     error = LookupError("no")
     with mock.patch.object(below(transport), "write", side_effect=error):
@@ -100,7 +100,7 @@ async def test_a_replacement_from_inside_data_received(loop):
     await finish(transport, protocol, peer)
 
 
-async def test_the_end_goes_through_what_was_set(loop):
+async def test_the_end_uses_the_replaced_methods(loop):
     transport, protocol, peer = await connected(loop)
     lower, ended = below(transport), []
     own = lower._force_close
@@ -111,7 +111,7 @@ async def test_the_end_goes_through_what_was_set(loop):
     peer.close()
 
 
-async def test_close_and_flow_go_through_what_was_set(loop):
+async def test_close_and_flow_control_use_the_replaced_methods(loop):
     transport, protocol, peer = await connected(loop)
     lower, calls = below(transport), []
     for name in ("close", "pause_reading", "resume_reading"):

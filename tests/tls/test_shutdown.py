@@ -93,7 +93,7 @@ async def test_abort(loop):
 
 @pytest.mark.parametrize("size", [1, 100_000, 3_000_000])
 @pytest.mark.parametrize("where", ["inside", "outside"])
-async def test_what_was_written_before_close_arrives(loop, size, where):
+async def test_data_written_before_close_arrives(loop, size, where):
     """All data arrives, even if the socket's buffer is full."""
     data = os.urandom(size)
 
@@ -180,7 +180,7 @@ async def test_shutdown_time_limit_while_the_socket_is_full(loop):
 
 
 @pytest.mark.skip_on(uvloop="downloads on and on")
-async def test_peer_goes_on_sending_after_close(loop):
+async def test_peer_continues_to_send_after_close(loop):
     """close() ends the download. The connection does not wait until the peer has sent all its data."""
     transport, protocol, peer = await connected(loop, small=True)
     await peer.write(b"begin")
@@ -317,7 +317,7 @@ async def test_nothing_is_delivered_after_close(loop):
     assert protocol.events == ["made", "eof", "lost"]
 
 
-async def test_a_peer_that_is_done_receives_what_was_written(loop):
+async def test_a_peer_that_has_closed_receives_all_data(loop):
     """The peer's close_notify arrives while much is still buffered. All of it is sent before the loop's own
     close_notify.
     """
@@ -406,7 +406,7 @@ async def test_abort_inside_data_received(loop):
 
 @pytest.mark.parametrize("buffered", [False, True])
 @pytest.mark.parametrize("end", ["close", "abort"])
-async def test_end_inside_data_received_behind_which_the_peer_has_ended(loop, buffered, end):
+async def test_close_inside_data_received_after_the_peers_end(loop, buffered, end):
     """Data and close_notify arrive in one piece. As in asyncio, close() then calls eof_received."""
     seen = []
 

@@ -218,7 +218,7 @@ async def test_stream_sockets_are_refused(loop):
 
 
 @pytest.mark.xfail_on(uvloop="its list has an argument more")
-async def test_a_socket_and_what_it_excludes(loop):
+async def test_arguments_that_a_socket_excludes(loop):
     with socket.socket(type=socket.SOCK_DGRAM) as sock:
         for given, shown in [
             ({"local_addr": ANY}, f"local_addr={ANY}"),

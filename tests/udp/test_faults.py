@@ -37,7 +37,7 @@ def failing(name, kind=Broken, base=Datagrams):
 # ---------------------------------------------------------------- the socket's errors
 
 
-async def test_goes_on_after_a_refusal(loop):
+async def test_continues_after_a_refusal(loop):
     """#338: a connected socket gets the ICMP error and continues to work."""
     address = deaf_address()
     transport, protocol, own = await endpoint(loop, remote_addr=address)
@@ -56,7 +56,7 @@ async def test_goes_on_after_a_refusal(loop):
     await finish(protocol)
 
 
-async def test_a_refusal_that_sendto_hears_of(loop):
+async def test_a_refusal_that_sendto_reports(loop):
     """The refusal of the first datagram arrives before the second one, which is lost."""
     transport, protocol, _ = await endpoint(loop, remote_addr=deaf_address())
     transport.sendto(b"one")
@@ -83,7 +83,7 @@ async def test_refusals_inside_a_batch(loop):
 # ---------------------------------------------------------------- the protocol's
 
 
-async def test_what_datagram_received_raises_is_reported_and_no_more(loop, reported):
+async def test_an_error_in_datagram_received_is_only_reported(loop, reported):
     transport, protocol, address = await endpoint(loop, failing("datagram_received"))
     with raw_socket() as peer:
         for number in range(3):
@@ -97,7 +97,7 @@ async def test_what_datagram_received_raises_is_reported_and_no_more(loop, repor
 
 
 @pytest.mark.skip_on(uvloop="it loses one of them")
-async def test_what_error_received_raises_is_reported_and_no_more(loop, reported):
+async def test_an_error_in_error_received_is_only_reported(loop, reported):
     transport, protocol, _ = await endpoint(loop, failing("error_received"), remote_addr=deaf_address())
     for count in (1, 2):
         transport.sendto(b"anyone?")
@@ -165,7 +165,7 @@ async def test_a_protocol_without_the_methods(loop, reported):
 
 @pytest.mark.skip_on(uvloop="it reports them like any error")
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_what_leaves_the_loop_costs_no_datagram(loop, kind):
+def test_an_interrupt_loses_no_datagram(loop, kind):
     class Leaving(Datagrams):
         def datagram_received(self, data, addr):
             super().datagram_received(data, addr)
@@ -192,7 +192,7 @@ def test_what_leaves_the_loop_costs_no_datagram(loop, kind):
 
 
 @pytest.mark.skip_on(uvloop="it reports them like any error")
-def test_what_leaves_the_loop_in_connection_made_costs_no_endpoint(loop):
+def test_an_interrupt_in_connection_made_keeps_the_endpoint(loop):
     class Leaving(Datagrams):
         def connection_made(self, transport):
             super().connection_made(transport)

@@ -82,7 +82,7 @@ async def test_an_address_that_cannot_be_reached(loop):
 
 
 @pytest.mark.skip_on(uvloop="it crashes on its own warning")
-async def test_connected_endpoints_ignore_what_comes_after_close(loop):
+async def test_connected_endpoints_ignore_datagrams_after_close(loop):
     with raw_socket() as peer, logged() as messages:
         transport, protocol, _ = await endpoint(loop, remote_addr=peer.getsockname())
         transport.close()
@@ -99,7 +99,7 @@ async def test_connected_endpoints_ignore_what_comes_after_close(loop):
 
 
 @pytest.mark.skip_on(asyncio="AttributeError in its own error handling", uvloop="the same")
-async def test_unconnected_endpoints_ignore_what_comes_after_the_end(loop):
+async def test_unconnected_endpoints_ignore_datagrams_after_the_end(loop):
     with raw_socket() as peer, logged() as messages:
         transport, protocol, _ = await endpoint(loop)
         await finish(protocol)
@@ -173,7 +173,7 @@ async def stuck(loop, factory=Datagrams, **limits):
 
 
 @no_unix
-async def test_what_waits_is_counted_and_sent_in_order(loop, tmp_path, monkeypatch):
+async def test_pending_datagrams_are_counted_and_sent_in_order(loop, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     transport, protocol, peer, count = await stuck(loop)
     with peer:
@@ -226,7 +226,7 @@ async def test_limits(loop, tmp_path, monkeypatch):
 
 
 @no_unix
-async def test_what_waits_is_a_copy(loop, tmp_path, monkeypatch):
+async def test_pending_data_is_a_copy(loop, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     transport, protocol, peer, count = await stuck(loop)
     with peer:
@@ -239,7 +239,7 @@ async def test_what_waits_is_a_copy(loop, tmp_path, monkeypatch):
 
 
 @no_unix
-async def test_close_sends_what_waits(loop, tmp_path, monkeypatch):
+async def test_close_sends_pending_data(loop, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     transport, protocol, peer, count = await stuck(loop)
     with peer:
@@ -256,7 +256,7 @@ async def test_close_sends_what_waits(loop, tmp_path, monkeypatch):
 
 
 @no_unix
-async def test_abort_drops_what_waits(loop, tmp_path, monkeypatch):
+async def test_abort_drops_pending_data(loop, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     transport, protocol, peer, count = await stuck(loop)
     with peer:
@@ -271,7 +271,7 @@ async def test_abort_drops_what_waits(loop, tmp_path, monkeypatch):
 
 
 @no_unix
-async def test_the_peer_goes_away_while_data_waits(loop, tmp_path, monkeypatch):
+async def test_the_peer_disconnects_while_data_is_pending(loop, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     transport, protocol, peer, _ = await stuck(loop)
     peer.close()

@@ -68,7 +68,7 @@ async def test_takes_a_connected_socket(loop):
         assert await peer.is_ended()
 
 
-async def test_nobody_listens(loop, folder, address_of):
+async def test_a_refused_connection(loop, folder, address_of):
     with pytest.raises(FileNotFoundError):
         await loop.create_unix_connection(Recorder, address_of("str"))
     address = str(folder / "stale")
@@ -78,7 +78,7 @@ async def test_nobody_listens(loop, folder, address_of):
 
 
 @NO_ABSTRACT_CLIENT
-async def test_nobody_has_the_abstract_name(loop, address_of):
+async def test_an_abstract_name_without_a_listener(loop, address_of):
     with pytest.raises(ConnectionRefusedError):
         await loop.create_unix_connection(Recorder, address_of("abstract str"))
 
@@ -209,7 +209,7 @@ async def test_half_close_both_ways(loop):
     assert protocol.lost_with == [None]
 
 
-async def test_peer_goes_away(loop):
+async def test_peer_disconnects(loop):
     _, protocol, peer = await linked(loop)
     await peer.send(b"bye")
     peer.close()
@@ -218,7 +218,7 @@ async def test_peer_goes_away(loop):
     assert protocol.lost_with == [None]
 
 
-async def test_peer_goes_away_with_data_unread(loop):
+async def test_peer_disconnects_with_unread_data(loop):
     transport, protocol, peer = await linked(loop)
     transport.pause_reading()
     transport.write(bytes(1 << 20))

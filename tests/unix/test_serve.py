@@ -186,7 +186,7 @@ async def test_cleanup_socket_on_every_version(loop, serve_unix, address_of, how
 
 
 @pytest.mark.xfail_on(when=BEFORE_CLEANUP, asyncio="a new argument of 3.13")
-async def test_cleanup_leaves_what_has_taken_its_place(loop, serve_unix, address_of):
+async def test_cleanup_keeps_the_socket_file_of_another_server(loop, serve_unix, address_of):
     address = address_of("str")
     first = await serve_unix(Echo, address, cleanup_socket=True)
     second = await serve_unix(Echo, address, cleanup_socket=True)
@@ -285,7 +285,7 @@ async def test_clients_can_be_closed(loop, serve_unix, address_of, way):
 
 
 @pytest.mark.skip_on(asyncio="says nothing and leaves the client waiting", uvloop="leaves the client waiting")
-async def test_a_factory_that_raises_costs_its_connection(loop, reported, serve_unix, address_of):
+async def test_a_factory_that_raises_closes_its_connection(loop, reported, serve_unix, address_of):
     answers = iter([LookupError("no"), Echo()])
 
     def factory():
