@@ -25,9 +25,8 @@ Handler = Callable[[ServerConnection], Coroutine[Any, Any, None]]
 BLOB = random.Random(13).randbytes(4 * 1024 * 1024)
 HOST = "127.0.0.1"
 
-logging.getLogger("websockets.server").setLevel(
-    logging.CRITICAL
-)  # in some tests clients disconnect without a closing handshake
+# In some tests clients disconnect without a closing handshake.
+logging.getLogger("websockets.server").setLevel(logging.CRITICAL)
 
 
 class Way:
