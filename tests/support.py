@@ -391,7 +391,7 @@ class Peer:
         self.sock.close()
 
 
-class Stranger:
+class ForeignSocket:
     """A foreign socket that gets the number `fd`. At its exit it checks that the loop has not touched it."""
 
     def __init__(self, fd: int, kind: int = socket.SOCK_STREAM) -> None:
@@ -406,7 +406,7 @@ class Stranger:
         self.theirs.setblocking(False)
         self.ours.setblocking(False)
 
-    def __enter__(self) -> Stranger:
+    def __enter__(self) -> ForeignSocket:
         return self
 
     def __exit__(self, *_exc: object) -> None:
@@ -423,9 +423,9 @@ class Stranger:
         except BlockingIOError:
             pass
         else:
-            raise AssertionError(f"the stranger has got {data!r}")
-        self.theirs.send(b"for the stranger")
-        assert self.ours.recv(100) == b"for the stranger"
+            raise AssertionError(f"the foreign socket received {data!r}")
+        self.theirs.send(b"for the foreign socket")
+        assert self.ours.recv(100) == b"for the foreign socket"
 
 
 def is_closed_error(error: BaseException | None) -> bool:

@@ -24,7 +24,7 @@ class Keys:
     """A host key, a user's key, and an unknown key."""
 
     def __init__(self) -> None:
-        self.host, self.user, self.stranger = (asyncssh.generate_private_key("ssh-ed25519") for _ in range(3))
+        self.host, self.user, self.foreign = (asyncssh.generate_private_key("ssh-ed25519") for _ in range(3))
 
     @property
     def known_hosts(self) -> asyncssh.SSHKnownHosts:
@@ -155,8 +155,8 @@ def test_ways_to_log_in(run: Run, keys: Keys) -> None:
             with pytest.raises(asyncssh.PermissionDenied):
                 await server.connect(client_keys=None, password="shut")
             with pytest.raises(asyncssh.PermissionDenied):
-                await server.connect(client_keys=[keys.stranger])
-            strangers = asyncssh.import_known_hosts(f"* {keys.stranger.export_public_key().decode()}")
+                await server.connect(client_keys=[keys.foreign])
+            strangers = asyncssh.import_known_hosts(f"* {keys.foreign.export_public_key().decode()}")
             with pytest.raises(asyncssh.HostKeyNotVerifiable):
                 await server.connect(known_hosts=strangers)
 

@@ -59,7 +59,7 @@ class Worker:
         """Waits until the driver starts it. This is also how long it holds something."""
         coro.wait()
 
-    def line_up(self, wait, *args, what=True, **limit):
+    def wait_in_queue(self, wait, *args, what=True, **limit):
         """wait(*args, **limit), in the queue of `what`. When it returns, no earlier waiter may still be queued, unless
         it returns False or []: its time is over.
         """
@@ -75,7 +75,7 @@ class Worker:
         return result
 
     def is_behind(self, other):
-        return self.bench.line(self.wants) == self.bench.line(other.wants)
+        return self.bench.queue_of(self.wants) == self.bench.queue_of(other.wants)
 
 
 class Bench:
@@ -109,7 +109,7 @@ class Bench:
             if worker.wants is not None and not worker.is_hit and worker.coro._status == "ready"
         ]
 
-    def line(self, what):
+    def queue_of(self, what):
         """The queue of the primitive that the worker waits in."""
         return True
 
@@ -213,7 +213,7 @@ class Semaphore(Bench):
     def work(self, worker):
         count = self.rng.choice((1, 1, 2, 3))
         with self.timeout():
-            if not worker.line_up(self.semaphore.acquire, count, what=count, **self.limit()):
+            if not worker.wait_in_queue(self.semaphore.acquire, count, what=count, **self.limit()):
                 self.timeouts += 1
                 return
             self.held += count
@@ -249,7 +249,7 @@ class Lock(Bench):
 
     def work(self, worker):
         with self.timeout():
-            if not worker.line_up(self.lock.acquire, **self.limit()):
+            if not worker.wait_in_queue(self.lock.acquire, **self.limit()):
                 self.timeouts += 1
                 return
             assert self.inside is None
@@ -299,7 +299,7 @@ class ReadersAndWriter(Bench):
                 self.read(worker)
 
     def read(self, worker):
-        if not worker.line_up(self.lock.acquire_read, what="read", **self.limit()):
+        if not worker.wait_in_queue(self.lock.acquire_read, what="read", **self.limit()):
             self.timeouts += 1
             return
         self.readers += 1
@@ -313,7 +313,7 @@ class ReadersAndWriter(Bench):
             self.lock.release_read()
 
     def write(self, worker):
-        if not worker.line_up(self.lock.acquire_write, what="write", **self.limit()):
+        if not worker.wait_in_queue(self.lock.acquire_write, what="write", **self.limit()):
             self.timeouts += 1
             return
         self.writers += 1
@@ -346,9 +346,9 @@ class Fifo(Bench):
     def work(self, worker):
         with self.timeout():
             if self.rng.random() < 0.8:
-                self.popped.append(worker.line_up(self.fifo.pop, **self.limit()))
+                self.popped.append(worker.wait_in_queue(self.fifo.pop, **self.limit()))
             else:
-                self.popped += worker.line_up(self.fifo.pop_all, **self.limit())
+                self.popped += worker.wait_in_queue(self.fifo.pop_all, **self.limit())
 
     def act(self):
         for _ in range(self.rng.choice((1, 1, 3))):
@@ -375,7 +375,7 @@ class BoundedFifo(Bench):
         self.accepted = set()
         self.popped = []
 
-    def line(self, what):
+    def queue_of(self, what):
         return what
 
     def work(self, worker):
@@ -384,13 +384,13 @@ class BoundedFifo(Bench):
             if choice < 0.5:
                 self.push(worker)
             elif choice < 0.9:
-                self.popped.append(worker.line_up(self.fifo.pop, what="pop", **self.limit()))
+                self.popped.append(worker.wait_in_queue(self.fifo.pop, what="pop", **self.limit()))
             else:
-                self.popped += worker.line_up(self.fifo.pop_all, what="pop", **self.limit())
+                self.popped += worker.wait_in_queue(self.fifo.pop_all, what="pop", **self.limit())
 
     def push(self, worker):
         number = self.called = self.called + 1
-        worker.line_up(self.fifo.push, number, what="push", **self.limit())
+        worker.wait_in_queue(self.fifo.push, number, what="push", **self.limit())
         self.accepted.add(number)
 
     def act(self):
@@ -430,7 +430,7 @@ class Channel(Bench):
         self.withdrawn = set()
         self.received = []
 
-    def line(self, what):
+    def queue_of(self, what):
         return what
 
     def work(self, worker):
@@ -444,15 +444,15 @@ class Channel(Bench):
         number = self.sent = self.sent + 1
         self.withdrawn.add(number)
         if self.rng.random() < 0.8:
-            worker.line_up(self.channel.send, number, what="send", **self.limit())
+            worker.wait_in_queue(self.channel.send, number, what="send", **self.limit())
         else:
-            worker.line_up(self.channel.send_exception, Sent, number, what="send")
+            worker.wait_in_queue(self.channel.send_exception, Sent, number, what="send")
         self.withdrawn.remove(number)
         self.accepted.add(number)
 
     def receive(self, worker):
         try:
-            number = worker.line_up(self.channel.receive, what="receive", **self.limit())
+            number = worker.wait_in_queue(self.channel.receive, what="receive", **self.limit())
         except Sent as exc:
             number = exc.args[0]
         self.received.append(number)
@@ -496,7 +496,7 @@ class Condition(Bench):
 
     def work(self, worker):
         with self.timeout():
-            value = worker.line_up(self.condition.wait, **self.limit())
+            value = worker.wait_in_queue(self.condition.wait, **self.limit())
             assert value == "go"
             self.returned += 1
 
@@ -523,7 +523,7 @@ class Event(Bench):
 
     def work(self, worker):
         with self.timeout():
-            if not worker.line_up(self.event.wait, **self.limit()):
+            if not worker.wait_in_queue(self.event.wait, **self.limit()):
                 self.timeouts += 1
 
     def act(self):
@@ -547,16 +547,16 @@ class Future(Bench):
         future = self.future
         with self.timeout():
             if self.rng.random() < 0.5:
-                if not worker.line_up(future.wait, what=future, **self.limit()):
+                if not worker.wait_in_queue(future.wait, what=future, **self.limit()):
                     self.timeouts += 1
                     return
                 assert future.ready()
             try:
-                assert worker.line_up(future.get, what=future, **self.limit()) == future.value
+                assert worker.wait_in_queue(future.get, what=future, **self.limit()) == future.value
             except Sent as exc:
                 assert exc is future.exception
 
-    def line(self, what):
+    def queue_of(self, what):
         return what
 
     def act(self):
@@ -580,7 +580,7 @@ class InvertedSemaphore(Bench):
     def work(self, worker):
         with self.timeout():
             if self.own and self.rng.random() < 0.8:
-                if not worker.line_up(self.count.block_till_zero, **self.limit()):
+                if not worker.wait_in_queue(self.count.block_till_zero, **self.limit()):
                     self.timeouts += 1
             else:
                 with self.count:

@@ -105,7 +105,7 @@ def test_arguments_are_shown_in_debug_mode_only(loop, reported):
     assert "'secret'" in reported[1]["message"]
 
 
-@pytest.mark.xfail_on(uvloop="its handles forget what they have called")
+@pytest.mark.xfail_on(uvloop="its handles drop their callback after the call")
 def test_a_handle_that_ran_still_shows_its_call(loop):
     loop.set_debug(True)
     handle = loop.call_soon(named, 5)
@@ -230,7 +230,7 @@ def test_cancelled_callbacks_are_not_slow(loop, debug_log):
 
 
 @pytest.mark.parametrize("step", ["connection_made", "data_received", "eof_received", "connection_lost"])
-@pytest.mark.skip_on(uvloop="what it times are handles only")
+@pytest.mark.skip_on(uvloop="it times only handles")
 async def test_slow_protocols_are_logged(loop, debug_log, step):
     """Every callback of a protocol is timed. Here each one takes longer than the limit."""
 
@@ -252,7 +252,7 @@ async def test_slow_protocols_are_logged(loop, debug_log, step):
     assert transport.is_closing()
 
 
-@pytest.mark.xfail_on(uvloop="cancelled handles keep nothing")
+@pytest.mark.xfail_on(uvloop="cancelled handles drop their callback")
 async def test_slow_callback_that_cancels_itself(loop, debug_log):
     loop.slow_callback_duration = 0.01
 

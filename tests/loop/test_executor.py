@@ -44,7 +44,7 @@ async def test_set_default_executor(loop):
     assert name.startswith("default")
 
 
-@pytest.mark.skip_on(uvloop="it takes any object and cannot be closed then")
+@pytest.mark.skip_on(uvloop="it accepts any object, and then cannot be closed")
 async def test_default_executor_of_a_wrong_type(loop):
     with pytest.raises(TypeError, match="ThreadPoolExecutor"):
         loop.set_default_executor(object())

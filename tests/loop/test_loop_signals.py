@@ -77,7 +77,7 @@ def test_the_wakeup_fd_is_given_back(new_loop):
     assert signal.set_wakeup_fd(-1) == -1
 
 
-@pytest.mark.skip_on(uvloop="its handler stays and breaks the tests behind it")
+@pytest.mark.skip_on(uvloop="its handler stays and breaks later tests")
 def test_close_removes_the_handlers(new_loop):
     loop = new_loop()
     loop.add_signal_handler(signal.SIGUSR1, print)
@@ -243,7 +243,7 @@ def test_the_python_handler_runs_during_a_blocking_poll(loop_kind):
         assert script.finish().strip() == "handled"
 
 
-@pytest.mark.skip_on(uvloop="now and then it says that it was stopped before the future has completed")
+@pytest.mark.skip_on(uvloop="it sometimes raises that it was stopped before the future completed")
 @pytest.mark.skipif(not gil_is_enabled(), reason="nothing keeps the loop from going on before the signal")
 def test_an_interrupt_loses_no_event_of_the_same_poll(loop_kind):
     """The signal arrives after the poll returned an event and while the loop waits for the GIL."""

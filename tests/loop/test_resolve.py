@@ -87,7 +87,7 @@ async def ask(loop, *args, **kwargs):
         return type(error).__name__, getattr(error, "errno", None)
 
 
-@pytest.mark.xfail_on(uvloop="#539: scope ids are lost, and other short cuts differ")
+@pytest.mark.xfail_on(uvloop="#539: it loses scope ids, and its other shortcuts differ")
 @pytest.mark.parametrize("kind", [0, socket.SOCK_STREAM, socket.SOCK_DGRAM])
 @pytest.mark.parametrize("flags", [0, socket.AI_NUMERICHOST])
 def test_literals_equal_the_socket_module(loop, kind, flags):
@@ -119,7 +119,7 @@ FLAGS = [
 ]
 
 
-@pytest.mark.xfail_on(uvloop="its short cut ignores flags and protocols")
+@pytest.mark.xfail_on(uvloop="its shortcut ignores flags and protocols")
 @pytest.mark.parametrize("family", [socket.AF_UNSPEC, socket.AF_INET, socket.AF_INET6])
 def test_families_protocols_and_flags(loop, family):
     async def main():
@@ -171,7 +171,7 @@ def literals(seed, count):
         yield pattern.choice([text, text, text.encode()])
 
 
-@pytest.mark.skip_on(uvloop="#539: scope ids are lost, and other short cuts differ")
+@pytest.mark.skip_on(uvloop="#539: it loses scope ids, and its other shortcuts differ")
 @pytest.mark.parametrize("seed", range(4))
 def test_any_literal_equals_the_socket_module(loop, seed):
     """Random literals with random arguments. AI_NUMERICHOST keeps texts that are no literals from the name servers."""
@@ -290,7 +290,7 @@ async def test_getnameinfo(loop):
 
 
 @pytest.mark.parametrize("address", [("127.0.0.1",), ("127.0.0.1", "80"), "127.0.0.1", ("not an address", 80)])
-@pytest.mark.skip_on(uvloop="it takes some of them, and names other errors")
+@pytest.mark.skip_on(uvloop="it accepts some of them, and raises other errors")
 async def test_getnameinfo_errors(loop, address):
     expected = answer(lambda: socket.getnameinfo(address, 0))
     with pytest.raises((TypeError, OSError)):

@@ -64,7 +64,7 @@ def test_a_signal_that_another_thread_gets_wakes_the_loop(loop_kind):
         assert script.finish().split() == ["interrupted"]
 
 
-@pytest.mark.xfail_on(uvloop="it takes the descriptor over, and removes it after the run")
+@pytest.mark.xfail_on(uvloop="it replaces the descriptor, and removes it after the run")
 def test_an_own_wakeup_fd_is_left_alone(new_loop, own_fd, usr1):
     read_end, number = own_fd
     loop = new_loop()
@@ -230,7 +230,7 @@ async def test_the_signals_of_a_forked_child_are_its_own(loop):
     assert seen == []
 
 
-@pytest.mark.xfail_on(uvloop="it looks at the end of the batch")
+@pytest.mark.xfail_on(uvloop="it checks at the end of the batch")
 def test_interrupt_within_a_batch_of_native_callbacks(loop_kind):
     """No bytecode runs between the signal and the end of the batch, so the loop itself has to check."""
     out = run_script(
@@ -361,7 +361,7 @@ _ENDS_IN_A_THREAD = """
     def check(made):
         for read_end, write_end in made:
             with contextlib.suppress(BlockingIOError):
-                raise SystemExit(f"a signal's number arrived in a stranger's pipe: {os.read(read_end, 10)!r}")
+                raise SystemExit(f"a signal's number arrived in a foreign's pipe: {os.read(read_end, 10)!r}")
             os.close(read_end)
             os.close(write_end)
 
@@ -429,7 +429,7 @@ def test_a_loop_that_ends_in_another_thread(loop_kind, end):
 
 
 @needs_fd_directory
-@pytest.mark.xfail_on(uvloop="the handlers of the other one are not called")
+@pytest.mark.xfail_on(uvloop="the handlers of the other loop are not called")
 def test_others_keep_their_wakeup_fd_when_a_loop_ends_in_another_thread(loop_kind):
     run_script(
         loop_kind,

@@ -60,7 +60,7 @@ def test_equal_deadlines_of_call_at_all_run(loop):
     assert sorted(seen) == list(range(200))
 
 
-@pytest.mark.skip_on(asyncio="its heap is not stable for equal deadlines", uvloop="its clock may tick in between")
+@pytest.mark.skip_on(asyncio="its heap is not stable for equal deadlines", uvloop="its clock may advance in between")
 def test_equal_deadlines_keep_their_order(loop):
     seen = []
     when = loop.time() + 0.005
@@ -79,7 +79,7 @@ def test_negative_delays_keep_their_order(loop):
     assert seen == [-3, -2, -1, -0.5]
 
 
-@pytest.mark.xfail_on(uvloop="deadlines in the past run in the order of their adding")
+@pytest.mark.xfail_on(uvloop="timers with deadlines in the past run in the order of their creation")
 def test_call_at_in_the_past_orders_by_deadline(loop):
     seen = []
     now = loop.time()

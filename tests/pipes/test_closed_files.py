@@ -8,9 +8,9 @@ import os
 import socket
 
 import pytest
-from support import Recorder, Stranger, is_closed_error, iterations, pipe_ends, until
+from support import ForeignSocket, Recorder, is_closed_error, iterations, pipe_ends, until
 
-pytestmark = pytest.mark.skip_on(asyncio="it reads and writes whatever has the number", uvloop="the same")
+pytestmark = pytest.mark.skip_on(asyncio="it reads and writes whichever file has the number", uvloop="the same")
 
 
 def buffered_reader(ends):
@@ -55,7 +55,7 @@ async def test_writing_after_the_file_was_closed(loop, reported, kind):
         transport.write(b"before")
         assert await ends.read_exactly(6) == b"before"
         ends.file.close()
-        with Stranger(ends.number):
+        with ForeignSocket(ends.number):
             transport.write(b"lost")
             await until(lambda: protocol.is_lost)
             assert is_closed_error(protocol.lost_with[0])
@@ -73,8 +73,8 @@ async def test_reading_after_the_file_was_closed(loop, reported, kind, is_duplic
         if not is_duplicated:
             os.close(duplicate)
         ends.file.close()
-        with Stranger(ends.number) as stranger:
-            stranger.theirs.send(b"not for the protocol")
+        with ForeignSocket(ends.number) as foreign:
+            foreign.theirs.send(b"not for the protocol")
             if is_duplicated:
                 ends.send(b"nobody reads this")
                 await until(lambda: protocol.is_lost)
@@ -89,7 +89,7 @@ async def test_reading_after_the_file_was_closed(loop, reported, kind, is_duplic
                 assert protocol.lost_with == [None]
                 assert reported == []
             assert protocol.data == b"before"
-            assert stranger.ours.recv(100) == b"not for the protocol"
+            assert foreign.ours.recv(100) == b"not for the protocol"
 
 
 @pytest.mark.parametrize("how", ["close", "abort"])
@@ -99,7 +99,7 @@ async def test_ending_with_a_buffer(loop, how):
         transport.write(bytes(1_000_000))
         assert transport.get_write_buffer_size()
         ends.file.close()
-        with Stranger(ends.number):
+        with ForeignSocket(ends.number):
             getattr(transport, how)()
             await until(lambda: protocol.is_lost)
             if how == "close":

@@ -28,7 +28,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.skip_on(uvloop="takes regular files")
+@pytest.mark.skip_on(uvloop="accepts regular files")
 async def test_regular_files_are_refused_and_stay_open(loop, direction):
     with tempfile.TemporaryFile() as file:
         with pytest.raises(ValueError) as caught:
@@ -239,7 +239,7 @@ async def test_extra_info(loop, direction):
         assert transport.get_extra_info("pipe") is ends.file
 
 
-@pytest.mark.skip_on(uvloop="other words; what a failed test leaves open makes its close() hang")
+@pytest.mark.skip_on(uvloop="other messages; objects that a failed test leaves open make its close() hang")
 async def test_repr(loop):
     with pipe_ends("pipe", "read") as read_ends, pipe_ends("pipe", "write") as write_ends:
         reading, reader = await loop.connect_read_pipe(Recorder, read_ends.file)
@@ -268,7 +268,7 @@ async def test_repr(loop):
         assert words(writing).startswith(f"closed {write_fd}")
 
 
-@pytest.mark.skip_on(uvloop="logs other things; what a failed test leaves open makes its close() hang")
+@pytest.mark.skip_on(uvloop="other messages; objects that a failed test leaves open make its close() hang")
 @pytest.mark.parametrize("direction", DIRECTIONS)
 async def test_debug_log(loop, caplog, direction):
     loop.set_debug(True)

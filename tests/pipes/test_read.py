@@ -91,7 +91,7 @@ async def test_closed_by_eof_received(loop):
         assert protocol.lost_with == [None]
 
 
-@pytest.mark.skip_on(uvloop="libuv takes the hangup for the end of the stream")
+@pytest.mark.skip_on(uvloop="libuv treats the hangup as the end of the stream")
 async def test_terminal_that_hangs_up(loop):
     with pipe_ends("tty", "read") as ends:
         _, protocol = await loop.connect_read_pipe(Recorder, ends.file)
@@ -159,7 +159,7 @@ async def test_the_end_waits_for_resume(loop):
         assert protocol.events == ["made", "data", "eof", "lost"]
 
 
-@pytest.mark.skip_on(uvloop="reads all the same")
+@pytest.mark.skip_on(uvloop="reads anyway")
 async def test_paused_by_connection_made(loop):
     class Paused(Recorder):
         def connection_made(self, transport):

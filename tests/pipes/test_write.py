@@ -63,7 +63,7 @@ async def test_a_write_needs_no_iteration_of_the_loop(loop):
         await until(lambda: protocol.is_lost)
 
 
-@pytest.mark.skip_on(uvloop="sends a bytearray as it is when it leaves")
+@pytest.mark.skip_on(uvloop="sends the later content of a bytearray")
 @pytest.mark.parametrize("kind", PIPE_KINDS)
 async def test_data_that_does_not_fit_is_sent_later(loop, kind):
     data = os.urandom(BIG)
@@ -256,7 +256,7 @@ async def test_unread_data_is_not_a_lost_reader(loop):
         await until(lambda: protocol.is_lost)
 
 
-@pytest.mark.skip_on(uvloop="opens a terminal, of which /dev/null is none")
+@pytest.mark.skip_on(uvloop="opens a terminal, and /dev/null is not one")
 async def test_device_that_takes_everything(loop):
     transport, protocol = await loop.connect_write_pipe(Flow, open(os.devnull, "wb", buffering=0))
     transport.write(bytes(BIG))
@@ -267,7 +267,7 @@ async def test_device_that_takes_everything(loop):
     assert protocol.events == ["made", "lost"]
 
 
-@pytest.mark.skip_on(uvloop="warns sooner and in other words")
+@pytest.mark.skip_on(uvloop="warns earlier, with another message")
 @pytest.mark.parametrize(("end", "quiet_writes"), [("close", 5), ("abort", 5), ("lost", 4)])
 async def test_writes_that_come_too_late_are_ignored_and_then_logged(loop, caplog, end, quiet_writes):
     with pipe_ends("pipe", "write") as ends:
@@ -289,7 +289,7 @@ async def test_writes_that_come_too_late_are_ignored_and_then_logged(loop, caplo
         await until(lambda: protocol.is_lost)
 
 
-@pytest.mark.skip_on(uvloop="takes None for bytes")
+@pytest.mark.skip_on(uvloop="accepts None as bytes")
 async def test_only_bytes_can_be_written(loop):
     with pipe_ends("pipe", "write") as ends:
         transport, protocol = await loop.connect_write_pipe(Flow, ends.file)
@@ -324,7 +324,7 @@ async def test_flow_control_that_raises_is_reported(loop, reported, name):
         assert context["protocol"] is protocol
 
 
-@pytest.mark.xfail_on(asyncio="forgets what was written last", uvloop="takes writes after close()")
+@pytest.mark.xfail_on(asyncio="forgets what was written last", uvloop="accepts writes after close()")
 async def test_closed_and_written_by_resume_writing(loop):
     class More(Flow):
         def resume_writing(self):

@@ -57,7 +57,7 @@ async def test_an_error_in_it_is_an_error_of_the_start(loop):
         await asyncio.create_subprocess_exec(*sh("echo never"), preexec_fn=fail)
 
 
-@pytest.mark.skip_on(asyncio="it stands still, and so would the test", uvloop="#118")
+@pytest.mark.skip_on(asyncio="it hangs, and so would the test", uvloop="#118")
 async def test_the_loop_continues_meanwhile(loop):
     read_end, write_end = os.pipe()
     starting = loop.create_task(
@@ -73,7 +73,7 @@ async def test_the_loop_continues_meanwhile(loop):
     os.close(write_end)
 
 
-@pytest.mark.skip_on(asyncio="it stands still, and so would the test", uvloop="#118")
+@pytest.mark.skip_on(asyncio="it hangs, and so would the test", uvloop="#118")
 @pytest.mark.parametrize("is_late", [False, True])
 async def test_cancelled_meanwhile(loop, is_late):
     read_end, write_end = os.pipe()

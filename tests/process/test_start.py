@@ -165,7 +165,7 @@ async def test_a_conversation(loop):
     assert await process.wait() == 9
 
 
-@pytest.mark.skip_on(uvloop="RuntimeError from a transport that it may have closed by then")
+@pytest.mark.skip_on(uvloop="RuntimeError from a transport that may already be closed")
 async def test_a_program_that_does_not_read(loop):
     process = await asyncio.create_subprocess_exec(*sh("exec 0<&-; exit 4"), stdin=PIPE, stdout=PIPE)
     await process.communicate(bytes(1_000_000))  # a broken pipe is no error here

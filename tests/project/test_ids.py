@@ -35,10 +35,10 @@ def problems_with(test: str) -> Iterator[str]:
     elif function not in functions(path):
         yield f"{test}: no such test"
     else:
-        yield from (f"{test}: {why}" for why in let_off(functions(path)[function]))
+        yield from (f"{test}: {why}" for why in excuses(functions(path)[function]))
 
 
-def let_off(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+def excuses(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
     """Yields the marks that excuse grapeshot from a test."""
     for decorator in function.decorator_list:
         if isinstance(decorator, ast.Call):
@@ -73,7 +73,7 @@ def test_a_wrong_id_is_caught(test, problem):
         ("parametrize('a', [1])", 0),
     ],
 )
-def test_a_test_that_grapeshot_is_let_off_is_caught(mark, count):
+def test_a_test_that_excuses_grapeshot_is_caught(mark, count):
     [function] = ast.parse(f"@pytest.mark.{mark}\ndef test():\n    pass\n").body
     assert isinstance(function, ast.FunctionDef)
-    assert len(list(let_off(function))) == count
+    assert len(list(excuses(function))) == count

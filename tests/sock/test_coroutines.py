@@ -126,7 +126,7 @@ def test_each_one_that_is_never_awaited_warns(loop, pair, quiet):
     assert len(quiet) == 3
 
 
-@pytest.mark.xfail_on(uvloop="compiled coroutines do not know where they were made")
+@pytest.mark.xfail_on(uvloop="compiled coroutines do not record where they were created")
 def test_debug_mode_shows_where_it_was_made(loop, pair, quiet):
     loop.set_debug(True)
 
@@ -172,7 +172,7 @@ async def test_a_suspended_coroutine_cannot_be_awaited_again(loop, pair):
     assert await task == b"x"
 
 
-@pytest.mark.xfail_on(uvloop="it uses a future of its own, with less to it")
+@pytest.mark.xfail_on(uvloop="it uses its own future, which has fewer methods")
 def test_driven_by_hand(loop, pair):
     """The test calls send() until the coroutine waits, and again once it may continue."""
     ours, theirs = pair
@@ -244,7 +244,7 @@ async def test_a_future_of_another_loop_is_refused(loop, new_loop, pair):
     assert await loop.sock_recv(pair[0], 10) == b"x"
 
 
-@pytest.mark.skip_on(uvloop="compiled coroutines do not show what they wait for on every version")
+@pytest.mark.skip_on(uvloop="compiled coroutines do not show on every version what they wait for")
 async def test_what_a_task_shows(loop, pair):
     task = await blocked_task(loop, loop.sock_recv(pair[0], 10))
     assert "sock_recv" in repr(task)

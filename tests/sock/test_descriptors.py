@@ -29,7 +29,7 @@ async def test_cancelling_leaves_the_socket_usable(loop, pair):
         assert await loop.sock_recv(ours, 10) == b"x"
 
 
-@pytest.mark.skip_on(uvloop="it receives in the callback, and what it has taken is lost")
+@pytest.mark.skip_on(uvloop="it receives in the callback, and loses the received data")
 async def test_cancelling_after_the_event_loses_nothing(loop, pair):
     """The event has arrived and the task has not run yet when it is cancelled. asyncio receives in its callback, where
     the cancellation must come first in the same iteration, or the data is lost.
@@ -83,7 +83,7 @@ async def test_both_directions_at_once(loop):
         assert results == [content, None, content, None]
 
 
-@pytest.mark.skip_on(uvloop="it lets both wait")
+@pytest.mark.skip_on(uvloop="it accepts both waits")
 async def test_a_second_operation_takes_the_place_of_the_first(loop, pair):
     ours, theirs = pair
     first = await blocked_task(loop, loop.sock_recv(ours, 10))
@@ -100,7 +100,7 @@ async def test_a_second_operation_takes_the_place_of_the_first(loop, pair):
     assert await third == b"z"
 
 
-@pytest.mark.skip_on(uvloop="it lets both wait")
+@pytest.mark.skip_on(uvloop="it accepts both waits")
 async def test_cancelling_the_first_does_not_touch_the_second(loop, pair):
     ours, theirs = pair
     first = await blocked_task(loop, loop.sock_recv(ours, 10))
@@ -417,7 +417,7 @@ async def test_unread_data_does_not_keep_the_loop_busy(loop, pair):
     assert await task == b"d"
 
 
-@pytest.mark.skip_on(uvloop="its callbacks of one poll are lost with the exception")
+@pytest.mark.skip_on(uvloop="the exception drops the callbacks of the same poll")
 def test_an_interrupt_in_another_callback_loses_no_event(loop):
     """KeyboardInterrupt leaves run_forever in the middle of the events of one poll. Each event is
     still reported once.

@@ -14,7 +14,9 @@ from unittest import mock
 
 import pytest
 
-pytestmark = pytest.mark.skip_on(uvloop="its methods are Cython functions, of which some say so")
+pytestmark = pytest.mark.skip_on(
+    uvloop="its methods are Cython functions, and only some are marked as coroutine functions"
+)
 
 NATIVE = (
     "sock_recv",

@@ -10,7 +10,7 @@ import pytest
 from support import HOST, Peer, Recorder, iterations, until
 from tls.contexts import server_context
 
-UVLOOP = pytest.mark.skip_on(uvloop="accepting is no task")
+UVLOOP = pytest.mark.skip_on(uvloop="it accepts without a task")
 
 
 class Served(asyncio.StreamReaderProtocol):

@@ -14,9 +14,9 @@ from support import (
     HOST,
     WAYS,
     BufferedRecorder,
+    ForeignSocket,
     Peer,
     Recorder,
-    Stranger,
     connected,
     is_closed_error,
     iterations,
@@ -52,10 +52,10 @@ async def test_writing_after_the_socket_was_closed(loop, how, end):
         fd = sock.fileno()
         ENDS[end](sock)
         assert await peer.read_to_end() == b""
-        with Stranger(fd) as stranger:
-            stranger.theirs.send(b"for the stranger")
+        with ForeignSocket(fd) as foreign:
+            foreign.theirs.send(b"for the foreign socket")
             await iterations(3)
-            assert stranger.ours.recv(100) == b"for the stranger"
+            assert foreign.ours.recv(100) == b"for the foreign socket"
             transport.write(b"lost")
             assert transport.is_closing()
             await until(lambda: protocol.is_lost)
@@ -72,7 +72,7 @@ async def test_other_ways_of_writing(loop, write):
             super().data_received(data)
             self.transport.write(b"lost")
             sock.close()
-            strangers.append(Stranger(fd))
+            strangers.append(ForeignSocket(fd))
 
     transport, protocol, peer = await connected(loop, Corking)
     sock, strangers = socket_of(transport), []
@@ -85,7 +85,7 @@ async def test_other_ways_of_writing(loop, write):
                 transport.write(b"lost")
         else:
             sock.close()
-            strangers.append(Stranger(fd))
+            strangers.append(ForeignSocket(fd))
             transport.writelines([b"lo", b"st"])
         await until(lambda: protocol.is_lost)
         with strangers.pop():
@@ -101,7 +101,7 @@ async def test_ending_with_a_buffer(loop, end):
         sock = socket_of(transport)
         fd = sock.fileno()
         sock.close()
-        with Stranger(fd):
+        with ForeignSocket(fd):
             getattr(transport, end)()
             await until(lambda: protocol.is_lost)
             if end == "close":  # because the buffered data cannot be sent
@@ -117,11 +117,11 @@ async def test_ending_the_transport_later(loop, action):
         sock = socket_of(transport)
         fd = sock.fileno()
         sock.close()
-        with Stranger(fd) as stranger:
+        with ForeignSocket(fd) as foreign:
             getattr(transport, action)()
             await until(lambda: protocol.is_lost)
             assert protocol.lost_with == [None]
-            stranger.check()
+            foreign.check()
         assert "fd=" in repr(transport)
 
 
@@ -131,11 +131,11 @@ async def test_write_eof(loop):
         sock = socket_of(transport)
         fd = sock.fileno()
         sock.close()
-        with Stranger(fd) as stranger:
+        with ForeignSocket(fd) as foreign:
             with pytest.raises(OSError, match="Bad file descriptor"):
                 transport.write_eof()
-            stranger.ours.send(b"still both ways")
-            assert stranger.theirs.recv(100) == b"still both ways"
+            foreign.ours.send(b"still both ways")
+            assert foreign.theirs.recv(100) == b"still both ways"
             transport.abort()
             await until(lambda: protocol.is_lost)
 
@@ -149,13 +149,13 @@ async def test_an_event_of_a_duplicate(loop, factory):
     duplicate = sock.dup()
     with peer, duplicate:
         sock.close()
-        with Stranger(fd) as stranger:
-            stranger.theirs.send(b"not for the protocol")
+        with ForeignSocket(fd) as foreign:
+            foreign.theirs.send(b"not for the protocol")
             await peer.send(b"nobody reads this")
             await until(lambda: protocol.is_lost)
             assert is_closed_error(protocol.lost_with[0])
             assert protocol.data == b""
-            assert stranger.ours.recv(100) == b"not for the protocol"
+            assert foreign.ours.recv(100) == b"not for the protocol"
         assert duplicate.recv(100) == b"nobody reads this"
 
 
@@ -169,7 +169,7 @@ async def test_a_buffer_closes_the_socket(loop):
                 sock = socket_of(self.transport)
                 fd = sock.fileno()
                 sock.close()
-                strangers.append(Stranger(fd))
+                strangers.append(ForeignSocket(fd))
                 strangers[0].theirs.send(b"not for the protocol")
             return super().get_buffer(sizehint)
 
@@ -179,8 +179,8 @@ async def test_a_buffer_closes_the_socket(loop):
         await until(lambda: protocol.is_lost)
         assert is_closed_error(protocol.lost_with[0])
         assert protocol.data == b""
-        with strangers.pop() as stranger:
-            assert stranger.ours.recv(100) == b"not for the protocol"
+        with strangers.pop() as foreign:
+            assert foreign.ours.recv(100) == b"not for the protocol"
 
 
 @pytest.mark.skip_on(asyncio="the transport is never told, and the handle that fails to register is reported")
@@ -247,14 +247,14 @@ async def test_a_callback_with_the_same_number(loop):
         sock = socket_of(transport)
         fd = sock.fileno()
         sock.close()
-        with Stranger(fd) as stranger:
+        with ForeignSocket(fd) as foreign:
             seen = []
-            loop.add_reader(fd, lambda: seen.append(stranger.ours.recv(100)))
-            stranger.theirs.send(b"for the callback")
+            loop.add_reader(fd, lambda: seen.append(foreign.ours.recv(100)))
+            foreign.theirs.send(b"for the callback")
             await until(lambda: seen == [b"for the callback"])
             await until(lambda: protocol.is_lost)
             assert is_closed_error(protocol.lost_with[0])
-            stranger.theirs.send(b"and more")
+            foreign.theirs.send(b"and more")
             await until(lambda: seen == [b"for the callback", b"and more"])
             loop.remove_reader(fd)
 

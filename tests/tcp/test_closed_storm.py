@@ -102,8 +102,8 @@ async def main():
             case 6 if strangers:
                 ours, theirs = strangers.pop(rng.randrange(len(strangers)))
                 for sender, receiver in ((ours, theirs), (theirs, ours)):
-                    sender.send(b"stranger")
-                    assert receiver.recv(1000) == b"stranger"
+                    sender.send(b"foreign")
+                    assert receiver.recv(1000) == b"foreign"
                 ours.close()
                 theirs.close()
             case 7:

@@ -403,7 +403,7 @@ EMFILE = """
 """
 
 
-@pytest.mark.skip_on(uvloop="it reports the error by another way and spins")
+@pytest.mark.skip_on(uvloop="it reports the error in another way and spins")
 def test_no_descriptors_left_at_accept(loop_kind):
     lines = run_script(loop_kind, EMFILE).strip().split("\n")
     assert lines == [

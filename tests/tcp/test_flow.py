@@ -67,7 +67,7 @@ async def fill(transport, peer):
     return size
 
 
-@pytest.mark.skip_on(uvloop="what it wrote in one go counts as one until all of it is gone")
+@pytest.mark.skip_on(uvloop="data of one system call counts as buffered until all of it is sent")
 async def test_exact_thresholds(loop):
     transport, protocol, peer = await connected(loop, small=True)
     with peer:

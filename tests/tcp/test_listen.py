@@ -157,7 +157,7 @@ async def test_close_does_not_close_clients(loop, serve):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="wait_closed really waits from 3.12 on")
-@pytest.mark.skip_on(uvloop="it has ideas of its own about when a server is closed")
+@pytest.mark.skip_on(uvloop="its servers count as closed at other moments")
 async def test_wait_closed_waits_for_the_connections(loop, serve):
     factory = Keeping()
     server = await serve(factory, HOST, 0)

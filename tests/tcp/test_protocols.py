@@ -53,7 +53,7 @@ async def test_buffers_of_several_types(loop):
 @pytest.mark.parametrize(
     ("buffer", "error"), [(bytearray(), RuntimeError), (b"readonly", (BufferError, TypeError)), (None, TypeError)]
 )
-@pytest.mark.skip_on(uvloop="any of them is a RuntimeError")
+@pytest.mark.skip_on(uvloop="it raises RuntimeError for all of them")
 async def test_wrong_buffers(loop, reported, buffer, error):
     class Wrong(BufferedRecorder):
         def get_buffer(self, sizehint):

@@ -113,7 +113,7 @@ class TlsPeer:
         """Exchanges close_notify."""
         await self._step(self.object.unwrap)
 
-    async def say_goodbye(self) -> None:
+    async def send_close_notify(self) -> None:
         """Sends close_notify and does not wait for the answer."""
         try:
             self.object.unwrap()

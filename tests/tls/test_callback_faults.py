@@ -62,7 +62,7 @@ async def test_while_data_is_delivered(loop, reported, side, kind, method, fault
 async def test_in_eof_received(loop, reported, side, fault):
     """As in asyncio, a CancelledError ends the connection without a report."""
     transport, protocol, peer = await connected(loop, failing(Recorder, "eof_received", fault), side)
-    await peer.say_goodbye()
+    await peer.send_close_notify()
     await until(lambda: protocol.is_lost, "connection_lost")
     assert protocol.lost_with == [fault]
     assert reported.exceptions == ([] if isinstance(fault, asyncio.CancelledError) else [fault])

@@ -302,7 +302,7 @@ async def test_factory_raises(loop):
     peer.close()
 
 
-@pytest.mark.skip_on(uvloop="says nothing")
+@pytest.mark.skip_on(uvloop="gives no message")
 async def test_debug_mode_reports_failed_clients(loop, serve, reported, caplog):
     loop.set_debug(True)
     caplog.set_level(logging.DEBUG, logger="asyncio")

@@ -12,7 +12,7 @@ from tls.contexts import client_context
 from tls.endpoints import SIDES, connected
 
 
-async def say_goodbye(peer, *messages: bytes) -> None:
+async def send_close_notify(peer, *messages: bytes) -> None:
     """Sends the messages and `close_notify` so that they arrive together."""
     for message in messages:
         peer.object.write(message)
@@ -48,7 +48,7 @@ class BufferedCloses(BufferedRecorder):
 async def test_close_when_the_peers_end_has_come(loop, factory, side, messages):
     _, protocol, peer = await connected(loop, factory, side)
     with peer:
-        await say_goodbye(peer, *messages)
+        await send_close_notify(peer, *messages)
         await until(lambda: protocol.is_lost, "connection_lost")
         assert protocol.lost_with == [None]
         assert protocol.events[0] == "made"
@@ -65,7 +65,7 @@ async def test_close_inside_eof_received(loop, side):
 
     _, protocol, peer = await connected(loop, ClosesAtTheEnd, side)
     with peer:
-        await say_goodbye(peer, b"x")
+        await send_close_notify(peer, b"x")
         await until(lambda: protocol.is_lost, "connection_lost")
         assert protocol.events == ["made", "data", "eof", "lost"]
         assert protocol.lost_with == [None]

@@ -179,7 +179,7 @@ async def test_shutdown_time_limit_while_the_socket_is_full(loop):
     peer.close()
 
 
-@pytest.mark.skip_on(uvloop="downloads on and on")
+@pytest.mark.skip_on(uvloop="continues the download")
 async def test_peer_continues_to_send_after_close(loop):
     """close() ends the download. The connection does not wait until the peer has sent all its data."""
     transport, protocol, peer = await connected(loop, small=True)
@@ -222,7 +222,7 @@ async def test_end_while_paused_with_nothing_before_it(loop, side, says_goodbye)
     await until(lambda: protocol.data == b"read", "the data")
     transport.pause_reading()
     if says_goodbye:
-        await peer.say_goodbye()
+        await peer.send_close_notify()
     peer.peer.shutdown()
     await until(lambda: protocol.is_lost, "connection_lost")
     assert protocol.events == ["made", "data", "eof", "lost"]
@@ -324,7 +324,7 @@ async def test_a_peer_that_has_closed_receives_all_data(loop):
     data = os.urandom(3_000_000)
     transport, protocol, peer = await connected(loop, small=True)
     transport.write(data)
-    await peer.say_goodbye()
+    await peer.send_close_notify()
     received = bytearray()
     while more := await peer.read():
         received += more
@@ -346,7 +346,7 @@ async def test_callback_raises(loop, reported, method):
     setattr(Fails, method, fail)
     transport, protocol, peer = await connected(loop, Fails)
     await peer.write(b"x")
-    await peer.say_goodbye()
+    await peer.send_close_notify()
     await until(lambda: protocol.is_lost, "connection_lost")
     assert [str(exception) for exception in reported.exceptions] == [f"in {method}"]
     assert str(protocol.lost_with[0]) == f"in {method}"
@@ -511,7 +511,7 @@ async def test_extra_info_after_the_end(loop):
     peer.close()
 
 
-@pytest.mark.skip_on(uvloop="logs other words")
+@pytest.mark.skip_on(uvloop="logs other messages")
 async def test_debug_mode(loop, caplog):
     loop.set_debug(True)
     caplog.set_level(logging.DEBUG, logger="asyncio")
@@ -545,7 +545,7 @@ async def test_echo_server_survives_a_storm_of_ends(loop, serve):
                 await peer.peer.send(b"garbage garbage")
                 await peer.peer.is_ended()
             elif kind == 3:
-                await peer.say_goodbye()
+                await peer.send_close_notify()
             else:
                 assert await peer.read_exactly(1000) == b"x" * 1000
 

@@ -150,7 +150,7 @@ async def test_the_first_data_comes_with_the_end_of_the_handshake(loop, serve):
     del made[0].upgrade
 
 
-@pytest.mark.xfail_on(asyncio="the context of whoever has resumed reading", when=sys.version_info < (3, 15))
+@pytest.mark.xfail_on(asyncio="the context of the caller of resume_reading()", when=sys.version_info < (3, 15))
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("side", SIDES)
 async def test_contexts(loop, side, layers):
@@ -179,7 +179,7 @@ async def test_contexts(loop, side, layers):
     await until(lambda: len(protocol.data) == 10_000, "the data")
     above.pause_reading()
     above.resume_reading()
-    await peers[-1].say_goodbye()
+    await peers[-1].send_close_notify()
     await until(lambda: protocol.is_lost or not peers[0].peer.is_silent(), "the end")
     peers[0].close()
     await until(lambda: protocol.is_lost, "connection_lost")
@@ -264,7 +264,7 @@ class OverEverything(asyncio.Transport):
         return getattr(object.__getattribute__(self, "lower"), name)
 
 
-@pytest.mark.skip_on(asyncio="wants the private _force_close()", uvloop="takes its own transports only")
+@pytest.mark.skip_on(asyncio="wants the private _force_close()", uvloop="accepts only its own transports")
 @pytest.mark.parametrize("end", ["close", "abort", "garbage"])
 async def test_above_a_transport_of_the_user(loop, end, reported):
     transport, protocol, other = await plain(loop)

@@ -109,7 +109,7 @@ async def received_by(sock: socket.socket, count: int = 1) -> list[bytes]:
     return found
 
 
-def deaf_address() -> Any:
+def unused_address() -> Any:
     """An address without a listener: a port that was free a moment ago."""
     with raw_socket() as sock:
         return sock.getsockname()

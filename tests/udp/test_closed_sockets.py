@@ -6,7 +6,7 @@ import socket
 import sys
 
 import pytest
-from support import HOST, Stranger, is_closed_error, iterations, until
+from support import HOST, ForeignSocket, is_closed_error, iterations, until
 from udp.endpoints import Datagrams, endpoint, finish, raw_socket
 
 pytestmark = pytest.mark.skip_on(uvloop="it uses the number")
@@ -26,14 +26,14 @@ async def test_sending_after_the_socket_was_closed(loop, is_connected):
         sock = socket_of(transport)
         fd = sock.fileno()
         sock.close()
-        with Stranger(fd, socket.SOCK_DGRAM) as stranger:
+        with ForeignSocket(fd, socket.SOCK_DGRAM) as foreign:
             for count in (1, 2):
                 transport.sendto(b"lost", None if is_connected else address)
                 assert len(protocol.errors) == count
                 assert is_closed_error(protocol.errors[-1])
-            stranger.theirs.send(b"for the stranger")
+            foreign.theirs.send(b"for the foreign socket")
             await iterations(3)
-            assert stranger.ours.recv(100) == b"for the stranger"
+            assert foreign.ours.recv(100) == b"for the foreign socket"
             assert protocol.received == []
             await finish(protocol)
 
@@ -45,8 +45,8 @@ async def test_an_event_of_a_duplicate(loop):
     fd = sock.fileno()
     with sock.dup() as duplicate, raw_socket() as peer:
         sock.close()
-        with Stranger(fd, socket.SOCK_DGRAM) as stranger:
-            stranger.theirs.send(b"not for the protocol")
+        with ForeignSocket(fd, socket.SOCK_DGRAM) as foreign:
+            foreign.theirs.send(b"not for the protocol")
             peer.sendto(b"nobody reads this", address)
             await until(lambda: protocol.errors)
             await iterations(100)
@@ -55,7 +55,7 @@ async def test_an_event_of_a_duplicate(loop):
             assert protocol.received == []
             transport.pause_reading()
             transport.resume_reading()
-            assert stranger.ours.recv(100) == b"not for the protocol"
+            assert foreign.ours.recv(100) == b"not for the protocol"
             await finish(protocol)
         assert duplicate.recv(100) == b"nobody reads this"
 

@@ -40,7 +40,7 @@ async def test_isinstance(loop):
     await finish(protocol)
 
 
-@pytest.mark.xfail_on(uvloop="a PseudoSocket, and a default for the peer that there is not")
+@pytest.mark.xfail_on(uvloop="a PseudoSocket, and a default for the missing peer")
 async def test_extra_info(loop):
     transport, protocol, address = await endpoint(loop)
     sock = transport.get_extra_info("socket")
@@ -120,7 +120,7 @@ async def test_names_are_resolved(loop):
     await finish(server, client)
 
 
-@pytest.mark.xfail_on(uvloop="it connects the socket all the same")
+@pytest.mark.xfail_on(uvloop="it connects the socket anyway")
 async def test_broadcast_with_a_remote_address(loop):
     _, server, address = await endpoint(loop)
     transport, client, _ = await endpoint(loop, remote_addr=address, allow_broadcast=True)
@@ -198,7 +198,7 @@ async def test_a_socket_pair(loop):
         await finish(protocol)
 
 
-@pytest.mark.skip_on(uvloop="it takes what is SOCK_DGRAM only")
+@pytest.mark.skip_on(uvloop="it accepts only a type of exactly SOCK_DGRAM")
 @pytest.mark.skipif(sys.version_info < (3, 13), reason="SOCK_DGRAM only")
 async def test_a_socket_that_is_neither_stream_nor_datagram(loop):
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -217,7 +217,7 @@ async def test_stream_sockets_are_refused(loop):
         await loop.create_datagram_endpoint(Datagrams, sock=sock)
 
 
-@pytest.mark.xfail_on(uvloop="its list has an argument more")
+@pytest.mark.xfail_on(uvloop="its argument list is longer")
 async def test_arguments_that_a_socket_excludes(loop):
     with socket.socket(type=socket.SOCK_DGRAM) as sock:
         for given, shown in [
@@ -274,7 +274,7 @@ class Broken(LookupError):
     pass
 
 
-@pytest.mark.skip_on(uvloop="its transport is left half made", asyncio="the socket is left to the collector")
+@pytest.mark.skip_on(uvloop="its transport stays partly initialized", asyncio="the socket is left to the collector")
 async def test_a_factory_that_raises(loop):
     def factory():
         raise Broken
@@ -283,7 +283,7 @@ async def test_a_factory_that_raises(loop):
         await loop.create_datagram_endpoint(factory, local_addr=ANY)
 
 
-@pytest.mark.skip_on(uvloop="its transport is left half made")
+@pytest.mark.skip_on(uvloop="its transport stays partly initialized")
 async def test_cancelled_while_it_is_made(loop):
     made = []
 

@@ -241,7 +241,7 @@ async def test_set_protocol(loop):
     await iterations(2)
 
 
-@pytest.mark.skip_on(uvloop="a batch goes to the protocol that it began with")
+@pytest.mark.skip_on(uvloop="a batch goes to its first protocol")
 async def test_set_protocol_inside_a_batch(loop):
     second = Datagrams()
 

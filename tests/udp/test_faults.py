@@ -12,13 +12,13 @@ from support import HOST, iterations, run_script, until
 from udp.endpoints import (
     Datagrams,
     EchoDatagrams,
-    deaf_address,
     endpoint,
     finish,
     logged,
     opened,
     raw_socket,
     received_by,
+    unused_address,
 )
 
 
@@ -39,7 +39,7 @@ def failing(name, kind=Broken, base=Datagrams):
 
 async def test_continues_after_a_refusal(loop):
     """#338: a connected socket gets the ICMP error and continues to work."""
-    address = deaf_address()
+    address = unused_address()
     transport, protocol, own = await endpoint(loop, remote_addr=address)
     for count in (1, 2):
         transport.sendto(b"anyone?")
@@ -58,7 +58,7 @@ async def test_continues_after_a_refusal(loop):
 
 async def test_a_refusal_that_sendto_reports(loop):
     """The refusal of the first datagram arrives before the second one, which is lost."""
-    transport, protocol, _ = await endpoint(loop, remote_addr=deaf_address())
+    transport, protocol, _ = await endpoint(loop, remote_addr=unused_address())
     transport.sendto(b"one")
     transport.sendto(b"two")
     transport.sendto(b"three")
@@ -68,7 +68,7 @@ async def test_a_refusal_that_sendto_reports(loop):
 
 
 async def test_refusals_inside_a_batch(loop):
-    deaf = deaf_address()
+    deaf = unused_address()
     transport, protocol, address = await endpoint(loop, EchoDatagrams)
     with raw_socket(address=deaf) as peer:
         for number in range(5):
@@ -98,7 +98,7 @@ async def test_an_error_in_datagram_received_is_only_reported(loop, reported):
 
 @pytest.mark.skip_on(uvloop="it loses one of them")
 async def test_an_error_in_error_received_is_only_reported(loop, reported):
-    transport, protocol, _ = await endpoint(loop, failing("error_received"), remote_addr=deaf_address())
+    transport, protocol, _ = await endpoint(loop, failing("error_received"), remote_addr=unused_address())
     for count in (1, 2):
         transport.sendto(b"anyone?")
         await until(lambda: len(reported) == count)
@@ -108,7 +108,7 @@ async def test_an_error_in_error_received_is_only_reported(loop, reported):
     await finish(protocol)
 
 
-@pytest.mark.xfail_on(asyncio="the handle of its own method", uvloop="no message at all")
+@pytest.mark.xfail_on(asyncio="the handle of its own method", uvloop="no message")
 async def test_the_report_names_transport_and_protocol(loop, reported):
     transport, protocol, address = await endpoint(loop, failing("datagram_received"))
     transport.sendto(b"x", address)

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 from support import HOST, iterations, until
-from udp.endpoints import Datagrams, deaf_address, endpoint, finish, logged, raw_socket, received_by
+from udp.endpoints import Datagrams, endpoint, finish, logged, raw_socket, received_by, unused_address
 
 HEADER_LEN = 8 if sys.version_info >= (3, 13) else 0
 no_unix = pytest.mark.skip_on(uvloop="#196: no Unix datagrams")
@@ -46,7 +46,7 @@ async def test_no_address_at_all_ends_the_endpoint(loop, reported):
     reported.clear()
 
 
-@pytest.mark.skip_on(uvloop="it raises them, or closes without a word")
+@pytest.mark.skip_on(uvloop="it raises them, or closes without a report")
 @pytest.mark.parametrize(
     ("address", "kind"),
     [(5, TypeError), ((HOST,), TypeError), ((HOST, "9"), TypeError), ((HOST, 65536), OverflowError)],
@@ -141,7 +141,7 @@ async def test_nothing_is_delivered_after_close(loop):
     assert protocol.data == [b"0", b"1", b"2"]
 
 
-@pytest.mark.skip_on(uvloop="its transport is half gone then")
+@pytest.mark.skip_on(uvloop="its transport is partly closed then")
 async def test_closed_inside_connection_made(loop):
     class Closing(Datagrams):
         def connection_made(self, transport):
@@ -342,7 +342,7 @@ async def test_a_socket_that_is_full_and_has_no_peer(loop, tmp_path, monkeypatch
 
 async def test_a_refusal_does_not_stop_the_others(loop):
     """Datagrams to several peers, one of which does not exist."""
-    deaf = deaf_address()
+    deaf = unused_address()
     with raw_socket() as peer:
         transport, protocol, _ = await endpoint(loop)
         for number in range(10):

@@ -83,7 +83,7 @@ async def test_an_abstract_name_without_a_listener(loop, address_of):
         await loop.create_unix_connection(Recorder, address_of("abstract str"))
 
 
-@pytest.mark.xfail_on(uvloop="the system's text, and what is no path is passed on")
+@pytest.mark.xfail_on(uvloop="the system's message, and it passes on what is not a path")
 async def test_paths_that_cannot_be(loop, folder):
     with pytest.raises(OSError, match="too long"):
         await loop.create_unix_connection(Recorder, str(folder / ("x" * 120)))
