@@ -86,9 +86,11 @@ format: $(VENV)/.tools ## rewrite Rust and Python to the project's format
 bench: build loadgen ## compare with uvloop, all cases, and write the JSON (takes a while)
 	$(BIN)/python -m benchmarks.compare $(ARGS)
 
-tables: build ## write the README's table, docs/speed.md and docs/features.md from the committed JSON
+tables: build ## write all tables (README, docs, benchmarks/results) from the committed JSON
 	$(BIN)/python tests/project/speed_table.py
 	$(BIN)/python -m benchmarks.feature_table
+	$(BIN)/python -m benchmarks.tables benchmarks/results/comparison.json --write benchmarks/results/comparison.md
+	$(BIN)/python -m benchmarks.tables benchmarks/results/coros.json --write benchmarks/results/coros.md
 
 churn: build loadgen ## connections come and go under load; RSS and open fds must stay flat
 	$(BIN)/python -m benchmarks.churn $(ARGS)

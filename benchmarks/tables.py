@@ -238,9 +238,9 @@ def how(settings: dict[str, Any]) -> str:
         f"{settings['runs']} alternated runs, a fresh process each; loads of {settings['seconds']:g} s after "
         f"{settings['warm_up_s']:g} s of warm-up{', spinning' if settings['spin'] else ''}; server on core "
         f"{settings['server_core']}, load on core {settings['load_core']}. Each number is the median with half of the "
-        "range; ratios are taken run by run and stand with their range; below 1 grapeshot needs less. A row is ahead "
-        "or behind where four of five runs agree, and equal otherwise. The raw server is epoll without Python, for TLS "
-        "with the interpreter's OpenSSL."
+        "range. Ratios are calculated run by run and have their range in brackets; below 1 grapeshot needs less. A row "
+        "is ahead or behind if four of five runs agree, otherwise equal. The raw server is epoll without Python, for "
+        "TLS with the interpreter's OpenSSL."
     )
 
 

@@ -14,9 +14,9 @@ from benchmarks.coros.styles import available
 
 HOW = (
     "Five alternated runs, a fresh process each. CPU time per operation, the median with half of the range; ratios are "
-    "taken run by run and stand with their range; below 1 grapeshot needs less. greenlet runs behind a hub written in "
-    "Python (a deque of what is ready, a heap of timers), gevent unpatched; tasks are asyncio's, in grapeshot's loop, "
-    "and greenback runs in one of them."
+    "calculated run by run and have their range in brackets; below 1 grapeshot needs less. greenlet runs behind a hub "
+    "written in Python (a deque of what is ready, a heap of timers), gevent unpatched; tasks are asyncio's, in "
+    "grapeshot's loop, and greenback runs in one of them."
 )
 
 SUITE = Suite(
