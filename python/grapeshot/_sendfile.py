@@ -1,7 +1,7 @@
 """``sendfile`` and ``sock_sendfile``: by the system where it can, and by reading and writing where it cannot.
 
-The system call is repeated whenever the socket takes more, with a turn of the loop between two parts, so that a large
-file to a fast peer leaves room for others. In any case the file's position ends behind the last byte that was sent.
+The system call is repeated whenever the socket takes more. Between two parts the loop runs an iteration, so that a
+large file to a fast peer does not block others. In any case the file's position is after the last byte that was sent.
 """
 
 from __future__ import annotations

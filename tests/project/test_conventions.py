@@ -114,7 +114,10 @@ RETIRED = {
     r"\bfacade\b|_facade\b": "task_api",
     r"\b(crate|super|coro)::(making|waiting)\b|\bmod making\b": "spawn, sync",
     r"\bWindow::lend\b": "BufferView::with",
-    r"\bTopic\(|\bclass Topic\b": "LazyModule",
+    r"\bexclusively\(|[:`]exclusively": "with_loop_access",
+    r"\bone_at_a_time\b": "with_critical_section",
+    r"\b(a|the|one|two|few|each|every|next|same|last|this|whole) turns?\b|\bturn\.rs|\b(run_)?turns?\(": "iteration",
+    r"\b_topics\b|\bTopic\(|\bclass Topic\b": "LazyModule",
     r"\b_Later\b": "_LazyMethod",
     r"\b_StandIn\b": "_WrappedInterrupt",
 }

@@ -323,7 +323,7 @@ class Pool:
         while self._coros:
             if left := [co for co in self._coros if not co.done()]:
                 _wait_for_all(left)
-            else:  # they give their places back in this turn
+            else:  # they give their places back in this iteration
                 _core._coro_yield_slice()
 
     def __enter__(self) -> Pool:
