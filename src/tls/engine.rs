@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   feed(ciphertext) --> incoming BIO --> [ SSLObject ] --> read() / read_into()   plaintext
-//!   sealed() ciphertext <-- outgoing BIO <-- [        ] <-- write(plaintext)
+//!      ciphertext() <-- outgoing BIO <-- [           ] <-- write(plaintext)
 //! ```
 //!
 //! The object inside an exact `SSLObject` is called without the Python methods around it. An instance of a subclass
@@ -18,8 +18,8 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString};
 
+use super::buffer_view::BufferView;
 use super::ssl_module::{SslModule, ssl_module};
-use super::window;
 use crate::binding::names::Kept;
 use crate::binding::object_cell::ObjectCell;
 
@@ -39,8 +39,8 @@ pub(super) struct Engine {
     module: &'static SslModule,
     /// The `ssl.SSLObject`.
     object: ObjectCell,
-    /// The C object inside, if nothing lies between.
-    inner: ObjectCell,
+    /// The `_ssl._SSLSocket` inside, if nothing lies between.
+    ssl_socket: ObjectCell,
     incoming: ObjectCell,
     outgoing: ObjectCell,
 }
@@ -64,12 +64,12 @@ impl Engine {
         let engine = Self {
             module,
             object: ObjectCell::empty(),
-            inner: ObjectCell::empty(),
+            ssl_socket: ObjectCell::empty(),
             incoming: ObjectCell::empty(),
             outgoing: ObjectCell::empty(),
         };
         if object.get_type().as_ptr() == module.ssl_object_type.as_ptr() {
-            engine.inner.set(object.getattr(intern!(py, "_sslobj"))?);
+            engine.ssl_socket.set(object.getattr(intern!(py, "_sslobj"))?);
         }
         engine.object.set(object);
         engine.incoming.set(incoming);
@@ -79,7 +79,7 @@ impl Engine {
 
     /// True if the C object is called without methods of a class in between.
     pub(super) fn is_plain(&self) -> bool {
-        self.inner.is_set()
+        self.ssl_socket.is_set()
     }
 
     /// The `ssl.SSLObject`; None only after `drop_all`.
@@ -94,9 +94,9 @@ impl Engine {
     /// Puts ciphertext into the incoming BIO.
     #[inline]
     pub(super) fn feed(&self, py: Python<'_>, data: &[u8]) -> PyResult<()> {
-        // SAFETY: MemoryBIO.write reads the lent memory, which the slice keeps, and lets go of it.
+        // SAFETY: MemoryBIO.write reads the memory, which the slice keeps, and lets go of it.
         unsafe {
-            window::lend(py, data, |buffer| {
+            BufferView::with(py, data, |buffer| {
                 call(py, self.module.bio_write, self.incoming.as_ptr(), buffer).map(drop)
             })
         }
@@ -104,10 +104,10 @@ impl Engine {
 
     /// All ciphertext that waits in the outgoing BIO, None if there is none.
     #[inline]
-    pub(super) fn sealed<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        let sealed = call(py, self.module.bio_read, self.outgoing.as_ptr(), ptr::null_mut())?;
-        let sealed = sealed.cast_into::<PyBytes>()?;
-        Ok((!sealed.as_bytes().is_empty()).then_some(sealed))
+    pub(super) fn ciphertext<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let ciphertext = call(py, self.module.bio_read, self.outgoing.as_ptr(), ptr::null_mut())?;
+        let ciphertext = ciphertext.cast_into::<PyBytes>()?;
+        Ok((!ciphertext.as_bytes().is_empty()).then_some(ciphertext))
     }
 
     /// Bytes in the incoming BIO.
@@ -186,7 +186,7 @@ impl Engine {
         capacity: usize,
     ) -> PyResult<Read<usize>> {
         debug_assert!(capacity > 0);
-        if !self.inner.is_set() {
+        if !self.ssl_socket.is_set() {
             return Ok(match self.read(py, capacity)? {
                 Read::Data(data) => {
                     let data = data.as_bytes();
@@ -201,10 +201,10 @@ impl Engine {
         }
         // SAFETY: the caller vouches for the memory; read(0, buffer) fills the buffer and lets go of it.
         let count = unsafe {
-            window::lend_writable(py, memory, capacity, |buffer| {
+            BufferView::with_writable(py, memory, capacity, |buffer| {
                 let call = [
                     ptr::null_mut(),
-                    self.inner.as_ptr(),
+                    self.ssl_socket.as_ptr(),
                     self.module.zero.as_ptr(),
                     buffer,
                 ];
@@ -224,11 +224,11 @@ impl Engine {
     /// (renegotiation), after which the same bytes have to be offered again.
     #[inline]
     pub(super) fn write(&self, py: Python<'_>, data: &[u8]) -> PyResult<Option<usize>> {
-        let count = if self.inner.is_set() {
-            // SAFETY: _SSLSocket.write reads the lent memory, which the slice keeps, and lets go of it.
+        let count = if self.ssl_socket.is_set() {
+            // SAFETY: _SSLSocket.write reads the memory, which the slice keeps, and lets go of it.
             unsafe {
-                window::lend(py, data, |buffer| {
-                    let call = [ptr::null_mut(), self.inner.as_ptr(), buffer];
+                BufferView::with(py, data, |buffer| {
+                    let call = [ptr::null_mut(), self.ssl_socket.as_ptr(), buffer];
                     self.again(py, vectorcall(self.module.write, &call))
                 })?
             }
@@ -253,8 +253,8 @@ impl Engine {
         // SAFETY: attached; all objects are kept by the engine, the caller or for ever, and call[0] is the free place
         // that the offset flag allows.
         unsafe {
-            if self.inner.is_set() {
-                let call = [ptr::null_mut(), self.inner.as_ptr(), arg];
+            if self.ssl_socket.is_set() {
+                let call = [ptr::null_mut(), self.ssl_socket.as_ptr(), arg];
                 self.again(py, vectorcall(method, &call[..count]))
             } else {
                 let call = [ptr::null_mut(), self.object.as_ptr(), arg];
@@ -292,7 +292,7 @@ impl Engine {
     }
 
     pub(super) fn cells(&self) -> [&ObjectCell; 4] {
-        [&self.object, &self.inner, &self.incoming, &self.outgoing]
+        [&self.object, &self.ssl_socket, &self.incoming, &self.outgoing]
     }
 }
 

@@ -10,7 +10,7 @@
 //!                               [ Over ] <----------------------------------------------' or the time limit
 //! ```
 //! `connection_made` of the application comes when the handshake is complete, `connection_lost` once, after that of
-//! the transport below. Without `connection_made` there is no `connection_lost`.
+//! the inner transport. Without `connection_made` there is no `connection_lost`.
 
 use pyo3::exceptions::{PyConnectionAbortedError, PyConnectionResetError, PyOSError, PyTimeoutError};
 use pyo3::ffi;
@@ -18,8 +18,8 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-use super::lower::Tls;
-use super::{State, Told, flag, reading, shutdown, writing};
+use super::inner::Tls;
+use super::{Notified, State, flag, reading, shutdown, writing};
 use crate::binding::errors;
 use crate::binding::log;
 use crate::binding::names::names;
@@ -30,20 +30,20 @@ const OVERHEAD_LEN: usize = 17;
 
 // ---- handshake -----------------------------------------------------------------------------------------------
 
-/// `connection_made()` of the transport below: the handshake begins.
-pub(super) fn start(this: Tls<'_>, lower: &Bound<'_, PyAny>) -> PyResult<()> {
+/// `connection_made()` of the inner transport: the handshake begins.
+pub(super) fn start(this: Tls<'_>, inner: &Bound<'_, PyAny>) -> PyResult<()> {
     if this.state.get() != State::Initial {
         return Ok(());
     }
-    this.lower.set(lower);
+    this.inner.set(inner);
     if this.has(flag::CLOSED) {
         this.state.set(State::Over);
-        return this.lower.abort_with(this.py(), None);
+        return this.inner.abort_with(this.py(), None);
     }
     debug_log(this, "starts the TLS handshake")?;
     this.state.set(State::Handshake);
     set_timer(this, &this.handshake_timeout)?;
-    go_on_shaking(this)
+    continue_handshake(this)
 }
 
 pub(super) fn set_timer(this: Tls<'_>, timeout: &crate::binding::object_cell::ObjectCell) -> PyResult<()> {
@@ -82,18 +82,18 @@ pub(super) fn on_timeout(this: Tls<'_>) -> PyResult<()> {
         State::Flushing | State::Shutdown => {
             let error = PyTimeoutError::new_err("SSL shutdown timed out");
             this.state.set(State::Over);
-            this.lower.abort_with(py, Some(value_of(py, &error)))
+            this.inner.abort_with(py, Some(value_of(py, &error)))
         }
         State::Initial | State::Open | State::Over => Ok(()),
     }
 }
 
-fn go_on_shaking(this: Tls<'_>) -> PyResult<()> {
+fn continue_handshake(this: Tls<'_>) -> PyResult<()> {
     match this.engine.handshake(this.py()) {
         // A callback may have ended the connection.
         _ if this.state.get() != State::Handshake => Ok(()),
         Ok(true) => finish_handshake(this),
-        Ok(false) => match writing::send_sealed(this) {
+        Ok(false) => match writing::send_ciphertext(this) {
             Ok(()) => Ok(()),
             Err(error) => fail_handshake(this, error, "SSL handshake failed"),
         },
@@ -109,9 +109,9 @@ fn finish_handshake(this: Tls<'_>) -> PyResult<()> {
     }
     this.state.set(State::Open);
     debug_log(this, "TLS handshake is complete")?;
-    let is_upgrade = this.told.get() != Told::Nothing;
-    if this.told.get() == Told::Nothing {
-        this.told.set(Told::Made);
+    let is_upgrade = this.notified.get() != Notified::Nothing;
+    if this.notified.get() == Notified::Nothing {
+        this.notified.set(Notified::Made);
         let own = this.to_bound();
         let made = writing::corked(this, || this.calls.call(py, names().connection_made, &[&own]));
         if let Err(error) = made {
@@ -178,7 +178,7 @@ fn fail_handshake(this: Tls<'_>, error: PyErr, message: &str) -> PyResult<()> {
     } else {
         message
     };
-    if let Err(error) = writing::send_sealed(this)
+    if let Err(error) = writing::send_ciphertext(this)
         && errors::leaves_loop(py, &error)
     {
         return Err(error);
@@ -227,9 +227,9 @@ fn wake_waiter(this: Tls<'_>, outcome: Result<&Bound<'_, PyAny>, Bound<'_, PyAny
 /// Ciphertext has come outside of the open state, or the application reads again.
 pub(super) fn go_on(this: Tls<'_>) -> PyResult<()> {
     match this.state.get() {
-        State::Handshake => go_on_shaking(this),
+        State::Handshake => continue_handshake(this),
         State::Open => reading::read_app(this, &[]),
-        State::Flushing => shutdown::go_on_closing(this),
+        State::Flushing => shutdown::continue_shutdown(this),
         State::Shutdown => {
             if shutdown::discard(this)? {
                 return shutdown::shut_down(this);
@@ -240,10 +240,10 @@ pub(super) fn go_on(this: Tls<'_>) -> PyResult<()> {
     }
 }
 
-/// The transport below has reached the end of its stream: true if it is to stay open until the application has read.
+/// The inner transport has reached the end of its stream: true if it is to stay open until the application has read.
 /// An application that has paused reading hears of the end at once if there is nothing for it to read before.
-pub(super) fn lower_eof(this: Tls<'_>) -> PyResult<bool> {
-    this.raise_flag(flag::LOWER_EOF);
+pub(super) fn inner_eof(this: Tls<'_>) -> PyResult<bool> {
+    this.raise_flag(flag::INNER_EOF);
     debug_log(this, "received EOF")?;
     match this.state.get() {
         State::Handshake => {
@@ -252,10 +252,10 @@ pub(super) fn lower_eof(this: Tls<'_>) -> PyResult<bool> {
         }
         State::Open => {
             this.state.set(State::Flushing);
-            shutdown::go_on_closing(this)?;
+            shutdown::continue_shutdown(this)?;
             return Ok(this.state.get() == State::Flushing && shutdown::must_deliver_first(this));
         }
-        State::Flushing => shutdown::go_on_closing(this)?,
+        State::Flushing => shutdown::continue_shutdown(this)?,
         State::Shutdown => shutdown::shut_down(this)?,
         State::Initial | State::Over => {}
     }
@@ -270,7 +270,7 @@ pub(super) fn abort(this: Tls<'_>, exception: Option<Bound<'_, PyAny>>) -> PyRes
     if this.state.get() != State::Over && this.state.get() != State::Initial {
         this.state.set(State::Over);
     }
-    this.lower.abort_with(this.py(), exception)
+    this.inner.abort_with(this.py(), exception)
 }
 
 /// Ends the connection with `error` after a fault: reported, unless it is an OSError (`SSLError` is one), which is the
@@ -282,7 +282,7 @@ pub(super) fn fatal_error(this: Tls<'_>, error: PyErr, message: &str) -> PyResul
         return Err(error);
     }
     let exception = value_of(py, &error);
-    this.lower.abort_with(py, Some(exception.clone()))?;
+    this.inner.abort_with(py, Some(exception.clone()))?;
     if error.is_instance_of::<PyOSError>(py) {
         if this.reactor().is_debug() {
             let message = PyString::new(py, message).into_any();
@@ -305,15 +305,15 @@ pub(super) fn fatal_error(this: Tls<'_>, error: PyErr, message: &str) -> PyResul
     }
 }
 
-/// `connection_lost(exception)` of the transport below.
-pub(super) fn lower_lost(this: Tls<'_>, exception: &Bound<'_, PyAny>) -> PyResult<()> {
+/// `connection_lost(exception)` of the inner transport.
+pub(super) fn inner_lost(this: Tls<'_>, exception: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = this.py();
     this.raise_flag(flag::CLOSED);
     this.state.set(State::Over);
     this.lost_writes.set(this.lost_writes.get().saturating_add(1));
     this.backlog.clear();
     cancel_timer(this)?;
-    if this.lower.is_ours() {
+    if this.inner.is_ours() {
         // It has queued this call: no method of the application's is on the stack.
         return lose(this, exception);
     }
@@ -324,25 +324,25 @@ pub(super) fn lower_lost(this: Tls<'_>, exception: &Bound<'_, PyAny>) -> PyResul
 }
 
 unsafe fn lose_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: queued by `lower_lost` with a transport, whose reference the queue holds.
+    // SAFETY: queued by `inner_lost` with a transport, whose reference the queue holds.
     let this: Tls<'_> = unsafe { This::new(py, object) };
     let extra = extra_dict(this)?;
     let exception = extra
         .get_item(intern!(py, "_lost_with"))?
         .unwrap_or_else(|| py.None().into_bound(py));
     extra.del_item(intern!(py, "_lost_with"))?;
-    // Whoever has made the transport below may keep its protocol for ever.
-    drop(this.lower.take(py));
+    // Whoever has made the inner transport may keep its protocol for ever.
+    drop(this.inner.take(py));
     lose(this, &exception)
 }
 
 /// Tells the application and whoever waits, and lets go of both.
 fn lose(this: Tls<'_>, exception: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = this.py();
-    let was_made = matches!(this.told.get(), Told::Made | Told::Eof);
+    let was_made = matches!(this.notified.get(), Notified::Made | Notified::Eof);
     let protocol = this.calls.get(py);
     let result = if was_made {
-        this.told.set(Told::Lost);
+        this.notified.set(Notified::Lost);
         this.calls
             .call(py, names().connection_lost, &[exception])
             .map(drop)

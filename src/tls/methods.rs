@@ -5,7 +5,7 @@ use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use super::lower::Tls;
+use super::inner::Tls;
 use super::{State, TlsObject, flag, lifecycle, make_type, protocol_methods, reading, shutdown, writing};
 use crate::binding::attributes::{dict_row, offset_members, shown};
 use crate::binding::native_type::{Args, bool_object, leak_table, method, none, represent, slot};
@@ -55,7 +55,7 @@ fn force_close<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 fn is_closing<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
-    let is_closing = this.has(flag::CLOSED) || this.lower.is_closing(py)?;
+    let is_closing = this.has(flag::CLOSED) || this.inner.is_closing(py)?;
     Ok(bool_object(py, is_closing))
 }
 
@@ -129,7 +129,7 @@ fn set_read_buffer_limits<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'p
     }
     this.read_limits.set((high as usize, low as usize));
     this.raise_flag(flag::READ_LIMITED);
-    reading::control_lower(this)?;
+    reading::control_inner(this)?;
     Ok(none(this.py()))
 }
 
@@ -166,26 +166,26 @@ fn get_extra_info<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
     if let Some(known) = lifecycle::extra_dict(this)?.get_item(&name)? {
         return Ok(known);
     }
-    match this.lower.get(py) {
-        Some(lower) => lower.call_method1(intern!(py, "get_extra_info"), (name, default)),
+    match this.inner.get(py) {
+        Some(inner) => inner.call_method1(intern!(py, "get_extra_info"), (name, default)),
         None => Ok(default),
     }
 }
 
 // ---- attributes that programs written for asyncio's own TLS transport look at -----------------------------------
 
-/// `_ssl_protocol` and `_app_transport`: the protocol of the transport below and the application's transport, which
+/// `_ssl_protocol` and `_app_transport`: the protocol of the inner transport and the application's transport, which
 /// are both this one.
 fn ssl_protocol(this: Tls<'_>) -> Object<'_> {
     Ok(this.to_bound())
 }
 
-/// `_transport`: the transport below, None before and after the connection.
-fn lower_transport(this: Tls<'_>) -> Object<'_> {
+/// `_transport`: the inner transport, None before and after the connection.
+fn inner_transport(this: Tls<'_>) -> Object<'_> {
     let py = this.py();
     let is_there = !matches!(this.state.get(), State::Initial) && this.calls.get(py).is_some();
     Ok(this
-        .lower
+        .inner
         .get(py)
         .filter(|_| is_there)
         .unwrap_or_else(|| none(py)))
@@ -236,8 +236,8 @@ pub(super) fn describe(this: Tls<'_>) -> String {
         State::Flushing | State::Shutdown => "closing",
         State::Over => "closed",
     };
-    let below = match this.lower.get(this.py()) {
-        Some(lower) => lower
+    let below = match this.inner.get(this.py()) {
+        Some(inner) => inner
             .repr()
             .map_or_else(|_| String::from("?"), |text| text.to_string_lossy().into_owned()),
         None => String::from("nothing"),
@@ -371,7 +371,7 @@ fn rows() -> Vec<ffi::PyMethodDef> {
             TlsObject,
             get_extra_info,
             "get_extra_info(name, default=None)",
-            "Facts about TLS, else those of the transport below."
+            "Facts about TLS, else those of the inner transport."
         ),
     ]
 }
@@ -381,8 +381,8 @@ fn getters() -> Vec<ffi::PyGetSetDef> {
     vec![
         shown!(TlsObject, c"_loop", get_loop, c"The loop."),
         shown!(TlsObject, c"_closed", is_closed, c"True after close() or abort()."),
-        shown!(TlsObject, c"_ssl_protocol", ssl_protocol, c"The protocol of the transport below."),
-        shown!(TlsObject, c"_transport", lower_transport, c"The transport below."),
+        shown!(TlsObject, c"_ssl_protocol", ssl_protocol, c"The protocol of the inner transport."),
+        shown!(TlsObject, c"_transport", inner_transport, c"The inner transport."),
         shown!(TlsObject, c"_app_transport", ssl_protocol, c"The transport of the application."),
         shown!(TlsObject, c"_app_protocol", app_protocol, c"The protocol of the application."),
         shown!(TlsObject, c"_sslcontext", ssl_context, c"The ssl.SSLContext."),

@@ -1,32 +1,32 @@
 //! `SSLTransport`: TLS above any stream transport, with the user's own `ssl.SSLContext`.
 //!
-//! - `engine`: the `SSLObject` and its BIOs; `window`: native memory for C functions
+//! - `engine`: the `SSLObject` and its BIOs; `buffer_view`: native memory for C functions
 //! - `lifecycle`: handshake, and everything that ends a connection; `shutdown`: its orderly end
-//! - `reading`, `writing`: the two directions; `lower`: the transport below
+//! - `reading`, `writing`: the two directions; `inner`: the inner transport
 //! - `methods`, `protocol_methods`: what Python sees
 //!
-//! One object is the application's transport and the protocol of the transport below at once:
+//! One object is the application's transport and the protocol of the inner transport at once:
 //!
 //! ```text
 //!   application protocol          data_received   ^    | write
 //!                                                 |    v
-//!   SSLTransport     reading <-- engine <-- received   writing --> engine --> sealed
+//!   SSLTransport     reading <-- engine <-- received   writing --> engine --> ciphertext
 //!                                                 ^    |
-//!   transport below (StreamTransport, ...)        |    v write
+//!   inner transport (StreamTransport, ...)        |    v write
 //! ```
 //!
 //! It belongs to the loop's thread. All fields are cells: a call into Python may re-enter every method. It must not
 //! know descriptors: whatever has the methods of `asyncio.Transport` can be below it, another `SSLTransport` too.
 
+mod buffer_view;
 mod engine;
+mod inner;
 mod lifecycle;
-mod lower;
 mod methods;
 mod protocol_methods;
 mod reading;
 mod shutdown;
 mod ssl_module;
-mod window;
 mod writing;
 
 use std::cell::Cell;
@@ -52,19 +52,19 @@ use crate::event_loop::reactor::Reactor;
 use crate::transports::outgoing::Outgoing;
 use crate::transports::protocol::{self, ProtocolCalls};
 use engine::Engine;
-use lower::{Lower, Tls};
+use inner::{Inner, Tls};
 
 mod flag {
     /// The application has called `close()` or `abort()`, or the connection is gone.
     pub(super) const CLOSED: u16 = 1;
     /// `pause_reading()` of the application is in force.
     pub(super) const APP_PAUSED: u16 = 1 << 1;
-    /// We have paused the transport below: too much ciphertext is waiting.
-    pub(super) const LOWER_PAUSED: u16 = 1 << 2;
-    /// The transport below has called `pause_writing()`.
-    pub(super) const LOWER_FULL: u16 = 1 << 3;
-    /// The transport below has reached the end of its stream.
-    pub(super) const LOWER_EOF: u16 = 1 << 4;
+    /// We have paused the inner transport: too much ciphertext is waiting.
+    pub(super) const INNER_PAUSED: u16 = 1 << 2;
+    /// The inner transport has called `pause_writing()`.
+    pub(super) const INNER_FULL: u16 = 1 << 3;
+    /// The inner transport has reached the end of its stream.
+    pub(super) const INNER_EOF: u16 = 1 << 4;
     /// The application's own callback runs: writes are encrypted when it has returned.
     pub(super) const CORKED: u16 = 1 << 5;
     /// The backlog is being encrypted: a write from inside goes behind it.
@@ -85,7 +85,7 @@ mod flag {
 /// Where the TLS connection is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// Not connected to a transport below yet.
+    /// Not connected to an inner transport yet.
     Initial,
     Handshake,
     /// Data goes both ways.
@@ -94,13 +94,13 @@ enum State {
     Flushing,
     /// `close_notify` is sent, the peer's is awaited.
     Shutdown,
-    /// Nothing goes any more; the transport below is closing or closed.
+    /// Nothing goes any more; the inner transport is closing or closed.
     Over,
 }
 
-/// What the application's protocol has been told.
+/// What the application's protocol was told last.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Told {
+enum Notified {
     Nothing,
     Made,
     Eof,
@@ -132,11 +132,11 @@ struct TlsBody {
     /// Plaintext that was decrypted at the end of the stream, while the application has paused reading: `bytes`.
     undelivered: ObjectCell,
     engine: Engine,
-    lower: Lower,
+    inner: Inner,
     calls: ProtocolCalls,
     /// Plaintext that is not encrypted yet, and its watermarks.
     backlog: Outgoing,
-    /// Ciphertext in the incoming BIO above which the transport below is paused, and down to which it stays so.
+    /// Ciphertext in the incoming BIO above which the inner transport is paused, and down to which it stays so.
     read_limits: Cell<(usize, usize)>,
     framing: Cell<Framing>,
     /// Whole records in the incoming BIO that were not read yet (at most: those of a handshake may be read already),
@@ -148,7 +148,7 @@ struct TlsBody {
     /// Ciphertext that has come after our `close_notify`.
     discarded_len: Cell<usize>,
     state: Cell<State>,
-    told: Cell<Told>,
+    notified: Cell<Notified>,
     flags: Cell<u16>,
     /// Writes after the end, for the warning about them.
     lost_writes: Cell<u8>,
@@ -246,7 +246,7 @@ impl NativeType for TlsObject {
         }
         // SAFETY: as above. The backlog holds only bytes, which cannot be part of a cycle.
         unsafe {
-            match self.lower.traverse(visit, arg) {
+            match self.inner.traverse(visit, arg) {
                 0 => self.calls.traverse(visit, arg),
                 result => result,
             }
@@ -260,7 +260,7 @@ impl NativeType for TlsObject {
         this.dict.clear(py);
         if this.is_body_live.get() {
             this.calls.drop_all(py);
-            drop(this.lower.take(py));
+            drop(this.inner.take(py));
             drop(this.waiter.take(py));
             drop(this.timer.take(py));
         }
@@ -338,7 +338,7 @@ unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
 fn drop_fields(py: Python<'_>, body: &TlsBody) {
     body.calls.drop_all(py);
     body.engine.drop_all(py);
-    drop(body.lower.take(py));
+    drop(body.inner.take(py));
     for cell in body.object_cells() {
         drop(cell.take(py));
     }
@@ -375,7 +375,7 @@ fn make_type(module: &Bound<'_, PyModule>, slots: &[ffi::PyType_Slot]) -> PyResu
 
 /// Adds the type to the module, and the method that makes it to `grapeshot._core.Loop`.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    window::register(module)?;
+    buffer_view::register(module)?;
     methods::register(module)?;
     extend_type(&module.getattr("Loop")?, protocol_methods::loop_methods())
 }

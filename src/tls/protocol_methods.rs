@@ -1,4 +1,4 @@
-//! What the transport below sees of a TLS transport: the methods of an `asyncio.Protocol`; and `Loop._tls`, which makes
+//! What the inner transport sees of a TLS transport: the methods of an `asyncio.Protocol`; and `Loop._tls`, which makes
 //! the object.
 
 use std::cell::Cell;
@@ -13,9 +13,9 @@ use pyo3::intern;
 use pyo3::prelude::*;
 
 use super::engine::Engine;
-use super::lower::{self, Lower, Tls};
+use super::inner::{self, Inner, Tls};
 use super::methods::READ_HIGH;
-use super::{State, TLS_TYPE, TlsBody, TlsObject, Told, drop_fields, flag, lifecycle, reading, writing};
+use super::{Notified, State, TLS_TYPE, TlsBody, TlsObject, drop_fields, flag, lifecycle, reading, writing};
 use crate::binding::native_type::{Args, This, bool_object, method, none};
 use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
@@ -29,15 +29,15 @@ type Object<'py> = PyResult<Bound<'py, PyAny>>;
 const WRITE_HIGH: usize = 512 * 1024;
 
 fn connection_made<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    if let Some(lower) = args.get(0) {
-        lifecycle::start(this, &lower)?;
+    if let Some(inner) = args.get(0) {
+        lifecycle::start(this, &inner)?;
     }
     Ok(none(this.py()))
 }
 
 fn connection_lost<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
     if let Some(exception) = args.get(0) {
-        lifecycle::lower_lost(this, &exception)?;
+        lifecycle::inner_lost(this, &exception)?;
     }
     Ok(none(this.py()))
 }
@@ -51,17 +51,17 @@ fn data_received<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 fn eof_received<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
-    let stays = lifecycle::lower_eof(this)?;
+    let stays = lifecycle::inner_eof(this)?;
     Ok(bool_object(this.py(), stays))
 }
 
 fn pause_writing<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
-    this.raise_flag(flag::LOWER_FULL);
+    this.raise_flag(flag::INNER_FULL);
     Ok(none(this.py()))
 }
 
 fn resume_writing<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
-    writing::lower_drained(this)?;
+    writing::inner_drained(this)?;
     Ok(none(this.py()))
 }
 
@@ -86,13 +86,13 @@ pub(super) fn rows() -> Vec<ffi::PyMethodDef> {
             TlsObject,
             connection_made,
             "connection_made(transport)",
-            "The transport below is there: start the handshake."
+            "The inner transport is there: start the handshake."
         ),
         method!(
             TlsObject,
             connection_lost,
             "connection_lost(exc)",
-            "The transport below is gone."
+            "The inner transport is gone."
         ),
         method!(
             TlsObject,
@@ -104,19 +104,19 @@ pub(super) fn rows() -> Vec<ffi::PyMethodDef> {
             TlsObject,
             eof_received,
             "eof_received()",
-            "The transport below has reached its end."
+            "The inner transport has reached its end."
         ),
         method!(
             TlsObject,
             pause_writing,
             "pause_writing()",
-            "The transport below is full."
+            "The inner transport is full."
         ),
         method!(
             TlsObject,
             resume_writing,
             "resume_writing()",
-            "The transport below takes data again."
+            "The inner transport takes data again."
         ),
         method!(
             TlsObject,
@@ -169,7 +169,7 @@ fn make<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
         given(server_hostname).as_ref(),
     )?;
     let context = match given(below) {
-        Some(below) => lower::copied_context(&below)?,
+        Some(below) => inner::copied_context(&below)?,
         None => None,
     };
     let calls = match context {
@@ -184,7 +184,7 @@ fn make<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
         body.waiter.set(waiter);
     }
     if !is_true(call_made, true)? {
-        body.told.set(Told::Made);
+        body.notified.set(Notified::Made);
     }
     if is_true(accepted, false)? {
         body.raise_flag(flag::ACCEPTED);
@@ -204,7 +204,7 @@ fn new_body(engine: Engine, calls: ProtocolCalls) -> TlsBody {
         shutdown_timeout: ObjectCell::empty(),
         undelivered: ObjectCell::empty(),
         engine,
-        lower: Lower::none(),
+        inner: Inner::none(),
         calls,
         backlog: Outgoing::with_watermarks(Watermarks::with_default(WRITE_HIGH)),
         read_limits: Cell::new((READ_HIGH, READ_HIGH / 4)),
@@ -214,7 +214,7 @@ fn new_body(engine: Engine, calls: ProtocolCalls) -> TlsBody {
         overhead_len: Cell::new(0),
         discarded_len: Cell::new(0),
         state: Cell::new(State::Initial),
-        told: Cell::new(Told::Nothing),
+        notified: Cell::new(Notified::Nothing),
         flags: Cell::new(0),
         lost_writes: Cell::new(0),
     }
@@ -244,6 +244,6 @@ pub(super) fn loop_methods() -> Vec<ffi::PyMethodDef> {
         LoopObject,
         make,
         "_tls(protocol, sslcontext, waiter, server_side, server_hostname, handshake_timeout, shutdown_timeout, call_connection_made=True, accepted=False, below=None)",
-        "A TLS transport, to be the protocol of the transport below it."
+        "A TLS transport, to be the protocol of its inner transport."
     )]
 }

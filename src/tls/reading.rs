@@ -1,4 +1,4 @@
-//! The read side: ciphertext from the transport below is decrypted and delivered at once.
+//! The read side: ciphertext from the inner transport is decrypted and delivered at once.
 //!
 //! Everything that one call brings is delivered in one `data_received`, or straight into the buffers of a
 //! BufferedProtocol. `SSL_read` is called as often as whole records have come (`queue/records`).
@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::engine::Read;
-use super::lower::Tls;
+use super::inner::Tls;
 use super::{State, flag, lifecycle, shutdown, writing};
 use crate::binding::errors;
 use crate::binding::native_type::This;
@@ -59,7 +59,7 @@ pub(super) fn read_app(this: Tls<'_>, data: &[u8]) -> PyResult<()> {
         Err(error) => return lifecycle::fatal_error(this, error, "Fatal error on SSL protocol"),
     };
     writing::flush(this)?;
-    control_lower(this)?;
+    control_inner(this)?;
     if is_closed {
         shutdown::call_eof_received(this)?;
         return shutdown::start_shutdown(this);
@@ -296,22 +296,22 @@ pub(super) fn discard(this: Tls<'_>) -> PyResult<bool> {
     this.engine.discard(this.py())
 }
 
-/// Pauses the transport below while too much ciphertext waits, and lets it go on when little does.
+/// Pauses the inner transport while too much ciphertext waits, and lets it go on when little does.
 #[inline]
-pub(super) fn control_lower(this: Tls<'_>) -> PyResult<()> {
-    if !this.has(flag::APP_PAUSED | flag::LOWER_PAUSED | flag::READ_LIMITED) {
+pub(super) fn control_inner(this: Tls<'_>) -> PyResult<()> {
+    if !this.has(flag::APP_PAUSED | flag::INNER_PAUSED | flag::READ_LIMITED) {
         // Only a record that is not whole can be waiting.
         return Ok(());
     }
     let py = this.py();
     let (high, low) = this.read_limits.get();
     let unread_len = this.engine.unread_len(py)?;
-    let done = if unread_len >= high && !this.has(flag::LOWER_PAUSED) {
-        this.raise_flag(flag::LOWER_PAUSED);
-        this.lower.pause_reading(py)
-    } else if unread_len <= low && this.has(flag::LOWER_PAUSED) {
-        this.lower_flag(flag::LOWER_PAUSED);
-        this.lower.resume_reading(py)
+    let done = if unread_len >= high && !this.has(flag::INNER_PAUSED) {
+        this.raise_flag(flag::INNER_PAUSED);
+        this.inner.pause_reading(py)
+    } else if unread_len <= low && this.has(flag::INNER_PAUSED) {
+        this.lower_flag(flag::INNER_PAUSED);
+        this.inner.resume_reading(py)
     } else {
         Ok(())
     };

@@ -6,9 +6,9 @@
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use super::inner::Tls;
 use super::lifecycle::{abort, cancel_timer, fatal_error, set_timer, value_of};
-use super::lower::Tls;
-use super::{State, Told, flag, reading, writing};
+use super::{Notified, State, flag, reading, writing};
 use crate::binding::log;
 use crate::binding::names::names;
 use crate::binding::native_type::This;
@@ -20,7 +20,7 @@ pub(super) fn close(this: Tls<'_>) -> PyResult<()> {
         return Ok(());
     }
     this.raise_flag(flag::CLOSED);
-    if this.state.get() == State::Flushing && this.has(flag::LOWER_EOF) {
+    if this.state.get() == State::Flushing && this.has(flag::INNER_EOF) {
         // The stream has ended and only what the application did not want to read yet is left.
         this.state.set(State::Shutdown);
         return shut_down(this);
@@ -36,7 +36,7 @@ pub(super) fn start_shutdown(this: Tls<'_>) -> PyResult<()> {
             this.raise_flag(flag::CLOSED);
             this.state.set(State::Flushing);
             set_timer(this, &this.shutdown_timeout)?;
-            go_on_closing(this)
+            continue_shutdown(this)
         }
         State::Flushing | State::Shutdown | State::Over => Ok(()),
     }
@@ -44,7 +44,7 @@ pub(super) fn start_shutdown(this: Tls<'_>) -> PyResult<()> {
 
 /// Encrypts what was written, and then says goodbye. What has come already is delivered before, unless it was the
 /// application that has closed.
-pub(super) fn go_on_closing(this: Tls<'_>) -> PyResult<()> {
+pub(super) fn continue_shutdown(this: Tls<'_>) -> PyResult<()> {
     if this.has(flag::ENCRYPTING) {
         // A callback of the context has closed, in the middle of a write.
         this.raise_flag(flag::CLOSE_HELD);
@@ -72,8 +72,8 @@ pub(super) fn go_on_closing(this: Tls<'_>) -> PyResult<()> {
     if this.state.get() != State::Flushing || must_deliver_first(this) {
         return Ok(());
     }
-    if !this.backlog.is_empty() && !this.has(flag::LOWER_EOF) {
-        // The transport below is full, or the peer renegotiates: either brings us back here, or the time limit ends it.
+    if !this.backlog.is_empty() && !this.has(flag::INNER_EOF) {
+        // The inner transport is full, or the peer renegotiates: either brings us back here, or the time limit ends it.
         return Ok(());
     }
     this.state.set(State::Shutdown);
@@ -92,7 +92,7 @@ pub(super) fn discard(this: Tls<'_>) -> PyResult<bool> {
             if is_closed {
                 call_eof_received(this)?;
             }
-            reading::control_lower(this)?;
+            reading::control_inner(this)?;
             Ok(true)
         }
         Err(error) => {
@@ -105,7 +105,7 @@ pub(super) fn discard(this: Tls<'_>) -> PyResult<bool> {
 
 pub(super) fn shut_down(this: Tls<'_>) -> PyResult<()> {
     let py = this.py();
-    let is_done = if this.has(flag::LOWER_EOF) {
+    let is_done = if this.has(flag::INNER_EOF) {
         Ok(true)
     } else {
         this.engine.shutdown(py)
@@ -113,14 +113,14 @@ pub(super) fn shut_down(this: Tls<'_>) -> PyResult<()> {
     if this.state.get() != State::Shutdown {
         return Ok(());
     }
-    let sent = writing::send_sealed(this);
+    let sent = writing::send_ciphertext(this);
     match is_done.and_then(|is_done| sent.map(|()| is_done)) {
         Ok(false) => Ok(()),
         Ok(true) => {
             call_eof_received(this)?;
             cancel_timer(this)?;
             // Later, as in asyncio: it may call connection_lost at once, and the application is on the stack.
-            this.reactor().defer(this.to_bound(), close_lower);
+            this.reactor().defer(this.to_bound(), close_inner);
             Ok(())
         }
         Err(error) => {
@@ -130,10 +130,10 @@ pub(super) fn shut_down(this: Tls<'_>) -> PyResult<()> {
     }
 }
 
-unsafe fn close_lower(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+unsafe fn close_inner(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: queued by `shut_down` with a transport, whose reference the queue holds.
     let this: Tls<'_> = unsafe { This::new(py, object) };
-    match this.lower.close(py) {
+    match this.inner.close(py) {
         Err(error) => fatal_error(this, error, "Fatal error on transport"),
         Ok(()) => Ok(()),
     }
@@ -142,10 +142,10 @@ unsafe fn close_lower(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()
 /// `eof_received()` of the application, once. What it answers makes no difference: TLS has no half-closed state here.
 pub(super) fn call_eof_received(this: Tls<'_>) -> PyResult<()> {
     let py = this.py();
-    if this.told.get() != Told::Made {
+    if this.notified.get() != Notified::Made {
         return Ok(());
     }
-    this.told.set(Told::Eof);
+    this.notified.set(Notified::Eof);
     let answer = writing::corked(this, || {
         this.calls.call(py, names().eof_received, &[])?.is_truthy()
     });
@@ -157,7 +157,7 @@ pub(super) fn call_eof_received(this: Tls<'_>) -> PyResult<()> {
         Ok(_) => Ok(()),
         // Not reported, as in asyncio: somebody ends the connection on purpose.
         Err(error) if error.is_instance(py, &names().cancelled_error.bind(py)) => {
-            this.lower.abort_with(py, Some(value_of(py, &error)))
+            this.inner.abort_with(py, Some(value_of(py, &error)))
         }
         Err(error) => fatal_error(this, error, "Error calling eof_received()"),
     }

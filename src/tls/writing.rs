@@ -1,4 +1,4 @@
-//! The write side: plaintext is encrypted and handed to the transport below.
+//! The write side: plaintext is encrypted and handed to the inner transport.
 //!
 //! Outside a callback `write` encrypts at once. Inside the application's own callback writes are collected and
 //! encrypted when it returns: small ones share a record, and everything leaves in one write below. While the transport
@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 
 use pyo3::prelude::*;
 
-use super::lower::Tls;
+use super::inner::Tls;
 use super::{State, flag, lifecycle, shutdown};
 use crate::binding::log;
 use crate::transports::flow;
@@ -47,7 +47,7 @@ pub(super) fn write(this: Tls<'_>, data: &Bound<'_, PyAny>) -> PyResult<()> {
         return Ok(());
     }
     let must_wait = this.state.get() != State::Open
-        || this.has(flag::CORKED | flag::LOWER_FULL | flag::ENCRYPTING)
+        || this.has(flag::CORKED | flag::INNER_FULL | flag::ENCRYPTING)
         || !this.backlog.is_empty();
     if must_wait {
         this.backlog.push(&source)?;
@@ -109,15 +109,15 @@ fn after_push(this: Tls<'_>) -> PyResult<()> {
     flush(this)
 }
 
-/// Encrypts data that nothing waits before and hands it down: how much, less than all if the transport below became
+/// Encrypts data that nothing waits before and hands it down: how much, less than all if the inner transport became
 /// full, a callback has closed, or the peer must speak first. To be called with ENCRYPTING up.
 fn encrypt_now(this: Tls<'_>, data: &[u8]) -> PyResult<usize> {
     let py = this.py();
     let mut sent = 0;
-    while sent < data.len() && this.state.get() == State::Open && !this.has(flag::LOWER_FULL) {
+    while sent < data.len() && this.state.get() == State::Open && !this.has(flag::INNER_FULL) {
         let step = &data[sent..data.len().min(sent + STEP_LEN)];
         let written = this.engine.write(py, step)?;
-        send_sealed(this)?;
+        send_ciphertext(this)?;
         match written {
             Some(count) => sent += count,
             None => break,
@@ -126,23 +126,23 @@ fn encrypt_now(this: Tls<'_>, data: &[u8]) -> PyResult<usize> {
     Ok(sent)
 }
 
-/// Hands the ciphertext that waits to the transport below.
+/// Hands the ciphertext that waits to the inner transport.
 #[inline]
-pub(super) fn send_sealed(this: Tls<'_>) -> PyResult<()> {
-    match this.engine.sealed(this.py())? {
-        Some(sealed) => this.lower.write(&sealed),
+pub(super) fn send_ciphertext(this: Tls<'_>) -> PyResult<()> {
+    match this.engine.ciphertext(this.py())? {
+        Some(ciphertext) => this.inner.write(&ciphertext),
         None => Ok(()),
     }
 }
 
-/// Encrypts the backlog as far as the transport below takes it, sends what the engine has to say, and tells the
+/// Encrypts the backlog as far as the inner transport takes it, sends what the engine has to say, and tells the
 /// application to pause or to go on. A fault ends the connection; Err is only for what must leave the loop.
 #[inline]
 pub(super) fn flush(this: Tls<'_>) -> PyResult<()> {
     if this.has(flag::ENCRYPTING) {
         return Ok(());
     }
-    if let Err(error) = encrypt_backlog(this).and_then(|()| send_sealed(this)) {
+    if let Err(error) = encrypt_backlog(this).and_then(|()| send_ciphertext(this)) {
         return lifecycle::fatal_error(this, error, "Fatal error on SSL protocol");
     }
     control_app(this)?;
@@ -156,14 +156,14 @@ fn close_if_held(this: Tls<'_>) -> PyResult<()> {
         return Ok(());
     }
     this.lower_flag(flag::CLOSE_HELD);
-    shutdown::go_on_closing(this)
+    shutdown::continue_shutdown(this)
 }
 
 fn encrypt_backlog(this: Tls<'_>) -> PyResult<()> {
     let py = this.py();
     let mut unsent_len = 0;
     while matches!(this.state.get(), State::Open | State::Flushing)
-        && !this.has(flag::LOWER_FULL)
+        && !this.has(flag::INNER_FULL)
         && !this.backlog.is_empty()
     {
         this.raise_flag(flag::ENCRYPTING);
@@ -177,8 +177,8 @@ fn encrypt_backlog(this: Tls<'_>) -> PyResult<()> {
         unsent_len += count;
         if unsent_len >= STEP_LEN {
             unsent_len = 0;
-            if let Some(sealed) = this.engine.sealed(py)? {
-                this.lower.write(&sealed)?;
+            if let Some(ciphertext) = this.engine.ciphertext(py)? {
+                this.inner.write(&ciphertext)?;
             }
         }
     }
@@ -251,13 +251,13 @@ pub(super) fn control_app(this: Tls<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// `resume_writing()` of the transport below.
-pub(super) fn lower_drained(this: Tls<'_>) -> PyResult<()> {
-    this.lower_flag(flag::LOWER_FULL);
+/// `resume_writing()` of the inner transport.
+pub(super) fn inner_drained(this: Tls<'_>) -> PyResult<()> {
+    this.lower_flag(flag::INNER_FULL);
     flush(this)?;
     if this.state.get() == State::Flushing {
-        // It was closed while the transport below was full.
-        return shutdown::go_on_closing(this);
+        // It was closed while the inner transport was full.
+        return shutdown::continue_shutdown(this);
     }
     Ok(())
 }

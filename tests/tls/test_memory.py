@@ -204,10 +204,10 @@ def test_memory_that_is_lent_to_openssl_cannot_be_taken(files, kind):
             global calls
             calls += 1
             objects = gc.get_objects()
-            tracked.extend(thing for thing in objects if type(thing).__name__ == "_Window")
+            tracked.extend(thing for thing in objects if type(thing).__name__ == "_BufferView")
             for thing in objects:
                 if type(thing) is tuple:
-                    kept.extend(item for item in thing if type(item).__name__ == "_Window")
+                    kept.extend(item for item in thing if type(item).__name__ == "_BufferView")
             try_all()
 
         def try_all():

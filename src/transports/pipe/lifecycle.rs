@@ -18,7 +18,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-use super::{Direction, Pipe, PipeBody, new_body};
+use super::{Pipe, PipeBody, PipeEnd, new_body};
 use crate::binding::names::names;
 use crate::binding::native_type::This;
 use crate::binding::{errors, log};
@@ -28,7 +28,7 @@ use crate::transports::object;
 
 /// Makes the transport of `pipe`, which it takes over, and queues its start: `connection_made`, then `waiter`. An
 /// error leaves the pipe to the caller; ValueError for what is neither a FIFO, nor a socket, nor a character device.
-pub(super) fn open<'py, D: Direction>(
+pub(super) fn open<'py, E: PipeEnd>(
     event_loop: &Bound<'py, PyAny>,
     pipe: &Bound<'py, PyAny>,
     protocol: &Bound<'py, PyAny>,
@@ -41,7 +41,7 @@ pub(super) fn open<'py, D: Direction>(
         .extract()?;
     let kind = pipe::file_kind(fd).map_err(|error| errors::os_error(&error))?;
     if kind == FileKind::Other {
-        return Err(PyValueError::new_err(D::REFUSAL));
+        return Err(PyValueError::new_err(E::REFUSAL));
     }
     pipe::set_nonblocking(fd).map_err(|error| errors::os_error(&error))?;
     // A terminal may be read and written through one descriptor, of which the poller takes only one at a time.
@@ -54,9 +54,9 @@ pub(super) fn open<'py, D: Direction>(
     } else {
         None
     };
-    let body = new_body::<D>(pipe, fd, kind, duplicate, protocol)?;
-    let transport = object::make(D::kind(), event_loop, body)?;
-    let this = pipe_of::<D>(&transport);
+    let body = new_body::<E>(pipe, fd, kind, duplicate, protocol)?;
+    let transport = object::make(E::kind(), event_loop, body)?;
+    let this = pipe_of::<E>(&transport);
     if let Some(extra) = extra {
         object::set_extra(this, extra);
     }
@@ -64,19 +64,19 @@ pub(super) fn open<'py, D: Direction>(
     if let Some(waiter) = waiter {
         this.waiter.set(waiter);
     }
-    this.reactor().defer(transport.clone(), start::<D>);
+    this.reactor().defer(transport.clone(), start::<E>);
     Ok(transport)
 }
 
-fn pipe_of<'py, D: Direction>(transport: &Bound<'py, PyAny>) -> Pipe<'py, D> {
+fn pipe_of<'py, E: PipeEnd>(transport: &Bound<'py, PyAny>) -> Pipe<'py, E> {
     // SAFETY: called only with what `open` has just made.
     unsafe { object::object_of(transport) }
 }
 
 /// `connection_made`, then the wait for readiness begins, then the waiter is told.
-unsafe fn start<D: Direction>(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+unsafe fn start<E: PipeEnd>(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: queued by `open` with a transport of this type, whose reference the queue holds.
-    let this: Pipe<'_, D> = unsafe { This::new(py, object) };
+    let this: Pipe<'_, E> = unsafe { This::new(py, object) };
     let own = this.to_bound();
     // What leaves the loop ends nothing: the transport goes on with the next run.
     let told = match this.calls.call(py, names().connection_made, &[&own]) {
@@ -85,7 +85,7 @@ unsafe fn start<D: Direction>(py: Python<'_>, object: *mut ffi::PyObject) -> PyR
     };
     let mut entered = Ok(());
     if !this.is_finished.get() {
-        let wanted = D::wanted_interest(&this);
+        let wanted = E::wanted_interest(&this);
         if let Err(error) = this.registration.enter(this, this.reactor(), wanted) {
             entered = fatal_error(this, errors::os_error(&error), "Fatal error on pipe transport");
         }
@@ -94,9 +94,9 @@ unsafe fn start<D: Direction>(py: Python<'_>, object: *mut ffi::PyObject) -> PyR
 }
 
 /// The pipe was closed behind our back, and its number belongs to another transport.
-pub(super) unsafe fn lose_number<D: Direction>(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+pub(super) unsafe fn lose_number<E: PipeEnd>(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: queued by `on_evicted` with a transport of this type, whose reference the queue holds.
-    let this: Pipe<'_, D> = unsafe { This::new(py, object) };
+    let this: Pipe<'_, E> = unsafe { This::new(py, object) };
     let error = io::Error::from_raw_os_error(libc::EBADF);
     fatal_error(this, errors::os_error(&error), "Fatal error on pipe transport")
 }
@@ -104,11 +104,11 @@ pub(super) unsafe fn lose_number<D: Direction>(py: Python<'_>, object: *mut ffi:
 /// Ends the transport with `error` after a fault of the pipe. Reported unless it is of an ordinary kind, which debug
 /// mode logs. Err is only for what must leave the loop.
 #[cold]
-pub(super) fn fatal_error<D: Direction>(this: Pipe<'_, D>, error: PyErr, message: &str) -> PyResult<()> {
+pub(super) fn fatal_error<E: PipeEnd>(this: Pipe<'_, E>, error: PyErr, message: &str) -> PyResult<()> {
     let py = this.py();
     let exception = error.clone_ref(py).into_value(py).into_bound(py).into_any();
     let is_ordinary = error.is_instance_of::<PyOSError>(py)
-        && D::is_ordinary(exception.getattr("errno").and_then(|errno| errno.extract()).ok());
+        && E::is_ordinary(exception.getattr("errno").and_then(|errno| errno.extract()).ok());
     if is_ordinary {
         object::log_fault(this, message, &exception)?;
     } else {
@@ -119,13 +119,13 @@ pub(super) fn fatal_error<D: Direction>(this: Pipe<'_, D>, error: PyErr, message
 }
 
 /// Stops all I/O and queues `connection_lost(exception)`. Does nothing the second time.
-pub(super) fn finish<D: Direction>(this: Pipe<'_, D>, exception: Option<Bound<'_, PyAny>>) {
+pub(super) fn finish<E: PipeEnd>(this: Pipe<'_, E>, exception: Option<Bound<'_, PyAny>>) {
     this.is_closing.set(true);
     if this.is_finished.replace(true) {
         return;
     }
     let own = this.to_bound();
-    this.direction.drop_buffer();
+    this.end.drop_buffer();
     this.registration.leave(this, this.reactor());
     if let Some(exception) = exception {
         this.exception.set(exception);
@@ -135,13 +135,13 @@ pub(super) fn finish<D: Direction>(this: Pipe<'_, D>, exception: Option<Bound<'_
         object::Body::close(&**this, this.py());
         return;
     }
-    this.reactor().defer(own, lose::<D>);
+    this.reactor().defer(own, lose::<E>);
 }
 
 /// `connection_lost`, and then the pipe is closed.
-unsafe fn lose<D: Direction>(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+unsafe fn lose<E: PipeEnd>(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: queued by `finish` with a transport of this type, whose reference the queue holds.
-    let this: Pipe<'_, D> = unsafe { This::new(py, object) };
+    let this: Pipe<'_, E> = unsafe { This::new(py, object) };
     let argument = this
         .exception
         .take(py)
@@ -161,7 +161,7 @@ unsafe fn lose<D: Direction>(py: Python<'_>, object: *mut ffi::PyObject) -> PyRe
 }
 
 /// Debug mode tells that the other end has gone.
-pub(super) fn log_closed_by_peer<D: Direction>(this: Pipe<'_, D>) -> PyResult<()> {
+pub(super) fn log_closed_by_peer<E: PipeEnd>(this: Pipe<'_, E>) -> PyResult<()> {
     if !this.reactor().is_debug() {
         return Ok(());
     }
@@ -169,7 +169,7 @@ pub(super) fn log_closed_by_peer<D: Direction>(this: Pipe<'_, D>) -> PyResult<()
 }
 
 /// Closes the pipe object. Does nothing the second time.
-pub(super) fn close_pipe<D>(py: Python<'_>, body: &PipeBody<D>) -> PyResult<()> {
+pub(super) fn close_pipe<E>(py: Python<'_>, body: &PipeBody<E>) -> PyResult<()> {
     let Some(pipe) = body.pipe.take(py) else {
         return Ok(());
     };

@@ -8,7 +8,7 @@ use pyo3::types::PyDict;
 
 use super::reading::{self, Reading};
 use super::writing::{self, Writing};
-use super::{Direction, Pipe, PipeBody, PipeObject, lifecycle};
+use super::{Pipe, PipeBody, PipeEnd, PipeObject, lifecycle};
 use crate::binding::attributes::shown;
 use crate::binding::names::names;
 use crate::binding::native_type::{Args, This, bool_object, method, none};
@@ -19,15 +19,15 @@ type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
 // ---- both ends -----------------------------------------------------------------------------------------------
 
-fn is_closing<'py, D: Direction>(this: Pipe<'py, D>, _: Args<'_, 'py>) -> Object<'py> {
+fn is_closing<'py, E: PipeEnd>(this: Pipe<'py, E>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), this.is_closing.get()))
 }
 
-fn get_protocol<'py, D: Direction>(this: Pipe<'py, D>, _: Args<'_, 'py>) -> Object<'py> {
+fn get_protocol<'py, E: PipeEnd>(this: Pipe<'py, E>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(this.calls.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
-fn set_protocol<'py, D: Direction>(this: Pipe<'py, D>, args: Args<'_, 'py>) -> Object<'py> {
+fn set_protocol<'py, E: PipeEnd>(this: Pipe<'py, E>, args: Args<'_, 'py>) -> Object<'py> {
     if let Some(protocol) = args.get(0) {
         this.calls.bind(&protocol)?;
     }
@@ -91,25 +91,25 @@ fn abort<'py>(this: Pipe<'py, Writing>, _: Args<'_, 'py>) -> Object<'py> {
 }
 
 fn get_write_buffer_size<'py>(this: Pipe<'py, Writing>, _: Args<'_, 'py>) -> Object<'py> {
-    let len_bytes = this.direction.outgoing.len_bytes();
+    let len_bytes = this.end.outgoing.len_bytes();
     Ok(len_bytes.into_pyobject(this.py())?.into_any())
 }
 
 fn get_write_buffer_limits<'py>(this: Pipe<'py, Writing>, _: Args<'_, 'py>) -> Object<'py> {
-    let limits = this.direction.outgoing.watermarks.limits();
+    let limits = this.end.outgoing.watermarks.limits();
     Ok(limits.into_pyobject(this.py())?.into_any())
 }
 
 fn set_write_buffer_limits<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -> Object<'py> {
     let limits = args.bind()?;
-    this.direction.outgoing.watermarks.set_from(limits)?;
+    this.end.outgoing.watermarks.set_from(limits)?;
     writing::limits_changed(this)?;
     Ok(none(this.py()))
 }
 
 // ---- on the loop ---------------------------------------------------------------------------------------------
 
-fn open<'py, D: Direction>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn open<'py, E: PipeEnd>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     this.reactor().check_closed()?;
     let [pipe, protocol, waiter, extra] = args.bind()?;
     let (Some(pipe), Some(protocol)) = (pipe, protocol) else {
@@ -120,7 +120,7 @@ fn open<'py, D: Direction>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> 
     };
     let given = |value: Option<Bound<'py, PyAny>>| value.filter(|value| !value.is_none());
     let extra = given(extra).map(Bound::cast_into::<PyDict>).transpose()?;
-    lifecycle::open::<D>(&this.to_bound(), &pipe, &protocol, given(waiter), extra)
+    lifecycle::open::<E>(&this.to_bound(), &pipe, &protocol, given(waiter), extra)
 }
 
 /// `loop._read_pipe(pipe, protocol, waiter=None, extra=None)`.
@@ -153,23 +153,23 @@ pub(in crate::transports) fn loop_methods() -> Vec<ffi::PyMethodDef> {
 
 /// The rows that both types have.
 macro_rules! common_rows {
-    ($direction:ty) => {
+    ($end:ty) => {
         [
             method!(
-                PipeObject<$direction>,
-                is_closing::<$direction>,
+                PipeObject<$end>,
+                is_closing::<$end>,
                 "is_closing()",
                 "True once the pipe is being closed."
             ),
             method!(
-                PipeObject<$direction>,
-                get_protocol::<$direction>,
+                PipeObject<$end>,
+                get_protocol::<$end>,
                 "get_protocol()",
                 "The protocol, None once connection_lost() has run."
             ),
             method!(
-                PipeObject<$direction>,
-                set_protocol::<$direction>,
+                PipeObject<$end>,
+                set_protocol::<$end>,
                 "set_protocol(protocol)",
                 "Use another protocol from the next event on."
             ),
@@ -253,15 +253,15 @@ fn write_methods() -> Vec<ffi::PyMethodDef> {
 
 // ---- attributes that programs written for asyncio's own transports look at --------------------------------------
 
-fn get_pipe<D: Direction>(this: Pipe<'_, D>) -> Object<'_> {
+fn get_pipe<E: PipeEnd>(this: Pipe<'_, E>) -> Object<'_> {
     Ok(this.pipe.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
-fn get_number<D: Direction>(this: Pipe<'_, D>) -> Object<'_> {
+fn get_number<E: PipeEnd>(this: Pipe<'_, E>) -> Object<'_> {
     object::number(this.py(), this.fileno)
 }
 
-fn get_closing<D: Direction>(this: Pipe<'_, D>) -> Object<'_> {
+fn get_closing<E: PipeEnd>(this: Pipe<'_, E>) -> Object<'_> {
     Ok(bool_object(this.py(), this.is_closing.get()))
 }
 
@@ -270,42 +270,42 @@ fn get_paused(this: Pipe<'_, Reading>) -> Object<'_> {
 }
 
 fn is_protocol_paused(this: Pipe<'_, Writing>) -> Object<'_> {
-    let is_paused = this.direction.outgoing.watermarks.is_paused();
+    let is_paused = this.end.outgoing.watermarks.is_paused();
     Ok(bool_object(this.py(), is_paused))
 }
 
 /// The rows that both types have.
 macro_rules! common_getters {
-    ($layout:ty, $direction:ty) => {
+    ($layout:ty, $end:ty) => {
         [
             shown!(
                 $layout,
                 c"_loop",
-                object::get_loop::<PipeBody<$direction>>,
+                object::get_loop::<PipeBody<$end>>,
                 c"The loop."
             ),
             shown!(
                 $layout,
                 c"_protocol",
-                object::get_protocol::<PipeBody<$direction>>,
+                object::get_protocol::<PipeBody<$end>>,
                 c"The protocol."
             ),
             shown!(
                 $layout,
                 c"_pipe",
-                get_pipe::<$direction>,
+                get_pipe::<$end>,
                 c"The pipe object, None once it is closed."
             ),
             shown!(
                 $layout,
                 c"_fileno",
-                get_number::<$direction>,
+                get_number::<$end>,
                 c"The number of the descriptor."
             ),
             shown!(
                 $layout,
                 c"_closing",
-                get_closing::<$direction>,
+                get_closing::<$end>,
                 c"True once the pipe is being closed."
             ),
         ]

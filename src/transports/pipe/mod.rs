@@ -1,7 +1,7 @@
 //! `ReadPipeTransport` and `WritePipeTransport`: the two ends of pipes, FIFOs, terminals and sockets used one way.
 //!
 //! - `lifecycle`: from `connection_made` to `connection_lost`, the same for both
-//! - `reading`, `writing`: the two directions
+//! - `reading`, `writing`: the two ends
 //! - `methods`: what Python sees
 //!
 //! The object belongs to the loop's thread. It owns the pipe object it was given, which owns the descriptor and is
@@ -33,7 +33,7 @@ use crate::event_loop::source::Source;
 pub(super) use methods::{loop_methods, register};
 
 /// What differs between the two ends.
-pub(super) trait Direction: Sized {
+pub(super) trait PipeEnd: Sized {
     const NAME: &'static CStr;
     const DOC: &'static CStr;
     /// Of the ValueError for what cannot be polled.
@@ -59,7 +59,7 @@ pub(super) trait Direction: Sized {
     fn describe(pipe: &PipeBody<Self>) -> String;
 }
 
-pub(super) struct PipeBody<D> {
+pub(super) struct PipeBody<E> {
     /// The object that owns the descriptor; empty once it is closed.
     pipe: ObjectCell,
     /// The Future of whoever waits for the transport to be set up.
@@ -76,25 +76,25 @@ pub(super) struct PipeBody<D> {
     is_closing: Cell<bool>,
     /// All I/O has stopped and `connection_lost` is queued.
     is_finished: Cell<bool>,
-    direction: D,
+    end: E,
 }
 
-pub(super) type PipeObject<D> = TransportObject<PipeBody<D>>;
-pub(super) type Pipe<'py, D> = This<'py, PipeObject<D>>;
+pub(super) type PipeObject<E> = TransportObject<PipeBody<E>>;
+pub(super) type Pipe<'py, E> = This<'py, PipeObject<E>>;
 
 /// Brings the poller in line with the state. If that fails the transport does.
-fn sync_interest<D: Direction>(this: Pipe<'_, D>) -> PyResult<()> {
-    let wanted = D::wanted_interest(&this);
+fn sync_interest<E: PipeEnd>(this: Pipe<'_, E>) -> PyResult<()> {
+    let wanted = E::wanted_interest(&this);
     match this.registration.sync(this.py(), this.reactor(), wanted) {
         Ok(()) => Ok(()),
         Err(error) => lifecycle::fatal_error(this, errors::os_error(&error), "Fatal error on pipe transport"),
     }
 }
 
-impl<D: Direction> Source for PipeObject<D> {
+impl<E: PipeEnd> Source for PipeObject<E> {
     fn on_ready(this: This<'_, Self>, readiness: Readiness) -> PyResult<()> {
         match this.registration.usable_fd(this.py()) {
-            Ok(_) => D::on_ready(this, readiness),
+            Ok(_) => E::on_ready(this, readiness),
             Err(error) => {
                 lifecycle::fatal_error(this, errors::os_error(&error), "Fatal error on pipe transport")
             }
@@ -111,17 +111,17 @@ impl<D: Direction> Source for PipeObject<D> {
 
     fn on_evicted(this: This<'_, Self>) {
         this.registration.evict();
-        this.reactor().defer(this.to_bound(), lifecycle::lose_number::<D>);
+        this.reactor().defer(this.to_bound(), lifecycle::lose_number::<E>);
     }
 }
 
-impl<D: Direction> Body for PipeBody<D> {
-    const NAME: &'static CStr = D::NAME;
-    const DOC: &'static CStr = D::DOC;
+impl<E: PipeEnd> Body for PipeBody<E> {
+    const NAME: &'static CStr = E::NAME;
+    const DOC: &'static CStr = E::DOC;
 
     /// `<ReadPipeTransport fd=7 polling>`, the words of asyncio's own transports.
-    fn describe(this: Pipe<'_, D>) -> String {
-        let name = D::NAME.to_string_lossy();
+    fn describe(this: Pipe<'_, E>) -> String {
+        let name = E::NAME.to_string_lossy();
         let name = name.rsplit('.').next().unwrap_or_default();
         let mut words = vec![name.to_owned()];
         if !this.pipe.is_set() {
@@ -134,7 +134,7 @@ impl<D: Direction> Body for PipeBody<D> {
             if this.reactor().is_closed() {
                 words.push("open".to_owned());
             } else {
-                words.push(D::describe(&this));
+                words.push(E::describe(&this));
             }
         }
         format!("<{}>", words.join(" "))
@@ -178,13 +178,13 @@ impl<D: Direction> Body for PipeBody<D> {
 }
 
 /// The state around `pipe`, whose descriptor is `fd` and of this kind; `duplicate` is polled in its place.
-fn new_body<D: Direction>(
+fn new_body<E: PipeEnd>(
     pipe: &Bound<'_, PyAny>,
     fd: RawFd,
     kind: FileKind,
     duplicate: Option<OwnedFd>,
     protocol: &Bound<'_, PyAny>,
-) -> PyResult<PipeBody<D>> {
+) -> PyResult<PipeBody<E>> {
     let is_duplicate = duplicate.is_some();
     let body = PipeBody {
         pipe: ObjectCell::empty(),
@@ -196,7 +196,7 @@ fn new_body<D: Direction>(
         fileno: fd,
         is_closing: Cell::new(false),
         is_finished: Cell::new(false),
-        direction: D::new(kind),
+        end: E::new(kind),
     };
     if !is_duplicate {
         body.registration.set_owner(pipe);

@@ -11,7 +11,7 @@ use grapeshot_core::sys::poller::{Interest, Readiness};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::{Direction, Pipe, PipeBody, lifecycle, sync_interest};
+use super::{Pipe, PipeBody, PipeEnd, lifecycle, sync_interest};
 use crate::binding::errors;
 use crate::binding::names::names;
 use crate::transports::object;
@@ -24,7 +24,7 @@ pub(super) struct Reading {
     is_paused: Cell<bool>,
 }
 
-impl Direction for Reading {
+impl PipeEnd for Reading {
     const NAME: &'static CStr = c"grapeshot._core.ReadPipeTransport";
     const DOC: &'static CStr =
         c"The reading end of a pipe, FIFO, terminal or socket; the interface of asyncio.ReadTransport.";
@@ -68,11 +68,11 @@ impl Direction for Reading {
 }
 
 pub(super) fn is_paused(pipe: &PipeBody<Reading>) -> bool {
-    pipe.direction.is_paused.get()
+    pipe.end.is_paused.get()
 }
 
 pub(super) fn is_reading(pipe: &PipeBody<Reading>) -> bool {
-    !pipe.is_closing.get() && !pipe.direction.is_paused.get()
+    !pipe.is_closing.get() && !pipe.end.is_paused.get()
 }
 
 /// `pause_reading()`. The poller is told only if data comes meanwhile: most pauses are over before.
@@ -80,16 +80,16 @@ pub(super) fn pause(this: Pipe<'_, Reading>) -> PyResult<()> {
     if !is_reading(&this) {
         return Ok(());
     }
-    this.direction.is_paused.set(true);
+    this.end.is_paused.set(true);
     object::log_change(this, "%r pauses reading")
 }
 
 /// `resume_reading()`.
 pub(super) fn resume(this: Pipe<'_, Reading>) -> PyResult<()> {
-    if this.is_closing.get() || !this.direction.is_paused.get() {
+    if this.is_closing.get() || !this.end.is_paused.get() {
         return Ok(());
     }
-    this.direction.is_paused.set(false);
+    this.end.is_paused.set(false);
     // The poller has not been told of a pause in which nothing came.
     this.reactor().poll_next(Interest::READ);
     sync_interest(this)?;

@@ -13,7 +13,7 @@ use pyo3::exceptions::PyBrokenPipeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::{Direction, Pipe, PipeBody, lifecycle, sync_interest};
+use super::{Pipe, PipeBody, PipeEnd, lifecycle, sync_interest};
 use crate::binding::{errors, log};
 use crate::transports::outgoing::{Data, Outgoing};
 use crate::transports::{flow, object};
@@ -33,7 +33,7 @@ pub(super) struct Writing {
     lost_writes: Cell<u8>,
 }
 
-impl Direction for Writing {
+impl PipeEnd for Writing {
     const NAME: &'static CStr = c"grapeshot._core.WritePipeTransport";
     const DOC: &'static CStr =
         c"The writing end of a pipe, FIFO, terminal or socket; the interface of asyncio.WriteTransport.";
@@ -53,13 +53,13 @@ impl Direction for Writing {
     }
 
     fn wanted_interest(pipe: &PipeBody<Self>) -> Interest {
-        let direction = &pipe.direction;
-        let watch = if direction.tells_of_lost_reader {
+        let end = &pipe.end;
+        let watch = if end.tells_of_lost_reader {
             Interest::READ
         } else {
             Interest::NONE
         };
-        if direction.is_blocked.get() {
+        if end.is_blocked.get() {
             watch.with(Interest::WRITE)
         } else {
             watch
@@ -70,7 +70,7 @@ impl Direction for Writing {
         if readiness.is_readable() && this.registration.interest().has_read() {
             return on_reader_lost(this);
         }
-        if readiness.is_writable() && this.direction.is_blocked.get() {
+        if readiness.is_writable() && this.end.is_blocked.get() {
             return on_writable(this);
         }
         Ok(())
@@ -86,12 +86,12 @@ impl Direction for Writing {
     }
 
     fn describe(pipe: &PipeBody<Self>) -> String {
-        let polling = if pipe.direction.is_blocked.get() {
+        let polling = if pipe.end.is_blocked.get() {
             "polling"
         } else {
             "idle"
         };
-        format!("{polling} bufsize={}", pipe.direction.outgoing.len_bytes())
+        format!("{polling} bufsize={}", pipe.end.outgoing.len_bytes())
     }
 }
 
@@ -102,10 +102,10 @@ pub(super) fn write(this: Pipe<'_, Writing>, data: &Bound<'_, PyAny>) -> PyResul
     if bytes.is_empty() || is_lost(this)? {
         return Ok(());
     }
-    let outgoing = &this.direction.outgoing;
+    let outgoing = &this.end.outgoing;
     // First: the `fileno()` of an unusual pipe object may write.
     let fd = this.registration.usable_fd(this.py());
-    if this.direction.is_blocked.get() {
+    if this.end.is_blocked.get() {
         outgoing.push(&data)?;
         return maybe_pause(this);
     }
@@ -128,11 +128,11 @@ pub(super) fn writelines(this: Pipe<'_, Writing>, items: &Bound<'_, PyAny>) -> P
     if data.iter().all(|data| data.as_slice().is_empty()) || is_lost(this)? {
         return Ok(());
     }
-    let outgoing = &this.direction.outgoing;
+    let outgoing = &this.end.outgoing;
     for data in data.iter().filter(|data| !data.as_slice().is_empty()) {
         outgoing.push(data)?;
     }
-    if this.direction.is_blocked.get() {
+    if this.end.is_blocked.get() {
         return maybe_pause(this);
     }
     match drain(this) {
@@ -149,7 +149,7 @@ pub(super) fn close(this: Pipe<'_, Writing>) -> PyResult<()> {
     }
     object::check_thread(this)?;
     this.is_closing.set(true);
-    if !this.direction.is_blocked.get() {
+    if !this.end.is_blocked.get() {
         lifecycle::finish(this, None);
         return Ok(());
     }
@@ -169,7 +169,7 @@ pub(super) fn abort(this: Pipe<'_, Writing>) -> PyResult<()> {
 
 /// True if the pipe was given up; the write is then counted, and after some of them logged.
 fn is_lost(this: Pipe<'_, Writing>) -> PyResult<bool> {
-    let count = this.direction.lost_writes.get();
+    let count = this.end.lost_writes.get();
     if count == 0 && !this.is_closing.get() {
         return Ok(false);
     }
@@ -177,27 +177,27 @@ fn is_lost(this: Pipe<'_, Writing>) -> PyResult<bool> {
         let text = "pipe closed by peer or os.write(pipe, data) raised exception.";
         log::warning(this.py(), text, &[])?;
     }
-    this.direction.lost_writes.set(count.saturating_add(1));
+    this.end.lost_writes.set(count.saturating_add(1));
     Ok(true)
 }
 
 /// One or more system calls; Ok with data left over means that the pipe is full.
 fn drain(this: Pipe<'_, Writing>) -> io::Result<()> {
     let fd = this.registration.usable_fd(this.py())?;
-    this.direction.outgoing.drain(|slices| match slices {
+    this.end.outgoing.drain(|slices| match slices {
         [one] => pipe::write(fd, one),
         many => pipe::write_vectored(fd, many),
     })
 }
 
 fn wait_writable(this: Pipe<'_, Writing>) -> PyResult<()> {
-    this.direction.is_blocked.set(true);
+    this.end.is_blocked.set(true);
     sync_interest(this)?;
     maybe_pause(this)
 }
 
 fn maybe_pause(this: Pipe<'_, Writing>) -> PyResult<()> {
-    if this.direction.outgoing.must_pause() {
+    if this.end.outgoing.must_pause() {
         return flow::pause(&this.event_loop, &this.calls, &this.to_bound());
     }
     Ok(())
@@ -205,7 +205,7 @@ fn maybe_pause(this: Pipe<'_, Writing>) -> PyResult<()> {
 
 /// The watermarks were moved while data waits.
 pub(super) fn limits_changed(this: Pipe<'_, Writing>) -> PyResult<()> {
-    if this.direction.is_blocked.get() {
+    if this.end.is_blocked.get() {
         return maybe_pause(this);
     }
     Ok(())
@@ -215,15 +215,15 @@ fn on_writable(this: Pipe<'_, Writing>) -> PyResult<()> {
     if let Err(error) = drain(this) {
         return on_write_error(this, &error);
     }
-    let direction = &this.direction;
-    if direction.outgoing.is_empty() {
-        direction.is_blocked.set(false);
+    let end = &this.end;
+    if end.outgoing.is_empty() {
+        end.is_blocked.set(false);
     }
-    if direction.outgoing.must_resume() {
+    if end.outgoing.must_resume() {
         // The protocol may write, close or abort in it.
         flow::resume(&this.event_loop, &this.calls, &this.to_bound())?;
     }
-    if direction.is_blocked.get() {
+    if end.is_blocked.get() {
         return Ok(());
     }
     if this.is_closing.get() {
@@ -235,7 +235,7 @@ fn on_writable(this: Pipe<'_, Writing>) -> PyResult<()> {
 
 #[cold]
 fn on_write_error(this: Pipe<'_, Writing>, error: &io::Error) -> PyResult<()> {
-    let lost_writes = &this.direction.lost_writes;
+    let lost_writes = &this.end.lost_writes;
     lost_writes.set(lost_writes.get().saturating_add(1));
     lifecycle::fatal_error(
         this,
@@ -248,7 +248,7 @@ fn on_write_error(this: Pipe<'_, Writing>, error: &io::Error) -> PyResult<()> {
 #[cold]
 fn on_reader_lost(this: Pipe<'_, Writing>) -> PyResult<()> {
     lifecycle::log_closed_by_peer(this)?;
-    let exception = if this.direction.outgoing.is_empty() {
+    let exception = if this.end.outgoing.is_empty() {
         None
     } else {
         let error = PyBrokenPipeError::new_err(());

@@ -26,7 +26,7 @@ use crate::transports::socket_object;
 /// The loop's method that the operation belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(super) enum OperationKind {
     Recv,
     RecvInto,
     RecvFrom,
@@ -40,7 +40,7 @@ pub(super) enum Kind {
     Answer,
 }
 
-impl Kind {
+impl OperationKind {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Recv => "sock_recv",
@@ -94,15 +94,15 @@ pub(super) fn attempt(this: Operation<'_>) -> PyResult<Attempt<'_>> {
         check(this, &socket, is_plain)?;
     }
     let ended = match kind {
-        Kind::Writable if this.has_waited.get() => return Ok(Attempt::Done(none(py))),
-        Kind::Writable => return Ok(Attempt::Blocked(Direction::Write)),
+        OperationKind::Writable if this.has_waited.get() => return Ok(Attempt::Done(none(py))),
+        OperationKind::Writable => return Ok(Attempt::Blocked(Direction::Write)),
         _ if !is_plain => Native::Method,
-        Kind::Recv => recv(this, &socket)?,
-        Kind::RecvInto => recv_into(this, &socket)?,
-        Kind::RecvFrom => recv_from(this, &socket)?,
-        Kind::RecvFromInto | Kind::SendTo | Kind::Answer => Native::Method,
-        Kind::SendAll => send_all(this, &socket)?,
-        Kind::Accept => accept(this, &socket)?,
+        OperationKind::Recv => recv(this, &socket)?,
+        OperationKind::RecvInto => recv_into(this, &socket)?,
+        OperationKind::RecvFrom => recv_from(this, &socket)?,
+        OperationKind::RecvFromInto | OperationKind::SendTo | OperationKind::Answer => Native::Method,
+        OperationKind::SendAll => send_all(this, &socket)?,
+        OperationKind::Accept => accept(this, &socket)?,
     };
     match ended {
         Native::Ended(attempt) => Ok(attempt),
@@ -445,10 +445,10 @@ fn call_method<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> PyResul
     let argument = |cell: &crate::binding::object_cell::ObjectCell| cell.get(py).unwrap_or_else(|| none(py));
     let (first, second) = (argument(&this.first), argument(&this.second));
     let value = match this.kind.get() {
-        Kind::Recv => socket.call_method1("recv", (first,))?,
-        Kind::RecvInto => socket.call_method1("recv_into", (first,))?,
-        Kind::RecvFrom => socket.call_method1("recvfrom", (first,))?,
-        Kind::RecvFromInto => {
+        OperationKind::Recv => socket.call_method1("recv", (first,))?,
+        OperationKind::RecvInto => socket.call_method1("recv_into", (first,))?,
+        OperationKind::RecvFrom => socket.call_method1("recvfrom", (first,))?,
+        OperationKind::RecvFromInto => {
             let len = if second.is_truthy()? {
                 second
             } else {
@@ -456,14 +456,14 @@ fn call_method<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> PyResul
             };
             socket.call_method1("recvfrom_into", (first, len))?
         }
-        Kind::SendTo => socket.call_method1("sendto", (first, second))?,
-        Kind::SendAll => return send_by_method(this, socket, &first),
-        Kind::Accept => {
+        OperationKind::SendTo => socket.call_method1("sendto", (first, second))?,
+        OperationKind::SendAll => return send_by_method(this, socket, &first),
+        OperationKind::Accept => {
             let accepted = socket.call_method0("accept")?;
             accepted.get_item(0)?.call_method1("setblocking", (false,))?;
             accepted
         }
-        Kind::Writable | Kind::Answer => none(py),
+        OperationKind::Writable | OperationKind::Answer => none(py),
     };
     Ok(Some(value))
 }

@@ -15,7 +15,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
-use super::attempts::Kind;
+use super::attempts::OperationKind;
 use super::operation;
 use crate::binding::audit;
 use crate::binding::names::names;
@@ -255,7 +255,7 @@ fn info<'py>(kinds: &Bound<'py, PyAny>, address: &Bound<'py, PyTuple>) -> PyResu
 /// `loop.getaddrinfo(host, port, *, family=0, type=0, proto=0, flags=0)`: a coroutine either way.
 fn getaddrinfo<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     if let Some(answer) = answer(this, &args)? {
-        return operation::new_operation(this, Kind::Answer, None, Some(answer), None);
+        return operation::new_operation(this, OperationKind::Answer, None, Some(answer), None);
     }
     let mut call = vec![ptr::null_mut(), this.as_ptr()];
     call.extend_from_slice(args.values());

@@ -22,7 +22,7 @@ use pyo3::prelude::*;
 
 use crate::binding::native_type::{Args, This, method};
 use crate::event_loop::pyloop::LoopObject;
-use attempts::Kind;
+use attempts::OperationKind;
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
@@ -34,7 +34,11 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 
 /// The operation of a call with a socket and up to two more arguments, `N` parameters in all.
 #[inline]
-fn start<'py, const N: usize>(this: This<'py, LoopObject>, args: Args<'_, 'py>, kind: Kind) -> Object<'py> {
+fn start<'py, const N: usize>(
+    this: This<'py, LoopObject>,
+    args: Args<'_, 'py>,
+    kind: OperationKind,
+) -> Object<'py> {
     let mut values = args.bind::<N>()?.into_iter();
     let (socket, first, second) = (
         values.next().flatten(),
@@ -48,35 +52,35 @@ fn start<'py, const N: usize>(this: This<'py, LoopObject>, args: Args<'_, 'py>, 
 }
 
 fn sock_recv<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    start::<2>(this, args, Kind::Recv)
+    start::<2>(this, args, OperationKind::Recv)
 }
 
 fn sock_recv_into<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    start::<2>(this, args, Kind::RecvInto)
+    start::<2>(this, args, OperationKind::RecvInto)
 }
 
 fn sock_recvfrom<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    start::<2>(this, args, Kind::RecvFrom)
+    start::<2>(this, args, OperationKind::RecvFrom)
 }
 
 fn sock_recvfrom_into<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    start::<3>(this, args, Kind::RecvFromInto)
+    start::<3>(this, args, OperationKind::RecvFromInto)
 }
 
 fn sock_sendall<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    start::<2>(this, args, Kind::SendAll)
+    start::<2>(this, args, OperationKind::SendAll)
 }
 
 fn sock_sendto<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    start::<3>(this, args, Kind::SendTo)
+    start::<3>(this, args, OperationKind::SendTo)
 }
 
 fn sock_accept<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    start::<1>(this, args, Kind::Accept)
+    start::<1>(this, args, OperationKind::Accept)
 }
 
 fn wait_writable<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    start::<1>(this, args, Kind::Writable)
+    start::<1>(this, args, OperationKind::Writable)
 }
 
 /// Methods that this room adds to the loop's type.

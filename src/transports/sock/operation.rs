@@ -22,7 +22,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use super::attempts::{self, Attempt, Kind};
+use super::attempts::{self, Attempt, OperationKind};
 use super::plain_socket;
 use super::waiter;
 use crate::binding::errors;
@@ -60,7 +60,7 @@ pub(super) struct OperationObject {
     waiter: ObjectCell,
     /// Where the coroutine was made, if the interpreter keeps that.
     origin: ObjectCell,
-    pub(super) kind: Cell<Kind>,
+    pub(super) kind: Cell<OperationKind>,
     state: Cell<State>,
     /// Whether it has waited: the checks of the first step are done.
     pub(super) has_waited: Cell<bool>,
@@ -87,7 +87,7 @@ static FREE: Freelist = Freelist::new();
 /// The coroutine of an operation that nothing has been done for yet.
 pub(super) fn new_operation<'py>(
     event_loop: This<'py, LoopObject>,
-    kind: Kind,
+    kind: OperationKind,
     socket: Option<Bound<'py, PyAny>>,
     first: Option<Bound<'py, PyAny>>,
     second: Option<Bound<'py, PyAny>>,
@@ -225,7 +225,7 @@ fn new_wait(this: Operation<'_>, direction: Direction, is_for_event: bool) -> Ob
         return Ok(waiter);
     }
     let entry = waiter::entry(&waiter);
-    let is_anew = this.kind.get() == Kind::Writable;
+    let is_anew = this.kind.get() == OperationKind::Writable;
     match owner.reactor().wait_once(&socket, fd, direction, entry, is_anew) {
         Ok(replaced) => {
             if let Some(replaced) = replaced {

@@ -1,4 +1,4 @@
-//! The transport below a TLS transport: one of ours, called directly, or anything with the methods of
+//! The inner transport, which carries the ciphertext: one of ours, called directly, or anything with the methods of
 //! `asyncio.Transport`. One of ours on which, or on whose type, somebody has set attributes is called as any other:
 //! `transport.write = f` is honoured from the next write on.
 
@@ -16,33 +16,33 @@ use crate::binding::object_cell::ObjectCell;
 use crate::transports::stream;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum InnerKind {
     Stream,
     Tls,
     Foreign,
 }
 
-pub(super) struct Lower {
+pub(super) struct Inner {
     transport: ObjectCell,
-    kind: Cell<Kind>,
+    kind: Cell<InnerKind>,
 }
 
-impl Lower {
+impl Inner {
     /// No transport yet.
     pub(super) const fn none() -> Self {
         Self {
             transport: ObjectCell::empty(),
-            kind: Cell::new(Kind::Foreign),
+            kind: Cell::new(InnerKind::Foreign),
         }
     }
 
     pub(super) fn set(&self, transport: &Bound<'_, PyAny>) {
         self.kind.set(if stream::is_stream(transport) {
-            Kind::Stream
+            InnerKind::Stream
         } else if is_tls(transport) {
-            Kind::Tls
+            InnerKind::Tls
         } else {
-            Kind::Foreign
+            InnerKind::Foreign
         });
         self.transport.set(transport.clone());
     }
@@ -57,16 +57,16 @@ impl Lower {
 
     /// False for a transport that somebody else has made, of which nothing is known.
     pub(super) fn is_ours(&self) -> bool {
-        self.kind.get() != Kind::Foreign
+        self.kind.get() != InnerKind::Foreign
     }
 
     /// How `transport` is to be called now.
     #[inline]
-    fn direct(&self, transport: &Bound<'_, PyAny>) -> Kind {
+    fn direct(&self, transport: &Bound<'_, PyAny>) -> InnerKind {
         match self.kind.get() {
-            Kind::Stream if stream::has_own_methods(transport) => Kind::Stream,
-            Kind::Tls if has_own_methods(transport) => Kind::Tls,
-            _ => Kind::Foreign,
+            InnerKind::Stream if stream::has_own_methods(transport) => InnerKind::Stream,
+            InnerKind::Tls if has_own_methods(transport) => InnerKind::Tls,
+            _ => InnerKind::Foreign,
         }
     }
 
@@ -78,9 +78,9 @@ impl Lower {
             return Ok(());
         };
         match self.direct(&transport) {
-            Kind::Stream => stream::write(&transport, data),
-            Kind::Tls => writing::write(tls_of(&transport), data.as_any()),
-            Kind::Foreign => transport.call_method1(intern!(py, "write"), (data,)).map(drop),
+            InnerKind::Stream => stream::write(&transport, data),
+            InnerKind::Tls => writing::write(tls_of(&transport), data.as_any()),
+            InnerKind::Foreign => transport.call_method1(intern!(py, "write"), (data,)).map(drop),
         }
     }
 
@@ -90,9 +90,9 @@ impl Lower {
             return Ok(());
         };
         match self.direct(&transport) {
-            Kind::Stream => stream::abort_with(&transport, exception),
-            Kind::Tls => lifecycle::abort(tls_of(&transport), exception),
-            Kind::Foreign => {
+            InnerKind::Stream => stream::abort_with(&transport, exception),
+            InnerKind::Tls => lifecycle::abort(tls_of(&transport), exception),
+            InnerKind::Foreign => {
                 // asyncio's own transports have it, and ours, and so has what imitates them.
                 if let Some(force_close) = transport.getattr_opt(intern!(py, "_force_close"))? {
                     force_close.call1((exception,)).map(drop)
