@@ -1,21 +1,62 @@
-//! grapeshot's native core. This file registers the rooms and nothing else; `docs/architecture.md` draws them.
+//! grapeshot's native core. This file only puts the rooms together; `docs/architecture.md` draws them.
 
 mod binding;
 mod coro;
+mod dns;
 mod event_loop;
 mod process;
+mod sock;
 mod tls;
 mod transports;
 
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+
+use binding::native_type::extend_type;
+use event_loop::pyloop;
+
 /// The extension module `grapeshot._core`.
-#[pyo3::pymodule(gil_used = false)]
-fn _core(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+#[pymodule(gil_used = false)]
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     binding::refuse_subinterpreter(module.py())?;
     grapeshot_core::sys::unwinding::hang_threads_that_end();
     binding::names::fill(module.py())?;
     event_loop::register(module)?;
     transports::register(module)?;
+    sock::register(module)?;
+    dns::register(module)?;
     process::register(module)?;
     coro::register(module)?;
-    tls::register(module)
+    tls::register(module)?;
+    module.add_function(wrap_pyfunction!(bind_methods, module)?)
+}
+
+/// `_bind_methods(kind)`: puts the native methods of `Loop` on its subclass `kind` too, except those that `kind` defines
+/// itself. CPython specializes calls only of methods that it finds on the exact type of the object.
+#[pyfunction(name = "_bind_methods")]
+fn bind_methods(kind: &Bound<'_, PyType>) -> PyResult<()> {
+    if !pyloop::is_loop_type(kind) {
+        return Err(PyTypeError::new_err(
+            "a subclass of grapeshot._core.Loop is required",
+        ));
+    }
+    let mut methods = pyloop::methods();
+    methods.extend(transports::loop_methods());
+    methods.extend(sock::loop_methods());
+    methods.extend(dns::loop_methods());
+    let mut missing = Vec::with_capacity(methods.len());
+    for method in methods {
+        // SAFETY: method tables are made of C string literals.
+        let name = unsafe { std::ffi::CStr::from_ptr(method.ml_name) }.to_string_lossy();
+        let base = kind
+            .py()
+            .import("grapeshot._core")?
+            .getattr("Loop")?
+            .getattr(name.as_ref())?;
+        if kind.getattr(name.as_ref())?.is(&base) {
+            missing.push(method);
+        }
+    }
+    extend_type(kind.as_any(), missing)
 }

@@ -1,7 +1,7 @@
 """Name resolution: the system's resolver in the executor, except for literals.
 
 Ordinary literals with a numeric port never get here: ``Loop.getaddrinfo`` answers them natively
-(``src/transports/sock/literals.rs``). The other literals (zones, ``host=None``, unusual flags, the debug mode)
+(``src/dns.rs``). The other literals (zones, ``host=None``, unusual flags, the debug mode)
 need no server and no file. The C library answers them in about two microseconds; a thread would take fifty.
 ``inet_pton`` decides whether an argument is a literal. The answer comes from the C library, so scope ids, flags and the
 order of several socket types are exactly those of :func:`socket.getaddrinfo`.

@@ -1,6 +1,6 @@
 """``sock_connect``: the operation on plain sockets that runs once per connection, and may have to ask for a name.
 
-The others (``sock_recv`` and its relatives) are native: ``src/transports/sock``. Their functions here give them their
+The others (``sock_recv`` and its relatives) are native: ``src/sock``. Their functions here give them their
 signatures and docstrings and never run: ``inspect`` and ``unittest.mock`` see that they are coroutine functions.
 """
 

@@ -1,5 +1,5 @@
 //! What wraps CPython's type machinery: native types and their method tables, cells for references, interned names,
-//! errors at the boundary, the logger.
+//! errors at the boundary, the logger, `bytes` and socket objects.
 //!
 //! Everything above stands on this room. It must not know the loop, its handles or anything else that uses it.
 
@@ -11,8 +11,10 @@ pub(crate) mod freelist;
 pub(crate) mod log;
 pub(crate) mod names;
 pub(crate) mod native_type;
+pub(crate) mod new_bytes;
 pub(crate) mod object_cell;
 pub(crate) mod signature;
+pub(crate) mod socket_object;
 
 use pyo3::exceptions::PyImportError;
 use pyo3::ffi;

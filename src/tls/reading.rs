@@ -12,7 +12,7 @@ use super::inner::Tls;
 use super::{State, flag, lifecycle, shutdown, writing};
 use crate::binding::errors;
 use crate::binding::native_type::This;
-use crate::transports::new_bytes::NewBytes;
+use crate::binding::new_bytes::NewBytes;
 use crate::transports::protocol::Receiver;
 
 /// Ciphertext that goes into the BIO before it is read: a BIO keeps the memory that it once needed.

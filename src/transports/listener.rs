@@ -17,9 +17,10 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::registration::Registration;
-use super::{socket_object, stream};
+use super::stream;
 use crate::binding::native_type::{Args, NativeType, This, method, new_type, none, represent, slot};
 use crate::binding::object_cell::ObjectCell;
+use crate::binding::socket_object;
 use crate::binding::{errors, log};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::source::Source;

@@ -27,10 +27,11 @@ use crate::binding::errors;
 use crate::binding::names::names;
 use crate::binding::native_type::{This, none};
 use crate::binding::object_cell::ObjectCell;
+use crate::binding::socket_object;
 use crate::transports::flow::Watermarks;
+use crate::transports::object;
 use crate::transports::protocol::ProtocolCalls;
 use crate::transports::registration::Registration;
-use crate::transports::{object, socket_object};
 
 /// Makes the transport of a nonblocking socket object, which it takes over, and queues its start: `connection_made`,
 /// then `waiter`. With `remote` nothing can be sent to any other address.

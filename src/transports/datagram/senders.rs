@@ -10,7 +10,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::binding::object_cell::ObjectCell;
-use crate::transports::socket_object;
+use crate::binding::socket_object;
 
 pub(super) struct Senders {
     address: RefCell<Option<Address>>,

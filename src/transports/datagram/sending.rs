@@ -17,8 +17,9 @@ use super::{
 use crate::binding::errors;
 use crate::binding::names::names;
 use crate::binding::object_cell::ObjectCell;
+use crate::binding::socket_object;
+use crate::transports::flow;
 use crate::transports::outgoing::{Chunk, Data};
-use crate::transports::{flow, socket_object};
 
 /// Where a datagram goes.
 enum Target {

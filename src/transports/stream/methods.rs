@@ -14,8 +14,9 @@ use crate::binding::attributes::shown;
 use crate::binding::errors;
 use crate::binding::names::names;
 use crate::binding::native_type::{Args, This, bool_object, method, none};
+use crate::binding::socket_object;
 use crate::event_loop::pyloop::LoopObject;
-use crate::transports::{object, socket_object};
+use crate::transports::object;
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 

@@ -31,11 +31,11 @@ use super::object::{self, Body, TransportObject};
 use super::outgoing::Outgoing;
 use super::protocol::ProtocolCalls;
 use super::registration::Registration;
-use super::socket_object;
 use crate::binding::attributes::OwnMethods;
 use crate::binding::errors;
 use crate::binding::native_type::This;
 use crate::binding::object_cell::ObjectCell;
+use crate::binding::socket_object;
 use crate::event_loop::source::Source;
 
 pub(super) use lifecycle::accept;

@@ -11,8 +11,8 @@ use pyo3::prelude::*;
 
 use super::{Stream, flag, lifecycle, sync_interest, writing};
 use crate::binding::names::names;
+use crate::binding::new_bytes::{self, NewBytes};
 use crate::binding::{errors, log};
-use crate::transports::new_bytes::{self, NewBytes};
 use crate::transports::protocol::Receiver;
 use crate::transports::stream_reader::Feed;
 

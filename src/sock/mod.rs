@@ -4,14 +4,12 @@
 //! - `attempts`: what it does, one attempt at a time
 //! - `waiter`: what it yields when it has to wait
 //! - `plain_socket`: which sockets need no method call
-//! - `literals`: `getaddrinfo` where nothing has to be asked, by the same kind of coroutine
 //!
 //! Each operation makes the system call first and waits only if it would block, in the loop's fd table
 //! (`event_loop::reactor::watches`). The call is repeated by the coroutine, never by the event, so a task that is
 //! cancelled while it waits has taken nothing from the socket, and the next operation finds it as it was.
 
 mod attempts;
-mod literals;
 mod operation;
 mod plain_socket;
 mod waiter;
@@ -20,16 +18,23 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::binding::native_type::{Args, This, method};
+use crate::binding::native_type::{Args, This, extend_type, method};
 use crate::event_loop::pyloop::LoopObject;
 use attempts::OperationKind;
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
-pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+/// Adds the types to the module, and the methods to `grapeshot._core.Loop`.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     plain_socket::register(module.py())?;
     waiter::register(module)?;
-    operation::register(module)
+    operation::register(module)?;
+    extend_type(&module.getattr("Loop")?, loop_methods())
+}
+
+/// A coroutine that returns `answer` in its first step: for `loop.getaddrinfo`, which has the answer at once.
+pub(crate) fn answered<'py>(this: This<'py, LoopObject>, answer: Bound<'py, PyAny>) -> Object<'py> {
+    operation::new_operation(this, OperationKind::Answer, None, Some(answer), None)
 }
 
 /// The operation of a call with a socket and up to two more arguments, `N` parameters in all.
@@ -84,7 +89,7 @@ fn wait_writable<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Objec
 }
 
 /// Methods that this room adds to the loop's type.
-pub(super) fn loop_methods() -> Vec<ffi::PyMethodDef> {
+pub(crate) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     vec![
         method!(
             LoopObject,
@@ -134,6 +139,5 @@ pub(super) fn loop_methods() -> Vec<ffi::PyMethodDef> {
             "_wait_writable(sock)",
             "Wait until a socket takes data, is connected, or has failed."
         ),
-        literals::loop_method(),
     ]
 }

@@ -15,7 +15,7 @@ use crate::binding::native_type::none;
 
 /// A nonblocking `socket.socket` that takes over `fd`; family, type and protocol are read from the descriptor. An error
 /// leaves the descriptor to the caller.
-pub(super) fn adopt(py: Python<'_>, fd: RawFd) -> PyResult<Bound<'_, PyAny>> {
+pub(crate) fn adopt(py: Python<'_>, fd: RawFd) -> PyResult<Bound<'_, PyAny>> {
     let raw = raw_type(py)?;
     let found = py.import("socket")?.getattr("socket")?.cast_into::<PyType>();
     // Who has put something else in the place of the class gets a socket all the same.
@@ -35,7 +35,7 @@ fn raw_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
 /// `kind(*args, **kwargs)` for a subclass of `_socket.socket` and arguments with a descriptor, then nonblocking. An
 /// error leaves the descriptor to the caller: the object may have it already (Ctrl-C in the Python part of the
 /// constructor) and live on in a traceback, so it is taken from it again.
-pub(super) fn take_over<'py>(
+pub(crate) fn take_over<'py>(
     kind: &Bound<'py, PyType>,
     args: &Bound<'py, PyTuple>,
     kwargs: Option<&Bound<'py, PyDict>>,
@@ -68,7 +68,7 @@ pub(super) fn take_over<'py>(
 }
 
 /// Takes the descriptor, which is somebody else's, from an object that `adopt` has made.
-pub(super) fn disown(socket: Bound<'_, PyAny>) -> PyResult<()> {
+pub(crate) fn disown(socket: Bound<'_, PyAny>) -> PyResult<()> {
     raw_type(socket.py())?.getattr("detach")?.call1((socket,))?;
     Ok(())
 }
@@ -89,7 +89,7 @@ fn initialize(
 }
 
 /// The text of the socket object that `fd` would get; the descriptor stays the caller's.
-pub(super) fn describe(py: Python<'_>, fd: RawFd) -> PyResult<Bound<'_, PyString>> {
+pub(crate) fn describe(py: Python<'_>, fd: RawFd) -> PyResult<Bound<'_, PyString>> {
     let detach = raw_type(py)?.getattr("detach")?;
     let socket = adopt(py, fd)?;
     let text = socket.repr();
@@ -98,7 +98,7 @@ pub(super) fn describe(py: Python<'_>, fd: RawFd) -> PyResult<Bound<'_, PyString
 }
 
 /// What `get_extra_info("socket")` gives: the socket without the methods that would read, write or close it.
-pub(super) fn guarded<'py>(socket: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) fn guarded<'py>(socket: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     socket
         .py()
         .import("asyncio.trsock")?
@@ -108,7 +108,7 @@ pub(super) fn guarded<'py>(socket: &Bound<'py, PyAny>) -> PyResult<Bound<'py, Py
 
 /// The address as `socket.getsockname` shows it: (host, port), (host, port, flowinfo, `scope_id`), a path, or bytes
 /// for an abstract name; None where there is no address or its family is not known.
-pub(super) fn address_object<'py>(py: Python<'py>, address: &Address) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) fn address_object<'py>(py: Python<'py>, address: &Address) -> PyResult<Bound<'py, PyAny>> {
     match address.view() {
         AddressView::V4 { ip, port } => Ok((Ipv4Text::new(ip).as_str(), port).into_pyobject(py)?.into_any()),
         AddressView::V6 {
@@ -131,7 +131,7 @@ pub(super) fn address_object<'py>(py: Python<'py>, address: &Address) -> PyResul
 }
 
 /// Whether `address_object` can show the addresses of a family.
-pub(super) fn is_known_family(family: i32) -> bool {
+pub(crate) fn is_known_family(family: i32) -> bool {
     matches!(family, libc::AF_INET | libc::AF_INET6 | libc::AF_UNIX)
 }
 
@@ -176,7 +176,7 @@ impl Ipv4Text {
 /// The address that a Python object stands for in a socket of this family, if it is one of the usual: a tuple of a
 /// numeric host and a port (and flow label and scope), a path as str or bytes, an abstract name. None for everything
 /// else (names, `"<broadcast>"`, zones, wrong types, other families), which the socket module has to look at.
-pub(super) fn native_address(family: i32, object: &Bound<'_, PyAny>) -> Option<Address> {
+pub(crate) fn native_address(family: i32, object: &Bound<'_, PyAny>) -> Option<Address> {
     match family {
         libc::AF_INET => {
             let tuple = object.cast::<PyTuple>().ok()?;

@@ -19,9 +19,9 @@ use super::operation::{Operation, OperationObject};
 use super::plain_socket;
 use crate::binding::errors;
 use crate::binding::native_type::none;
+use crate::binding::new_bytes::{self, NewBytes};
+use crate::binding::socket_object;
 use crate::event_loop::reactor::{Direction, Reactor};
-use crate::transports::new_bytes::{self, NewBytes};
-use crate::transports::socket_object;
 
 /// The loop's method that the operation belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -15,12 +15,11 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
-use super::attempts::OperationKind;
-use super::operation;
 use crate::binding::audit;
 use crate::binding::names::names;
-use crate::binding::native_type::{Args, This, method};
+use crate::binding::native_type::{Args, This, extend_type, method};
 use crate::event_loop::pyloop::LoopObject;
+use crate::sock;
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
@@ -255,7 +254,7 @@ fn info<'py>(kinds: &Bound<'py, PyAny>, address: &Bound<'py, PyTuple>) -> PyResu
 /// `loop.getaddrinfo(host, port, *, family=0, type=0, proto=0, flags=0)`: a coroutine either way.
 fn getaddrinfo<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     if let Some(answer) = answer(this, &args)? {
-        return operation::new_operation(this, OperationKind::Answer, None, Some(answer), None);
+        return sock::answered(this, answer);
     }
     let mut call = vec![ptr::null_mut(), this.as_ptr()];
     call.extend_from_slice(args.values());
@@ -272,11 +271,17 @@ fn getaddrinfo<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<
     }
 }
 
-pub(super) fn loop_method() -> ffi::PyMethodDef {
-    method!(
+/// Methods that this room adds to the loop's type.
+pub(crate) fn loop_methods() -> Vec<ffi::PyMethodDef> {
+    vec![method!(
         LoopObject,
         getaddrinfo,
         "getaddrinfo(host, port, *, family=0, type=0, proto=0, flags=0)",
         "What socket.getaddrinfo() returns, without blocking the loop."
-    )
+    )]
+}
+
+/// Adds the method to `grapeshot._core.Loop`.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    extend_type(&module.getattr("Loop")?, loop_methods())
 }
