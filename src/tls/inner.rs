@@ -10,8 +10,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::{TlsObject, has_own_methods, is_tls, lifecycle, tls_of, writing};
-use crate::binding::native_type::This;
+use super::{has_own_methods, is_tls, lifecycle, tls_of, writing};
 use crate::binding::object_cell::ObjectCell;
 use crate::transports::stream;
 
@@ -147,6 +146,3 @@ pub(super) fn copied_context<'py>(transport: &Bound<'py, PyAny>) -> PyResult<Opt
         Ok(None)
     }
 }
-
-/// The native side of whatever is exactly an `SSLTransport`.
-pub(super) type Tls<'py> = This<'py, TlsObject>;

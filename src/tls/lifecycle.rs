@@ -18,8 +18,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-use super::inner::Tls;
-use super::{Notified, State, flag, reading, shutdown, writing};
+use super::{Notified, State, Tls, flag, reading, shutdown, writing};
 use crate::binding::errors;
 use crate::binding::log;
 use crate::binding::names::names;

@@ -5,15 +5,14 @@ use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use super::inner::Tls;
-use super::{State, TlsObject, flag, lifecycle, make_type, protocol_methods, reading, shutdown, writing};
+use super::{
+    READ_HIGH, State, Tls, TlsObject, flag, lifecycle, make_type, protocol_methods, reading, shutdown,
+    writing,
+};
 use crate::binding::attributes::{dict_row, offset_members, shown};
 use crate::binding::native_type::{Args, bool_object, leak_table, method, none, represent, slot};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
-
-/// The default read limit in bytes, asyncio's for TLS; the low one is a quarter of it.
-pub(super) const READ_HIGH: usize = 256 * 1024;
 
 #[inline]
 fn write<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {

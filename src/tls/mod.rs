@@ -52,7 +52,7 @@ use crate::event_loop::reactor::Reactor;
 use crate::transports::outgoing::Outgoing;
 use crate::transports::protocol::{self, ProtocolCalls};
 use engine::Engine;
-use inner::{Inner, Tls};
+use inner::Inner;
 
 mod flag {
     /// The application has called `close()` or `abort()`, or the connection is gone.
@@ -162,6 +162,12 @@ impl Deref for TlsObject {
         &self.body
     }
 }
+
+/// The native side of an `SSLTransport`.
+type Tls<'py> = This<'py, TlsObject>;
+
+/// The default high read limit in bytes, asyncio's for TLS; the low one is a quarter of it.
+const READ_HIGH: usize = 256 * 1024;
 
 static TLS_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 static OWN_METHODS: OwnMethods = OwnMethods::new();

@@ -13,9 +13,11 @@ use pyo3::intern;
 use pyo3::prelude::*;
 
 use super::engine::Engine;
-use super::inner::{self, Inner, Tls};
-use super::methods::READ_HIGH;
-use super::{Notified, State, TLS_TYPE, TlsBody, TlsObject, drop_fields, flag, lifecycle, reading, writing};
+use super::inner::{self, Inner};
+use super::{
+    Notified, READ_HIGH, State, TLS_TYPE, Tls, TlsBody, TlsObject, drop_fields, flag, lifecycle, reading,
+    writing,
+};
 use crate::binding::native_type::{Args, This, bool_object, method, none};
 use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;

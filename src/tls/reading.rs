@@ -8,8 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::engine::Read;
-use super::inner::Tls;
-use super::{State, flag, lifecycle, shutdown, writing};
+use super::{State, Tls, flag, lifecycle, shutdown, writing};
 use crate::binding::errors;
 use crate::binding::native_type::This;
 use crate::binding::new_bytes::NewBytes;

@@ -6,9 +6,8 @@
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::inner::Tls;
 use super::lifecycle::{abort, cancel_timer, fatal_error, set_timer, value_of};
-use super::{Notified, State, flag, reading, writing};
+use super::{Notified, State, Tls, flag, reading, writing};
 use crate::binding::log;
 use crate::binding::names::names;
 use crate::binding::native_type::This;

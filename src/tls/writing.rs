@@ -9,8 +9,7 @@ use std::mem::MaybeUninit;
 
 use pyo3::prelude::*;
 
-use super::inner::Tls;
-use super::{State, flag, lifecycle, shutdown};
+use super::{State, Tls, flag, lifecycle, shutdown};
 use crate::binding::log;
 use crate::transports::flow;
 use crate::transports::outgoing::Data;

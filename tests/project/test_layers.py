@@ -31,6 +31,10 @@ ROOMS = {
 # Modules of one room that use each other in a circle, and are meant to: docs/architecture.md says why.
 CIRCLES = {
     "src/coro": [["coroutine", "fiber", "wait_queue"]],
+    "src/process": [],
+    "src/sock": [["attempts", "operation"]],
+    "src/tls": [["lifecycle", "reading", "shutdown", "writing"]],
+    "src/transports": [["protocol", "stream_reader"]],
     "core/src/arch": [],
     "core/src/queue": [],
     "core/src/sys": [],
