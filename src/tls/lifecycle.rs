@@ -18,7 +18,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-use super::{Notified, State, Tls, flag, reading, shutdown, writing};
+use super::{Flags, Notified, State, Tls, reading, shutdown, writing};
 use crate::binding::errors;
 use crate::binding::log;
 use crate::binding::names::names;
@@ -35,7 +35,7 @@ pub(super) fn start(this: Tls<'_>, inner: &Bound<'_, PyAny>) -> PyResult<()> {
         return Ok(());
     }
     this.inner.set(inner);
-    if this.has(flag::CLOSED) {
+    if this.flags.has(Flags::CLOSED) {
         this.state.set(State::Over);
         return this.inner.abort_with(this.py(), None);
     }
@@ -124,7 +124,7 @@ fn finish_handshake(this: Tls<'_>) -> PyResult<()> {
     let woken = wake_waiter(this, Ok(&this.to_bound()));
     if is_upgrade {
         // Only `start_tls` tells the application of its new transport: the first data must not come before it has.
-        this.raise_flag(flag::STARTED);
+        this.flags.set(Flags::STARTED);
         this.reactor().defer(this.to_bound(), reading::start_queued);
     }
     woken?;
@@ -153,7 +153,7 @@ fn note_facts(this: Tls<'_>) -> PyResult<()> {
     extra.set_item(intern!(py, "cipher"), cipher)?;
     let compression = object.call_method0(intern!(py, "compression"))?;
     if !compression.is_none() || !this.engine.is_plain() {
-        this.raise_flag(flag::UNCOUNTED);
+        this.flags.set(Flags::UNCOUNTED);
     }
     extra.set_item(intern!(py, "compression"), compression)?;
     extra.set_item(intern!(py, "ssl_object"), object)?;
@@ -183,7 +183,7 @@ fn fail_handshake(this: Tls<'_>, error: PyErr, message: &str) -> PyResult<()> {
         return Err(error);
     }
     let exception = value_of(py, &error);
-    if this.has(flag::ACCEPTED) && this.reactor().is_debug() {
+    if this.flags.has(Flags::ACCEPTED) && this.reactor().is_debug() {
         report_accepted(this, error.clone_ref(py))?;
     }
     fatal_error(this, error, message)?;
@@ -242,7 +242,7 @@ pub(super) fn go_on(this: Tls<'_>) -> PyResult<()> {
 /// The inner transport has reached the end of its stream: true if it is to stay open until the application has read.
 /// An application that has paused reading hears of the end at once if there is nothing for it to read before.
 pub(super) fn inner_eof(this: Tls<'_>) -> PyResult<bool> {
-    this.raise_flag(flag::INNER_EOF);
+    this.flags.set(Flags::INNER_EOF);
     debug_log(this, "received EOF")?;
     match this.state.get() {
         State::Handshake => {
@@ -265,7 +265,7 @@ pub(super) fn inner_eof(this: Tls<'_>) -> PyResult<bool> {
 
 /// Ends the connection now; what is not sent is lost.
 pub(super) fn abort(this: Tls<'_>, exception: Option<Bound<'_, PyAny>>) -> PyResult<()> {
-    this.raise_flag(flag::CLOSED);
+    this.flags.set(Flags::CLOSED);
     if this.state.get() != State::Over && this.state.get() != State::Initial {
         this.state.set(State::Over);
     }
@@ -307,7 +307,7 @@ pub(super) fn fatal_error(this: Tls<'_>, error: PyErr, message: &str) -> PyResul
 /// `connection_lost(exception)` of the inner transport.
 pub(super) fn inner_lost(this: Tls<'_>, exception: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = this.py();
-    this.raise_flag(flag::CLOSED);
+    this.flags.set(Flags::CLOSED);
     this.state.set(State::Over);
     this.lost_writes.set(this.lost_writes.get().saturating_add(1));
     this.backlog.clear();

@@ -6,7 +6,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 
 use super::{
-    READ_HIGH, State, Tls, TlsObject, flag, lifecycle, make_type, protocol_methods, reading, shutdown,
+    Flags, READ_HIGH, State, Tls, TlsObject, lifecycle, make_type, protocol_methods, reading, shutdown,
     writing,
 };
 use crate::binding::attributes::{dict_row, offset_members, shown};
@@ -54,22 +54,22 @@ fn force_close<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 fn is_closing<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
-    let is_closing = this.has(flag::CLOSED) || this.inner.is_closing(py)?;
+    let is_closing = this.flags.has(Flags::CLOSED) || this.inner.is_closing(py)?;
     Ok(bool_object(py, is_closing))
 }
 
 fn is_reading<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
-    Ok(bool_object(this.py(), !this.has(flag::APP_PAUSED)))
+    Ok(bool_object(this.py(), !this.flags.has(Flags::APP_PAUSED)))
 }
 
 fn pause_reading<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
-    this.raise_flag(flag::APP_PAUSED);
+    this.flags.set(Flags::APP_PAUSED);
     Ok(none(this.py()))
 }
 
 fn resume_reading<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
-    if this.has(flag::APP_PAUSED) {
-        this.lower_flag(flag::APP_PAUSED);
+    if this.flags.has(Flags::APP_PAUSED) {
+        this.flags.clear(Flags::APP_PAUSED);
         if !this.reactor().is_closed() {
             this.reactor().defer(this.to_bound(), reading::resume_queued);
         }
@@ -127,7 +127,7 @@ fn set_read_buffer_limits<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'p
         )));
     }
     this.read_limits.set((high as usize, low as usize));
-    this.raise_flag(flag::READ_LIMITED);
+    this.flags.set(Flags::READ_LIMITED);
     reading::control_inner(this)?;
     Ok(none(this.py()))
 }
@@ -195,7 +195,7 @@ fn get_loop(this: Tls<'_>) -> Object<'_> {
 }
 
 fn is_closed(this: Tls<'_>) -> Object<'_> {
-    Ok(bool_object(this.py(), this.has(flag::CLOSED)))
+    Ok(bool_object(this.py(), this.flags.has(Flags::CLOSED)))
 }
 
 /// `_sslcontext`: the context that the connection was made with.
@@ -218,7 +218,7 @@ fn app_protocol(this: Tls<'_>) -> Object<'_> {
 
 /// `_app_reading_paused`: whether the application has paused reading.
 fn is_reading_paused(this: Tls<'_>) -> Object<'_> {
-    Ok(bool_object(this.py(), this.has(flag::APP_PAUSED)))
+    Ok(bool_object(this.py(), this.flags.has(Flags::APP_PAUSED)))
 }
 
 /// `_protocol_paused`: whether the application was told to stop writing.

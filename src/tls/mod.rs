@@ -49,37 +49,41 @@ use crate::binding::native_type::{NativeType, This, extend_type, new_type, slot}
 use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Reactor;
+use crate::transports::flags::FlagCell;
 use crate::transports::outgoing::Outgoing;
 use crate::transports::protocol::{self, ProtocolCalls};
 use engine::Engine;
 use inner::Inner;
 
-mod flag {
-    /// The application has called `close()` or `abort()`, or the connection is gone.
-    pub(super) const CLOSED: u16 = 1;
-    /// `pause_reading()` of the application is in force.
-    pub(super) const APP_PAUSED: u16 = 1 << 1;
-    /// We have paused the inner transport: too much ciphertext is waiting.
-    pub(super) const INNER_PAUSED: u16 = 1 << 2;
-    /// The inner transport has called `pause_writing()`.
-    pub(super) const INNER_FULL: u16 = 1 << 3;
-    /// The inner transport has reached the end of its stream.
-    pub(super) const INNER_EOF: u16 = 1 << 4;
-    /// The application's own callback runs: writes are encrypted when it has returned.
-    pub(super) const CORKED: u16 = 1 << 5;
-    /// The backlog is being encrypted: a write from inside goes behind it.
-    pub(super) const ENCRYPTING: u16 = 1 << 6;
-    /// Nobody waits for the handshake: debug mode reports its failure.
-    pub(super) const ACCEPTED: u16 = 1 << 7;
-    /// The read limits are not the default ones.
-    pub(super) const READ_LIMITED: u16 = 1 << 8;
-    /// What a record holds does not follow from its length (compression), or may come in several reads (an `SSLObject` with
-    /// methods of its own): reads go on until there is nothing.
-    pub(super) const UNCOUNTED: u16 = 1 << 9;
-    /// `start_tls` is complete, and whoever waits for it has not run yet: the first data comes after that.
-    pub(super) const STARTED: u16 = 1 << 10;
-    /// The connection was closed inside of the encryption, after which the closing goes on.
-    pub(super) const CLOSE_HELD: u16 = 1 << 11;
+bitflags::bitflags! {
+    #[derive(Clone, Copy)]
+    struct Flags: u16 {
+        /// The application has called `close()` or `abort()`, or the connection is gone.
+        const CLOSED = 1;
+        /// `pause_reading()` of the application is in force.
+        const APP_PAUSED = 1 << 1;
+        /// We have paused the inner transport: too much ciphertext is waiting.
+        const INNER_PAUSED = 1 << 2;
+        /// The inner transport has called `pause_writing()`.
+        const INNER_FULL = 1 << 3;
+        /// The inner transport has reached the end of its stream.
+        const INNER_EOF = 1 << 4;
+        /// The application's own callback runs: writes are encrypted when it has returned.
+        const CORKED = 1 << 5;
+        /// The backlog is being encrypted: a write from inside goes behind it.
+        const ENCRYPTING = 1 << 6;
+        /// Nobody waits for the handshake: debug mode reports its failure.
+        const ACCEPTED = 1 << 7;
+        /// The read limits are not the default ones.
+        const READ_LIMITED = 1 << 8;
+        /// What a record holds does not follow from its length (compression), or may come in several reads (an `SSLObject` with
+        /// methods of its own): reads go on until there is nothing.
+        const UNCOUNTED = 1 << 9;
+        /// `start_tls` is complete, and whoever waits for it has not run yet: the first data comes after that.
+        const STARTED = 1 << 10;
+        /// The connection was closed inside of the encryption, after which the closing goes on.
+        const CLOSE_HELD = 1 << 11;
+    }
 }
 
 /// Where the TLS connection is.
@@ -149,7 +153,7 @@ struct TlsBody {
     discarded_len: Cell<usize>,
     state: Cell<State>,
     notified: Cell<Notified>,
-    flags: Cell<u16>,
+    flags: FlagCell<Flags>,
     /// Writes after the end, for the warning about them.
     lost_writes: Cell<u8>,
 }
@@ -192,21 +196,6 @@ fn tls_of<'py>(transport: &Bound<'py, PyAny>) -> Tls<'py> {
 }
 
 impl TlsBody {
-    #[inline]
-    fn has(&self, flag: u16) -> bool {
-        self.flags.get() & flag != 0
-    }
-
-    #[inline]
-    fn raise_flag(&self, flag: u16) {
-        self.flags.set(self.flags.get() | flag);
-    }
-
-    #[inline]
-    fn lower_flag(&self, flag: u16) {
-        self.flags.set(self.flags.get() & !flag);
-    }
-
     #[inline]
     fn reactor(&self) -> &Reactor {
         // SAFETY: the transport holds a reference to its loop from its creation to its deallocation (tp_clear leaves
@@ -293,10 +282,10 @@ unsafe extern "C" fn finalize(slf: *mut ffi::PyObject) {
         errors::at_boundary(py, (), || {
             let this = Tls::new(py, slf);
             let is_open = this.is_body_live.get()
-                && !this.has(flag::CLOSED)
+                && !this.flags.has(Flags::CLOSED)
                 && !matches!(this.state.get(), State::Initial | State::Over);
             if is_open {
-                this.raise_flag(flag::CLOSED);
+                this.flags.set(Flags::CLOSED);
                 let category = py.get_type::<pyo3::exceptions::PyResourceWarning>();
                 let message = format!("unclosed transport {}", methods::describe(this));
                 let warned = names()

@@ -15,12 +15,13 @@ use pyo3::prelude::*;
 use super::engine::Engine;
 use super::inner::{self, Inner};
 use super::{
-    Notified, READ_HIGH, State, TLS_TYPE, Tls, TlsBody, TlsObject, drop_fields, flag, lifecycle, reading,
+    Flags, Notified, READ_HIGH, State, TLS_TYPE, Tls, TlsBody, TlsObject, drop_fields, lifecycle, reading,
     writing,
 };
 use crate::binding::native_type::{Args, This, bool_object, method, none};
 use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
+use crate::transports::flags::FlagCell;
 use crate::transports::flow::Watermarks;
 use crate::transports::outgoing::{Data, Outgoing};
 use crate::transports::protocol::ProtocolCalls;
@@ -58,7 +59,7 @@ fn eof_received<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
 }
 
 fn pause_writing<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
-    this.raise_flag(flag::INNER_FULL);
+    this.flags.set(Flags::INNER_FULL);
     Ok(none(this.py()))
 }
 
@@ -189,7 +190,7 @@ fn make<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
         body.notified.set(Notified::Made);
     }
     if is_true(accepted, false)? {
-        body.raise_flag(flag::ACCEPTED);
+        body.flags.set(Flags::ACCEPTED);
     }
     let transport = new_object(this.py(), body)?;
     let extra = lifecycle::extra_dict(super::tls_of(&transport))?;
@@ -217,7 +218,7 @@ fn new_body(engine: Engine, calls: ProtocolCalls) -> TlsBody {
         discarded_len: Cell::new(0),
         state: Cell::new(State::Initial),
         notified: Cell::new(Notified::Nothing),
-        flags: Cell::new(0),
+        flags: FlagCell::new(),
         lost_writes: Cell::new(0),
     }
 }

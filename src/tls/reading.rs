@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::engine::Read;
-use super::{State, Tls, flag, lifecycle, shutdown, writing};
+use super::{Flags, State, Tls, lifecycle, shutdown, writing};
 use crate::binding::errors;
 use crate::binding::native_type::This;
 use crate::binding::new_bytes::NewBytes;
@@ -97,7 +97,7 @@ pub(super) fn recount(this: Tls<'_>) -> PyResult<()> {
 
 fn may_deliver(this: Tls<'_>) -> bool {
     matches!(this.state.get(), State::Open | State::Flushing)
-        && !this.has(flag::APP_PAUSED | flag::CLOSED | flag::STARTED)
+        && !this.flags.has(Flags::APP_PAUSED | Flags::CLOSED | Flags::STARTED)
 }
 
 /// Decrypts and delivers what is in the BIO and `data` after it. True if the peer has sent `close_notify`.
@@ -130,7 +130,7 @@ fn deliver_object(this: Tls<'_>, data: &[u8]) -> PyResult<bool> {
         feed(this, data)?;
         match this.records.get() {
             0 => return Ok(false),
-            1 if !this.has(flag::UNCOUNTED) => read_one(this)?,
+            1 if !this.flags.has(Flags::UNCOUNTED) => read_one(this)?,
             _ => read_all(this, &[])?,
         }
     } else {
@@ -160,7 +160,7 @@ fn read_one(this: Tls<'_>) -> PyResult<(Option<Bound<'_, PyAny>>, bool)> {
 fn read_all<'py>(this: Tls<'py>, data: &[u8]) -> PyResult<(Option<Bound<'py, PyAny>>, bool)> {
     let py = this.py();
     let coming = this.framing.get().advance(data, this.overhead_len.get());
-    let is_counted = !this.has(flag::UNCOUNTED);
+    let is_counted = !this.flags.has(Flags::UNCOUNTED);
     // One byte more than can come, so that there is always space to ask for more.
     let mut plain = NewBytes::with_capacity(py, this.capacity.get() + coming.capacity + 1)?;
     let mut filled = 0;
@@ -234,7 +234,7 @@ fn fill_buffer(this: Tls<'_>, rest: &mut &[u8]) -> PyResult<bool> {
 /// `capacity` bytes (at least 1) at `memory` may be written, and stay valid whatever Python code does meanwhile.
 unsafe fn read_to(this: Tls<'_>, memory: *mut u8, capacity: usize) -> PyResult<(usize, bool)> {
     let py = this.py();
-    let is_counted = !this.has(flag::UNCOUNTED);
+    let is_counted = !this.flags.has(Flags::UNCOUNTED);
     let mut filled = 0;
     while this.records.get() > 0 && filled < capacity {
         // SAFETY: the caller vouches for the memory, of which `capacity - filled` bytes follow.
@@ -260,10 +260,10 @@ unsafe fn read_to(this: Tls<'_>, memory: *mut u8, capacity: usize) -> PyResult<(
 /// After the end of the stream: if the application has paused reading, decrypts until there is something that it must get
 /// before it may hear of the end.
 pub(super) fn look_ahead(this: Tls<'_>) -> PyResult<()> {
-    while this.has(flag::APP_PAUSED) && !this.undelivered.is_set() && this.records.get() > 0 {
+    while this.flags.has(Flags::APP_PAUSED) && !this.undelivered.is_set() && this.records.get() > 0 {
         match this.engine.read(this.py(), this.capacity.get())? {
             Read::Data(data) => {
-                if !this.has(flag::UNCOUNTED) {
+                if !this.flags.has(Flags::UNCOUNTED) {
                     this.records.set(this.records.get().saturating_sub(1));
                 }
                 this.capacity
@@ -298,18 +298,21 @@ pub(super) fn discard(this: Tls<'_>) -> PyResult<bool> {
 /// Pauses the inner transport while too much ciphertext waits, and lets it go on when little does.
 #[inline]
 pub(super) fn control_inner(this: Tls<'_>) -> PyResult<()> {
-    if !this.has(flag::APP_PAUSED | flag::INNER_PAUSED | flag::READ_LIMITED) {
+    if !this
+        .flags
+        .has(Flags::APP_PAUSED | Flags::INNER_PAUSED | Flags::READ_LIMITED)
+    {
         // Only a record that is not whole can be waiting.
         return Ok(());
     }
     let py = this.py();
     let (high, low) = this.read_limits.get();
     let unread_len = this.engine.unread_len(py)?;
-    let done = if unread_len >= high && !this.has(flag::INNER_PAUSED) {
-        this.raise_flag(flag::INNER_PAUSED);
+    let done = if unread_len >= high && !this.flags.has(Flags::INNER_PAUSED) {
+        this.flags.set(Flags::INNER_PAUSED);
         this.inner.pause_reading(py)
-    } else if unread_len <= low && this.has(flag::INNER_PAUSED) {
-        this.lower_flag(flag::INNER_PAUSED);
+    } else if unread_len <= low && this.flags.has(Flags::INNER_PAUSED) {
+        this.flags.clear(Flags::INNER_PAUSED);
         this.inner.resume_reading(py)
     } else {
         Ok(())
@@ -328,7 +331,7 @@ pub(super) fn control_inner(this: Tls<'_>) -> PyResult<()> {
 pub(super) unsafe fn resume_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: the caller's contract.
     let this: Tls<'_> = unsafe { This::new(py, object) };
-    if this.has(flag::APP_PAUSED) {
+    if this.flags.has(Flags::APP_PAUSED) {
         return Ok(());
     }
     lifecycle::go_on(this)
@@ -341,6 +344,6 @@ pub(super) unsafe fn resume_queued(py: Python<'_>, object: *mut ffi::PyObject) -
 pub(super) unsafe fn start_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: the caller's contract.
     let this: Tls<'_> = unsafe { This::new(py, object) };
-    this.lower_flag(flag::STARTED);
+    this.flags.clear(Flags::STARTED);
     lifecycle::go_on(this)
 }

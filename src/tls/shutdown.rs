@@ -7,7 +7,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::lifecycle::{abort, cancel_timer, fatal_error, set_timer, value_of};
-use super::{Notified, State, Tls, flag, reading, writing};
+use super::{Flags, Notified, State, Tls, reading, writing};
 use crate::binding::log;
 use crate::binding::names::names;
 use crate::binding::native_type::This;
@@ -15,11 +15,11 @@ use crate::transports::protocol::Receiver;
 
 /// `close()` of the application.
 pub(super) fn close(this: Tls<'_>) -> PyResult<()> {
-    if this.has(flag::CLOSED) {
+    if this.flags.has(Flags::CLOSED) {
         return Ok(());
     }
-    this.raise_flag(flag::CLOSED);
-    if this.state.get() == State::Flushing && this.has(flag::INNER_EOF) {
+    this.flags.set(Flags::CLOSED);
+    if this.state.get() == State::Flushing && this.flags.has(Flags::INNER_EOF) {
         // The stream has ended and only what the application did not want to read yet is left.
         this.state.set(State::Shutdown);
         return shut_down(this);
@@ -32,7 +32,7 @@ pub(super) fn start_shutdown(this: Tls<'_>) -> PyResult<()> {
     match this.state.get() {
         State::Initial | State::Handshake => abort(this, None),
         State::Open => {
-            this.raise_flag(flag::CLOSED);
+            this.flags.set(Flags::CLOSED);
             this.state.set(State::Flushing);
             set_timer(this, &this.shutdown_timeout)?;
             continue_shutdown(this)
@@ -44,21 +44,21 @@ pub(super) fn start_shutdown(this: Tls<'_>) -> PyResult<()> {
 /// Encrypts what was written, and then says goodbye. What has come already is delivered before, unless it was the
 /// application that has closed.
 pub(super) fn continue_shutdown(this: Tls<'_>) -> PyResult<()> {
-    if this.has(flag::ENCRYPTING) {
+    if this.flags.has(Flags::ENCRYPTING) {
         // A callback of the context has closed, in the middle of a write.
-        this.raise_flag(flag::CLOSE_HELD);
+        this.flags.set(Flags::CLOSE_HELD);
         return Ok(());
     }
     if this.state.get() != State::Flushing {
         return Ok(());
     }
-    if this.has(flag::CLOSED) {
+    if this.flags.has(Flags::CLOSED) {
         if !discard(this)? {
             return Ok(());
         }
         writing::flush(this)?;
     } else {
-        if this.has(flag::STARTED) {
+        if this.flags.has(Flags::STARTED) {
             return Ok(());
         }
         let delivered = reading::deliver_undelivered(this)
@@ -71,7 +71,7 @@ pub(super) fn continue_shutdown(this: Tls<'_>) -> PyResult<()> {
     if this.state.get() != State::Flushing || must_deliver_first(this) {
         return Ok(());
     }
-    if !this.backlog.is_empty() && !this.has(flag::INNER_EOF) {
+    if !this.backlog.is_empty() && !this.flags.has(Flags::INNER_EOF) {
         // The inner transport is full, or the peer renegotiates: either brings us back here, or the time limit ends it.
         return Ok(());
     }
@@ -81,7 +81,7 @@ pub(super) fn continue_shutdown(this: Tls<'_>) -> PyResult<()> {
 
 /// True if the end has to wait until the application has been told of what came before it.
 pub(super) fn must_deliver_first(this: Tls<'_>) -> bool {
-    !this.has(flag::CLOSED) && (this.has(flag::STARTED) || this.undelivered.is_set())
+    !this.flags.has(Flags::CLOSED) && (this.flags.has(Flags::STARTED) || this.undelivered.is_set())
 }
 
 /// Throws away what comes after `close()` and reports the peer's `close_notify`. False if the connection has failed.
@@ -104,7 +104,7 @@ pub(super) fn discard(this: Tls<'_>) -> PyResult<bool> {
 
 pub(super) fn shut_down(this: Tls<'_>) -> PyResult<()> {
     let py = this.py();
-    let is_done = if this.has(flag::INNER_EOF) {
+    let is_done = if this.flags.has(Flags::INNER_EOF) {
         Ok(true)
     } else {
         this.engine.shutdown(py)

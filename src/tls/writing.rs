@@ -9,8 +9,7 @@ use std::mem::MaybeUninit;
 
 use pyo3::prelude::*;
 
-use super::{State, Tls, flag, lifecycle, shutdown};
-use crate::binding::log;
+use super::{Flags, State, Tls, lifecycle, shutdown};
 use crate::transports::flow;
 use crate::transports::outgoing::Data;
 
@@ -20,17 +19,15 @@ const RECORD_LEN: usize = 16 * 1024;
 const STEP_LEN: usize = 64 * 1024;
 /// Collected writes beyond this are encrypted at once.
 const CORK_LEN: usize = 64 * 1024;
-/// Writes after the end that go without a word, as in asyncio.
-const QUIET_LOST_WRITES: u8 = 5;
 
 /// Runs the application's callback `call` with its writes collected; the caller flushes.
 #[inline]
 pub(super) fn corked<R>(this: Tls<'_>, call: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
-    let was_corked = this.has(flag::CORKED);
-    this.raise_flag(flag::CORKED);
+    let was_corked = this.flags.has(Flags::CORKED);
+    this.flags.set(Flags::CORKED);
     let result = call();
     if !was_corked {
-        this.lower_flag(flag::CORKED);
+        this.flags.clear(Flags::CORKED);
     }
     result
 }
@@ -46,15 +43,17 @@ pub(super) fn write(this: Tls<'_>, data: &Bound<'_, PyAny>) -> PyResult<()> {
         return Ok(());
     }
     let must_wait = this.state.get() != State::Open
-        || this.has(flag::CORKED | flag::INNER_FULL | flag::ENCRYPTING)
+        || this
+            .flags
+            .has(Flags::CORKED | Flags::INNER_FULL | Flags::ENCRYPTING)
         || !this.backlog.is_empty();
     if must_wait {
         this.backlog.push(&source)?;
         return after_push(this);
     }
-    this.raise_flag(flag::ENCRYPTING);
+    this.flags.set(Flags::ENCRYPTING);
     let sent = encrypt_now(this, source.as_slice());
-    this.lower_flag(flag::ENCRYPTING);
+    this.flags.clear(Flags::ENCRYPTING);
     let sent = match sent {
         Ok(sent) => sent,
         Err(error) => return lifecycle::fatal_error(this, error, "Fatal error on SSL protocol"),
@@ -92,17 +91,13 @@ fn may_write(this: Tls<'_>) -> PyResult<bool> {
     if !matches!(this.state.get(), State::Flushing | State::Shutdown | State::Over) {
         return Ok(true);
     }
-    let count = this.lost_writes.get();
-    if count >= QUIET_LOST_WRITES {
-        log::warning(this.py(), "SSL connection is closed", &[])?;
-    }
-    this.lost_writes.set(count.saturating_add(1));
+    flow::note_lost_write(this.py(), &this.lost_writes, "SSL connection is closed")?;
     Ok(false)
 }
 
 /// After plaintext was put into the backlog.
 fn after_push(this: Tls<'_>) -> PyResult<()> {
-    if this.has(flag::CORKED) && this.backlog.len_bytes() <= CORK_LEN {
+    if this.flags.has(Flags::CORKED) && this.backlog.len_bytes() <= CORK_LEN {
         return Ok(());
     }
     flush(this)
@@ -113,7 +108,7 @@ fn after_push(this: Tls<'_>) -> PyResult<()> {
 fn encrypt_now(this: Tls<'_>, data: &[u8]) -> PyResult<usize> {
     let py = this.py();
     let mut sent = 0;
-    while sent < data.len() && this.state.get() == State::Open && !this.has(flag::INNER_FULL) {
+    while sent < data.len() && this.state.get() == State::Open && !this.flags.has(Flags::INNER_FULL) {
         let step = &data[sent..data.len().min(sent + STEP_LEN)];
         let written = this.engine.write(py, step)?;
         send_ciphertext(this)?;
@@ -138,7 +133,7 @@ pub(super) fn send_ciphertext(this: Tls<'_>) -> PyResult<()> {
 /// application to pause or to go on. A fault ends the connection; Err is only for what must leave the loop.
 #[inline]
 pub(super) fn flush(this: Tls<'_>) -> PyResult<()> {
-    if this.has(flag::ENCRYPTING) {
+    if this.flags.has(Flags::ENCRYPTING) {
         return Ok(());
     }
     if let Err(error) = encrypt_backlog(this).and_then(|()| send_ciphertext(this)) {
@@ -151,10 +146,10 @@ pub(super) fn flush(this: Tls<'_>) -> PyResult<()> {
 /// Goes on with a `close()` that has come from inside of the encryption.
 #[inline]
 fn close_if_held(this: Tls<'_>) -> PyResult<()> {
-    if !this.has(flag::CLOSE_HELD) || this.has(flag::ENCRYPTING) {
+    if !this.flags.has(Flags::CLOSE_HELD) || this.flags.has(Flags::ENCRYPTING) {
         return Ok(());
     }
-    this.lower_flag(flag::CLOSE_HELD);
+    this.flags.clear(Flags::CLOSE_HELD);
     shutdown::continue_shutdown(this)
 }
 
@@ -162,12 +157,12 @@ fn encrypt_backlog(this: Tls<'_>) -> PyResult<()> {
     let py = this.py();
     let mut unsent_len = 0;
     while matches!(this.state.get(), State::Open | State::Flushing)
-        && !this.has(flag::INNER_FULL)
+        && !this.flags.has(Flags::INNER_FULL)
         && !this.backlog.is_empty()
     {
-        this.raise_flag(flag::ENCRYPTING);
+        this.flags.set(Flags::ENCRYPTING);
         let written = encrypt_front(this);
-        this.lower_flag(flag::ENCRYPTING);
+        this.flags.clear(Flags::ENCRYPTING);
         let Some(count) = written? else {
             // Renegotiation: the answer of the peer brings us back here.
             return Ok(());
@@ -243,7 +238,7 @@ pub(super) fn control_app(this: Tls<'_>) -> PyResult<()> {
             flow::resume(&this.event_loop, &this.calls, &this.to_bound())
         })?;
         // What it has written may still lie here, if this was not inside a callback that is flushed after.
-        if !this.has(flag::CORKED) && !this.backlog.is_empty() {
+        if !this.flags.has(Flags::CORKED) && !this.backlog.is_empty() {
             return flush(this);
         }
     }
@@ -252,7 +247,7 @@ pub(super) fn control_app(this: Tls<'_>) -> PyResult<()> {
 
 /// `resume_writing()` of the inner transport.
 pub(super) fn inner_drained(this: Tls<'_>) -> PyResult<()> {
-    this.lower_flag(flag::INNER_FULL);
+    this.flags.clear(Flags::INNER_FULL);
     flush(this)?;
     if this.state.get() == State::Flushing {
         // It was closed while the inner transport was full.

@@ -85,14 +85,17 @@ impl Watermarks {
     }
 }
 
-/// Writes after the connection was lost that go without a word, as in asyncio.
+/// What asyncio warns of for sockets.
+pub(crate) const SEND_FAILED: &str = "socket.send() raised exception.";
+
+/// The number of writes after the connection was lost that cause no warning, as in asyncio.
 const QUIET_LOST_WRITES: u8 = 5;
 
-/// Counts a write after the connection was lost; from the fifth on a warning is logged.
+/// Counts a write after the connection was lost. Once `count` has reached the threshold, logs `warning` for each.
 #[cold]
-pub(crate) fn note_lost_write(py: Python<'_>, count: &Cell<u8>) -> PyResult<()> {
+pub(crate) fn note_lost_write(py: Python<'_>, count: &Cell<u8>, warning: &str) -> PyResult<()> {
     if count.get() >= QUIET_LOST_WRITES {
-        log::warning(py, "socket.send() raised exception.", &[])?;
+        log::warning(py, warning, &[])?;
     }
     count.set(count.get().saturating_add(1));
     Ok(())

@@ -5,6 +5,7 @@
 
 mod datagram;
 mod files;
+pub(crate) mod flags;
 pub(crate) mod flow;
 mod lent_buffer;
 mod listener;

@@ -40,7 +40,7 @@ CIRCLES = {
     "core/src/sys": [],
 }
 DEPENDENCIES = {
-    "Cargo.toml": {"grapeshot-core", "libc", "pyo3"},
+    "Cargo.toml": {"bitflags", "grapeshot-core", "libc", "pyo3"},
     "core/Cargo.toml": {"crossbeam-queue", "libc", "nix"},
 }
 

@@ -22,12 +22,13 @@ use pyo3::types::PyString;
 
 use super::methods::DATAGRAM_TYPE;
 use super::senders::Senders;
-use super::{Datagram, DatagramBody, Family, Peer, flag, sending, sync_interest};
+use super::{Datagram, DatagramBody, Family, Flags, Peer, sending, sync_interest};
 use crate::binding::errors;
 use crate::binding::names::names;
 use crate::binding::native_type::{This, none};
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::socket_object;
+use crate::transports::flags::FlagCell;
 use crate::transports::flow::Watermarks;
 use crate::transports::object;
 use crate::transports::protocol::ProtocolCalls;
@@ -98,7 +99,7 @@ fn new_body(
         outgoing: RefCell::new(VecDeque::new()),
         outgoing_len: Cell::new(0),
         watermarks: Watermarks::new(),
-        flags: Cell::new(0),
+        flags: FlagCell::new(),
         lost_writes: Cell::new(0),
     };
     body.registration.set_owner(socket);
@@ -153,11 +154,11 @@ unsafe fn start(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
 
 /// `close()`: what is buffered still leaves, then the transport ends.
 pub(super) fn close(this: Datagram<'_>) -> PyResult<()> {
-    if this.has(flag::CLOSING) {
+    if this.flags.has(Flags::CLOSING) {
         return Ok(());
     }
-    this.raise_flag(flag::CLOSING);
-    if this.has(flag::BLOCKED) {
+    this.flags.set(Flags::CLOSING);
+    if this.flags.has(Flags::BLOCKED) {
         if this.registration.usable_fd(this.py()).is_err() {
             // It would wait for ever.
             return fatal_error(this, closed_error(), "Fatal error on datagram transport");
@@ -195,7 +196,7 @@ pub(super) fn fatal_error(this: Datagram<'_>, error: PyErr, message: &str) -> Py
 
 /// Stops all I/O and queues `connection_lost(exception)`. Does nothing the second time.
 pub(super) fn finish(this: Datagram<'_>, exception: Option<Bound<'_, PyAny>>) {
-    this.raise_flag(flag::CLOSING);
+    this.flags.set(Flags::CLOSING);
     if this.is_finished() {
         return;
     }

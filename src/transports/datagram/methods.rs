@@ -8,7 +8,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::{Datagram, DatagramBody, DatagramObject, flag, lifecycle, receiving, sending};
+use super::{Datagram, DatagramBody, DatagramObject, Flags, lifecycle, receiving, sending};
 use crate::binding::attributes::shown;
 use crate::binding::names::names;
 use crate::binding::native_type::{Args, This, bool_object, method, none};
@@ -51,11 +51,14 @@ fn abort<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> Object<'py> {
 }
 
 fn is_closing<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> Object<'py> {
-    Ok(bool_object(this.py(), this.has(flag::CLOSING)))
+    Ok(bool_object(this.py(), this.flags.has(Flags::CLOSING)))
 }
 
 fn is_reading<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> Object<'py> {
-    Ok(bool_object(this.py(), !this.has(flag::CLOSING | flag::PAUSED)))
+    Ok(bool_object(
+        this.py(),
+        !this.flags.has(Flags::CLOSING | Flags::PAUSED),
+    ))
 }
 
 fn pause_reading<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> Object<'py> {
@@ -214,7 +217,7 @@ fn get_remote(this: Datagram<'_>) -> Object<'_> {
 }
 
 fn get_closing(this: Datagram<'_>) -> Object<'_> {
-    Ok(bool_object(this.py(), this.has(flag::CLOSING)))
+    Ok(bool_object(this.py(), this.flags.has(Flags::CLOSING)))
 }
 
 fn get_lost(this: Datagram<'_>) -> Object<'_> {

@@ -22,6 +22,7 @@ use std::os::fd::RawFd;
 use grapeshot_core::sys::poller::{Interest, Readiness};
 use pyo3::prelude::*;
 
+use super::flags::FlagCell;
 use super::flow::Watermarks;
 use super::object::{Body, TransportObject};
 use super::protocol::ProtocolCalls;
@@ -41,13 +42,16 @@ pub(super) use methods::{loop_methods, register};
 const HAS_EMPTY_DATAGRAMS: bool = cfg!(Py_3_13);
 const HEADER_LEN: usize = if HAS_EMPTY_DATAGRAMS { 8 } else { 0 };
 
-mod flag {
-    /// `close()` or `abort()` was called, or the transport failed.
-    pub(super) const CLOSING: u8 = 1;
-    /// `pause_reading()` is in force.
-    pub(super) const PAUSED: u8 = 1 << 1;
-    /// Datagrams wait for the descriptor to become writable.
-    pub(super) const BLOCKED: u8 = 1 << 2;
+bitflags::bitflags! {
+    #[derive(Clone, Copy)]
+    struct Flags: u8 {
+        /// `close()` or `abort()` was called, or the transport failed.
+        const CLOSING = 1;
+        /// `pause_reading()` is in force.
+        const PAUSED = 1 << 1;
+        /// Datagrams wait for the descriptor to become writable.
+        const BLOCKED = 1 << 2;
+    }
 }
 
 /// Where a datagram without an address goes.
@@ -95,7 +99,7 @@ pub(super) struct DatagramBody {
     /// The size of `outgoing` as `get_write_buffer_size()` counts it.
     outgoing_len: Cell<usize>,
     watermarks: Watermarks,
-    flags: Cell<u8>,
+    flags: FlagCell<Flags>,
     /// 0 while open; then the number of datagrams after the transport was given up, plus one.
     lost_writes: Cell<u8>,
 }
@@ -104,21 +108,6 @@ type DatagramObject = TransportObject<DatagramBody>;
 type Datagram<'py> = This<'py, DatagramObject>;
 
 impl DatagramBody {
-    #[inline]
-    fn has(&self, flag: u8) -> bool {
-        self.flags.get() & flag != 0
-    }
-
-    #[inline]
-    fn raise_flag(&self, flag: u8) {
-        self.flags.set(self.flags.get() | flag);
-    }
-
-    #[inline]
-    fn lower_flag(&self, flag: u8) {
-        self.flags.set(self.flags.get() & !flag);
-    }
-
     /// Whether all I/O has stopped.
     #[inline]
     fn is_finished(&self) -> bool {
@@ -127,12 +116,12 @@ impl DatagramBody {
 
     /// The interest that follows from the state.
     fn wanted_interest(&self) -> Interest {
-        let read = if self.has(flag::PAUSED | flag::CLOSING) {
+        let read = if self.flags.has(Flags::PAUSED | Flags::CLOSING) {
             Interest::NONE
         } else {
             Interest::READ
         };
-        if self.has(flag::BLOCKED) {
+        if self.flags.has(Flags::BLOCKED) {
             read.with(Interest::WRITE)
         } else {
             read
@@ -156,7 +145,7 @@ impl Source for DatagramObject {
         if readiness.is_readable() && this.registration.interest().has_read() {
             receiving::on_readable(this)?;
         }
-        if readiness.is_writable() && this.has(flag::BLOCKED) {
+        if readiness.is_writable() && this.flags.has(Flags::BLOCKED) {
             sending::on_writable(this)?;
         }
         Ok(())
@@ -186,7 +175,11 @@ impl Body for DatagramBody {
         if !this.is_open() {
             return format!("<DatagramTransport closed fd={}>", this.fileno);
         }
-        let state = if this.has(flag::CLOSING) { " closing" } else { "" };
+        let state = if this.flags.has(Flags::CLOSING) {
+            " closing"
+        } else {
+            ""
+        };
         let interest = this.registration.interest();
         let word = |is_polled| if is_polled { "polling" } else { "idle" };
         format!(

@@ -17,7 +17,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
-use super::{Datagram, Family, flag, lifecycle, sync_interest};
+use super::{Datagram, Family, Flags, lifecycle, sync_interest};
 use crate::binding::errors;
 use crate::binding::names::names;
 use crate::binding::native_type::This;
@@ -119,7 +119,7 @@ fn deliver(this: Datagram<'_>, first: Option<Inbound>) -> PyResult<()> {
             if let Err(error) = this.calls.datagram_received(py, &data.to_bound(py), &sender) {
                 object::report(this, error, "Exception in callback protocol.datagram_received()")?;
             }
-            next = if this.has(flag::PAUSED | flag::CLOSING) {
+            next = if this.flags.has(Flags::PAUSED | Flags::CLOSING) {
                 None
             } else {
                 this.pending.borrow_mut().pop_front()
@@ -144,7 +144,7 @@ fn deliver(this: Datagram<'_>, first: Option<Inbound>) -> PyResult<()> {
 /// one whose protocol has left the loop until the loop runs again.
 #[cold]
 fn keep_for_later(this: Datagram<'_>, has_failed: bool) {
-    if this.has(flag::CLOSING) {
+    if this.flags.has(Flags::CLOSING) {
         this.pending.borrow_mut().clear();
     } else if has_failed {
         this.reactor().defer(this.to_bound(), deliver_pending);
@@ -154,7 +154,7 @@ fn keep_for_later(this: Datagram<'_>, has_failed: bool) {
 unsafe fn deliver_pending(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: queued with a transport of this type, whose reference the queue holds.
     let this: Datagram<'_> = unsafe { This::new(py, object) };
-    if this.has(flag::PAUSED | flag::CLOSING) || this.pending.borrow().is_empty() {
+    if this.flags.has(Flags::PAUSED | Flags::CLOSING) || this.pending.borrow().is_empty() {
         return Ok(());
     }
     deliver(this, None)
@@ -162,19 +162,19 @@ unsafe fn deliver_pending(py: Python<'_>, object: *mut ffi::PyObject) -> PyResul
 
 /// `pause_reading()`: nothing is delivered until `resume`.
 pub(super) fn pause(this: Datagram<'_>) -> PyResult<()> {
-    if this.has(flag::PAUSED | flag::CLOSING) {
+    if this.flags.has(Flags::PAUSED | Flags::CLOSING) {
         return Ok(());
     }
-    this.raise_flag(flag::PAUSED);
+    this.flags.set(Flags::PAUSED);
     sync_interest(this)?;
     object::log_change(this, "%r pauses reading")
 }
 
 pub(super) fn resume(this: Datagram<'_>) -> PyResult<()> {
-    if this.has(flag::CLOSING) || !this.has(flag::PAUSED) {
+    if this.flags.has(Flags::CLOSING) || !this.flags.has(Flags::PAUSED) {
         return Ok(());
     }
-    this.lower_flag(flag::PAUSED);
+    this.flags.clear(Flags::PAUSED);
     if !this.pending.borrow().is_empty() {
         this.reactor().defer(this.to_bound(), deliver_pending);
     }
@@ -184,7 +184,7 @@ pub(super) fn resume(this: Datagram<'_>) -> PyResult<()> {
 
 #[cold]
 fn on_read_error(this: Datagram<'_>, error: &io::Error) -> PyResult<()> {
-    if error.kind() == io::ErrorKind::WouldBlock || this.has(flag::CLOSING) {
+    if error.kind() == io::ErrorKind::WouldBlock || this.flags.has(Flags::CLOSING) {
         return Ok(());
     }
     tell_error(this, errors::os_error(error))

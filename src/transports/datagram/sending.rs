@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use super::{
-    Datagram, DatagramBody, Family, HAS_EMPTY_DATAGRAMS, HEADER_LEN, Peer, flag, lifecycle, receiving,
+    Datagram, DatagramBody, Family, Flags, HAS_EMPTY_DATAGRAMS, HEADER_LEN, Peer, lifecycle, receiving,
     sync_interest,
 };
 use crate::binding::errors;
@@ -82,10 +82,10 @@ pub(super) fn send_to(this: Datagram<'_>, data: &Bound<'_, PyAny>, to: &Bound<'_
     }
     check_remote(this, to)?;
     if this.is_finished() && (this.remote.is_set() || !this.socket.is_set()) {
-        return flow::note_lost_write(this.py(), &this.lost_writes);
+        return flow::note_lost_write(this.py(), &this.lost_writes, flow::SEND_FAILED);
     }
     let target = target_of(this, to);
-    if this.has(flag::BLOCKED) {
+    if this.flags.has(Flags::BLOCKED) {
         return wait_writable(this, &data, target);
     }
     let sent = match &target {
@@ -196,8 +196,8 @@ fn wait_writable(this: Datagram<'_>, data: &Data<'_, '_>, target: Target) -> PyR
     this.outgoing_len
         .set(this.outgoing_len.get() + outbound.counted_len());
     this.outgoing.borrow_mut().push_back(outbound);
-    if !this.has(flag::BLOCKED) {
-        this.raise_flag(flag::BLOCKED);
+    if !this.flags.has(Flags::BLOCKED) {
+        this.flags.set(Flags::BLOCKED);
         sync_interest(this)?;
     }
     maybe_pause(this)
@@ -233,8 +233,8 @@ pub(super) fn on_writable(this: Datagram<'_>) -> PyResult<()> {
     if this.is_finished() || !this.outgoing.borrow().is_empty() {
         return Ok(());
     }
-    this.lower_flag(flag::BLOCKED);
-    if this.has(flag::CLOSING) {
+    this.flags.clear(Flags::BLOCKED);
+    if this.flags.has(Flags::CLOSING) {
         lifecycle::finish(this, None);
         return Ok(());
     }
@@ -262,7 +262,7 @@ fn push_front(this: Datagram<'_>, outbound: Outbound) {
 pub(super) fn drop_buffer(body: &DatagramBody) {
     drop(body.outgoing.take());
     body.outgoing_len.set(0);
-    body.lower_flag(flag::BLOCKED);
+    body.flags.clear(Flags::BLOCKED);
 }
 
 /// Calls `pause_writing` if what waits has passed the high watermark.

@@ -14,12 +14,9 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::{Pipe, PipeBody, PipeEnd, lifecycle, sync_interest};
-use crate::binding::{errors, log};
+use crate::binding::errors;
 use crate::transports::outgoing::{Data, Outgoing};
 use crate::transports::{flow, object};
-
-/// Writes after the pipe was given up that go without a word, as in asyncio.
-const QUIET_LOST_WRITES: u8 = 5;
 
 static WRITE_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 
@@ -169,15 +166,12 @@ pub(super) fn abort(this: Pipe<'_, Writing>) -> PyResult<()> {
 
 /// True if the pipe was given up; the write is then counted, and after some of them logged.
 fn is_lost(this: Pipe<'_, Writing>) -> PyResult<bool> {
-    let count = this.end.lost_writes.get();
-    if count == 0 && !this.is_closing.get() {
+    let lost_writes = &this.end.lost_writes;
+    if lost_writes.get() == 0 && !this.is_closing.get() {
         return Ok(false);
     }
-    if count >= QUIET_LOST_WRITES {
-        let text = "pipe closed by peer or os.write(pipe, data) raised exception.";
-        log::warning(this.py(), text, &[])?;
-    }
-    this.end.lost_writes.set(count.saturating_add(1));
+    let warning = "pipe closed by peer or os.write(pipe, data) raised exception.";
+    flow::note_lost_write(this.py(), lost_writes, warning)?;
     Ok(true)
 }
 

@@ -17,7 +17,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use super::{Stream, StreamBody, flag, keep_local_address, new_stream, sendfile, sync_interest, writing};
+use super::{Flags, Stream, StreamBody, keep_local_address, new_stream, sendfile, sync_interest, writing};
 use crate::binding::errors;
 use crate::binding::names::names;
 use crate::binding::native_type::This;
@@ -170,7 +170,7 @@ fn start(this: Stream<'_>) -> PyResult<()> {
         // Aborted before it began: connection_lost is queued, and without connection_made it is not called.
         return Ok(());
     }
-    this.raise_flag(flag::MADE);
+    this.flags.set(Flags::MADE);
     let own = this.to_bound();
     let result = writing::corked(this, || this.calls.call(py, names().connection_made, &[&own]))?;
     let failed = match result {
@@ -212,15 +212,15 @@ pub(super) unsafe fn lose_descriptor(py: Python<'_>, object: *mut ffi::PyObject)
 
 /// `close()`: what is buffered still leaves, then the connection ends.
 pub(super) fn close(this: Stream<'_>) -> PyResult<()> {
-    if this.has(flag::CLOSING) {
+    if this.flags.has(Flags::CLOSING) {
         return Ok(());
     }
     writing::uncork(this)?;
-    if this.has(flag::CLOSING) {
+    if this.flags.has(Flags::CLOSING) {
         return Ok(());
     }
-    this.raise_flag(flag::CLOSING);
-    if this.has(flag::BLOCKED) {
+    this.flags.set(Flags::CLOSING);
+    if this.flags.has(Flags::BLOCKED) {
         // A transport that was never registered waits for its buffer too.
         register(this)?;
         if this.usable_fd(this.py()).is_err() {
@@ -267,11 +267,11 @@ pub(super) fn finish(this: Stream<'_>, exception: Option<Bound<'_, PyAny>>) -> P
         return Ok(());
     }
     this.lost_writes.set(1);
-    this.raise_flag(flag::CLOSING);
+    this.flags.set(Flags::CLOSING);
     let own = this.to_bound();
     writing::drop_buffer(this);
     this.registration.leave(this, this.reactor());
-    if this.has(flag::SENDFILE) {
+    if this.flags.has(Flags::SENDFILE) {
         sendfile::on_lost(this)?;
     }
     if let Some(exception) = exception {
@@ -294,7 +294,7 @@ unsafe fn lose(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
         .exception
         .take(py)
         .unwrap_or_else(|| py.None().into_bound(py));
-    let result = if this.has(flag::MADE) {
+    let result = if this.flags.has(Flags::MADE) {
         this.calls
             .call(py, names().connection_lost, &[&argument])
             .map(drop)

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use super::{
-    OWN_METHODS, STREAM_TYPE, Stream, StreamBody, StreamObject, flag, lifecycle, local_address, sendfile,
+    Flags, OWN_METHODS, STREAM_TYPE, Stream, StreamBody, StreamObject, lifecycle, local_address, sendfile,
     socket_of, sync_interest, writing,
 };
 use crate::binding::attributes::shown;
@@ -34,12 +34,12 @@ fn writelines<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 fn write_eof<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
-    if this.has(flag::CLOSING) || this.has(flag::EOF_WRITTEN) {
+    if this.flags.has(Flags::CLOSING) || this.flags.has(Flags::EOF_WRITTEN) {
         return Ok(none(this.py()));
     }
     writing::uncork(this)?;
-    this.raise_flag(flag::EOF_WRITTEN);
-    if !this.has(flag::BLOCKED) && this.lost_writes.get() == 0 {
+    this.flags.set(Flags::EOF_WRITTEN);
+    if !this.flags.has(Flags::BLOCKED) && this.lost_writes.get() == 0 {
         writing::shutdown(this).map_err(|error| errors::os_error(&error))?;
     }
     Ok(none(this.py()))
@@ -68,18 +68,21 @@ fn force_close<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 fn is_closing<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
-    Ok(bool_object(this.py(), this.has(flag::CLOSING)))
+    Ok(bool_object(this.py(), this.flags.has(Flags::CLOSING)))
 }
 
 fn is_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
-    Ok(bool_object(this.py(), !this.has(flag::CLOSING | flag::PAUSED)))
+    Ok(bool_object(
+        this.py(),
+        !this.flags.has(Flags::CLOSING | Flags::PAUSED),
+    ))
 }
 
 fn pause_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
-    if !this.has(flag::CLOSING) {
+    if !this.flags.has(Flags::CLOSING) {
         // The poller is told only if data comes meanwhile: most pauses are over before.
-        let was_reading = !this.has(flag::PAUSED);
-        this.raise_flag(flag::PAUSED);
+        let was_reading = !this.flags.has(Flags::PAUSED);
+        this.flags.set(Flags::PAUSED);
         if was_reading {
             object::log_change(this, "%r pauses reading")?;
         }
@@ -88,8 +91,8 @@ fn pause_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
 }
 
 fn resume_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
-    if !this.has(flag::CLOSING) && this.has(flag::PAUSED) {
-        this.lower_flag(flag::PAUSED);
+    if !this.flags.has(Flags::CLOSING) && this.flags.has(Flags::PAUSED) {
+        this.flags.clear(Flags::PAUSED);
         // The poller has not been told of a pause in which nothing came.
         this.reactor().poll_next(Interest::READ);
         sync_interest(this)?;
@@ -117,7 +120,7 @@ fn get_write_buffer_limits<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'
 fn set_write_buffer_limits<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let limits = args.bind()?;
     this.outgoing.watermarks.set_from(limits)?;
-    if this.has(flag::BLOCKED) {
+    if this.flags.has(Flags::BLOCKED) {
         writing::maybe_pause(this)?;
     }
     Ok(none(this.py()))
@@ -180,17 +183,17 @@ pub(super) fn describe(this: Stream<'_>) -> String {
     let is_open = this.fd() >= 0;
     if !is_open {
         text.push_str(" closed");
-    } else if this.has(flag::CLOSING) {
+    } else if this.flags.has(Flags::CLOSING) {
         text.push_str(" closing");
     }
     text += &format!(" fd={}", this.registration.number());
     if is_open && !this.reactor().is_closed() {
-        let read = if this.registration.interest().has_read() && !this.has(flag::PAUSED) {
+        let read = if this.registration.interest().has_read() && !this.flags.has(Flags::PAUSED) {
             "polling"
         } else {
             "idle"
         };
-        let write = if this.has(flag::BLOCKED) {
+        let write = if this.flags.has(Flags::BLOCKED) {
             "polling"
         } else {
             "idle"
@@ -229,7 +232,7 @@ fn is_protocol_paused(this: Stream<'_>) -> Object<'_> {
 
 /// `_paused`: what asyncio's own transport calls `pause_reading()` being in force.
 fn is_reading_paused(this: Stream<'_>) -> Object<'_> {
-    Ok(bool_object(this.py(), this.has(flag::PAUSED)))
+    Ok(bool_object(this.py(), this.flags.has(Flags::PAUSED)))
 }
 
 // ---- on the loop ---------------------------------------------------------------------------------------------
@@ -409,11 +412,11 @@ fn get_server(this: Stream<'_>) -> Object<'_> {
 }
 
 fn get_closing(this: Stream<'_>) -> Object<'_> {
-    Ok(bool_object(this.py(), this.has(flag::CLOSING)))
+    Ok(bool_object(this.py(), this.flags.has(Flags::CLOSING)))
 }
 
 fn get_eof(this: Stream<'_>) -> Object<'_> {
-    Ok(bool_object(this.py(), this.has(flag::EOF_WRITTEN)))
+    Ok(bool_object(this.py(), this.flags.has(Flags::EOF_WRITTEN)))
 }
 
 fn get_lost(this: Stream<'_>) -> Object<'_> {

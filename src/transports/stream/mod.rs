@@ -27,6 +27,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use super::flags::FlagCell;
 use super::object::{self, Body, TransportObject};
 use super::outgoing::Outgoing;
 use super::protocol::ProtocolCalls;
@@ -41,23 +42,26 @@ use crate::event_loop::source::Source;
 pub(super) use lifecycle::accept;
 pub(super) use methods::{loop_methods, register};
 
-mod flag {
-    /// `pause_reading()` is in force.
-    pub(super) const PAUSED: u16 = 1;
-    /// `close()` or `abort()` was called, or the connection failed.
-    pub(super) const CLOSING: u16 = 1 << 1;
-    /// `write_eof()` was called.
-    pub(super) const EOF_WRITTEN: u16 = 1 << 2;
-    /// The peer has ended its side and the protocol wants to go on writing.
-    pub(super) const EOF_RECEIVED: u16 = 1 << 3;
-    /// The protocol's own callback runs: writes are corked until it returns.
-    pub(super) const CORKED: u16 = 1 << 4;
-    /// The out-buffer waits for the descriptor to become writable.
-    pub(super) const BLOCKED: u16 = 1 << 5;
-    /// `connection_made` was called, so `connection_lost` must be.
-    pub(super) const MADE: u16 = 1 << 6;
-    /// `loop.sendfile` writes to the socket, and nobody else may.
-    pub(super) const SENDFILE: u16 = 1 << 7;
+bitflags::bitflags! {
+    #[derive(Clone, Copy)]
+    struct Flags: u16 {
+        /// `pause_reading()` is in force.
+        const PAUSED = 1;
+        /// `close()` or `abort()` was called, or the connection failed.
+        const CLOSING = 1 << 1;
+        /// `write_eof()` was called.
+        const EOF_WRITTEN = 1 << 2;
+        /// The peer has ended its side and the protocol wants to go on writing.
+        const EOF_RECEIVED = 1 << 3;
+        /// The protocol's own callback runs: writes are corked until it returns.
+        const CORKED = 1 << 4;
+        /// The out-buffer waits for the descriptor to become writable.
+        const BLOCKED = 1 << 5;
+        /// `connection_made` was called, so `connection_lost` must be.
+        const MADE = 1 << 6;
+        /// `loop.sendfile` writes to the socket, and nobody else may.
+        const SENDFILE = 1 << 7;
+    }
 }
 
 pub(super) struct StreamBody {
@@ -75,7 +79,7 @@ pub(super) struct StreamBody {
     /// The local address, kept when the descriptor is closed.
     local: OnceCell<Box<Address>>,
     registration: Registration,
-    flags: Cell<u16>,
+    flags: FlagCell<Flags>,
     /// 0 while connected; then the number of writes after the connection was given up, plus one.
     lost_writes: Cell<u8>,
     read_size: ReadSize,
@@ -88,21 +92,6 @@ static STREAM_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut(
 static OWN_METHODS: OwnMethods = OwnMethods::new();
 
 impl StreamBody {
-    #[inline]
-    fn has(&self, flag: u16) -> bool {
-        self.flags.get() & flag != 0
-    }
-
-    #[inline]
-    fn raise_flag(&self, flag: u16) {
-        self.flags.set(self.flags.get() | flag);
-    }
-
-    #[inline]
-    fn lower_flag(&self, flag: u16) {
-        self.flags.set(self.flags.get() & !flag);
-    }
-
     /// The open descriptor, negative once it is closed.
     #[inline]
     fn fd(&self) -> RawFd {
@@ -117,9 +106,11 @@ impl StreamBody {
 
     /// The interest that follows from the state.
     fn wanted_interest(&self) -> Interest {
-        let flags = self.flags.get();
-        let read = flags & (flag::PAUSED | flag::CLOSING | flag::EOF_RECEIVED) == 0;
-        let write = flags & flag::BLOCKED != 0 || (flags & flag::SENDFILE != 0 && self.waiter.is_set());
+        let read = !self
+            .flags
+            .has(Flags::PAUSED | Flags::CLOSING | Flags::EOF_RECEIVED);
+        let write =
+            self.flags.has(Flags::BLOCKED) || (self.flags.has(Flags::SENDFILE) && self.waiter.is_set());
         match (read, write) {
             (true, true) => Interest::BOTH,
             (true, false) => Interest::READ,
@@ -154,10 +145,10 @@ impl Source for StreamObject {
             }
         }
         if readiness.is_writable() {
-            if this.has(flag::BLOCKED) {
+            if this.flags.has(Flags::BLOCKED) {
                 writing::on_writable(this)?;
             }
-            if this.has(flag::SENDFILE) {
+            if this.flags.has(Flags::SENDFILE) {
                 sendfile::on_writable(this)?;
             }
         }
@@ -240,7 +231,7 @@ fn new_stream<'py>(
         peer,
         local: OnceCell::new(),
         registration: Registration::new(fd),
-        flags: Cell::new(0),
+        flags: FlagCell::new(),
         lost_writes: Cell::new(0),
         read_size: ReadSize::new(),
     };

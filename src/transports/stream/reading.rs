@@ -9,7 +9,7 @@ use std::os::fd::RawFd;
 use grapeshot_core::sys::socket;
 use pyo3::prelude::*;
 
-use super::{Stream, flag, lifecycle, sync_interest, writing};
+use super::{Flags, Stream, lifecycle, sync_interest, writing};
 use crate::binding::names::names;
 use crate::binding::new_bytes::{self, NewBytes};
 use crate::binding::{errors, log};
@@ -182,7 +182,7 @@ fn read_into_protocol(this: Stream<'_>) -> PyResult<()> {
         this.calls.in_context(py, || {
             let hint = (-1_i32).into_pyobject(py)?;
             this.calls.fill_buffer(py, hint.as_any(), |memory, capacity| {
-                if this.fd() < 0 || this.has(flag::CLOSING | flag::PAUSED) {
+                if this.fd() < 0 || this.flags.has(Flags::CLOSING | Flags::PAUSED) {
                     return Ok((0, None));
                 }
                 stage = "Fatal error: protocol.buffer_updated() call failed.";
@@ -228,7 +228,7 @@ fn on_eof(this: Stream<'_>) -> PyResult<()> {
             lifecycle::fatal_error(this, error, "Fatal error: protocol.eof_received() call failed.")
         }
         Ok(true) => {
-            this.raise_flag(flag::EOF_RECEIVED);
+            this.flags.set(Flags::EOF_RECEIVED);
             sync_interest(this)
         }
         Ok(false) => lifecycle::close(this),

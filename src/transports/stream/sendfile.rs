@@ -13,19 +13,19 @@ use pyo3::exceptions::{PyConnectionError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use super::{Stream, flag, sync_interest, writing};
+use super::{Flags, Stream, sync_interest, writing};
 use crate::binding::names::{Kept, names};
 
 /// `_start_sendfile(future)`: the transport refuses writes until `end`; the future is done once all that was written
 /// before has left.
 pub(super) fn start(this: Stream<'_>, future: Bound<'_, PyAny>) -> PyResult<()> {
-    if this.has(flag::SENDFILE) {
+    if this.flags.has(Flags::SENDFILE) {
         return Err(PyRuntimeError::new_err("another sendfile is in progress"));
     }
     writing::uncork(this)?;
     check_connected(this)?;
-    this.raise_flag(flag::SENDFILE);
-    if this.has(flag::BLOCKED) {
+    this.flags.set(Flags::SENDFILE);
+    if this.flags.has(Flags::BLOCKED) {
         this.waiter.set(future);
         return Ok(());
     }
@@ -45,14 +45,14 @@ pub(super) fn wait_writable(this: Stream<'_>, future: Bound<'_, PyAny>) -> PyRes
 
 /// `_end_sendfile()`. Idempotent.
 pub(super) fn end(this: Stream<'_>) -> PyResult<()> {
-    this.lower_flag(flag::SENDFILE);
+    this.flags.clear(Flags::SENDFILE);
     drop(this.waiter.take(this.py()));
     sync_interest(this)
 }
 
 /// The descriptor is writable, and what the transport itself had to write has been tried.
 pub(super) fn on_writable(this: Stream<'_>) -> PyResult<()> {
-    if this.has(flag::BLOCKED) {
+    if this.flags.has(Flags::BLOCKED) {
         return Ok(());
     }
     let Some(future) = this.waiter.take(this.py()) else {

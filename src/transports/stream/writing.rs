@@ -11,7 +11,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::{Stream, flag, lifecycle, sync_interest};
+use super::{Flags, Stream, lifecycle, sync_interest};
 use crate::binding::errors;
 use crate::transports::flow;
 use crate::transports::outgoing::Data;
@@ -23,11 +23,11 @@ const CORK_LEN: usize = 64 * 1024;
 /// for what must leave the loop, the inner result is the callback's.
 #[inline]
 pub(super) fn corked<R>(this: Stream<'_>, call: impl FnOnce() -> PyResult<R>) -> PyResult<PyResult<R>> {
-    let was_corked = this.has(flag::CORKED);
-    this.raise_flag(flag::CORKED);
+    let was_corked = this.flags.has(Flags::CORKED);
+    this.flags.set(Flags::CORKED);
     let result = call();
     if !was_corked {
-        this.lower_flag(flag::CORKED);
+        this.flags.clear(Flags::CORKED);
         uncork(this)?;
     }
     Ok(result)
@@ -36,7 +36,7 @@ pub(super) fn corked<R>(this: Stream<'_>, call: impl FnOnce() -> PyResult<R>) ->
 /// Sends corked data, if there is any.
 #[inline]
 pub(super) fn uncork(this: Stream<'_>) -> PyResult<()> {
-    if this.has(flag::BLOCKED) || this.outgoing.is_empty() {
+    if this.flags.has(Flags::BLOCKED) || this.outgoing.is_empty() {
         return Ok(());
     }
     flush(this)
@@ -55,7 +55,7 @@ fn flush(this: Stream<'_>) -> PyResult<()> {
 }
 
 fn wait_writable(this: Stream<'_>) -> PyResult<()> {
-    this.raise_flag(flag::BLOCKED);
+    this.flags.set(Flags::BLOCKED);
     sync_interest(this)?;
     maybe_pause(this)
 }
@@ -82,7 +82,7 @@ fn on_write_error(this: Stream<'_>, error: &io::Error) -> PyResult<()> {
 /// Discards what has not been sent.
 pub(super) fn drop_buffer(this: Stream<'_>) {
     this.outgoing.clear();
-    this.lower_flag(flag::BLOCKED);
+    this.flags.clear(Flags::BLOCKED);
 }
 
 /// The descriptor takes data again.
@@ -91,18 +91,18 @@ pub(super) fn on_writable(this: Stream<'_>) -> PyResult<()> {
         return on_write_error(this, &error);
     }
     if this.outgoing.is_empty() {
-        this.lower_flag(flag::BLOCKED);
+        this.flags.clear(Flags::BLOCKED);
     }
     // The protocol may write or close inside resume_writing; its writes are corked like in any other callback.
     corked(this, || maybe_resume(this))??;
-    if this.has(flag::BLOCKED) || this.lost_writes.get() != 0 {
+    if this.flags.has(Flags::BLOCKED) || this.lost_writes.get() != 0 {
         return Ok(());
     }
-    if this.has(flag::CLOSING) {
+    if this.flags.has(Flags::CLOSING) {
         return lifecycle::finish(this, None);
     }
     sync_interest(this)?;
-    if this.has(flag::EOF_WRITTEN)
+    if this.flags.has(Flags::EOF_WRITTEN)
         && let Err(error) = shutdown(this)
     {
         return on_write_error(this, &error);
@@ -128,13 +128,13 @@ pub(super) fn write(this: Stream<'_>, data: *mut ffi::PyObject) -> PyResult<()> 
     if !may_write(this, source.as_slice().is_empty(), "write")? {
         return Ok(());
     }
-    if this.has(flag::CORKED | flag::BLOCKED) {
+    if this.flags.has(Flags::CORKED | Flags::BLOCKED) {
         this.outgoing.push(&source)?;
         return after_push(this);
     }
     let bytes = source.as_slice();
     let fd = this.usable_fd(py);
-    if this.has(flag::BLOCKED) {
+    if this.flags.has(Flags::BLOCKED) {
         // The `fileno()` of an unusual socket object has written, more than was taken.
         this.outgoing.push(&source)?;
         return after_push(this);
@@ -167,7 +167,7 @@ pub(super) fn writelines(this: Stream<'_>, items: &Bound<'_, PyAny>) -> PyResult
             this.outgoing.push(source)?;
         }
     }
-    if this.has(flag::CORKED | flag::BLOCKED) {
+    if this.flags.has(Flags::CORKED | Flags::BLOCKED) {
         return after_push(this);
     }
     flush(this)
@@ -177,14 +177,14 @@ pub(super) fn writelines(this: Stream<'_>, items: &Bound<'_, PyAny>) -> PyResult
 /// `loop.sendfile` writes.
 #[inline]
 fn may_write(this: Stream<'_>, is_empty: bool, method: &str) -> PyResult<bool> {
-    if this.has(flag::EOF_WRITTEN | flag::SENDFILE) {
+    if this.flags.has(Flags::EOF_WRITTEN | Flags::SENDFILE) {
         return Err(refused(this, method));
     }
     if is_empty {
         return Ok(false);
     }
     if this.lost_writes.get() != 0 {
-        flow::note_lost_write(this.py(), &this.lost_writes)?;
+        flow::note_lost_write(this.py(), &this.lost_writes, flow::SEND_FAILED)?;
         return Ok(false);
     }
     Ok(true)
@@ -192,7 +192,7 @@ fn may_write(this: Stream<'_>, is_empty: bool, method: &str) -> PyResult<bool> {
 
 #[cold]
 fn refused(this: Stream<'_>, method: &str) -> PyErr {
-    if this.has(flag::EOF_WRITTEN) {
+    if this.flags.has(Flags::EOF_WRITTEN) {
         return PyRuntimeError::new_err("Cannot call write() after write_eof()");
     }
     PyRuntimeError::new_err(format!("unable to {method}; sendfile is in progress"))
@@ -200,7 +200,7 @@ fn refused(this: Stream<'_>, method: &str) -> PyErr {
 
 /// After data was put behind other data: corked data leaves once there is enough of it, blocked data may pause.
 fn after_push(this: Stream<'_>) -> PyResult<()> {
-    if this.has(flag::BLOCKED) {
+    if this.flags.has(Flags::BLOCKED) {
         return maybe_pause(this);
     }
     if this.outgoing.len_bytes() > CORK_LEN {

@@ -1,0 +1,29 @@
+//! The flags of a transport, in a cell: a call into Python may re-enter any method, so nothing borrows them.
+
+use std::cell::Cell;
+
+/// A set of flags of the type `F`, which `bitflags!` defines.
+pub(crate) struct FlagCell<F>(Cell<F>);
+
+impl<F: bitflags::Flags + Copy> FlagCell<F> {
+    /// No flag is set.
+    pub(crate) fn new() -> Self {
+        Self(Cell::new(F::empty()))
+    }
+
+    /// True if any of `flags` is set.
+    #[inline]
+    pub(crate) fn has(&self, flags: F) -> bool {
+        self.0.get().intersects(flags)
+    }
+
+    #[inline]
+    pub(crate) fn set(&self, flags: F) {
+        self.0.set(self.0.get().union(flags));
+    }
+
+    #[inline]
+    pub(crate) fn clear(&self, flags: F) {
+        self.0.set(self.0.get().difference(flags));
+    }
+}
