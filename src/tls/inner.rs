@@ -3,9 +3,7 @@
 //! `transport.write = f` is honoured from the next write on.
 
 use std::cell::Cell;
-use std::ffi::{c_int, c_void};
 
-use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -128,11 +126,9 @@ impl Inner {
         }
     }
 
-    /// # Safety
-    /// Called by the collector with its own `visit` and `arg`.
-    pub(super) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        // SAFETY: passed on from the collector.
-        unsafe { self.transport.traverse(visit, arg) }
+    /// The cell, for the collector.
+    pub(super) fn cell(&self) -> &ObjectCell {
+        &self.transport
     }
 }
 

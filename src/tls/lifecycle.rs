@@ -16,13 +16,13 @@ use pyo3::exceptions::{PyConnectionAbortedError, PyConnectionResetError, PyOSErr
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
 
 use super::{Flags, Notified, State, Tls, reading, shutdown, writing};
 use crate::binding::errors;
 use crate::binding::log;
 use crate::binding::names::names;
 use crate::binding::native_type::This;
+use crate::transports::object;
 
 /// What a TLS 1.3 record always has beside its plaintext: the content type and a tag of 16 bytes.
 const OVERHEAD_LEN: usize = 17;
@@ -141,7 +141,7 @@ fn note_facts(this: Tls<'_>) -> PyResult<()> {
         return Ok(());
     };
     let certificate = object.call_method0(intern!(py, "getpeercert"))?;
-    let extra = extra_dict(this)?;
+    let extra = object::extra_dict(this)?;
     extra.set_item(intern!(py, "peercert"), certificate)?;
     let cipher = object.call_method0(intern!(py, "cipher"))?;
     let is_fixed = object
@@ -184,24 +184,12 @@ fn fail_handshake(this: Tls<'_>, error: PyErr, message: &str) -> PyResult<()> {
     }
     let exception = value_of(py, &error);
     if this.flags.has(Flags::ACCEPTED) && this.reactor().is_debug() {
-        report_accepted(this, error.clone_ref(py))?;
+        // In debug mode asyncio reports every accepted connection that was not made.
+        let message = "Error on transport creation for incoming connection";
+        object::report(this, error.clone_ref(py), message)?;
     }
     fatal_error(this, error, message)?;
     wake_waiter(this, Err(exception))
-}
-
-/// In debug mode asyncio reports every accepted connection that did not come about.
-fn report_accepted(this: Tls<'_>, error: PyErr) -> PyResult<()> {
-    let py = this.py();
-    let (Some(event_loop), Some(protocol)) = (this.event_loop.get(py), this.calls.get(py)) else {
-        return Ok(());
-    };
-    errors::report(
-        &event_loop,
-        "Error on transport creation for incoming connection",
-        error,
-        &[("transport", &this.to_bound()), ("protocol", &protocol)],
-    )
 }
 
 /// Sets the result or the exception of the Future that waits for the handshake. The result is the transport, or None for
@@ -283,25 +271,9 @@ pub(super) fn fatal_error(this: Tls<'_>, error: PyErr, message: &str) -> PyResul
     let exception = value_of(py, &error);
     this.inner.abort_with(py, Some(exception.clone()))?;
     if error.is_instance_of::<PyOSError>(py) {
-        if this.reactor().is_debug() {
-            let message = PyString::new(py, message).into_any();
-            log::debug_exception(py, "%r: %s", &[this.to_bound(), message], &exception)?;
-        }
-        return Ok(());
+        return object::log_fault(this, message, &exception);
     }
-    let Some(event_loop) = this.event_loop.get(py) else {
-        return Ok(());
-    };
-    let own = this.to_bound();
-    match this.calls.get(py) {
-        Some(protocol) => errors::report(
-            &event_loop,
-            message,
-            error,
-            &[("transport", &own), ("protocol", &protocol)],
-        ),
-        None => errors::report(&event_loop, message, error, &[("transport", &own)]),
-    }
+    object::report(this, error, message)
 }
 
 /// `connection_lost(exception)` of the inner transport.
@@ -316,7 +288,7 @@ pub(super) fn inner_lost(this: Tls<'_>, exception: &Bound<'_, PyAny>) -> PyResul
         // It has queued this call: no method of the application's is on the stack.
         return lose(this, exception);
     }
-    let extra = extra_dict(this)?;
+    let extra = object::extra_dict(this)?;
     extra.set_item(intern!(py, "_lost_with"), exception)?;
     this.reactor().defer(this.to_bound(), lose_queued);
     Ok(())
@@ -325,7 +297,7 @@ pub(super) fn inner_lost(this: Tls<'_>, exception: &Bound<'_, PyAny>) -> PyResul
 unsafe fn lose_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: queued by `inner_lost` with a transport, whose reference the queue holds.
     let this: Tls<'_> = unsafe { This::new(py, object) };
-    let extra = extra_dict(this)?;
+    let extra = object::extra_dict(this)?;
     let exception = extra
         .get_item(intern!(py, "_lost_with"))?
         .unwrap_or_else(|| py.None().into_bound(py));
@@ -367,18 +339,6 @@ fn lose(this: Tls<'_>, exception: &Bound<'_, PyAny>) -> PyResult<()> {
 }
 
 // ---- helpers -------------------------------------------------------------------------------------------------
-
-/// The dict in the slot `_extra`, made if it is not there.
-pub(super) fn extra_dict(this: Tls<'_>) -> PyResult<Bound<'_, PyDict>> {
-    let py = this.py();
-    if let Some(extra) = this.extra.get(py) {
-        Ok(extra.cast_into::<PyDict>()?)
-    } else {
-        let extra = PyDict::new(py);
-        this.extra.set(extra.clone().into_any());
-        Ok(extra)
-    }
-}
 
 pub(super) fn value_of<'py>(py: Python<'py>, error: &PyErr) -> Bound<'py, PyAny> {
     error.clone_ref(py).into_value(py).into_bound(py).into_any()

@@ -6,11 +6,14 @@ use pyo3::intern;
 use pyo3::prelude::*;
 
 use super::{
-    Flags, READ_HIGH, State, Tls, TlsObject, lifecycle, make_type, protocol_methods, reading, shutdown,
-    writing,
+    Flags, OWN_METHODS, READ_HIGH, State, TLS_TYPE, Tls, TlsBody, TlsObject, lifecycle, protocol_methods,
+    reading, shutdown, writing,
 };
-use crate::binding::attributes::{dict_row, offset_members, shown};
-use crate::binding::native_type::{Args, bool_object, leak_table, method, none, represent, slot};
+use crate::binding::attributes::shown;
+use crate::binding::names::names;
+use crate::binding::native_type::{Args, bool_object, method, none};
+use crate::transports::object;
+use crate::transports::protocol;
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
@@ -162,7 +165,7 @@ fn get_extra_info<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
         ));
     };
     let default = default.unwrap_or_else(|| none(py));
-    if let Some(known) = lifecycle::extra_dict(this)?.get_item(&name)? {
+    if let Some(known) = object::extra_dict(this)?.get_item(&name)? {
         return Ok(known);
     }
     match this.inner.get(py) {
@@ -190,17 +193,13 @@ fn inner_transport(this: Tls<'_>) -> Object<'_> {
         .unwrap_or_else(|| none(py)))
 }
 
-fn get_loop(this: Tls<'_>) -> Object<'_> {
-    Ok(this.event_loop.get(this.py()).unwrap_or_else(|| none(this.py())))
-}
-
 fn is_closed(this: Tls<'_>) -> Object<'_> {
     Ok(bool_object(this.py(), this.flags.has(Flags::CLOSED)))
 }
 
 /// `_sslcontext`: the context that the connection was made with.
 fn ssl_context(this: Tls<'_>) -> Object<'_> {
-    let context = lifecycle::extra_dict(this)?.get_item(intern!(this.py(), "sslcontext"))?;
+    let context = object::extra_dict(this)?.get_item(intern!(this.py(), "sslcontext"))?;
     Ok(context.unwrap_or_else(|| none(this.py())))
 }
 
@@ -208,12 +207,6 @@ fn ssl_context(this: Tls<'_>) -> Object<'_> {
 fn ssl_object(this: Tls<'_>) -> Object<'_> {
     let py = this.py();
     Ok(this.engine.object(py).unwrap_or_else(|| none(py)))
-}
-
-/// `_app_protocol`: the application's protocol, None once the connection is lost.
-fn app_protocol(this: Tls<'_>) -> Object<'_> {
-    let py = this.py();
-    Ok(this.calls.get(py).unwrap_or_else(|| none(py)))
 }
 
 /// `_app_reading_paused`: whether the application has paused reading.
@@ -242,11 +235,6 @@ pub(super) fn describe(this: Tls<'_>) -> String {
         None => String::from("nothing"),
     };
     format!("<SSLTransport {state} over {below}>")
-}
-
-unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls tp_repr attached with an object of this type.
-    unsafe { represent::<TlsObject>(slf, |this| Ok(describe(this))) }
 }
 
 #[rustfmt::skip] // one row, one line
@@ -378,12 +366,12 @@ fn rows() -> Vec<ffi::PyMethodDef> {
 #[rustfmt::skip] // one row, one line
 fn getters() -> Vec<ffi::PyGetSetDef> {
     vec![
-        shown!(TlsObject, c"_loop", get_loop, c"The loop."),
+        shown!(TlsObject, c"_loop", object::get_loop::<TlsBody>, c"The loop."),
         shown!(TlsObject, c"_closed", is_closed, c"True after close() or abort()."),
         shown!(TlsObject, c"_ssl_protocol", ssl_protocol, c"The protocol of the inner transport."),
         shown!(TlsObject, c"_transport", inner_transport, c"The inner transport."),
         shown!(TlsObject, c"_app_transport", ssl_protocol, c"The transport of the application."),
-        shown!(TlsObject, c"_app_protocol", app_protocol, c"The protocol of the application."),
+        shown!(TlsObject, c"_app_protocol", object::get_protocol::<TlsBody>, c"The protocol of the application."),
         shown!(TlsObject, c"_sslcontext", ssl_context, c"The ssl.SSLContext."),
         shown!(TlsObject, c"_sslobj", ssl_object, c"The ssl.SSLObject."),
         shown!(TlsObject, c"_app_reading_paused", is_reading_paused, c"True after pause_reading()."),
@@ -391,28 +379,21 @@ fn getters() -> Vec<ffi::PyGetSetDef> {
     ]
 }
 
+/// Makes the type on top of `asyncio.Transport` and `asyncio.Protocol`, so that `isinstance()` holds.
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let mut methods = rows();
     methods.extend(protocol_methods::rows());
-    let members = offset_members(
-        std::mem::offset_of!(TlsObject, weakrefs),
-        std::mem::offset_of!(TlsObject, dict),
-    );
-    let mut getters = getters();
-    getters.push(dict_row());
-    make_type(
-        module,
-        &[
-            slot(ffi::Py_tp_repr, repr as *mut std::ffi::c_void),
-            slot(
-                ffi::Py_tp_methods,
-                leak_table(methods, ffi::PyMethodDef::zeroed()),
-            ),
-            slot(
-                ffi::Py_tp_getset,
-                leak_table(getters, ffi::PyGetSetDef::default()),
-            ),
-            slot(ffi::Py_tp_members, members),
-        ],
-    )
+    let bases = [names().transport_type, names().protocol_type];
+    let kind = object::make_type::<TlsBody>(module, &bases, methods, getters(), &TLS_TYPE)?;
+    // What asyncio's loop.start_tls() asks of a transport.
+    kind.setattr("_start_tls_compatible", true)?;
+    // And sendfile(): what the system sends is not encrypted, so the file is read and written.
+    let mode = module
+        .py()
+        .import("asyncio.constants")?
+        .getattr("_SendfileMode")?;
+    kind.setattr("_sendfile_compatible", mode.getattr("FALLBACK")?)?;
+    OWN_METHODS.remember(&kind, &["write", "_force_close"])?;
+    protocol::register_native(kind.into_ptr().cast(), reading::received_raw);
+    Ok(())
 }

@@ -2,9 +2,6 @@
 //! the object.
 
 use std::cell::Cell;
-use std::mem::ManuallyDrop;
-use std::ptr;
-use std::sync::atomic::Ordering;
 
 use grapeshot_core::queue::records::Framing;
 use pyo3::exceptions::PyTypeError;
@@ -15,14 +12,14 @@ use pyo3::prelude::*;
 use super::engine::Engine;
 use super::inner::{self, Inner};
 use super::{
-    Flags, Notified, READ_HIGH, State, TLS_TYPE, Tls, TlsBody, TlsObject, drop_fields, lifecycle, reading,
-    writing,
+    Flags, Notified, READ_HIGH, State, TLS_TYPE, Tls, TlsBody, TlsObject, lifecycle, reading, writing,
 };
 use crate::binding::native_type::{Args, This, bool_object, method, none};
 use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
 use crate::transports::flags::FlagCell;
 use crate::transports::flow::Watermarks;
+use crate::transports::object;
 use crate::transports::outgoing::{Data, Outgoing};
 use crate::transports::protocol::ProtocolCalls;
 
@@ -180,7 +177,6 @@ fn make<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
         None => ProtocolCalls::new(&protocol),
     };
     let body = new_body(engine, calls?);
-    body.event_loop.set(this.to_bound());
     body.handshake_timeout.set(handshake_timeout);
     body.shutdown_timeout.set(shutdown_timeout);
     if let Some(waiter) = given(waiter) {
@@ -192,15 +188,14 @@ fn make<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     if is_true(accepted, false)? {
         body.flags.set(Flags::ACCEPTED);
     }
-    let transport = new_object(this.py(), body)?;
-    let extra = lifecycle::extra_dict(super::tls_of(&transport))?;
+    let transport = object::make(&TLS_TYPE, &this.to_bound(), body)?;
+    let extra = object::extra_dict(super::tls_of(&transport))?;
     extra.set_item(intern!(this.py(), "sslcontext"), sslcontext)?;
     Ok(transport)
 }
 
 fn new_body(engine: Engine, calls: ProtocolCalls) -> TlsBody {
     TlsBody {
-        event_loop: ObjectCell::empty(),
         waiter: ObjectCell::empty(),
         timer: ObjectCell::empty(),
         handshake_timeout: ObjectCell::empty(),
@@ -220,24 +215,6 @@ fn new_body(engine: Engine, calls: ProtocolCalls) -> TlsBody {
         notified: Cell::new(Notified::Nothing),
         flags: FlagCell::new(),
         lost_writes: Cell::new(0),
-    }
-}
-
-fn new_object(py: Python<'_>, body: TlsBody) -> Object<'_> {
-    // SAFETY: the type is made by `register` for this layout; the allocation comes zeroed, so the object is valid
-    // for the collector before the body is in.
-    unsafe {
-        let object = ffi::PyType_GenericAlloc(TLS_TYPE.load(Ordering::Relaxed), 0);
-        if object.is_null() {
-            let error = PyErr::fetch(py);
-            drop_fields(py, &body);
-            return Err(error);
-        }
-        let tls = object.cast::<TlsObject>();
-        (*tls).dict.prepare(py);
-        ptr::write(&raw mut (*tls).body, ManuallyDrop::new(body));
-        (*tls).is_body_live.set(true);
-        Ok(Bound::from_owned_ptr(py, object))
     }
 }
 

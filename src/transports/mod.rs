@@ -9,7 +9,7 @@ pub(crate) mod flags;
 pub(crate) mod flow;
 mod lent_buffer;
 mod listener;
-mod object;
+pub(crate) mod object;
 pub(crate) mod outgoing;
 mod owner;
 mod pipe;

@@ -29,7 +29,7 @@ use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Reactor;
 
 /// What a kind of transport adds to the object. Every field that Python code can reach is a cell.
-pub(super) trait Body: Sized {
+pub(crate) trait Body: Sized {
     /// Fully qualified name of the type.
     const NAME: &'static CStr;
     const DOC: &'static CStr;
@@ -56,14 +56,14 @@ pub(super) trait Body: Sized {
 }
 
 #[repr(C)]
-pub(super) struct TransportObject<B> {
+pub(crate) struct TransportObject<B> {
     base: ffi::PyObject,
     /// The slot `_extra` of asyncio.BaseTransport: a dict, made when first needed.
     extra: ObjectCell,
     weakrefs: Cell<*mut ffi::PyObject>,
     /// What Python code has set on the transport.
-    pub(super) dict: InstanceDict,
-    pub(super) event_loop: ObjectCell,
+    pub(crate) dict: InstanceDict,
+    pub(crate) event_loop: ObjectCell,
     body: ManuallyDrop<B>,
     /// False until the body is written: the collector may come before.
     is_body_live: Cell<bool>,
@@ -80,7 +80,7 @@ impl<B> Deref for TransportObject<B> {
 
 impl<B: Body> TransportObject<B> {
     #[inline]
-    pub(super) fn reactor(&self) -> &Reactor {
+    pub(crate) fn reactor(&self) -> &Reactor {
         // SAFETY: the transport holds a reference to its loop from its creation to its deallocation (tp_clear leaves
         // it), and the loop's layout is LoopObject (checked where transports are made).
         unsafe { (*self.event_loop.as_ptr().cast::<LoopObject>()).reactor() }
@@ -137,7 +137,7 @@ impl<B: Body> HasInstanceDict for TransportObject<B> {
 }
 
 /// Makes an object of the type in `kind`.
-pub(super) fn make<'py, B: Body>(
+pub(crate) fn make<'py, B: Body>(
     kind: &AtomicPtr<ffi::PyTypeObject>,
     event_loop: &Bound<'py, PyAny>,
     body: B,
@@ -227,7 +227,7 @@ unsafe extern "C" fn repr<B: Body>(slf: *mut ffi::PyObject) -> *mut ffi::PyObjec
 }
 
 /// Makes the type on top of asyncio's `bases`, adds it to the module and stores it in `place`.
-pub(super) fn make_type<'py, B: Body>(
+pub(crate) fn make_type<'py, B: Body>(
     module: &Bound<'py, PyModule>,
     bases: &[Kept],
     methods: Vec<ffi::PyMethodDef>,
@@ -236,9 +236,11 @@ pub(super) fn make_type<'py, B: Body>(
 ) -> PyResult<Bound<'py, PyType>> {
     let py = module.py();
     let bases: Vec<_> = bases.iter().map(|base| base.bind(py)).collect();
-    for base in &bases {
+    for (index, base) in bases.iter().enumerate() {
         let base_size: usize = base.getattr("__basicsize__")?.extract()?;
-        if base_size != offset_of!(TransportObject<B>, weakrefs) {
+        let known_size = offset_of!(TransportObject<B>, weakrefs);
+        // The first one lays the object out. The others (asyncio.Protocol below TLS) must not add anything to it.
+        if base_size > known_size || (index == 0 && base_size != known_size) {
             return Err(PyImportError::new_err(format!(
                 "{} has objects of {base_size} bytes here, which this build of grapeshot does not know",
                 base.repr()?
@@ -275,17 +277,17 @@ pub(super) fn make_type<'py, B: Body>(
 // ---- what transports do alike ------------------------------------------------------------------------------------
 
 /// `_loop` of asyncio's transports.
-pub(super) fn get_loop<B: Body>(this: This<'_, TransportObject<B>>) -> PyResult<Bound<'_, PyAny>> {
+pub(crate) fn get_loop<B: Body>(this: This<'_, TransportObject<B>>) -> PyResult<Bound<'_, PyAny>> {
     Ok(this.event_loop.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
 /// `_protocol` of asyncio's transports.
-pub(super) fn get_protocol<B: Body>(this: This<'_, TransportObject<B>>) -> PyResult<Bound<'_, PyAny>> {
+pub(crate) fn get_protocol<B: Body>(this: This<'_, TransportObject<B>>) -> PyResult<Bound<'_, PyAny>> {
     Ok(this.calls().get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
 /// A number as an attribute.
-pub(super) fn number(py: Python<'_>, value: impl TryInto<i64>) -> PyResult<Bound<'_, PyAny>> {
+pub(crate) fn number(py: Python<'_>, value: impl TryInto<i64>) -> PyResult<Bound<'_, PyAny>> {
     let value = value.try_into().unwrap_or(i64::MAX);
     Ok(value.into_pyobject(py)?.into_any())
 }
@@ -294,13 +296,13 @@ pub(super) fn number(py: Python<'_>, value: impl TryInto<i64>) -> PyResult<Bound
 ///
 /// # Safety
 /// `transport` was made by `make` with a body of this type.
-pub(super) unsafe fn object_of<'py, B: Body>(transport: &Bound<'py, PyAny>) -> This<'py, TransportObject<B>> {
+pub(crate) unsafe fn object_of<'py, B: Body>(transport: &Bound<'py, PyAny>) -> This<'py, TransportObject<B>> {
     // SAFETY: the caller vouches for the layout; its Bound keeps the object alive meanwhile.
     unsafe { This::new(transport.py(), transport.as_ptr()) }
 }
 
 /// The dict in the slot `_extra`, made if it is not there.
-pub(super) fn extra_dict<B: Body>(this: This<'_, TransportObject<B>>) -> PyResult<Bound<'_, PyDict>> {
+pub(crate) fn extra_dict<B: Body>(this: This<'_, TransportObject<B>>) -> PyResult<Bound<'_, PyDict>> {
     let py = this.py();
     if let Some(extra) = this.extra.get(py) {
         return Ok(extra.cast_into::<PyDict>()?);
@@ -311,12 +313,12 @@ pub(super) fn extra_dict<B: Body>(this: This<'_, TransportObject<B>>) -> PyResul
 }
 
 /// Puts `extra` into the slot `_extra`.
-pub(super) fn set_extra<B: Body>(this: This<'_, TransportObject<B>>, extra: Bound<'_, PyDict>) {
+pub(crate) fn set_extra<B: Body>(this: This<'_, TransportObject<B>>, extra: Bound<'_, PyDict>) {
     this.extra.set(extra.into_any());
 }
 
 /// Sets the result of the Future in `waiter`, unless it is done or there is none.
-pub(super) fn wake(py: Python<'_>, waiter: &ObjectCell) -> PyResult<()> {
+pub(crate) fn wake(py: Python<'_>, waiter: &ObjectCell) -> PyResult<()> {
     let Some(waiter) = waiter.take(py) else {
         return Ok(());
     };
@@ -331,7 +333,7 @@ pub(super) fn wake(py: Python<'_>, waiter: &ObjectCell) -> PyResult<()> {
 /// Hands a fault of `this` to the exception handler with the keys `transport` and `protocol`. Err is only for what
 /// must leave the loop.
 #[cold]
-pub(super) fn report<B: Body>(
+pub(crate) fn report<B: Body>(
     this: This<'_, TransportObject<B>>,
     error: PyErr,
     message: &str,
@@ -350,7 +352,7 @@ pub(super) fn report<B: Body>(
 }
 
 /// RuntimeError in debug mode on a thread that does not run the loop, for what schedules `connection_lost`.
-pub(super) fn check_thread<B: Body>(this: This<'_, TransportObject<B>>) -> PyResult<()> {
+pub(crate) fn check_thread<B: Body>(this: This<'_, TransportObject<B>>) -> PyResult<()> {
     if !this.reactor().is_debug() {
         return Ok(());
     }
@@ -361,7 +363,7 @@ pub(super) fn check_thread<B: Body>(this: This<'_, TransportObject<B>>) -> PyRes
 }
 
 /// Debug mode tells of the change that `format` says of the transport.
-pub(super) fn log_change<B: Body>(this: This<'_, TransportObject<B>>, format: &str) -> PyResult<()> {
+pub(crate) fn log_change<B: Body>(this: This<'_, TransportObject<B>>, format: &str) -> PyResult<()> {
     if !this.reactor().is_debug() {
         return Ok(());
     }
@@ -369,7 +371,7 @@ pub(super) fn log_change<B: Body>(this: This<'_, TransportObject<B>>, format: &s
 }
 
 /// Debug mode tells of a fault that is not reported, with its traceback.
-pub(super) fn log_fault<B: Body>(
+pub(crate) fn log_fault<B: Body>(
     this: This<'_, TransportObject<B>>,
     message: &str,
     exception: &Bound<'_, PyAny>,
