@@ -4,6 +4,7 @@
 //! plain sockets (`sock`), processes, coros or TLS.
 
 mod datagram;
+mod ending;
 mod files;
 pub(crate) mod flags;
 pub(crate) mod flow;

@@ -11,7 +11,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::io;
 use std::os::fd::RawFd;
 
 use grapeshot_core::sys::socket::{self, Address, AddressView};
@@ -22,12 +21,13 @@ use pyo3::types::PyString;
 
 use super::methods::DATAGRAM_TYPE;
 use super::senders::Senders;
-use super::{Datagram, DatagramBody, Family, Flags, Peer, sending, sync_interest};
+use super::{Datagram, DatagramBody, Family, Flags, Peer, sync_interest};
 use crate::binding::errors;
 use crate::binding::names::names;
 use crate::binding::native_type::{This, none};
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::socket_object;
+use crate::transports::ending::{closed_error, fatal_error, finish};
 use crate::transports::flags::FlagCell;
 use crate::transports::flow::Watermarks;
 use crate::transports::object;
@@ -107,10 +107,6 @@ fn new_body(
     Ok(body)
 }
 
-fn closed_error() -> PyErr {
-    errors::os_error(&io::Error::from_raw_os_error(libc::EBADF))
-}
-
 /// What `get_extra_info` shows of an address: None if there is none.
 fn shown<'py>(
     this: Datagram<'py>,
@@ -165,73 +161,7 @@ pub(super) fn close(this: Datagram<'_>) -> PyResult<()> {
         }
         return sync_interest(this);
     }
-    finish(this, None);
-    Ok(())
-}
-
-/// The socket was closed behind our back, and its number belongs to another transport.
-pub(super) unsafe fn lose_number(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: queued by `on_evicted` with a transport of this type, whose reference the queue holds.
-    let this: Datagram<'_> = unsafe { This::new(py, object) };
-    fatal_error(this, closed_error(), "Fatal error on datagram transport")
-}
-
-/// Ends the transport with `error`: reported, unless it is an OSError, which debug mode logs. Err is only for what must
-/// leave the loop.
-#[cold]
-pub(super) fn fatal_error(this: Datagram<'_>, error: PyErr, message: &str) -> PyResult<()> {
-    let py = this.py();
-    if errors::leaves_loop(py, &error) {
-        return Err(error);
-    }
-    let exception = error.clone_ref(py).into_value(py).into_bound(py).into_any();
-    if error.is_instance_of::<PyOSError>(py) {
-        object::log_fault(this, message, &exception)?;
-    } else {
-        object::report(this, error, message)?;
-    }
-    finish(this, Some(exception));
-    Ok(())
-}
-
-/// Stops all I/O and queues `connection_lost(exception)`. Does nothing the second time.
-pub(super) fn finish(this: Datagram<'_>, exception: Option<Bound<'_, PyAny>>) {
-    this.flags.set(Flags::CLOSING);
-    if this.is_finished() {
-        return;
-    }
-    this.lost_writes.set(1);
-    let own = this.to_bound();
-    sending::drop_buffer(&this);
-    this.registration.leave(this, this.reactor());
-    if let Some(exception) = exception {
-        this.exception.set(exception);
-    }
-    if this.reactor().is_closed() {
-        // Nothing will run any more; at least the descriptor does not leak.
-        object::Body::close(&**this, this.py());
-        return;
-    }
-    this.reactor().defer(own, lose);
-}
-
-/// `connection_lost`, and then the socket is closed.
-unsafe fn lose(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: queued by `finish` with a transport of this type, whose reference the queue holds.
-    let this: Datagram<'_> = unsafe { This::new(py, object) };
-    let argument = this.exception.take(py).unwrap_or_else(|| none(py));
-    let lost = this.calls.call(py, names().connection_lost, &[&argument]);
-    let closed = close_socket(py, &this);
-    let reported = match lost {
-        Ok(_) => Ok(()),
-        Err(error) => object::report(this, error, "Exception in callback protocol.connection_lost()"),
-    };
-    let closed = match closed {
-        Ok(()) => Ok(()),
-        Err(error) => object::report(this, error, "Exception in callback socket.close()"),
-    };
-    this.calls.drop_all(py);
-    reported.and(closed)
+    finish(this, None)
 }
 
 /// Closes the socket object. Does nothing the second time.

@@ -14,6 +14,7 @@ use crate::binding::names::names;
 use crate::binding::native_type::{Args, This, bool_object, method, none};
 use crate::binding::socket_object;
 use crate::event_loop::pyloop::LoopObject;
+use crate::transports::ending;
 use crate::transports::object;
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
@@ -46,7 +47,7 @@ fn close<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> Object<'py> {
 
 fn abort<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> Object<'py> {
     object::check_thread(this)?;
-    lifecycle::finish(this, None);
+    ending::finish(this, None)?;
     Ok(none(this.py()))
 }
 

@@ -22,6 +22,7 @@ use std::os::fd::RawFd;
 use grapeshot_core::sys::poller::{Interest, Readiness};
 use pyo3::prelude::*;
 
+use super::ending::{self, Ending};
 use super::flags::FlagCell;
 use super::flow::Watermarks;
 use super::object::{Body, TransportObject};
@@ -161,7 +162,39 @@ impl Source for DatagramObject {
 
     fn on_evicted(this: This<'_, Self>) {
         this.registration.evict();
-        this.reactor().defer(this.to_bound(), lifecycle::lose_number);
+        this.reactor()
+            .defer(this.to_bound(), ending::lose_descriptor::<DatagramBody>);
+    }
+}
+
+impl Ending for DatagramBody {
+    const FAULT: &'static str = "Fatal error on datagram transport";
+    const LOST_FAILED: &'static str = "Exception in callback protocol.connection_lost()";
+    const CLOSE_FAILED: &'static str = "Exception in callback socket.close()";
+
+    fn registration(&self) -> &Registration {
+        &self.registration
+    }
+
+    fn exception(&self) -> &ObjectCell {
+        &self.exception
+    }
+
+    fn mark_finished(&self) -> bool {
+        self.flags.set(Flags::CLOSING);
+        let is_first = !self.is_finished();
+        if is_first {
+            self.lost_writes.set(1);
+        }
+        is_first
+    }
+
+    fn drop_buffer(&self) {
+        sending::drop_buffer(self);
+    }
+
+    fn close_owned(&self, py: Python<'_>) -> PyResult<()> {
+        lifecycle::close_socket(py, self)
     }
 }
 

@@ -17,10 +17,11 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
-use super::{Datagram, Family, Flags, lifecycle, sync_interest};
+use super::{Datagram, Family, Flags, sync_interest};
 use crate::binding::errors;
 use crate::binding::names::names;
 use crate::binding::native_type::This;
+use crate::transports::ending;
 use crate::transports::object;
 use crate::transports::outgoing::Chunk;
 
@@ -100,7 +101,7 @@ fn receive(this: Datagram<'_>, fd: RawFd, slot_len: usize, limit: usize) -> PyRe
         Err(error) => Some(error),
     };
     if let Some(error) = fault {
-        return lifecycle::fatal_error(this, error, "Fatal read error on datagram transport");
+        return ending::fatal_error(this, error, "Fatal read error on datagram transport");
     }
     match after {
         Some(error) => on_read_error(this, &error),
@@ -132,7 +133,7 @@ fn deliver(this: Datagram<'_>, first: Option<Inbound>) -> PyResult<()> {
     }
     match delivered {
         Ok(()) => Ok(()),
-        Err(error) => lifecycle::fatal_error(
+        Err(error) => ending::fatal_error(
             this,
             error,
             "Fatal error: protocol.datagram_received() call failed.",
@@ -223,7 +224,7 @@ fn receive_by_object(this: Datagram<'_>) -> PyResult<()> {
         Err(error) if is_temporary(py, &error) => return Ok(()),
         Err(error) if error.is_instance_of::<PyOSError>(py) => return tell_error(this, error),
         Err(error) => {
-            return lifecycle::fatal_error(this, error, "Fatal read error on datagram transport");
+            return ending::fatal_error(this, error, "Fatal read error on datagram transport");
         }
     };
     match delivered {

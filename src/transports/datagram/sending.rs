@@ -11,13 +11,13 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use super::{
-    Datagram, DatagramBody, Family, Flags, HAS_EMPTY_DATAGRAMS, HEADER_LEN, Peer, lifecycle, receiving,
-    sync_interest,
+    Datagram, DatagramBody, Family, Flags, HAS_EMPTY_DATAGRAMS, HEADER_LEN, Peer, receiving, sync_interest,
 };
 use crate::binding::errors;
 use crate::binding::names::names;
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::socket_object;
+use crate::transports::ending;
 use crate::transports::flow;
 use crate::transports::outgoing::{Chunk, Data};
 
@@ -96,7 +96,7 @@ pub(super) fn send_to(this: Datagram<'_>, data: &Bound<'_, PyAny>, to: &Bound<'_
         Sent::Done => Ok(()),
         Sent::Blocked => wait_writable(this, &data, target),
         Sent::Refused(error) => tell_sender(this, error),
-        Sent::Failed(error) => lifecycle::fatal_error(this, error, "Fatal write error on datagram transport"),
+        Sent::Failed(error) => ending::fatal_error(this, error, "Fatal write error on datagram transport"),
     }
 }
 
@@ -223,7 +223,7 @@ pub(super) fn on_writable(this: Datagram<'_>) -> PyResult<()> {
                 return receiving::tell_error(this, error);
             }
             Sent::Failed(error) => {
-                return lifecycle::fatal_error(this, error, "Fatal write error on datagram transport");
+                return ending::fatal_error(this, error, "Fatal write error on datagram transport");
             }
         }
     }
@@ -235,8 +235,7 @@ pub(super) fn on_writable(this: Datagram<'_>) -> PyResult<()> {
     }
     this.flags.clear(Flags::BLOCKED);
     if this.flags.has(Flags::CLOSING) {
-        lifecycle::finish(this, None);
-        return Ok(());
+        return ending::finish(this, None);
     }
     sync_interest(this)
 }

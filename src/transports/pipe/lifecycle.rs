@@ -9,11 +9,10 @@
 //!
 //! What the protocol raises is reported and costs nothing else, as with asyncio's pipes.
 
-use std::io;
 use std::os::fd::RawFd;
 
 use grapeshot_core::sys::pipe::{self, FileKind};
-use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
@@ -24,6 +23,7 @@ use crate::binding::native_type::This;
 use crate::binding::{errors, log};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Slot;
+use crate::transports::ending::fatal_error;
 use crate::transports::object;
 
 /// Makes the transport of `pipe`, which it takes over, and queues its start: `connection_made`, then `waiter`. An
@@ -91,73 +91,6 @@ unsafe fn start<E: PipeEnd>(py: Python<'_>, object: *mut ffi::PyObject) -> PyRes
         }
     }
     told.and(entered).and(object::wake(py, &this.waiter))
-}
-
-/// The pipe was closed behind our back, and its number belongs to another transport.
-pub(super) unsafe fn lose_number<E: PipeEnd>(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: queued by `on_evicted` with a transport of this type, whose reference the queue holds.
-    let this: Pipe<'_, E> = unsafe { This::new(py, object) };
-    let error = io::Error::from_raw_os_error(libc::EBADF);
-    fatal_error(this, errors::os_error(&error), "Fatal error on pipe transport")
-}
-
-/// Ends the transport with `error` after a fault of the pipe. Reported unless it is of an ordinary kind, which debug
-/// mode logs. Err is only for what must leave the loop.
-#[cold]
-pub(super) fn fatal_error<E: PipeEnd>(this: Pipe<'_, E>, error: PyErr, message: &str) -> PyResult<()> {
-    let py = this.py();
-    let exception = error.clone_ref(py).into_value(py).into_bound(py).into_any();
-    let is_ordinary = error.is_instance_of::<PyOSError>(py)
-        && E::is_ordinary(exception.getattr("errno").and_then(|errno| errno.extract()).ok());
-    if is_ordinary {
-        object::log_fault(this, message, &exception)?;
-    } else {
-        object::report(this, error, message)?;
-    }
-    finish(this, Some(exception));
-    Ok(())
-}
-
-/// Stops all I/O and queues `connection_lost(exception)`. Does nothing the second time.
-pub(super) fn finish<E: PipeEnd>(this: Pipe<'_, E>, exception: Option<Bound<'_, PyAny>>) {
-    this.is_closing.set(true);
-    if this.is_finished.replace(true) {
-        return;
-    }
-    let own = this.to_bound();
-    this.end.drop_buffer();
-    this.registration.leave(this, this.reactor());
-    if let Some(exception) = exception {
-        this.exception.set(exception);
-    }
-    if this.reactor().is_closed() {
-        // Nothing will run any more; at least the descriptor does not leak.
-        object::Body::close(&**this, this.py());
-        return;
-    }
-    this.reactor().defer(own, lose::<E>);
-}
-
-/// `connection_lost`, and then the pipe is closed.
-unsafe fn lose<E: PipeEnd>(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: queued by `finish` with a transport of this type, whose reference the queue holds.
-    let this: Pipe<'_, E> = unsafe { This::new(py, object) };
-    let argument = this
-        .exception
-        .take(py)
-        .unwrap_or_else(|| py.None().into_bound(py));
-    let lost = this.calls.call(py, names().connection_lost, &[&argument]);
-    let closed = close_pipe(py, &this);
-    let reported = match lost {
-        Ok(_) => Ok(()),
-        Err(error) => object::report(this, error, "Exception in callback protocol.connection_lost()"),
-    };
-    let closed = match closed {
-        Ok(()) => Ok(()),
-        Err(error) => object::report(this, error, "Exception in callback pipe.close()"),
-    };
-    this.calls.drop_all(py);
-    reported.and(closed)
 }
 
 /// Debug mode tells that the other end has gone.

@@ -19,9 +19,11 @@ use std::sync::atomic::AtomicPtr;
 
 use grapeshot_core::sys::pipe::FileKind;
 use grapeshot_core::sys::poller::{Interest, Readiness};
+use pyo3::exceptions::PyOSError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use super::ending::{self, Ending};
 use super::object::{Body, TransportObject};
 use super::protocol::ProtocolCalls;
 use super::registration::Registration;
@@ -87,7 +89,7 @@ fn sync_interest<E: PipeEnd>(this: Pipe<'_, E>) -> PyResult<()> {
     let wanted = E::wanted_interest(&this);
     match this.registration.sync(this.py(), this.reactor(), wanted) {
         Ok(()) => Ok(()),
-        Err(error) => lifecycle::fatal_error(this, errors::os_error(&error), "Fatal error on pipe transport"),
+        Err(error) => ending::fatal_error(this, errors::os_error(&error), "Fatal error on pipe transport"),
     }
 }
 
@@ -96,7 +98,7 @@ impl<E: PipeEnd> Source for PipeObject<E> {
         match this.registration.usable_fd(this.py()) {
             Ok(_) => E::on_ready(this, readiness),
             Err(error) => {
-                lifecycle::fatal_error(this, errors::os_error(&error), "Fatal error on pipe transport")
+                ending::fatal_error(this, errors::os_error(&error), "Fatal error on pipe transport")
             }
         }
     }
@@ -111,7 +113,40 @@ impl<E: PipeEnd> Source for PipeObject<E> {
 
     fn on_evicted(this: This<'_, Self>) {
         this.registration.evict();
-        this.reactor().defer(this.to_bound(), lifecycle::lose_number::<E>);
+        this.reactor()
+            .defer(this.to_bound(), ending::lose_descriptor::<PipeBody<E>>);
+    }
+}
+
+impl<E: PipeEnd> Ending for PipeBody<E> {
+    const FAULT: &'static str = "Fatal error on pipe transport";
+    const LOST_FAILED: &'static str = "Exception in callback protocol.connection_lost()";
+    const CLOSE_FAILED: &'static str = "Exception in callback pipe.close()";
+
+    fn registration(&self) -> &Registration {
+        &self.registration
+    }
+
+    fn exception(&self) -> &ObjectCell {
+        &self.exception
+    }
+
+    fn mark_finished(&self) -> bool {
+        self.is_closing.set(true);
+        !self.is_finished.replace(true)
+    }
+
+    fn drop_buffer(&self) {
+        self.end.drop_buffer();
+    }
+
+    fn close_owned(&self, py: Python<'_>) -> PyResult<()> {
+        lifecycle::close_pipe(py, self)
+    }
+
+    fn is_ordinary(error: &PyErr, py: Python<'_>) -> bool {
+        let errno = || error.value(py).getattr("errno").and_then(|errno| errno.extract());
+        error.is_instance_of::<PyOSError>(py) && E::is_ordinary(errno().ok())
     }
 }
 

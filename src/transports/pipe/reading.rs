@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use super::{Pipe, PipeBody, PipeEnd, lifecycle, sync_interest};
 use crate::binding::errors;
 use crate::binding::names::names;
+use crate::transports::ending;
 use crate::transports::object;
 use crate::transports::protocol::Receiver;
 
@@ -102,8 +103,7 @@ pub(super) fn close(this: Pipe<'_, Reading>) -> PyResult<()> {
         return Ok(());
     }
     object::check_thread(this)?;
-    lifecycle::finish(this, None);
-    Ok(())
+    ending::finish(this, None)
 }
 
 fn on_readable(this: Pipe<'_, Reading>) -> PyResult<()> {
@@ -120,10 +120,10 @@ fn on_readable(this: Pipe<'_, Reading>) -> PyResult<()> {
                 Err(error) => object::report(this, error, "Exception in callback protocol.data_received()"),
             }
         }
-        Ok(Some(Err(error))) => lifecycle::fatal_error(this, error, "Fatal read error on pipe transport"),
+        Ok(Some(Err(error))) => ending::fatal_error(this, error, "Fatal read error on pipe transport"),
         Ok(None) => on_eof(this),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
-        Err(error) => lifecycle::fatal_error(
+        Err(error) => ending::fatal_error(
             this,
             errors::os_error(&error),
             "Fatal read error on pipe transport",
@@ -153,7 +153,7 @@ fn read(this: Pipe<'_, Reading>) -> io::Result<Option<PyResult<Bound<'_, PyAny>>
 fn on_eof(this: Pipe<'_, Reading>) -> PyResult<()> {
     lifecycle::log_closed_by_peer(this)?;
     // First of all, so that what eof_received schedules comes after connection_lost.
-    lifecycle::finish(this, None);
+    ending::finish(this, None)?;
     match this.calls.call(this.py(), names().eof_received, &[]) {
         Ok(_) => Ok(()),
         Err(error) => object::report(this, error, "Exception in callback protocol.eof_received()"),

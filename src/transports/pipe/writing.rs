@@ -15,6 +15,7 @@ use pyo3::prelude::*;
 
 use super::{Pipe, PipeBody, PipeEnd, lifecycle, sync_interest};
 use crate::binding::errors;
+use crate::transports::ending;
 use crate::transports::outgoing::{Data, Outgoing};
 use crate::transports::{flow, object};
 
@@ -147,8 +148,7 @@ pub(super) fn close(this: Pipe<'_, Writing>) -> PyResult<()> {
     object::check_thread(this)?;
     this.is_closing.set(true);
     if !this.end.is_blocked.get() {
-        lifecycle::finish(this, None);
-        return Ok(());
+        return ending::finish(this, None);
     }
     // What waits for a pipe that was closed behind our back would wait for ever.
     match this.registration.usable_fd(this.py()) {
@@ -160,8 +160,7 @@ pub(super) fn close(this: Pipe<'_, Writing>) -> PyResult<()> {
 /// `abort()`: what is buffered is lost.
 pub(super) fn abort(this: Pipe<'_, Writing>) -> PyResult<()> {
     object::check_thread(this)?;
-    lifecycle::finish(this, None);
-    Ok(())
+    ending::finish(this, None)
 }
 
 /// True if the pipe was given up; the write is then counted, and after some of them logged.
@@ -221,8 +220,7 @@ fn on_writable(this: Pipe<'_, Writing>) -> PyResult<()> {
         return Ok(());
     }
     if this.is_closing.get() {
-        lifecycle::finish(this, None);
-        return Ok(());
+        return ending::finish(this, None);
     }
     sync_interest(this)
 }
@@ -231,7 +229,7 @@ fn on_writable(this: Pipe<'_, Writing>) -> PyResult<()> {
 fn on_write_error(this: Pipe<'_, Writing>, error: &io::Error) -> PyResult<()> {
     let lost_writes = &this.end.lost_writes;
     lost_writes.set(lost_writes.get().saturating_add(1));
-    lifecycle::fatal_error(
+    ending::fatal_error(
         this,
         errors::os_error(error),
         "Fatal write error on pipe transport",
@@ -248,6 +246,5 @@ fn on_reader_lost(this: Pipe<'_, Writing>) -> PyResult<()> {
         let error = PyBrokenPipeError::new_err(());
         Some(error.into_value(this.py()).into_bound(this.py()).into_any())
     };
-    lifecycle::finish(this, exception);
-    Ok(())
+    ending::finish(this, exception)
 }

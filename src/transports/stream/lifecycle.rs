@@ -7,21 +7,20 @@
 //! `connection_lost` is always queued, never called inside the call that ends the connection, and comes once. The
 //! descriptor leaves the poller before it is queued and is closed after it has run.
 
-use std::io;
 use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
 
 use grapeshot_core::sys::poller::Interest;
 use grapeshot_core::sys::socket::{self, Address};
-use pyo3::exceptions::PyOSError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use super::{Flags, Stream, StreamBody, keep_local_address, new_stream, sendfile, sync_interest, writing};
+use super::{Flags, Stream, StreamBody, keep_local_address, new_stream, sync_interest, writing};
 use crate::binding::errors;
 use crate::binding::names::names;
 use crate::binding::native_type::This;
 use crate::event_loop::pyloop::LoopObject;
+use crate::transports::ending::{closed_error, fatal_error, finish};
 use crate::transports::object;
 use crate::transports::protocol::{ProtocolCalls, Receiver, run_in};
 
@@ -199,17 +198,6 @@ fn register(this: Stream<'_>) -> PyResult<()> {
     }
 }
 
-fn closed_error() -> PyErr {
-    errors::os_error(&io::Error::from_raw_os_error(libc::EBADF))
-}
-
-/// Somebody has closed the descriptor, and its number belongs to another transport.
-pub(super) unsafe fn lose_descriptor(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: queued by `on_evicted` with a transport, whose reference the queue holds.
-    let this: Stream<'_> = unsafe { This::new(py, object) };
-    fatal_error(this, closed_error(), "Fatal error on socket transport")
-}
-
 /// `close()`: what is buffered still leaves, then the connection ends.
 pub(super) fn close(this: Stream<'_>) -> PyResult<()> {
     if this.flags.has(Flags::CLOSING) {
@@ -242,91 +230,6 @@ pub(super) fn abort(this: Stream<'_>) -> PyResult<()> {
 pub(super) fn abort_with(this: Stream<'_>, exception: Option<Bound<'_, PyAny>>) -> PyResult<()> {
     writing::uncork(this)?;
     finish(this, exception)
-}
-
-/// Ends the connection with `error` after a fault: reported, unless it is an OSError, which is the network's
-/// everyday business (debug mode logs it). Err is only for what must leave the loop.
-#[cold]
-pub(super) fn fatal_error(this: Stream<'_>, error: PyErr, message: &str) -> PyResult<()> {
-    let py = this.py();
-    if errors::leaves_loop(py, &error) {
-        return Err(error);
-    }
-    let exception = error.clone_ref(py).into_value(py).into_bound(py).into_any();
-    if error.is_instance_of::<PyOSError>(py) {
-        object::log_fault(this, message, &exception)?;
-    } else {
-        object::report(this, error, message)?;
-    }
-    finish(this, Some(exception))
-}
-
-/// Stops all I/O and queues `connection_lost(exception)`.
-pub(super) fn finish(this: Stream<'_>, exception: Option<Bound<'_, PyAny>>) -> PyResult<()> {
-    if this.lost_writes.get() != 0 {
-        return Ok(());
-    }
-    this.lost_writes.set(1);
-    this.flags.set(Flags::CLOSING);
-    let own = this.to_bound();
-    writing::drop_buffer(this);
-    this.registration.leave(this, this.reactor());
-    if this.flags.has(Flags::SENDFILE) {
-        sendfile::on_lost(this)?;
-    }
-    if let Some(exception) = exception {
-        this.exception.set(exception);
-    }
-    if this.reactor().is_closed() {
-        // Nothing will run any more; at least the descriptor does not leak.
-        close_descriptor(this.py(), &this);
-        return Ok(());
-    }
-    this.reactor().defer(own, lose);
-    Ok(())
-}
-
-/// `connection_lost`, and then the descriptor is closed.
-unsafe fn lose(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: queued by `finish` with a transport, whose reference the queue holds.
-    let this: Stream<'_> = unsafe { This::new(py, object) };
-    let argument = this
-        .exception
-        .take(py)
-        .unwrap_or_else(|| py.None().into_bound(py));
-    let result = if this.flags.has(Flags::MADE) {
-        this.calls
-            .call(py, names().connection_lost, &[&argument])
-            .map(drop)
-    } else {
-        Ok(())
-    };
-    close_descriptor(py, &this);
-    let server = this.server.take(py);
-    let reported = match result {
-        Ok(()) => Ok(()),
-        Err(error) => object::report(
-            this,
-            error,
-            "Fatal error: protocol.connection_lost() call failed.",
-        ),
-    };
-    this.calls.drop_all(py);
-    if let Some(server) = server {
-        let detached = server.call_method1(
-            names()._detach.bind(py).cast_into::<PyString>()?,
-            (this.to_bound(),),
-        );
-        if let (Err(error), Some(event_loop)) = (detached, this.event_loop.get(py)) {
-            errors::report(
-                &event_loop,
-                "Error on detaching a connection from its server",
-                error,
-                &[],
-            )?;
-        }
-    }
-    reported
 }
 
 /// Closes the descriptor, or the socket object that owns it. Does nothing the second time.

@@ -27,6 +27,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use super::ending::{self, Ending};
 use super::flags::FlagCell;
 use super::object::{self, Body, TransportObject};
 use super::outgoing::Outgoing;
@@ -127,9 +128,7 @@ fn sync_interest(this: Stream<'_>) -> PyResult<()> {
         .sync(this.py(), this.reactor(), this.wanted_interest())
     {
         Ok(()) => Ok(()),
-        Err(error) => {
-            lifecycle::fatal_error(this, errors::os_error(&error), "Fatal error on socket transport")
-        }
+        Err(error) => ending::fatal_error(this, errors::os_error(&error), "Fatal error on socket transport"),
     }
 }
 
@@ -165,7 +164,55 @@ impl Source for StreamObject {
 
     fn on_evicted(this: This<'_, Self>) {
         this.registration.evict();
-        this.reactor().defer(this.to_bound(), lifecycle::lose_descriptor);
+        this.reactor()
+            .defer(this.to_bound(), ending::lose_descriptor::<StreamBody>);
+    }
+}
+
+impl Ending for StreamBody {
+    const FAULT: &'static str = "Fatal error on socket transport";
+    const LOST_FAILED: &'static str = "Fatal error: protocol.connection_lost() call failed.";
+    const CLOSE_FAILED: &'static str = "Exception in callback socket.close()";
+
+    fn registration(&self) -> &Registration {
+        &self.registration
+    }
+
+    fn exception(&self) -> &ObjectCell {
+        &self.exception
+    }
+
+    fn mark_finished(&self) -> bool {
+        self.flags.set(Flags::CLOSING);
+        let is_first = self.lost_writes.get() == 0;
+        if is_first {
+            self.lost_writes.set(1);
+        }
+        is_first
+    }
+
+    fn drop_buffer(&self) {
+        writing::drop_buffer(self);
+    }
+
+    fn close_owned(&self, py: Python<'_>) -> PyResult<()> {
+        lifecycle::close_descriptor(py, self);
+        Ok(())
+    }
+
+    fn was_made(&self) -> bool {
+        self.flags.has(Flags::MADE)
+    }
+
+    fn on_stopped(this: Stream<'_>) -> PyResult<()> {
+        if this.flags.has(Flags::SENDFILE) {
+            return sendfile::on_lost(this);
+        }
+        Ok(())
+    }
+
+    fn take_server<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+        self.server.take(py)
     }
 }
 

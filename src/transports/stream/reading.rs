@@ -13,6 +13,7 @@ use super::{Flags, Stream, lifecycle, sync_interest, writing};
 use crate::binding::names::names;
 use crate::binding::new_bytes::{self, NewBytes};
 use crate::binding::{errors, log};
+use crate::transports::ending;
 use crate::transports::protocol::Receiver;
 use crate::transports::stream_reader::Feed;
 
@@ -54,7 +55,7 @@ fn read_object(this: Stream<'_>, fd: RawFd) -> PyResult<()> {
 fn on_failure(this: Stream<'_>, failure: Failure) -> PyResult<()> {
     match failure {
         Failure::System(error) => on_read_error(this, &error),
-        Failure::Python(error) => lifecycle::fatal_error(this, error, "Fatal read error on socket transport"),
+        Failure::Python(error) => ending::fatal_error(this, error, "Fatal read error on socket transport"),
     }
 }
 
@@ -63,9 +64,7 @@ fn on_failure(this: Stream<'_>, failure: Failure) -> PyResult<()> {
 fn after_delivery(this: Stream<'_>, result: PyResult<()>) -> PyResult<()> {
     match result {
         Ok(()) => Ok(()),
-        Err(error) => {
-            lifecycle::fatal_error(this, error, "Fatal error: protocol.data_received() call failed.")
-        }
+        Err(error) => ending::fatal_error(this, error, "Fatal error: protocol.data_received() call failed."),
     }
 }
 
@@ -168,9 +167,7 @@ fn read_native(this: Stream<'_>, fd: RawFd) -> PyResult<()> {
         Ok(Ok(0)) => on_eof(this),
         Ok(Ok(_)) => Ok(()),
         Ok(Err(error)) => on_read_error(this, &error),
-        Err(error) => {
-            lifecycle::fatal_error(this, error, "Fatal error: protocol.data_received() call failed.")
-        }
+        Err(error) => ending::fatal_error(this, error, "Fatal error: protocol.data_received() call failed."),
     }
 }
 
@@ -198,7 +195,7 @@ fn read_into_protocol(this: Stream<'_>) -> PyResult<()> {
         Ok(Some(Some(Ok(0)))) => on_eof(this),
         Ok(Some(Some(Err(error)))) => on_read_error(this, &error),
         Ok(_) => Ok(()),
-        Err(error) => lifecycle::fatal_error(this, error, stage),
+        Err(error) => ending::fatal_error(this, error, stage),
     }
 }
 
@@ -207,7 +204,7 @@ fn on_read_error(this: Stream<'_>, error: &io::Error) -> PyResult<()> {
     if error.kind() == io::ErrorKind::WouldBlock {
         return Ok(());
     }
-    lifecycle::fatal_error(
+    ending::fatal_error(
         this,
         errors::os_error(error),
         "Fatal read error on socket transport",
@@ -224,9 +221,7 @@ fn on_eof(this: Stream<'_>) -> PyResult<()> {
         this.calls.call(py, names().eof_received, &[])?.is_truthy()
     })?;
     match answer {
-        Err(error) => {
-            lifecycle::fatal_error(this, error, "Fatal error: protocol.eof_received() call failed.")
-        }
+        Err(error) => ending::fatal_error(this, error, "Fatal error: protocol.eof_received() call failed."),
         Ok(true) => {
             this.flags.set(Flags::EOF_RECEIVED);
             sync_interest(this)

@@ -11,8 +11,9 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::{Flags, Stream, lifecycle, sync_interest};
+use super::{Flags, Stream, StreamBody, sync_interest};
 use crate::binding::errors;
+use crate::transports::ending;
 use crate::transports::flow;
 use crate::transports::outgoing::Data;
 
@@ -71,8 +72,8 @@ fn send_buffered(this: Stream<'_>) -> io::Result<()> {
 
 #[cold]
 fn on_write_error(this: Stream<'_>, error: &io::Error) -> PyResult<()> {
-    drop_buffer(this);
-    lifecycle::fatal_error(
+    drop_buffer(&this);
+    ending::fatal_error(
         this,
         errors::os_error(error),
         "Fatal write error on socket transport",
@@ -80,9 +81,9 @@ fn on_write_error(this: Stream<'_>, error: &io::Error) -> PyResult<()> {
 }
 
 /// Discards what has not been sent.
-pub(super) fn drop_buffer(this: Stream<'_>) {
-    this.outgoing.clear();
-    this.flags.clear(Flags::BLOCKED);
+pub(super) fn drop_buffer(body: &StreamBody) {
+    body.outgoing.clear();
+    body.flags.clear(Flags::BLOCKED);
 }
 
 /// The descriptor takes data again.
@@ -99,7 +100,7 @@ pub(super) fn on_writable(this: Stream<'_>) -> PyResult<()> {
         return Ok(());
     }
     if this.flags.has(Flags::CLOSING) {
-        return lifecycle::finish(this, None);
+        return ending::finish(this, None);
     }
     sync_interest(this)?;
     if this.flags.has(Flags::EOF_WRITTEN)
