@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from . import _dns, _tls
 from ._base import BaseLoop
 from ._checks import check_plain_socket, check_stream_socket, check_tls_only_options, check_unused_socket
+from ._opening import wait_opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ async def open_transport(
 
     With ``ssl`` that is a TLS transport, and it has run after the handshake (see :func:`grapeshot._tls.open_tls`).
 
-    A factory that raises, and a cancellation while waiting, cost this connection: its socket is closed.
+    If the factory raises, or the wait is cancelled, the socket is closed.
     """
     if ssl:
         return await _tls.open_tls(
@@ -170,11 +171,7 @@ async def open_transport(
     except BaseException:
         sock.close()
         raise
-    try:
-        await waiter
-    except BaseException:
-        transport.close()
-        raise
+    await wait_opened(waiter, transport)
     return transport, protocol
 
 

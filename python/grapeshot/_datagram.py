@@ -13,9 +13,10 @@ import sys
 from asyncio.log import logger
 from collections.abc import Callable
 
-from . import _core, _dns
+from . import _dns
 from ._base import BaseLoop
 from ._checks import check_unused_socket, set_reuse_port
+from ._opening import remove_stale_socket, wait_opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -109,8 +110,8 @@ async def _candidates(
         return [((family, proto), (None, None))]
     if hasattr(socket, "AF_UNIX") and family == socket.AF_UNIX:
         local, remote = _unix_address(local_addr), _unix_address(remote_addr)
-        if local and local[0] not in (0, "\x00"):
-            _remove_stale_socket(local)
+        if local:
+            remove_stale_socket(local)
         return [((family, proto), (local, remote))]
     found: dict[tuple[int, int], list[Any]] = {}
     for index, address in enumerate((local_addr, remote_addr)):
@@ -139,19 +140,6 @@ def _unix_address(address: Any) -> Any:
     if address is not None and not isinstance(address, (str, bytes)):
         raise TypeError("string is expected")
     return address
-
-
-def _remove_stale_socket(path: str | bytes) -> None:
-    """Remove the file of a Unix socket that is in the way; anything else stays, for bind() to complain about."""
-    try:
-        is_socket, _inode = _core._path_status(path)
-        if is_socket:
-            _core._remove_path(path)
-    except FileNotFoundError:
-        pass
-    except OSError as exc:
-        # A directory in which sockets may be made, and not removed.
-        logger.error("Unable to check or remove stale UNIX socket %r: %r", path, exc)
 
 
 async def _first_socket(
@@ -196,7 +184,7 @@ async def _open_transport(
 ) -> tuple[asyncio.DatagramTransport, _P]:
     """Make the protocol and a native transport over ``sock``; return when ``connection_made`` has run.
 
-    A factory that raises, and a cancellation while waiting, cost this endpoint: its socket is closed.
+    If the factory raises, or the wait is cancelled, the socket is closed.
     """
     check_unused_socket(loop, sock)
     try:
@@ -206,9 +194,5 @@ async def _open_transport(
     except BaseException:
         sock.close()
         raise
-    try:
-        await waiter
-    except BaseException:
-        transport.close()
-        raise
+    await wait_opened(waiter, transport)
     return transport, protocol

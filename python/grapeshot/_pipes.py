@@ -10,6 +10,7 @@ from asyncio.log import logger
 from collections.abc import Callable
 
 from ._base import BaseLoop
+from ._opening import wait_opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ async def connect_read_pipe(
     protocol = protocol_factory()
     waiter = loop.create_future()
     transport = loop._read_pipe(pipe, protocol, waiter)
-    await _connected(waiter, transport)
+    await wait_opened(waiter, transport)
     if loop.get_debug():
         logger.debug("Read pipe %r connected: (%r, %r)", pipe.fileno(), transport, protocol)
     return transport, protocol
@@ -59,16 +60,7 @@ async def connect_write_pipe(
     protocol = protocol_factory()
     waiter = loop.create_future()
     transport = loop._write_pipe(pipe, protocol, waiter)
-    await _connected(waiter, transport)
+    await wait_opened(waiter, transport)
     if loop.get_debug():
         logger.debug("Write pipe %r connected: (%r, %r)", pipe.fileno(), transport, protocol)
     return transport, protocol
-
-
-async def _connected(waiter: asyncio.Future[None], transport: asyncio.BaseTransport) -> None:
-    """Return when ``connection_made`` has run; a cancellation closes the pipe."""
-    try:
-        await waiter
-    except BaseException:
-        transport.close()
-        raise

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from . import _core
 from ._base import BaseLoop
 from ._checks import check_unused_socket
+from ._opening import wait_opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def make_transport(
     server_hostname: str | None = None,
     below: asyncio.WriteTransport | None = None,
 ) -> _core.SSLTransport:
-    """Return a TLS transport for ``protocol``, to be made the protocol of the transport below it.
+    """Return a TLS transport for ``protocol``, to be made the protocol of its inner transport.
 
     ``below`` is that transport if the connection is open already: ``protocol`` has seen ``connection_made`` then, and
     what it is told of TLS comes in the context of the connection.
@@ -94,7 +95,7 @@ async def open_tls(
 ) -> tuple[asyncio.Transport, _P]:
     """Make the protocol and its TLS transport over the connected ``sock``; return when the handshake is complete.
 
-    Whatever fails, and a cancellation while waiting, cost this connection: its socket is closed.
+    If anything fails, or the wait is cancelled, the socket is closed.
 
     Raises:
         ssl.SSLError: the handshake failed; ``ssl.SSLCertVerificationError`` if the peer's certificate is not accepted.
@@ -122,10 +123,7 @@ async def open_tls(
         sock.close()
         raise
     try:
-        await waiter
-    except BaseException:
-        transport.close()
-        raise
+        await wait_opened(waiter, transport)
     finally:
         del waiter  # holds the exception whose traceback holds this frame
     return transport, protocol
@@ -231,17 +229,17 @@ async def start_tls(
         server_hostname=server_hostname,
         below=transport,
     )
-    lower: Any = transport
-    lower.pause_reading()  # nothing is to come before connection_made
+    inner: Any = transport
+    inner.pause_reading()  # nothing is to come before connection_made
     if server_side and isinstance(protocol, asyncio.StreamReaderProtocol):
         _take_received(protocol, above)
-    lower.set_protocol(above)
-    starting = loop.call_soon(above.connection_made, lower)
-    resuming = loop.call_soon(lower.resume_reading)
+    inner.set_protocol(above)
+    starting = loop.call_soon(above.connection_made, inner)
+    resuming = loop.call_soon(inner.resume_reading)
     try:
         return await waiter
     except BaseException:
-        lower.close()
+        inner.close()
         starting.cancel()
         resuming.cancel()
         raise

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from . import _connect, _core, _serve, _tls
 from ._base import BaseLoop
 from ._checks import check_plain_socket, check_tls_only_options
+from ._opening import has_file, remove_stale_socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -128,26 +129,6 @@ async def create_unix_server(
         _check_unix_socket(sock)
     remove_file = _file_remover(sock) if cleanup_socket else None
     return await _serve.serve(loop, [sock], protocol_factory, backlog, start_serving, is_ours, remove_file)
-
-
-def has_file(path: str | bytes) -> bool:
-    """Whether a Unix address is in the file system: neither unnamed nor in Linux' abstract namespace."""
-    return path[:1] not in ("", b"", "\0", b"\0")
-
-
-def remove_stale_socket(path: str | bytes) -> None:
-    """Remove what lies at ``path`` if it is a socket; an error (EACCES for instance) is logged."""
-    if not has_file(path):
-        return
-    try:
-        is_socket, _inode = _core._path_status(path)
-        if is_socket:
-            _core._remove_path(path)
-    except FileNotFoundError:
-        pass
-    except OSError as exc:
-        # A directory may allow to make sockets only; bind() says what matters.
-        logger.error("Unable to check or remove stale UNIX socket %r: %r", path, exc)
 
 
 def _check_unix_socket(sock: socket.socket) -> None:
