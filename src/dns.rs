@@ -1,9 +1,10 @@
 //! `loop.getaddrinfo` of an address literal with a numeric port, answered without a resolver and without a thread.
 //!
-//! What `socket.getaddrinfo` says about a literal depends on the literal only in the address itself. So the C library is
-//! asked once for each combination of family, type, protocol and flags, and its answer is the pattern for all others:
-//! which kinds of sockets there are, in which order, with the very objects of the `socket` module. Everything that is
-//! not an ordinary literal (a zone, a service name, flags that change more than the question) goes the way of a name.
+//! What `socket.getaddrinfo` says about a literal depends on the literal only in the address itself. So the C library
+//! is asked once for each combination of family, type, protocol and flags, and its answer is the pattern for all
+//! others: which kinds of sockets there are, in which order, with the very objects of the `socket` module. Everything
+//! that is not an ordinary literal (a zone, a service name, flags that change more than the question) goes the way of a
+//! name.
 
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, Ipv6Addr};

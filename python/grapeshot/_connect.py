@@ -209,7 +209,7 @@ async def _connect_first(
 
     def attempt(info: _dns.AddrInfo) -> Coroutine[Any, Any, socket.socket]:
         own_errors: list[OSError] = []
-        errors.append(own_errors)  # in the order of the attempts' start, whatever order they fail in
+        errors.append(own_errors)  # in the order in which the attempts start, not in which they fail
         return _connect_one(loop, info, local_infos, own_errors)
 
     try:
@@ -292,7 +292,7 @@ async def _staggered(
 def _first_socket(done: Iterable[asyncio.Task[socket.socket]]) -> socket.socket | None:
     """Return the socket of one finished attempt and close those of others; raise an error that is not an OSError.
 
-    The errors are looked at and not raised: a traceback through this frame would tie each of them to its own task.
+    The errors are inspected and not raised: a traceback through this frame would tie each of them to its own task.
     """
     winner: socket.socket | None = None
     unexpected: BaseException | None = None
@@ -317,7 +317,7 @@ def _first_socket(done: Iterable[asyncio.Task[socket.socket]]) -> socket.socket 
 
 
 async def _stop_attempts(running: set[asyncio.Task[socket.socket]]) -> None:
-    """Cancel attempts and wait for their end; one that connected all the same loses its socket."""
+    """Cancel attempts and wait for their end; if one has connected already, its socket is closed."""
     if not running:
         return
     for task in running:
@@ -354,7 +354,7 @@ async def _connect_one(
 
 
 def _bind_local(sock: socket.socket, family: int, local_infos: list[_dns.AddrInfo], errors: list[OSError]) -> None:
-    """Bind to the first local address of the right family that can be bound; raise the last error if none can."""
+    """Bind to the first local address of the right family that can be bound; raise the last error if there is none."""
     failed = None
     for local_family, _, _, _, local_address in local_infos:
         if local_family != family:

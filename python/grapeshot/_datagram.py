@@ -45,7 +45,7 @@ async def create_datagram_endpoint(
 
     The addresses are ``(host, port)``. With ``family=socket.AF_UNIX`` they are paths (str, bytes, :class:`os.PathLike`;
     abstract names begin with a NUL), and a stale socket file at ``local_addr`` is removed first. With
-    ``allow_broadcast`` the socket is not connected, and the transport sends to ``remote_addr`` all the same. ``sock``
+    ``allow_broadcast`` the socket is not connected, and the transport still sends to ``remote_addr``. ``sock``
     is taken over as it is: any open socket that is no stream.
 
     Raises:

@@ -26,11 +26,11 @@ async def connect_read_pipe(
 ) -> tuple[_core.ReadPipeTransport, _P]:
     """Read from ``pipe``, a file object over a pipe, FIFO, terminal or socket; return ``(transport, protocol)``.
 
-    The transport owns ``pipe``, makes it non-blocking and closes it. When nobody writes any more, the protocol gets
-    ``eof_received()`` (whatever it returns) and ``connection_lost(None)``.
+    The transport owns ``pipe``, makes it non-blocking and closes it. When the last writer has closed the pipe,
+    the protocol gets ``eof_received()`` (whatever it returns) and ``connection_lost(None)``.
 
     Raises:
-        ValueError: ``pipe`` is something else, a regular file for instance; it stays the caller's.
+        ValueError: ``pipe`` is something else, for example a regular file. The caller keeps it.
         OSError: its descriptor is closed.
 
     Source: :meth:`asyncio.loop.connect_read_pipe`.
@@ -49,9 +49,9 @@ async def connect_write_pipe(
 ) -> tuple[_core.WritePipeTransport, _P]:
     """Write to ``pipe``, a file object over a pipe, FIFO, terminal or socket; return ``(transport, protocol)``.
 
-    The transport owns ``pipe``, makes it non-blocking and closes it. When nobody reads any more (which terminals do not
-    tell), the protocol gets ``connection_lost``: with BrokenPipeError if something was still to be written, else with
-    None.
+    The transport owns ``pipe``, makes it non-blocking and closes it. When the last reader has closed the pipe
+    (terminals do not report that), the protocol gets ``connection_lost``: with BrokenPipeError if something was still
+    to be written, else with None.
 
     Raises: as :func:`connect_read_pipe`.
 

@@ -247,7 +247,7 @@ async def _send_by_blocks(
 
 
 class _FallbackProtocol(asyncio.Protocol):
-    """Stands in for a transport's protocol while blocks are written, to hear when to pause and when it is over."""
+    """Replaces a transport's protocol while blocks are written, to learn when to pause and when the connection ends."""
 
     def __init__(self, loop: BaseLoop, transport: Any) -> None:
         self._loop = loop
@@ -260,7 +260,7 @@ class _FallbackProtocol(asyncio.Protocol):
         transport.set_protocol(self)
 
     async def drain(self) -> None:
-        """Return when the transport takes more; ConnectionError (or the connection's error) if it does not any more."""
+        """Return when the transport takes more. Raise ConnectionError (or the connection's error) if it has ended."""
         if self._transport.is_closing():
             raise ConnectionError("Connection closed by peer")
         if self._writable is not None:

@@ -1,7 +1,7 @@
 """Listening: create_server, and the Server that it and create_unix_server return.
 
-Accepting is native (``loop._listen``): a connection makes its protocol and transport without passing through here. A
-Server only owns the listening sockets and counts the open connections; which ones they are the native loop knows.
+Accepting is native (``loop._listen``): the protocol and the transport of a connection are made without this module. A
+Server owns the listening sockets and counts the open connections. The native loop has the list of them.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ async def serve(
     is_ours: bool,
     on_closed: Callable[[], None] | None = None,
 ) -> Server:
-    """Return a :class:`Server` on bound sockets, serving already if so asked.
+    """Return a :class:`Server` on bound sockets, which serves already if ``start_serving``.
 
     It calls ``on_closed`` after it has closed them. If it cannot serve, the sockets are closed as well where they are
     ours, otherwise left to the caller.
@@ -329,7 +329,7 @@ def _bind_all(
             try:
                 sock = socket.socket(family, type_, proto)
             except OSError:
-                # getaddrinfo knows families that this system has not got.
+                # getaddrinfo returns families that this system does not have.
                 if loop.get_debug():
                     logger.warning(
                         "create_server() failed to create socket.socket(%r, %r, %r)",

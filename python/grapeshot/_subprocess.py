@@ -10,8 +10,8 @@
 and no at-fork hooks run. A ``preexec_fn`` is Python code between fork and exec, and its parent waits for it; such a
 child is started in a helper thread, so that the loop goes on meanwhile.
 
-Where asyncio's versions differ this follows the newest on all: ``wait()`` returns when the process has ended, whether
-or not somebody keeps its pipes open, and no signal is sent to a process that has ended.
+Where asyncio's versions differ this follows the newest on all: ``wait()`` returns when the process has ended, even if
+something keeps its pipes open, and no signal is sent to a process that has ended.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ async def subprocess_exec(
 ) -> tuple[SubprocessTransport, _P]:
     """Start ``program`` with ``args``; return its transport and the protocol, whose ``connection_made`` was called.
 
-    ``kwargs`` are those of :class:`subprocess.Popen`. A ``preexec_fn`` runs without holding up the loop.
+    ``kwargs`` are those of :class:`subprocess.Popen`. A ``preexec_fn`` does not block the loop.
 
     Raises:
         ValueError: text mode, buffering or ``shell=True`` is asked for.
@@ -335,7 +335,7 @@ class SubprocessTransport(asyncio.SubprocessTransport):
         except ProcessLookupError:
             loop.call_soon(self._process_ended, None)  # its status is gone, so it has ended
         except BaseException:
-            # Nobody would notice its end: it ends here.
+            # Nothing would notice its end, so it ends here.
             process = self._process
             self._closed = True
             with process:  # closes its pipes and waits

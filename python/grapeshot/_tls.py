@@ -157,8 +157,8 @@ def serving_factory(
 def start_accepting(loop: BaseLoop, transport: asyncio.Transport, waiter: asyncio.Future[None] | None) -> None:
     """Make the task that stands for the accepting of ``transport`` until ``waiter`` is done, as asyncio has it.
 
-    Whoever cancels all tasks, the one that serves the connection among them, cancels this one too, which closes the
-    connection.
+    A program that cancels all tasks, the one that serves the connection among them, cancels this one too. That closes
+    the connection.
     """
     task = loop.create_task(_accepted(waiter))
     task.add_done_callback(functools.partial(_close_if_cancelled, transport))
@@ -169,7 +169,7 @@ async def _accepted(waiter: asyncio.Future[None] | None) -> None:
         try:
             await waiter
         except Exception:
-            pass  # reported by whoever has failed
+            pass  # whatever has failed has reported it
         finally:
             del waiter  # holds the exception whose traceback holds the connection
 

@@ -101,9 +101,9 @@ async def create_unix_server(
 ) -> _serve.Server:
     """Listen on a Unix socket at ``path``, or on the bound ``sock``; return the :class:`Server`.
 
-    A socket file that lies at ``path`` is removed first, whoever may still listen on it. With ``cleanup_socket`` (the
-    default from Python 3.13 on, accepted on every version) closing the server removes its file, unless another one has
-    taken its place. Names that begin with a NUL are in Linux' abstract namespace and have no file.
+    A socket file at ``path`` is removed first, even if another process still listens on it. With ``cleanup_socket``
+    (the default from Python 3.13 on, accepted on every version) closing the server removes its file, unless another one
+    has taken its place. Names that begin with a NUL are in Linux' abstract namespace and have no file.
 
     Raises:
         OSError: ``path`` cannot be bound; EADDRINUSE, with a text that names it, if something else lies there.
@@ -177,7 +177,7 @@ def _bound(path: str | bytes) -> socket.socket:
 
 
 def _file_remover(sock: socket.socket) -> Callable[[], None] | None:
-    """Return what removes the file of a bound socket, if it has one; by then the file may be another one's."""
+    """Return what removes the file of a bound socket, if it has one; by then another server may own the file."""
     path = sock.getsockname()
     if not has_file(path):
         return None

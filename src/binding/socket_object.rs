@@ -1,4 +1,4 @@
-//! Between descriptors and Python: `socket.socket` objects and addresses, made only when someone asks.
+//! Between descriptors and Python: `socket.socket` objects and addresses, made only when they are needed.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::RawFd;
@@ -18,7 +18,7 @@ use crate::binding::native_type::none;
 pub(crate) fn adopt(py: Python<'_>, fd: RawFd) -> PyResult<Bound<'_, PyAny>> {
     let raw = raw_type(py)?;
     let found = py.import("socket")?.getattr("socket")?.cast_into::<PyType>();
-    // Who has put something else in the place of the class gets a socket all the same.
+    // If a program has replaced the class by something else, it still gets a socket.
     let kind = match found {
         Ok(kind) if kind.is_subclass(&raw)? => kind,
         _ => raw,

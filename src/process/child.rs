@@ -1,7 +1,7 @@
 //! A child whose end is waited for: a `Source` over an fd that is readable once the child has ended.
 //!
 //! Belongs to the loop's thread. The loop's fd table keeps it alive; it fetches the child's status once and calls back
-//! in the same step, so that nobody sends a signal to a process number that is free again.
+//! in the same step, so that no signal goes to a process number that is free again.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -66,7 +66,7 @@ impl Source for ChildObject {
         is_open
     }
 
-    /// Somebody has closed the number of the watch.
+    /// Somebody has closed the descriptor of the watch.
     fn on_evicted(this: This<'_, Self>) {
         drop(this.exit.take());
         if let Some(event_loop) = this.event_loop.get(this.py()) {
@@ -77,7 +77,7 @@ impl Source for ChildObject {
     }
 }
 
-/// With a new descriptor. The process number is still the child's, whose status nobody has fetched.
+/// Watches again with a new descriptor. The process number is still the child's: its status was not fetched.
 unsafe fn watch_again(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: queued by `on_evicted` with a watch, whose reference the queue holds.
     let this: This<'_, ChildObject> = unsafe { This::new(py, object) };

@@ -70,7 +70,7 @@ pub(super) enum Attempt<'py> {
     Done(Bound<'py, PyAny>),
     /// It would block.
     Blocked(Direction),
-    /// It got on, and gives way to others for an iteration.
+    /// It made progress, and lets others run for an iteration.
     Again(Direction),
 }
 
@@ -213,7 +213,7 @@ fn direct_capacity(this: Operation<'_>, reactor: &Reactor, fd: RawFd, len: usize
     }
 }
 
-/// Receives straight into a new object of `capacity` bytes, which then gives back what it has too much.
+/// Receives straight into a new object of `capacity` bytes, which then gives back the bytes that it does not need.
 fn receive_direct(
     this: Operation<'_>,
     capacity: usize,
@@ -344,7 +344,8 @@ fn connection<'py>(listener: &Bound<'py, PyAny>, fd: OwnedFd) -> PyResult<Bound<
 
 // ---- sending -------------------------------------------------------------------------------------------------------
 
-/// Sends until everything is gone or the kernel takes no more. One that keeps taking parts is left alone for an iteration.
+/// Sends until everything is gone or the kernel takes no more. If the kernel keeps taking parts, the operation waits
+/// for an iteration.
 fn send_all<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> {
     let py = this.py();
     let fd = plain_socket::descriptor(socket)?;
@@ -421,7 +422,7 @@ pub(super) unsafe fn traverse_view(this: &OperationObject, visit: ffi::visitproc
     unsafe { visit((*view).obj, arg) }
 }
 
-// ---- by the socket's methods -----------------------------------------------------------------------------------------
+// ---- by the socket's methods --------------------------------------------------------------------------------------
 
 fn by_method<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> PyResult<Attempt<'py>> {
     let py = this.py();
@@ -494,7 +495,7 @@ fn send_by_method<'py>(
     Ok((this.sent.get() == len).then(|| none(py)))
 }
 
-// ---- where an operation was made -------------------------------------------------------------------------------------
+// ---- where an operation was made ----------------------------------------------------------------------------------
 
 /// `cr_origin`: tuples of (file, line, function), as deep as the interpreter keeps them for coroutines.
 pub(super) fn origin(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {

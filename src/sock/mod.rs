@@ -1,4 +1,4 @@
-//! Plain sockets: `sock_recv` and its relatives, for programs that keep the socket in their own hands.
+//! Plain sockets: `sock_recv` and its relatives, for programs that use sockets without a transport.
 //!
 //! - `operation`: the coroutine that a call returns
 //! - `attempts`: what it does, one attempt at a time

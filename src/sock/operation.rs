@@ -9,7 +9,7 @@
 //!                          '------- the system call again ---+---> done: [ closed ]
 //!   throw() and close() from any state end in [ closed ], and take the waiter out of the fd table
 //! ```
-//! A native type that is a coroutine to everyone who asks: `collections.abc.Coroutine` knows it by its methods, tasks
+//! A native type that counts as a coroutine: `collections.abc.Coroutine` knows it by its methods, tasks
 //! step it through `am_send`, `await` through `tp_iternext`. It has no frame. Belongs to the loop's thread.
 
 use std::cell::Cell;
@@ -174,7 +174,7 @@ fn step(this: Operation<'_>) -> PyResult<Step<'_>> {
     }
 }
 
-/// The wait is over, or somebody else than its task drives the coroutine.
+/// The wait is over, or something other than its task drives the coroutine.
 fn resume(this: Operation<'_>) -> PyResult<()> {
     let Some(yielded) = this.waiter.get(this.py()) else {
         return Ok(());
@@ -187,7 +187,7 @@ fn resume(this: Operation<'_>) -> PyResult<()> {
     waiter::check_outcome(waiter).inspect_err(|_| finish(this))
 }
 
-/// Yields a waiter: for the event, or for the next iteration if the operation only gives way to others.
+/// Yields a waiter: for the event, or for the next iteration if the operation only lets others run.
 fn suspend(this: Operation<'_>, direction: Direction, is_for_event: bool) -> PyResult<Step<'_>> {
     match new_wait(this, direction, is_for_event) {
         Ok(waiter) => {
@@ -215,7 +215,7 @@ fn new_wait(this: Operation<'_>, direction: Direction, is_for_event: bool) -> Ob
         fd = plain_socket::descriptor(&socket)?;
     }
     if fd < 0 {
-        // The ordinary way knows what to raise for a closed socket.
+        // The general function raises the right error for a closed socket.
         fd = watching::descriptor(&socket)?;
     }
     watching::refuse_transport(owner, py, fd)?;
@@ -454,7 +454,7 @@ impl NativeType for OperationObject {
     }
 }
 
-/// A coroutine that nobody has awaited says so, as one of Python code does.
+/// A coroutine that was never awaited causes a warning, as one of Python code does.
 unsafe extern "C" fn finalize(slf: *mut ffi::PyObject) {
     // SAFETY: CPython calls tp_finalize attached with an object of this type; the current exception is kept aside as
     // PEP 442 asks.

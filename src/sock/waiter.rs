@@ -7,7 +7,7 @@
 //!              v
 //!        [ cancelled ]  out of the fd table, its callbacks are queued
 //! ```
-//! It says that the system call is worth repeating and nothing more: the call itself is made by the operation when its
+//! It only says that the system call is worth repeating. The operation makes the call itself when its
 //! task runs, so a wait that is cancelled, even after its event, has taken nothing from the socket. Belongs to the
 //! loop's thread.
 

@@ -1,7 +1,7 @@
 //! A Python object through which one call of a C function sees native memory, by the buffer protocol.
 //!
-//! `MemoryBIO.write`, `_SSLSocket.read` and `_SSLSocket.write` take any buffer and release it before they return. So one
-//! object serves all of them, with another piece of memory each time. Python code never gets it as an argument.
+//! `MemoryBIO.write`, `_SSLSocket.read` and `_SSLSocket.write` take any buffer and release it before they return. So
+//! one object serves all of them, with another piece of memory each time. Python code never gets it as an argument.
 //!
 //! But Python code may run during the call (callbacks of the `ssl` module), and may find the object in the C function's
 //! tuple of arguments (`gc.get_objects()`). So each use exports one view only, which the C function takes before

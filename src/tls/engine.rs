@@ -26,7 +26,7 @@ use crate::binding::object_cell::ObjectCell;
 /// Plaintext of a record at most.
 const DISCARD_LEN: usize = 16 * 1024;
 
-/// What a read gave.
+/// The result of a read.
 pub(super) enum Read<T> {
     Data(T),
     /// Nothing: the rest of a record must come first.
@@ -94,7 +94,7 @@ impl Engine {
     /// Puts ciphertext into the incoming BIO.
     #[inline]
     pub(super) fn feed(&self, py: Python<'_>, data: &[u8]) -> PyResult<()> {
-        // SAFETY: MemoryBIO.write reads the memory, which the slice keeps, and lets go of it.
+        // SAFETY: MemoryBIO.write reads the memory, which the slice keeps, and releases it.
         unsafe {
             BufferView::with(py, data, |buffer| {
                 call(py, self.module.bio_write, self.incoming.as_ptr(), buffer).map(drop)
@@ -159,22 +159,22 @@ impl Engine {
         Ok(Read::Data(data))
     }
 
-    /// Reads all plaintext that there is and forgets it. True if the peer has sent `close_notify`, now or before.
+    /// Reads all plaintext that there is and discards it. True if the peer has sent `close_notify`, now or before.
     pub(super) fn discard(&self, py: Python<'_>) -> PyResult<bool> {
         loop {
             match self.read(py, DISCARD_LEN) {
                 Ok(Read::Data(_)) => {}
                 Ok(Read::Again) => return Ok(false),
                 Ok(Read::Closed) => return Ok(true),
-                // What a read raises after both sides have said `close_notify`.
+                // What a read raises after both sides have sent `close_notify`.
                 Err(error) if error.is_instance(py, &self.module.zero_return.bind(py)) => return Ok(true),
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Reads plaintext of one record to `memory`: how many bytes it was, 1 to `capacity`. A read of 0 bytes would look like
-    /// the end.
+    /// Reads plaintext of one record to `memory`: how many bytes it was, 1 to `capacity`. A read of 0 bytes would look
+    /// like the end.
     ///
     /// # Safety
     /// `capacity` bytes (at least 1) at `memory` may be written, and stay valid whatever Python code does meanwhile.
@@ -199,7 +199,7 @@ impl Engine {
                 Read::Closed => Read::Closed,
             });
         }
-        // SAFETY: the caller vouches for the memory; read(0, buffer) fills the buffer and lets go of it.
+        // SAFETY: the caller vouches for the memory; read(0, buffer) fills the buffer and releases it.
         let count = unsafe {
             BufferView::with_writable(py, memory, capacity, |buffer| {
                 let call = [
@@ -220,12 +220,12 @@ impl Engine {
         }
     }
 
-    /// Encrypts from the front of `data` (not empty); how many bytes it was, None if the peer must speak first
+    /// Encrypts from the front of `data` (not empty); how many bytes it was, None if the peer must send something first
     /// (renegotiation), after which the same bytes have to be offered again.
     #[inline]
     pub(super) fn write(&self, py: Python<'_>, data: &[u8]) -> PyResult<Option<usize>> {
         let count = if self.ssl_socket.is_set() {
-            // SAFETY: _SSLSocket.write reads the memory, which the slice keeps, and lets go of it.
+            // SAFETY: _SSLSocket.write reads the memory, which the slice keeps, and releases it.
             unsafe {
                 BufferView::with(py, data, |buffer| {
                     let call = [ptr::null_mut(), self.ssl_socket.as_ptr(), buffer];
@@ -240,7 +240,7 @@ impl Engine {
     }
 
     /// Calls a method with no argument (`arg` null) or one: on the C object if it can be reached, otherwise
-    /// by its Python name. None: the peer must speak first.
+    /// by its Python name. None: the peer must send something first.
     #[inline]
     fn ask<'py>(
         &self,

@@ -160,7 +160,7 @@ fn note_facts(this: Tls<'_>) -> PyResult<()> {
     reading::recount(this)
 }
 
-/// The handshake has failed: the peer gets OpenSSL's alert, whoever waits the exception.
+/// The handshake has failed: the peer gets OpenSSL's alert, and the waiter gets the exception.
 #[cold]
 fn fail_handshake(this: Tls<'_>, error: PyErr, message: &str) -> PyResult<()> {
     let py = this.py();
@@ -192,8 +192,8 @@ fn fail_handshake(this: Tls<'_>, error: PyErr, message: &str) -> PyResult<()> {
     wake_waiter(this, Err(exception))
 }
 
-/// Sets the result or the exception of the Future that waits for the handshake. The result is the transport, or None for
-/// a connection that was closed before its handshake had begun.
+/// Sets the result or the exception of the Future that waits for the handshake. The result is the transport, or None
+/// for a connection that was closed before its handshake had begun.
 fn wake_waiter(this: Tls<'_>, outcome: Result<&Bound<'_, PyAny>, Bound<'_, PyAny>>) -> PyResult<()> {
     let py = this.py();
     let Some(waiter) = this.waiter.take(py) else {
@@ -302,12 +302,12 @@ unsafe fn lose_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()
         .get_item(intern!(py, "_lost_with"))?
         .unwrap_or_else(|| py.None().into_bound(py));
     extra.del_item(intern!(py, "_lost_with"))?;
-    // Whoever has made the inner transport may keep its protocol for ever.
+    // The owner of the inner transport may keep its protocol for ever.
     drop(this.inner.take(py));
     lose(this, &exception)
 }
 
-/// Tells the application and whoever waits, and lets go of both.
+/// Tells the application and the waiter, and drops both.
 fn lose(this: Tls<'_>, exception: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = this.py();
     let was_made = matches!(this.notified.get(), Notified::Made | Notified::Eof);

@@ -108,7 +108,7 @@ fn get_write_buffer_limits<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py>
 
 fn get_write_buffer_size<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     if this.state.get() == State::Open {
-        // What was only collected is not waiting for the peer; whoever asks wants to know what is.
+        // Writes that were only collected do not wait for the peer, so they are encrypted before the answer.
         writing::flush(this)?;
     }
     let py = this.py();

@@ -69,8 +69,8 @@ bitflags::bitflags! {
         const ACCEPTED = 1 << 7;
         /// The read limits are not the default ones.
         const READ_LIMITED = 1 << 8;
-        /// What a record holds does not follow from its length (compression), or may come in several reads (an `SSLObject` with
-        /// methods of its own): reads go on until there is nothing.
+        /// What a record holds does not follow from its length (compression), or may come in several reads (an
+        /// `SSLObject` with methods of its own): reads go on until there is nothing.
         const UNCOUNTED = 1 << 9;
         /// `start_tls` is complete, and whoever waits for it has not run yet: the first data comes after that.
         const STARTED = 1 << 10;
@@ -91,7 +91,7 @@ enum State {
     Flushing,
     /// `close_notify` is sent, the peer's is awaited.
     Shutdown,
-    /// Nothing goes any more; the inner transport is closing or closed.
+    /// Nothing is sent or received any more; the inner transport is closing or closed.
     Over,
 }
 
@@ -152,8 +152,8 @@ fn is_tls(transport: &Bound<'_, PyAny>) -> bool {
     transport.get_type_ptr() == TLS_TYPE.load(Ordering::Relaxed)
 }
 
-/// True if `write` and the end of an object for which `is_tls` holds may be called natively: nobody has put other methods
-/// into their place.
+/// True if `write` and the end of an object for which `is_tls` holds may be called natively: nobody has put other
+/// methods into their place.
 #[inline]
 fn has_own_methods(transport: &Bound<'_, PyAny>) -> bool {
     OWN_METHODS.are_in_force(transport, &tls_of(transport).dict)

@@ -17,7 +17,7 @@ use crate::transports::protocol::Receiver;
 /// Ciphertext that goes into the BIO before it is read: a BIO keeps the memory that it once needed.
 const FEED_LEN: usize = 64 * 1024;
 /// What a peer may send after our `close_notify` before the connection is cut: more than what was on the way already,
-/// and no download without an end.
+/// and no endless download.
 const TRAILING_LEN: usize = 4 * 1024 * 1024;
 
 /// The way in for native transports below: see `protocol::register_native`.
@@ -122,7 +122,8 @@ fn deliver(this: Tls<'_>, data: &[u8]) -> PyResult<bool> {
     }
 }
 
-/// One `data_received` with all there is. What kind of protocol gets it is asked after decrypting, which may run Python.
+/// One `data_received` with all there is. What kind of protocol gets it is asked after decrypting, which may run
+/// Python.
 #[inline]
 fn deliver_object(this: Tls<'_>, data: &[u8]) -> PyResult<bool> {
     let py = this.py();
@@ -257,8 +258,8 @@ unsafe fn read_to(this: Tls<'_>, memory: *mut u8, capacity: usize) -> PyResult<(
     Ok((filled, false))
 }
 
-/// After the end of the stream: if the application has paused reading, decrypts until there is something that it must get
-/// before it may hear of the end.
+/// After the end of the stream: if the application has paused reading, decrypts until there is something that it must
+/// get before it may hear of the end.
 pub(super) fn look_ahead(this: Tls<'_>) -> PyResult<()> {
     while this.flags.has(Flags::APP_PAUSED) && !this.undelivered.is_set() && this.records.get() > 0 {
         match this.engine.read(this.py(), this.capacity.get())? {
@@ -288,7 +289,7 @@ pub(super) fn deliver_undelivered(this: Tls<'_>) -> PyResult<()> {
     }
 }
 
-/// Throws away what comes after `close()`. True if the peer's `close_notify` has come.
+/// Discards what comes after `close()`. True if the peer's `close_notify` has come.
 pub(super) fn discard(this: Tls<'_>) -> PyResult<bool> {
     this.records.set(0);
     this.capacity.set(0);

@@ -1,7 +1,7 @@
-//! The orderly end of a TLS connection: what was written leaves, `close_notify` is exchanged, the application is told.
+//! The orderly end of a TLS connection: what was written is sent, `close_notify` is exchanged, the application is told.
 //!
-//! What comes after the application's `close()` is discarded, as asyncio's documentation has it: `SSL_shutdown` fails on
-//! data, which may have been on the way. What came before the peer's end is delivered before that is reported.
+//! What comes after the application's `close()` is discarded, as asyncio's documentation has it: `SSL_shutdown` fails
+//! on data, which may have been on the way. What came before the peer's end is delivered before that is reported.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -27,7 +27,7 @@ pub(super) fn close(this: Tls<'_>) -> PyResult<()> {
     start_shutdown(this)
 }
 
-/// Our side ends: what was written leaves, then `close_notify`.
+/// Our side ends: what was written is sent, then `close_notify`.
 pub(super) fn start_shutdown(this: Tls<'_>) -> PyResult<()> {
     match this.state.get() {
         State::Initial | State::Handshake => abort(this, None),
@@ -41,8 +41,8 @@ pub(super) fn start_shutdown(this: Tls<'_>) -> PyResult<()> {
     }
 }
 
-/// Encrypts what was written, and then says goodbye. What has come already is delivered before, unless it was the
-/// application that has closed.
+/// Encrypts what was written, then sends `close_notify`. Data that has come already is delivered before, unless the
+/// application has called `close()`.
 pub(super) fn continue_shutdown(this: Tls<'_>) -> PyResult<()> {
     if this.flags.has(Flags::ENCRYPTING) {
         // A callback of the context has closed, in the middle of a write.
@@ -84,7 +84,7 @@ pub(super) fn must_deliver_first(this: Tls<'_>) -> bool {
     !this.flags.has(Flags::CLOSED) && (this.flags.has(Flags::STARTED) || this.undelivered.is_set())
 }
 
-/// Throws away what comes after `close()` and reports the peer's `close_notify`. False if the connection has failed.
+/// Discards what comes after `close()` and reports the peer's `close_notify`. False if the connection has failed.
 pub(super) fn discard(this: Tls<'_>) -> PyResult<bool> {
     match reading::discard(this) {
         Ok(is_closed) => {
@@ -154,7 +154,7 @@ pub(super) fn call_eof_received(this: Tls<'_>) -> PyResult<()> {
             log::warning(py, text, &[])
         }
         Ok(_) => Ok(()),
-        // Not reported, as in asyncio: somebody ends the connection on purpose.
+        // Not reported, as in asyncio: the connection is ended on purpose.
         Err(error) if error.is_instance(py, &names().cancelled_error.bind(py)) => {
             this.inner.abort_with(py, Some(value_of(py, &error)))
         }

@@ -104,7 +104,7 @@ fn after_push(this: Tls<'_>) -> PyResult<()> {
 }
 
 /// Encrypts data that nothing waits before and hands it down: how much, less than all if the inner transport became
-/// full, a callback has closed, or the peer must speak first. To be called with ENCRYPTING up.
+/// full, a callback has closed, or the peer must send something first. To be called with ENCRYPTING up.
 fn encrypt_now(this: Tls<'_>, data: &[u8]) -> PyResult<usize> {
     let py = this.py();
     let mut sent = 0;
@@ -129,7 +129,7 @@ pub(super) fn send_ciphertext(this: Tls<'_>) -> PyResult<()> {
     }
 }
 
-/// Encrypts the backlog as far as the inner transport takes it, sends what the engine has to say, and tells the
+/// Encrypts the backlog as far as the inner transport takes it, sends what the engine has produced, and tells the
 /// application to pause or to go on. A fault ends the connection; Err is only for what must leave the loop.
 #[inline]
 pub(super) fn flush(this: Tls<'_>) -> PyResult<()> {

@@ -16,8 +16,8 @@ impl LentBuffer {
         Self(ffi::Py_buffer::new())
     }
 
-    /// Takes the memory of `offered`: where it is, and how many bytes (at least 1). BufferError or TypeError if it has no
-    /// writable memory, RuntimeError if there is none of it. Called once.
+    /// Takes the memory of `offered`: where it is, and how many bytes (at least 1). BufferError or TypeError if it has
+    /// no writable memory, RuntimeError if there is none of it. Called once.
     #[inline(always)]
     pub(super) fn take(&mut self, offered: &Bound<'_, PyAny>) -> PyResult<(*mut u8, usize)> {
         debug_assert!(self.0.obj.is_null());

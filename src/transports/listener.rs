@@ -89,8 +89,8 @@ fn accept(this: This<'_, ListenerObject>) -> PyResult<()> {
 }
 
 impl Source for ListenerObject {
-    /// Once the loop is told to stop no protocol is made any more, as with asyncio, whose tasks would begin with the
-    /// next run: whoever has just cancelled all tasks would miss those of the new connections.
+    /// After `stop()` no protocol is made any more, as with asyncio, whose tasks would start in the next run. A program
+    /// that has just cancelled all tasks would miss those of the new connections.
     fn on_ready(this: This<'_, Self>, _: Readiness) -> PyResult<()> {
         let Some(event_loop) = this.event_loop.get(this.py()) else {
             return Ok(());
@@ -118,7 +118,7 @@ impl Source for ListenerObject {
     }
 }
 
-/// Debug mode tells of each connection. Err is only for what must leave the loop.
+/// Debug mode logs each connection. Err is only for what must leave the loop.
 #[cold]
 fn log_connection(server: &Bound<'_, PyAny>, fd: &OwnedFd, peer: &Address) -> PyResult<()> {
     let py = server.py();
@@ -152,8 +152,8 @@ fn is_out_of_resources(error: &io::Error) -> bool {
     )
 }
 
-/// Out of descriptors or memory: report, and stop polling the socket for a second, or it would be ready for ever.
-/// Anything else is reported and the socket is given up, as asyncio does by letting the exception out.
+/// Out of descriptors or memory: reports it, and stops polling the socket for a second, since it would stay ready.
+/// Anything else is reported and ends the listening, as in asyncio, where the exception does so.
 #[cold]
 fn on_accept_error(
     this: This<'_, ListenerObject>,
@@ -287,7 +287,7 @@ fn listen<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResult<Bou
         return Err(errors::os_error(&io::Error::from_raw_os_error(libc::EBADF)));
     }
     let batch = backlog.extract::<i64>()?.clamp(1, 1024) as u32;
-    // Connections inherit it, which saves a system call for each. Refused for what is not TCP.
+    // Connections inherit this option, which saves a system call for each. It fails for what is not TCP.
     let _ = socket::set_nodelay(fd);
     // SAFETY: the type is made by `register` for this layout; the allocation comes zeroed, which is a valid state.
     let listener = unsafe {

@@ -362,7 +362,7 @@ pub(crate) fn check_thread<B: Body>(this: This<'_, TransportObject<B>>) -> PyRes
     }
 }
 
-/// Debug mode tells of the change that `format` says of the transport.
+/// Debug mode logs a change of the transport, in the words of `format`.
 pub(crate) fn log_change<B: Body>(this: This<'_, TransportObject<B>>, format: &str) -> PyResult<()> {
     if !this.reactor().is_debug() {
         return Ok(());
@@ -370,7 +370,7 @@ pub(crate) fn log_change<B: Body>(this: This<'_, TransportObject<B>>, format: &s
     log::debug(this.py(), format, &[this.to_bound()])
 }
 
-/// Debug mode tells of a fault that is not reported, with its traceback.
+/// Debug mode logs a fault that is not reported, with its traceback.
 pub(crate) fn log_fault<B: Body>(
     this: This<'_, TransportObject<B>>,
     message: &str,

@@ -53,8 +53,8 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Queues what is left of `data` (at least one byte) after its first `sent` bytes, before what Python code has queued
-    /// while those left.
+    /// Queues what is left of `data` (at least one byte) after its first `sent` bytes, before what Python code has
+    /// queued while those left.
     pub(crate) fn push_rest(&self, data: &Data<'_, '_>, sent: usize) -> PyResult<()> {
         let chunk = data.to_chunk(sent)?;
         let skip = if data.is_shared() { sent } else { 0 };

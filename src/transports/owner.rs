@@ -73,7 +73,8 @@ impl Owner {
             Ok(fd) => Some(fd),
             Err(error) => {
                 if error.is_instance_of::<PyKeyboardInterrupt>(py) {
-                    // SAFETY: callable at any time. Ctrl-C is not for us: it comes again where somebody takes it.
+                    // SAFETY: callable at any time. Ctrl-C is not meant for this code: the interrupt is raised again
+                    // later, in the user's code.
                     unsafe { ffi::PyErr_SetInterrupt() };
                 }
                 None

@@ -116,7 +116,7 @@ impl ProtocolCalls {
             let name = name.bind(py).cast_into::<PyString>()?;
             match protocol.getattr_opt(&name)? {
                 Some(method) => Ok(method),
-                // A protocol without the method fails when data arrives, not here: as in asyncio.
+                // A protocol without the method fails when data arrives, not here, as in asyncio.
                 None => Ok(none(py)),
             }
         };
@@ -142,7 +142,7 @@ impl ProtocolCalls {
             if updated.is_none() {
                 (Receiver::Data, received, None)
             } else {
-                // It has the methods of a BufferedProtocol and could not be served otherwise.
+                // It has the methods of a BufferedProtocol and no other way to receive data.
                 (Receiver::Buffered, lent, Some(updated))
             }
         };
@@ -255,10 +255,10 @@ impl ProtocolCalls {
         self.in_context(py, || call_bound(py, &self.receive, data.as_ptr()).map(drop))
     }
 
-    /// One round of a BufferedProtocol, to be called inside `in_context`: `get_buffer(sizehint)`, `fill` with that memory
-    /// (that many writable bytes, at least 1), which returns how many it has written, and `buffer_updated` of the same
-    /// protocol unless it was none. None, and nothing is filled, if the protocol has been replaced in `get_buffer`.
-    /// RuntimeError if the buffer is empty.
+    /// One round of a BufferedProtocol, to be called inside `in_context`: `get_buffer(sizehint)`, `fill` with that
+    /// memory (that many writable bytes, at least 1), which returns how many it has written, and `buffer_updated` of
+    /// the same protocol unless it was none. None, and nothing is filled, if the protocol has been replaced in
+    /// `get_buffer`. RuntimeError if the buffer is empty.
     #[inline(always)]
     pub(crate) fn fill_buffer<R>(
         &self,

@@ -2,9 +2,9 @@
 //!
 //! Belongs to the loop's thread. What to wait for is the transport's own business: it is told, never counted.
 //!
-//! The socket object behind a transport may be closed by whoever has it. Then the number is nobody's, or another file's:
-//! nothing may be read from it, written to it, closed, or changed in the poller. So who does any of that asks `usable_fd`
-//! each time, and again after each call into Python.
+//! The socket object behind a transport may be closed by whoever has it. Then the number is nobody's, or another
+//! file's: nothing may be read from it, written to it, closed, or changed in the poller. So who does any of that asks
+//! `usable_fd` each time, and again after each call into Python.
 
 use std::cell::Cell;
 use std::io;
@@ -98,7 +98,7 @@ impl Registration {
     }
 
     /// Enters `this` into the fd table, which keeps it alive, and has the poller wait for `wanted`. EBADF if the
-    /// descriptor was closed behind our back.
+    /// descriptor was closed by somebody else.
     pub(super) fn enter<T: Source>(
         &self,
         this: This<'_, T>,
@@ -121,8 +121,8 @@ impl Registration {
         }
     }
 
-    /// Brings the poller in line with `wanted`; does nothing while the transport is not entered. EBADF if the descriptor
-    /// was closed behind our back: whatever the poller has under its number is left alone.
+    /// Brings the poller in line with `wanted`; does nothing while the transport is not entered. EBADF if the
+    /// descriptor was closed by somebody else: whatever the poller has under its number is left alone.
     #[inline]
     pub(super) fn sync(&self, py: Python<'_>, reactor: &Reactor, wanted: Interest) -> io::Result<()> {
         let old = self.interest.get();
@@ -140,7 +140,7 @@ impl Registration {
 
     /// Takes `this` out of the poller and the fd table. The caller holds a reference of its own.
     pub(super) fn leave<T>(&self, this: This<'_, T>, reactor: &Reactor) {
-        // A descriptor that was closed behind our back is out of the poller, which may have another file there.
+        // A descriptor that was closed by somebody else is out of the poller, which may have another file there.
         let polled = if self.usable_fd(this.py()).is_ok() {
             self.interest.get()
         } else {

@@ -264,8 +264,8 @@ impl<'py> Feed<'py> {
         })
     }
 
-    /// `_buffer.extend(data)`. False, with nothing changed, if the buffer cannot grow now (no memory, or somebody holds a
-    /// view of it): then the ordinary way fails as it does.
+    /// `_buffer.extend(data)`. False, with nothing changed, if the buffer cannot grow now (no memory, or somebody holds
+    /// a view of it): then the ordinary way fails as it does.
     #[inline]
     pub(crate) fn extend(&self, data: &[u8]) -> bool {
         let old_len = self.buffer.len();
@@ -277,8 +277,8 @@ impl<'py> Feed<'py> {
         true
     }
 
-    /// Lets `receive` write up to `capacity` bytes behind the buffer's content, without a copy; it returns how many it has
-    /// written. None, with nothing changed and nothing received, if the buffer cannot grow now.
+    /// Lets `receive` write up to `capacity` bytes behind the buffer's content, without a copy; it returns how many it
+    /// has written. None, with nothing changed and nothing received, if the buffer cannot grow now.
     pub(crate) fn receive(
         &self,
         capacity: usize,
@@ -343,8 +343,8 @@ impl<'py> Feed<'py> {
             && waiter.get_type_ptr().cast() == kind.as_ptr()
         {
             return match call(py, set_result, &waiter, &nothing) {
-                // asyncio asks first. The answer is the same now: a set_result that fails has changed nothing, or has made
-                // the future done, and not cancelled.
+                // asyncio asks first. The answer is the same now: a set_result that fails has changed nothing, or has
+                // made the future done, and not cancelled.
                 Err(_) if is_cancelled(&waiter)? => Ok(true),
                 result => result.map(|()| true),
             };

@@ -25,7 +25,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # The rooms of each crate, by the folder of its sources. A room uses those of smaller numbers.
 ROOMS = {
-    "src": {"binding": 0, "event_loop": 1, "transports": 2, "sock": 2, "process": 2, "coro": 2, "tls": 3, "dns": 3, "lib": 4},
+    "src": {
+        "binding": 0,
+        "event_loop": 1,
+        "transports": 2,
+        "sock": 2,
+        "process": 2,
+        "coro": 2,
+        "tls": 3,
+        "dns": 3,
+        "lib": 4,
+    },
     "core/src": {"sys": 0, "arch": 0, "queue": 1, "stack": 1, "lib": 2},
 }
 # Modules of one room that use each other in a circle, and are meant to: docs/architecture.md says why.

@@ -48,7 +48,7 @@ pub(super) fn open<'py>(
     if fd < 0 {
         return Err(closed_error());
     }
-    // Refused for what is no socket, which will fail at the first datagram.
+    // This fails for what is no socket. The first datagram will fail then, too.
     let _ = socket::suppress_sigpipe(fd);
     let (local, peer) = (socket::local_address(fd).ok(), socket::peer_address(fd).ok());
     let body = new_body(socket, fd, local.as_ref(), peer.as_ref(), protocol)?;
@@ -132,7 +132,7 @@ unsafe fn start(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: queued by `open` with a transport of this type, whose reference the queue holds.
     let this: Datagram<'_> = unsafe { This::new(py, object) };
     let own = this.to_bound();
-    // What leaves the loop ends nothing: the transport goes on with the next run.
+    // An exception that leaves the loop does not end the transport, which goes on in the next run.
     let told = match this.calls.call(py, names().connection_made, &[&own]) {
         Ok(_) => Ok(()),
         Err(error) => object::report(this, error, "Exception in callback protocol.connection_made()"),
@@ -156,7 +156,7 @@ pub(super) fn close(this: Datagram<'_>) -> PyResult<()> {
     this.flags.set(Flags::CLOSING);
     if this.flags.has(Flags::BLOCKED) {
         if this.registration.usable_fd(this.py()).is_err() {
-            // It would wait for ever.
+            // The wait would never end.
             return fatal_error(this, closed_error(), "Fatal error on datagram transport");
         }
         return sync_interest(this);

@@ -1,5 +1,5 @@
-//! What Python sees of datagram transports: the methods of `asyncio.DatagramTransport` and those that asyncio's own have
-//! beside them, and `loop._datagram`. `get_extra_info` is asyncio's own.
+//! What Python sees of datagram transports: the methods of `asyncio.DatagramTransport` and those that asyncio's own
+//! have beside them, and `loop._datagram`. `get_extra_info` is asyncio's own.
 
 use std::ptr;
 use std::sync::atomic::AtomicPtr;

@@ -38,8 +38,8 @@ use sending::Outbound;
 
 pub(super) use methods::{loop_methods, register};
 
-/// Since Python 3.13 asyncio sends empty datagrams, which it ignored before, and counts a header with each of those that
-/// wait.
+/// Since Python 3.13 asyncio sends empty datagrams, which it ignored before, and counts a header with each of those
+/// that wait.
 const HAS_EMPTY_DATAGRAMS: bool = cfg!(Py_3_13);
 const HEADER_LEN: usize = if HAS_EMPTY_DATAGRAMS { 8 } else { 0 };
 
@@ -101,7 +101,7 @@ pub(super) struct DatagramBody {
     outgoing_len: Cell<usize>,
     watermarks: Watermarks,
     flags: FlagCell<Flags>,
-    /// 0 while open; then the number of datagrams after the transport was given up, plus one.
+    /// 0 while open; then the number of datagrams after the end of the transport, plus one.
     lost_writes: Cell<u8>,
 }
 
@@ -130,7 +130,7 @@ impl DatagramBody {
     }
 }
 
-/// Brings the poller in line with the state. A socket that was closed behind our back is taken out of it, and the
+/// Brings the poller in line with the state. A socket that was closed by somebody else is taken out of it, and the
 /// protocol hears of it.
 fn sync_interest(this: Datagram<'_>) -> PyResult<()> {
     let py = this.py();

@@ -5,7 +5,7 @@
 //!              '-> the others --> pending --> each --^
 //!                                    '-- left there by pause_reading(), or by what leaves the loop
 //! ```
-//! A fault of the protocol is reported and costs nothing else, as with asyncio's datagram transports.
+//! An exception in the protocol is reported and ends nothing, as with asyncio's datagram transports.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -52,7 +52,7 @@ pub(super) fn on_readable(this: Datagram<'_>) -> PyResult<()> {
     }
 }
 
-/// The socket was closed behind our back: the protocol is told, and no event of a duplicate comes any more.
+/// The socket was closed by somebody else: the protocol is told, and no event of a duplicate comes any more.
 #[cold]
 pub(super) fn lose_descriptor(this: Datagram<'_>, error: &io::Error) -> PyResult<()> {
     this.registration.leave(this, this.reactor());
@@ -109,7 +109,7 @@ fn receive(this: Datagram<'_>, fd: RawFd, slot_len: usize, limit: usize) -> PyRe
     }
 }
 
-/// Delivers `first` and then what is pending, until the protocol has had enough.
+/// Delivers `first` and then what is pending, until the protocol pauses or closes the transport.
 #[inline]
 fn deliver(this: Datagram<'_>, first: Option<Inbound>) -> PyResult<()> {
     let py = this.py();

@@ -1,7 +1,8 @@
 //! The write side: a datagram is sent at once, wherever `sendto` is called; what the kernel does not take waits for
 //! writability, under the watermarks.
 //!
-//! Replies are not collected for one `sendmmsg`: measured, it saves nothing, and errors would come later than asyncio's.
+//! Replies are not collected for one `sendmmsg`: measured, it saves nothing, and errors would come later than
+//! asyncio's.
 
 use std::io;
 
@@ -66,7 +67,7 @@ enum Sent {
     Done,
     /// There is no space.
     Blocked,
-    /// The socket says no; the protocol has to be told.
+    /// The socket fails; the protocol has to be told.
     Refused(PyErr),
     /// No datagram at all: the address is of a wrong type, for instance.
     Failed(PyErr),
@@ -172,7 +173,7 @@ fn send_by_object(this: Datagram<'_>, data: &Bound<'_, PyAny>, address: &Address
     }
 }
 
-/// `error_received(error)` inside `sendto`: in the caller's context, and to the caller goes what it raises.
+/// `error_received(error)` inside `sendto`: in the caller's context, and the caller gets what it raises.
 #[cold]
 fn tell_sender(this: Datagram<'_>, error: PyErr) -> PyResult<()> {
     let py = this.py();
@@ -183,7 +184,7 @@ fn tell_sender(this: Datagram<'_>, error: PyErr) -> PyResult<()> {
     protocol.call_method1(name, (error.into_value(py),)).map(drop)
 }
 
-/// Queues a datagram until the descriptor is writable. One for a transport that has been given up is lost.
+/// Queues a datagram until the descriptor is writable. A transport that has ended drops it.
 #[cold]
 fn wait_writable(this: Datagram<'_>, data: &Data<'_, '_>, target: Target) -> PyResult<()> {
     if this.is_finished() {
@@ -247,7 +248,7 @@ fn pop(this: Datagram<'_>) -> Option<Outbound> {
     Some(outbound)
 }
 
-/// Puts a datagram back, unless the transport was given up meanwhile.
+/// Puts a datagram back, unless the transport has ended meanwhile.
 fn push_front(this: Datagram<'_>, outbound: Outbound) {
     if this.is_finished() {
         return;

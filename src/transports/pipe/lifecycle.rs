@@ -7,7 +7,7 @@
 //! `connection_lost` is always queued, never called inside the call that ends the transport, and comes once. The
 //! descriptor leaves the poller before it is queued, and the pipe object is closed after it has run.
 //!
-//! What the protocol raises is reported and costs nothing else, as with asyncio's pipes.
+//! An exception in the protocol is reported and ends nothing, as with asyncio's pipes.
 
 use std::os::fd::RawFd;
 
@@ -78,7 +78,7 @@ unsafe fn start<E: PipeEnd>(py: Python<'_>, object: *mut ffi::PyObject) -> PyRes
     // SAFETY: queued by `open` with a transport of this type, whose reference the queue holds.
     let this: Pipe<'_, E> = unsafe { This::new(py, object) };
     let own = this.to_bound();
-    // What leaves the loop ends nothing: the transport goes on with the next run.
+    // An exception that leaves the loop does not end the transport, which goes on in the next run.
     let told = match this.calls.call(py, names().connection_made, &[&own]) {
         Ok(_) => Ok(()),
         Err(error) => object::report(this, error, "Exception in callback protocol.connection_made()"),
@@ -93,7 +93,7 @@ unsafe fn start<E: PipeEnd>(py: Python<'_>, object: *mut ffi::PyObject) -> PyRes
     told.and(entered).and(object::wake(py, &this.waiter))
 }
 
-/// Debug mode tells that the other end has gone.
+/// Debug mode logs that the other end was closed.
 pub(super) fn log_closed_by_peer<E: PipeEnd>(this: Pipe<'_, E>) -> PyResult<()> {
     if !this.reactor().is_debug() {
         return Ok(());

@@ -51,7 +51,7 @@ pub(super) trait PipeEnd: Sized {
 
     fn on_ready(this: Pipe<'_, Self>, readiness: Readiness) -> PyResult<()>;
 
-    /// Whether an OSError of this end is everyday business, which is not reported.
+    /// Whether an OSError of this end is part of normal operation, which is not reported.
     fn is_ordinary(errno: Option<i32>) -> bool;
 
     /// Discards what has not been sent.

@@ -57,7 +57,7 @@ impl PipeEnd for Reading {
         sync_interest(this)
     }
 
-    /// A terminal whose other side has hung up says so with EIO.
+    /// A terminal whose other side has hung up fails with EIO.
     fn is_ordinary(errno: Option<i32>) -> bool {
         errno == Some(libc::EIO)
     }
@@ -112,7 +112,7 @@ fn on_readable(this: Pipe<'_, Reading>) -> PyResult<()> {
         Ok(Some(Ok(data))) => {
             let delivered = match this.calls.receiver() {
                 Receiver::Data => this.calls.data_received(py, &data),
-                // Pipes know no other way: a BufferedProtocol needs the method as well.
+                // Pipes call nothing else: a BufferedProtocol needs the method as well.
                 _ => this.calls.call(py, names().data_received, &[&data]).map(drop),
             };
             match delivered {
@@ -149,7 +149,7 @@ fn read(this: Pipe<'_, Reading>) -> io::Result<Option<PyResult<Bound<'_, PyAny>>
     })
 }
 
-/// Nobody writes any more. There is nothing to be done with what `eof_received` answers.
+/// The last writer has closed the pipe. The result of `eof_received` makes no difference.
 fn on_eof(this: Pipe<'_, Reading>) -> PyResult<()> {
     lifecycle::log_closed_by_peer(this)?;
     // First of all, so that what eof_received schedules comes after connection_lost.

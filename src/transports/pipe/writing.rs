@@ -1,5 +1,5 @@
-//! The end that writes: at once what the kernel takes, the rest when it takes more; and the watch for a reader who
-//! goes away.
+//! The end that writes: at once what the kernel takes, the rest when it takes more. It also notices when the last
+//! reader goes away.
 
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -27,7 +27,7 @@ pub(super) struct Writing {
     pub(super) is_blocked: Cell<bool>,
     /// Whether readability means that nobody reads any more.
     tells_of_lost_reader: bool,
-    /// The number of writes after the pipe was given up, and of those that failed.
+    /// The number of writes after the end of the pipe, and of those that failed.
     lost_writes: Cell<u8>,
 }
 
@@ -150,7 +150,7 @@ pub(super) fn close(this: Pipe<'_, Writing>) -> PyResult<()> {
     if !this.end.is_blocked.get() {
         return ending::finish(this, None);
     }
-    // What waits for a pipe that was closed behind our back would wait for ever.
+    // If somebody else has closed the pipe, the wait would never end.
     match this.registration.usable_fd(this.py()) {
         Ok(_) => Ok(()),
         Err(error) => on_write_error(this, &error),
@@ -163,7 +163,7 @@ pub(super) fn abort(this: Pipe<'_, Writing>) -> PyResult<()> {
     ending::finish(this, None)
 }
 
-/// True if the pipe was given up; the write is then counted, and after some of them logged.
+/// True if the pipe has ended. The write is then counted, and logged from the sixth on.
 fn is_lost(this: Pipe<'_, Writing>) -> PyResult<bool> {
     let lost_writes = &this.end.lost_writes;
     if lost_writes.get() == 0 && !this.is_closing.get() {

@@ -25,11 +25,12 @@ use crate::transports::object;
 use crate::transports::protocol::{ProtocolCalls, Receiver, run_in};
 
 /// Sets up an accepted connection: protocol, transport, `connection_made`, all of them in `context`, which is the
-/// connection's own. Err is only for what must leave the loop; every other fault costs this connection and is reported.
+/// connection's own. Err is only for what must leave the loop; every other fault is reported and closes only this
+/// connection.
 ///
-/// asyncio does it in a task, and queues `connection_made`. Nobody can tell as long as nothing is queued meanwhile. If
-/// the factory, or another thread, has scheduled something, that comes before `connection_made`; and until what was
-/// scheduled by then has run, there is a task whose cancellation closes the connection.
+/// asyncio does this in a task, and queues `connection_made`. The difference does not show as long as nothing is queued
+/// meanwhile. If the factory, or another thread, has scheduled something, that comes before `connection_made`; and
+/// until what was scheduled by then has run, there is a task whose cancellation closes the connection.
 pub(in crate::transports) fn accept(
     event_loop: &Bound<'_, PyAny>,
     fd: OwnedFd,
@@ -82,7 +83,7 @@ pub(in crate::transports) fn accept(
 /// Queues `connection_made` of an accepted connection.
 #[cold]
 fn start_later(this: Stream<'_>, server: &Bound<'_, PyAny>) -> PyResult<()> {
-    // Whoever looks for the connections of the server finds it.
+    // A search for the connections of the server finds it.
     if let Err(error) = this.registration.enter(this, this.reactor(), Interest::NONE) {
         return fatal_error(this, errors::os_error(&error), "Fatal error on socket transport");
     }
@@ -124,7 +125,7 @@ pub(super) fn open<'py>(
     }
     let peer = socket::peer_address(fd).ok();
     if peer.as_ref().is_none_or(|peer| peer.family() != libc::AF_UNIX) {
-        // Refused for what is not TCP, where small segments have no timer to wait for.
+        // This fails for what is not TCP, where no timer delays small segments.
         let _ = socket::set_nodelay(fd);
     }
     let transport = new_stream(
@@ -162,7 +163,8 @@ unsafe fn start_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<(
     started.and(object::wake(py, &this.waiter))
 }
 
-/// `connection_made`, then the wait for data begins. Err is what leaves the loop: the connection goes on with the next run.
+/// `connection_made`, then the wait for data begins. Err is what leaves the loop: the connection goes on with the next
+/// run.
 fn start(this: Stream<'_>) -> PyResult<()> {
     let py = this.py();
     if this.lost_writes.get() != 0 {
@@ -212,7 +214,7 @@ pub(super) fn close(this: Stream<'_>) -> PyResult<()> {
         // A transport that was never registered waits for its buffer too.
         register(this)?;
         if this.usable_fd(this.py()).is_err() {
-            // It would wait for ever.
+            // The wait would never end.
             return fatal_error(this, closed_error(), "Fatal error on socket transport");
         }
         return sync_interest(this);

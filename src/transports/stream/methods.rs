@@ -102,7 +102,7 @@ fn resume_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
 }
 
 fn get_write_buffer_size<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
-    // Corked data is not waiting for the peer; whoever asks wants to know what is.
+    // Corked data does not wait for the peer, so it is sent before the answer.
     writing::uncork(this)?;
     let len_bytes = this.outgoing.len_bytes();
     Ok(len_bytes.into_pyobject(this.py())?.into_any())

@@ -81,7 +81,7 @@ pub(super) struct StreamBody {
     local: OnceCell<Box<Address>>,
     registration: Registration,
     flags: FlagCell<Flags>,
-    /// 0 while connected; then the number of writes after the connection was given up, plus one.
+    /// 0 while connected; then the number of writes after the end of the connection, plus one.
     lost_writes: Cell<u8>,
     read_size: ReadSize,
 }

@@ -59,7 +59,7 @@ fn on_failure(this: Stream<'_>, failure: Failure) -> PyResult<()> {
     }
 }
 
-/// A fault of `data_received` costs the connection.
+/// An exception in `data_received` closes the connection.
 #[inline]
 fn after_delivery(this: Stream<'_>, result: PyResult<()>) -> PyResult<()> {
     match result {
@@ -137,8 +137,8 @@ fn receive_small(this: Stream<'_>, fd: RawFd) -> Result<Option<Bound<'_, PyAny>>
     })
 }
 
-/// Straight into a new object of `capacity` bytes, which then gives back what it has too much. None at the end of the
-/// stream.
+/// Straight into a new object of `capacity` bytes, which then gives back the bytes that it does not need. None at the
+/// end of the stream.
 fn receive_direct(this: Stream<'_>, fd: RawFd, capacity: usize) -> Result<Option<Bound<'_, PyAny>>, Failure> {
     let mut data = NewBytes::with_capacity(this.py(), capacity)?;
     // SAFETY: the object is new, unshared and has `capacity` bytes.

@@ -1,6 +1,6 @@
-//! The transport's part in `loop.sendfile`: who else writes is refused, and the sender is told when the socket takes
+//! The transport's part in `loop.sendfile`: other writes are refused, and the sender is told when the socket takes
 //! more. The loop around the system call (`transports/files.rs`) is Python (`_sendfile.py`): once per buffer of the
-//! kernel it costs nothing that shows.
+//! kernel its cost does not show.
 //!
 //! ```text
 //!   _start_sendfile(future) --> out-buffer empty? future done --> _send_file --> would block: _wait_writable(future)
