@@ -7,9 +7,9 @@
     >>> coro.run(pause, 0.01)
     'rested'
 
-A coro yields when it waits; there is no async, no await and no second scheduler. The names are Shrapnel's. Not
-available on free-threaded builds of Python, nor on versions and processors whose inner workings are not known here:
-importing the module then raises ImportError with the reason, and the rest of the package works.
+A coro yields when it waits; there is no async, no await and no second scheduler. The names are Shrapnel's. The module
+is not available on free-threaded builds of Python, nor on versions and processors that it does not know: importing it
+then raises ImportError with the reason, and the rest of the package works.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def __dir__() -> list[str]:
 
 
 def _name_as_public() -> None:
-    """Let what is defined in the private modules say that it is of this one, in tracebacks, ``help`` and pickles."""
+    """Set ``__module__`` of what the private modules define to this one, for tracebacks, ``help`` and pickles."""
     for name in __all__:
         value = globals()[name]
         if getattr(value, "__module__", "").startswith(f"{__name__}."):

@@ -1,11 +1,11 @@
 """``Coro``: a function with a stack of its own, and, for asyncio, a task.
 
-The stack, the switch and the waiting are native (``grapeshot._core``). What is here runs once per coro or per
-interruption: the interface of :class:`asyncio.Task`, under which asyncio sees a coro as the running task, and
-Shrapnel's ways to interrupt one.
+The stack, the switch and the waiting are native (``grapeshot._core``). The code here runs once per coro or per
+interruption: the interface of :class:`asyncio.Task`, because asyncio sees a running coro as the current task, and
+Shrapnel's methods to interrupt a coro.
 
-Interruptions are delivered where the coro waits. One that comes while it is ready replaces what it was woken with: the
-primitives in :mod:`grapeshot.coro` then give back what they had granted.
+An interruption is raised where the coro waits. If the coro was woken already but has not run yet, the interruption
+comes first: the primitives in :mod:`grapeshot.coro` then give back what they had granted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     _T_co = TypeVar("_T_co", covariant=True)
 
-# Whether uncancel() takes an error back that was not raised yet.
+# Whether uncancel() removes an error that was not raised yet.
 _TAKES_BACK = sys.version_info >= (3, 13)
 
 
@@ -92,8 +92,8 @@ class Coro(_core.Coro["_T_co"]):
     def cancel(self, msg: Any = None) -> bool:
         """Raise :class:`asyncio.CancelledError` where the coro waits, as :meth:`asyncio.Task.cancel` does for a task.
 
-        A future that it waits for with ``await_`` is cancelled instead, and its error is raised there. Several calls
-        before the coro runs raise one error, that of the first.
+        If the coro waits for a future with ``await_``, the future is cancelled instead, and its error is raised there.
+        Several calls before the coro runs raise one error, the first call's.
         """
         if self.done():
             return False
@@ -106,13 +106,13 @@ class Coro(_core.Coro["_T_co"]):
         return True
 
     def cancelling(self) -> int:
-        """Return the number of :meth:`cancel` calls that :meth:`uncancel` has not taken back."""
+        """Return the number of :meth:`cancel` calls that :meth:`uncancel` has not undone."""
         return self._cancel_count
 
     def uncancel(self) -> int:
-        """Take one :meth:`cancel` back; return the number that is left.
+        """Undo one :meth:`cancel`; return the number that is left.
 
-        With the last one goes, from Python 3.13 on as with tasks, an error that was not raised yet.
+        From Python 3.13 on, the last call also removes an error that was not raised yet, as a task's does.
         """
         if self._cancel_count:
             self._cancel_count -= 1
@@ -121,7 +121,7 @@ class Coro(_core.Coro["_T_co"]):
         return self._cancel_count
 
     def cancelled(self) -> bool:
-        """Whether the coro was cancelled, shut down or interrupted, and has ended by that."""
+        """Whether the coro has ended because it was cancelled, shut down or interrupted."""
         return isinstance(self._exception, asyncio.CancelledError)
 
     def get_name(self) -> str:
@@ -144,8 +144,8 @@ class Coro(_core.Coro["_T_co"]):
     def get_stack(self, *, limit: int | None = None) -> list[FrameType]:
         """Return the frames of the coro, the outermost first: at most the ``limit`` innermost of them.
 
-        Of one that has failed they are those of the traceback, at most the ``limit`` outermost; of one that has not
-        begun or has returned there are none.
+        For a coro that has failed they are the frames of the traceback, at most the ``limit`` outermost. A coro that
+        has not begun, or has returned, has none.
         """
         frames: list[FrameType] = []
         entry = None if self._exception is None else self._exception.__traceback__
@@ -180,7 +180,7 @@ class Coro(_core.Coro["_T_co"]):
         """Raise RuntimeError, as :meth:`asyncio.Task.set_exception`."""
         raise RuntimeError("Task does not support set_exception operation")
 
-    # Attributes of asyncio.Task without a promise, which asyncio itself (gather) and libraries look at nevertheless.
+    # Private attributes of asyncio.Task that asyncio itself (gather) and libraries read.
 
     _log_destroy_pending = False
     _source_traceback = None
@@ -203,7 +203,7 @@ class Coro(_core.Coro["_T_co"]):
         return self._awaited
 
     def _report_unseen(self) -> None:
-        """Tell the loop of an exception that went to nobody. Called when the coro goes away."""
+        """Report an exception that nobody has seen to the loop. Called when the coro is freed."""
         exc = self._failure_unseen()
         if exc is None or self.cancelled() or self._loop is None or self._loop.is_closed():
             return
@@ -212,7 +212,7 @@ class Coro(_core.Coro["_T_co"]):
 
 
 class Wakeup:
-    """Something that wakes a coro at most once, and only out of the wait that it was made for."""
+    """Wakes a coro at most once, and only from the wait that it was made for."""
 
     __slots__ = ("_coro", "is_over")
 
@@ -228,7 +228,7 @@ class Wakeup:
 
 
 def check_started(coro: Coro[Any]) -> None:
-    """NotStartedError if waiting for the end of ``coro`` would last for ever."""
+    """Raise NotStartedError if a wait for the end of ``coro`` would never end."""
     if coro._status == "new":
         raise _errors.NotStartedError("the coro was not started: waiting for it would last for ever")
 
@@ -258,7 +258,7 @@ def wait_for_end(coro: Coro[Any], timeout_s: float | None = None) -> None:
 
 
 def _find_registry() -> set[Any] | None:
-    """Return the set of weak references to tasks that are not asyncio's own; None if it is not as it is known here."""
+    """Return asyncio's set of weak references to foreign tasks; None if asyncio does not have it in the known form."""
 
     class Probe:
         pass

@@ -1,8 +1,8 @@
-"""The end of coros that are still suspended when their loop is closed, their thread ends, or the interpreter exits.
+"""Ends coros that are still suspended when their loop is closed, their thread ends, or the interpreter exits.
 
-Each gets ``Shutdown`` where it waits, so that its ``finally`` blocks run. What they wait for in them has a second on a
-loop that can run; after that, and where no loop can, each further wait is interrupted too. A coro that goes on all the
-same is given up with a warning: it stays suspended for good, and what its stack refers to stays with it.
+Each coro gets ``Shutdown`` where it waits, so that its ``finally`` blocks run. If the loop can still run, waits in
+these blocks have one second. After that, and where no loop can run, each further wait is interrupted, too. A coro that
+still does not end is abandoned with a warning: it stays suspended, and what its stack refers to is never freed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from ._coroutine import Coro
 
-# Seconds for what coros wait for in their cleanup.
+# How many seconds coros may wait in their cleanup.
 _GRACE_S = 1.0
-# Waits in its cleanup that are interrupted before a coro is given up.
+# How many waits in its cleanup are interrupted before a coro is abandoned.
 _ROUNDS = 1000
 
 
@@ -43,10 +43,10 @@ def before_close(loop: Loop) -> None:
 def unwind(loop: Loop) -> None:
     """End the coros of a loop that is about to be closed.
 
-    Those of another thread are left to the end of that thread.
+    Coros of another thread end when that thread ends.
 
     Raises:
-        SystemExit, KeyboardInterrupt: one came out of a coro; all have had their chance by then.
+        SystemExit, KeyboardInterrupt: a coro has raised it; all coros were resumed before it is raised here.
     """
     if not _coros_of(loop):
         return
@@ -72,7 +72,7 @@ class _Unwinding:
         self.leaving: BaseException | None = None
 
     def can_run(self) -> bool:
-        """Whether the loop can run in this thread now: it is closed from inside another loop otherwise."""
+        """Whether the loop can run in this thread now. It cannot if it is closed from inside another running loop."""
         try:
             self._loop._check_running()
         except RuntimeError:
@@ -86,7 +86,7 @@ class _Unwinding:
             self.leaving = self.leaving or exc
 
     def run_until_ended(self) -> None:
-        """Shut each coro down once, and run the loop until all have ended or the time is over."""
+        """Shut each coro down once, and run the loop until all have ended or the timeout is over."""
         loop = self._loop
         told: set[Coro[Any]] = set()
         deadline = loop.time() + _GRACE_S
@@ -111,7 +111,7 @@ class _Unwinding:
             self._loop.stop()
 
     def run_in_turns(self) -> None:
-        """Interrupt every wait of those that are left."""
+        """Interrupt every further wait of the coros that are left."""
         loop = self._loop
         for _ in range(_ROUNDS):
             left = _coros_of(loop)
@@ -129,7 +129,7 @@ class _Unwinding:
 
 
 class _ThreadEnd:
-    """Lies among the thread's local data; when that goes, the thread ends its coros."""
+    """Lies in the thread's local data. When that is freed, the thread ends its coros."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -139,14 +139,15 @@ class _ThreadEnd:
         _is_finalizing: Callable[[], bool] = sys.is_finalizing,
         _get_ident: Callable[[], int] = threading.get_ident,
     ) -> None:
-        # Data of other threads goes in a forked child, and all data when the interpreter exits: too late.
+        # A forked child frees the data of other threads, and an exiting interpreter frees all data: too late to run
+        # coros.
         if _is_finalizing() or _get_ident() != self._thread:
             return
         _end_thread()
 
 
 def _warn_of_unborn() -> None:
-    """Coros are about to be ended whose function was never called, since no loop ran after their ``spawn``."""
+    """Warn of coros whose function was never called, because no loop ran after their ``spawn``."""
     unborn = [co for co in _core._coro_live() if co._status == "ready" and co.get_frame() is None]
     if unborn:
         warnings.warn(

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-# asyncio's, for the modules that have no other business with asyncio.
+# asyncio's classes, for the modules that do not import asyncio.
 CancelledError = asyncio.CancelledError
 InvalidStateError = asyncio.InvalidStateError
 
@@ -28,31 +28,31 @@ class Interrupted(asyncio.CancelledError):
 
 
 class Shutdown(Interrupted):
-    """A coro is to end: :meth:`Coro.shutdown` was called, or its loop is being closed."""
+    """Raised in a coro that must end: :meth:`Coro.shutdown` was called, or its loop is being closed."""
 
 
 class CoroCancelled(Exception):  # noqa: N818  # named like what it stands for
     """A coro has no result, because it was shut down, interrupted or cancelled; its own exception is the cause.
 
-    What :meth:`Coro.result` raises in another coro. That one was not cancelled, and so it is an ordinary error there,
-    which ``except Exception`` sees and which is reported where nobody does.
+    :meth:`Coro.result` raises this in another coro. The caller was not cancelled itself, so this is an ordinary error:
+    ``except Exception`` catches it, and it is reported if nobody does.
     """
 
 
 class TimeoutError(builtins.TimeoutError):  # noqa: A001  # Shrapnel's name, and a subclass of the builtin
-    """The time that something was given is over: a block, a function, a wait."""
+    """The timeout of a block, a function or a wait is over."""
 
 
 class Empty(queue.Empty, TimeoutError):  # noqa: N818  # queue's names
-    """No item has come in the time that ``pop`` was given: a :class:`queue.Empty` and a :class:`TimeoutError`."""
+    """No item came before the timeout of ``pop``. It is a :class:`queue.Empty` and a :class:`TimeoutError`."""
 
 
 class Full(queue.Full, TimeoutError):  # noqa: N818
-    """There was no space in the time that ``push`` was given: a :class:`queue.Full` and a :class:`TimeoutError`."""
+    """There was no space before the timeout of ``push``. It is a :class:`queue.Full` and a :class:`TimeoutError`."""
 
 
 class ScheduleError(Exception):
-    """A coro cannot be scheduled as it was asked for."""
+    """A coro cannot be scheduled in its state, or from this thread."""
 
 
 class DeadCoroutine(ScheduleError):  # noqa: N818  # Shrapnel's name
@@ -72,15 +72,15 @@ class ClosedError(Exception):
 
 
 class YieldFromMain(RuntimeError):  # noqa: N818  # Shrapnel's name
-    """Something that waits was called outside of a coro."""
+    """A function that waits was called outside of a coro."""
 
 
 class LockError(RuntimeError):
-    """A lock was released that the coro does not hold."""
+    """The coro has released a lock that it does not hold, or would wait for itself."""
 
 
 class InParallelError(Exception):
-    """Some of the functions of ``in_parallel`` have raised.
+    """At least one function of ``in_parallel`` has raised.
 
     ``result_list`` has one entry per function, in order: ``(True, result)`` or ``(False, exception)``. The cause is the
     exception, or the group of them if there are several.
@@ -101,4 +101,4 @@ class InParallelError(Exception):
 
 
 class WakeUp(Exception):  # noqa: N818  # Shrapnel's name
-    """For programs that wake a coro with an exception of no other meaning."""
+    """For programs: wakes a coro with an exception that has no other meaning."""

@@ -1,7 +1,7 @@
 """A program of coros: ``spawn(main); event_loop()``, until ``set_exit(code)``.
 
 Coros that are made while no loop runs in their thread belong to the loop that the thread's next :func:`event_loop` or
-``coro.run()`` runs; it is made for the first of them.
+``coro.run()`` runs. That loop is made for the first of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _Program:
-    """A loop that :func:`event_loop` runs or is going to run. Used by its thread only."""
+    """A loop that :func:`event_loop` runs or will run. Only its thread uses it."""
 
     def __init__(self) -> None:
         self.loop = new_event_loop()
@@ -53,7 +53,7 @@ def pending_loop() -> Loop:
 
 
 def take_pending_loop() -> Loop | None:
-    """Return that loop for somebody else to run, None if no coro has been made so."""
+    """Return that loop, which the caller then runs; None if no coro was made for it."""
     program, _own.program = _own.program, None
     return None if program is None else program.loop
 
@@ -68,9 +68,9 @@ def _own_program() -> _Program:
 def event_loop() -> Any:
     """Run this thread's coros until :func:`set_exit` is called; return its code.
 
-    Then the coros, tasks, asynchronous generators and threads of the executor that are left are ended as
-    :func:`asyncio.run` does it, and the loop is closed. Ctrl-C does the same and raises KeyboardInterrupt, as in
-    :class:`asyncio.Runner`; so does a SystemExit or KeyboardInterrupt that comes out of a coro.
+    Then it ends the remaining coros, tasks, asynchronous generators and threads of the executor as :func:`asyncio.run`
+    does, and closes the loop. Ctrl-C does the same and raises KeyboardInterrupt, as in :class:`asyncio.Runner`. So does
+    a SystemExit or KeyboardInterrupt that a coro raises.
 
     Raises:
         RuntimeError: an event loop is running in this thread.
@@ -87,10 +87,12 @@ def event_loop() -> Any:
 
 
 def set_exit(code: Any = 0) -> None:
-    """Let :func:`event_loop` return ``code``: from a coro, a callback or a task of it, or before it runs.
+    """Make :func:`event_loop` return ``code``.
 
-    From a thread that has no coros of its own it ends the process's only :func:`event_loop`. Called again before the
-    loop has ended it replaces the code.
+    Call it from a coro, a callback or a task of that loop, or before the loop runs.
+
+    A thread without coros of its own ends the process's only :func:`event_loop`. A second call before the loop has
+    ended replaces the code.
 
     Raises:
         RuntimeError: there is no such loop, or, in another thread, more than one.

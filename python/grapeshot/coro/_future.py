@@ -26,10 +26,10 @@ else:
 
 
 class future(_Generic["_T"]):  # noqa: N801
-    """A result that is set once: a value, or an exception. gevent calls it AsyncResult.
+    """A result that is set once: a value or an exception. gevent calls this AsyncResult.
 
-    Coros wait with :meth:`get` and :meth:`wait`, tasks with ``await``. It belongs to one thread, as everything that
-    coros synchronize with. An exception that nobody has asked for goes to the loop's exception handler, as a coro's.
+    Coros wait with :meth:`get` and :meth:`wait`, tasks with ``await``. It belongs to one thread, as all primitives of
+    coros do. An exception that nobody asks for goes to the loop's exception handler, as a coro's exception does.
     """
 
     # the loop that hears of an exception which nobody has asked for; None once somebody has
@@ -51,13 +51,13 @@ class future(_Generic["_T"]):  # noqa: N801
         return f"<{type(self).__name__} {state}{waiting}>"
 
     def set(self, value: _T = None) -> None:  # type: ignore[assignment]  # for future[None]
-        """Set the value, and wake all that wait for it. asyncio.InvalidStateError if it was set before."""
+        """Set the value, and wake all that wait for it. Raises asyncio.InvalidStateError if it was set before."""
         self._check_unset()
         self._value = value
         self._finish()
 
     def set_exception(self, exc: BaseException | type[BaseException]) -> None:
-        """Set an exception, which ``get`` raises. asyncio.InvalidStateError if it was set before."""
+        """Set an exception, which ``get`` raises. Raises asyncio.InvalidStateError if it was set before."""
         exc = exc() if isinstance(exc, type) else exc
         if not isinstance(exc, BaseException):
             raise TypeError("an exception is required")
@@ -86,7 +86,7 @@ class future(_Generic["_T"]):  # noqa: N801
     ready = done
 
     def successful(self) -> bool:
-        """Whether it is set, and to a value."""
+        """Whether a value was set."""
         return self._is_set and self._exception is None
 
     @property
@@ -131,7 +131,7 @@ class future(_Generic["_T"]):  # noqa: N801
             self._callbacks.append(fn)
 
     def remove_done_callback(self, fn: Callable[[Any], object]) -> int:
-        """Take callbacks back; return how many there were."""
+        """Remove the callbacks that are equal to ``fn``; return how many there were."""
         kept = [callback for callback in self._callbacks if callback != fn]
         removed = len(self._callbacks) - len(kept)
         self._callbacks = kept

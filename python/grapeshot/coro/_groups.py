@@ -1,4 +1,4 @@
-"""Several coros at once: ``in_parallel``, ``Group``, ``Pool``, ``wait``; and one that begins later."""
+"""Several coros at once: ``in_parallel``, ``Group``, ``Pool``, ``wait``; and ``spawn_later``."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 def in_parallel(fun_arg_list: Iterable[tuple[Callable[..., _T], Sequence[Any]]]) -> list[_T]:
     """Run ``fn(*args)`` for each ``(fn, args)`` in a coro of its own; return the results in order.
 
-    If this coro is interrupted meanwhile, or the iterable raises, the others are shut down.
+    If the calling coro is interrupted meanwhile, or the iterable raises, the other coros are shut down.
 
     Raises:
-        InParallelError: at least one has raised; its ``result_list`` has all outcomes.
+        InParallelError: at least one function has raised; ``result_list`` has all outcomes.
     """
     coros = _wait_for_all(_core._coro_spawn(fn, *args) for fn, args in fun_arg_list)
     outcomes = [_outcome(co) for co in coros]
@@ -46,9 +46,9 @@ def _outcome(co: Coro[Any]) -> tuple[bool, Any]:
 
 
 def _wait_for_all(coros: Iterable[Coro[Any]]) -> list[Coro[Any]]:
-    """Wait until all have ended, and return them; the iterable may start them one after the other.
+    """Wait until all coros have ended, and return them. The iterable may start them one after the other.
 
-    If it raises, or the wait is interrupted: shut them down, wait again, and raise.
+    If the iterable raises, or the wait is interrupted: shut the coros down, wait again, and raise.
     """
     started: list[Coro[Any]] = []
     try:
@@ -78,8 +78,8 @@ def _shut_down(co: Coro[Any]) -> None:
 class Group:
     """Coros that end together: the block is left when all have ended.
 
-    If one raises, or the block does, the others are shut down, and the first exception comes out of the block. One that
-    was shut down or cancelled does not count as failed.
+    If a coro or the block raises, the others are shut down, and the block raises the first exception. A coro that was
+    shut down or cancelled has not failed.
 
     ::
 
@@ -104,13 +104,13 @@ class Group:
 
         @property
         def spawn(self) -> Spawn:
-            """Start ``fn(*args)`` as a coro of the group. RuntimeError when the group is ending after an error."""
+            """Start ``fn(*args)`` as a coro of the group. Raises RuntimeError while the group ends after an error."""
             raise NotImplementedError
 
     else:
 
         def spawn(self, fn, /, *args, **kwargs):
-            """Start ``fn(*args)`` as a coro of the group. RuntimeError when the group is ending after an error."""
+            """Start ``fn(*args)`` as a coro of the group. Raises RuntimeError while the group ends after an error."""
             if self._first_error is not None:
                 raise RuntimeError("the group is ending, because one of its coros has raised")
             co = _core._coro_spawn(fn, *args, **kwargs)
@@ -176,7 +176,7 @@ class Group:
 
 
 class Pool:
-    """At most ``size`` coros at once; ``spawn`` waits for a place.
+    """At most ``size`` coros at once; ``spawn`` waits until there are fewer.
 
     As a context manager it waits for its coros at the end of the block.
     """
@@ -198,18 +198,18 @@ class Pool:
 
         @property
         def spawn(self) -> Spawn:
-            """Wait for a place, then start ``fn(*args)`` in it."""
+            """Wait for a free place, then start ``fn(*args)``."""
             raise NotImplementedError
 
     else:
 
         def spawn(self, fn, /, *args, **kwargs):
-            """Wait for a place, then start ``fn(*args)`` in it."""
+            """Wait for a free place, then start ``fn(*args)``."""
             self._places.acquire()
             return self._spawn_in_place(fn, args, kwargs)
 
     def try_spawn(self, fn: Callable[..., _T], /, *args: Any, **kwargs: Any) -> Coro[_T] | None:
-        """The same without waiting; return None if there is no place."""
+        """The same without waiting. Returns None if the pool is full."""
         return self._spawn_in_place(fn, args, kwargs) if self._places.try_acquire() else None
 
     def _spawn_in_place(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coro[Any]:
@@ -251,7 +251,7 @@ class Pool:
     def map(self, fn: Callable[..., Any], /, *iterables: Iterable[Any]) -> list[Any]:
         """Return ``[fn(*items), ...]``; the first exception in order is raised once all have ended.
 
-        If this coro is interrupted meanwhile, or an iterable raises, the coros are shut down.
+        If the calling coro is interrupted meanwhile, or an iterable raises, the coros are shut down.
         """
         coros = deque(_wait_for_all(self.spawn(fn, *items) for items in zip(*iterables, strict=False)))
         results: list[Any] = []
@@ -282,11 +282,11 @@ class Pool:
         ) -> Iterator[_T]: ...
 
     def imap(self, fn: Callable[..., Any], /, *iterables: Iterable[Any]) -> Iterator[Any]:
-        """Return an iterator over the results in order, each as soon as it and those before it are there.
+        """Return an iterator over the results in order. It gives each as soon as that result and those before it exist.
 
-        The first coros start at once, as many as there are places; each further one when a result is asked for.
-        ``next`` raises what a coro has raised in the place of its result, and can go on after that. What an iterable
-        raises comes once the results before it are given. Several coros may share the iterator.
+        The first coros start at once, as many as the pool has places. Each request for a result starts another one.
+        ``next`` raises a coro's exception in place of its result; the iterator goes on after that. An exception of an
+        iterable is raised after the results before it. Several coros may share the iterator.
         """
         return _Results(self, fn, zip(*iterables, strict=False), in_order=True)
 
@@ -313,11 +313,11 @@ class Pool:
         ) -> Iterator[_T]: ...
 
     def imap_unordered(self, fn: Callable[..., Any], /, *iterables: Iterable[Any]) -> Iterator[Any]:
-        """The same, each result as soon as it is there."""
+        """The same, but it gives each result as soon as that result exists."""
         return _Results(self, fn, zip(*iterables, strict=False), in_order=False)
 
     def join(self) -> None:
-        """Wait until no coro is left. RuntimeError in one of them."""
+        """Wait until no coro is left. Raises RuntimeError in a coro of the pool."""
         if _core._coro_current_or_none() in self._coros:
             raise RuntimeError("a coro cannot wait for itself")
         while self._coros:
@@ -334,7 +334,7 @@ class Pool:
 
 
 class _Results:
-    """What ``imap`` returns: it starts coros as places come free, and gives their results."""
+    """The iterator that ``imap`` returns. It starts a coro for each free place, and gives the results."""
 
     def __init__(
         self, pool: Pool, fn: Callable[..., Any], inputs: Iterator[tuple[Any, ...]], *, in_order: bool
@@ -369,7 +369,7 @@ class _Results:
                         raise error or StopIteration
                     finally:
                         del error
-                # All places are other coros'.
+                # Other coros have all places.
                 self._add(self._pool.spawn(self._fn, *self._next))
                 self._next = None
             if self._in_order:
@@ -383,7 +383,7 @@ class _Results:
                 del ended  # what it raises keeps this frame
 
     def _start(self) -> None:
-        """Start as many coros as there are places now, and no more than that ahead of who asks for results."""
+        """Start as many coros as there are free places, and no more than that ahead of the requests for results."""
         while len(self._coros) < self._pool._size:
             if self._next is None and self._error is None:
                 try:
@@ -411,7 +411,8 @@ else:
     def spawn_later(seconds, fn, /, *args, **kwargs):
         """Start a coro that sleeps for ``seconds`` and then calls ``fn(*args, **kwargs)``.
 
-        ``name``, ``context`` and ``stack`` are those of ``spawn``. Shut down meanwhile, it never calls ``fn``.
+        ``name``, ``context`` and ``stack`` are those of ``spawn``. If the coro is shut down meanwhile, it never calls
+        ``fn``.
         """
         _core._coro_check_function(fn, "spawn_later")
         return _core._coro_spawn(_call_later, seconds, fn, *args, **kwargs)
@@ -425,7 +426,7 @@ def _call_later(seconds: float, fn: Callable[..., Any], /, *args: Any, **kwargs:
 def wait_for(coros: Iterable[Any], timeout: float | None = None, count: int | None = None) -> list[Any]:
     """Wait until all of ``coros`` have ended, or ``count`` of them, or the time is over: ``wait`` with arguments.
 
-    Native code calls this, and waits itself where there are no arguments: that leaves no frame behind.
+    Native code calls this. Without arguments it waits itself, which needs no Python frame.
     """
     coros = list(dict.fromkeys(coros))
     if count is not None and count < 0:
@@ -456,5 +457,5 @@ def wait_for(coros: Iterable[Any], timeout: float | None = None, count: int | No
     return ended
 
 
-# What a TypeError of its arguments calls it.
+# The name in a TypeError about its arguments.
 wait_for.__qualname__ = "wait"

@@ -1,4 +1,4 @@
-"""The record of a coro that has run for too long without a yield, and still does."""
+"""Logs a coro that has run for too long without a yield and still runs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType
 
-# That of asyncio, which says as much of slow callbacks.
+# asyncio's logger, which also warns of slow callbacks.
 _logger = logging.getLogger("asyncio")
 
 
 def report(name: str, seconds: float, places: list[tuple[CodeType, int]]) -> None:
-    """Log where a coro is, in a thread of its own. Called by the watchdog; ``places`` begin with the innermost."""
+    """Log where a coro is, in a new thread. The watchdog calls this; ``places`` begins with the innermost function."""
     try:
         threading.Thread(target=_log, args=(name, seconds, places), name="coro-latency", daemon=True).start()
     except RuntimeError:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     spawn: Spawn
 
     def current() -> Coro[Any]:
-        """Return the coro that runs. YieldFromMain if none does."""
+        """Return the running coro. Raises YieldFromMain if none runs."""
         raise NotImplementedError
 
     @overload
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     def wait(coros: Any = None, timeout: float | None = None, count: int | None = None) -> Any:
         """Wait until all ``coros`` have ended, ``count`` of them, or ``timeout`` seconds are over.
 
-        Returns a list of those that have ended. Without arguments: wait for :func:`schedule`, return its value.
+        Returns a list of the coros that have ended. Without arguments: wait for :func:`schedule`, return its value.
         """
         raise NotImplementedError
 else:
@@ -50,7 +50,7 @@ now = _core._coro_now
 
 
 def schedule(co: Coro[Any], value: Any = None) -> None:
-    """Let a coro that waits go on; its wait returns ``value``.
+    """Make a waiting coro ready; its wait returns ``value``.
 
     Raises:
         ScheduleError: it is scheduled already, or belongs to another thread.
@@ -65,10 +65,10 @@ def get_live_coros() -> list[Coro[Any]]:
 
 
 def all_threads() -> dict[int, Coro[Any]]:
-    """Return the same by their ids."""
+    """Return the same coros by their ids."""
     return {co.id: co for co in _core._coro_live()}
 
 
 def get_thread_by_id(ident: int) -> Coro[Any]:
-    """Return the live coro of this thread with that id. KeyError if there is none."""
+    """Return the live coro of this thread with that id. Raises KeyError if there is none."""
     return all_threads()[ident]

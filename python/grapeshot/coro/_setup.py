@@ -1,4 +1,4 @@
-"""What has to be in place before the first coro: run when the package is imported."""
+"""Connects the package with native code. It runs when the package is imported, before the first coro."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _reason = _core._coro_setup(_errors, Coro)
 if _reason is not None:
     raise ImportError(_reason)
 _core._coro_set_hooks(pending_loop, _ending.watch_thread, wait_for, _latency.report)
-# In front of all others: what they call may try to wait.
+# First in the list, because other callbacks may try to wait.
 gc.callbacks.insert(0, _core._coro_note_collection)
 os.register_at_fork(before=lambda: _core._coro_stop_watchdog(False), after_in_child=_core._coro_after_fork)
 Loop._before_close = staticmethod(_ending.before_close)

@@ -1,20 +1,20 @@
 """What coros synchronize with. All waiting is first come, first served.
 
 ``semaphore``, ``lock``, ``mutex``, ``condition_variable``, ``fifo`` and ``channel`` are native, because they run at
-each hand-over; the rest stands on them.
+each hand-over. The rest is built on them.
 
-Every primitive grants what it has (the lock, a permit, an item) to the coro that has waited longest, before that one
-runs. A coro that is interrupted in between gives it back or on, and one that is interrupted earlier leaves the line at
-once: nothing is lost, and nobody waits for what is there.
+Every primitive grants what it has (the lock, a permit, an item) to the coro that has waited longest, before that coro
+runs. A coro that is interrupted in between gives it back or on. A coro that is interrupted earlier leaves the queue at
+once. So nothing is lost, and no coro waits for something that is available.
 
-Waiting is for coros: elsewhere it raises YieldFromMain. What does not wait (``release``, ``push``, ``set``, ``wake_*``,
-``acquire`` of a free semaphore, ...) is for the loop's callbacks and for tasks as well; a lock, a mutex and an
-``rw_lock`` have a coro as their holder. An object belongs to the thread of the loop that it is made in, one that is
-made where no loop runs to the first thread that uses it under one; elsewhere it raises ScheduleError.
+Only coros can wait: elsewhere a wait raises YieldFromMain. The loop's callbacks and tasks can call what does not wait
+(``release``, ``push``, ``set``, ``wake_*``, ``acquire`` of a free semaphore, ...); but only a coro can hold a lock,
+a mutex or an ``rw_lock``. An object belongs to the thread in whose running loop it is made. An object that is made
+where no loop runs belongs to the first thread that uses it under a loop. In other threads it raises ScheduleError.
 
-What waits takes ``block=False`` and ``timeout=`` in seconds; one of 0 or below does not wait either. A method that
-returns a bool returns False when its time is over, the others raise :class:`TimeoutError` (``pop`` and ``push`` its
-subclasses Empty and Full).
+Methods that wait take ``block=False`` and ``timeout=`` in seconds; with a timeout of 0 or below they do not wait. When
+the timeout is over, a method that returns a bool returns False, and the others raise :class:`TimeoutError` (``pop`` and
+``push`` its subclasses Empty and Full).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _waiting(waiters: condition_variable) -> str:
 
 
 class inverted_semaphore:  # noqa: N801
-    """Counts what is under way; ``block_till_zero`` waits until nothing is."""
+    """Counts what is under way; ``block_till_zero`` waits until the count is 0."""
 
     def __init__(self, value: int = 0) -> None:
         if value < 0:
@@ -63,7 +63,7 @@ class inverted_semaphore:  # noqa: N801
         self.value += value
 
     def release(self, value: int = 1) -> None:
-        """Count down by ``value``; at 0 all that wait go on. Raises LockError below 0."""
+        """Count down by ``value``; at 0 all waiting coros go on. Raises LockError below 0."""
         if value < 1:
             raise ValueError("release() takes 1 or more")
         self._waiters._use()
@@ -74,7 +74,7 @@ class inverted_semaphore:  # noqa: N801
             self._waiters.wake_all()
 
     def block_till_zero(self, timeout: float | None = None, block: bool = True) -> bool:
-        """Wait until the count is 0, or was 0 meanwhile; return whether it was in time."""
+        """Wait until the count is 0, or was 0 meanwhile; return whether that was in time."""
         return not self.value or self._waiters._wait_as(0, block, timeout)
 
     def __enter__(self) -> inverted_semaphore:
@@ -92,9 +92,9 @@ _READ, _WRITE = 0, 1
 class rw_lock:  # noqa: N801
     """Many readers or one writer, in the order in which they come.
 
-    A writer that waits goes before readers that come after it. Both kinds are recursive: who reads may read again, even
-    while a writer waits, and who writes may write again, and read. Who reads and wants to write gets LockError, for it
-    would wait for itself. A lock is free after as many releases, by the same coro.
+    A waiting writer goes before readers that come after it. Both kinds are recursive: a reader may read again, even
+    while a writer waits; a writer may write again, and read. A reader that wants to write gets LockError, because it
+    would wait for itself. The lock is free after as many releases by the same coro.
     """
 
     def __init__(self) -> None:
@@ -113,14 +113,14 @@ class rw_lock:  # noqa: N801
         return f"<{type(self).__name__} {state}{_waiting(self._waiters)}>"
 
     def acquire_read(self, block: bool = True, timeout: float | None = None) -> bool:
-        """Wait until nobody writes, and nobody waits who came before; hold the lock for reading.
+        """Wait until no coro writes, and no earlier one waits; hold the lock for reading.
 
         Returns whether it could in time.
         """
         return self.try_acquire_read() or self._wait_as(_READ, block, timeout)
 
     def try_acquire_read(self) -> bool:
-        """The same without waiting; return False if it cannot be."""
+        """The same without waiting; return False if that is not possible."""
         self._waiters._use()
         co = _current()
         if co not in self._readers and self._writer is not co and (self._writer is not None or len(self._waiters)):
@@ -129,7 +129,7 @@ class rw_lock:  # noqa: N801
         return True
 
     def acquire_write(self, block: bool = True, timeout: float | None = None) -> bool:
-        """Wait until nobody reads or writes, and nobody waits who came before; hold the lock for writing.
+        """Wait until no coro reads or writes, and no earlier one waits; hold the lock for writing.
 
         Returns whether it could in time.
 
@@ -143,7 +143,7 @@ class rw_lock:  # noqa: N801
         return self._wait_as(_WRITE, block, timeout)
 
     def try_acquire_write(self) -> bool:
-        """The same without waiting; return False if it cannot be."""
+        """The same without waiting; return False if that is not possible."""
         self._waiters._use()
         co = _current()
         if self._writer is not co:
@@ -185,7 +185,7 @@ class rw_lock:  # noqa: N801
         try:
             is_granted = self._waiters._wait_as(kind, block, timeout)
         except BaseException:
-            # Who waits holds nothing, so that what it holds was granted.
+            # A waiting coro holds nothing, so what it holds now was granted.
             co = _current()
             if self._writer is co:
                 self._writer = None
@@ -194,12 +194,12 @@ class rw_lock:  # noqa: N801
             raise
         finally:
             if not is_granted:
-                # Those behind it may have waited for it only.
+                # The coros behind it may have waited only because it was first.
                 self._pass_on()
         return is_granted
 
     def _pass_on(self) -> None:
-        """Grant the lock to those who stand first, as far as they fit together."""
+        """Grant the lock to the first waiting coros, as far as they may hold it together."""
         while self._writer is None and (kind := self._waiters._first()) is not None:
             if kind == _READ:
                 self._readers[self._waiters._wake_first()] = 1
@@ -259,9 +259,9 @@ class mailbox(fifo["_T"]):  # noqa: N801
 
 
 class ThreadLocal:
-    """Attributes that each coro has of its own, and outside of coros each thread; ``__dict__`` is the running one's.
+    """Attributes with a value per coro, and outside of coros per thread; ``__dict__`` has those of the running one.
 
-    ``__init__`` of a subclass runs once, and not for each coro.
+    ``__init__`` of a subclass runs once, not for each coro.
     """
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> ThreadLocal:

@@ -1,7 +1,8 @@
 """Timeouts of coros: ``with_timeout`` and ``timeout``.
 
-Each has a bomb of its own, and an exploding bomb is an interruption that carries it. Only the frame that has set it
-turns it into TimeoutError; in between nothing takes it for a timeout of its own (Shrapnel's timebombs).
+Each timeout has an object of its own (Shrapnel's timebomb). When the time is over, the coro is interrupted with an
+exception that carries this object. Only the frame that has set the timeout turns that exception into TimeoutError, so
+no other code mistakes it for its own timeout.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class timeout:  # noqa: N801  # used like asyncio.timeout
-    """A context manager: the block is interrupted after ``seconds`` and ends with :class:`TimeoutError`.
+    """A context manager that interrupts its block after ``seconds``; the block ends with :class:`TimeoutError`.
 
-    Nested ones are told apart, whichever is due first. ``None`` sets no limit. One of 0 or below interrupts the block
-    where it waits first; a block that never waits is never interrupted. Once the block is left, whatever by, the limit
-    has no effect.
+    Nested timeouts are told apart, whichever is due first. ``None`` sets no limit. A timeout of 0 or below interrupts
+    the first wait of the block; a block that never waits is never interrupted. After the block the timeout has no
+    effect.
 
     Raises:
         TimeoutError: the time is over.
@@ -42,7 +43,7 @@ class timeout:  # noqa: N801  # used like asyncio.timeout
         self._seconds = seconds
         self._handle: Any = None
         self._coro: Any = None
-        # The interruption that is under way, or was delivered.
+        # The interruption that is pending, or was raised.
         self._bomb: _errors.Interrupted | None = None
 
     def __enter__(self) -> timeout:

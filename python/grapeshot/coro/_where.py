@@ -1,4 +1,4 @@
-"""Where coros are: one line of text for a suspended coro, for all of them, and for an exception."""
+"""Where coros are, as text: one line for a suspended coro, for each coro of the thread, and for an exception."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def where(co: Coro[Any]) -> str:
     """Return where a coro is suspended, as ``file:line function|file:line function``, the outermost frame first.
 
-    For one that is not suspended: ``new``, ``ready`` (it has not begun), ``running`` or ``done``. Reads the frames and
-    keeps none of them; a coro of another thread may be asked too.
+    For a coro that is not suspended: ``new``, ``ready`` (it has not begun), ``running`` or ``done``. It reads the
+    frames and keeps no reference. A coro of another thread is allowed, too.
     """
     frame: FrameType | None = co.get_frame()
     if frame is None:
@@ -39,8 +39,8 @@ def where_all() -> dict[int, tuple[str, str]]:
 def compact_traceback(exc: BaseException | None = None) -> str:
     """Return an exception and its traceback in one line: ``file:line function|file:line function: ValueError: text``.
 
-    The frame that has caught it comes first, the one that has raised it last. ``exc`` is by default the exception that
-    is being handled; without any the text is empty.
+    The frame that has caught the exception comes first, the frame that has raised it last. The default for ``exc`` is
+    the exception that is being handled; if there is none, the text is empty.
     """
     if exc is None:
         exc = sys.exc_info()[1]

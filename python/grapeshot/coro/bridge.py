@@ -1,7 +1,7 @@
-"""Across the border: asyncio awaitables in coros, blocking-style functions in asyncio, real threads.
+"""The bridge to asyncio: awaitables in coros, blocking-style functions in asyncio, real threads.
 
-The only module of the coro mode that knows asyncio's tasks and futures. A coroutine that a coro awaits runs on the
-coro's own stack, and the coro is the task that it sees: ``asyncio.timeout``, TaskGroup and cancellation work on it.
+This is the only module of the coro mode that knows asyncio's tasks and futures. A coroutine that a coro awaits runs on
+the coro's own stack, and sees the coro as the current task: ``asyncio.timeout``, TaskGroup and cancellation work.
 """
 
 from __future__ import annotations
@@ -32,26 +32,28 @@ if TYPE_CHECKING:
 class _WrappedInterrupt(Interrupted):
     """Wraps, as its ``value``, another exception that interrupts a coro, and is raised in coroutines instead of it.
 
-    asyncio's code expects that only CancelledError interrupts it: at another exception TaskGroup would not end its
+    asyncio's code expects that only CancelledError interrupts it. After another exception TaskGroup would not end its
     tasks.
     """
 
 
-# Returns None where no loop runs. For the modules that have no other business with asyncio.
+# Returns None where no loop runs. For the modules that do not import asyncio.
 find_running_loop = asyncio._get_running_loop
 
 
 def await_(awaitable: Awaitable[_T]) -> _T:
     """Run an asyncio awaitable to its end while this coro waits; return its result or raise its exception.
 
-    It is to the awaitable what ``await`` in a task is. An interruption of any kind is what cancelling is there: the
-    future that is waited for is cancelled, the coroutine sees CancelledError, and once they have ended the interruption
-    goes on in the coro. After several that were done at once the next begins with a yield (``set_selfishness``), where
-    the coro can be interrupted too. Of another coro it gives the result, or raises what :meth:`Coro.result` raises.
+    For the awaitable this is like ``await`` in a task. An interruption of any kind is like a cancellation: the future
+    that the coro waits for is cancelled, the coroutine sees CancelledError, and once both have ended the interruption
+    is raised in the coro. After several calls that did not have to wait, the next one begins with a yield
+    (``set_selfishness``), where the coro can be interrupted, too. If the awaitable is a coro, it returns its result, or
+    raises what :meth:`Coro.result` raises.
 
     Raises:
-        YieldFromMain: not in a coro. A coroutine is closed then, so that nothing warns that nobody has awaited it.
-        TypeError: ``awaitable`` is none.
+        YieldFromMain: not called in a coro. A coroutine is then closed, so that no warning says that it was never
+            awaited.
+        TypeError: ``awaitable`` cannot be awaited.
         RuntimeError: it is the coro itself, a pending future of another loop, or a coroutine that somebody else awaits.
         NotStartedError: it is a coro that was not started.
     """
@@ -81,12 +83,12 @@ def await_(awaitable: Awaitable[_T]) -> _T:
                 raise interruption
         return awaitable.result()  # type: ignore[no-any-return]
     finally:
-        # An exception keeps this frame, and who ends with one keeps it: no way back from here.
+        # The exception keeps this frame, and the coro keeps the exception: break the reference cycle.
         del coro, awaitable
 
 
 async def _await(awaitable: Awaitable[Any]) -> Any:
-    """Make a coroutine of whatever can be awaited. The interpreter knows best what can, and what to say otherwise."""
+    """Make a coroutine of an awaitable. The interpreter checks the object, and raises the right error."""
     return await awaitable
 
 
@@ -126,7 +128,7 @@ def _drive(coro: Any, steps: Any) -> Any:
 
 
 def _yield() -> BaseException | None:
-    """Let everything run that is ready; return what has interrupted the coro meanwhile."""
+    """Let everything run that is ready; return the exception that has interrupted the coro meanwhile."""
     try:
         _core._coro_yield_slice()
     except BaseException as interruption:
@@ -135,7 +137,7 @@ def _yield() -> BaseException | None:
 
 
 def _check_future(coro: Coro[Any], future: Any) -> None:
-    """Take what a coroutine has yielded, if it is a future to wait for; RuntimeError as a task's otherwise."""
+    """Check that a coroutine has yielded a future to wait for. Raises RuntimeError otherwise, as a task does."""
     is_blocking = getattr(future, "_asyncio_future_blocking", None)
     if is_blocking is None:
         raise RuntimeError(f"Task got bad yield: {future!r}")
@@ -155,10 +157,10 @@ def _check_owner(coro: Coro[Any], future: Any) -> None:
 
 
 def _wait_for_future(coro: Any, future: Any) -> BaseException | None:
-    """Wait until ``future`` is done. Return what has interrupted the wait, None if the future's outcome stands.
+    """Wait until ``future`` is done. Return the exception that has interrupted the wait, or None.
 
-    An interruption cancels the future, and is put off until that has ended. A future that ends otherwise has refused
-    to be cancelled: then there was no interruption, as for a task.
+    An interruption cancels the future, and is delayed until the future is done. If the future ends otherwise, it has
+    refused to be cancelled: then there was no interruption, as for a task.
     """
     interruption: BaseException | None = None
     wakeup: Any = Wakeup(coro)
@@ -183,7 +185,7 @@ def _wait_for_future(coro: Any, future: Any) -> BaseException | None:
 
 
 def _message(interruption: BaseException) -> Any:
-    """Return the message to cancel a future with: that of the cancel() which has interrupted the coro."""
+    """Return the message for cancelling a future: the message of the cancel() that has interrupted the coro."""
     if type(interruption) is asyncio.CancelledError and interruption.args:
         return interruption.args[0]
     return None
@@ -222,7 +224,7 @@ if TYPE_CHECKING:
 async def run_sync(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Run blocking-style code in a coro while the calling task waits; return its result or raise its exception.
 
-    The function may itself wait with everything in :mod:`grapeshot.coro`, ``await_`` included. It runs in a copy of the
+    The function may wait with everything in :mod:`grapeshot.coro`, also with ``await_``. It runs in a copy of the
     task's context. Cancelling the task cancels the coro. ``name``, ``context`` and ``stack`` are those of ``spawn``.
     """
     return await _core._coro_spawn(fn, *args, **kwargs)
@@ -261,12 +263,13 @@ if TYPE_CHECKING:
 def run(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Make a loop, run ``fn`` as its first coro, close the loop; return the function's result or raise its exception.
 
-    All is as with :func:`asyncio.run`: Ctrl-C cancels the first coro, and coros and tasks that are left in the end are
-    cancelled and waited for. Coros that this thread has spawned before, while no loop ran, run too, from the start.
+    It works like :func:`asyncio.run`: Ctrl-C cancels the first coro; coros and tasks that are left in the end are
+    cancelled, and ``run`` waits for them. Coros that this thread has spawned before, while no loop ran, run from the
+    start, too.
 
     Raises:
         RuntimeError: a loop is running in this thread.
-        TypeError: ``fn`` is no function, or an async one.
+        TypeError: ``fn`` cannot be called, or is an async function.
     """
     _run.check_none_runs("coro.run()")
     _core._coro_check_function(fn, "run")
@@ -289,16 +292,16 @@ def run_in_thread(  # type: ignore[misc]  # a function with an argument of that 
 ) -> Any:
     """Run ``fn(*args, **kwargs)`` in a real thread while this coro waits; return its result or raise its exception.
 
-    The thread is one of ``executor``, by default of the loop's default executor, which all of asyncio shares: it has
-    ``min(32, CPUs + 4)`` threads, and further calls wait for a free one. The function runs in a copy of the coro's
-    context, except in executors whose functions do not run in threads of this interpreter.
+    The thread belongs to ``executor``, by default to the loop's default executor, which all of asyncio shares. It has
+    ``min(32, CPUs + 4)`` threads; further calls wait for a free one. The function runs in a copy of the coro's context,
+    unless the executor's functions do not run in threads of this interpreter.
 
-    An interruption of the coro does not reach the thread: one that runs goes on, and its result is dropped; a call that
-    has not begun is taken back. Source: asyncio.to_thread.
+    An interruption of the coro does not reach the thread: a call that runs goes on, and its result is dropped; a call
+    that has not begun is cancelled. Source: asyncio.to_thread.
 
     Raises:
         YieldFromMain: not in a coro.
-        TypeError: ``fn`` is no function, or an async one.
+        TypeError: ``fn`` cannot be called, or is an async function.
         RuntimeError: the executor was shut down.
     """
     _core._coro_check_function(fn, "threads.run")
@@ -311,9 +314,9 @@ def run_in_thread(  # type: ignore[misc]  # a function with an argument of that 
 
 
 def _runs_threads(executor: concurrent.futures.Executor) -> bool:
-    """Whether a context can be handed to the executor's threads: they belong to this interpreter."""
+    """Whether the executor's threads belong to this interpreter, so that they can use a context."""
     if not isinstance(executor, concurrent.futures.ThreadPoolExecutor):
         return False
-    # From 3.14 on there is one whose threads belong to other interpreters.
+    # From 3.14 on there is an executor whose threads belong to other interpreters.
     interpreters: type | None = getattr(concurrent.futures, "InterpreterPoolExecutor", None)
     return interpreters is None or not isinstance(executor, interpreters)
