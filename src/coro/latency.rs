@@ -1,8 +1,8 @@
 //! Warns of coros that run long without a yield, on asyncio's logger, as asyncio warns of slow callbacks.
 //!
 //! ```text
-//!   loop's thread   begin(coro) ........ computes ......................... end: "ran for 0.731 seconds, at 0.200 it was at ..."
-//!   watchdog                   sleeps until begin + limit, `report`: "has run for 0.200 seconds, and is at ...", its stack
+//!   loop's thread   begin(coro) ..... computes ........................ end: "ran for 0.731 s, at 0.200 it was at ..."
+//!   watchdog               sleeps until begin + limit, `report`: "has run for 0.200 s, and is at ...", its stack
 //! ```
 //!
 //! The clock that times a run is cheap and ticks every few milliseconds. A run that is called late has taken longer

@@ -5,7 +5,7 @@
 //! saved and restored with the coro:
 //!
 //! ```text
-//!   coro waits:  variable --> call on its stack --> outer call ... --> what the thread had before     kept: the pointer
+//!   coro waits:  variable --> call on its stack --> outer call ... --> what the thread had before   kept: the pointer
 //!                variable --> what the thread had before
 //!   coro runs:   variable --> call on its stack
 //! ```

@@ -35,7 +35,7 @@ pub struct OutBuf<C: AsRef<[u8]>> {
 }
 
 impl<C: AsRef<[u8]>> OutBuf<C> {
-    /// Nothing to write. Allocates nothing.
+    /// An empty buffer. Allocates nothing.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -53,7 +53,7 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
         self.len_bytes
     }
 
-    /// Whether there is no chunk. A chunk of no bytes counts; the next [`Self::advance`] takes it out.
+    /// Whether there is no chunk. An empty chunk counts; the next [`Self::advance`] removes it.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -142,7 +142,8 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
         }
     }
 
-    /// Takes out the oldest chunk, written in part or not; how a closing transport gives up what it owes.
+    /// Takes out the oldest chunk, whether a part of it is written or not. A closing transport drops its unwritten data
+    /// this way.
     #[inline]
     pub fn pop(&mut self) -> Option<C> {
         let unsent_bytes = self.front.as_ref()?.as_ref().len() - self.sent_bytes;

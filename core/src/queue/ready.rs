@@ -1,7 +1,7 @@
 //! The queue of callbacks that are ready to run: first in, first out.
 //!
-//! Purpose: a ring whose push and pop are a handful of instructions. Its capacity is a power of two, and
-//! its two positions count on for ever and wrap around, so that neither needs a comparison:
+//! Purpose: a ring whose push and pop are a handful of instructions. Its capacity is a power of two. Its two positions
+//! only grow, and wrap around at the end of their type, so that neither needs a comparison:
 //!
 //! ```text
 //!   position   head            tail                  head == tail               empty
@@ -10,8 +10,8 @@
 //!    index = position & (capacity - 1)
 //! ```
 //!
-//! Owner: the loop's thread. It must not know what an element stands for; elements left behind when the
-//! queue is dropped are the owner's to release (pop them first).
+//! Owner: the loop's thread. It must not know what an element stands for; the owner must release the elements that are
+//! left before it drops the queue (by popping them).
 
 use std::mem::MaybeUninit;
 
@@ -19,8 +19,8 @@ use std::mem::MaybeUninit;
 const FIRST_CAPACITY: usize = 64;
 /// A ring up to this capacity is never shrunk.
 const KEPT_CAPACITY: usize = 4096;
-/// After so many drains in a row that used less than a quarter of it, a larger ring shrinks. One quiet
-/// turn is not enough: a program that schedules in bursts would pay for growing again and again.
+/// A larger ring shrinks after that many drains in a row that used less than a quarter of it. One quiet iteration is
+/// not enough: a program that schedules in bursts would pay for growing again and again.
 const QUIET_DRAINS: u32 = 64;
 
 /// A growing ring of `Copy` elements.
@@ -57,7 +57,7 @@ impl<T: Copy> ReadyQueue<T> {
         self.tail.wrapping_sub(self.head)
     }
 
-    /// Whether none is queued.
+    /// Whether the queue is empty.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -119,10 +119,10 @@ impl<T: Copy> ReadyQueue<T> {
         self.resize((self.ring.len() * 2).max(FIRST_CAPACITY));
     }
 
-    /// Called when a large ring ran empty: gives memory back once a burst is over for good.
+    /// Called when a large ring becomes empty: gives memory back when a burst is over.
     #[cold]
     fn note_drained(&mut self) {
-        // What was pushed since the last drain bounds from above what was queued at any one time.
+        // The number of pushes since the last drain is an upper bound of how many elements were queued at any one time.
         let used = self.tail.wrapping_sub(self.drained_at);
         self.drained_at = self.tail;
         if used >= self.ring.len() / 4 {

@@ -2,7 +2,7 @@
 //! 5.1).
 //!
 //! `SSL_read` on less than a whole record ends in `SSLWantReadError`, and raising that costs more than decrypting a
-//! small record. So the engine reads exactly as often as whole records have come. Knows no Python.
+//! small record. So the engine reads exactly as often as whole records have come. It must not know Python.
 //!
 //! ```text
 //!   type  version   length        body
@@ -32,13 +32,13 @@ pub struct Framing {
     body_len: u16,
     /// Bytes of the body that have not come yet.
     missing_len: u16,
-    /// What came is no record: every byte goes to OpenSSL at once, which says what is wrong with it.
+    /// The bytes are not a TLS record: every byte goes to OpenSSL at once, which reports the error.
     is_broken: bool,
 }
 
 impl Framing {
-    /// Goes over `data`, the next bytes of the stream, and counts what they complete. `overhead_len` is what each
-    /// record certainly has beside its plaintext.
+    /// Reads `data`, the next bytes of the stream, and counts the records that they complete. `overhead_len` is the
+    /// least number of bytes that each record has beside its plaintext.
     #[inline]
     pub fn advance(&mut self, mut data: &[u8], overhead_len: usize) -> Counted {
         let mut counted = Counted::default();
@@ -50,7 +50,7 @@ impl Framing {
                 }
             }
             if self.is_broken {
-                // No less than what OpenSSL may make of it.
+                // An upper bound of the plaintext that OpenSSL may return for it.
                 counted.records += 1 + data.len() / HEADER_LEN;
                 counted.capacity += HEADER_LEN + data.len();
                 break;
@@ -83,7 +83,7 @@ impl Framing {
         &data[taken..]
     }
 
-    /// How many bytes of the record that is not whole have come. 0 where nothing is known.
+    /// How many bytes of the incomplete record have come; 0 if that is not known.
     #[must_use]
     pub fn partial_len(&self) -> usize {
         if self.is_broken {

@@ -1,10 +1,10 @@
 //! The timers: ordered by deadline, then by the order in which they were added.
 //!
-//! Purpose: the next deadline at once, adding and taking out in O(log n). Equal deadlines come out in
-//! insertion order, because every timer gets the next sequence number. Cancelled timers are left in the
-//! heap by the owner and removed lazily: one by one as they surface, all at once by
-//! [`TimerHeap::retain`], or, for the commonest case of a timer cancelled right after it was added, from
-//! the end of the array by [`TimerHeap::remove_last_if`].
+//! Purpose: finds the next deadline in O(1), adds and takes out timers in O(log n). Equal deadlines come out in
+//! insertion order, because every timer gets the next sequence number. The owner leaves cancelled timers in the heap.
+//! They are removed later: one by one as they come to the top, or all at once by [`TimerHeap::retain`]. In the most
+//! common case, a timer that is cancelled right after it was added, [`TimerHeap::remove_last_if`] removes it from the
+//! end of the array.
 //!
 //! ```text
 //!   array   0 | 1 2 | 3 4 5 6 | 7 ...            parent of i      (i - 1) / 2
@@ -12,16 +12,16 @@
 //!           the earliest                         nobody is earlier than its parent
 //! ```
 //!
-//! Beside the heap lies a sorted run, for what most programs do: timers that come with the same delay each, so that
-//! every deadline is at or after the one before. They are appended to the run and leave from its front in O(1);
-//! a timer that does not fit behind the run goes to the heap.
+//! Most programs set timers with the same delay, so that every deadline is at or after the one before. For these there
+//! is a sorted run beside the heap: they are appended to the run, and leave from its front in O(1). A timer that does
+//! not fit behind the run goes to the heap.
 //!
-//! Owner: the loop's thread. It must not know what an element stands for, nor what time it is; elements
-//! left behind when the heap is dropped are the owner's to release.
+//! Owner: the loop's thread. It must not know what an element stands for, nor what time it is; the owner must release
+//! the elements that are left when it drops the heap.
 
 use std::collections::VecDeque;
 
-/// Allocations for up to so many timers are kept.
+/// Memory for up to that many timers is kept.
 const KEPT_CAPACITY: usize = 1024;
 
 #[derive(Clone, Copy)]
@@ -71,7 +71,7 @@ impl<T: Copy> TimerHeap<T> {
         self.entries.len() + self.run.len()
     }
 
-    /// Whether it holds none.
+    /// Whether the heap is empty.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -150,8 +150,8 @@ impl<T: Copy> TimerHeap<T> {
         }
     }
 
-    /// Takes out the last element of the run or of the array if it is the one meant, in O(1). A timer that was just
-    /// added lies there unless it is earlier than many added before.
+    /// Takes out the last element of the run or of the array if `is_meant` accepts it, in O(1). A timer that was just
+    /// added lies there, unless it is earlier than many others.
     #[inline]
     pub fn remove_last_if(&mut self, is_meant: impl Fn(T) -> bool) -> Option<T> {
         if let Some(last) = self.run.back().copied()
@@ -228,8 +228,8 @@ impl<T: Copy> TimerHeap<T> {
             let right = left + 1;
             let mut earliest = left;
             if right < entries.len() {
-                // Added, not branched on: no processor predicts this answer. It makes a pop from 1,000 timers
-                // twice as fast, and with it four children per node gain nothing.
+                // The comparison is added, not branched on, because no processor can predict it. That makes a pop from
+                // 1,000 timers twice as fast. With it, four children per node gain nothing.
                 earliest += usize::from(entries[right].is_before(&entries[left]));
             } else if left >= entries.len() {
                 break;
@@ -252,8 +252,7 @@ impl<T: Copy> TimerHeap<T> {
         }
     }
 
-    /// Gives half the memory back when a quarter is used: a burst of timers that fired is paid for by its
-    /// own pops.
+    /// Gives half of the memory back when a quarter is used. The pops of a burst of timers pay for that.
     #[inline]
     fn shrink_if_sparse(&mut self) {
         let capacity = self.entries.capacity();
@@ -282,7 +281,7 @@ mod tests {
 
     use super::{KEPT_CAPACITY, TimerHeap};
 
-    /// Nobody is earlier than its parent.
+    /// No entry is earlier than its parent.
     fn is_heap<T: Copy>(heap: &TimerHeap<T>) -> bool {
         (1..heap.entries.len()).all(|index| !heap.entries[index].is_before(&heap.entries[(index - 1) / 2]))
     }

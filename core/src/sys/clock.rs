@@ -1,7 +1,7 @@
 //! The monotonic clock, in nanoseconds.
 //!
-//! Purpose: the one time base of timers and of `loop.time()`; it is the clock that CPython reads for
-//! `time.monotonic()`, so that deadlines computed in Python and here can be compared.
+//! Purpose: the only time base of timers and of `loop.time()`. CPython reads the same clock for `time.monotonic()`, so
+//! deadlines that are computed in Python and here can be compared.
 //!
 //! Owner: any thread. It must not know what the time is used for.
 
@@ -14,7 +14,7 @@ const MONOTONIC: libc::clockid_t = libc::CLOCK_UPTIME_RAW;
 #[cfg(not(target_vendor = "apple"))]
 const MONOTONIC: libc::clockid_t = libc::CLOCK_MONOTONIC;
 
-/// The same time base as far as the kernel has it at hand: some milliseconds old, and cheaper to read.
+/// The same time base as the kernel updated it last: some milliseconds old, and cheaper to read.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const COARSE: libc::clockid_t = libc::CLOCK_MONOTONIC_COARSE;
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
@@ -33,15 +33,15 @@ pub fn now_ns() -> u64 {
     read_ns(MONOTONIC)
 }
 
-/// The same with a resolution of the kernel's tick (1 to 10 ms) where that is cheaper. Only for durations that are
-/// long against it: it is behind `now_ns`.
+/// The same with the resolution of the kernel's tick (1 to 10 ms), where that is cheaper. It is behind `now_ns`, so use
+/// it only for much longer durations.
 #[inline]
 #[must_use]
 pub fn coarse_ns() -> u64 {
     read_ns(COARSE)
 }
 
-/// By how much two readings of `coarse_ns` may be apart from the time between them.
+/// The most by which the difference of two readings of `coarse_ns` may differ from the real duration.
 ///
 /// Source: `clock_getres(2)`.
 #[must_use]

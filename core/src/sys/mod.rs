@@ -1,4 +1,4 @@
-//! The operating system, as the rooms above want to see it: nonblocking, `io::Result`, no Python.
+//! The operating system, as the rooms above need it: nonblocking, with `io::Result`, without Python.
 //!
 //! Everything that differs between systems is decided below this module: the types above the line have
 //! the same names and the same meaning everywhere, and one `mod.rs` per topic picks the file that
@@ -9,19 +9,19 @@
 //! | module | contract | Linux, Android | macOS, BSD |
 //! |---|---|---|---|
 //! | [`child`] | an fd that tells the end of a child process | pidfd; a thread before 5.3 | kqueue with `EVFILT_PROC` |
-//! | [`clock`] | nanoseconds of the clock behind Python's `time.monotonic()` | `CLOCK_MONOTONIC` | `CLOCK_UPTIME_RAW` (Apple), `CLOCK_MONOTONIC` |
+//! | [`clock`] | the clock of `time.monotonic()` | `CLOCK_MONOTONIC` | `CLOCK_UPTIME_RAW` (Apple), the same |
 //! | [`faults`] | a line about a fault in a watched range, whose stack is used up | all | all |
-//! | [`file`] | a file's length, position and socket files; a part of it sent within the kernel | `sendfile` | `sendfile`; none (NetBSD, OpenBSD) |
+//! | [`file`] | length, position and sending of files | `sendfile` | `sendfile`; none (NetBSD, OpenBSD) |
 //! | [`heap`] | large buffers that are freed stay with the process | glibc's thresholds | nothing to do |
 //! | [`pages`] | small pages for a mapping | `MADV_NOHUGEPAGE` | nothing to do |
-//! | [`pipe`] | nonblocking reads and writes of pipes and terminals; which writing ends tell that nobody reads | all | all but named FIFOs (Apple) |
+//! | [`pipe`] | pipes and terminals; which writing ends report a lost reader | all | all but named FIFOs (Apple) |
 //! | [`poller`] | level-triggered readiness of many fds, one `u64` token each, waits in nanoseconds | epoll | kqueue |
 //! | [`signals`] | a pipe for the numbers of signals, written by handlers | `pipe2` | `pipe` (Apple), `pipe2` |
-//! | [`socket`] | nonblocking socket calls that never raise `SIGPIPE` | `MSG_NOSIGNAL`, `accept4` | `SO_NOSIGPIPE` (Apple), `MSG_NOSIGNAL` |
+//! | [`socket`] | socket calls without `SIGPIPE` | `MSG_NOSIGNAL`, `accept4` | `SO_NOSIGPIPE` (Apple), `MSG_NOSIGNAL` |
 //! | [`socket::datagram`] | several datagrams per call, one to an address | `recvmmsg` | `recvfrom` |
 //! | [`thread`] | a helper thread that gets no signals | all | all |
-//! | [`thread_locals`] | other libraries' thread-local pointers into a range | TLS segments and pthread keys | pthread keys |
-//! | [`unwinding`] | a thread that is ended inside a call of ours hangs | a personality routine (glibc) | the same (FreeBSD); nothing to do |
+//! | [`thread_locals`] | other libraries' thread-local pointers | TLS segments and pthread keys | pthread keys |
+//! | [`unwinding`] | ended threads hang inside a call | a personality routine (glibc) | the same (FreeBSD); nothing |
 //! | [`waker`] | wake a blocked poller from any thread or signal handler | eventfd | pipe |
 //!
 //! Owner: a [`poller::Poller`] and its events belong to the thread of their loop; [`waker::Waker::wake`]

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   pushers        coros with an item each, only while there are `max_len` items
-//!   items          [ oldest ... ]     promised: as many as there are coros which are woken for one and have not run yet
+//!   items          [ oldest ... ]     promised: one for each coro that was woken for an item and has not run yet
 //!   waiters        coros, only while there is no item that is not promised
 //! ```
 //!

@@ -1,6 +1,6 @@
 //! Child processes: an fd that becomes readable when a child has ended, and the fetching of its status.
 //!
-//! Purpose: to wait for children in the poller, without SIGCHLD and without touching anybody else's children.
+//! Purpose: to wait for children in the poller, without SIGCHLD and without affecting other code's children.
 //!
 //! Owner: the loop's thread. It must not know who started a child, or why.
 //!
@@ -74,7 +74,7 @@ impl ExitWatch {
         }
     }
 
-    /// Whether the descriptor is still what was opened: somebody may have closed the number, which then is nobody's or
+    /// Whether the descriptor is still the opened file: other code may have closed the number, which then is free or
     /// another file's.
     #[must_use]
     pub fn is_open(&self) -> bool {

@@ -4,9 +4,9 @@
 //! sandbox that does not know it (`EPERM`), the poller notices at its first timed wait and from then on
 //! rounds timeouts *up* to milliseconds for `epoll_wait`: a timer may fire late there, never early.
 //!
-//! The kernel lets a wait oversleep by a thousandth of its length (by a two-hundredth in a niced process),
-//! so that it can bundle wake-ups: a timer a second away would fire a millisecond late. A long wait is
-//! therefore made in steps, each of which leaves more than that of what remains.
+//! The kernel lets a wait take longer by a thousandth of its length (by a two-hundredth in a niced process), so that it
+//! can bundle wake-ups. A timer of one second would fire a millisecond late. So a long wait is made in steps, and each
+//! step ends earlier than the deadline by more than that.
 //!
 //! Owner: the loop's thread. It must not know what a token stands for.
 //!
@@ -65,7 +65,7 @@ impl Events {
         self.len
     }
 
-    /// Whether the last wait brought none.
+    /// Whether the last wait brought no event.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -276,8 +276,8 @@ impl Poller {
         let Err(error) = self.control(operation, fd, flags, token) else {
             return Ok(());
         };
-        // Somebody registered the fd before us, or closed it and opened another under its number: the
-        // caller says what is to be true now, whatever was.
+        // Other code has registered the fd before, or has closed it and opened another file under its number. The
+        // caller's request holds, whatever was registered before.
         match (operation, error.raw_os_error()) {
             (libc::EPOLL_CTL_ADD, Some(libc::EEXIST)) => self.control(libc::EPOLL_CTL_MOD, fd, flags, token),
             (libc::EPOLL_CTL_MOD, Some(libc::ENOENT)) => self.control(libc::EPOLL_CTL_ADD, fd, flags, token),
@@ -322,8 +322,8 @@ fn capacity_of(events: &Events) -> i32 {
     events.list.len() as i32
 }
 
-/// Whether this errno of `epoll_pwait2` says that there is no such call here. `EPERM` is what older
-/// seccomp profiles answer to a number they do not know; the call itself never gives it.
+/// Whether this errno of `epoll_pwait2` means that the call does not exist here. Older seccomp profiles answer `EPERM`
+/// to a number that they do not know; the call itself never fails with it.
 fn is_missing(errno: i32) -> bool {
     matches!(errno, libc::ENOSYS | libc::EPERM)
 }

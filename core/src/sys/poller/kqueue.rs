@@ -1,8 +1,8 @@
 //! The poller over kqueue: macOS and the BSDs.
 //!
-//! Purpose: the contract of [`super`]. kqueue watches the two directions of an fd as two filters, so an
-//! interest is *set* by adding the wanted filters and deleting the others in one call, and one fd can
-//! come back in two events of one wait. Nothing is remembered here about what is registered.
+//! Purpose: the contract of [`super`]. kqueue watches the two directions of an fd as two filters, so an interest is
+//! *set* by adding the wanted filters and deleting the others in one call, and one fd can come back in two events of
+//! one wait. This module does not remember what is registered.
 //!
 //! `EV_EOF` on the read filter says only that the peer will send no more, which a read finds out by
 //! itself; on the write filter, or with an error attached, the connection is gone and is reported as a
@@ -71,7 +71,7 @@ impl Events {
         self.len
     }
 
-    /// Whether the last wait brought none.
+    /// Whether the last wait brought no event.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.len == 0

@@ -1,7 +1,6 @@
-//! Calls on sockets that somebody else has opened and configured: nonblocking whatever their mode is.
+//! Calls on sockets that other code has opened and configured. They never block, whatever the socket's mode is.
 //!
-//! Purpose: what [`super::recv`] and [`super::send`] do, for descriptors of which nobody knows whether they
-//! are nonblocking; and datagrams with their senders.
+//! Purpose: [`super::recv`] and [`super::send`] for descriptors that may be blocking; and datagrams with their senders.
 //!
 //! Owner: any thread; the calls keep no state. It must not know who opened the socket.
 //!

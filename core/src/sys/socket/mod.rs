@@ -55,8 +55,8 @@ pub(super) fn retried_int(mut call: impl FnMut() -> c_int) -> io::Result<usize> 
     retried(|| call() as isize)
 }
 
-/// Reads up to `len` bytes to `buf` and returns how many came; 0 is the end of the stream (or `len` 0).
-/// What was there beyond stays unwritten.
+/// Reads up to `len` bytes to `buf` and returns how many came; 0 is the end of the stream (or `len` 0). The rest of the
+/// buffer is not changed.
 ///
 /// # Errors
 /// `WouldBlock` if nothing is there, or the socket's error (`ConnectionReset` ...).

@@ -19,7 +19,7 @@
 //! address lies, one for all code that is linked into this library. Another routine in that word guards every call that
 //! there is or will be, and costs the calls nothing.
 //!
-//! Owner: any thread. Knows nothing of who calls out.
+//! Owner: any thread. It must not know which code calls Python.
 //!
 //! Source: Itanium C++ ABI, "Exception Handling", 1.3.2 (forced unwinding) and 1.6.3 (personality routines); glibc's
 //! `nptl/unwind.c`; LLVM's `TargetLoweringObjectFileELF::emitPersonalityValue`.

@@ -1,4 +1,4 @@
 //! Where the end of a thread unwinds nothing.
 
-/// Nothing is to be done.
+/// Does nothing.
 pub fn hang_threads_that_end() {}

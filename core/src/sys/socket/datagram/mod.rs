@@ -44,10 +44,10 @@ pub struct Batch {
 }
 
 /// Receives what is there, up to `limit` datagrams (at most [`MAX_BATCH`], and as many as `buffer` has slots of
-/// `slot_len` bytes for), and hands each to `each` with the address of its sender, in the order of their arrival.
-/// What of a datagram goes beyond its slot is lost.
+/// `slot_len` bytes for), and hands each to `each` with the address of its sender, in the order of their arrival. The
+/// part of a datagram that is longer than its slot is lost.
 ///
-/// The datagrams lie in `buffer`, lent for the length of the call. An error that comes after the first datagram is in
+/// The datagrams lie in `buffer`, which is borrowed for the call. An error that comes after the first datagram is in
 /// the result, unless the system keeps it for the next call.
 ///
 /// # Errors
