@@ -1243,7 +1243,7 @@ def _coro_set_stack_slots(count: int, /) -> None:
     """Let later coros of this thread share ``count`` stacks (1 to 4096; 1 at the start)."""
 
 def _coro_evict_always(flag: bool, /) -> None:
-    """Whether this thread's stacks are moved away and poisoned after each switch: for tests."""
+    """Whether this thread's stacks are evicted and overwritten after each switch: for tests."""
 
 def _coro_fail_evictions(count: int, /) -> None:
     """Let that many evictions and new stacks fail as if there were no memory: for tests."""

@@ -1,4 +1,4 @@
-//! The cyclic garbage collector must not run on a stack that is moved.
+//! The cyclic garbage collector must not run on a stack that is evicted.
 //!
 //! While the collector runs, the heads of its lists of objects lie on the C stack, and objects point to them. So the
 //! stack must stay in its place during a collection. A coro that tries to wait in a finalizer or in a weak reference's

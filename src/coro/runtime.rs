@@ -402,5 +402,5 @@ impl Runtime {
 
 #[cold]
 fn no_memory() -> PyErr {
-    PyMemoryError::new_err("no memory to move a coro's stack to")
+    PyMemoryError::new_err("no memory for a coro's stack")
 }

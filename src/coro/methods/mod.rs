@@ -90,8 +90,8 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
                 Where no loop runs yet, the thread's next coro.run() or coro.event_loop() runs it.\n\n\
                 name: what repr() and messages call it, 'coro <id>' by default.\n\
                 context: the contextvars.Context that it runs in; by default a copy of the current one.\n\
-                stack: 'shared', a place that it shares with other coros: its stack is moved away while it waits. 'own': one\n\
-                    that never moves, for C code that lends out pointers to its stack.\n\n\
+                stack: 'shared', a place that it shares with other coros: its stack may be evicted while it waits. 'own': one\n\
+                    that is never evicted, for C code that lends out pointers to its stack.\n\n\
                 Raises TypeError for what cannot be called and for an async function, RuntimeError if another event loop\n\
                 than grapeshot's runs in this thread."
         ),
@@ -245,7 +245,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
         function!(
             functions::evict_always,
             "_coro_evict_always(flag, /)",
-            "Whether this thread's stacks are moved away after each switch."
+            "Whether this thread's stacks are evicted after each switch."
         ),
         function!(
             functions::fail_evictions,
