@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 use binding::native_type::extend_type;
-use event_loop::pyloop;
+use event_loop::{loop_methods, pyloop};
 
 /// The extension module `grapeshot._core`.
 #[pymodule(gil_used = false)]
@@ -41,7 +41,7 @@ fn bind_methods(kind: &Bound<'_, PyType>) -> PyResult<()> {
             "a subclass of grapeshot._core.Loop is required",
         ));
     }
-    let mut methods = pyloop::methods();
+    let mut methods = loop_methods::methods();
     methods.extend(transports::loop_methods());
     methods.extend(sock::loop_methods());
     methods.extend(dns::loop_methods());

@@ -16,6 +16,7 @@ use pyo3::sync::critical_section;
 use pyo3::types::{PyBool, PyNone, PyString, PyTuple, PyType};
 
 use super::deallocation::deallocate;
+use super::object_cell::ObjectCell;
 use super::signature::Signature;
 use super::{HAS_GIL, errors};
 
@@ -83,12 +84,6 @@ pub(crate) struct Args<'a, 'py> {
     positional: usize,
     kwnames: *mut ffi::PyObject,
     signature: &'static Signature,
-}
-
-/// Arguments in another order than the call has them: what `Args::fit` made for itself.
-pub(crate) struct Rearranged<'py> {
-    values: Vec<*mut ffi::PyObject>,
-    kwnames: Option<Bound<'py, PyTuple>>,
 }
 
 impl<'a, 'py> Args<'a, 'py> {
@@ -170,28 +165,21 @@ impl<'a, 'py> Args<'a, 'py> {
         self.signature.name()
     }
 
-    /// The arguments with all required parameters at the front, by position, as the signature has them; `place` keeps
-    /// what must be made for that. TypeError if one is missing, or if there are others where the signature has none.
+    /// True if all required parameters are given by position, with nothing else where the signature has nothing else.
     #[inline(always)]
-    pub(crate) fn fit<'b>(self, place: &'b mut Option<Box<Rearranged<'py>>>) -> PyResult<Args<'b, 'py>>
-    where
-        'a: 'b,
-    {
-        let fits = if self.signature.is_fixed() {
+    pub(crate) fn fit(&self) -> bool {
+        if self.signature.is_fixed() {
             self.positional == self.signature.required() && self.kwnames.is_null()
         } else {
             self.positional >= self.signature.required()
-        };
-        if fits { Ok(self) } else { self.rearrange(place) }
+        }
     }
 
-    /// The same where required parameters come by name.
+    /// Calls `body` with arguments that do not `fit`: required parameters that come by name are put in their places.
+    /// TypeError if one is missing, or if there are others where the signature has none.
     #[cold]
     #[inline(never)]
-    fn rearrange<'b>(self, place: &'b mut Option<Box<Rearranged<'py>>>) -> PyResult<Args<'b, 'py>>
-    where
-        'a: 'b,
-    {
+    pub(crate) fn rearrange<R>(self, body: impl FnOnce(Args<'_, 'py>) -> PyResult<R>) -> PyResult<R> {
         let required = self.signature.required();
         let names = self.signature.parameters();
         let mut values = self.positional().to_vec();
@@ -228,12 +216,11 @@ impl<'a, 'py> Args<'a, 'py> {
         } else {
             Some(PyTuple::new(self.py, others.iter().map(|(name, _)| name))?)
         };
-        let made = &**place.insert(Box::new(Rearranged { values, kwnames }));
-        Ok(Args {
+        body(Args {
             py: self.py,
-            values: &made.values,
+            values: &values,
             positional,
-            kwnames: made.kwnames.as_ref().map_or(ptr::null_mut(), Bound::as_ptr),
+            kwnames: kwnames.as_ref().map_or(ptr::null_mut(), Bound::as_ptr),
             signature: self.signature,
         })
     }
@@ -329,6 +316,20 @@ impl<'a, 'py> Args<'a, 'py> {
     }
 }
 
+/// Calls `body` with arguments that fit its signature.
+#[inline(always)]
+fn call_body<'py, T>(
+    this: This<'py, T>,
+    args: Args<'_, 'py>,
+    body: for<'a, 'p> fn(This<'p, T>, Args<'a, 'p>) -> PyResult<Bound<'p, PyAny>>,
+) -> PyResult<*mut ffi::PyObject> {
+    if args.fit() {
+        body(this, args).map(Bound::into_ptr)
+    } else {
+        args.rearrange(|args| body(this, args).map(Bound::into_ptr))
+    }
+}
+
 /// The body of a method wrapper: see `method!`.
 ///
 /// # Safety
@@ -349,8 +350,7 @@ pub(crate) unsafe fn call_method<T: NativeType>(
         errors::at_boundary(py, ptr::null_mut(), || {
             let this = This::new(py, slf);
             let args = Args::new(py, args, nargs, kwnames, signature);
-            let mut place = None;
-            T::with_access(this, || body(this, args.fit(&mut place)?).map(Bound::into_ptr))
+            T::with_access(this, || call_body(this, args, body))
         })
     }
 }
@@ -373,8 +373,7 @@ pub(crate) unsafe fn call_threadsafe_method<T: NativeType>(
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
             let args = Args::new(py, args, nargs, kwnames, signature);
-            let mut place = None;
-            body(This::new(py, slf), args.fit(&mut place)?).map(Bound::into_ptr)
+            call_body(This::new(py, slf), args, body)
         })
     }
 }
@@ -553,7 +552,7 @@ pub(crate) trait NativeType: Sized {
     const DOC: &'static CStr;
     const FLAGS: u64;
     /// False for a type whose objects refer to nothing: the collector does not know them, and nobody finds them with its
-    /// help. `traverse` and `clear` are not called then; `DEALLOC` frees with `PyObject_Free`.
+    /// help. `cells`, `traverse_rest` and `clear` are not asked then; `DEALLOC` frees with `PyObject_Free`.
     const IS_COLLECTED: bool = true;
     /// Frees an unreferenced object: it is called by `tp_dealloc`, or a little later.
     const DEALLOC: ffi::destructor;
@@ -562,13 +561,44 @@ pub(crate) trait NativeType: Sized {
     fn is_empty(&self) -> bool {
         false
     }
-    /// Reports every reference the object holds (the type's own is reported for it).
+    /// The cells with the object's references, except for what `traverse_rest` reports.
+    fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
+        []
+    }
+    /// Reports the references that are in no cell (that to the type is reported for it).
     ///
     /// # Safety
     /// Called by the collector only; nothing may run Python code in it.
-    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int;
-    /// Drops the references that can be part of a cycle.
-    fn clear(this: This<'_, Self>);
+    unsafe fn traverse_rest(&self, _visit: ffi::visitproc, _arg: *mut c_void) -> c_int {
+        0
+    }
+    /// Reports every reference, for `tp_traverse`.
+    ///
+    /// # Safety
+    /// As for `traverse_rest`.
+    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        // SAFETY: passed on.
+        unsafe {
+            for cell in self.cells() {
+                let result = cell.traverse(visit, arg);
+                if result != 0 {
+                    return result;
+                }
+            }
+            self.traverse_rest(visit, arg)
+        }
+    }
+    /// Drops the references that can be part of a cycle: all cells, unless the type says otherwise.
+    fn clear(this: This<'_, Self>) {
+        Self::empty_cells(this);
+    }
+    /// Drops what the cells hold: for `clear` and `DEALLOC`.
+    #[inline]
+    fn empty_cells(this: This<'_, Self>) {
+        for cell in this.cells() {
+            drop(cell.take(this.py()));
+        }
+    }
 
     /// Runs `body`, which touches the object's cells, with no other thread in them. With a GIL that is given.
     /// Free-threaded builds let in only the thread that runs the object's loop (`LoopObject::with_loop_access`), or, for

@@ -94,23 +94,6 @@ pub(super) type Coro<'py> = This<'py, CoroObject>;
 pub(super) type Outcome<'py> = PyResult<Bound<'py, PyAny>>;
 
 impl CoroObject {
-    fn cells(&self) -> [&ObjectCell; 12] {
-        [
-            &self.event_loop,
-            &self.function,
-            &self.args,
-            &self.kwargs,
-            &self.context,
-            &self.name,
-            &self.result,
-            &self.exception,
-            &self.wake_value,
-            &self.wake_exception,
-            &self.callbacks,
-            &self.awaited,
-        ]
-    }
-
     #[inline]
     pub(super) fn is_done(&self) -> bool {
         self.status.get() == Status::Done
@@ -158,26 +141,26 @@ impl NativeType for CoroObject {
     const FLAGS: u64 = ffi::Py_TPFLAGS_BASETYPE | ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
     const DEALLOC: ffi::destructor = dealloc;
 
-    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        for cell in self.cells() {
-            // SAFETY: visit and arg are the collector's.
-            let result = unsafe { cell.traverse(visit, arg) };
-            if result != 0 {
-                return result;
-            }
-        }
-        0
+    // A coro that has begun is kept by the runtime, so only one that never ran or has ended is cleared.
+    fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
+        [
+            &self.event_loop,
+            &self.function,
+            &self.args,
+            &self.kwargs,
+            &self.context,
+            &self.name,
+            &self.result,
+            &self.exception,
+            &self.wake_value,
+            &self.wake_exception,
+            &self.callbacks,
+            &self.awaited,
+        ]
     }
 
     fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
         with_critical_section(this, body)
-    }
-
-    fn clear(this: This<'_, Self>) {
-        // The runtime keeps a coro that has begun. So this coro has never run, or has ended.
-        for cell in this.cells() {
-            drop(cell.take(this.py()));
-        }
     }
 }
 

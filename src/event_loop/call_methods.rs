@@ -142,6 +142,7 @@ impl LoopObject {
     }
 }
 
+#[inline(always)]
 fn call_soon<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     let reactor = this.reactor();
     reactor.check_closed()?;
@@ -211,6 +212,7 @@ fn schedule_timer<'py>(
     Ok(handle.into_bound(py))
 }
 
+#[inline(always)]
 fn call_later<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     let delay_s = seconds(this.py(), args.positional()[0], "delay must not be None")?;
     this.reactor().check_closed()?;

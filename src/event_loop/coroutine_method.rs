@@ -5,7 +5,7 @@
 //! signature and docstring whose body never runs, and whose call is the native method. On an instance it is an ordinary
 //! bound method; a call by name makes none (`Py_TPFLAGS_METHOD_DESCRIPTOR`), as with CPython's own method descriptors.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_void};
 use std::mem::offset_of;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -146,17 +146,12 @@ impl NativeType for CoroutineMethodObject {
 
     const DEALLOC: ffi::destructor = dealloc;
 
-    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        // SAFETY: visit and arg are the collector's.
-        unsafe { self.stub.traverse(visit, arg) }
+    fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
+        [&self.stub]
     }
 
     fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
         with_critical_section(this, body)
-    }
-
-    fn clear(this: This<'_, Self>) {
-        drop(this.stub.take(this.py()));
     }
 }
 

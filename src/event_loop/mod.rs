@@ -7,6 +7,7 @@ mod call_methods;
 mod coroutine_method;
 pub(crate) mod handle;
 pub(crate) mod loop_clock;
+pub(crate) mod loop_methods;
 pub(crate) mod pyloop;
 pub(crate) mod reactor;
 mod slow;
@@ -19,6 +20,6 @@ use pyo3::prelude::*;
 /// Adds the loop and handle types to the module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     handle::register(module)?;
-    pyloop::register(module)?;
+    loop_methods::register(module)?;
     coroutine_method::register(module)
 }

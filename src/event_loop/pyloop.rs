@@ -1,8 +1,7 @@
-//! `grapeshot._core.Loop`: the native base of `grapeshot.Loop`, its state and life cycle.
+//! `grapeshot._core.Loop`, the native base of `grapeshot.Loop`: its state, its beginning and its end.
 //!
-//! What runs per callback lives in the native methods here and in `call_methods`, `watching` and `tasks`; what runs
-//! per loop or per connection is Python, in the package. The object belongs to the thread that runs it; other
-//! threads may only call `call_soon_threadsafe` and read-only methods.
+//! `loop_methods` has the table of its methods. The object belongs to the thread that runs it; other threads may only
+//! call `call_soon_threadsafe` and read-only methods.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -14,15 +13,11 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::critical_section::with_critical_section;
-use pyo3::types::{PyFloat, PyTuple, PyType};
+use pyo3::types::PyType;
 
-use super::loop_clock::{self, LoopClock};
+use super::loop_clock::LoopClock;
 use super::reactor::{Reactor, current_thread};
-use super::{call_methods, tasks, watching};
-use crate::binding::native_type::{
-    Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, slot, threadsafe_getter,
-    threadsafe_method,
-};
+use crate::binding::native_type::{NativeType, This};
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::{HAS_GIL, errors};
 
@@ -30,7 +25,7 @@ use crate::binding::{HAS_GIL, errors};
 #[repr(C)]
 pub(crate) struct LoopObject {
     base: ffi::PyObject,
-    reactor: ManuallyDrop<Reactor>,
+    pub(super) reactor: ManuallyDrop<Reactor>,
     pub(super) task_factory: ObjectCell,
     /// Keyword names that `create_task` saw last, and the same with "loop" before them.
     pub(super) task_kwnames: (ObjectCell, ObjectCell),
@@ -138,23 +133,20 @@ impl NativeType for LoopObject {
     const FLAGS: u64 = ffi::Py_TPFLAGS_BASETYPE;
     const DEALLOC: ffi::destructor = dealloc;
 
-    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        for cell in [
+    fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
+        [
             &self.task_factory,
             &self.task_kwnames.0,
             &self.task_kwnames.1,
             &self.future_kwargs,
-        ] {
-            // SAFETY: visit and arg are the collector's.
-            let result = unsafe { cell.traverse(visit, arg) };
-            if result != 0 {
-                return result;
-            }
-        }
+        ]
+    }
+
+    unsafe fn traverse_rest(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         if !self.is_reactor_live.get() {
             return 0;
         }
-        // SAFETY: as above; the reactor was written by tp_new.
+        // SAFETY: visit and arg are the collector's; the reactor was written by tp_new.
         unsafe { self.reactor.traverse(visit, arg) }
     }
 
@@ -163,16 +155,15 @@ impl NativeType for LoopObject {
     }
 
     fn clear(this: This<'_, Self>) {
-        let py = this.py();
-        drop(this.task_factory.take(py));
-        drop(this.future_kwargs.take(py));
+        Self::empty_cells(this);
         if this.is_reactor_live.get() {
-            this.reactor.drop_work(py);
+            this.reactor.drop_work(this.py());
         }
     }
 }
 
-unsafe extern "C" fn new_loop(
+/// `tp_new`.
+pub(super) unsafe extern "C" fn new_loop(
     kind: *mut ffi::PyTypeObject,
     _args: *mut ffi::PyObject,
     _kwargs: *mut ffi::PyObject,
@@ -207,14 +198,7 @@ unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
             (*body).reactor.close(py);
             ManuallyDrop::drop(&mut (*body).reactor);
         }
-        for cell in [
-            &(*body).task_factory,
-            &(*body).task_kwnames.0,
-            &(*body).task_kwnames.1,
-            &(*body).future_kwargs,
-        ] {
-            drop(cell.take(py));
-        }
+        LoopObject::empty_cells(This::new(py, slf));
         let kind = ffi::Py_TYPE(slf);
         if let Some(free) = (*kind).tp_free {
             free(slf.cast());
@@ -223,265 +207,13 @@ unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
     }
 }
 
-type Object<'py> = PyResult<Bound<'py, PyAny>>;
-
-fn is_running<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
-    Ok(bool_object(this.py(), this.reactor.owner() != 0))
-}
-
-fn is_closed<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
-    Ok(bool_object(this.py(), this.reactor.is_closed()))
-}
-
-fn stop<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
-    this.reactor.stop();
-    Ok(none(this.py()))
-}
-
-fn get_debug<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
-    Ok(bool_object(this.py(), this.reactor.is_debug()))
-}
-
-fn set_debug<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    let [enabled] = args.bind()?;
-    this.reactor
-        .set_debug(enabled.is_some_and(|value| value.is_truthy().unwrap_or(false)));
-    Ok(none(this.py()))
-}
-
-fn check_closed<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
-    this.reactor.check_closed()?;
-    Ok(none(this.py()))
-}
-
-fn check_running<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
-    let py = this.py();
-    if this.reactor.owner() != 0 {
-        return Err(PyRuntimeError::new_err("This event loop is already running"));
-    }
-    let running = py.import("asyncio.events")?.call_method0("_get_running_loop")?;
-    if !running.is_none() {
-        return Err(PyRuntimeError::new_err(
-            "Cannot run the event loop while another loop is running",
-        ));
-    }
-    Ok(none(py))
-}
-
-fn run<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
-    this.reactor.check_closed()?;
-    let claim = || {
-        if !HAS_GIL && this.reactor.is_visited_by_others() {
-            return Err(PyRuntimeError::new_err(
-                "Cannot run the event loop while another thread is in one of its methods",
-            ));
-        }
-        Ok(this.reactor.claim())
-    };
-    if !LoopObject::with_loop_access(&this, this.py(), claim)? {
-        return Err(PyRuntimeError::new_err("This event loop is already running"));
-    }
-    // pyo3 drops an owned error at once only where it has counted the attachment itself; elsewhere it waits for the
-    // next time, which for the errors of a whole run would be too late.
-    Python::attach(|py| this.reactor.run(py, &this))?;
-    Ok(none(this.py()))
-}
-
-fn close<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
-    if this.reactor.owner() != 0 {
-        return Err(PyRuntimeError::new_err("Cannot close a running event loop"));
-    }
-    this.reactor.close(this.py());
-    Ok(none(this.py()))
-}
-
-fn signal_fd<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
-    this.reactor.check_closed()?;
-    let fd = this
-        .reactor
-        .signal_fd()
-        .map_err(|error| errors::os_error(&error))?;
-    Ok(fd.into_pyobject(this.py())?.into_any())
-}
-
-/// asyncio's names of what monitoring and test tools look at. Tuples: the queues themselves are native, and whoever
-/// changes asyncio's is told.
-fn ready_handles(this: This<'_, LoopObject>) -> Object<'_> {
-    let py = this.py();
-    Ok(PyTuple::new(py, this.reactor.ready_handles(py))?.into_any())
-}
-
-fn timer_handles(this: This<'_, LoopObject>) -> Object<'_> {
-    let py = this.py();
-    Ok(PyTuple::new(py, this.reactor.timer_handles(py))?.into_any())
-}
-
-fn is_stopping(this: This<'_, LoopObject>) -> Object<'_> {
-    Ok(bool_object(this.py(), this.reactor.is_stopping()))
-}
-
-fn thread_id(this: This<'_, LoopObject>) -> Object<'_> {
-    match this.reactor.owner() {
-        0 => Ok(none(this.py())),
-        owner => Ok(owner.into_pyobject(this.py())?.into_any()),
-    }
-}
-
-fn slow_callback_duration(this: This<'_, LoopObject>) -> Object<'_> {
-    Ok(PyFloat::new(this.py(), this.reactor.slow_callback_s()).into_any())
-}
-
-unsafe extern "C" fn set_slow_callback_duration(
-    slf: *mut ffi::PyObject,
-    value: *mut ffi::PyObject,
-    _: *mut c_void,
-) -> c_int {
-    // SAFETY: CPython calls setters attached with an object of the type; value is null on deletion.
-    unsafe {
-        let py = Python::assume_attached();
-        errors::at_boundary(py, -1, || {
-            let Some(value) = Bound::from_borrowed_ptr_or_opt(py, value) else {
-                return Err(pyo3::exceptions::PyAttributeError::new_err(
-                    "cannot delete slow_callback_duration",
-                ));
-            };
-            This::<LoopObject>::new(py, slf)
-                .reactor
-                .set_slow_callback_s(value.extract()?);
-            Ok(0)
-        })
-    }
-}
-
-/// The native methods of the loop that this room has.
-pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
-    let mut methods = vec![
-        threadsafe_method!(
-            LoopObject,
-            is_running,
-            "is_running()",
-            "True while a thread runs the loop."
-        ),
-        threadsafe_method!(
-            LoopObject,
-            is_closed,
-            "is_closed()",
-            "True once the loop was closed."
-        ),
-        threadsafe_method!(
-            LoopObject,
-            stop,
-            "stop()",
-            "Let the current iteration end and leave run_forever()."
-        ),
-        threadsafe_method!(LoopObject, get_debug, "get_debug()", "True in debug mode."),
-        threadsafe_method!(
-            LoopObject,
-            set_debug,
-            "set_debug(enabled)",
-            "Turn debug mode on or off."
-        ),
-        threadsafe_method!(
-            LoopObject,
-            check_closed,
-            "_check_closed()",
-            "RuntimeError if the loop is closed."
-        ),
-        threadsafe_method!(
-            LoopObject,
-            check_running,
-            "_check_running()",
-            "RuntimeError if this or another loop runs here."
-        ),
-        threadsafe_method!(LoopObject, run, "_run()", "Run iterations until stop()."),
-        threadsafe_method!(
-            LoopObject,
-            loop_clock::attributes_changed,
-            "_attributes_changed()",
-            "Called when time or call_at was set on the loop, or deleted."
-        ),
-        method!(
-            LoopObject,
-            signal_fd,
-            "_signal_fd()",
-            "Where the interpreter writes the numbers of signals."
-        ),
-        method!(
-            LoopObject,
-            close,
-            "_close()",
-            "Drop all work and close the poller."
-        ),
-    ];
-    methods.extend(call_methods::methods());
-    methods.extend(watching::methods());
-    methods.extend(tasks::methods());
-    methods
+/// Takes the type object, once.
+pub(super) fn set_type(kind: Bound<'_, PyType>) {
+    LOOP_TYPE.store(kind.into_ptr().cast(), Ordering::Release);
 }
 
 /// True for the native loop type and its subclasses.
 pub(crate) fn is_loop_type(kind: &Bound<'_, PyType>) -> bool {
     // SAFETY: attached; both are live types, LOOP_TYPE is set when the module is made.
     unsafe { ffi::PyType_IsSubtype(kind.as_ptr().cast(), LOOP_TYPE.load(Ordering::Relaxed)) != 0 }
-}
-
-pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let methods = methods();
-    loop_clock::remember(&methods);
-    let getters = vec![
-        getter!(
-            LoopObject,
-            c"_ready",
-            ready_handles,
-            c"The handles that are to run, as a tuple; what the loop does without a handle is not among them."
-        ),
-        getter!(
-            LoopObject,
-            c"_scheduled",
-            timer_handles,
-            c"The timers that wait, the earliest first, as a tuple; cancelled ones may be among them."
-        ),
-        getter!(
-            LoopObject,
-            c"_stopping",
-            is_stopping,
-            c"True after stop() until the run has ended."
-        ),
-        threadsafe_getter!(
-            LoopObject,
-            c"_thread_id",
-            thread_id,
-            c"The running thread's identifier, or None."
-        ),
-        ffi::PyGetSetDef {
-            set: Some(set_slow_callback_duration),
-            ..threadsafe_getter!(
-                LoopObject,
-                c"slow_callback_duration",
-                slow_callback_duration,
-                c"Seconds after which debug mode logs a callback as slow."
-            )
-        },
-    ];
-    // SAFETY: the functions are those of this layout, the tables are leaked.
-    let kind: Bound<'_, PyType> = unsafe {
-        new_type::<LoopObject>(
-            module,
-            None,
-            &[
-                slot(ffi::Py_tp_new, new_loop as *mut c_void),
-                slot(
-                    ffi::Py_tp_methods,
-                    leak_table(methods, ffi::PyMethodDef::zeroed()),
-                ),
-                slot(
-                    ffi::Py_tp_getset,
-                    leak_table(getters, ffi::PyGetSetDef::default()),
-                ),
-            ],
-        )?
-    };
-    module.add("Loop", &kind)?;
-    LOOP_TYPE.store(kind.into_ptr().cast(), Ordering::Release);
-    Ok(())
 }

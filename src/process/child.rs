@@ -4,7 +4,7 @@
 //! in the same step, so that no signal goes to a process number that is free again.
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_void};
 use std::io;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -153,25 +153,12 @@ impl NativeType for ChildObject {
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
     const DEALLOC: ffi::destructor = dealloc;
 
-    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        for cell in [&self.event_loop, &self.callback, &self.context] {
-            // SAFETY: visit and arg are the collector's.
-            let result = unsafe { cell.traverse(visit, arg) };
-            if result != 0 {
-                return result;
-            }
-        }
-        0
+    fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
+        [&self.event_loop, &self.callback, &self.context]
     }
 
     fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
         LoopObject::with_access_of(this.py(), &this.event_loop, body)
-    }
-
-    fn clear(this: This<'_, Self>) {
-        for cell in [&this.event_loop, &this.callback, &this.context] {
-            drop(cell.take(this.py()));
-        }
     }
 }
 

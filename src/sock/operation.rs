@@ -426,22 +426,19 @@ impl NativeType for OperationObject {
         self.state.get() == State::Closed && !self.waiter.is_set()
     }
 
-    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        for cell in [
+    fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
+        [
             &self.event_loop,
             &self.socket,
             &self.first,
             &self.second,
             &self.waiter,
             &self.origin,
-        ] {
-            // SAFETY: visit and arg are the collector's.
-            let result = unsafe { cell.traverse(visit, arg) };
-            if result != 0 {
-                return result;
-            }
-        }
-        // SAFETY: as above; the view holds a reference of its own to its exporter.
+        ]
+    }
+
+    unsafe fn traverse_rest(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        // SAFETY: visit and arg are the collector's; the view holds a reference of its own to its exporter.
         unsafe { attempts::traverse_view(self, visit, arg) }
     }
 

@@ -307,21 +307,14 @@ impl NativeType for WaiterObject {
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
     const DEALLOC: ffi::destructor = dealloc;
 
-    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        for cell in [
+    fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
+        [
             &self.event_loop,
             &self.callback,
             &self.context,
             &self.more,
             &self.message,
-        ] {
-            // SAFETY: visit and arg are the collector's.
-            let result = unsafe { cell.traverse(visit, arg) };
-            if result != 0 {
-                return result;
-            }
-        }
-        0
+        ]
     }
 
     fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {

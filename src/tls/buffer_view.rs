@@ -43,12 +43,6 @@ impl NativeType for BufferView {
     const IS_COLLECTED: bool = false;
     const DEALLOC: ffi::destructor = dealloc;
 
-    unsafe fn traverse(&self, _: ffi::visitproc, _: *mut c_void) -> c_int {
-        0
-    }
-
-    fn clear(_: This<'_, Self>) {}
-
     /// Only the call that has taken the object out of `SPARE` uses it.
     fn with_access<R>(_: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
         body()

@@ -192,22 +192,19 @@ impl NativeType for ListenerObject {
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
     const DEALLOC: ffi::destructor = dealloc;
 
-    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        for cell in [
+    fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
+        [
             &self.event_loop,
             &self.socket,
             &self.factory,
             &self.server,
             &self.context,
-            self.registration.owner().cell(),
-        ] {
-            // SAFETY: visit and arg are the collector's.
-            let result = unsafe { cell.traverse(visit, arg) };
-            if result != 0 {
-                return result;
-            }
-        }
-        0
+        ]
+    }
+
+    unsafe fn traverse_rest(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        // SAFETY: visit and arg are the collector's.
+        unsafe { self.registration.owner().cell().traverse(visit, arg) }
     }
 
     fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
@@ -215,15 +212,7 @@ impl NativeType for ListenerObject {
     }
 
     fn clear(this: This<'_, Self>) {
-        for cell in [
-            &this.event_loop,
-            &this.socket,
-            &this.factory,
-            &this.server,
-            &this.context,
-        ] {
-            drop(cell.take(this.py()));
-        }
+        Self::empty_cells(this);
         this.registration.owner().release(this.py());
     }
 }

@@ -93,15 +93,12 @@ impl<B: Body> NativeType for TransportObject<B> {
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
     const DEALLOC: ffi::destructor = dealloc::<B>;
 
-    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        for cell in [&self.extra, &self.event_loop] {
-            // SAFETY: visit and arg are the collector's, here and below.
-            let result = unsafe { cell.traverse(visit, arg) };
-            if result != 0 {
-                return result;
-            }
-        }
-        // SAFETY: as above.
+    fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
+        [&self.extra, &self.event_loop]
+    }
+
+    unsafe fn traverse_rest(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        // SAFETY: visit and arg are the collector's, here and below.
         let result = unsafe { self.dict.traverse(visit, arg) };
         if result != 0 || !self.is_body_live.get() {
             return result;

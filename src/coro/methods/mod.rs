@@ -35,8 +35,11 @@ macro_rules! function {
                 let py = Python::assume_attached();
                 errors::at_boundary(py, ptr::null_mut(), || {
                     let args = Args::from_fastcall(py, args, nargs, kwnames, &SIGNATURE);
-                    let mut place = None;
-                    $body(py, args.fit(&mut place)?).map(Bound::into_ptr)
+                    if args.fit() {
+                        $body(py, args).map(Bound::into_ptr)
+                    } else {
+                        args.rearrange(|args| $body(py, args).map(Bound::into_ptr))
+                    }
                 })
             }
         }
@@ -61,8 +64,11 @@ macro_rules! waiting_function {
                 suspension::wait_at_boundary(
                     |py| {
                         let args = Args::from_fastcall(py, args, nargs, kwnames, &SIGNATURE);
-                        let mut place = None;
-                        $begin(py, args.fit(&mut place)?)
+                        if args.fit() {
+                            $begin(py, args)
+                        } else {
+                            args.rearrange(|args| $begin(py, args))
+                        }
                     },
                     $finish,
                 )

@@ -4,7 +4,7 @@
 //! the traceback of a coro's exception does not lead back to the coro.
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -198,17 +198,12 @@ impl NativeType for AwaitObject {
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
     const DEALLOC: ffi::destructor = dealloc;
 
-    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        // SAFETY: visit and arg are the collector's.
-        unsafe { self.coro.traverse(visit, arg) }
+    fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
+        [&self.coro]
     }
 
     fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
         with_critical_section(this, body)
-    }
-
-    fn clear(this: This<'_, Self>) {
-        drop(this.coro.take(this.py()));
     }
 }
 

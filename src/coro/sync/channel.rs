@@ -55,7 +55,7 @@ impl NativeType for ChannelObject {
     const FLAGS: u64 = FLAGS;
     const DEALLOC: ffi::destructor = dealloc::<Self>;
 
-    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+    unsafe fn traverse_rest(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         // SAFETY: visit and arg are the collector's. The runtime keeps waiting coros, and they keep their values.
         unsafe { self.on_the_way.traverse(visit, arg) }
     }

@@ -1,6 +1,6 @@
 //! `condition_variable`: coros wait until they are woken. The primitives written in Python are built on it.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_void};
 
 use pyo3::exceptions::{PyBaseException, PyTypeError};
 use pyo3::ffi;
@@ -35,13 +35,6 @@ impl NativeType for ConditionObject {
         c"condition_variable()\n--\n\nCoros wait until they are woken; nothing is remembered for those that come later.";
     const FLAGS: u64 = FLAGS;
     const DEALLOC: ffi::destructor = dealloc::<Self>;
-
-    unsafe fn traverse(&self, _: ffi::visitproc, _: *mut c_void) -> c_int {
-        // The runtime keeps waiting coros.
-        0
-    }
-
-    fn clear(_: This<'_, Self>) {}
 
     fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
         with_critical_section(this, body)

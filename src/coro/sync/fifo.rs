@@ -54,7 +54,7 @@ impl NativeType for FifoObject {
     const FLAGS: u64 = FLAGS;
     const DEALLOC: ffi::destructor = dealloc::<Self>;
 
-    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+    unsafe fn traverse_rest(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         // SAFETY: visit and arg are the collector's. The runtime keeps waiting coros.
         unsafe { self.items.traverse(visit, arg) }
     }

@@ -1,7 +1,7 @@
 //! `lock` and `mutex`: one coro at a time holds it; the holder of a mutex may take it again.
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::CStr;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -44,13 +44,8 @@ impl<const R: bool> NativeType for LockObject<R> {
     const FLAGS: u64 = FLAGS;
     const DEALLOC: ffi::destructor = dealloc::<Self>;
 
-    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        // SAFETY: visit and arg are the collector's.
-        unsafe { self.holder.traverse(visit, arg) }
-    }
-
-    fn clear(this: This<'_, Self>) {
-        drop(this.holder.take(this.py()));
+    fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
+        [&self.holder]
     }
 
     fn with_access<T>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<T>) -> PyResult<T> {

@@ -39,13 +39,6 @@ impl NativeType for SemaphoreObject {
     const FLAGS: u64 = FLAGS;
     const DEALLOC: ffi::destructor = dealloc::<Self>;
 
-    unsafe fn traverse(&self, _: ffi::visitproc, _: *mut c_void) -> c_int {
-        // The runtime keeps waiting coros.
-        0
-    }
-
-    fn clear(_: This<'_, Self>) {}
-
     fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
         with_critical_section(this, body)
     }

@@ -17,12 +17,14 @@ use crate::binding::native_type::{
     Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, slot, weaklist_member,
     with_critical_section,
 };
+use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
 
 fn reference(this: This<'_, HandleObject>) -> HandleRef {
     HandleRef(this.as_ptr().cast())
 }
 
+#[inline(always)]
 fn cancel<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
     let py = this.py();
     let handle = reference(this);
@@ -336,9 +338,13 @@ impl NativeType for TimerLayout {
         self.0.is_empty()
     }
 
-    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+    fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
+        self.0.cells()
+    }
+
+    unsafe fn traverse_rest(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         // SAFETY: passed on unchanged.
-        unsafe { self.0.traverse(visit, arg) }
+        unsafe { self.0.traverse_rest(visit, arg) }
     }
 
     fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {

@@ -447,22 +447,20 @@ impl NativeType for HandleObject {
         !self.callback.is_set() && !self.source_traceback.is_set() && !self.event_loop.is_set()
     }
 
-    unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        let cells = [
+    fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
+        [
             &self.event_loop,
             &self.callback,
             &self.more_args,
             &self.source_traceback,
-        ];
-        for cell in cells.into_iter().chain(&self.args) {
-            // SAFETY: visit and arg are the collector's.
-            let result = unsafe { cell.traverse(visit, arg) };
-            if result != 0 {
-                return result;
-            }
-        }
+        ]
+        .into_iter()
+        .chain(&self.args)
+    }
+
+    unsafe fn traverse_rest(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         if !self.has(flag::HIDES_CONTEXT) {
-            // SAFETY: as above.
+            // SAFETY: visit and arg are the collector's.
             return unsafe { self.context.traverse(visit, arg) };
         }
         // A hidden context has no other holder: its referents are visited as ours.

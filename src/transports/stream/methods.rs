@@ -20,7 +20,7 @@ use crate::transports::object;
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
-#[inline]
+#[inline(always)]
 fn write<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     writing::write(this, args.positional()[0])?;
     Ok(none(this.py()))

@@ -1,0 +1,276 @@
+//! The methods and attributes of `grapeshot._core.Loop`.
+//!
+//! Those that run per callback, per descriptor and per task are in `call_methods`, `watching` and `tasks`, and rooms above
+//! add their own; here are the rest and the whole table. What runs per loop or per connection is Python, in the package.
+
+use std::ffi::{c_int, c_void};
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyFloat, PyTuple, PyType};
+
+use super::pyloop::{self, LoopObject};
+use super::{call_methods, loop_clock, tasks, watching};
+use crate::binding::native_type::{
+    Args, This, bool_object, getter, leak_table, method, new_type, none, slot, threadsafe_getter,
+    threadsafe_method,
+};
+use crate::binding::{HAS_GIL, errors};
+
+type Object<'py> = PyResult<Bound<'py, PyAny>>;
+
+fn is_running<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+    Ok(bool_object(this.py(), this.reactor.owner() != 0))
+}
+
+fn is_closed<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+    Ok(bool_object(this.py(), this.reactor.is_closed()))
+}
+
+fn stop<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+    this.reactor.stop();
+    Ok(none(this.py()))
+}
+
+fn get_debug<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+    Ok(bool_object(this.py(), this.reactor.is_debug()))
+}
+
+fn set_debug<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    let [enabled] = args.bind()?;
+    this.reactor
+        .set_debug(enabled.is_some_and(|value| value.is_truthy().unwrap_or(false)));
+    Ok(none(this.py()))
+}
+
+fn check_closed<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+    this.reactor.check_closed()?;
+    Ok(none(this.py()))
+}
+
+fn check_running<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+    let py = this.py();
+    if this.reactor.owner() != 0 {
+        return Err(PyRuntimeError::new_err("This event loop is already running"));
+    }
+    let running = py.import("asyncio.events")?.call_method0("_get_running_loop")?;
+    if !running.is_none() {
+        return Err(PyRuntimeError::new_err(
+            "Cannot run the event loop while another loop is running",
+        ));
+    }
+    Ok(none(py))
+}
+
+fn run<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+    this.reactor.check_closed()?;
+    let claim = || {
+        if !HAS_GIL && this.reactor.is_visited_by_others() {
+            return Err(PyRuntimeError::new_err(
+                "Cannot run the event loop while another thread is in one of its methods",
+            ));
+        }
+        Ok(this.reactor.claim())
+    };
+    if !LoopObject::with_loop_access(&this, this.py(), claim)? {
+        return Err(PyRuntimeError::new_err("This event loop is already running"));
+    }
+    // pyo3 drops an owned error at once only where it has counted the attachment itself; elsewhere it waits for the
+    // next time, which for the errors of a whole run would be too late.
+    Python::attach(|py| this.reactor.run(py, &this))?;
+    Ok(none(this.py()))
+}
+
+fn close<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+    if this.reactor.owner() != 0 {
+        return Err(PyRuntimeError::new_err("Cannot close a running event loop"));
+    }
+    this.reactor.close(this.py());
+    Ok(none(this.py()))
+}
+
+fn signal_fd<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+    this.reactor.check_closed()?;
+    let fd = this
+        .reactor
+        .signal_fd()
+        .map_err(|error| errors::os_error(&error))?;
+    Ok(fd.into_pyobject(this.py())?.into_any())
+}
+
+/// asyncio's names of what monitoring and test tools look at. Tuples: the queues themselves are native, and whoever
+/// changes asyncio's is told.
+fn ready_handles(this: This<'_, LoopObject>) -> Object<'_> {
+    let py = this.py();
+    Ok(PyTuple::new(py, this.reactor.ready_handles(py))?.into_any())
+}
+
+fn timer_handles(this: This<'_, LoopObject>) -> Object<'_> {
+    let py = this.py();
+    Ok(PyTuple::new(py, this.reactor.timer_handles(py))?.into_any())
+}
+
+fn is_stopping(this: This<'_, LoopObject>) -> Object<'_> {
+    Ok(bool_object(this.py(), this.reactor.is_stopping()))
+}
+
+fn thread_id(this: This<'_, LoopObject>) -> Object<'_> {
+    match this.reactor.owner() {
+        0 => Ok(none(this.py())),
+        owner => Ok(owner.into_pyobject(this.py())?.into_any()),
+    }
+}
+
+fn slow_callback_duration(this: This<'_, LoopObject>) -> Object<'_> {
+    Ok(PyFloat::new(this.py(), this.reactor.slow_callback_s()).into_any())
+}
+
+unsafe extern "C" fn set_slow_callback_duration(
+    slf: *mut ffi::PyObject,
+    value: *mut ffi::PyObject,
+    _: *mut c_void,
+) -> c_int {
+    // SAFETY: CPython calls setters attached with an object of the type; value is null on deletion.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, -1, || {
+            let Some(value) = Bound::from_borrowed_ptr_or_opt(py, value) else {
+                return Err(pyo3::exceptions::PyAttributeError::new_err(
+                    "cannot delete slow_callback_duration",
+                ));
+            };
+            This::<LoopObject>::new(py, slf)
+                .reactor
+                .set_slow_callback_s(value.extract()?);
+            Ok(0)
+        })
+    }
+}
+
+/// The native methods of the loop that this room has.
+pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
+    let mut methods = vec![
+        threadsafe_method!(
+            LoopObject,
+            is_running,
+            "is_running()",
+            "True while a thread runs the loop."
+        ),
+        threadsafe_method!(
+            LoopObject,
+            is_closed,
+            "is_closed()",
+            "True once the loop was closed."
+        ),
+        threadsafe_method!(
+            LoopObject,
+            stop,
+            "stop()",
+            "Let the current iteration end and leave run_forever()."
+        ),
+        threadsafe_method!(LoopObject, get_debug, "get_debug()", "True in debug mode."),
+        threadsafe_method!(
+            LoopObject,
+            set_debug,
+            "set_debug(enabled)",
+            "Turn debug mode on or off."
+        ),
+        threadsafe_method!(
+            LoopObject,
+            check_closed,
+            "_check_closed()",
+            "RuntimeError if the loop is closed."
+        ),
+        threadsafe_method!(
+            LoopObject,
+            check_running,
+            "_check_running()",
+            "RuntimeError if this or another loop runs here."
+        ),
+        threadsafe_method!(LoopObject, run, "_run()", "Run iterations until stop()."),
+        threadsafe_method!(
+            LoopObject,
+            loop_clock::attributes_changed,
+            "_attributes_changed()",
+            "Called when time or call_at was set on the loop, or deleted."
+        ),
+        method!(
+            LoopObject,
+            signal_fd,
+            "_signal_fd()",
+            "Where the interpreter writes the numbers of signals."
+        ),
+        method!(
+            LoopObject,
+            close,
+            "_close()",
+            "Drop all work and close the poller."
+        ),
+    ];
+    methods.extend(call_methods::methods());
+    methods.extend(watching::methods());
+    methods.extend(tasks::methods());
+    methods
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let methods = methods();
+    loop_clock::remember(&methods);
+    let getters = vec![
+        getter!(
+            LoopObject,
+            c"_ready",
+            ready_handles,
+            c"The handles that are to run, as a tuple; what the loop does without a handle is not among them."
+        ),
+        getter!(
+            LoopObject,
+            c"_scheduled",
+            timer_handles,
+            c"The timers that wait, the earliest first, as a tuple; cancelled ones may be among them."
+        ),
+        getter!(
+            LoopObject,
+            c"_stopping",
+            is_stopping,
+            c"True after stop() until the run has ended."
+        ),
+        threadsafe_getter!(
+            LoopObject,
+            c"_thread_id",
+            thread_id,
+            c"The running thread's identifier, or None."
+        ),
+        ffi::PyGetSetDef {
+            set: Some(set_slow_callback_duration),
+            ..threadsafe_getter!(
+                LoopObject,
+                c"slow_callback_duration",
+                slow_callback_duration,
+                c"Seconds after which debug mode logs a callback as slow."
+            )
+        },
+    ];
+    // SAFETY: the functions are those of this layout, the tables are leaked.
+    let kind: Bound<'_, PyType> = unsafe {
+        new_type::<LoopObject>(
+            module,
+            None,
+            &[
+                slot(ffi::Py_tp_new, pyloop::new_loop as *mut c_void),
+                slot(
+                    ffi::Py_tp_methods,
+                    leak_table(methods, ffi::PyMethodDef::zeroed()),
+                ),
+                slot(
+                    ffi::Py_tp_getset,
+                    leak_table(getters, ffi::PyGetSetDef::default()),
+                ),
+            ],
+        )?
+    };
+    module.add("Loop", &kind)?;
+    pyloop::set_type(kind);
+    Ok(())
+}
