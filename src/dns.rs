@@ -3,7 +3,7 @@
 //! What `socket.getaddrinfo` says about a literal depends on the literal only in the address itself. So the C library
 //! is asked once for each combination of family, type, protocol and flags, and its answer is the pattern for all
 //! others: which kinds of sockets there are, in which order, with the very objects of the `socket` module. Everything
-//! that is not an ordinary literal (a zone, a service name, flags that change more than the question) goes the way of a
+//! that is not an ordinary literal (a zone, a service name, flags that change more than the question) is resolved like a
 //! name.
 
 use std::ffi::c_int;
@@ -39,7 +39,7 @@ struct Question {
     flags: c_int,
 }
 
-/// The answer to a question as tuples of (family, type, proto, canonname), kept for ever.
+/// The answer to a question as tuples of (family, type, proto, canonname), never freed.
 #[derive(Clone, Copy)]
 struct Pattern(*mut ffi::PyObject);
 

@@ -292,5 +292,5 @@ class _FallbackProtocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._writable is not None and not self._writable.done():
             self._writable.set_exception(exc or ConnectionError("Connection is closed by peer"))
-            self._writable.exception()  # perhaps nobody waits now, and the next block finds the transport closing
+            self._writable.exception()  # perhaps nothing waits now, and the next block finds the transport closing
         self._protocol.connection_lost(exc)

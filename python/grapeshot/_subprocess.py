@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _asyncio_exec: Any = asyncio.base_events.BaseEventLoop.subprocess_exec
 _asyncio_shell: Any = asyncio.base_events.BaseEventLoop.subprocess_shell
 
-# What is reported for a child whose status somebody else has fetched.
+# What is reported for a child whose status was fetched outside the loop.
 _UNKNOWN_RETURNCODE = 255
 
 # --- starting -------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ async def _start_in_thread(loop: BaseLoop, start: Callable[[], Process]) -> Proc
 
 
 def _discard(starting: concurrent.futures.Future[Process]) -> None:
-    """In a helper thread: wait for a child that nobody wants any more, and end it."""
+    """In a helper thread: wait for a child that is not needed any more, and end it."""
     if starting.exception() is not None:
         return
     process = starting.result()
@@ -245,7 +245,7 @@ class SubprocessTransport(asyncio.SubprocessTransport):
     def get_returncode(self) -> int | None:
         """Return the exit code, the negative number of the signal that ended the process, or None while it runs.
 
-        255 stands for a status that somebody else has fetched (``os.waitpid``, or SIGCHLD set to be ignored).
+        255 stands for a status that was fetched outside the loop (``os.waitpid``, or SIGCHLD set to be ignored).
         """
         return self._returncode
 
@@ -276,13 +276,13 @@ class SubprocessTransport(asyncio.SubprocessTransport):
         process = self._process
         if process is None:
             raise ProcessLookupError
-        # The second: somebody has waited by means of the Popen object, and the loop has not noticed yet.
+        # The second: the program has waited with the Popen object, and the loop has not noticed yet.
         if self._returncode is not None or process.returncode is not None:
             return
         try:
             os.kill(self._pid, signal)
         except ProcessLookupError:
-            pass  # somebody else has fetched the status
+            pass  # its status was fetched outside the loop
 
     def terminate(self) -> None:
         """Send SIGTERM. Raises: as :meth:`send_signal`."""
@@ -363,7 +363,7 @@ class SubprocessTransport(asyncio.SubprocessTransport):
         held_back, self._held_back = self._held_back or [], None
         for call in held_back:
             loop.call_soon(*call)
-        await asyncio.sleep(0)  # whoever started the process goes on after connection_made
+        await asyncio.sleep(0)  # the caller goes on after connection_made
 
     # --- events
 
@@ -383,7 +383,7 @@ class SubprocessTransport(asyncio.SubprocessTransport):
         self._finish_if_over()
 
     def _process_ended(self, returncode: int | None) -> None:
-        """The process has ended; None: with an unknown status, because somebody else has fetched it."""
+        """The process has ended; None: with an unknown status, which was fetched outside the loop."""
         process = self._process
         if returncode is None:
             returncode = process.returncode  # known if it was fetched by means of the Popen object

@@ -251,7 +251,7 @@ fn end(this: Operation<'_>) {
 
 // ---- the coroutine protocol --------------------------------------------------------------------------------------
 
-/// TypeError for a value that nobody receives.
+/// TypeError for a value that is sent before the first step.
 fn check_sent(this: Operation<'_>, value: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: only the address of None is compared.
     if this.state.get() == State::Created && value != unsafe { ffi::Py_None() } {
@@ -492,7 +492,7 @@ unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
         }
         ffi::PyObject_GC_UnTrack(slf.cast());
         if let Some(waiter) = this.waiter.take(py) {
-            // Dropped in another thread than the loop's: the next event finds out that nobody waits.
+            // Dropped in another thread than the loop's: the next event finds that nothing waits.
             let _ = OperationObject::with_access(this, || {
                 waiter::leave(waiter::waiter_of(&waiter));
                 Ok(())

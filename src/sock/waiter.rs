@@ -121,7 +121,7 @@ impl WaiterObject {
     }
 }
 
-/// Ends the wait of an operation that goes on (or ends) without it: nobody is called.
+/// Ends the wait of an operation that goes on (or ends) without it: no callback is called.
 pub(super) fn leave(this: Waiter<'_>) {
     if this.is_pending() {
         this.state.set(State::Done);

@@ -250,8 +250,8 @@ impl Engine {
         arg: *mut ffi::PyObject,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let count = if arg.is_null() { 2 } else { 3 };
-        // SAFETY: attached; all objects are kept by the engine, the caller or for ever, and call[0] is the free place
-        // that the offset flag allows.
+        // SAFETY: attached; all objects are kept by the engine or the caller, or are never freed, and call[0] is the
+        // free place that the offset flag allows.
         unsafe {
             if self.ssl_socket.is_set() {
                 let call = [ptr::null_mut(), self.ssl_socket.as_ptr(), arg];

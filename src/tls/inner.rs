@@ -52,7 +52,7 @@ impl Inner {
         self.transport.take(py)
     }
 
-    /// False for a transport that somebody else has made, of which nothing is known.
+    /// False for a transport of another library, of which nothing is known.
     pub(super) fn is_ours(&self) -> bool {
         self.kind.get() != InnerKind::Foreign
     }

@@ -1,7 +1,7 @@
 //! A TLS connection from its handshake to `connection_lost`, and everything that ends it.
 //!
 //! ```text
-//!              connection_made below          SSLObject is done            close(), close_notify, or the end below
+//!              connection_made                SSLObject is done            close(), close_notify, or the inner end
 //!   [ Initial ] ------------> [ Handshake ] ------------> [ Open ] ------------> [ Flushing ]
 //!                                  |                         |                        | the backlog is encrypted
 //!                       a fault,   |               a fault,  |                        v

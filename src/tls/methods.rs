@@ -228,13 +228,13 @@ pub(super) fn describe(this: Tls<'_>) -> String {
         State::Flushing | State::Shutdown => "closing",
         State::Over => "closed",
     };
-    let below = match this.inner.get(this.py()) {
+    let inner = match this.inner.get(this.py()) {
         Some(inner) => inner
             .repr()
             .map_or_else(|_| String::from("?"), |text| text.to_string_lossy().into_owned()),
         None => String::from("nothing"),
     };
-    format!("<SSLTransport {state} over {below}>")
+    format!("<SSLTransport {state} over {inner}>")
 }
 
 #[rustfmt::skip] // one row, one line

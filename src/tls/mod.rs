@@ -16,7 +16,8 @@
 //! ```
 //!
 //! It belongs to the loop's thread. All fields are cells: a call into Python may re-enter every method. It must not
-//! know descriptors: whatever has the methods of `asyncio.Transport` can be below it, another `SSLTransport` too.
+//! know descriptors: anything with the methods of `asyncio.Transport` can be its inner transport, another
+//! `SSLTransport` too.
 
 mod buffer_view;
 mod engine;
@@ -65,14 +66,14 @@ bitflags::bitflags! {
         const CORKED = 1 << 5;
         /// The backlog is being encrypted: a write from inside goes behind it.
         const ENCRYPTING = 1 << 6;
-        /// Nobody waits for the handshake: debug mode reports its failure.
+        /// Nothing waits for the handshake: debug mode reports its failure.
         const ACCEPTED = 1 << 7;
         /// The read limits are not the default ones.
         const READ_LIMITED = 1 << 8;
         /// What a record holds does not follow from its length (compression), or may come in several reads (an
         /// `SSLObject` with methods of its own): reads go on until there is nothing.
         const UNCOUNTED = 1 << 9;
-        /// `start_tls` is complete, and whoever waits for it has not run yet: the first data comes after that.
+        /// `start_tls` is complete, and its waiter has not run yet: the first data comes after that.
         const STARTED = 1 << 10;
         /// The connection was closed inside of the encryption, after which the closing goes on.
         const CLOSE_HELD = 1 << 11;
@@ -105,7 +106,7 @@ enum Notified {
 }
 
 struct TlsBody {
-    /// The Future of whoever waits for the handshake.
+    /// The Future that waits for the handshake.
     waiter: ObjectCell,
     /// The TimerHandle of the handshake's or the shutdown's time limit.
     timer: ObjectCell,
@@ -152,8 +153,8 @@ fn is_tls(transport: &Bound<'_, PyAny>) -> bool {
     transport.get_type_ptr() == TLS_TYPE.load(Ordering::Relaxed)
 }
 
-/// True if `write` and the end of an object for which `is_tls` holds may be called natively: nobody has put other
-/// methods into their place.
+/// True if `write` and the end of an object for which `is_tls` holds may be called natively: they have not been
+/// replaced.
 #[inline]
 fn has_own_methods(transport: &Bound<'_, PyAny>) -> bool {
     OWN_METHODS.are_in_force(transport, &tls_of(transport).dict)

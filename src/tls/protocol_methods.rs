@@ -70,7 +70,7 @@ fn on_timeout<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-/// `_feed(data)`: ciphertext that somebody else has received before the handshake.
+/// `_feed(data)`: ciphertext that was received before the handshake.
 fn feed<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
     if let Some(data) = args.get(0) {
         let source = Data::new(&data)?;

@@ -20,7 +20,7 @@ const FEED_LEN: usize = 64 * 1024;
 /// and no endless download.
 const TRAILING_LEN: usize = 4 * 1024 * 1024;
 
-/// The way in for native transports below: see `protocol::register_native`.
+/// The entry for native inner transports: see `protocol::register_native`.
 ///
 /// # Safety
 /// `object` is a live `SSLTransport`.
@@ -174,7 +174,7 @@ fn read_all<'py>(this: Tls<'py>, data: &[u8]) -> PyResult<(Option<Bound<'py, PyA
                 plain = plain.grown(filled * 2)?;
             }
             let capacity = plain.capacity() - filled;
-            // SAFETY: `capacity` bytes follow what is filled already, in an object that nobody else knows.
+            // SAFETY: `capacity` bytes follow what is filled already, in an object that is not shared.
             match unsafe {
                 this.engine
                     .read_into(py, plain.as_mut_ptr().add(filled), capacity)?
@@ -338,7 +338,7 @@ pub(super) unsafe fn resume_queued(py: Python<'_>, object: *mut ffi::PyObject) -
     lifecycle::go_on(this)
 }
 
-/// After whoever has waited for `start_tls` has run.
+/// Called after the waiter of `start_tls` has run.
 ///
 /// # Safety
 /// As for `resume_queued`.

@@ -1,8 +1,8 @@
 //! The write side: plaintext is encrypted and handed to the inner transport.
 //!
 //! Outside a callback `write` encrypts at once. Inside the application's own callback writes are collected and
-//! encrypted when it returns: small ones share a record, and everything leaves in one write below. While the transport
-//! below is full, plaintext waits here, under the watermarks.
+//! encrypted when it returns: small ones share a record, and everything leaves in one write to the inner transport.
+//! While that is full, plaintext waits here, under the watermarks.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;

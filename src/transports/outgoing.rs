@@ -144,7 +144,7 @@ impl Chunk {
 impl AsRef<[u8]> for Chunk {
     #[inline]
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: the object is a bytes object (checked by whoever made the chunk), kept alive and never changed.
+        // SAFETY: the object is a bytes object (checked where the chunk is made), kept alive and never changed.
         unsafe {
             let len = ffi::Py_SIZE(self.0) as usize;
             std::slice::from_raw_parts(ffi::PyBytes_AS_STRING(self.0).cast(), len)

@@ -1,5 +1,5 @@
-//! The Python object that owns a transport's descriptor, and whether it still does: whoever holds the object may close
-//! it, and the number then belongs to another file.
+//! The Python object that owns a transport's descriptor, and whether it still does: any code that holds the object may
+//! close it, and the number then belongs to another file.
 //!
 //! The object's own number is asked at each use. For sockets and raw files that is one load, since their C structures
 //! begin with it; the transport looks whether that is so each time that it takes an object over.

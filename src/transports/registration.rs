@@ -1,10 +1,10 @@
 //! The descriptor of a transport, who else may close it, and what the loop's fd table and the poller know of it.
 //!
-//! Belongs to the loop's thread. What to wait for is the transport's own business: it is told, never counted.
+//! Belongs to the loop's thread. The transport says what to wait for; nothing is counted.
 //!
-//! The socket object behind a transport may be closed by whoever has it. Then the number is nobody's, or another
-//! file's: nothing may be read from it, written to it, closed, or changed in the poller. So who does any of that asks
-//! `usable_fd` each time, and again after each call into Python.
+//! The socket object behind a transport may be closed by any code that has it. Then the number is unused, or another
+//! file's: nothing may be read from it, written to it, closed, or changed in the poller. So each such use asks
+//! `usable_fd` first, and again after each call into Python.
 
 use std::cell::Cell;
 use std::io;
@@ -150,7 +150,7 @@ impl Registration {
             return;
         }
         self.interest.set(Interest::NONE);
-        // The entry may be that of whoever got the number.
+        // The entry may be that of another source, which has got the number.
         if let Some(Slot::Source(source)) = reactor.unregister(self.token.get(), polled) {
             source.release(this.py());
         }

@@ -312,7 +312,7 @@ impl<'py> Feed<'py> {
         unsafe { ffi::PyByteArray_AsString(self.buffer.as_ptr()) }
     }
 
-    /// What follows `_buffer.extend` in asyncio: wake whoever waits for data, and pause the transport if there is
+    /// What follows `_buffer.extend` in asyncio: wake the task that waits for data, and pause the transport if there is
     /// too much. `calls` gives the context for what may run Python code.
     #[inline]
     pub(super) fn finish(self, calls: &ProtocolCalls) -> PyResult<()> {

@@ -133,7 +133,7 @@ unsafe fn start(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     let this: Datagram<'_> = unsafe { This::new(py, object) };
     let own = this.to_bound();
     // An exception that leaves the loop does not end the transport, which goes on in the next run.
-    let told = match this.calls.call(py, names().connection_made, &[&own]) {
+    let made = match this.calls.call(py, names().connection_made, &[&own]) {
         Ok(_) => Ok(()),
         Err(error) => object::report(this, error, "Exception in callback protocol.connection_made()"),
     };
@@ -145,7 +145,7 @@ unsafe fn start(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
             entered = fatal_error(this, errors::os_error(&error), message);
         }
     }
-    told.and(entered).and(object::wake(py, &this.waiter))
+    made.and(entered).and(object::wake(py, &this.waiter))
 }
 
 /// `close()`: what is buffered still leaves, then the transport ends.

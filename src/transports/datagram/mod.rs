@@ -80,7 +80,7 @@ enum Family {
 pub(super) struct DatagramBody {
     /// The `socket.socket`; empty once it is closed.
     socket: ObjectCell,
-    /// The Future of whoever waits for the endpoint to be set up.
+    /// The Future that waits for the endpoint to be set up.
     waiter: ObjectCell,
     /// What `connection_lost` will be called with.
     exception: ObjectCell,

@@ -79,7 +79,7 @@ unsafe fn start<E: PipeEnd>(py: Python<'_>, object: *mut ffi::PyObject) -> PyRes
     let this: Pipe<'_, E> = unsafe { This::new(py, object) };
     let own = this.to_bound();
     // An exception that leaves the loop does not end the transport, which goes on in the next run.
-    let told = match this.calls.call(py, names().connection_made, &[&own]) {
+    let made = match this.calls.call(py, names().connection_made, &[&own]) {
         Ok(_) => Ok(()),
         Err(error) => object::report(this, error, "Exception in callback protocol.connection_made()"),
     };
@@ -90,7 +90,7 @@ unsafe fn start<E: PipeEnd>(py: Python<'_>, object: *mut ffi::PyObject) -> PyRes
             entered = fatal_error(this, errors::os_error(&error), "Fatal error on pipe transport");
         }
     }
-    told.and(entered).and(object::wake(py, &this.waiter))
+    made.and(entered).and(object::wake(py, &this.waiter))
 }
 
 /// Debug mode logs that the other end was closed.

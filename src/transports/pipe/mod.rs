@@ -64,7 +64,7 @@ pub(super) trait PipeEnd: Sized {
 pub(super) struct PipeBody<E> {
     /// The object that owns the descriptor; empty once it is closed.
     pipe: ObjectCell,
-    /// The Future of whoever waits for the transport to be set up.
+    /// The Future that waits for the transport to be set up.
     waiter: ObjectCell,
     /// What `connection_lost` will be called with.
     exception: ObjectCell,

@@ -53,7 +53,7 @@ impl PipeEnd for Reading {
         if is_reading(&this) {
             return on_readable(this);
         }
-        // Paused since the poller was told: only now is it worth a system call.
+        // Reading was paused after the poller was set. Only now it is worth a system call.
         sync_interest(this)
     }
 
@@ -76,7 +76,7 @@ pub(super) fn is_reading(pipe: &PipeBody<Reading>) -> bool {
     !pipe.is_closing.get() && !pipe.end.is_paused.get()
 }
 
-/// `pause_reading()`. The poller is told only if data comes meanwhile: most pauses are over before.
+/// `pause_reading()`. The poller is changed only if data comes meanwhile: most pauses end before that.
 pub(super) fn pause(this: Pipe<'_, Reading>) -> PyResult<()> {
     if !is_reading(&this) {
         return Ok(());
@@ -91,7 +91,7 @@ pub(super) fn resume(this: Pipe<'_, Reading>) -> PyResult<()> {
         return Ok(());
     }
     this.end.is_paused.set(false);
-    // The poller has not been told of a pause in which nothing came.
+    // The poller was not changed for a pause in which nothing came.
     this.reactor().poll_next(Interest::READ);
     sync_interest(this)?;
     object::log_change(this, "%r resumes reading")

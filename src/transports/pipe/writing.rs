@@ -25,7 +25,7 @@ pub(super) struct Writing {
     pub(super) outgoing: Outgoing,
     /// The out-buffer waits for the descriptor to become writable.
     pub(super) is_blocked: Cell<bool>,
-    /// Whether readability means that nobody reads any more.
+    /// Whether readability means that the last reader is gone.
     tells_of_lost_reader: bool,
     /// The number of writes after the end of the pipe, and of those that failed.
     lost_writes: Cell<u8>,

@@ -80,7 +80,7 @@ fn is_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
 
 fn pause_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
     if !this.flags.has(Flags::CLOSING) {
-        // The poller is told only if data comes meanwhile: most pauses are over before.
+        // The poller is changed only if data comes meanwhile: most pauses end before that.
         let was_reading = !this.flags.has(Flags::PAUSED);
         this.flags.set(Flags::PAUSED);
         if was_reading {
@@ -93,7 +93,7 @@ fn pause_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
 fn resume_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
     if !this.flags.has(Flags::CLOSING) && this.flags.has(Flags::PAUSED) {
         this.flags.clear(Flags::PAUSED);
-        // The poller has not been told of a pause in which nothing came.
+        // The poller was not changed for a pause in which nothing came.
         this.reactor().poll_next(Interest::READ);
         sync_interest(this)?;
         object::log_change(this, "%r resumes reading")?;

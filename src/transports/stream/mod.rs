@@ -70,7 +70,7 @@ pub(super) struct StreamBody {
     server: ObjectCell,
     /// The `socket.socket` that owns the descriptor, if there is one; else the transport owns it itself.
     socket: ObjectCell,
-    /// The Future of whoever waits for the connection to be set up, later of `loop.sendfile`.
+    /// The Future that waits for the connection to be set up, later of `loop.sendfile`.
     waiter: ObjectCell,
     /// What `connection_lost` will be called with.
     exception: ObjectCell,
@@ -139,7 +139,7 @@ impl Source for StreamObject {
             if this.wanted_interest().has_read() {
                 reading::on_readable(this)?;
             } else {
-                // Paused since the poller was told: only now is it worth a system call.
+                // Reading was paused after the poller was set. Only now it is worth a system call.
                 sync_interest(this)?;
             }
         }
@@ -301,8 +301,8 @@ pub(crate) fn copied_context<'py>(transport: &Bound<'py, PyAny>) -> PyResult<Opt
         .copied_context(transport.py())
 }
 
-/// True if `write` and the end of a transport for which `is_stream` holds may be called natively: nobody has put other
-/// methods into their place.
+/// True if `write` and the end of a transport for which `is_stream` holds may be called natively: they have not been
+/// replaced.
 #[inline]
 pub(crate) fn has_own_methods(transport: &Bound<'_, PyAny>) -> bool {
     OWN_METHODS.are_in_force(transport, &lifecycle::stream_of(transport).dict)
@@ -339,7 +339,7 @@ fn keep_local_address(py: Python<'_>, body: &StreamBody) {
     }
 }
 
-/// From now on `socket` owns the descriptor, and whoever has it may close it.
+/// From now on `socket` owns the descriptor, and any code that has it may close it.
 fn set_socket(body: &StreamBody, socket: Bound<'_, PyAny>) {
     keep_local_address(socket.py(), body);
     body.registration.set_owner(&socket);

@@ -70,7 +70,7 @@ fn after_delivery(this: Stream<'_>, result: PyResult<()>) -> PyResult<()> {
 
 /// asyncio's streams: receive into the reader's buffer, large reads straight, small ones through the scratch buffer.
 fn read_into_reader<'py>(this: Stream<'py>, fd: RawFd, feed: Feed<'py>) -> PyResult<()> {
-    // SAFETY: whoever calls it gives `len` writable bytes.
+    // SAFETY: the callers give `len` writable bytes.
     let receive = |start: *mut u8, len: usize| unsafe { socket::recv(fd, start, len) };
     let capacity = this.read_size.capacity();
     let received = if capacity == 0 {
