@@ -5,6 +5,7 @@
 
 mod call_methods;
 mod coroutine_method;
+mod fileno;
 pub(crate) mod handle;
 pub(crate) mod loop_clock;
 pub(crate) mod loop_methods;

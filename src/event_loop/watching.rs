@@ -2,52 +2,18 @@
 
 use std::os::fd::RawFd;
 
-use pyo3::exceptions::{PyAttributeError, PyOverflowError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyInt, PyString};
 
 use super::call_methods::{os_result, remember_source};
+use super::fileno::number_of;
 use super::handle::{HandleRef, check_callback};
 use super::pyloop::LoopObject;
 use super::reactor::{Direction, Target, Watcher};
-use crate::binding::names::names;
 use crate::binding::native_type::{Args, This, bool_object, method, none};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
-
-/// The number of an int or of an object with `fileno()`. ValueError if it is neither, as `selectors` has it.
-pub(super) fn number_of(target: &Bound<'_, PyAny>) -> PyResult<i64> {
-    let py = target.py();
-    let number = if target.is_instance_of::<PyInt>() {
-        target.extract()
-    } else {
-        target
-            .call_method0(names().fileno.bind(py).cast::<PyString>()?)
-            .and_then(|fd| {
-                let is_int = fd.is_exact_instance_of::<PyInt>();
-                let fd = if is_int {
-                    fd
-                } else {
-                    py.get_type::<PyInt>().call1((fd,))?
-                };
-                fd.extract()
-            })
-    };
-    number.or_else(|error| {
-        let is_usual = error.is_instance_of::<PyAttributeError>(py)
-            || error.is_instance_of::<PyTypeError>(py)
-            || error.is_instance_of::<PyValueError>(py)
-            || error.is_instance_of::<PyOverflowError>(py);
-        if !is_usual {
-            return Err(error);
-        }
-        Err(PyValueError::new_err(format!(
-            "Invalid file object: {}",
-            target.repr()?
-        )))
-    })
-}
 
 fn valid_fd(number: i64) -> Option<RawFd> {
     RawFd::try_from(number).ok().filter(|fd| *fd >= 0)

@@ -12,7 +12,7 @@ use pyo3::types::PyWeakrefReference;
 
 use super::watcher::Direction;
 use super::{Reactor, Slot};
-use crate::event_loop::watching::number_of;
+use crate::event_loop::fileno::number_of;
 
 /// Objects that are remembered after another one has taken their number.
 const MAX_DISPLACED: usize = 64;
