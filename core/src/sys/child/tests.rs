@@ -12,9 +12,9 @@ use crate::sys::poller::{Events, Interest, Poller, Token};
 /// Far beyond any wait on a loaded machine, so that a lost end fails the test instead of hanging it.
 const CAP_NS: Option<u64> = Some(60_000_000_000);
 
-type Watch = fn(libc::pid_t) -> io::Result<OwnedFd>;
+type WatchChild = fn(libc::pid_t) -> io::Result<OwnedFd>;
 
-const WAYS: [(&str, Watch); 2] = [("native", watch), ("thread", thread::watch)];
+const WAYS: [(&str, WatchChild); 2] = [("native", watch), ("thread", thread::watch)];
 
 /// A shell that runs `script`; it waits where the script reads, until its input is closed.
 fn shell(script: &str) -> Child {
@@ -29,7 +29,7 @@ fn pid(child: &Child) -> libc::pid_t {
     child.id().cast_signed()
 }
 
-fn watched(way: Watch, child: &Child) -> ExitWatch {
+fn watched(way: WatchChild, child: &Child) -> ExitWatch {
     ExitWatch::of(way(pid(child)).unwrap(), pid(child))
 }
 
