@@ -326,6 +326,8 @@ fn call_body<'py, T>(
     if args.fit() {
         body(this, args).map(Bound::into_ptr)
     } else {
+        // Without a second copy of the body, which would keep the first from being inlined.
+        let body = std::hint::black_box(body);
         args.rearrange(|args| body(this, args).map(Bound::into_ptr))
     }
 }

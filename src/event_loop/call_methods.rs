@@ -188,6 +188,7 @@ fn seconds(py: Python<'_>, value: *mut ffi::PyObject, none_message: &'static str
     Ok(number)
 }
 
+#[inline(always)]
 fn schedule_timer<'py>(
     this: This<'py, LoopObject>,
     args: &Args<'_, 'py>,
