@@ -888,7 +888,7 @@ class Coro(Generic[_T_co]):
     def stack_info(self) -> dict[str, Any]:
         """Return where its stack is.
 
-        ``kind`` (``shared`` or ``own``), ``where`` (``in place``, ``evacuated``, or ``none`` before its first run and
+        ``kind`` (``shared`` or ``own``), ``where`` (``in place``, ``evicted``, or ``none`` before its first run and
         after its end), ``slot`` (which of the shared stacks it uses, or None), ``bytes_used`` of C stack, and
         ``frame_bytes``, the memory that its Python frames have. ScheduleError in another thread.
         """
@@ -1180,7 +1180,7 @@ def _coro_live() -> list[Any]:
 def _coro_stack_info() -> dict[str, Any]:
     """Return numbers of this thread's coros.
 
-    ``switches``, ``evacuations``, ``bytes_copied`` and ``started`` since its first coro; ``live`` coros and
+    ``switches``, ``evictions``, ``bytes_copied`` and ``started`` since its first coro; ``live`` coros and
     ``bytes_saved`` of evicted stacks now; ``slots`` and ``evicts_always`` as they are set.
     """
 

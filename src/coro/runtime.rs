@@ -198,7 +198,7 @@ impl Runtime {
         let shared = self.shared.borrow();
         Some(StackReport {
             place: if fiber.saved.is_some() {
-                "evacuated"
+                "evicted"
             } else {
                 "in place"
             },

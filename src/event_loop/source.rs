@@ -116,7 +116,7 @@ impl SourceRef {
     }
 
     /// Tells the source, which was taken out of the fd table, and gives back the table's reference.
-    pub(crate) fn evict(self, py: Python<'_>) {
+    pub(crate) fn displace(self, py: Python<'_>) {
         // SAFETY: the table's reference keeps it until it is released.
         unsafe { (self.calls.on_evicted)(py, self.object) };
         self.release(py);

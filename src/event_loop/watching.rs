@@ -43,7 +43,7 @@ pub(crate) fn refuse_transport(this: &LoopObject, py: Python<'_>, fd: RawFd) -> 
             transport.repr()?
         )));
     }
-    reactor.evict(py, token);
+    reactor.displace(py, token);
     Ok(())
 }
 

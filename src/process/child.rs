@@ -19,7 +19,7 @@ use crate::binding::errors;
 use crate::binding::native_type::{Args, NativeType, This, method, new_type, none, represent, slot};
 use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::reactor::{Reactor, Slot};
+use crate::event_loop::reactor::{FdUse, Reactor};
 use crate::event_loop::source::{Source, SourceRef};
 
 /// All zeroes is a watch that is over.
@@ -103,7 +103,7 @@ fn enter(this: This<'_, ChildObject>, reactor: &Reactor, exit: ExitWatch) -> io:
     let fd = exit.fd();
     this.exit.set(Some(Box::new(exit)));
     let source = SourceRef::new::<ChildObject>(this);
-    match reactor.register(this.py(), fd, Slot::Source(source), Interest::READ) {
+    match reactor.register(this.py(), fd, FdUse::Source(source), Interest::READ) {
         Ok(token) => {
             this.token.set(token);
             Ok(())
@@ -121,11 +121,11 @@ fn finish(this: This<'_, ChildObject>, exit: Box<ExitWatch>, code: Option<i32>) 
     let Some(event_loop) = this.event_loop.get(py) else {
         return Ok(());
     };
-    let slot = LoopObject::of(&event_loop)
+    let fd_use = LoopObject::of(&event_loop)
         .reactor()
         .unregister(this.token.get(), Interest::READ);
     drop(exit);
-    if let Some(Slot::Source(source)) = slot {
+    if let Some(FdUse::Source(source)) = fd_use {
         source.release(py);
     }
     call_back(this, &event_loop, code)

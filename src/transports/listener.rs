@@ -114,7 +114,7 @@ impl Source for ListenerObject {
     }
 
     fn on_evicted(this: This<'_, Self>) {
-        this.registration.evict();
+        this.registration.displace();
     }
 }
 

@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 
 use super::owner::Owner;
 use crate::binding::native_type::This;
-use crate::event_loop::reactor::{Reactor, Slot};
+use crate::event_loop::reactor::{FdUse, Reactor};
 use crate::event_loop::source::{Source, SourceRef};
 
 pub(super) struct Registration {
@@ -107,7 +107,7 @@ impl Registration {
     ) -> io::Result<()> {
         let fd = self.usable_fd(this.py())?;
         let source = SourceRef::new::<T>(this);
-        match reactor.register(this.py(), fd, Slot::Source(source), wanted) {
+        match reactor.register(this.py(), fd, FdUse::Source(source), wanted) {
             Ok(token) => {
                 self.token.set(token);
                 self.interest.set(wanted);
@@ -151,14 +151,14 @@ impl Registration {
         }
         self.interest.set(Interest::NONE);
         // The entry may be that of another source, which has got the number.
-        if let Some(Slot::Source(source)) = reactor.unregister(self.token.get(), polled) {
+        if let Some(FdUse::Source(source)) = reactor.unregister(self.token.get(), polled) {
             source.release(this.py());
         }
     }
 
     /// The number has become that of another registration, which has taken the place of this one in the fd table: the
     /// descriptor is not ours to close any more.
-    pub(super) fn evict(&self) {
+    pub(super) fn displace(&self) {
         self.is_entered.set(false);
         self.interest.set(Interest::NONE);
         self.take_fd();

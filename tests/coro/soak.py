@@ -203,7 +203,7 @@ def one_round(soak: Soak, seed: str) -> None:
             check(co.done(), "a coro has not ended")
     except BaseException:
         soak.fail(f"round {seed}:\n{traceback.format_exc()}")
-    soak.evictions += coro.stack_info()["evacuations"]
+    soak.evictions += coro.stack_info()["evictions"]
     soak.rounds += 1
 
 

@@ -370,8 +370,8 @@ def test_stack_info_of_a_coro(eviction):
         infos = [co.stack_info() for co in (first, second, own, digger)]
         assert [info["kind"] for info in infos] == ["shared", "shared", "own", "shared"]
         assert [info["slot"] for info in infos] == [0, 0, None, 0]
-        last = "evacuated" if eviction == "always" else "in place"
-        assert [info["where"] for info in infos] == ["evacuated", "evacuated", "in place", last]
+        last = "evicted" if eviction == "always" else "in place"
+        assert [info["where"] for info in infos] == ["evicted", "evicted", "in place", last]
         assert all(0 < info["bytes_used"] < 100_000 for info in infos)
         assert infos[3]["frame_bytes"] > infos[0]["frame_bytes"] > 0
         running = await coro.spawn(lambda: coro.current().stack_info())
@@ -395,7 +395,7 @@ def test_stack_info_of_the_thread(eviction):
         assert during["live"] == before["live"] + 10
         assert during["started"] == before["started"] + 10
         assert during["switches"] >= before["switches"] + 10
-        assert during["evacuations"] > before["evacuations"]
+        assert during["evictions"] > before["evictions"]
         assert during["bytes_copied"] > before["bytes_copied"]
         assert during["bytes_saved"] > 0
         assert during["evicts_always"] == (eviction == "always")

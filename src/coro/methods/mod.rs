@@ -143,7 +143,7 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
             stacks::statistics,
             "stack_info()",
             "\
-                Return numbers of this thread's coros: switches, evacuations, bytes_copied, started, live, bytes_saved, slots,\n\
+                Return numbers of this thread's coros: switches, evictions, bytes_copied, started, live, bytes_saved, slots,\n\
                 evicts_always."
         ),
         function!(

@@ -15,7 +15,7 @@ pub(super) fn statistics<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> 
     with_runtime(|runtime| -> PyResult<()> {
         let stats = &runtime.stats;
         dict.set_item("switches", stats.switches.get())?;
-        dict.set_item("evacuations", stats.evictions.get())?;
+        dict.set_item("evictions", stats.evictions.get())?;
         dict.set_item("bytes_copied", stats.copied_len.get())?;
         dict.set_item("bytes_saved", stats.saved_len.get())?;
         dict.set_item("live", runtime.live_count())?;

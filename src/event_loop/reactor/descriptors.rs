@@ -8,17 +8,17 @@ use grapeshot_core::sys::poller::{Interest, Poller, Token};
 use pyo3::prelude::*;
 
 use super::iteration::MAX_UNPOLLED_ITERATIONS;
-use super::{Reactor, Slot};
+use super::{FdUse, Reactor};
 use crate::event_loop::source::SourceRef;
 
 /// Size of the buffer that small reads go through.
 const SCRATCH_LEN: usize = 256 * 1024;
 
 /// Gives back what the fd table held for a number that somebody else has now.
-fn evict_slot(py: Python<'_>, slot: Slot) {
-    match slot {
-        Slot::Source(source) => source.evict(py),
-        Slot::Watch(watch) => watch.release(py),
+fn displace(py: Python<'_>, fd_use: FdUse) {
+    match fd_use {
+        FdUse::Source(source) => source.displace(py),
+        FdUse::Watch(watch) => watch.release(py),
     }
 }
 
@@ -40,15 +40,15 @@ impl Reactor {
         }
     }
 
-    pub(crate) fn slot(&self, fd: RawFd) -> Option<Slot> {
-        self.slots.borrow().get_fd(fd)
+    pub(crate) fn fd_use(&self, fd: RawFd) -> Option<FdUse> {
+        self.fds.borrow().get_fd(fd)
     }
 
     /// The source that is registered for `fd`, with its token.
     pub(crate) fn source(&self, fd: RawFd) -> Option<(Token, SourceRef)> {
-        let slots = self.slots.borrow();
-        match slots.get_fd(fd) {
-            Some(Slot::Source(source)) => Some((slots.token_of(fd)?, source)),
+        let fds = self.fds.borrow();
+        match fds.get_fd(fd) {
+            Some(FdUse::Source(source)) => Some((fds.token_of(fd)?, source)),
             _ => None,
         }
     }
@@ -56,22 +56,22 @@ impl Reactor {
     /// Whether the registration with this token still stands.
     #[inline]
     pub(crate) fn is_registered(&self, token: Token) -> bool {
-        self.slots.borrow().get(token).is_some()
+        self.fds.borrow().get(token).is_some()
     }
 
-    /// Enters `slot` for `fd`, replacing a stale entry of a descriptor that was closed without being removed, whose
+    /// Enters `fd_use` for `fd`, replacing a stale entry of a descriptor that was closed without being removed, whose
     /// source is told. Interest NONE only enters it into the table.
     pub(crate) fn register(
         &self,
         py: Python<'_>,
         fd: RawFd,
-        slot: Slot,
+        fd_use: FdUse,
         interest: Interest,
     ) -> io::Result<Token> {
-        let stale = self.slots.borrow_mut().remove(fd);
-        let token = self.slots.borrow_mut().insert(fd, slot);
+        let stale = self.fds.borrow_mut().remove(fd);
+        let token = self.fds.borrow_mut().insert(fd, fd_use);
         // After `sock_connect` the poller knows the socket that a transport now takes over.
-        let is_known = matches!(stale, Some(Slot::Watch(watch)) if watch.is_armed(py));
+        let is_known = matches!(stale, Some(FdUse::Watch(watch)) if watch.is_armed(py));
         self.poll_next(interest);
         let told = self.with_poller(|poller| match (interest.is_empty(), is_known) {
             (true, false) => Ok(()),
@@ -81,12 +81,12 @@ impl Reactor {
         });
         if told.is_err() {
             // The caller still owns what it put in.
-            self.slots.borrow_mut().remove(fd);
+            self.fds.borrow_mut().remove(fd);
         }
         // Last: what is let go of may run any code.
         if let Some(stale) = stale {
             self.note_all_displaced(py, stale);
-            evict_slot(py, stale);
+            displace(py, stale);
         }
         told.map(|()| token)
     }
@@ -116,12 +116,12 @@ impl Reactor {
 
     /// Takes a registration out of the fd table, and its descriptor out of the poller if `interest` is not NONE. Nothing
     /// happens if it is over: another one may have the number.
-    pub(crate) fn unregister(&self, token: Token, interest: Interest) -> Option<Slot> {
-        let (fd, slot) = self.slots.borrow_mut().remove_token(token)?;
+    pub(crate) fn unregister(&self, token: Token, interest: Interest) -> Option<FdUse> {
+        let (fd, fd_use) = self.fds.borrow_mut().remove_token(token)?;
         if !interest.is_empty() {
             self.unwatch(fd);
         }
-        Some(slot)
+        Some(fd_use)
     }
 
     /// Takes a descriptor out of the poller, unless it is one of the loop's own: those may have got the number of one
@@ -135,10 +135,10 @@ impl Reactor {
 
     /// Takes the entry of a source that has lost its descriptor out of the fd table, and tells it: somebody else has
     /// the number now.
-    pub(crate) fn evict(&self, py: Python<'_>, token: Token) {
-        let evicted = self.slots.borrow_mut().remove_token(token);
-        if let Some((_, slot)) = evicted {
-            evict_slot(py, slot);
+    pub(crate) fn displace(&self, py: Python<'_>, token: Token) {
+        let displaced = self.fds.borrow_mut().remove_token(token);
+        if let Some((_, fd_use)) = displaced {
+            displace(py, fd_use);
         }
     }
 
@@ -164,12 +164,11 @@ impl Reactor {
 
     /// New references to all registered sources.
     pub(crate) fn sources<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
-        let slots = self.slots.borrow();
-        slots
-            .iter()
-            .filter_map(|(_, slot)| match slot {
-                Slot::Source(source) => Some(source.to_bound(py)),
-                Slot::Watch(_) => None,
+        let fds = self.fds.borrow();
+        fds.iter()
+            .filter_map(|(_, fd_use)| match fd_use {
+                FdUse::Source(source) => Some(source.to_bound(py)),
+                FdUse::Watch(_) => None,
             })
             .collect()
     }

@@ -12,7 +12,7 @@ use std::os::fd::RawFd;
 use grapeshot_core::sys::poller::{Interest, Poller};
 use pyo3::prelude::*;
 
-use super::{Reactor, SIGNAL_TOKEN, Slot, WAKER_TOKEN};
+use super::{FdUse, Reactor, SIGNAL_TOKEN, WAKER_TOKEN};
 
 /// Events that must have been in vain before the poller is replaced, for few descriptors. For many it must be one for
 /// each: what a replacement costs is then a part of what they have cost.
@@ -26,7 +26,7 @@ impl Reactor {
             return;
         }
         let count = self.stale_events.get() + 1;
-        if count < MIN_STALE_EVENTS.max(self.slots.borrow().len()) {
+        if count < MIN_STALE_EVENTS.max(self.fds.borrow().len()) {
             self.stale_events.set(count);
             return;
         }
@@ -49,12 +49,12 @@ impl Reactor {
         if let Some(fd) = self.signals.read_fd() {
             new.add(fd, SIGNAL_TOKEN, Interest::READ)?;
         }
-        let slots = self.slots.borrow();
-        for (fd, slot) in slots.iter() {
-            let Some(token) = slots.token_of(fd) else { continue };
-            let interest = match slot {
-                Slot::Source(source) => source.interest(py),
-                Slot::Watch(watch) => watch.armed(),
+        let fds = self.fds.borrow();
+        for (fd, fd_use) in fds.iter() {
+            let Some(token) = fds.token_of(fd) else { continue };
+            let interest = match fd_use {
+                FdUse::Source(source) => source.interest(py),
+                FdUse::Watch(watch) => watch.armed(),
             };
             if !interest.is_empty() && old.is_watching(fd, token, interest) {
                 new.add(fd, token, interest)?;

@@ -11,7 +11,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::signals::check_signals_at;
-use super::{Reactor, SIGNAL_TOKEN, Slot, WAKER_TOKEN, closed_error, current_thread};
+use super::{FdUse, Reactor, SIGNAL_TOKEN, WAKER_TOKEN, closed_error, current_thread};
 use crate::binding::errors;
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::pyloop::LoopObject;
@@ -201,12 +201,12 @@ impl Reactor {
                 continue;
             }
             // A stale token (the descriptor was closed, perhaps reused, by an earlier event) finds nothing.
-            let slot = self.slots.borrow().get(event.token);
-            match slot {
-                Some(Slot::Source(source)) if result.is_ok() && part != Part::Watches => {
+            let fd_use = self.fds.borrow().get(event.token);
+            match fd_use {
+                Some(FdUse::Source(source)) if result.is_ok() && part != Part::Watches => {
                     result = self.dispatch_source(py, event_loop, source, event);
                 }
-                Some(Slot::Watch(watch)) if part != Part::Sources => {
+                Some(FdUse::Watch(watch)) if part != Part::Sources => {
                     result = result.and(self.dispatch_watch(py, event, watch));
                 }
                 None if part != Part::Sources => self.note_stale_event(py),

@@ -54,7 +54,7 @@ const SIGNAL_TOKEN: Token = Token(u64::MAX - 1);
 
 /// What a descriptor in the fd table is for.
 #[derive(Clone, Copy)]
-pub(crate) enum Slot {
+pub(crate) enum FdUse {
     /// A native source: a transport or a listener.
     Source(SourceRef),
     /// A descriptor that stays its owner's: `add_reader`, `add_writer`, the plain socket operations.
@@ -67,7 +67,7 @@ pub(crate) struct Reactor {
     last_made: Cell<Option<HandleRef>>,
     timers: RefCell<TimerHeap<HandleRef>>,
     cancelled_timers: Cell<usize>,
-    slots: RefCell<FdTable<Slot>>,
+    fds: RefCell<FdTable<FdUse>>,
     /// Weak references to closed objects whose number another one has got: see `targets`.
     displaced: RefCell<VecDeque<Py<PyWeakrefReference>>>,
     /// Boxed: it is aligned to cache lines, which Python objects are not.
@@ -111,7 +111,7 @@ impl Reactor {
             last_made: Cell::new(None),
             timers: RefCell::new(TimerHeap::new()),
             cancelled_timers: Cell::new(0),
-            slots: RefCell::new(FdTable::new()),
+            fds: RefCell::new(FdTable::new()),
             displaced: RefCell::new(VecDeque::new()),
             inbox: Box::new(Inbox::new()),
             poller: RefCell::new(Some(poller)),
@@ -235,11 +235,11 @@ impl Reactor {
             handle.release(py);
         }
         self.cancelled_timers.set(0);
-        let fds: Vec<RawFd> = self.slots.borrow().iter().map(|(fd, _)| fd).collect();
+        let fds: Vec<RawFd> = self.fds.borrow().iter().map(|(fd, _)| fd).collect();
         for fd in fds {
-            let slot = self.slots.borrow_mut().remove(fd);
-            if let Some(slot) = slot {
-                release_slot(py, slot);
+            let fd_use = self.fds.borrow_mut().remove(fd);
+            if let Some(fd_use) = fd_use {
+                release_fd_use(py, fd_use);
             }
         }
     }
@@ -250,10 +250,10 @@ impl Reactor {
     /// Called by the collector with its own `visit` and `arg`; no cell is borrowed, since none stays borrowed while
     /// Python code (and with it the collector) runs.
     pub(crate) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        let (Ok(ready), Ok(timers), Ok(slots)) = (
+        let (Ok(ready), Ok(timers), Ok(fds)) = (
             self.ready.try_borrow(),
             self.timers.try_borrow(),
-            self.slots.try_borrow(),
+            self.fds.try_borrow(),
         ) else {
             return 0;
         };
@@ -273,11 +273,11 @@ impl Reactor {
         if let Some(result) = result {
             return result;
         }
-        for (_, slot) in slots.iter() {
-            let result = match slot {
-                Slot::Source(source) => visit_one(source.as_ptr()),
+        for (_, fd_use) in fds.iter() {
+            let result = match fd_use {
+                FdUse::Source(source) => visit_one(source.as_ptr()),
                 // SAFETY: as above.
-                Slot::Watch(watch) => unsafe { watch.traverse(visit, arg) },
+                FdUse::Watch(watch) => unsafe { watch.traverse(visit, arg) },
             };
             if result != 0 {
                 return result;
@@ -300,10 +300,10 @@ impl Drop for Visit<'_> {
     }
 }
 
-fn release_slot(py: Python<'_>, slot: Slot) {
-    match slot {
-        Slot::Source(source) => source.release(py),
-        Slot::Watch(watch) => watch.release(py),
+fn release_fd_use(py: Python<'_>, fd_use: FdUse) {
+    match fd_use {
+        FdUse::Source(source) => source.release(py),
+        FdUse::Watch(watch) => watch.release(py),
     }
 }
 

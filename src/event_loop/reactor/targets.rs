@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyWeakrefReference;
 
 use super::watcher::Direction;
-use super::{Reactor, Slot};
+use super::{FdUse, Reactor};
 use crate::event_loop::fileno::number_of;
 
 /// Objects that are remembered after another one has taken their number.
@@ -20,16 +20,16 @@ const MAX_DISPLACED: usize = 64;
 impl Reactor {
     /// The descriptor that callbacks of this very object are registered for.
     pub(crate) fn fd_of(&self, target: &Bound<'_, PyAny>) -> Option<RawFd> {
-        let is_its = |slot: Slot| match slot {
-            Slot::Watch(watch) => watch
+        let is_its = |fd_use: FdUse| match fd_use {
+            FdUse::Watch(watch) => watch
                 .targets(target.py())
                 .iter()
                 .flatten()
                 .any(|known| known.is(target)),
-            Slot::Source(_) => false,
+            FdUse::Source(_) => false,
         };
-        let slots = self.slots.borrow();
-        slots.iter().find(|(_, slot)| is_its(*slot)).map(|(fd, _)| fd)
+        let fds = self.fds.borrow();
+        fds.iter().find(|(_, fd_use)| is_its(*fd_use)).map(|(fd, _)| fd)
     }
 
     /// Ends the callbacks of `fd` that belong to another object than `target`, whose number is not `fd` any more.
@@ -53,8 +53,8 @@ impl Reactor {
     }
 
     /// A transport takes the number over: what was registered there belonged to something closed.
-    pub(super) fn note_all_displaced(&self, py: Python<'_>, slot: Slot) {
-        if let Slot::Watch(watch) = slot {
+    pub(super) fn note_all_displaced(&self, py: Python<'_>, fd_use: FdUse) {
+        if let FdUse::Watch(watch) = fd_use {
             for target in watch.targets(py).into_iter().flatten() {
                 self.note_displaced(&target);
             }

@@ -31,7 +31,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyWeakrefReference;
 
 use super::watcher::{Direction, Watcher};
-use super::{Reactor, Slot};
+use super::{FdUse, Reactor};
 use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::source::WaiterRef;
 
@@ -178,8 +178,8 @@ impl WatchRef {
 
 impl Reactor {
     fn watch(&self, fd: RawFd) -> Option<WatchRef> {
-        match self.slot(fd) {
-            Some(Slot::Watch(watch)) => Some(watch),
+        match self.fd_use(fd) {
+            Some(FdUse::Watch(watch)) => Some(watch),
             _ => None,
         }
     }
@@ -187,7 +187,7 @@ impl Reactor {
     fn watch_or_new(&self, fd: RawFd) -> WatchRef {
         self.watch(fd).unwrap_or_else(|| {
             let watch = WatchRef::new();
-            self.slots.borrow_mut().insert(fd, Slot::Watch(watch));
+            self.fds.borrow_mut().insert(fd, FdUse::Watch(watch));
             watch
         })
     }
@@ -212,7 +212,7 @@ impl Reactor {
         let watch = self.watch_or_new(fd);
         if watch.get().is_idle() {
             // Left by a wait on a socket, which may be closed: what is watched now gets a token of its own.
-            self.slots.borrow_mut().insert(fd, Slot::Watch(watch));
+            self.fds.borrow_mut().insert(fd, FdUse::Watch(watch));
             if !watch.is_armed(py) {
                 watch.get().armed.set(Interest::NONE);
             }
@@ -270,7 +270,7 @@ impl Reactor {
         let before = watch.get().side(direction).replace(Some(Watcher::Once(waiter)));
         if !is_known {
             // Perhaps another file than the one that was armed: it gets a token of its own.
-            self.slots.borrow_mut().insert(fd, Slot::Watch(watch));
+            self.fds.borrow_mut().insert(fd, FdUse::Watch(watch));
             if !watch.is_armed(py) {
                 watch.get().armed.set(Interest::NONE);
             }
@@ -323,8 +323,8 @@ impl Reactor {
     }
 
     fn remove_watch(&self, py: Python<'_>, fd: RawFd) {
-        let removed = self.slots.borrow_mut().remove(fd);
-        if let Some(Slot::Watch(watch)) = removed {
+        let removed = self.fds.borrow_mut().remove(fd);
+        if let Some(FdUse::Watch(watch)) = removed {
             watch.release(py);
         }
     }
@@ -357,7 +357,7 @@ impl Reactor {
     }
 
     fn tell(&self, fd: RawFd, watch: WatchRef, wanted: Interest) -> io::Result<()> {
-        let Some(token) = self.slots.borrow().token_of(fd) else {
+        let Some(token) = self.fds.borrow().token_of(fd) else {
             return Ok(());
         };
         let is_new = watch.get().armed.get().is_empty();

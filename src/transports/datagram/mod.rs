@@ -161,7 +161,7 @@ impl Source for DatagramObject {
     }
 
     fn on_evicted(this: This<'_, Self>) {
-        this.registration.evict();
+        this.registration.displace();
         this.reactor()
             .defer(this.to_bound(), ending::lose_descriptor::<DatagramBody>);
     }

@@ -22,7 +22,7 @@ use crate::binding::names::names;
 use crate::binding::native_type::This;
 use crate::binding::{errors, log};
 use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::reactor::Slot;
+use crate::event_loop::reactor::FdUse;
 use crate::transports::ending::fatal_error;
 use crate::transports::object;
 
@@ -46,8 +46,8 @@ pub(super) fn open<'py, E: PipeEnd>(
     pipe::set_nonblocking(fd).map_err(|error| errors::os_error(&error))?;
     // A terminal may be read and written through one descriptor, of which the poller takes only one at a time.
     let is_taken = matches!(
-        LoopObject::of(event_loop).reactor().slot(fd),
-        Some(Slot::Source(_))
+        LoopObject::of(event_loop).reactor().fd_use(fd),
+        Some(FdUse::Source(_))
     );
     let duplicate = if is_taken {
         Some(pipe::duplicate(fd).map_err(|error| errors::os_error(&error))?)

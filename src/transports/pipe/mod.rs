@@ -112,7 +112,7 @@ impl<E: PipeEnd> Source for PipeObject<E> {
     }
 
     fn on_evicted(this: This<'_, Self>) {
-        this.registration.evict();
+        this.registration.displace();
         this.reactor()
             .defer(this.to_bound(), ending::lose_descriptor::<PipeBody<E>>);
     }

@@ -163,7 +163,7 @@ impl Source for StreamObject {
     }
 
     fn on_evicted(this: This<'_, Self>) {
-        this.registration.evict();
+        this.registration.displace();
         this.reactor()
             .defer(this.to_bound(), ending::lose_descriptor::<StreamBody>);
     }
