@@ -1,30 +1,30 @@
-//! The fd table: what is registered for each fd, with a generation per registration.
+//! The fd table: the registration of each fd, with a generation.
 //!
-//! Purpose: to find the registration that an event's token was made for with one indexed load, and to find nothing if
-//! the fd was closed and reused meanwhile. The kernel hands out the lowest free number, so the table is about as long
-//! as there are open fds. A much larger number, which a caller may pass although no such fd is open, goes to a sparse
-//! map instead of allocating gigabytes.
+//! Purpose: finds the registration that belongs to an event's token with one indexed load, and finds nothing if the fd
+//! was closed and reused meanwhile. The kernel assigns the lowest free number to a new fd, so the length of the table
+//! is about the number of open fds. A caller may pass a much larger number, although no such fd is open. The
+//! registration then goes to a sparse map, so that the table does not allocate gigabytes.
 //!
 //! ```text
-//!   token   63 ........ 32 31 ......... 0       generation: of all insertions into this table,
-//!           generation     fd                   from 1 on; 0 is never given out
+//!   token   63 ........ 32 31 ......... 0       generation: counts the insertions into this table,
+//!           generation     fd                   from 1 on; 0 is never used
 //! ```
 //!
-//! Since an fd is never negative, a token never has bit 31 set: `Token(u64::MAX)` and the like, and all
-//! tokens of generation 0, are free for fds that are not in the table.
+//! Since an fd is never negative, a token never has bit 31 set. `Token(u64::MAX)` and the like, and all tokens of
+//! generation 0, are free for fds that are not in the table.
 //!
-//! Owner: the loop's thread. It must not know what a registration stands for. The owner must release the registrations
-//! that are left when it drops the table.
+//! Owner: the loop's thread. It must not know what a registration stands for. When the owner drops the table, it must
+//! release the remaining registrations.
 
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 
 use crate::sys::poller::Token;
 
-/// Registrations of this fd and above lie in the sparse map. It is the usual maximum of open fds (`fs.nr_open`); a
-/// wrong number below it costs some tens of megabytes at worst.
+/// Registrations of this fd and above lie in the sparse map. The limit is the usual maximum of open fds (`fs.nr_open`).
+/// A wrong number below it costs some tens of megabytes at worst.
 const DENSE_LIMIT: usize = 1 << 20;
-/// The dense table starts with space for so many fds.
+/// The dense table begins with space for so many fds.
 const FIRST_LEN: usize = 64;
 
 #[derive(Clone, Copy)]
@@ -38,8 +38,8 @@ pub struct FdTable<T: Copy> {
     dense: Vec<Option<FdEntry<T>>>,
     sparse: BTreeMap<usize, FdEntry<T>>,
     len: usize,
-    /// The last generation that was given out. There is one counter for all fds. A token can be mistaken for another
-    /// only after 2^32 registrations, and an event waits for one iteration of the loop only.
+    /// The generation of the last registration. There is one counter for all fds. A token can equal an older one only
+    /// after 2^32 registrations, and an event waits for only one iteration of the loop.
     generation: u32,
 }
 
@@ -69,8 +69,8 @@ impl<T: Copy> FdTable<T> {
         self.len == 0
     }
 
-    /// Registers `value` for `fd` under a new token. An earlier registration is forgotten, with its token:
-    /// take it out by [`Self::remove`] first if it has to be released.
+    /// Registers `value` for `fd` under a new token. The table forgets an earlier registration and its token. If that
+    /// must be released, call [`Self::remove`] first.
     ///
     /// # Panics
     /// If `fd` is negative.
@@ -119,8 +119,8 @@ impl<T: Copy> FdTable<T> {
         self.entry(index).map(|entry| token(index, entry.generation))
     }
 
-    /// Ends the registration of `fd` and returns it. Its token finds nothing from now on, whatever is registered for
-    /// `fd` later.
+    /// Ends the registration of `fd` and returns it. Its token finds nothing from now on, even if `fd` is registered
+    /// again.
     #[inline]
     pub fn remove(&mut self, fd: RawFd) -> Option<T> {
         let index = usize::try_from(fd).ok()?;
@@ -174,13 +174,13 @@ fn token(index: usize, generation: u32) -> Token {
     Token(u64::from(generation) << 32 | index as u64)
 }
 
-/// The index and the generation of a token. The index is no fd if the token is not from this table.
+/// The index and the generation of a token. The index is not an fd if the token is not from this table.
 #[inline]
 fn parts(token: Token) -> (usize, u32) {
     (token.0 as u32 as usize, (token.0 >> 32) as u32)
 }
 
-/// Every index was an fd.
+/// Every index is a former fd, so it fits.
 #[inline]
 fn fd_of(index: usize) -> RawFd {
     index as RawFd

@@ -1,8 +1,8 @@
-//! The inbox: what other threads hand over to the loop, and which of them must wake it.
+//! The inbox: other threads pass items to the loop, and one of them wakes it.
 //!
-//! Purpose: `call_soon_threadsafe` without a lock, and with one system call per sleep of the loop instead
-//! of one per call. Producers push from any thread; the loop pops. Before it blocks, the loop says so
-//! with [`Inbox::begin_sleep`]; exactly one producer per sleep is then told to wake it.
+//! Purpose: `call_soon_threadsafe` without a lock, and with one system call per sleep of the loop instead of one per
+//! call. Producers push from any thread; the loop pops. Before the loop blocks, it calls [`Inbox::begin_sleep`]. Then
+//! [`Inbox::push`] tells exactly one producer per sleep to wake the loop.
 //!
 //! ```text
 //!   producer (any thread)                loop
@@ -12,25 +12,25 @@
 //!       false; who got true wakes            then sleeping = false, do not block
 //! ```
 //!
-//! No item is lost: all `SeqCst` fences have a single order, so one of the two comes first. If it is the producer's, L2
-//! sees the item of P1; if it is the loop's, P2 sees the flag of L1. Without the fences a processor may let both sides
-//! read before the other's write arrives, and the loop would sleep although the queue has an item.
+//! No item is lost: all `SeqCst` fences have a single order, so one of the two comes first. If the producer's fence is
+//! first, L2 sees the item of P1. If the loop's fence is first, P2 sees the flag of L1. Without the fences both sides
+//! may read before the other's write arrives, and the loop would sleep although the queue has an item.
 //!
-//! Owner: the loop's thread pops and sleeps, every thread pushes. It must not know how the loop is woken.
+//! Owner: the loop's thread pops and sleeps, and any thread pushes. It must not know how a producer wakes the loop.
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use crossbeam_queue::SegQueue;
 
-/// A lock-free queue into one sleeping consumer.
+/// A lock-free queue with one consumer, which may sleep.
 pub struct Inbox<T: Send> {
     items: SegQueue<T>,
-    /// Set by the consumer before it blocks; cleared by the one producer that will wake it.
+    /// The consumer sets it before it blocks. The one producer that will wake the consumer clears it.
     is_sleeping: AtomicBool,
 }
 
 impl<T: Send> Inbox<T> {
-    /// An empty inbox of a consumer that is awake.
+    /// An empty inbox, whose consumer is awake.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -39,8 +39,8 @@ impl<T: Send> Inbox<T> {
         }
     }
 
-    /// Hands an item over, from any thread. Returns true if the consumer sleeps and nobody has woken it yet: then the
-    /// caller must wake it.
+    /// Passes an item to the consumer, from any thread. Returns true if the consumer sleeps and nobody has woken it
+    /// yet. Then the caller must wake it.
     #[inline]
     #[must_use = "if it returns true, the consumer has to be woken"]
     pub fn push(&self, item: T) -> bool {
@@ -49,9 +49,9 @@ impl<T: Send> Inbox<T> {
         self.claim_wake()
     }
 
-    /// True if the consumer sleeps and nobody woke it yet: then the caller must wake it. For a producer that hands its
-    /// item over without the inbox: under a lock that the consumer holds whenever it checks its work, and releases only
-    /// after [`Inbox::begin_sleep`].
+    /// True if the consumer sleeps and nobody has woken it yet. Then the caller must wake it. This is for a producer
+    /// that passes its item without the inbox: under a lock that the consumer holds whenever it checks its work, and
+    /// that it releases only after [`Inbox::begin_sleep`].
     #[inline]
     #[must_use = "if it returns true, the consumer has to be woken"]
     pub fn claim_wake(&self) -> bool {
@@ -59,7 +59,7 @@ impl<T: Send> Inbox<T> {
         self.is_sleeping.load(Ordering::Relaxed) && self.is_sleeping.swap(false, Ordering::Relaxed)
     }
 
-    /// Takes out an item; items of one producer come in the order it pushed them. For the consumer.
+    /// Takes out an item. The items of one producer come in the order in which it pushed them. For the consumer.
     #[inline]
     pub fn pop(&self) -> Option<T> {
         self.items.pop()
@@ -72,14 +72,14 @@ impl<T: Send> Inbox<T> {
         self.items.is_empty()
     }
 
-    /// How many items wait, a snapshot.
+    /// How many items are in the queue at this moment.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         self.items.len()
     }
 
-    /// Says that the consumer is about to block. Returns false if it must not block, because an item has arrived; true
-    /// if it may block, and the next push will wake it. For the consumer.
+    /// Announces that the consumer is about to block. Returns true if it may block; then the next push will wake it.
+    /// Returns false if it must not block, because an item has arrived. For the consumer.
     #[inline]
     #[must_use = "if it returns false, the consumer must not block"]
     pub fn begin_sleep(&self) -> bool {
@@ -88,12 +88,12 @@ impl<T: Send> Inbox<T> {
         if self.items.is_empty() {
             return true;
         }
-        // A producer may have taken the flag in between. It will wake a consumer that is awake, which does no harm.
+        // A producer may have cleared the flag in between. It will wake a consumer that is awake, which does no harm.
         self.end_sleep();
         false
     }
 
-    /// Says that the consumer is awake again, for whatever reason. For the consumer.
+    /// Announces that the consumer is awake again, for whatever reason. For the consumer.
     #[inline]
     pub fn end_sleep(&self) {
         self.is_sleeping.store(false, Ordering::Relaxed);
@@ -153,11 +153,11 @@ mod tests {
         assert_eq!(Arc::strong_count(&item), 1);
     }
 
-    /// Far beyond any wait on a loaded machine: a park that lasts so long has lost its wake.
+    /// Far longer than any wait on a loaded machine. If a park lasts so long, its wake was lost.
     const LOST: Duration = Duration::from_secs(60);
 
-    /// Takes items until `total` have come, blocking whenever the inbox allows it. Each item is (producer,
-    /// number), and each producer's numbers must come in order, without a gap.
+    /// Takes `total` items, and blocks whenever the inbox allows it. Each item is (producer, number), and each
+    /// producer's numbers must come in order, without a gap.
     fn consume(inbox: &Inbox<(usize, usize)>, wakes: &AtomicUsize, producers: usize, total: usize) {
         let mut next = vec![0; producers];
         let mut taken = 0;
@@ -183,7 +183,7 @@ mod tests {
 
     fn run(producers: usize, each: usize, pause: impl Fn(usize) + Sync) {
         let inbox = Inbox::new();
-        // A wake is a number that grows, so that a wake before the park is not lost by the test itself.
+        // Each wake increments a number. So the test itself does not lose a wake that comes before the park.
         let wakes = AtomicUsize::new(0);
         let consumer = thread::current();
         thread::scope(|scope| {

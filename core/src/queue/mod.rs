@@ -4,14 +4,14 @@
 //! |---|---|---|
 //! | [`ready`] | callbacks to run next | FIFO ring |
 //! | [`timers`] | callbacks with a deadline | heap ordered by (deadline, sequence number) |
-//! | [`inbox`] | what other threads hand over | lock-free queue and a sleep flag |
+//! | [`inbox`] | items from other threads | lock-free queue and a sleep flag |
 //! | [`outbuf`] | chunks waiting to be written | inline slot, then a deque |
-//! | [`fd_table`] | who is registered for an fd | table by fd, with generations |
-//! | [`read_size`] | how much a socket's reads bring | two bytes |
+//! | [`fd_table`] | the registration of each fd | table by fd, with generations |
+//! | [`read_size`] | how much a socket's reads return | two bytes |
 //! | [`records`] | where TLS records end in received bytes | a header of five bytes and a count |
 //!
 //! Owner: the thread of the loop, except [`inbox::Inbox::push`]. Elements are opaque. A `Copy` element is usually a
-//! pointer; the rooms above count its references.
+//! pointer; the modules that use the container count its references.
 
 pub mod fd_table;
 pub mod inbox;

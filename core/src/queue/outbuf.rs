@@ -1,36 +1,36 @@
-//! The chunks of a stream that wait to be written.
+//! The chunks of a stream that are still to be written.
 //!
-//! Purpose: keeps what a transport could not send at once, or corks, as the chunks that it was given (nothing is
-//! copied), and offers them to `writev`. One chunk lies inline, so the usual single write allocates nothing. A
-//! connection with nothing to write costs three words and an empty chunk.
+//! Purpose: keeps the data that a transport could not send at once, or that it corks, and offers it to `writev`. It
+//! keeps the chunks that it was given and copies nothing. One chunk lies inline, so the usual single write allocates
+//! nothing. A connection without data to write takes three words and an empty chunk.
 //!
 //! ```text
 //!   front [ sent | to be sent ]   then   rest [ chunk ] [ chunk ] ...
 //!         '-----' sent_bytes             boxed, allocated for the second chunk
 //! ```
 //!
-//! Owner: the loop's thread. It must not know what a chunk is beyond its bytes. It drops no chunk while it is borrowed:
-//! it hands written chunks to the caller, who releases them where foreign code may run.
+//! Owner: the loop's thread. It must know only the bytes of a chunk. It drops no chunk while it is borrowed: it passes
+//! written chunks to the caller, who releases them where foreign code may run.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 
-/// A deque of up to this capacity is kept for later use.
+/// The buffer keeps a deque of up to this capacity for later use.
 const KEPT_CAPACITY: usize = 8;
 
 /// Chunks of bytes in the order in which they are to be written.
 pub struct OutBuf<C: AsRef<[u8]>> {
-    /// The oldest chunk; if there is none, there is nothing in `rest` either.
+    /// The oldest chunk. If there is none, `rest` is empty, too.
     front: Option<C>,
     #[expect(
         clippy::box_collection,
         reason = "keeps idle connections small: one word instead of four"
     )]
     rest: Option<Box<VecDeque<C>>>,
-    /// How many bytes of `front` are written already.
+    /// How many bytes of `front` are already written.
     sent_bytes: usize,
-    /// How many bytes are still to be written, in all chunks.
+    /// How many bytes of all chunks are still to be written.
     len_bytes: usize,
 }
 
@@ -53,7 +53,7 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
         self.len_bytes
     }
 
-    /// Whether there is no chunk. An empty chunk counts; the next [`Self::advance`] removes it.
+    /// Whether there is no chunk. An empty chunk counts as a chunk; the next [`Self::advance`] removes it.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -77,8 +77,8 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
         }
     }
 
-    /// Puts a chunk in front, of which the first `sent_bytes` bytes are written and some are left. Nothing of the other
-    /// chunks may be written yet.
+    /// Puts a chunk in front. Its first `sent_bytes` bytes are already written, and at least one is not. Nothing of the
+    /// other chunks may be written yet.
     pub fn push_front(&mut self, chunk: C, sent_bytes: usize) {
         debug_assert!(self.sent_bytes == 0, "the front chunk is written in part");
         debug_assert!(sent_bytes < chunk.as_ref().len(), "the chunk is written");
@@ -89,17 +89,14 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
         }
     }
 
-    /// Writes to `out` what is to be written, from the front on, one slice per chunk as far as `out`
-    /// reaches, and returns how many slices it wrote. Chunks of no bytes are left out.
-    ///
-    /// The first that many elements of `out` are initialised then; [`Self::slices`] hands them out.
+    /// Fills `out` as [`Self::slices`] does, and returns how many of its first elements are then initialised.
     #[cfg(test)]
     pub fn fill_slices<'a>(&'a self, out: &mut [MaybeUninit<IoSlice<'a>>]) -> usize {
         self.slices(out).len()
     }
 
-    /// What is to be written, from the front on, one slice per chunk as far as the capacity of `out` reaches.
-    /// Chunks of no bytes are left out.
+    /// The bytes that are to be written, from the front on: one slice per chunk, and at most as many slices as `out`
+    /// can hold. Empty chunks are left out.
     #[inline]
     pub fn slices<'a, 'b>(&'a self, out: &'b mut [MaybeUninit<IoSlice<'a>>]) -> &'b [IoSlice<'a>] {
         let unsent = self
@@ -120,10 +117,8 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
         unsafe { std::slice::from_raw_parts(out.as_ptr().cast(), filled) }
     }
 
-    /// Notes that `n_bytes` from the front on are written. Chunks written to their end are handed to
-    /// `dropped`, which must only keep them: this buffer is borrowed while it runs.
-    ///
-    /// At most [`Self::len_bytes`] bytes can be written.
+    /// Notes that the first `n_bytes` bytes are written, at most [`Self::len_bytes`]. Passes each chunk that is
+    /// completely written to `dropped`. `dropped` must only keep it, because this buffer is borrowed during the call.
     #[inline]
     pub fn advance(&mut self, n_bytes: usize, dropped: &mut impl FnMut(C)) {
         debug_assert!(n_bytes <= self.len_bytes, "more was written than there is");
@@ -142,8 +137,8 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
         }
     }
 
-    /// Takes out the oldest chunk, whether a part of it is written or not. A closing transport drops its unwritten data
-    /// this way.
+    /// Takes out the oldest chunk, whether a part of it is written or not. In this way a closing transport drops its
+    /// unwritten data.
     #[inline]
     pub fn pop(&mut self) -> Option<C> {
         let unsent_bytes = self.front.as_ref()?.as_ref().len() - self.sent_bytes;
@@ -151,7 +146,7 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
         self.take_front()
     }
 
-    /// The chunks, whole, from the oldest to the newest.
+    /// The whole chunks, from the oldest to the newest.
     pub fn iter(&self) -> impl Iterator<Item = &C> + '_ {
         self.front
             .iter()
@@ -196,7 +191,7 @@ mod tests {
         panic!("dropped {chunk:?}");
     }
 
-    /// What a `writev` with capacity for `slots` slices would be given.
+    /// The slices that a `writev` of at most `slots` slices would get.
     fn offered(buffer: &OutBuf<Vec<u8>>, slots: usize) -> Vec<Vec<u8>> {
         let mut out = vec![MaybeUninit::<IoSlice<'_>>::uninit(); slots];
         buffer
@@ -208,7 +203,7 @@ mod tests {
 
     #[test]
     fn is_small() {
-        // With a chunk of three words that leaves space for the empty slot, as a Python object and a range.
+        // Like a Python object with a range, a `Vec` has three words, and a spare value for `None`.
         assert!(size_of::<OutBuf<Box<[u8]>>>() <= 48);
         assert!(size_of::<OutBuf<Vec<u8>>>() <= 48);
     }
@@ -308,7 +303,7 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Step {
         Push(Vec<u8>),
-        /// How much of what is there, in percent.
+        /// How much of the data, in percent.
         Advance(usize),
         Pop,
     }
@@ -322,7 +317,8 @@ mod tests {
     }
 
     proptest! {
-        /// Bytes against one flat vector, chunks against what went in: every chunk comes out once, in order.
+        /// Compares the bytes with one flat vector, and the chunks with those that went in: every chunk comes out once,
+        /// in order.
         #[test]
         fn behaves_like_flat_bytes(steps in prop::collection::vec(step(), 0..80), slots in 0_usize..6) {
             let mut buffer = OutBuf::new();

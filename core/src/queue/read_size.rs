@@ -1,23 +1,24 @@
-//! How much a socket's reads bring. That decides where the next read is received.
+//! How much a socket's reads return. That decides where the next read puts its data.
 //!
-//! Purpose: small and irregular reads go through a scratch buffer into an object of exactly their size; reads of 8 to
-//! 256 KiB that keep to one size are received straight into an object of it. That happens only after some reads in a
-//! row have suited the same size: an object chosen by a single odd read would cut the next message into pieces.
+//! Purpose: small and irregular reads go through a scratch buffer into an object of exactly their size. Reads of 8 to
+//! 256 KiB that always have the same size go directly into an object of that size. This begins only after several reads
+//! in a row have suited the same size. If a single odd read chose the size, its object would cut the next message into
+//! pieces.
 //!
 //! Owner: the thread of the loop. It must not know what is read, nor from where.
 
 use std::cell::Cell;
 
-/// Reads of this size and above may be received without the scratch buffer.
+/// Reads of at least this size may go without the scratch buffer.
 const MIN_DIRECT_LEN: usize = 8 * 1024;
-/// The most that is received straight into an object.
+/// The most that a read puts directly into an object.
 const MAX_DIRECT_LEN: usize = 256 * 1024;
-/// Sizes of objects to receive into are multiples of this.
+/// The sizes of the objects that reads go into are multiples of this.
 const UNIT: usize = 4 * 1024;
-/// Reads of one size before the next is received straight into an object.
+/// After so many reads of one size the next one goes directly into an object.
 const STEADY_READS: u8 = 4;
 
-/// The history of one socket, in two bytes: every open connection has one.
+/// The history of one socket. It takes two bytes, because every open connection has one.
 #[derive(Debug)]
 pub struct ReadSize {
     /// The size, in units, of the object that would have suited the last read; 0 if it was small or very large.
@@ -27,7 +28,7 @@ pub struct ReadSize {
 }
 
 impl ReadSize {
-    /// The history of a socket that was not read yet.
+    /// The history of a socket from which nothing was read yet.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -36,7 +37,7 @@ impl ReadSize {
         }
     }
 
-    /// The length in bytes of an object for the next read; 0: through the scratch buffer.
+    /// The length in bytes of an object for the next read, or 0 if the read should go through the scratch buffer.
     #[inline]
     #[must_use]
     pub fn capacity(&self) -> usize {
@@ -47,8 +48,8 @@ impl ReadSize {
         }
     }
 
-    /// After a read of `len_bytes` into `capacity` bytes. A full buffer says that there may be more to read, so
-    /// that the next read goes through the scratch buffer.
+    /// Notes a read of `len_bytes` into `capacity` bytes. If the buffer is full, there may be more to read, so the next
+    /// read goes through the scratch buffer.
     #[inline]
     pub fn note(&self, len_bytes: usize, capacity: usize) {
         let suitable = if len_bytes == capacity {
@@ -77,8 +78,8 @@ impl Default for ReadSize {
     }
 }
 
-/// The size of an object for a read of `len_bytes`: space for a little more, so that a read of the same size is seen to
-/// be all there is. 0 for reads that go through the scratch buffer.
+/// The size of an object for a read of `len_bytes`. It has space for a little more. So a read of the same size does not
+/// fill it, and the reader knows that nothing is left. 0 for reads that go through the scratch buffer.
 #[inline]
 fn suitable_units(len_bytes: usize) -> u8 {
     let units = len_bytes / UNIT + 1;
@@ -95,7 +96,7 @@ mod tests {
 
     use super::{MAX_DIRECT_LEN, MIN_DIRECT_LEN, ReadSize, STEADY_READS, UNIT};
 
-    /// A history of so many reads of one size, as the scratch buffer takes them.
+    /// The history after so many reads of one size through the scratch buffer.
     fn after(len_bytes: usize, count: u8) -> ReadSize {
         let size = ReadSize::new();
         for _ in 0..count {

@@ -1,7 +1,7 @@
 //! The queue of callbacks that are ready to run: first in, first out.
 //!
-//! Purpose: a ring whose push and pop are a handful of instructions. Its capacity is a power of two. Its two positions
-//! only grow, and wrap around at the end of their type, so that neither needs a comparison:
+//! Purpose: a ring whose push and pop take a few instructions. Its capacity is a power of two. Its two positions only
+//! grow, and wrap around at the end of their type, so neither needs a comparison:
 //!
 //! ```text
 //!   position   head            tail                  head == tail               empty
@@ -10,8 +10,8 @@
 //!    index = position & (capacity - 1)
 //! ```
 //!
-//! Owner: the loop's thread. It must not know what an element stands for; the owner must release the elements that are
-//! left before it drops the queue (by popping them).
+//! Owner: the loop's thread. It must not know what an element stands for. Before the owner drops the queue, it must pop
+//! the remaining elements and release them.
 
 use std::mem::MaybeUninit;
 
@@ -19,13 +19,13 @@ use std::mem::MaybeUninit;
 const FIRST_CAPACITY: usize = 64;
 /// A ring up to this capacity is never shrunk.
 const KEPT_CAPACITY: usize = 4096;
-/// A larger ring shrinks after that many drains in a row that used less than a quarter of it. One quiet iteration is
-/// not enough: a program that schedules in bursts would pay for growing again and again.
+/// A larger ring shrinks after so many drains in a row that used less than a quarter of it. If one such drain were
+/// enough, a program that schedules in bursts would make the ring grow again each time.
 const QUIET_DRAINS: u32 = 64;
 
 /// A growing ring of `Copy` elements.
 pub struct ReadyQueue<T: Copy> {
-    /// Empty, or a power of two long. Initialised exactly from `head` up to `tail`.
+    /// Its length is zero or a power of two. Exactly the elements from `head` up to `tail` are initialised.
     ring: Box<[MaybeUninit<T>]>,
     /// The position of the oldest element.
     head: usize,
@@ -102,7 +102,7 @@ impl<T: Copy> ReadyQueue<T> {
         })
     }
 
-    /// How many elements fit without growing.
+    /// How many elements the ring can hold before it grows.
     #[cfg(test)]
     pub fn capacity(&self) -> usize {
         self.ring.len()
@@ -119,7 +119,7 @@ impl<T: Copy> ReadyQueue<T> {
         self.resize((self.ring.len() * 2).max(FIRST_CAPACITY));
     }
 
-    /// Called when a large ring becomes empty: gives memory back when a burst is over.
+    /// Called when a large ring becomes empty. Gives memory back after the end of a burst.
     #[cold]
     fn note_drained(&mut self) {
         // The number of pushes since the last drain is an upper bound of how many elements were queued at any one time.
@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn keeps_order_while_growing_with_a_wrapped_ring() {
         let mut queue = ReadyQueue::new();
-        // Moves both positions into the middle, so that the elements wrap around before the ring grows.
+        // This moves both positions into the middle, so that the elements wrap around before the ring grows.
         fill_and_drain(&mut queue, FIRST_CAPACITY / 2);
         for item in 0..FIRST_CAPACITY * 3 {
             queue.push_back(item);
@@ -235,7 +235,7 @@ mod tests {
     }
 
     proptest! {
-        /// Runs of pushes and pops against a `VecDeque`.
+        /// Compares runs of pushes and pops with a `VecDeque`.
         #[test]
         fn behaves_like_a_deque(runs in prop::collection::vec((0_usize..300, 0_usize..300), 0..40)) {
             let mut queue = ReadyQueue::new();

@@ -1,8 +1,8 @@
-//! Where TLS records begin and end in the received bytes: five bytes of header, then as many as it says (RFC 8446,
-//! 5.1).
+//! Where TLS records begin and end in the received bytes. A record is a header of five bytes and a body, whose length
+//! is in the header (RFC 8446, 5.1).
 //!
 //! `SSL_read` on less than a whole record ends in `SSLWantReadError`, and raising that costs more than decrypting a
-//! small record. So the engine reads exactly as often as whole records have come. It must not know Python.
+//! small record. So the engine calls it exactly once for each whole record. This module must not know Python.
 //!
 //! ```text
 //!   type  version   length        body
@@ -12,33 +12,33 @@
 const HEADER_LEN: usize = 5;
 /// Content types: `change_cipher_spec` to `heartbeat`.
 const CONTENT_TYPES: std::ops::RangeInclusive<u8> = 20..=24;
-/// The plaintext of a record and the most that any version may add to it.
+/// The longest plaintext of a record, and the most bytes that any version may add to it.
 const MAX_BODY_LEN: usize = (1 << 14) + 2048;
 
 /// What [`Framing::advance`] has counted.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct Counted {
-    /// Records that are now whole.
+    /// How many records are now whole.
     pub records: usize,
-    /// No less than the bytes of plaintext in them.
+    /// An upper bound of the bytes of plaintext in them.
     pub capacity: usize,
 }
 
-/// The place in the stream of records.
+/// The position in the stream of records.
 #[derive(Clone, Copy, Default)]
 pub struct Framing {
     header: [u8; HEADER_LEN],
     header_len: u8,
     body_len: u16,
-    /// Bytes of the body that have not come yet.
+    /// How many bytes of the body have not arrived yet.
     missing_len: u16,
-    /// The bytes are not a TLS record: every byte goes to OpenSSL at once, which reports the error.
+    /// The bytes are not a TLS record. Then all bytes go to OpenSSL at once, and OpenSSL reports the error.
     is_broken: bool,
 }
 
 impl Framing {
-    /// Reads `data`, the next bytes of the stream, and counts the records that they complete. `overhead_len` is the
-    /// least number of bytes that each record has beside its plaintext.
+    /// Reads `data`, the next bytes of the stream, and counts the records that they complete. The body of each record
+    /// has at least `overhead_len` bytes besides its plaintext.
     #[inline]
     pub fn advance(&mut self, mut data: &[u8], overhead_len: usize) -> Counted {
         let mut counted = Counted::default();
@@ -83,7 +83,7 @@ impl Framing {
         &data[taken..]
     }
 
-    /// How many bytes of the incomplete record have come; 0 if that is not known.
+    /// How many bytes of the incomplete record have arrived, or 0 if that is not known.
     #[must_use]
     pub fn partial_len(&self) -> usize {
         if self.is_broken {

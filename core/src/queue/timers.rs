@@ -1,10 +1,10 @@
 //! The timers: ordered by deadline, then by the order in which they were added.
 //!
-//! Purpose: finds the next deadline in O(1), adds and takes out timers in O(log n). Equal deadlines come out in
-//! insertion order, because every timer gets the next sequence number. The owner leaves cancelled timers in the heap.
-//! They are removed later: one by one as they come to the top, or all at once by [`TimerHeap::retain`]. In the most
-//! common case, a timer that is cancelled right after it was added, [`TimerHeap::remove_last_if`] removes it from the
-//! end of the array.
+//! Purpose: finds the next deadline in O(1), and adds and removes timers in O(log n). Timers with equal deadlines come
+//! out in insertion order, because every timer gets the next sequence number. The owner leaves cancelled timers in the
+//! heap. It removes them later: one by one as they come to the top, or all at once with [`TimerHeap::retain`]. Most
+//! often a timer is cancelled right after it was added. Then [`TimerHeap::remove_last_if`] removes it from the end of
+//! the array.
 //!
 //! ```text
 //!   array   0 | 1 2 | 3 4 5 6 | 7 ...            parent of i      (i - 1) / 2
@@ -12,16 +12,16 @@
 //!           the earliest                         nobody is earlier than its parent
 //! ```
 //!
-//! Most programs set timers with the same delay, so that every deadline is at or after the one before. For these there
-//! is a sorted run beside the heap: they are appended to the run, and leave from its front in O(1). A timer that does
-//! not fit behind the run goes to the heap.
+//! Most programs set timers with the same delay, so every deadline is at or after the one before. A sorted run beside
+//! the heap holds these timers: they are appended to the run and leave from its front, both in O(1). A timer whose
+//! deadline is before the last one of the run goes to the heap.
 //!
-//! Owner: the loop's thread. It must not know what an element stands for, nor what time it is; the owner must release
-//! the elements that are left when it drops the heap.
+//! Owner: the loop's thread. It must not know what an element stands for, nor what time it is. When the owner drops the
+//! heap, it must release the remaining elements.
 
 use std::collections::VecDeque;
 
-/// Memory for up to that many timers is kept.
+/// The heap keeps memory for so many timers.
 const KEPT_CAPACITY: usize = 1024;
 
 #[derive(Clone, Copy)]
@@ -32,7 +32,7 @@ struct Entry<T> {
 }
 
 impl<T> Entry<T> {
-    /// Both parts of the order in one number, which compares without a branch.
+    /// Both parts of the order in one number, so that a comparison needs no branch.
     #[inline]
     fn key(&self) -> u128 {
         u128::from(self.when_ns) << 64 | u128::from(self.seq)
@@ -46,7 +46,7 @@ impl<T> Entry<T> {
 
 /// A heap of `Copy` elements with a deadline each.
 pub struct TimerHeap<T: Copy> {
-    /// Each entry is after its parent, see the module's head.
+    /// Each entry is after its parent, see the module's documentation.
     entries: Vec<Entry<T>>,
     /// Sorted; each entry is after the one in front of it.
     run: VecDeque<Entry<T>>,
@@ -78,7 +78,7 @@ impl<T: Copy> TimerHeap<T> {
         self.entries.is_empty() && self.run.is_empty()
     }
 
-    /// Adds a timer and returns its sequence number, which only ever grows.
+    /// Adds a timer and returns its sequence number. Each one is greater than all before.
     #[inline]
     pub fn push(&mut self, when_ns: u64, item: T) -> u64 {
         let seq = self.next_seq;
@@ -101,7 +101,7 @@ impl<T: Copy> TimerHeap<T> {
         self.earliest().map(|entry| entry.when_ns)
     }
 
-    /// The earliest timer: deadline and element.
+    /// The deadline and the element of the earliest timer.
     #[inline]
     #[must_use]
     pub fn peek(&self) -> Option<(u64, T)> {
@@ -161,14 +161,14 @@ impl<T: Copy> TimerHeap<T> {
             self.shrink_run_if_sparse();
             return Some(last.item);
         }
-        // The last has no children, so the others stay a heap.
+        // The last entry has no children, so the others are still a heap.
         let last = self.entries.pop_if(|entry| is_meant(entry.item))?;
         self.shrink_if_sparse();
         Some(last.item)
     }
 
-    /// Keeps the timers for which `is_kept` says so and appends the others to `dropped`, in O(n). Gives
-    /// memory back if less than a quarter of it is used afterwards.
+    /// Keeps the timers for which `is_kept` returns true and appends the others to `dropped`, in O(n). Gives memory
+    /// back if less than a quarter of it is used afterwards.
     pub fn retain(&mut self, mut is_kept: impl FnMut(T) -> bool, dropped: &mut Vec<T>) {
         let mut keep = |entry: &Entry<T>| {
             let keep = is_kept(entry.item);
@@ -197,7 +197,7 @@ impl<T: Copy> TimerHeap<T> {
         self.entries.iter().chain(&self.run).map(|entry| entry.item)
     }
 
-    /// How many timers fit without growing.
+    /// How many timers fit before the heap or the run grows.
     #[cfg(test)]
     pub fn capacity(&self) -> usize {
         self.entries.capacity() + self.run.capacity()
@@ -218,8 +218,8 @@ impl<T: Copy> TimerHeap<T> {
         self.entries[index] = entry;
     }
 
-    /// Puts `entry` at `index` or, as long as a child is before it, below: the earliest child moves up.
-    /// What was at `index` is overwritten.
+    /// Puts `entry` at `index`. As long as a child is before it, the earliest child moves up and `entry` moves down.
+    /// The entry that was at `index` is overwritten.
     #[inline]
     fn sift_down(&mut self, mut index: usize, entry: Entry<T>) {
         let entries = self.entries.as_mut_slice();
@@ -228,8 +228,9 @@ impl<T: Copy> TimerHeap<T> {
             let right = left + 1;
             let mut earliest = left;
             if right < entries.len() {
-                // The comparison is added, not branched on, because no processor can predict it. That makes a pop from
-                // 1,000 timers twice as fast. With it, four children per node gain nothing.
+                // The code adds the result of the comparison instead of branching on it, because no processor can
+                // predict it. That makes a pop from 1,000 timers twice as fast. Four children per node would not make
+                // it faster.
                 earliest += usize::from(entries[right].is_before(&entries[left]));
             } else if left >= entries.len() {
                 break;
@@ -243,7 +244,7 @@ impl<T: Copy> TimerHeap<T> {
         entries[index] = entry;
     }
 
-    /// As `shrink_if_sparse`, for the run.
+    /// Does for the run what `shrink_if_sparse` does for the array.
     #[inline]
     fn shrink_run_if_sparse(&mut self) {
         let capacity = self.run.capacity();
@@ -252,7 +253,7 @@ impl<T: Copy> TimerHeap<T> {
         }
     }
 
-    /// Gives half of the memory back when a quarter is used. The pops of a burst of timers pay for that.
+    /// Gives half of the memory back if less than a quarter is used. The pops of a burst of timers pay for that.
     #[inline]
     fn shrink_if_sparse(&mut self) {
         let capacity = self.entries.capacity();
@@ -365,7 +366,7 @@ mod tests {
     }
 
     fn step() -> impl Strategy<Value = Step> {
-        // Few different deadlines, so that many are equal.
+        // There are only a few different deadlines, so many are equal.
         prop_oneof![
             6 => (0_u64..20).prop_map(Step::Push),
             1 => prop_oneof![Just(0), Just(u64::MAX)].prop_map(Step::Push),
@@ -377,7 +378,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every operation against a `BTreeMap` ordered by (deadline, sequence number).
+        /// Compares every operation with a `BTreeMap` that is ordered by (deadline, sequence number).
         #[test]
         fn behaves_like_an_ordered_map(steps in prop::collection::vec(step(), 0..300)) {
             let mut heap = TimerHeap::new();

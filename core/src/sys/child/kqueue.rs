@@ -1,5 +1,5 @@
-//! The end of a child on macOS and the BSDs: a kqueue of its own with one `EVFILT_PROC`. A kqueue with a pending event
-//! is readable in another one, so the loop waits for it like for any descriptor.
+//! The end of a child on macOS and the BSDs: each child has a kqueue of its own with one `EVFILT_PROC`. A kqueue with a
+//! pending event is readable in another kqueue, so the loop waits for it as for any descriptor.
 //!
 //! Purpose: the contract of [`super`].
 //!
@@ -24,7 +24,7 @@ pub(super) fn watch(pid: libc::pid_t) -> io::Result<OwnedFd> {
     let queue = unsafe { OwnedFd::from_raw_fd(fd) };
     fcntl(&queue, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
     match add_filter(&queue, pid) {
-        // macOS no longer finds a child that has ended, though its status waits to be fetched.
+        // macOS does not find a child that has ended, even if nobody has fetched its status.
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) && is_process(pid) => {
             add_timer(&queue)?;
             Ok(queue)
@@ -42,7 +42,7 @@ fn add_filter(queue: &OwnedFd, pid: libc::pid_t) -> io::Result<()> {
     apply(queue, change)
 }
 
-/// An event that is due at once and then every millisecond, until the status can be fetched.
+/// Adds a timer whose event comes every millisecond, until the status can be fetched.
 fn add_timer(queue: &OwnedFd) -> io::Result<()> {
     let mut change = empty_change();
     change.filter = libc::EVFILT_TIMER as _;
@@ -75,7 +75,7 @@ fn apply(queue: &OwnedFd, change: libc::kevent) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether `pid` is still a process, if only as a status that waits to be fetched.
+/// Whether `pid` is a process, or a process that has ended and whose status nobody has fetched.
 fn is_process(pid: libc::pid_t) -> bool {
     // SAFETY: the call takes two integers; signal 0 is not sent.
     unsafe { libc::kill(pid, 0) == 0 }

@@ -1,13 +1,13 @@
-//! Child processes: an fd that becomes readable when a child has ended, and the fetching of its status.
+//! Child processes: an fd that becomes readable when a child has ended, and a call that fetches the child's status.
 //!
-//! Purpose: to wait for children in the poller, without SIGCHLD and without affecting other code's children.
+//! Purpose: waits for children in the poller, without SIGCHLD and without affecting other code's children.
 //!
 //! Owner: the loop's thread. It must not know who started a child, or why.
 //!
-//! What the file of an operating system must provide: `watch(pid) -> io::Result<OwnedFd>`, an fd, close-on-exec,
-//! that is readable from the end of the child on (also if that was before the call), and not before. Watching does
-//! not fetch the status: the process number stays the child's until [`reap`]. `ESRCH` if there is no such process any
-//! more, because somebody else has fetched the status.
+//! What the file of an operating system must provide: `watch(pid) -> io::Result<OwnedFd>`. The fd is close-on-exec. It
+//! becomes readable when the child ends, not earlier, and stays readable. If the child has ended before the call, the
+//! fd is readable at once. Watching does not fetch the status: the process number belongs to the child until [`reap`].
+//! `ESRCH` if there is no such process any more, because somebody else has fetched the status.
 //!
 //! | | fd |
 //! |---|---|
@@ -38,10 +38,10 @@ mod thread;
 #[cfg(test)]
 mod tests;
 
-/// A child whose end is waited for.
+/// A child process and the descriptor that becomes readable when it has ended.
 pub struct ExitWatch {
     fd: ManuallyDrop<OwnedFd>,
-    /// Which file it is: its device and its number there.
+    /// The file of `fd`: its device and its inode number.
     file: Option<(u64, u64)>,
     pid: libc::pid_t,
 }
@@ -49,11 +49,11 @@ pub struct ExitWatch {
 /// What [`ExitWatch::reap`] found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reaped {
-    /// The child still runs.
+    /// The child is running.
     Running,
-    /// It has ended: its exit code, or the negative number of the signal that ended it. Returned once.
+    /// The child has ended: its exit code, or the negative number of the signal that ended it. Returned once.
     Ended(i32),
-    /// It has ended, and somebody else has fetched its status.
+    /// The child has ended, and somebody else has fetched its status.
     Unknown,
 }
 
@@ -74,21 +74,21 @@ impl ExitWatch {
         }
     }
 
-    /// Whether the descriptor is still the opened file: other code may have closed the number, which then is free or
-    /// another file's.
+    /// Whether the descriptor still names the file that was opened. Other code may have closed it; then its number is
+    /// free, or names another file.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.file.is_some() && file_of(self.fd()) == self.file
     }
 
-    /// The descriptor to watch for reading. Stays owned by the watch.
+    /// The descriptor to watch for reading. The watch owns it.
     #[must_use]
     pub fn fd(&self) -> RawFd {
         self.fd.as_raw_fd()
     }
 
-    /// Fetches the status of the child if it has ended, without blocking. From then on its number may belong to
-    /// another process.
+    /// Fetches the status of the child if it has ended, without blocking. Then the process number of the child may
+    /// become another process's.
     ///
     /// Source: `waitpid(2)`.
     #[must_use]
@@ -120,7 +120,8 @@ impl Drop for ExitWatch {
     }
 }
 
-/// The file of a descriptor, None if there is none. All pidfds are one file on older kernels, and no other one.
+/// The file of a descriptor, or None if the descriptor is not open. On older kernels all pidfds are the same file, and
+/// nothing else is that file.
 fn file_of(fd: RawFd) -> Option<(u64, u64)> {
     // SAFETY: only looked at: it is not closed here, and a number that is not open is an error of the call.
     let file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });

@@ -13,7 +13,7 @@ use super::thread;
 
 pub(super) fn watch(pid: libc::pid_t) -> io::Result<OwnedFd> {
     match open(pid) {
-        // Kernels before 5.3 and sandboxes that do not know the call.
+        // The kernel is older than 5.3, or a sandbox does not know the call.
         Err(error)
             if matches!(
                 error.raw_os_error(),

@@ -1,6 +1,6 @@
-//! The contract, on what the system has and on the forced fallback.
+//! Tests of the contract, with the system's own way and with the fallback.
 
-#![allow(clippy::zombie_processes)] // their status is what the tests fetch themselves
+#![allow(clippy::zombie_processes)] // the tests fetch the status themselves
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -9,14 +9,14 @@ use std::process::{Child, Command, Stdio};
 use super::{ExitWatch, Reaped, thread, watch};
 use crate::sys::poller::{Events, Interest, Poller, Token};
 
-/// Far beyond any wait on a loaded machine, so that a lost end fails the test instead of hanging it.
+/// Far longer than any wait on a loaded machine. After a lost event the test fails instead of hanging.
 const CAP_NS: Option<u64> = Some(60_000_000_000);
 
 type WatchChild = fn(libc::pid_t) -> io::Result<OwnedFd>;
 
 const WAYS: [(&str, WatchChild); 2] = [("native", watch), ("thread", thread::watch)];
 
-/// A shell that runs `script`; it waits where the script reads, until its input is closed.
+/// A shell that runs `script`. If the script reads, it waits until the test closes its input.
 fn shell(script: &str) -> Child {
     Command::new("/bin/sh")
         .args(["-c", script])

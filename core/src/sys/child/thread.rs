@@ -1,8 +1,8 @@
-//! The end of a child where the kernel has no descriptor for it: a thread waits, and closes a pipe.
+//! The end of a child if the kernel has no descriptor for it: a thread waits for the child, and then closes a pipe.
 //!
 //! Purpose: the contract of [`super`].
 //!
-//! Owner: the thread owns the writing end and nothing else; it ends with the child.
+//! Owner: the thread owns the writing end of the pipe and nothing else. It ends when the child ends.
 //!
 //! Source: `waitid(2)`, `pipe(7)`.
 
@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 use crate::sys::signals::nonblocking_pipe;
 use crate::sys::thread;
 
-/// A few calls deep, and no buffers.
+/// The thread makes only a few nested calls, and has no buffers.
 const STACK_LEN: usize = 64 * 1024;
 
 pub(super) fn watch(pid: libc::pid_t) -> io::Result<OwnedFd> {
@@ -25,7 +25,7 @@ pub(super) fn watch(pid: libc::pid_t) -> io::Result<OwnedFd> {
     Ok(reader)
 }
 
-/// Returns when the child has ended, leaving its status to be fetched, or when somebody else has fetched it.
+/// Returns when the child has ended, and does not fetch its status. Returns also when somebody else has fetched it.
 fn wait_end(pid: libc::pid_t) {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     loop {

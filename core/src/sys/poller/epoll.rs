@@ -1,12 +1,12 @@
 //! The poller over Linux epoll, with waits in nanoseconds where the kernel has `epoll_pwait2` (5.11).
 //!
-//! Purpose: the contract of [`super`]. Where `epoll_pwait2` is missing (`ENOSYS`) or forbidden by a
-//! sandbox that does not know it (`EPERM`), the poller notices at its first timed wait and from then on
-//! rounds timeouts *up* to milliseconds for `epoll_wait`: a timer may fire late there, never early.
+//! Purpose: the contract of [`super`]. `epoll_pwait2` may be missing (`ENOSYS`), or a sandbox that does not know it may
+//! forbid it (`EPERM`). The poller finds that out at its first timed wait. From then on it rounds timeouts *up* to
+//! milliseconds for `epoll_wait`: there a timer may fire late, but never early.
 //!
-//! The kernel lets a wait take longer by a thousandth of its length (by a two-hundredth in a niced process), so that it
-//! can bundle wake-ups. A timer of one second would fire a millisecond late. So a long wait is made in steps, and each
-//! step ends earlier than the deadline by more than that.
+//! The kernel may extend a wait by a thousandth of its length (by a two-hundredth in a niced process), so that it can
+//! bundle wake-ups. A timer of one second would fire a millisecond late. So the poller divides a long wait into steps.
+//! Each step ends before the deadline by more than the kernel may add.
 //!
 //! Owner: the loop's thread. It must not know what a token stands for.
 //!
@@ -23,8 +23,8 @@ use crate::sys::clock::now_ns;
 const NS_PER_MS: u64 = 1_000_000;
 const NS_PER_S: u64 = 1_000_000_000;
 
-/// Up to this long a wait is one step: a thousandth of it is what a thread's timers may be late anyway
-/// (`PR_SET_TIMERSLACK`, 50 us by default).
+/// A wait up to this length is one step. A thousandth of it equals the delay that the kernel allows itself for every
+/// timer of a thread (`PR_SET_TIMERSLACK`, 50 us by default).
 const ONE_STEP_NS: u64 = 50 * NS_PER_MS;
 
 // libc types the flags as `c_int` and the field that holds them as `u32`.
@@ -33,8 +33,8 @@ const OUT: u32 = libc::EPOLLOUT.cast_unsigned();
 const ON_CHANGE: u32 = libc::EPOLLET.cast_unsigned();
 const GONE: u32 = (libc::EPOLLHUP | libc::EPOLLERR).cast_unsigned();
 
-/// The timeout of `epoll_pwait2`: the kernel's own 64-bit layout, on 32-bit machines too, where
-/// `libc::timespec` may be the old one.
+/// The timeout of `epoll_pwait2` in the kernel's own 64-bit layout. 32-bit machines have it too, but there
+/// `libc::timespec` may have the old layout.
 #[repr(C)]
 struct KernelTimespec {
     seconds: i64,
@@ -48,7 +48,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// Space for `capacity` events of one wait (at least one); what does not fit comes with the next wait.
+    /// Space for `capacity` events of one wait (at least one). The next wait returns the events that did not fit.
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
         // The kernel counts in an int, and refuses more than INT_MAX / size_of::<epoll_event>().
@@ -59,13 +59,13 @@ impl Events {
         }
     }
 
-    /// How many events the last wait brought.
+    /// How many events the last wait returned.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the last wait brought no event.
+    /// Whether the last wait returned no event.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -109,10 +109,10 @@ pub struct Poller {
 }
 
 impl Poller {
-    /// The kernel forgets an fd with the last descriptor of its open file.
+    /// The kernel keeps watching a file until the last descriptor of it is closed.
     pub const KEEPS_CLOSED: bool = true;
 
-    /// A poller that watches nothing yet, close-on-exec.
+    /// A poller that watches nothing yet. Its descriptor is close-on-exec.
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE` or `ENOMEM` from `epoll_create1(2)`.
@@ -129,7 +129,7 @@ impl Poller {
         })
     }
 
-    /// A poller that behaves as on a kernel without `epoll_pwait2`.
+    /// A poller that behaves as if the kernel had no `epoll_pwait2`.
     ///
     /// # Errors
     /// As for [`Self::new`].
@@ -140,13 +140,13 @@ impl Poller {
         Ok(poller)
     }
 
-    /// The epoll descriptor itself, which is readable while an event waits.
+    /// The epoll descriptor itself. It is readable while an event is pending.
     #[cfg(test)]
     pub fn as_raw_fd(&self) -> RawFd {
         self.epoll.as_raw_fd()
     }
 
-    /// Watches `fd` for `interest`; on an fd already watched, what [`Self::modify`] does.
+    /// Watches `fd` for `interest`. If `fd` is watched already, this call does what [`Self::modify`] does.
     ///
     /// # Errors
     /// `EPERM` for a regular file or a directory, `EBADF` for a closed fd, `ENOSPC` or `ENOMEM`.
@@ -155,7 +155,7 @@ impl Poller {
         self.set(fd, token, interest, libc::EPOLL_CTL_ADD)
     }
 
-    /// Changes token and interest of `fd`; on an fd not watched, what [`Self::add`] does.
+    /// Changes the token and the interest of `fd`. If `fd` is not watched, this call does what [`Self::add`] does.
     ///
     /// # Errors
     /// As for [`Self::add`].
@@ -164,10 +164,10 @@ impl Poller {
         self.set(fd, token, interest, libc::EPOLL_CTL_MOD)
     }
 
-    /// Stops watching `fd`. Succeeds if it was not watched, or is closed.
+    /// Stops watching `fd`. Succeeds also if `fd` was not watched, or is closed.
     ///
     /// # Errors
-    /// Any other errno of `epoll_ctl(2)`, none of which an fd that was watched can cause.
+    /// Any other errno of `epoll_ctl(2)`. An fd that was watched causes none of them.
     #[inline]
     pub fn remove(&self, fd: RawFd) -> io::Result<()> {
         match self.control(libc::EPOLL_CTL_DEL, fd, 0, Token(0)) {
@@ -176,18 +176,19 @@ impl Poller {
         }
     }
 
-    /// Whether the open file that is `fd` now was added under this number. It is then watched as said.
+    /// Whether the open file that `fd` names now was added under this number. If so, the call gives it this token and
+    /// this interest.
     #[must_use]
     pub fn is_watching(&self, fd: RawFd, token: Token, interest: Interest) -> bool {
         self.control(libc::EPOLL_CTL_MOD, fd, flags_of(interest), token)
             .is_ok()
     }
 
-    /// Waits until an fd is ready or `timeout_ns` is over (`None`: no limit; `Some(0)`: only look), and
-    /// returns the number of events now in `events`; 0 means that the time is over.
+    /// Waits until an fd is ready or `timeout_ns` is over (`None`: no limit; `Some(0)`: does not wait). Returns the
+    /// number of events that `events` now holds; 0 means that the time is over.
     ///
     /// # Errors
-    /// `ErrorKind::Interrupted` when a signal arrived; `events` is empty then.
+    /// `ErrorKind::Interrupted` if a signal arrived. `events` is empty then.
     #[inline]
     pub fn wait(&self, events: &mut Events, timeout_ns: Option<u64>) -> io::Result<usize> {
         events.len = 0;
@@ -218,7 +219,7 @@ impl Poller {
         libc::c_long::from(count)
     }
 
-    /// Waits until `timeout_ns` is over, in as many steps as it takes to end on time.
+    /// Waits up to `timeout_ns`, in as many steps as are necessary to end on time.
     fn wait_ns(&self, events: &mut Events, timeout_ns: u64) -> libc::c_long {
         if timeout_ns <= ONE_STEP_NS {
             return self.wait_step(events, timeout_ns);
@@ -277,7 +278,7 @@ impl Poller {
             return Ok(());
         };
         // Other code has registered the fd before, or has closed it and opened another file under its number. The
-        // caller's request holds, whatever was registered before.
+        // caller's request replaces any earlier registration.
         match (operation, error.raw_os_error()) {
             (libc::EPOLL_CTL_ADD, Some(libc::EEXIST)) => self.control(libc::EPOLL_CTL_MOD, fd, flags, token),
             (libc::EPOLL_CTL_MOD, Some(libc::ENOENT)) => self.control(libc::EPOLL_CTL_ADD, fd, flags, token),
@@ -322,13 +323,13 @@ fn capacity_of(events: &Events) -> i32 {
     events.list.len() as i32
 }
 
-/// Whether this errno of `epoll_pwait2` means that the call does not exist here. Older seccomp profiles answer `EPERM`
-/// to a number that they do not know; the call itself never fails with it.
+/// Whether this errno of `epoll_pwait2` means that the call does not exist here. Older seccomp profiles return `EPERM`
+/// for a system call number that they do not know. The call itself never fails with `EPERM`.
 fn is_missing(errno: i32) -> bool {
     matches!(errno, libc::ENOSYS | libc::EPERM)
 }
 
-/// How long to wait at once if so much remains: less than that by more than the kernel oversleeps.
+/// The length of the next step if `remaining_ns` are left. It is shorter by more than the kernel may oversleep.
 fn step_of(remaining_ns: u64) -> u64 {
     if remaining_ns <= ONE_STEP_NS {
         remaining_ns
@@ -337,7 +338,7 @@ fn step_of(remaining_ns: u64) -> u64 {
     }
 }
 
-/// Milliseconds for `epoll_wait`, never fewer than asked for, except that 24 days are the longest sleep.
+/// Milliseconds for `epoll_wait`, never fewer than `timeout_ns`, except that the longest sleep is 24 days.
 fn ms_rounded_up(timeout_ns: u64) -> i32 {
     i32::try_from(timeout_ns.div_ceil(NS_PER_MS)).unwrap_or(i32::MAX)
 }
@@ -432,7 +433,7 @@ mod tests {
     }
 
     proptest! {
-        /// Even where the kernel oversleeps by a two-hundredth, and without steps of nothing.
+        /// This holds even if the kernel oversleeps by a two-hundredth. No step has the length 0.
         #[test]
         fn a_step_leaves_room_for_oversleeping(remaining_ns in prop_oneof![1..ONE_STEP_NS * 3, 1_u64..]) {
             let step_ns = step_of(remaining_ns);

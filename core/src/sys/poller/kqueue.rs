@@ -1,12 +1,11 @@
 //! The poller over kqueue: macOS and the BSDs.
 //!
-//! Purpose: the contract of [`super`]. kqueue watches the two directions of an fd as two filters, so an interest is
-//! *set* by adding the wanted filters and deleting the others in one call, and one fd can come back in two events of
-//! one wait. This module does not remember what is registered.
+//! Purpose: the contract of [`super`]. kqueue watches the two directions of an fd as two filters. So this module *sets*
+//! an interest: one call adds the wanted filters and deletes the others. One wait can return an fd in two events. This
+//! module does not remember what is registered.
 //!
-//! `EV_EOF` on the read filter says only that the peer will send no more, which a read finds out by
-//! itself; on the write filter, or with an error attached, the connection is gone and is reported as a
-//! hangup.
+//! `EV_EOF` on the read filter means only that the peer will send no more. A read finds that out by itself. `EV_EOF` on
+//! the write filter, or with an error, means that the connection is gone. The poller reports it as a hangup.
 //!
 //! Owner: the loop's thread. It must not know what a token stands for.
 //!
@@ -56,7 +55,7 @@ unsafe impl Send for Events {}
 unsafe impl Sync for Events {}
 
 impl Events {
-    /// Space for `capacity` events of one wait (at least one); what does not fit comes with the next wait.
+    /// Space for `capacity` events of one wait (at least one). The next wait returns the events that did not fit.
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
         Self {
@@ -65,13 +64,13 @@ impl Events {
         }
     }
 
-    /// How many events the last wait brought.
+    /// How many events the last wait returned.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the last wait brought no event.
+    /// Whether the last wait returned no event.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -97,7 +96,7 @@ impl Events {
 fn readiness_of(filter: Filter, flags: Flags, fflags: u32) -> Readiness {
     let is_eof = flags & libc::EV_EOF as Flags != 0;
     let is_writing = filter == libc::EVFILT_WRITE as Filter;
-    // In `fflags` an EOF carries the socket's error, if it has one.
+    // The `fflags` of an EOF are the socket's error, if it has one.
     if flags & libc::EV_ERROR as Flags != 0 || (is_eof && (is_writing || fflags != 0)) {
         return Readiness::READ.with(Readiness::WRITE).with(Readiness::HANGUP);
     }
@@ -114,10 +113,10 @@ pub struct Poller {
 }
 
 impl Poller {
-    /// Closing an fd deletes its filters, whoever has a duplicate.
+    /// Closing an fd deletes its filters, even if a duplicate is open.
     pub const KEEPS_CLOSED: bool = false;
 
-    /// A poller that watches nothing yet, close-on-exec.
+    /// A poller that watches nothing yet. Its descriptor is close-on-exec.
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE` or `ENOMEM` from `kqueue(2)`.
@@ -133,23 +132,23 @@ impl Poller {
         Ok(Self { queue })
     }
 
-    /// The queue's descriptor itself, which is readable while an event waits.
+    /// The queue's descriptor itself. It is readable while an event is pending.
     #[cfg(test)]
     pub fn as_raw_fd(&self) -> RawFd {
         self.queue.as_raw_fd()
     }
 
-    /// Watches `fd` for `interest`; on an fd already watched, what [`Self::modify`] does.
+    /// Watches `fd` for `interest`. If `fd` is watched already, this call does what [`Self::modify`] does.
     ///
     /// # Errors
-    /// `EBADF` for a closed fd, `EINVAL` or `ENOTSUP` for one that cannot be watched, `ENOMEM`. Then
+    /// `EBADF` for a closed fd, `EINVAL` or `ENOTSUP` for one that kqueue cannot watch, `ENOMEM`. After an error
     /// neither direction is watched.
     #[inline]
     pub fn add(&self, fd: RawFd, token: Token, interest: Interest) -> io::Result<()> {
         self.set(fd, token, interest)
     }
 
-    /// Changes token and interest of `fd`; on an fd not watched, what [`Self::add`] does.
+    /// Changes the token and the interest of `fd`. If `fd` is not watched, this call does what [`Self::add`] does.
     ///
     /// # Errors
     /// As for [`Self::add`].
@@ -158,26 +157,26 @@ impl Poller {
         self.set(fd, token, interest)
     }
 
-    /// Stops watching `fd`. Succeeds if it was not watched, or is closed.
+    /// Stops watching `fd`. Succeeds also if `fd` was not watched, or is closed.
     ///
     /// # Errors
-    /// Any other errno of `kevent(2)`, none of which an fd that was watched can cause.
+    /// Any other errno of `kevent(2)`. An fd that was watched causes none of them.
     #[inline]
     pub fn remove(&self, fd: RawFd) -> io::Result<()> {
         self.set(fd, Token(0), Interest::NONE)
     }
 
-    /// Whether the open file that is `fd` now is watched, as it is from now on if it can be.
+    /// Watches the open file that `fd` names now, and returns whether that succeeded.
     #[must_use]
     pub fn is_watching(&self, fd: RawFd, token: Token, interest: Interest) -> bool {
         self.set(fd, token, interest).is_ok()
     }
 
-    /// Waits until an fd is ready or `timeout_ns` is over (`None`: no limit; `Some(0)`: only look), and
-    /// returns the number of events now in `events`; 0 means that the time is over.
+    /// Waits until an fd is ready or `timeout_ns` is over (`None`: no limit; `Some(0)`: does not wait). Returns the
+    /// number of events that `events` now holds; 0 means that the time is over.
     ///
     /// # Errors
-    /// `ErrorKind::Interrupted` when a signal arrived; `events` is empty then.
+    /// `ErrorKind::Interrupted` if a signal arrived. `events` is empty then.
     #[inline]
     pub fn wait(&self, events: &mut Events, timeout_ns: Option<u64>) -> io::Result<usize> {
         events.len = 0;
@@ -206,9 +205,9 @@ impl Poller {
         Ok(count)
     }
 
-    /// Makes `interest` what `fd` is watched for: one filter each is added or deleted.
+    /// Sets the interest of `fd`: adds or deletes one filter for each direction.
     fn set(&self, fd: RawFd, token: Token, interest: Interest) -> io::Result<()> {
-        // The error that the caller is to see, if any; the receipts come in the order of the changes.
+        // The error for the caller, if any. The receipts have the order of the changes.
         let [read, write] = self.exchange([
             change(fd, libc::EVFILT_READ as Filter, token, interest.has_read()),
             change(fd, libc::EVFILT_WRITE as Filter, token, interest.has_write()),
@@ -219,7 +218,7 @@ impl Poller {
         match refused {
             None => Ok(()),
             Some(error) => {
-                // Half a registration would report events for a token that the caller gives up.
+                // If one direction stayed registered, it would report events for a token that the caller gives up.
                 if !interest.is_empty() {
                     self.set(fd, token, Interest::NONE)?;
                 }
@@ -228,7 +227,7 @@ impl Poller {
         }
     }
 
-    /// Applies two changes and returns their errno (0: done).
+    /// Applies two changes and returns the errno of each (0: done).
     fn exchange(&self, mut changes: [libc::kevent; 2]) -> io::Result<[i32; 2]> {
         // SAFETY: both lists are the same two live entries, which the kernel allows (it reads all changes
         // before it writes receipts over them); no timeout is needed, because EV_RECEIPT answers at once.
@@ -244,7 +243,7 @@ impl Poller {
         };
         if count < 0 {
             let error = io::Error::last_os_error();
-            // A signal may only interrupt the call after all changes have been applied (FreeBSD's manual).
+            // A signal interrupts the call only after it has applied all changes (FreeBSD's manual).
             return if error.kind() == io::ErrorKind::Interrupted {
                 Ok([0; 2])
             } else {
@@ -261,7 +260,7 @@ impl Poller {
     }
 }
 
-/// One change: add the filter under `token`, or delete it.
+/// One change: adds the filter under `token`, or deletes it.
 #[inline]
 fn change(fd: RawFd, filter: Filter, token: Token, is_wanted: bool) -> libc::kevent {
     let action = if is_wanted { libc::EV_ADD } else { libc::EV_DELETE };
@@ -274,13 +273,13 @@ fn change(fd: RawFd, filter: Filter, token: Token, is_wanted: bool) -> libc::kev
     change
 }
 
-/// The error behind the receipt of one change, if it is one.
+/// The error that the receipt of one change reports, if any.
 fn refusal(errno: i32, is_wanted: bool) -> Option<io::Error> {
     match (errno, is_wanted) {
         (0, _)
-        // Deleting what is not there, or what closing the fd has already deleted.
+        // The filter was not there, or closing the fd has already deleted it.
         | (libc::ENOENT | libc::EBADF, false)
-        // macOS says EPIPE for a pipe whose other end is gone, and watches it all the same.
+        // macOS returns EPIPE for a pipe whose other end is gone, but watches it.
         | (libc::EPIPE, true) => None,
         _ => Some(io::Error::from_raw_os_error(errno)),
     }

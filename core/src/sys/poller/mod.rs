@@ -1,35 +1,35 @@
-//! Readiness of file descriptors: the portable types, and the choice of what implements them.
+//! Readiness of file descriptors: the portable types, and the choice of the implementation.
 //!
-//! Purpose: one poller per loop, level-triggered unless asked otherwise. Each fd is watched for an [`Interest`] under a
-//! [`Token`], and [`Poller::wait`] fills an [`Events`] with what is ready.
+//! Purpose: one poller per loop, level-triggered unless the caller asks for changes only. The poller watches each fd
+//! for an [`Interest`] under a [`Token`], and [`Poller::wait`] fills an [`Events`] with what is ready.
 //!
 //! Owner: the loop's thread. It must not know what a token stands for.
 //!
 //! What the file of an operating system must provide
 //!
-//! - `Events`: `with_capacity(n)`, `len()`, `is_empty()`, `get(index) -> Event`; its memory is allocated
-//!   once, a wait allocates nothing.
+//! - `Events`: `with_capacity(n)`, `len()`, `is_empty()`, `get(index) -> Event`. It allocates its memory once; a wait
+//!   allocates nothing.
 //! - `Poller`, close-on-exec, with
 //!   - `new()`, `as_raw_fd()`;
-//!   - `add(fd, token, interest)`, which on an fd already watched does what `modify` does;
-//!   - `modify(fd, token, interest)`, which on an fd not watched does what `add` does;
-//!   - `remove(fd)`, which succeeds on an fd not watched, or closed meanwhile;
-//!   - `is_watching(fd, token, interest)`: whether it is this very open file that was added under the number `fd`; if
-//!     so, a `modify`;
-//!   - `KEEPS_CLOSED`: whether a closed fd stays watched while a duplicate of it is open, in a forked child for
-//!     instance. Nobody can take it out any more, and its events come until the poller is closed;
-//!   - `wait(events, timeout_ns)`: `None` blocks, `Some(0)` only looks, anything else waits at least that
-//!     long in nanoseconds unless an fd becomes ready. A signal ends it with `ErrorKind::Interrupted`.
-//! - [`Interest::NONE`] takes the fd out, so that a hangup on an fd nobody reads or writes cannot turn
-//!   the loop into a busy one.
+//!   - `add(fd, token, interest)`. If the fd is watched already, `add` does what `modify` does;
+//!   - `modify(fd, token, interest)`. If the fd is not watched, `modify` does what `add` does;
+//!   - `remove(fd)`. It also succeeds if the fd is not watched, or was closed meanwhile;
+//!   - `is_watching(fd, token, interest)`: whether the open file that `fd` names now is the one that was added under
+//!     this number. If so, the call also does what `modify` does;
+//!   - `KEEPS_CLOSED`: whether a closed fd stays watched while a duplicate of it is open, for instance in a forked
+//!     child. Nobody can remove it any more, and its events come until the poller is closed;
+//!   - `wait(events, timeout_ns)`: `None` blocks, and `Some(0)` does not wait. With any other timeout the call waits at
+//!     least that many nanoseconds, unless an fd becomes ready. A signal ends it with `ErrorKind::Interrupted`.
+//! - [`Interest::NONE`] removes the fd. A hangup on an fd that nobody reads or writes would otherwise keep the loop
+//!   busy.
 //! - [`Interest::on_change`] asks for an event when the state changes rather than for as long as it lasts.
 //!   A poller may ignore it, unless it keeps closed fds.
-//! - A wait may end early without an event where the system limits the length of one sleep (weeks); it
-//!   never ends early for an ordinary deadline.
+//! - A wait may end early without an event if the system limits the length of one sleep (to weeks). It never ends early
+//!   for an ordinary deadline.
 //!
-//! A hangup or an error is reported as readable *and* writable, whatever the interest was, as
-//! `selectors.EpollSelector` does before it masks by interest: the read or write that follows finds out
-//! what happened. One fd may be reported in two events of the same wait (kqueue).
+//! The poller reports a hangup or an error as readable *and* writable, whatever the interest was.
+//! `selectors.EpollSelector` does the same before it masks by interest. The read or write that follows finds out what
+//! happened. One wait may report an fd in two events (kqueue).
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod epoll;
@@ -44,7 +44,7 @@ pub use kqueue::{Events, Poller};
 #[cfg(test)]
 mod tests;
 
-/// What the loop stores with an fd and gets back with its events; the poller never looks inside.
+/// A number that the loop stores with an fd and gets back with its events. The poller does not interpret it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Token(pub u64);
 
@@ -63,15 +63,15 @@ impl Interest {
     pub const BOTH: Self = Self(3);
     const ON_CHANGE: u8 = 4;
 
-    /// The same directions, reported when they become ready rather than for as long as they are. Adding or
-    /// modifying reports what is ready at that time.
+    /// The same directions, reported when they become ready rather than for as long as they are ready. `add` and
+    /// `modify` also report what is ready at that time.
     #[inline]
     #[must_use]
     pub const fn on_change(self) -> Self {
         Self(self.0 | Self::ON_CHANGE)
     }
 
-    /// Whether only changes are to be reported.
+    /// Whether the poller reports only changes.
     #[inline]
     #[must_use]
     pub const fn is_on_change(self) -> bool {
@@ -125,10 +125,10 @@ impl Readiness {
     pub const READ: Self = Self(1);
     /// A write will not block.
     pub const WRITE: Self = Self(2);
-    /// Both sides are shut down, or the fd carries an error. Reported together with the other two.
+    /// Both sides are shut down, or the fd has an error. The poller reports it together with the other two.
     pub const HANGUP: Self = Self(4);
 
-    /// Everything that either of them says.
+    /// What either of the two contains.
     #[inline]
     #[must_use]
     pub const fn with(self, other: Self) -> Self {
@@ -149,18 +149,18 @@ impl Readiness {
         self.0 & Self::WRITE.0 != 0
     }
 
-    /// Whether both sides are shut down or the fd carries an error.
+    /// Whether both sides are shut down, or the fd has an error.
     #[cfg(test)]
     pub const fn is_hangup(self) -> bool {
         self.0 & Self::HANGUP.0 != 0
     }
 }
 
-/// One entry of an [`Events`]: which registration, and what it is ready for.
+/// One entry of an [`Events`]: a registration, and what its fd is ready for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Event {
     /// The token that the fd was registered with.
     pub token: Token,
-    /// What it is ready for. May name a direction that was not asked for (a hangup).
+    /// What the fd is ready for. After a hangup this includes directions that are not watched.
     pub readiness: Readiness,
 }

@@ -1,4 +1,4 @@
-//! The contract of the poller, run against every way of waiting that this system has.
+//! Tests of the poller's contract, run with every way of waiting that this system has.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsRawFd;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::{Event, Events, Interest, Poller, Readiness, Token};
 use crate::sys::clock::now_ns;
 
-/// Far beyond any wait on a loaded machine, so that a lost event fails the test instead of hanging it.
+/// Far longer than any wait on a loaded machine. After a lost event the test fails instead of hanging.
 const CAP_NS: Option<u64> = Some(60_000_000_000);
 
 /// The pollers to test; each test runs with all of them.
@@ -34,7 +34,7 @@ fn pair() -> (UnixStream, UnixStream) {
     (left, right)
 }
 
-/// What is ready now.
+/// The events that are ready now.
 fn look(poller: &Poller) -> Vec<Event> {
     wait(poller, Some(0))
 }
@@ -169,7 +169,7 @@ fn changes_are_reported_each_time() {
     }
 }
 
-/// What makes a watch that outlives its fd harmless, where it does.
+/// On systems where a watch outlives its fd, this makes the watch harmless.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 #[test]
 fn a_change_is_reported_once_and_so_is_one_of_a_closed_fd() {
@@ -325,7 +325,7 @@ fn events_of_an_earlier_wait_are_gone() {
     let _ = events.get(0);
 }
 
-/// A lower bound only: that a wait is not too long depends on the machine.
+/// The test checks a lower bound only, because the upper one depends on the machine.
 #[test]
 fn a_wait_is_never_too_short() {
     for (name, poller) in pollers() {
@@ -356,7 +356,7 @@ fn an_event_ends_a_wait_that_has_begun() {
         thread::scope(|scope| {
             scope.spawn(move || {
                 right.write_all(b"x").unwrap();
-                // Keeps the stream open until the other side has seen the byte.
+                // This read keeps the stream open until the other side has seen the byte.
                 right.set_nonblocking(false).unwrap();
                 assert_eq!(right.read(&mut [0; 1]).unwrap(), 1);
             });
@@ -376,7 +376,7 @@ fn a_closed_fd_is_not_watched_under_its_number() {
         let duplicate = left.try_clone().unwrap();
         drop(left);
         if Poller::KEEPS_CLOSED {
-            // Another test may have got the number.
+            // Another test may have opened a file under this number.
             assert!(!poller.is_watching(fd, Token(1), Interest::READ), "{name}");
         }
         right.write_all(b"x").unwrap();
@@ -406,7 +406,7 @@ fn a_signal_interrupts_a_wait() {
         let is_over = AtomicBool::new(false);
         let result = thread::scope(|scope| {
             scope.spawn(|| {
-                // Again and again, because the first may come before the wait has begun.
+                // The thread repeats the signal, because the first one may arrive before the wait has begun.
                 while !is_over.load(Ordering::Acquire) {
                     // SAFETY: the thread waits for this scope to end, so it exists.
                     unsafe { libc::pthread_kill(waiting, libc::SIGURG) };

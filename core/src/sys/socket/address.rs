@@ -1,10 +1,10 @@
-//! Socket addresses as the kernel gives them, kept small.
+//! Socket addresses as the kernel gives them, in little memory.
 //!
-//! Purpose: every open connection keeps two addresses for `get_extra_info`, so they are not kept as 128
-//! bytes of `sockaddr_storage`: up to 28 bytes (IPv4 and IPv6) lie inline, longer ones (Unix paths) in a
-//! box of their exact length.
+//! Purpose: every open connection keeps two addresses for `get_extra_info`. A `sockaddr_storage` would take 128 bytes
+//! for each. Here an address of up to 28 bytes (IPv4 and IPv6) lies inline, and a longer one (a Unix path) in a box of
+//! its exact length.
 //!
-//! Owner: any thread; a value. It must not know how Python spells an address.
+//! Owner: any thread; an address is a value. It must not know how Python represents an address.
 //!
 //! Source: `ip(7)`, `ipv6(7)`, `unix(7)`.
 
@@ -14,13 +14,13 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use libc::{sa_family_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, sockaddr_un, socklen_t};
 
-/// What lies inline: the size of `sockaddr_in6`, the longer of the two internet addresses.
+/// The longest address that lies inline: a `sockaddr_in6`, the longer of the two internet addresses.
 const INLINE_LEN: usize = size_of::<sockaddr_in6>();
 
-/// Whether names of Unix sockets that begin with a NUL lie in a namespace beside the file system.
+/// Whether the name of a Unix socket that begins with a NUL belongs to a namespace outside the file system.
 const HAS_ABSTRACT_NAMES: bool = cfg!(any(target_os = "linux", target_os = "android"));
 
-/// Space for any address. Plain bytes, so that they can be read whatever the kernel wrote.
+/// Space for any address. It consists of plain bytes, so reading it is valid whatever the kernel wrote.
 #[repr(C, align(8))]
 pub(super) struct Storage([u8; size_of::<sockaddr_storage>()]);
 
@@ -32,12 +32,12 @@ impl Storage {
         Self([0; size_of::<sockaddr_storage>()])
     }
 
-    /// For the kernel to write [`Self::LEN`] bytes to.
+    /// The address at which the kernel may write [`Self::LEN`] bytes.
     pub(super) fn as_mut_ptr(&mut self) -> *mut sockaddr {
         self.0.as_mut_ptr().cast()
     }
 
-    /// The address of `len` bytes that the kernel wrote. A longer one was cut off.
+    /// The address of `len` bytes that the kernel wrote. The kernel has cut off a longer one.
     pub(super) fn to_address(&self, len: socklen_t) -> Address {
         let len = usize::try_from(len).unwrap_or(usize::MAX).min(self.0.len());
         Address::new(&self.0[..len])
@@ -52,7 +52,7 @@ pub struct Address {
 
 #[derive(Clone, PartialEq, Eq)]
 enum Repr {
-    /// What follows `len` is zero.
+    /// The bytes after the first `len` are zero.
     Inline {
         len: u8,
         bytes: [u8; INLINE_LEN],
@@ -60,7 +60,7 @@ enum Repr {
     Boxed(Box<[u8]>),
 }
 
-/// What an [`Address`] says, in host byte order.
+/// The parts of an [`Address`], in host byte order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AddressView<'a> {
     /// An IPv4 address.
@@ -81,10 +81,10 @@ pub enum AddressView<'a> {
         /// The interface of a link-local address, else 0.
         scope_id: u32,
     },
-    /// The bytes of a path without the closing NUL, or of a name in Linux' abstract namespace: those begin
-    /// with a NUL, and further ones belong to the name.
+    /// The bytes of a path without the closing NUL, or of a name in Linux' abstract namespace. Such a name begins with
+    /// a NUL, and may contain more of them.
     Unix(&'a [u8]),
-    /// A Unix socket that has not been bound, or no address at all.
+    /// The address of a Unix socket that is not bound, or no address at all.
     Unnamed,
     /// Another family, see [`Address::family`].
     Other,
@@ -101,7 +101,7 @@ impl Address {
         Self::new(&bytes)
     }
 
-    /// An IPv6 address and port; what the parts mean is said at [`AddressView::V6`].
+    /// An IPv6 address and port. [`AddressView::V6`] explains the parts.
     #[must_use]
     pub fn v6(ip: [u8; 16], port: u16, flowinfo: u32, scope_id: u32) -> Self {
         let mut bytes = [0; size_of::<sockaddr_in6>()];
@@ -125,8 +125,8 @@ impl Address {
         Self::new(&bytes)
     }
 
-    /// The address of a Unix socket: a path, or (on Linux) a name that begins with a NUL. `None` if it is empty, if
-    /// a path has a NUL in it, or if it is too long for a `sockaddr_un`.
+    /// The address of a Unix socket: a path, or (on Linux) a name that begins with a NUL. `None` if it is empty, if a
+    /// path contains a NUL, or if it is too long for a `sockaddr_un`.
     #[must_use]
     pub fn unix(name: &[u8]) -> Option<Self> {
         const START: usize = offset_of!(sockaddr_un, sun_path);
@@ -142,7 +142,7 @@ impl Address {
         Some(Self::new(&bytes[..len]))
     }
 
-    /// The `sockaddr` and its length, for the kernel to read while `self` lives.
+    /// The `sockaddr` and its length. The kernel may read them while `self` lives.
     #[inline]
     pub(super) fn as_raw(&self) -> (*const sockaddr, socklen_t) {
         let bytes = self.bytes();
@@ -150,7 +150,7 @@ impl Address {
         (bytes.as_ptr().cast(), bytes.len() as socklen_t)
     }
 
-    /// `bytes`: a `sockaddr` of that length.
+    /// `bytes` is a `sockaddr` of that length.
     fn new(bytes: &[u8]) -> Self {
         let repr = match u8::try_from(bytes.len()) {
             Ok(len) if bytes.len() <= INLINE_LEN => {
@@ -171,7 +171,7 @@ impl Address {
         }
     }
 
-    /// `N` bytes from `offset` on, or `None` if the address ends before.
+    /// The `N` bytes that begin at `offset`, or `None` if the address ends before them.
     fn part<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
         self.bytes().get(offset..)?.first_chunk().copied()
     }
@@ -186,7 +186,7 @@ impl Address {
             })
     }
 
-    /// The address taken apart.
+    /// The parts of the address.
     #[must_use]
     pub fn view(&self) -> AddressView<'_> {
         match self.family() {
@@ -210,7 +210,7 @@ impl Address {
             ip: self.part(offset_of!(sockaddr_in6, sin6_addr))?,
             port: u16::from_be_bytes(self.part(offset_of!(sockaddr_in6, sin6_port))?),
             flowinfo: u32::from_be_bytes(self.part(offset_of!(sockaddr_in6, sin6_flowinfo))?),
-            // The one field that the kernel keeps in host order.
+            // The only field that is in host byte order.
             scope_id: u32::from_ne_bytes(self.part(offset_of!(sockaddr_in6, sin6_scope_id))?),
         })
     }
@@ -234,7 +234,7 @@ impl Address {
     }
 }
 
-/// Systems whose addresses have a length field fill it in themselves.
+/// Writes the family. Systems whose addresses have a length field fill that in themselves.
 fn put_family(bytes: &mut [u8], family: i32) {
     put(
         bytes,
@@ -247,8 +247,8 @@ fn put<const N: usize>(bytes: &mut [u8], offset: usize, field: [u8; N]) {
     bytes[offset..offset + N].copy_from_slice(&field);
 }
 
-/// An IPv6 address as `inet_ntop(3)` writes it. That is RFC 5952, and the last 32 bits in dotted decimals also where
-/// only they are set (`::192.0.2.1`, the deprecated IPv4-compatible form), which the standard library does not do.
+/// An IPv6 address as `inet_ntop(3)` writes it: by RFC 5952, with one addition. If only the last 32 bits are set, they
+/// are in dotted decimals (`::192.0.2.1`, the deprecated IPv4-compatible form). The standard library does not do that.
 #[must_use]
 pub fn ipv6_text(ip: [u8; 16]) -> String {
     let ip = Ipv6Addr::from(ip);
@@ -388,7 +388,7 @@ mod tests {
     }
 
     proptest! {
-        /// Segments are zero or small more often than not: that is where the forms differ.
+        /// Most segments are zero or small, because the forms differ there.
         #[test]
         fn ipv6_is_written_as_the_system_writes_it(
             segments in prop::array::uniform8(prop_oneof![3 => Just(0), 1 => 0_u16..3, 1 => Just(0xffff), 2 => any::<u16>()])

@@ -1,6 +1,7 @@
-//! Calls on sockets that other code has opened and configured. They never block, whatever the socket's mode is.
+//! Calls on sockets that other code has opened and configured. They never block, even on a blocking socket.
 //!
-//! Purpose: [`super::recv`] and [`super::send`] for descriptors that may be blocking; and datagrams with their senders.
+//! Purpose: [`super::recv`] and [`super::send`] for descriptors that may be blocking, and receiving a datagram with its
+//! sender.
 //!
 //! Owner: any thread; the calls keep no state. It must not know who opened the socket.
 //!
@@ -12,7 +13,7 @@ use std::os::fd::RawFd;
 use super::address::{Address, Storage};
 use super::{SEND_FLAGS, retried};
 
-/// [`super::recv`] that never blocks.
+/// Does what [`super::recv`] does, and never blocks.
 ///
 /// # Errors
 /// As for [`super::recv`].
@@ -27,11 +28,11 @@ pub unsafe fn recv_now(fd: RawFd, buf: *mut u8, len: usize) -> io::Result<usize>
     })
 }
 
-/// Receives one datagram without blocking: its length, cut off at `len`, and its sender (an address without
-/// a family where the socket names none).
+/// Receives one datagram without blocking. Returns its length, at most `len`, and its sender. The sender is an address
+/// without a family if the kernel gives none.
 ///
 /// # Errors
-/// As for [`super::recv`], and the errors of datagrams sent before (`ConnectionRefused` ...).
+/// As for [`super::recv`], and the errors of datagrams that were sent before (`ConnectionRefused` ...).
 ///
 /// # Safety
 /// As for [`super::recv`].
@@ -56,7 +57,7 @@ pub unsafe fn recv_from_now(fd: RawFd, buf: *mut u8, len: usize) -> io::Result<(
     Ok((received, storage.to_address(address_len)))
 }
 
-/// [`super::send`] that never blocks.
+/// Does what [`super::send`] does, and never blocks.
 ///
 /// # Errors
 /// As for [`super::send`].
@@ -75,7 +76,7 @@ pub fn send_now(fd: RawFd, data: &[u8]) -> io::Result<usize> {
     })
 }
 
-/// Whether the socket is a stream, of which a read may take any part.
+/// Whether the socket is a stream socket. A read from a stream may return any part of the data.
 #[must_use]
 pub fn is_stream(fd: RawFd) -> bool {
     super::int_option(fd, libc::SOL_SOCKET, libc::SO_TYPE).is_ok_and(|kind| kind == libc::SOCK_STREAM)

@@ -1,9 +1,8 @@
-//! Nonblocking sockets: the system calls of the hot path, and those around them.
+//! Nonblocking sockets: the system calls of the hot path, and related ones.
 //!
-//! Purpose: `recv`, `send`, `sendmsg`, `accept` and a few more, over raw fds that somebody else owns; those of
-//! datagram sockets are in [`datagram`].
-//! `EINTR` is retried everywhere, `EAGAIN` comes back as `ErrorKind::WouldBlock`, and no call ever raises
-//! `SIGPIPE`.
+//! Purpose: `recv`, `send`, `sendmsg`, `accept` and a few more, on raw fds that the caller owns. The calls of datagram
+//! sockets are in [`datagram`]. Every function retries after `EINTR` and returns `EAGAIN` as `ErrorKind::WouldBlock`.
+//! None of them raises `SIGPIPE`.
 //!
 //! Owner: any thread; the calls keep no state. It must not know about transports or the poller.
 //!
@@ -25,16 +24,16 @@ pub use borrowed::{is_stream, recv_from_now, recv_now, send_now};
 
 use address::Storage;
 
-/// How many slices one [`send_vectored`] uses at most: `IOV_MAX` of Linux, macOS and the BSDs.
+/// The most slices that one [`send_vectored`] uses: `IOV_MAX` of Linux, macOS and the BSDs.
 pub const MAX_SLICES: usize = 1024;
 
-/// Apple systems silence `SIGPIPE` per socket instead, see [`suppress_sigpipe`].
+/// Apple systems suppress `SIGPIPE` per socket instead, see [`suppress_sigpipe`].
 #[cfg(target_vendor = "apple")]
 const SEND_FLAGS: c_int = 0;
 #[cfg(not(target_vendor = "apple"))]
 const SEND_FLAGS: c_int = libc::MSG_NOSIGNAL;
 
-/// Calls until the answer is not `EINTR`. The call returns -1 for an error in `errno`, else a count.
+/// Repeats the call until it ends without `EINTR`. The call returns a count, or -1 for an error in `errno`.
 #[inline]
 pub(super) fn retried(mut call: impl FnMut() -> isize) -> io::Result<usize> {
     loop {
@@ -55,11 +54,11 @@ pub(super) fn retried_int(mut call: impl FnMut() -> c_int) -> io::Result<usize> 
     retried(|| call() as isize)
 }
 
-/// Reads up to `len` bytes to `buf` and returns how many came; 0 is the end of the stream (or `len` 0). The rest of the
-/// buffer is not changed.
+/// Reads up to `len` bytes to `buf` and returns how many it has read. 0 is the end of the stream (or `len` is 0). The
+/// rest of the buffer is not changed.
 ///
 /// # Errors
-/// `WouldBlock` if nothing is there, or the socket's error (`ConnectionReset` ...).
+/// `WouldBlock` if there is nothing to read, or the socket's error (`ConnectionReset` ...).
 ///
 /// # Safety
 /// `buf` must be valid for writes of `len` bytes, and nobody else may access them during the call.
@@ -71,7 +70,7 @@ pub unsafe fn recv(fd: RawFd, buf: *mut u8, len: usize) -> io::Result<usize> {
     })
 }
 
-/// Sends the front of `data` and returns how many bytes were taken.
+/// Sends the front of `data` and returns how many bytes the kernel took.
 ///
 /// # Errors
 /// `WouldBlock` if there is no space, `BrokenPipe`, or the socket's error.
@@ -83,8 +82,8 @@ pub fn send(fd: RawFd, data: &[u8]) -> io::Result<usize> {
     })
 }
 
-/// Sends the front of what `slices` hold together, of which at most the first [`MAX_SLICES`] are used,
-/// and returns how many bytes were taken.
+/// Sends the front of the bytes of `slices`, and returns how many bytes the kernel took. Uses at most the first
+/// [`MAX_SLICES`] slices.
 ///
 /// # Errors
 /// `WouldBlock` if there is no space, `BrokenPipe`, or the socket's error.
@@ -93,7 +92,7 @@ pub fn send_vectored(fd: RawFd, slices: &[io::IoSlice<'_>]) -> io::Result<usize>
     // SAFETY: `msghdr` is plain data, for which all zeroes is a value: no address, no control data (it
     // has private padding on some systems, so it cannot be written out field by field).
     let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
-    // sendmsg does not write through the slices; IoSlice is guaranteed to have the layout of iovec.
+    // sendmsg does not write to the slices, and IoSlice is guaranteed to have the layout of iovec.
     message.msg_iov = slices.as_ptr().cast_mut().cast();
     // The field is an int on some systems and a size on others.
     message.msg_iovlen = slices.len().min(MAX_SLICES) as _;
@@ -103,13 +102,15 @@ pub fn send_vectored(fd: RawFd, slices: &[io::IoSlice<'_>]) -> io::Result<usize>
     })
 }
 
-/// Takes one connection off the queue of a listening socket: its descriptor, nonblocking and
+/// Takes one connection off the queue of a listening socket. Returns its descriptor, which is nonblocking and
 /// close-on-exec, and the peer's address.
 ///
 /// # Errors
-/// `WouldBlock` if the queue is empty; `EMFILE`, `ENFILE`, `ENOBUFS`, `ENOMEM` if there is no space (the
-/// connection stays in the queue, and the socket readable); `ConnectionAborted` if the peer gave up
-/// before; on Linux also the network errors that `accept(2)` lists, which concern the one connection.
+/// - `WouldBlock` if the queue is empty.
+/// - `EMFILE`, `ENFILE`, `ENOBUFS`, `ENOMEM` if there is no space. The connection stays in the queue, and the socket
+///   stays readable.
+/// - `ConnectionAborted` if the peer has given up before.
+/// - On Linux also the network errors that `accept(2)` lists. They concern this one connection.
 pub fn accept(fd: RawFd) -> io::Result<(OwnedFd, Address)> {
     let mut storage = Storage::new();
     let mut len = Storage::LEN;
@@ -145,7 +146,7 @@ unsafe fn accept_call(fd: RawFd, address: *mut libc::sockaddr, len: *mut libc::s
     unsafe { libc::accept(fd, address, len) }
 }
 
-/// What `accept4` and `MSG_NOSIGNAL` do elsewhere.
+/// Does what `accept4` and `MSG_NOSIGNAL` do on other systems.
 #[cfg(target_vendor = "apple")]
 fn prepare(accepted: &OwnedFd) -> io::Result<()> {
     use std::os::fd::AsRawFd;
@@ -157,8 +158,8 @@ fn prepare(accepted: &OwnedFd) -> io::Result<()> {
     suppress_sigpipe(accepted.as_raw_fd())
 }
 
-/// Makes sure that sending on this socket cannot raise `SIGPIPE`. To be called once for a socket that
-/// did not come from [`accept`], before the first send; does nothing where the sends say so themselves.
+/// Makes sure that sending on this socket cannot raise `SIGPIPE`. Call it once for a socket that did not come from
+/// [`accept`], before the first send. It does nothing on systems where a flag of each send has this effect.
 ///
 /// # Errors
 /// Any errno of `setsockopt(2)` (Apple systems only).
@@ -205,7 +206,7 @@ fn address_from(fd: RawFd, call: AddressCall) -> io::Result<Address> {
     Ok(storage.to_address(len))
 }
 
-/// Ends the writing half: the peer reads to the end of the stream, and can still send.
+/// Shuts down the writing half. The peer reads to the end of the stream, and can still send.
 ///
 /// # Errors
 /// `NotConnected` if the connection is gone, `EBADF`, `ENOTSOCK`.
@@ -230,11 +231,11 @@ fn set_flag(fd: RawFd, level: c_int, option: c_int) -> io::Result<()> {
         .map(drop)
 }
 
-/// The error that the socket has kept (`SO_ERROR`), which this call resets; how a nonblocking connect
-/// ended. `None` if there is none.
+/// The pending error of the socket (`SO_ERROR`), for instance the one with which a nonblocking connect ended. `None` if
+/// there is none. The call resets the error.
 ///
 /// # Errors
-/// `EBADF`, `ENOTSOCK`: the question failed, not the connection.
+/// `EBADF`, `ENOTSOCK`: then this call failed, not the connection.
 #[cfg(test)]
 pub fn take_error(fd: RawFd) -> io::Result<Option<io::Error>> {
     let errno = int_option(fd, libc::SOL_SOCKET, libc::SO_ERROR)?;

@@ -1,4 +1,4 @@
-//! The socket calls on real sockets, beside what the standard library says about them.
+//! Tests of the socket calls on real sockets. The standard library's results are the reference.
 
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use super::*;
 use crate::sys::poller::{Events, Interest, Poller, Token};
 
-/// Far beyond any wait on a loaded machine, so that a lost event fails the test instead of hanging it.
+/// Far longer than any wait on a loaded machine. After a lost event the test fails instead of hanging.
 const CAP_NS: Option<u64> = Some(60_000_000_000);
 
 fn pair() -> (UnixStream, UnixStream) {
@@ -35,7 +35,7 @@ fn receive(fd: RawFd, capacity: usize) -> io::Result<Vec<u8>> {
     Ok(buffer)
 }
 
-/// What the standard library's address looks like in ours.
+/// The standard library's address as an `Address` shows it.
 fn view_of(address: SocketAddr) -> AddressView<'static> {
     match address {
         SocketAddr::V4(address) => AddressView::V4 {
@@ -152,7 +152,7 @@ fn no_more_slices_are_used_than_the_system_takes() {
     assert_eq!(receive(right.as_raw_fd(), 4096).unwrap(), bytes[..MAX_SLICES]);
 }
 
-/// Whether a SIGPIPE is waiting for the calling thread, which has blocked it.
+/// Whether a SIGPIPE is pending for the calling thread, which has blocked it.
 fn is_sigpipe_pending() -> bool {
     // SAFETY: a signal set is plain data that the calls fill and read.
     unsafe {
@@ -164,7 +164,8 @@ fn is_sigpipe_pending() -> bool {
 
 #[test]
 fn a_peer_that_is_gone_raises_no_signal() {
-    // In a thread of its own, in which the signal is blocked: it would stay pending, and end with it.
+    // The test runs in a thread of its own that blocks the signal. A signal would stay pending, and vanish with the
+    // thread.
     thread::spawn(|| {
         // SAFETY: as above; the mask of this thread only.
         unsafe {
@@ -189,7 +190,7 @@ fn a_peer_that_is_gone_raises_no_signal() {
             ErrorKind::BrokenPipe
         );
         assert!(!is_sigpipe_pending());
-        // The control: what a plain write does, where nothing suppresses it per socket.
+        // The control: a plain write raises the signal on systems that do not suppress it per socket.
         #[cfg(not(target_vendor = "apple"))]
         {
             assert_eq!(nix::unistd::write(&left, b"x"), Err(Errno::EPIPE));
@@ -328,7 +329,7 @@ fn nodelay_is_for_tcp() {
 
 #[test]
 fn an_error_is_taken_once() {
-    // A port that was free a moment ago, so that the datagram bounces.
+    // This port was free a moment ago, so the datagram is refused.
     let free = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     socket.connect(free).unwrap();

@@ -1,27 +1,28 @@
-//! Where the end of a thread unwinds its stack: a personality routine in front of Rust's.
+//! For systems where the end of a thread unwinds its stack: a personality routine that runs before Rust's own.
 
 use std::ffi::{c_int, c_void};
 use std::mem;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Version, actions, class of the exception, the exception, the frame; returns what to do next.
+/// The arguments are the version, the actions, the exception's class, the exception and the frame. The result says what
+/// the unwinder does next.
 type Personality = unsafe extern "C" fn(c_int, c_int, u64, *mut c_void, *mut c_void) -> c_int;
 
-/// `_UA_FORCE_UNWIND` among the actions.
+/// `_UA_FORCE_UNWIND`, one bit of the actions.
 const FORCED: c_int = 8;
 
 unsafe extern "C" {
-    /// The word that the unwind tables of this library lead to.
+    /// The word that the unwind tables of this library refer to. It holds the address of the personality routine.
     #[link_name = "DW.ref.rust_eh_personality"]
     static PERSONALITY: AtomicPtr<c_void>;
 }
 
-/// What was in the word.
+/// The address of Rust's own personality routine, which was in the word before.
 static RUSTS_OWN: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// From now on a thread that is ended hangs as soon as its unwinding comes to a frame of this library. To be called
-/// before any other thread is in the library; another call changes nothing.
+/// From now on a thread that `pthread_exit` or `pthread_cancel` ends hangs as soon as the unwinding reaches a frame of
+/// this library. Call it before any other thread is in the library. Another call changes nothing.
 pub fn hang_threads_that_end() {
     let hook = personality as *mut c_void;
     // SAFETY: an aligned word of the library's writable data, which nobody but the unwinder reads.

@@ -1,9 +1,9 @@
-//! The waker over a Linux eventfd: one descriptor, one counter.
+//! The waker on a Linux eventfd: one descriptor with a counter.
 //!
 //! Purpose: the contract of [`super`].
 //!
-//! Owner: the loop's thread; `wake` runs anywhere, in signal handlers too. It must not know why anyone
-//! is woken.
+//! Owner: the loop's thread. `wake` may run in any thread and in signal handlers. It must not know the reason for a
+//! wake.
 //!
 //! Source: `eventfd(2)`.
 
@@ -15,14 +15,14 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::Pending;
 
-/// A descriptor that [`Self::wake`] makes readable and [`Self::drain`] makes quiet again.
+/// A descriptor. [`Self::wake`] makes it readable, and [`Self::drain`] ends that.
 pub struct Waker {
     event: OwnedFd,
     pending: Pending,
 }
 
 impl Waker {
-    /// A waker with nothing pending, nonblocking and close-on-exec.
+    /// A waker without a pending wake. Its descriptor is nonblocking and close-on-exec.
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE` or `ENOMEM` from `eventfd(2)`.
@@ -34,14 +34,14 @@ impl Waker {
         })
     }
 
-    /// The descriptor to watch for reading. Stays owned by the waker.
+    /// The descriptor to watch for reading. The waker owns it.
     #[inline]
     #[must_use]
     pub fn fd(&self) -> RawFd {
         self.event.as_raw_fd()
     }
 
-    /// Makes the descriptor readable, once until the next [`Self::drain`].
+    /// Makes the descriptor readable. Further calls have no effect until the next [`Self::drain`].
     ///
     /// Callable from any thread and from signal handlers: it takes no lock, allocates nothing, never
     /// blocks and leaves `errno` as it was.
@@ -55,18 +55,18 @@ impl Waker {
     fn write(&self) {
         let errno = Errno::last_raw();
         let one = 1_u64.to_ne_bytes();
-        // The only failure that a descriptor of our own allows is EAGAIN, for a counter at its maximum:
-        // then it is readable already.
+        // On this descriptor the write can fail only with EAGAIN, if the counter is at its maximum. Then the
+        // descriptor is readable already.
         let _ = nix::unistd::write(&self.event, &one);
         Errno::set_raw(errno);
     }
 
-    /// Makes the descriptor quiet. Call it from the loop's thread, and look only afterwards for the work
-    /// that the wakes announced.
+    /// Makes the descriptor unreadable again. Call it from the loop's thread, and only then look for the work that the
+    /// wakes announced.
     #[inline]
     pub fn drain(&self) {
         let mut count = [0_u8; 8];
-        // One read resets the counter. EAGAIN says that nobody had written.
+        // One read resets the counter. EAGAIN means that nobody has written.
         let _ = nix::unistd::read(&self.event, &mut count);
         self.pending.clear();
     }

@@ -1,14 +1,13 @@
 //! Waking a loop that sleeps in its poller.
 //!
-//! Purpose: an fd that the poller watches for reading, and that any thread or signal handler can make
-//! readable. Wakes are coalesced: while one is pending, further ones cost one atomic exchange and no
-//! system call.
+//! Purpose: the poller watches an fd for reading, and any thread or signal handler can make it readable. While one wake
+//! is pending, a further one costs one atomic exchange and no system call.
 //!
-//! Owner: created and drained by the loop's thread; [`Waker::wake`] runs anywhere. It must not know why
-//! anyone is woken.
+//! Owner: the loop's thread creates and drains the waker. [`Waker::wake`] may run in any thread and in signal handlers.
+//! It must not know the reason for a wake.
 //!
-//! What the file of an operating system must provide: `Waker`, close-on-exec and `Sync`, with `new()`,
-//! `fd()`, `wake()` and `drain()` as described there, on top of `Pending`.
+//! What the file of an operating system must provide: `Waker`, close-on-exec and `Sync`, with `new()`, `fd()`, `wake()`
+//! and `drain()` as described there. It uses `Pending`.
 //!
 //! ```text
 //!   any thread                                loop's thread
@@ -18,10 +17,10 @@
 //!                                  +------->  look at the work   <- must come after drain
 //! ```
 //!
-//! The order inside `drain` matters. A wake between its two steps writes nothing, but the exchange that
-//! clears the flag then also sees all that was published before that wake, and the look that follows
-//! finds it. The other way round, the read could swallow the byte of a newer wake whose flag stays set,
-//! and no later wake would ever write again.
+//! The order inside `drain` matters. A wake between its two steps writes nothing. But the exchange that clears the flag
+//! then also sees everything that was published before that wake, so the loop finds it when it looks at the work. In
+//! the opposite order, the read could consume the byte of a newer wake whose flag stays set. Then no later wake would
+//! ever write again.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -30,13 +29,13 @@ mod eventfd;
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub use eventfd::Waker;
 
-// The tests run the pipe on every system.
+// The tests run this implementation on every system.
 #[cfg(any(test, not(any(target_os = "linux", target_os = "android"))))]
 mod pipe;
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 pub use pipe::Waker;
 
-/// Whether a wake has been written and not been drained yet.
+/// Whether there was a wake since the last drain.
 struct Pending(AtomicBool);
 
 impl Pending {
@@ -44,14 +43,14 @@ impl Pending {
         Self(AtomicBool::new(false))
     }
 
-    /// Notes a wake; true if the caller has to write it.
+    /// Notes a wake. Returns true if the caller must write to the fd.
     #[inline]
     fn set(&self) -> bool {
         !self.0.swap(true, Ordering::AcqRel)
     }
 
-    /// Notes that the fd has been emptied. Everything published before a wake noted so far is visible to
-    /// the caller afterwards.
+    /// Notes that the fd is empty. Afterwards the caller sees everything that was published before any wake noted so
+    /// far.
     #[inline]
     fn clear(&self) {
         self.0.swap(false, Ordering::AcqRel);
@@ -68,10 +67,10 @@ mod tests {
     use super::{Waker, pipe};
     use crate::sys::poller::{Events, Interest, Poller, Token};
 
-    /// Far beyond any wait on a loaded machine, so that a lost wake fails the test instead of hanging it.
+    /// Far longer than any wait on a loaded machine. After a lost wake the test fails instead of hanging.
     const CAP_NS: Option<u64> = Some(60_000_000_000);
 
-    /// The contract, so that one test runs with every implementation.
+    /// The contract. Each test runs with every implementation.
     trait Contract: Sync {
         fn fd(&self) -> RawFd;
         fn wake(&self);

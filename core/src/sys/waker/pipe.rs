@@ -1,9 +1,9 @@
-//! The waker over a pipe, for systems without an eventfd.
+//! The waker on a pipe, for systems without an eventfd.
 //!
-//! Purpose: the contract of [`super`]. Coalescing keeps at most a few bytes in the pipe.
+//! Purpose: the contract of [`super`]. `Pending` limits the content of the pipe to a few bytes.
 //!
-//! Owner: the loop's thread; `wake` runs anywhere, in signal handlers too. It must not know why anyone
-//! is woken.
+//! Owner: the loop's thread. `wake` may run in any thread and in signal handlers. It must not know the reason for a
+//! wake.
 //!
 //! Source: `pipe(2)`, `pipe(7)`.
 
@@ -15,7 +15,7 @@ use nix::errno::Errno;
 use super::Pending;
 use crate::sys::signals::nonblocking_pipe;
 
-/// A descriptor that [`Self::wake`] makes readable and [`Self::drain`] makes quiet again.
+/// A descriptor. [`Self::wake`] makes it readable, and [`Self::drain`] ends that.
 pub struct Waker {
     reader: OwnedFd,
     writer: OwnedFd,
@@ -23,7 +23,7 @@ pub struct Waker {
 }
 
 impl Waker {
-    /// A waker with nothing pending, nonblocking and close-on-exec at both ends.
+    /// A waker without a pending wake. Both ends of the pipe are nonblocking and close-on-exec.
     ///
     /// # Errors
     /// `EMFILE` or `ENFILE` from `pipe(2)`.
@@ -36,14 +36,14 @@ impl Waker {
         })
     }
 
-    /// The descriptor to watch for reading. Stays owned by the waker.
+    /// The descriptor to watch for reading. The waker owns it.
     #[inline]
     #[must_use]
     pub fn fd(&self) -> RawFd {
         self.reader.as_raw_fd()
     }
 
-    /// Makes the descriptor readable, once until the next [`Self::drain`].
+    /// Makes the descriptor readable. Further calls have no effect until the next [`Self::drain`].
     ///
     /// Callable from any thread and from signal handlers: it takes no lock, allocates nothing, never
     /// blocks and leaves `errno` as it was.
@@ -56,18 +56,19 @@ impl Waker {
 
     fn write(&self) {
         let errno = Errno::last_raw();
-        // EAGAIN says that the pipe is full, so readable already; EINTR cannot come from a write that does
-        // not block, and EPIPE not while we hold the reading end.
+        // EAGAIN means that the pipe is full, so it is readable already. A write that does not block cannot fail with
+        // EINTR. It cannot fail with EPIPE while the waker holds the reading end.
         let _ = nix::unistd::write(&self.writer, &[1]);
         Errno::set_raw(errno);
     }
 
-    /// Makes the descriptor quiet. Call it from the loop's thread, and look only afterwards for the work
-    /// that the wakes announced.
+    /// Makes the descriptor unreadable again. Call it from the loop's thread, and only then look for the work that the
+    /// wakes announced.
     #[inline]
     pub fn drain(&self) {
         let mut bytes = [0_u8; 64];
-        // A full buffer may have left some behind; anything else (a short read, EAGAIN) says empty.
+        // If a read fills the buffer, the pipe may hold more bytes. Any other result (a short read, EAGAIN) means that
+        // it is empty.
         while nix::unistd::read(&self.reader, &mut bytes) == Ok(bytes.len()) {}
         self.pending.clear();
     }

@@ -1,6 +1,6 @@
-//! One `recvmmsg(2)` for all that is there (Linux, Android).
+//! One `recvmmsg(2)` for all datagrams that have arrived (Linux, Android).
 //!
-//! The kernel writes the senders and lengths to arrays on the stack, of which only the part that is used is set up.
+//! The kernel writes the senders and lengths to arrays on the stack. Only the part that is used is set up.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -64,6 +64,6 @@ pub(super) fn receive(
             sender.to_address(message.msg_hdr.msg_namelen),
         );
     }
-    // An error after the first datagram stays with the socket.
+    // The socket keeps an error that comes after the first datagram.
     Ok(Batch { error: None })
 }

@@ -1,9 +1,9 @@
-//! Datagrams: several received by one system call, one sent to an address.
+//! Datagrams: receiving several with one system call, and sending one to an address.
 //!
-//! Purpose: what a busy datagram socket needs. [`recv_batch`] takes as many as are there, up to a limit;
-//! sending several at once is not offered, because it was measured to save nothing.
+//! Purpose: the calls that a busy datagram socket needs. [`recv_batch`] receives as many datagrams as have arrived, up
+//! to a limit. There is no call that sends several at once, because measurements showed no gain.
 //!
-//! Owner: any thread; the calls keep no state. It must not know who the datagrams are for.
+//! Owner: any thread; the calls keep no state. It must not know who receives the datagrams.
 //!
 //! What the file of an operating system must provide: `receive(fd, buffer, slot_len, limit, each)` with the
 //! contract of [`recv_batch`], for a `limit` of 1 to [`MAX_BATCH`] and a buffer that has the slots.
@@ -21,7 +21,7 @@ mod many;
 #[cfg(any(target_os = "linux", target_os = "android"))]
 use many::receive;
 
-// The tests run it on every system.
+// The tests run this implementation on every system.
 #[cfg(any(test, not(any(target_os = "linux", target_os = "android"))))]
 mod single;
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
@@ -33,25 +33,25 @@ mod tests;
 /// The most datagrams that one [`recv_batch`] takes.
 pub const MAX_BATCH: usize = 16;
 
-/// A slot in which every datagram of an internet socket fits: the length field of IP has 16 bits.
+/// The length of a slot that holds any datagram of an internet socket: the length field of IP has 16 bits.
 pub const INTERNET_SLOT_LEN: usize = 64 * 1024;
 
-/// How a [`recv_batch`] that has received at least one datagram has ended.
+/// How a [`recv_batch`] ended that has received at least one datagram.
 #[derive(Debug)]
 pub struct Batch {
-    /// Why there were no more, where the system has already forgotten it.
+    /// The error that ended the batch, if the system does not keep it for the next call.
     pub error: Option<io::Error>,
 }
 
-/// Receives what is there, up to `limit` datagrams (at most [`MAX_BATCH`], and as many as `buffer` has slots of
-/// `slot_len` bytes for), and hands each to `each` with the address of its sender, in the order of their arrival. The
-/// part of a datagram that is longer than its slot is lost.
+/// Receives the datagrams that have arrived, up to `limit` of them. The limit is at most [`MAX_BATCH`], and at most the
+/// number of slots of `slot_len` bytes in `buffer`. Passes each datagram to `each` with the address of its sender, in
+/// the order of arrival. If a datagram is longer than its slot, the rest of it is lost.
 ///
 /// The datagrams lie in `buffer`, which is borrowed for the call. An error that comes after the first datagram is in
 /// the result, unless the system keeps it for the next call.
 ///
 /// # Errors
-/// `WouldBlock` if nothing is there, or the error that the socket has kept (`ConnectionRefused` on a connected one),
+/// `WouldBlock` if no datagram has arrived, or the pending error of the socket (`ConnectionRefused` if connected),
 /// which this call resets. `InvalidInput` if there is no slot, or `limit` is 0.
 #[inline]
 pub fn recv_batch(
@@ -71,8 +71,8 @@ pub fn recv_batch(
 /// Sends `data`, which may be empty, as one datagram to `to`.
 ///
 /// # Errors
-/// `WouldBlock` if there is no space, `EMSGSIZE` if the datagram is too large, or the error that the socket has kept
-/// or the network reports at once (`ConnectionRefused`, `NetworkUnreachable` ...); nothing was sent then.
+/// `WouldBlock` if there is no space, `EMSGSIZE` if the datagram is too large, or an error that is pending on the
+/// socket or that the network reports at once (`ConnectionRefused` ...). After an error nothing was sent.
 #[inline]
 pub fn send_to(fd: RawFd, data: &[u8], to: &Address) -> io::Result<()> {
     let (address, address_len) = to.as_raw();

@@ -1,4 +1,4 @@
-//! One `recvfrom(2)` per datagram, until nothing more is there: for systems without `recvmmsg`.
+//! One `recvfrom(2)` per datagram, until there is no more: for systems without `recvmmsg`.
 
 use std::io;
 use std::os::fd::RawFd;

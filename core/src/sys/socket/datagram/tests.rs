@@ -1,4 +1,4 @@
-//! Datagrams over real sockets, received by each of the implementations.
+//! Tests with datagrams over real sockets. Each implementation receives them.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
@@ -9,10 +9,10 @@ use super::super::{AddressView, local_address, take_error};
 use super::*;
 use crate::sys::poller::{Events, Interest, Poller, Token};
 
-/// Far beyond any wait on a loaded machine, so that a lost event fails the test instead of hanging it.
+/// Far longer than any wait on a loaded machine. After a lost event the test fails instead of hanging.
 const CAP_NS: Option<u64> = Some(60_000_000_000);
 
-/// A way to receive a batch, so that one test runs with every implementation.
+/// A function that receives a batch. Each test runs with every implementation.
 type Receive = fn(RawFd, &mut [u8], usize, usize, &mut dyn FnMut(&[u8], Address)) -> io::Result<Batch>;
 
 fn ways() -> [(&'static str, Receive); 2] {
@@ -127,7 +127,7 @@ fn the_largest_datagram_fits() {
 fn a_refusal_comes_before_data_and_goes_away() {
     for (way, receive) in ways() {
         let socket = bound();
-        // A port that was free a moment ago, so that the datagram bounces.
+        // This port was free a moment ago, so the datagram is refused.
         let free = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         socket.connect(free).unwrap();
         socket.send(b"anyone?").unwrap();
