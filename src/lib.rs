@@ -1,4 +1,4 @@
-//! grapeshot's native core. This file only puts the rooms together; `docs/architecture.md` draws them.
+//! grapeshot's native core. This file only assembles the rooms; `docs/architecture.md` shows them.
 
 mod binding;
 mod coro;
@@ -32,8 +32,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(bind_methods, module)?)
 }
 
-/// `_bind_methods(kind)`: puts the native methods of `Loop` on its subclass `kind` too, except those that `kind` defines
-/// itself. CPython specializes calls only of methods that it finds on the exact type of the object.
+/// `_bind_methods(kind)`: adds the native methods of `Loop` to its subclass `kind` too, except those that `kind`
+/// defines itself. CPython specializes only calls of methods that it finds on the exact type of the object.
 #[pyfunction(name = "_bind_methods")]
 fn bind_methods(kind: &Bound<'_, PyType>) -> PyResult<()> {
     if !pyloop::is_loop_type(kind) {
@@ -47,7 +47,7 @@ fn bind_methods(kind: &Bound<'_, PyType>) -> PyResult<()> {
     methods.extend(dns::loop_methods());
     let mut missing = Vec::with_capacity(methods.len());
     for method in methods {
-        // SAFETY: method tables are made of C string literals.
+        // SAFETY: method tables consist of C string literals.
         let name = unsafe { std::ffi::CStr::from_ptr(method.ml_name) }.to_string_lossy();
         let base = kind
             .py()

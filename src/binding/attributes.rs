@@ -1,9 +1,10 @@
-//! What Python code can put onto a native object or its type, and how native code sees it.
+//! What Python code can set on a native object or its type, and how native code takes it into account.
 //!
-//! asyncio's transports are ordinary objects: programs set `transport.write = f`, tools replace methods on the class.
-//! `InstanceDict` is the `__dict__` of a native object, made when an attribute is first set; while there is none, CPython's
-//! specialized calls of its methods cost what they cost without it (Python 3.11: while it is empty). `OwnMethods` says whether native code may call a
-//! method of such an object directly, past whatever Python code has put into its place.
+//! asyncio's transports are ordinary objects: programs set `transport.write = f`, and tools replace methods on the
+//! class. `InstanceDict` is the `__dict__` of a native object, created when an attribute is first set. While there is
+//! no dict (Python 3.11: while it is empty), CPython's specialized method calls cost the same as without it.
+//! `OwnMethods` tells whether native code may call a method of such an object directly, or must call what Python code
+//! has put in its place.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
@@ -18,17 +19,18 @@ use super::names::Kept;
 use super::native_type::{NativeType, This, call_getter, leak_table};
 use super::{HAS_LAZY_DICT, errors};
 
-/// The dict of an object's own attributes; CPython reads and makes it by `__dictoffset__`. All zeroes is no dict.
+/// The dict of an object's own attributes. CPython reads and creates it through `__dictoffset__`. All zeroes mean no
+/// dict.
 #[repr(transparent)]
 pub(crate) struct InstanceDict(AtomicPtr<ffi::PyObject>);
 
 impl InstanceDict {
-    /// To be called once for a new object: on Python 3.11 it gets its dict at once.
+    /// Must be called once for a new object. On Python 3.11 it creates the dict at once.
     pub(crate) fn prepare(&self, _: Python<'_>) {
         if HAS_LAZY_DICT {
             return;
         }
-        // SAFETY: attached. Without memory there is no dict yet, which is only slower.
+        // SAFETY: attached. If memory runs out, the object has no dict yet, which is only slower.
         unsafe {
             let dict = ffi::PyDict_New();
             if dict.is_null() {
@@ -42,11 +44,12 @@ impl InstanceDict {
     #[inline]
     fn is_unused(&self) -> bool {
         let dict = self.0.load(Ordering::Acquire);
-        // SAFETY: a dict that the field owns; versions without a lazy dict have a GIL, so nobody replaces it meanwhile.
+        // SAFETY: a dict that the field owns. Versions without a lazy dict have a GIL, so no other thread replaces the
+        // dict meanwhile.
         dict.is_null() || (!HAS_LAZY_DICT && unsafe { ffi::PyDict_Size(dict) } == 0)
     }
 
-    /// What was set under that name; None if nothing was.
+    /// The attribute that was set under that name, or None.
     pub(crate) fn get<'py>(&self, py: Python<'py>, name: &CStr) -> PyResult<Option<Bound<'py, PyAny>>> {
         if self.is_unused() {
             return Ok(None);
@@ -59,10 +62,10 @@ impl InstanceDict {
         }
     }
 
-    /// Drops the dict: in `tp_clear` and `tp_dealloc`.
+    /// Drops the dict, in `tp_clear` and `tp_dealloc`.
     pub(crate) fn clear(&self, py: Python<'_>) {
         let dict = self.0.swap(ptr::null_mut(), Ordering::AcqRel);
-        // SAFETY: the field owned the dict, which nobody else takes out of it.
+        // SAFETY: the field owned the dict, and no other code takes it out of the field.
         drop(unsafe { Bound::from_owned_ptr_or_opt(py, dict) });
     }
 
@@ -80,8 +83,7 @@ impl InstanceDict {
     }
 }
 
-/// The member table of a type whose objects keep their weak references and their `InstanceDict` that many bytes from their
-/// start.
+/// The member table of a type whose objects keep their weak references and their `InstanceDict` at these byte offsets.
 pub(crate) fn offset_members(weakrefs: usize, dict: usize) -> *mut c_void {
     let row = |name: &'static CStr, offset: usize| ffi::PyMemberDef {
         name: name.as_ptr(),
@@ -96,7 +98,7 @@ pub(crate) fn offset_members(weakrefs: usize, dict: usize) -> *mut c_void {
     )
 }
 
-/// The row `__dict__` of the getset table of a type with an `InstanceDict`.
+/// The `__dict__` row in the getset table of a type with an `InstanceDict`.
 pub(crate) fn dict_row() -> ffi::PyGetSetDef {
     ffi::PyGetSetDef {
         name: c"__dict__".as_ptr(),
@@ -116,8 +118,8 @@ pub(crate) trait HasInstanceDict: NativeType {
     fn instance_dict(&self) -> &InstanceDict;
 }
 
-/// A row like that of `getter!`, for a private name of asyncio's: what programs set takes its place, as there, and is
-/// theirs alone. Deleted, it shows again what the transport has.
+/// A row like that of `getter!`, for a private name of asyncio. A value that a program sets replaces the getter's
+/// value, as in asyncio, but only for the program. After deletion, the attribute shows the transport's own value again.
 macro_rules! shown {
     ($layout:ty, $name:literal, $body:path, $doc:literal) => {{
         unsafe extern "C" fn get(
@@ -146,10 +148,10 @@ macro_rules! shown {
 }
 pub(crate) use shown;
 
-/// The getter of a row of `shown!`.
+/// The getter of a `shown!` row.
 ///
 /// # Safety
-/// To be called only by CPython through a getset table of a type whose objects have the layout `T`.
+/// Only CPython may call this, through a getset table of a type whose objects have the layout `T`.
 pub(crate) unsafe fn get_shown<T: HasInstanceDict>(
     slf: *mut ffi::PyObject,
     name: &CStr,
@@ -171,7 +173,7 @@ pub(crate) unsafe fn get_shown<T: HasInstanceDict>(
     }
 }
 
-/// The setter of a row of `shown!`; `value` is null on deletion.
+/// The setter of a `shown!` row; `value` is null on deletion.
 ///
 /// # Safety
 /// As for `get_shown`.
@@ -200,13 +202,14 @@ pub(crate) unsafe fn set_shown<T: HasInstanceDict>(
     }
 }
 
-/// The version tag of a type, which changes with every change of the type or its bases; 0 if it has none now.
+/// The version tag of a type; 0 if it has none now. The tag changes with every change of the type or its bases.
 ///
 /// # Safety
 /// `kind` is a live type object.
 #[inline]
 pub(crate) unsafe fn version_of(kind: *mut ffi::PyTypeObject) -> u32 {
-    // SAFETY: the caller's. Free-threaded builds write the tag atomically, and reading it so costs nothing.
+    // SAFETY: by the caller's contract. Free-threaded builds write the tag atomically, and an atomic read costs nothing
+    // extra.
     unsafe { AtomicU32::from_ptr(&raw mut (*kind).tp_version_tag).load(Ordering::Acquire) }
 }
 
@@ -214,7 +217,7 @@ pub(crate) unsafe fn version_of(kind: *mut ffi::PyTypeObject) -> u32 {
 pub(crate) struct OwnMethods {
     /// Null before `remember`; leaked.
     table: AtomicPtr<Table>,
-    /// The type's version tag when it was last seen to have these methods, 0 before.
+    /// The type's version tag when the type was last seen to have these methods; 0 before that.
     version: AtomicU32,
 }
 
@@ -231,7 +234,7 @@ impl OwnMethods {
         }
     }
 
-    /// Remembers the methods of a new type. Called once, when the module is made.
+    /// Remembers the methods of a new type. The module's initialization calls this once.
     pub(crate) fn remember(&self, kind: &Bound<'_, PyAny>, names: &[&'static str]) -> PyResult<()> {
         let methods = names
             .iter()
@@ -246,8 +249,8 @@ impl OwnMethods {
         Ok(())
     }
 
-    /// True if a direct call is what a call through Python would come to: nothing was ever set on the object, and its
-    /// type has its own methods still.
+    /// True if a direct call does the same as a call through Python: no attribute was ever set on the object, and its
+    /// type still has its own methods.
     #[inline]
     pub(crate) fn are_in_force(&self, object: &Bound<'_, PyAny>, dict: &InstanceDict) -> bool {
         // SAFETY: a live object has a live type.
@@ -268,7 +271,7 @@ impl OwnMethods {
             kind.getattr(*name)
                 .is_ok_and(|found| found.as_ptr() == own.as_ptr())
         });
-        // The look-ups have given the type a tag, unless CPython has run out of them.
+        // The lookups have given the type a tag, unless CPython has run out of tags.
         let version = if are_own {
             // SAFETY: a kept type object.
             unsafe { version_of(table.kind.as_ptr().cast()) }

@@ -1,8 +1,9 @@
-//! `tp_dealloc` of all native types: what hangs on one another is freed on a stack of any size, however long the chain.
+//! `tp_dealloc` of all native types: frees a chain of objects of any length with a bounded stack.
 //!
-//! A handle whose argument is a handle whose argument is a handle ... is freed by calls that are as deep as the chain. From 3.14
-//! on CPython cuts such calls off itself, for every type; before, only for types of its own. Here they are cut off at
-//! `MAX_DEPTH`: what is deeper is put aside, and freed by the outermost call.
+//! Take a handle whose argument is a handle, whose argument is a handle, and so on. The calls that free it nest as deep
+//! as the chain is long. From 3.14 on, CPython limits this depth for every type; earlier versions limit it only for
+//! CPython's own types. This module limits the depth to `MAX_DEPTH`: deeper objects are put aside, and the outermost
+//! call frees them.
 //!
 //! ```text
 //!   depth 0: dealloc(a) -> 1: dealloc(b) -> ... -> MAX_DEPTH: put aside
@@ -10,10 +11,11 @@
 //!      '--> dealloc of what was put aside, at depth 1, until there is none
 //! ```
 //!
-//! The depth is that of the stack that runs: coros count for themselves (`set_depth_of_stack`), as one may wait in a finalizer.
-//! It is counted up and down and never set, since greenlets share the count of their thread and may end in any order.
+//! The depth belongs to the running stack. Each coro has its own count (`set_depth_of_stack`), because a coro may wait
+//! in a finalizer. The count only goes up and down and is never set, because greenlets share the count of their thread
+//! and may end in any order.
 //!
-//! Belongs to no thread: each has its own count and its own list.
+//! Nothing here belongs to one thread: each thread has its own count and its own list.
 
 use std::cell::{Cell, RefCell};
 use std::ptr;
@@ -24,10 +26,11 @@ use pyo3::ffi;
 use super::HAS_TRASHCAN;
 use super::native_type::NativeType;
 
-/// Calls inside one another. Each takes a few hundred bytes of stack, with what CPython's containers use between them.
+/// The limit of nested calls. Each takes a few hundred bytes of stack, including the frames of CPython's containers
+/// between them.
 const MAX_DEPTH: u32 = 40;
 
-/// An unreferenced object, what frees it, and whether the collector is to see it again before that.
+/// An unreferenced object, the function that frees it, and whether the collector must track it again before that.
 type Waiting = (*mut ffi::PyObject, ffi::destructor, bool);
 
 thread_local! {
@@ -35,20 +38,20 @@ thread_local! {
     static WAITING: RefCell<Vec<Waiting>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Returns where the depth of the running stack is counted; null if it is the thread's own.
+/// Returns the cell that counts the depth of the running stack; null if the thread's own cell does.
 type DepthOfStack = fn() -> *const Cell<u32>;
 
 /// A `DepthOfStack`, null for none.
 static DEPTH_OF_STACK: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
-/// Takes the function that knows of other stacks than the thread's own.
+/// Sets the function that knows stacks other than the thread's own.
 pub(crate) fn set_depth_of_stack(function: DepthOfStack) {
     DEPTH_OF_STACK.store(function as *mut (), Ordering::Release);
 }
 
 /// `tp_dealloc` of a native type.
 pub(super) unsafe extern "C" fn deallocate<T: NativeType>(slf: *mut ffi::PyObject) {
-    // SAFETY: CPython calls this attached, once, with an unreferenced object of this layout, which is given up to
+    // SAFETY: CPython calls this attached, once, with an unreferenced object of this layout. The object is given to
     // `T::DEALLOC` here or later.
     unsafe {
         if HAS_TRASHCAN || !T::IS_COLLECTED || (*slf.cast::<T>()).is_empty() {
@@ -63,7 +66,7 @@ pub(super) unsafe extern "C" fn deallocate<T: NativeType>(slf: *mut ffi::PyObjec
 /// As for `deallocate`.
 #[inline(never)]
 unsafe fn bounded(slf: *mut ffi::PyObject, free: ffi::destructor) {
-    // SAFETY: by the contract; what waits is as unreferenced as it was when it was put aside.
+    // SAFETY: by the contract; each waiting object is as unreferenced as when it was put aside.
     unsafe {
         let depth = depth();
         if depth.get() >= MAX_DEPTH && put_aside(slf, free) {
@@ -83,7 +86,7 @@ unsafe fn bounded(slf: *mut ffi::PyObject, free: ffi::destructor) {
     }
 }
 
-/// Where the running stack counts. It outlives what runs on that stack.
+/// The depth cell of the running stack. It outlives all code that runs on that stack.
 fn depth<'a>() -> &'a Cell<u32> {
     let function = DEPTH_OF_STACK.load(Ordering::Acquire);
     // SAFETY: only `set_depth_of_stack` stores here.
@@ -91,15 +94,15 @@ fn depth<'a>() -> &'a Cell<u32> {
         Some(function) => function(),
         None => ptr::null(),
     };
-    // SAFETY: the cell of a running coro lives until its stack is left for good; that of the thread has no destructor, so it is
-    // there until the thread's end, and nobody else's.
+    // SAFETY: the cell of a running coro lives until its stack is left for good. The thread's cell has no destructor,
+    // so it exists until the thread's end, and no other thread uses it.
     unsafe {
         own.as_ref()
             .unwrap_or_else(|| &*DEPTH.with(ptr::from_ref::<Cell<u32>>))
     }
 }
 
-/// False if there is no memory, or no list any more because the thread ends.
+/// False if there is no memory, or if the thread is ending and has no list any more.
 fn put_aside(object: *mut ffi::PyObject, free: ffi::destructor) -> bool {
     let put = WAITING.try_with(|waiting| {
         let mut waiting = waiting.borrow_mut();
@@ -124,7 +127,7 @@ fn next() -> Option<Waiting> {
             let mut waiting = waiting.borrow_mut();
             let next = waiting.pop();
             if waiting.is_empty() && waiting.capacity() > 1024 {
-                // A wide tree has passed.
+                // The list has grown for a wide tree, which is now freed.
                 *waiting = Vec::new();
             }
             next

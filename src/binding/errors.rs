@@ -1,7 +1,7 @@
-//! The one place where faults change sides: `io::Error` to `OSError`, a Rust panic to `RuntimeError`, a
-//! Python exception in a callback to the loop's exception handler.
+//! The one place that converts errors: `io::Error` to `OSError`, a Rust panic to `RuntimeError`, and a Python exception
+//! in a callback to a call of the loop's exception handler.
 //!
-//! Runs on whichever thread is attached. Knows nothing of transports.
+//! Runs on any attached thread. Does not depend on transports.
 
 use std::any::Any;
 use std::io;
@@ -11,7 +11,7 @@ use pyo3::exceptions::{PyKeyboardInterrupt, PyOSError, PyRuntimeError, PySystemE
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// An `OSError` (or the subclass that CPython picks for the errno), keeping errno and the system's message.
+/// An `OSError` (or the subclass that CPython picks for the errno) with errno and the system's message.
 #[cold]
 pub(crate) fn os_error(error: &io::Error) -> PyErr {
     match error.raw_os_error() {
@@ -23,7 +23,7 @@ pub(crate) fn os_error(error: &io::Error) -> PyErr {
     }
 }
 
-/// `os_error` with the path that the call was for.
+/// `os_error` with the path of the failed call.
 #[cold]
 pub(crate) fn os_error_at(error: &io::Error, path: &Bound<'_, PyAny>) -> PyErr {
     match error.raw_os_error() {
@@ -47,8 +47,8 @@ pub(crate) fn leaves_loop(py: Python<'_>, error: &PyErr) -> bool {
     error.is_instance_of::<PyKeyboardInterrupt>(py) || error.is_instance_of::<PySystemExit>(py)
 }
 
-/// Runs `body` at the C boundary: an error is set as the current Python exception, a panic becomes
-/// `RuntimeError`, and `failure` is returned for both.
+/// Runs `body` at the C boundary. An error becomes the current Python exception, and a panic becomes `RuntimeError`;
+/// both return `failure`.
 #[inline]
 pub(crate) fn at_boundary<R>(py: Python<'_>, failure: R, body: impl FnOnce() -> PyResult<R>) -> R {
     match catch_unwind(AssertUnwindSafe(body)) {
@@ -75,8 +75,8 @@ pub(crate) fn panic_error(payload: &(dyn Any + Send)) -> PyErr {
     PyRuntimeError::new_err(format!("internal error in grapeshot: {text}"))
 }
 
-/// Hands `error` to `loop.call_exception_handler` with asyncio's context keys `message`, `exception` and
-/// `details`. `KeyboardInterrupt` and `SystemExit` come back as the error instead.
+/// Passes `error` to `loop.call_exception_handler` with asyncio's context keys `message`, `exception` and `details`.
+/// Returns `KeyboardInterrupt` and `SystemExit` as Err instead.
 #[cold]
 pub(crate) fn report(
     event_loop: &Bound<'_, PyAny>,
@@ -97,8 +97,8 @@ pub(crate) fn report(
     handle_report(event_loop, &context)
 }
 
-/// Calls `loop.call_exception_handler(context)`. What that call raises goes to `sys.unraisablehook`, except for the
-/// two exceptions that leave the loop: a broken handler must not stop it.
+/// Calls `loop.call_exception_handler(context)`. An exception from that call goes to `sys.unraisablehook`, except for
+/// the two exceptions that leave the loop: a broken handler must not stop the loop.
 #[cold]
 pub(crate) fn handle_report(event_loop: &Bound<'_, PyAny>, context: &Bound<'_, PyDict>) -> PyResult<()> {
     let py = event_loop.py();

@@ -1,20 +1,20 @@
-//! The `asyncio` logger, on which the loop and its transports say what asyncio's own say.
+//! The `asyncio` logger. The loop and its transports log here what asyncio's own log.
 //!
-//! A filter or handler that raises costs nothing but the record (`sys.unraisablehook` hears of it); Err is only for what
-//! must leave the loop.
+//! If a filter or handler raises, only the record is lost, and `sys.unraisablehook` gets the exception. Err is only for
+//! exceptions that must leave the loop.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use super::errors;
 
-/// A DEBUG record of `format % args`. Only to be called in debug mode.
+/// Logs a DEBUG record of `format % args`. Callers must be in debug mode.
 #[cold]
 pub(crate) fn debug(py: Python<'_>, format: &str, args: &[Bound<'_, PyAny>]) -> PyResult<()> {
     record(py, "debug", format, args, None)
 }
 
-/// The same with the traceback of `exception`.
+/// Like `debug`, with the traceback of `exception`.
 #[cold]
 pub(crate) fn debug_exception(
     py: Python<'_>,
@@ -25,13 +25,13 @@ pub(crate) fn debug_exception(
     record(py, "debug", format, args, Some(exception))
 }
 
-/// An INFO record of `format % args`. Only to be called in debug mode.
+/// Logs an INFO record of `format % args`. Callers must be in debug mode.
 #[cold]
 pub(crate) fn info(py: Python<'_>, format: &str, args: &[Bound<'_, PyAny>]) -> PyResult<()> {
     record(py, "info", format, args, None)
 }
 
-/// A WARNING record of `format % args`.
+/// Logs a WARNING record of `format % args`.
 #[cold]
 pub(crate) fn warning(py: Python<'_>, format: &str, args: &[Bound<'_, PyAny>]) -> PyResult<()> {
     record(py, "warning", format, args, None)

@@ -1,7 +1,7 @@
-//! What wraps CPython's type machinery: native types and their method tables, cells for references, interned names,
-//! errors at the boundary, the logger, `bytes` and socket objects.
+//! Wraps CPython's type machinery: native types and their method tables, cells for references, interned names, errors
+//! at the boundary, the logger, `bytes` and socket objects.
 //!
-//! Everything above stands on this room. It must not know the loop, its handles or anything else that uses it.
+//! Every room above uses this one. It must not depend on the loop, its handles or anything else that uses it.
 
 pub(crate) mod attributes;
 pub(crate) mod audit;
@@ -20,18 +20,19 @@ use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-/// Whether the GIL orders all that attached threads do. Then other threads put their callbacks into the ready queue
-/// itself; free-threaded builds go through the inbox.
+/// Whether the GIL orders everything that attached threads do. With a GIL, other threads put their callbacks directly
+/// into the ready queue; in free-threaded builds, they use the inbox.
 pub(crate) const HAS_GIL: bool = cfg!(not(Py_GIL_DISABLED));
 
-/// Python 3.11 specializes calls of methods of an object that can have a dict only if it has one.
+/// True if an object's dict may be created later. Python 3.11 specializes method calls on an object that can have a
+/// dict only if the dict exists.
 const HAS_LAZY_DICT: bool = cfg!(Py_3_12);
 
-/// Whether the interpreter itself keeps nested deallocations from using up the stack.
+/// Whether the interpreter itself keeps nested deallocations from exhausting the stack.
 const HAS_TRASHCAN: bool = cfg!(Py_3_14);
 
-/// `ImportError` outside the main interpreter: the tables of names and types are one for the process. From 3.12 on
-/// CPython refuses by itself, before it comes here.
+/// Raises `ImportError` outside the main interpreter, because the whole process shares the tables of names and types.
+/// From 3.12 on, CPython itself refuses before this check runs.
 pub(crate) fn refuse_subinterpreter(_: Python<'_>) -> PyResult<()> {
     // SAFETY: attached, so there is a current interpreter.
     let is_main = unsafe { ffi::PyInterpreterState_Get() == ffi::PyInterpreterState_Main() };

@@ -1,4 +1,4 @@
-//! Interned strings and the few asyncio objects that native code needs, fetched once at import and kept for ever.
+//! Interned strings and the few asyncio objects that native code needs, fetched once at import and kept forever.
 //!
 //! Read-only after `fill`, so any attached thread may read it.
 
@@ -14,7 +14,7 @@ use pyo3::types::{PyString, PyTuple};
 pub(crate) struct Kept(*mut ffi::PyObject);
 
 impl Kept {
-    /// Keeps `object` for good.
+    /// Keeps `object` forever.
     pub(crate) fn new(object: &Bound<'_, PyAny>) -> Self {
         Self(object.clone().into_ptr())
     }
@@ -26,7 +26,7 @@ impl Kept {
 
     #[inline]
     pub(crate) fn bind(self, py: Python<'_>) -> Bound<'_, PyAny> {
-        // SAFETY: the reference taken in `new` is never given back, so the object is alive.
+        // SAFETY: the reference taken in `new` is never released, so the object is alive.
         unsafe { Bound::from_borrowed_ptr(py, self.0) }
     }
 }
@@ -37,9 +37,9 @@ macro_rules! kept {
         pub(crate) struct Names {
             $(pub(crate) $string: Kept,)*
             $(pub(crate) $object: Kept,)*
-            /// `asyncio.events._ThreadSafeHandle`, from 3.14 on.
+            /// `asyncio.events._ThreadSafeHandle`, which exists from 3.14 on.
             pub(crate) threadsafe_handle_type: Option<Kept>,
-            /// `"type"`, which is no identifier of Rust.
+            /// `"type"`, which is a keyword of Rust and cannot be an identifier.
             pub(crate) type_keyword: Kept,
             /// `("loop",)`: the keyword names of a vectorcall.
             pub(crate) kw_loop: Kept,
@@ -94,7 +94,7 @@ kept! {
 
 static NAMES: AtomicPtr<Names> = AtomicPtr::new(ptr::null_mut());
 
-/// Loads the table; called once by the module's initialization, before any native object exists.
+/// Loads the table. The module's initialization calls it once, before any native object exists.
 pub(crate) fn fill(py: Python<'_>) -> PyResult<()> {
     let table = Box::into_raw(Box::new(Names::load(py)?));
     NAMES.store(table, Ordering::Release);
@@ -106,6 +106,6 @@ pub(crate) fn fill(py: Python<'_>) -> PyResult<()> {
 pub(crate) fn names() -> &'static Names {
     let table = NAMES.load(Ordering::Acquire);
     debug_assert!(!table.is_null());
-    // SAFETY: `fill` has run before any code of this crate could be reached from Python, and the table is never freed.
+    // SAFETY: `fill` has run before any Python code could reach this crate, and the table is never freed.
     unsafe { &*table }
 }

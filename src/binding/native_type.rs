@@ -1,8 +1,8 @@
-//! How this crate writes Python types by hand: `PyType_FromSpec` with METH_FASTCALL methods, since `#[pyclass]`
-//! costs too much where a method runs per callback or per packet (`call_soon`: 150 ns against 92).
+//! Python types written by hand, with `PyType_FromSpec` and METH_FASTCALL methods. `#[pyclass]` costs too much for
+//! methods that run once per callback or per packet (`call_soon` takes 150 ns with it and 92 ns without).
 //!
-//! The pieces: `This` is the receiver of a method, `Args` its arguments, `method!`/`getter!` build table rows around
-//! safe Rust functions, `NativeType` says what a type's object looks like, `new_type` makes the type object.
+//! The parts: `This` is the receiver of a method and `Args` holds its arguments. `method!` and `getter!` make table
+//! rows from safe Rust functions. `NativeType` describes the objects of a type, and `new_type` creates the type object.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::marker::PhantomData;
@@ -70,7 +70,7 @@ impl<T> Deref for This<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: layout and life time are the contract of `new`; all fields that change are cells, so shared
+        // SAFETY: the contract of `new` guarantees layout and lifetime. All fields that change are cells, so shared
         // references are enough and none is exclusive across a call into Python.
         unsafe { &*self.object.cast::<T>() }
     }
@@ -108,7 +108,7 @@ impl<'a, 'py> Args<'a, 'py> {
         let values = if total == 0 {
             &[][..]
         } else {
-            // SAFETY: by the calling convention the array holds the positional values and then the keyword values.
+            // SAFETY: by the calling convention the array holds the positional values, followed by the keyword values.
             unsafe { std::slice::from_raw_parts(args, total) }
         };
         Self {
@@ -142,7 +142,7 @@ impl<'a, 'py> Args<'a, 'py> {
         &self.values[..self.positional]
     }
 
-    /// All values, the keyword ones after the positional ones, as borrowed pointers.
+    /// All values as borrowed pointers: first the positional ones, then the keyword ones.
     pub(crate) fn values(&self) -> &'a [*mut ffi::PyObject] {
         self.values
     }
@@ -165,7 +165,8 @@ impl<'a, 'py> Args<'a, 'py> {
         self.signature.name()
     }
 
-    /// True if all required parameters are given by position, with nothing else where the signature has nothing else.
+    /// True if the call gives all required parameters by position, and nothing else when the signature has nothing
+    /// else.
     #[inline(always)]
     pub(crate) fn fit(&self) -> bool {
         if self.signature.is_fixed() {
@@ -175,8 +176,8 @@ impl<'a, 'py> Args<'a, 'py> {
         }
     }
 
-    /// Calls `body` with arguments that do not `fit`: required parameters that come by name are put in their places.
-    /// TypeError if one is missing, or if there are others where the signature has none.
+    /// Calls `body` with arguments that do not `fit`, after moving required parameters given by name to their
+    /// positions. Raises TypeError if one is missing, or if there are extra ones that the signature does not have.
     #[cold]
     #[inline(never)]
     pub(crate) fn rearrange<R>(self, body: impl FnOnce(Args<'_, 'py>) -> PyResult<R>) -> PyResult<R> {
@@ -225,7 +226,7 @@ impl<'a, 'py> Args<'a, 'py> {
         })
     }
 
-    /// TypeError for `expected` positional arguments, if `keyword` is not at fault.
+    /// The TypeError for a call that should have had `expected` positional arguments, or for a wrong keyword argument.
     #[cold]
     pub(crate) fn wrong_count(
         &self,
@@ -281,8 +282,8 @@ impl<'a, 'py> Args<'a, 'py> {
         ))
     }
 
-    /// The values of the signature's first `N` parameters; what has a default can be None. TypeError for too many,
-    /// unknown or doubled ones.
+    /// The values of the signature's first `N` parameters; a parameter with a default can be None. Raises TypeError for
+    /// too many, unknown or duplicate arguments.
     pub(crate) fn bind<const N: usize>(&self) -> PyResult<[Option<Bound<'py, PyAny>>; N]> {
         let mut bound: [Option<Bound<'py, PyAny>>; N] = [const { None }; N];
         let by_position = self.signature.by_position();
@@ -326,7 +327,7 @@ fn call_body<'py, T>(
     if args.fit() {
         body(this, args).map(Bound::into_ptr)
     } else {
-        // Without a second copy of the body, which would keep the first from being inlined.
+        // `black_box` prevents a second copy of the body, which would keep the compiler from inlining the first one.
         let body = std::hint::black_box(body);
         args.rearrange(|args| body(this, args).map(Bound::into_ptr))
     }
@@ -335,7 +336,7 @@ fn call_body<'py, T>(
 /// The body of a method wrapper: see `method!`.
 ///
 /// # Safety
-/// To be called only by CPython through a method table of a type whose objects have the layout `T`.
+/// Only CPython may call this, through a method table of a type whose objects have the layout `T`.
 #[inline(always)]
 pub(crate) unsafe fn call_method<T: NativeType>(
     slf: *mut ffi::PyObject,
@@ -345,8 +346,8 @@ pub(crate) unsafe fn call_method<T: NativeType>(
     signature: &'static Signature,
     body: for<'a, 'py> fn(This<'py, T>, Args<'a, 'py>) -> PyResult<Bound<'py, PyAny>>,
 ) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls methods attached; `slf` has been checked against the type by the method descriptor and
-    // is kept alive by the caller; the arguments follow the METH_FASTCALL|METH_KEYWORDS convention.
+    // SAFETY: CPython calls methods attached. The method descriptor has checked `slf` against the type, and the caller
+    // keeps it alive. The arguments follow the METH_FASTCALL|METH_KEYWORDS convention.
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
@@ -398,10 +399,11 @@ pub(crate) unsafe fn call_getter<T: NativeType>(
     }
 }
 
-/// The body of `tp_repr`: the text of `describe`, or what `object` says of itself in a thread that may not look now.
+/// The body of `tp_repr`: the text of `describe`, or the text of `object.__repr__` if this thread may not use the
+/// object now.
 ///
 /// # Safety
-/// To be called only by CPython, attached, with an object that has the layout `T`.
+/// Only CPython may call this, attached, with an object that has the layout `T`.
 pub(crate) unsafe fn represent<T: NativeType>(
     slf: *mut ffi::PyObject,
     describe: impl FnOnce(This<'_, T>) -> PyResult<String>,
@@ -419,7 +421,7 @@ pub(crate) unsafe fn represent<T: NativeType>(
             let text = if let Some(text) = described {
                 text?
             } else {
-                // Refused.
+                // This thread may not use the object.
                 drop(looked);
                 format!("<{} object at {slf:p}>", T::NAME.to_string_lossy())
             };
@@ -428,8 +430,8 @@ pub(crate) unsafe fn represent<T: NativeType>(
     }
 }
 
-/// A row of a method table around `fn(This<T>, Args) -> PyResult<Bound<PyAny>>`: its signature, as
-/// `"call_at(when, callback, *args, context=None)"`, and its doc. Required arguments are there when the body runs.
+/// A row of a method table for a `fn(This<T>, Args) -> PyResult<Bound<PyAny>>`: its signature, such as `"call_at(when,
+/// callback, *args, context=None)"`, and its docstring. All required arguments are present when the body runs.
 macro_rules! method {
     ($layout:ty, $body:path, $signature:literal, $doc:literal) => {{
         static SIGNATURE: $crate::binding::signature::Signature =
@@ -452,8 +454,8 @@ macro_rules! method {
 }
 pub(crate) use method;
 
-/// `method!` for a method that any thread may call at any time: its body touches only atomics, the inbox and what
-/// never changes.
+/// `method!` for a method that any thread may call at any time. The body touches only atomics, the inbox and values
+/// that never change.
 macro_rules! threadsafe_method {
     ($layout:ty, $body:path, $signature:literal, $doc:literal) => {{
         static SIGNATURE: $crate::binding::signature::Signature =
@@ -493,7 +495,7 @@ pub(crate) unsafe fn call_threadsafe_getter<T: NativeType>(
     }
 }
 
-/// A row that makes `kind[argument]` a `types.GenericAlias`, for annotations.
+/// A method row that makes `kind[argument]` a `types.GenericAlias`, for annotations.
 pub(crate) fn class_getitem() -> ffi::PyMethodDef {
     ffi::PyMethodDef {
         ml_name: c"__class_getitem__".as_ptr(),
@@ -505,7 +507,7 @@ pub(crate) fn class_getitem() -> ffi::PyMethodDef {
     }
 }
 
-/// A row of a getset table around `fn(This<T>) -> PyResult<Bound<PyAny>>`.
+/// A row of a getset table for a `fn(This<T>) -> PyResult<Bound<PyAny>>`.
 macro_rules! getter {
     ($layout:ty, $name:literal, $body:path, $doc:literal) => {{
         unsafe extern "C" fn raw(
@@ -526,7 +528,8 @@ macro_rules! getter {
 }
 pub(crate) use getter;
 
-/// `getter!` for what any thread may ask at any time: its body touches only atomics and what never changes.
+/// `getter!` for an attribute that any thread may read at any time. The body touches only atomics and values that never
+/// change.
 macro_rules! threadsafe_getter {
     ($layout:ty, $name:literal, $body:path, $doc:literal) => {{
         unsafe extern "C" fn raw(
@@ -547,30 +550,31 @@ macro_rules! threadsafe_getter {
 }
 pub(crate) use threadsafe_getter;
 
-/// What a hand-written type must say about its objects.
+/// What a hand-written type must declare about its objects.
 pub(crate) trait NativeType: Sized {
     /// Fully qualified, e.g. `grapeshot._core.Handle`.
     const NAME: &'static CStr;
     const DOC: &'static CStr;
     const FLAGS: u64;
-    /// False for a type whose objects refer to nothing: the collector does not know them, and nobody finds them with its
-    /// help. `cells`, `traverse_rest` and `clear` are not asked then; `DEALLOC` frees with `PyObject_Free`.
+    /// False for a type whose objects hold no references. The collector does not track such objects and cannot reveal
+    /// them to other code. `cells`, `traverse_rest` and `clear` are then unused, and `DEALLOC` frees the memory with
+    /// `PyObject_Free`.
     const IS_COLLECTED: bool = true;
-    /// Frees an unreferenced object: it is called by `tp_dealloc`, or a little later.
+    /// Frees an unreferenced object. `tp_dealloc` calls it, at once or a little later.
     const DEALLOC: ffi::destructor;
-    /// True for an object with which nothing else is freed that could go on like this: its deallocation nests no deeper.
+    /// True if freeing this object frees no other object that could continue a chain: the deallocation nests no deeper.
     #[inline]
     fn is_empty(&self) -> bool {
         false
     }
-    /// The cells with the object's references, except for what `traverse_rest` reports.
+    /// The cells with the object's references, except those that `traverse_rest` reports.
     fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
         []
     }
-    /// Reports the references that are in no cell (that to the type is reported for it).
+    /// Reports the references that are not in cells. The caller reports the reference to the type.
     ///
     /// # Safety
-    /// Called by the collector only; nothing may run Python code in it.
+    /// Only the collector calls this. Nothing in it may run Python code.
     unsafe fn traverse_rest(&self, _visit: ffi::visitproc, _arg: *mut c_void) -> c_int {
         0
     }
@@ -590,11 +594,11 @@ pub(crate) trait NativeType: Sized {
             self.traverse_rest(visit, arg)
         }
     }
-    /// Drops the references that can be part of a cycle: all cells, unless the type says otherwise.
+    /// Drops the references that can be part of a cycle. By default these are all cells.
     fn clear(this: This<'_, Self>) {
         Self::empty_cells(this);
     }
-    /// Drops what the cells hold: for `clear` and `DEALLOC`.
+    /// Drops the contents of all cells, for `clear` and `DEALLOC`.
     #[inline]
     fn empty_cells(this: This<'_, Self>) {
         for cell in this.cells() {
@@ -602,14 +606,15 @@ pub(crate) trait NativeType: Sized {
         }
     }
 
-    /// Runs `body`, which touches the object's cells, with no other thread in them. With a GIL that is given.
-    /// Free-threaded builds let in only the thread that runs the object's loop (`LoopObject::with_loop_access`), or, for
-    /// an object that threads share, one thread at a time (`with_critical_section`).
+    /// Runs `body`, which touches the object's cells, while no other thread touches them. With a GIL, this always
+    /// holds. A free-threaded build admits only the thread that runs the object's loop
+    /// (`LoopObject::with_loop_access`). For an object that threads share, it admits one thread at a time
+    /// (`with_critical_section`).
     fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R>;
 }
 
-/// `NativeType::with_access` for an object that any thread may use: one thread at a time. Waiting for another thread
-/// inside of it lets others in.
+/// `NativeType::with_access` for an object that any thread may use, one thread at a time. If `body` waits for another
+/// thread, it lets other threads in meanwhile.
 #[inline]
 pub(crate) fn with_critical_section<T, R>(this: This<'_, T>, body: impl FnOnce() -> R) -> R {
     if HAS_GIL {
@@ -624,7 +629,7 @@ unsafe extern "C" fn traverse<T: NativeType>(
     visit: ffi::visitproc,
     arg: *mut c_void,
 ) -> c_int {
-    // SAFETY: the collector passes a live object of this type, and heap types are visited by their instances.
+    // SAFETY: the collector passes a live object of this type. An instance of a heap type reports its type.
     unsafe {
         let result = visit(ffi::Py_TYPE(slf).cast(), arg);
         if result != 0 {
@@ -653,10 +658,11 @@ pub(crate) fn slot(id: c_int, value: *mut c_void) -> ffi::PyType_Slot {
     }
 }
 
-/// Makes the heap type of `T` with `tp_traverse`, `tp_clear` and `tp_dealloc` from its `NativeType`, and `slots` beside them.
+/// Creates the heap type of `T`. `tp_traverse`, `tp_clear` and `tp_dealloc` come from its `NativeType`, and `slots`
+/// adds the rest.
 ///
 /// # Safety
-/// `T::DEALLOC` and the slots are right for objects of layout `T`; tables they point to live for ever.
+/// `T::DEALLOC` and the slots are right for objects of layout `T`; the tables that they point to live forever.
 pub(crate) unsafe fn new_type<'py, T: NativeType>(
     module: &Bound<'py, PyModule>,
     bases: Option<&Bound<'py, PyTuple>>,
@@ -685,7 +691,8 @@ pub(crate) unsafe fn new_type<'py, T: NativeType>(
         flags: (T::FLAGS | u64::from(ffi::Py_TPFLAGS_DEFAULT as u32) | collected) as u32,
         slots: all.as_mut_ptr(),
     };
-    // SAFETY: the spec and its slots live through the call, which copies them; the caller vouches for their content.
+    // SAFETY: the spec and its slots outlive the call, which copies them. The caller guarantees that their contents are
+    // right.
     unsafe {
         let made = ffi::PyType_FromModuleAndSpec(
             module.as_ptr(),
@@ -696,18 +703,18 @@ pub(crate) unsafe fn new_type<'py, T: NativeType>(
     }
 }
 
-/// None, as a method returns it.
+/// None, as a method's result.
 #[inline]
 pub(crate) fn none(py: Python<'_>) -> Bound<'_, PyAny> {
     PyNone::get(py).to_owned().into_any()
 }
 
-/// True or False, as a method returns it.
+/// True or False, as a method's result.
 pub(crate) fn bool_object(py: Python<'_>, value: bool) -> Bound<'_, PyAny> {
     PyBool::new(py, value).to_owned().into_any()
 }
 
-/// A method or getset table that lives for ever, with its closing zero row.
+/// A method or getset table that lives forever, with the zero row that ends it.
 pub(crate) fn leak_table<R>(rows: Vec<R>, end: R) -> *mut c_void {
     let mut rows = rows;
     rows.push(end);
@@ -728,13 +735,13 @@ pub(crate) fn weaklist_member(offset: usize) -> *mut c_void {
     )
 }
 
-/// Puts native methods on a heap type whose objects have the layout that they were written for: a type that a lower
-/// room has made, or a subclass of it.
+/// Adds native methods to a heap type whose objects have the layout of these methods. The type is one that a lower room
+/// has created, or a subclass of it.
 pub(crate) fn extend_type(kind: &Bound<'_, PyAny>, methods: Vec<ffi::PyMethodDef>) -> PyResult<()> {
     let py = kind.py();
     for definition in methods {
         let definition = Box::leak(Box::new(definition));
-        // SAFETY: the definition is leaked; the caller vouches for the type.
+        // SAFETY: the definition is leaked; the caller guarantees that the type is right.
         let (name, descriptor) = unsafe {
             let name = CStr::from_ptr(definition.ml_name);
             let made = ffi::PyDescr_NewMethod(kind.as_ptr().cast(), definition);

@@ -1,4 +1,4 @@
-//! A `bytes` object that is being filled: made with a capacity, shrunk to what was written, then shown to others.
+//! A new `bytes` object: created with a capacity, filled, shrunk to the written length, and only then shared.
 
 use std::ptr;
 
@@ -10,7 +10,7 @@ unsafe extern "C" {
     fn _PyBytes_Resize(bytes: *mut *mut ffi::PyObject, len_bytes: ffi::Py_ssize_t) -> std::ffi::c_int;
 }
 
-/// A `bytes` with a copy of `data`. `MemoryError` if there is no space for it.
+/// A `bytes` object with a copy of `data`. `MemoryError` if there is no memory for it.
 #[inline]
 pub(crate) fn copied<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     // SAFETY: the call copies `len` readable bytes into a new object, or returns null with an exception set.
@@ -32,7 +32,7 @@ impl<'py> NewBytes<'py> {
     /// An object of `capacity` bytes (at least 1). `MemoryError` if there is no memory.
     pub(crate) fn with_capacity(py: Python<'py>, capacity: usize) -> PyResult<Self> {
         let capacity = capacity.max(1);
-        // SAFETY: attached; the content is written before the object is shown to anyone.
+        // SAFETY: attached; the content is written before any other code sees the object.
         let object = unsafe {
             Bound::from_owned_ptr_or_err(
                 py,
@@ -46,7 +46,8 @@ impl<'py> NewBytes<'py> {
         self.capacity
     }
 
-    /// The same with more capacity, at another place. `MemoryError` if there is no memory; then the content is lost.
+    /// The same object with more capacity, at another address. `MemoryError` if there is no memory; the content is then
+    /// lost.
     #[cold]
     pub(crate) fn grown(self, capacity: usize) -> PyResult<Self> {
         debug_assert!(capacity >= self.capacity);
@@ -56,14 +57,15 @@ impl<'py> NewBytes<'py> {
         })
     }
 
-    /// Where the `capacity` bytes are.
+    /// The address of the `capacity` bytes.
     pub(crate) fn as_mut_ptr(&mut self) -> *mut u8 {
         // SAFETY: the object is a bytes object.
         unsafe { ffi::PyBytes_AS_STRING(self.object.as_ptr()).cast_mut().cast() }
     }
 
-    /// The object with its first `len_bytes` bytes, which the caller has written. An object that would give back more
-    /// than half of its capacity is copied instead: shrunk, it would leave a hole of that size beside it.
+    /// The object with its first `len_bytes` bytes, which the caller has written. If more than half of the capacity is
+    /// unused, the bytes are copied to a new object instead: shrinking the old one would leave a hole of that size
+    /// beside it.
     pub(crate) fn finish(self, len_bytes: usize) -> PyResult<Bound<'py, PyAny>> {
         debug_assert!(len_bytes <= self.capacity);
         let py = self.object.py();
@@ -84,7 +86,7 @@ impl<'py> NewBytes<'py> {
     }
 }
 
-/// The unshared `bytes` with another length.
+/// The unshared `bytes` object, changed to another length.
 fn resized(object: Bound<'_, PyAny>, len_bytes: usize) -> PyResult<Bound<'_, PyAny>> {
     let py = object.py();
     let mut object = object.into_ptr();

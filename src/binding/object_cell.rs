@@ -1,7 +1,7 @@
 //! `ObjectCell`: one owned, replaceable reference inside a native object.
 //!
-//! Touched only while attached to the interpreter, by the thread that may touch the object that holds it. All zeroes
-//! is the empty cell, so freshly allocated (zeroed) objects need no further set-up.
+//! Only attached threads touch a cell, and only the thread that may touch the object that holds it. All zeroes is the
+//! empty cell, so freshly allocated (zeroed) objects need no further setup.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -22,19 +22,20 @@ impl ObjectCell {
         !self.0.get().is_null()
     }
 
-    /// The borrowed pointer, null when empty. It stays valid only until something else can run.
+    /// The borrowed pointer, null when empty. It is valid only until other code can run.
     pub(crate) fn as_ptr(&self) -> *mut ffi::PyObject {
         self.0.get()
     }
 
-    /// A new reference to what the cell holds.
+    /// A new reference to the content of the cell.
     #[inline]
     pub(crate) fn get<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
         // SAFETY: the cell holds null or a reference of its own; from_borrowed adds one for the result.
         unsafe { Bound::from_borrowed_ptr_or_opt(py, self.0.get()) }
     }
 
-    /// Replaces the content. The old one is dropped after the store, so code that its destructor runs sees the new.
+    /// Replaces the content. The old object is dropped after the store, so code that its destructor runs sees the new
+    /// one.
     pub(crate) fn set(&self, value: Bound<'_, PyAny>) {
         let py = value.py();
         let old = self.0.replace(value.into_ptr());
@@ -42,7 +43,7 @@ impl ObjectCell {
         drop(unsafe { Bound::from_owned_ptr_or_opt(py, old) });
     }
 
-    /// Replaces the content and gives the old one: nothing is dropped, so no other code can run.
+    /// Replaces the content and returns the old object. Nothing is dropped, so no other code can run.
     #[inline]
     pub(crate) fn replace<'py>(
         &self,
@@ -54,7 +55,7 @@ impl ObjectCell {
         unsafe { Bound::from_owned_ptr_or_opt(py, old) }
     }
 
-    /// Stores a reference into a cell known to be empty.
+    /// Stores a reference in a cell that is known to be empty.
     #[inline]
     pub(crate) fn put_new(&self, value: *mut ffi::PyObject) {
         debug_assert!(self.0.get().is_null());
@@ -67,7 +68,7 @@ impl ObjectCell {
         self.0.replace(ptr::null_mut())
     }
 
-    /// Takes the content out, leaving the cell empty.
+    /// Takes the content out and leaves the cell empty.
     #[inline]
     pub(crate) fn take<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
         let old = self.0.replace(ptr::null_mut());

@@ -1,20 +1,21 @@
-//! Signatures of native functions: one text says name, parameters and defaults, as `call_at(when, callback, *args)`.
+//! Signatures of native functions. One text gives name, parameters and defaults, such as `call_at(when, callback,
+//! *args)`.
 //!
-//! From it come the row's name, what `help()` and `inspect.signature()` show, how many arguments a call must have, and
-//! the names by which they can be given. Reading the text happens at compile time or off the usual way of a call.
+//! The text determines the row's name, the output of `help()` and `inspect.signature()`, the number of arguments that a
+//! call must have, and the names of its parameters. It is parsed at compile time or outside the common path of a call.
 
 use std::ffi::CString;
 
 use pyo3::ffi;
 
-/// What a native function takes.
+/// The parameters of a native function.
 pub(crate) struct Signature {
     text: &'static str,
-    /// Parameters that a call must give and can give by position.
+    /// The number of parameters that a call must give and can give by position.
     required: usize,
-    /// True if there are no others: no defaults, no keyword-only parameters, no `*args`.
+    /// True if there are no other parameters: no defaults, no keyword-only parameters, no `*args`.
     is_fixed: bool,
-    /// Parameters that can be given by position.
+    /// The number of parameters that can be given by position.
     by_position: usize,
 }
 
@@ -23,12 +24,12 @@ pub(crate) struct Signature {
 pub(crate) enum Receiver {
     /// A method of an object.
     Object,
-    /// A function of a module, which is not shown.
+    /// A function of a module. Its first parameter is not shown.
     Module,
 }
 
 impl Signature {
-    /// Reads `name(first, second=default, /, *args, keyword=default, **kwargs)`. Defaults hold no comma.
+    /// Parses `name(first, second=default, /, *args, keyword=default, **kwargs)`. Defaults contain no comma.
     pub(crate) const fn new(text: &'static str) -> Self {
         let bytes = text.as_bytes();
         let mut at = 0;
@@ -90,7 +91,7 @@ impl Signature {
             .map_or("", |(_, rest)| rest.strip_suffix(')').unwrap_or(rest))
     }
 
-    /// The names of the parameters, empty for one that can be given by position only.
+    /// The names of the parameters. A positional-only parameter has an empty name.
     pub(crate) fn parameters(&self) -> Vec<&'static str> {
         let mut names = Vec::new();
         for parameter in self.shown_parameters().split(", ") {
@@ -104,7 +105,7 @@ impl Signature {
         names
     }
 
-    /// The row of a method table, which lives for ever: so do its texts.
+    /// The row of a method table. The row and its texts live forever.
     pub(crate) fn row(
         &self,
         raw: ffi::PyCFunctionFastWithKeywords,
@@ -124,7 +125,7 @@ impl Signature {
             shown.push(parameters);
         }
         let doc = format!("{name}({})\n--\n\n{doc}", shown.join(", "));
-        // No text of this crate holds a NUL.
+        // No text of this crate contains a NUL.
         let leak = |text: &str| CString::new(text).unwrap_or_default().into_raw().cast_const();
         ffi::PyMethodDef {
             ml_name: leak(name),

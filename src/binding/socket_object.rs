@@ -1,4 +1,5 @@
-//! Between descriptors and Python: `socket.socket` objects and addresses, made only when they are needed.
+//! Converts descriptors and addresses to Python: creates `socket.socket` objects and addresses only when they are
+//! needed.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::RawFd;
@@ -13,12 +14,12 @@ use pyo3::types::{PyBytes, PyDict, PyInt, PyString, PyTuple, PyType};
 
 use crate::binding::native_type::none;
 
-/// A nonblocking `socket.socket` that takes over `fd`; family, type and protocol are read from the descriptor. An error
-/// leaves the descriptor to the caller.
+/// A nonblocking `socket.socket` that takes over `fd`. Family, type and protocol are read from the descriptor. After an
+/// error, the caller still owns the descriptor.
 pub(crate) fn adopt(py: Python<'_>, fd: RawFd) -> PyResult<Bound<'_, PyAny>> {
     let raw = raw_type(py)?;
     let found = py.import("socket")?.getattr("socket")?.cast_into::<PyType>();
-    // If a program has replaced the class by something else, it still gets a socket.
+    // If a program has replaced the class with something else, it still gets a socket.
     let kind = match found {
         Ok(kind) if kind.is_subclass(&raw)? => kind,
         _ => raw,
@@ -32,9 +33,9 @@ fn raw_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     Ok(py.import("_socket")?.getattr("socket")?.cast_into::<PyType>()?)
 }
 
-/// `kind(*args, **kwargs)` for a subclass of `_socket.socket` and arguments with a descriptor, then nonblocking. An
-/// error leaves the descriptor to the caller: the object may have it already (Ctrl-C in the Python part of the
-/// constructor) and live on in a traceback, so it is taken from it again.
+/// `kind(*args, **kwargs)` for a subclass of `_socket.socket` and arguments with a descriptor, then set to nonblocking.
+/// After an error, the caller still owns the descriptor. The object may already have the descriptor (Ctrl-C in the
+/// Python part of the constructor) and live on in a traceback, so the descriptor is detached from it.
 pub(crate) fn take_over<'py>(
     kind: &Bound<'py, PyType>,
     args: &Bound<'py, PyTuple>,
@@ -44,7 +45,7 @@ pub(crate) fn take_over<'py>(
     let raw = raw_type(py)?;
     let detach = raw.getattr("detach")?;
     let kwargs = kwargs.map_or(ptr::null_mut(), Bound::as_ptr);
-    // SAFETY: attached; a type with its own slot, which returns a new reference or null with an exception set.
+    // SAFETY: attached; the slot of the type itself, which returns a new reference or null with an exception set.
     let socket = unsafe {
         match (*kind.as_type_ptr()).tp_new {
             Some(new) => Bound::from_owned_ptr_or_err(py, new(kind.as_type_ptr(), args.as_ptr(), kwargs))?,
@@ -60,14 +61,14 @@ pub(crate) fn take_over<'py>(
     match made {
         Ok(_) => Ok(socket),
         Err(error) => {
-            // A C function, so that nothing can come between.
+            // A C function, so no Python code runs in between.
             detach.call1((socket,))?;
             Err(error)
         }
     }
 }
 
-/// Takes the descriptor, which is somebody else's, from an object that `adopt` has made.
+/// Detaches the descriptor, which has another owner, from an object that `adopt` has made.
 pub(crate) fn disown(socket: Bound<'_, PyAny>) -> PyResult<()> {
     raw_type(socket.py())?.getattr("detach")?.call1((socket,))?;
     Ok(())
@@ -79,7 +80,7 @@ fn initialize(
     args: &Bound<'_, PyTuple>,
     kwargs: *mut ffi::PyObject,
 ) -> PyResult<()> {
-    // SAFETY: attached; the slot of the object's own type, which returns -1 with an exception set on a failure.
+    // SAFETY: attached; the slot of the object's own type, which returns -1 with an exception set on failure.
     unsafe {
         match (*object.get_type_ptr()).tp_init {
             Some(init) if init(object.as_ptr(), args.as_ptr(), kwargs) < 0 => Err(PyErr::fetch(object.py())),
@@ -88,7 +89,7 @@ fn initialize(
     }
 }
 
-/// The text of the socket object that `fd` would get; the descriptor stays the caller's.
+/// The text of the socket object that `fd` would get. The caller keeps the descriptor.
 pub(crate) fn describe(py: Python<'_>, fd: RawFd) -> PyResult<Bound<'_, PyString>> {
     let detach = raw_type(py)?.getattr("detach")?;
     let socket = adopt(py, fd)?;
@@ -97,7 +98,7 @@ pub(crate) fn describe(py: Python<'_>, fd: RawFd) -> PyResult<Bound<'_, PyString
     text
 }
 
-/// What `get_extra_info("socket")` gives: the socket without the methods that would read, write or close it.
+/// The result of `get_extra_info("socket")`: the socket without the methods that would read, write or close it.
 pub(crate) fn guarded<'py>(socket: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     socket
         .py()
@@ -106,8 +107,8 @@ pub(crate) fn guarded<'py>(socket: &Bound<'py, PyAny>) -> PyResult<Bound<'py, Py
         .call1((socket,))
 }
 
-/// The address as `socket.getsockname` shows it: (host, port), (host, port, flowinfo, `scope_id`), a path, or bytes
-/// for an abstract name; None where there is no address or its family is not known.
+/// The address as `socket.getsockname` returns it: (host, port), (host, port, flowinfo, `scope_id`), a path, or bytes
+/// for an abstract name. None if there is no address or its family is not known.
 pub(crate) fn address_object<'py>(py: Python<'py>, address: &Address) -> PyResult<Bound<'py, PyAny>> {
     match address.view() {
         AddressView::V4 { ip, port } => Ok((Ipv4Text::new(ip).as_str(), port).into_pyobject(py)?.into_any()),
@@ -130,12 +131,12 @@ pub(crate) fn address_object<'py>(py: Python<'py>, address: &Address) -> PyResul
     }
 }
 
-/// Whether `address_object` can show the addresses of a family.
+/// Whether `address_object` can convert addresses of this family.
 pub(crate) fn is_known_family(family: i32) -> bool {
     matches!(family, libc::AF_INET | libc::AF_INET6 | libc::AF_UNIX)
 }
 
-/// An IPv4 address in dotted decimals, made without an allocation: it is made for every datagram of a new sender.
+/// An IPv4 address in dotted decimals, built without an allocation because every datagram from a new sender needs one.
 struct Ipv4Text {
     bytes: [u8; 15],
     len: usize,
@@ -168,14 +169,14 @@ impl Ipv4Text {
     }
 
     fn as_str(&self) -> &str {
-        // Digits and dots are ASCII, so the other side never comes about.
+        // Digits and dots are ASCII, so the default is never used.
         std::str::from_utf8(&self.bytes[..self.len]).unwrap_or_default()
     }
 }
 
-/// The address that a Python object stands for in a socket of this family, if it is one of the usual: a tuple of a
-/// numeric host and a port (and flow label and scope), a path as str or bytes, an abstract name. None for everything
-/// else (names, `"<broadcast>"`, zones, wrong types, other families), which the socket module has to look at.
+/// The address that a Python object means for a socket of this family, if it has one of the usual forms: a tuple of a
+/// numeric host and a port (and flow label and scope), a path as str or bytes, or an abstract name. None for everything
+/// else (names, `"<broadcast>"`, zones, wrong types, other families), which the socket module must handle.
 pub(crate) fn native_address(family: i32, object: &Bound<'_, PyAny>) -> Option<Address> {
     match family {
         libc::AF_INET => {
@@ -202,7 +203,7 @@ pub(crate) fn native_address(family: i32, object: &Bound<'_, PyAny>) -> Option<A
             if let Ok(name) = object.cast_exact::<PyBytes>() {
                 return Address::unix(name.as_bytes());
             }
-            // What is not ASCII goes through the file system's encoding.
+            // A path that is not ASCII goes through the file system's encoding.
             let path = object.cast_exact::<PyString>().ok()?.to_str().ok()?;
             path.is_ascii().then(|| Address::unix(path.as_bytes())).flatten()
         }
@@ -210,7 +211,7 @@ pub(crate) fn native_address(family: i32, object: &Bound<'_, PyAny>) -> Option<A
     }
 }
 
-/// A flow label and traffic class have 20 bits, says the socket module.
+/// The socket module allows 20 bits for the flow label and traffic class.
 const MAX_FLOWINFO: u32 = 0xf_ffff;
 
 fn host<T: FromStr>(address: &Bound<'_, PyTuple>) -> Option<T> {

@@ -17,7 +17,7 @@ use crate::binding::{HAS_GIL, errors};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
-/// The `context` keyword as a borrowed pointer, null if it is absent or None. TypeError for any other keyword.
+/// The `context` keyword as a borrowed pointer; null if it is absent or None. Raises TypeError for any other keyword.
 #[inline]
 fn context_keyword(args: &Args<'_, '_>) -> PyResult<*mut ffi::PyObject> {
     if args.kwnames().is_null() {
@@ -31,9 +31,9 @@ fn find_context(args: &Args<'_, '_>) -> PyResult<*mut ffi::PyObject> {
     let mut context = ptr::null_mut();
     let context_name = names().context.as_ptr();
     for (name, value) in args.keywords() {
-        // CPython's own tasks and futures bring a string that is not interned.
+        // CPython's own tasks and futures pass a string that is not interned.
         let is_other = name.as_ptr() != context_name && {
-            // SAFETY: two live strings: keyword names are, by the calling convention.
+            // SAFETY: two live strings; keyword names are strings by the calling convention.
             unsafe { ffi::PyUnicode_Compare(name.as_ptr(), context_name) != 0 }
         };
         if is_other {
@@ -68,7 +68,7 @@ fn check_debug(this: &LoopObject, args: &Args<'_, '_>, index: usize, method: &st
     }
 }
 
-/// Debug mode remembers where the handle was made: the stack of the caller, as asyncio keeps it.
+/// In debug mode, stores where the handle was created: the stack of the caller, as asyncio stores it.
 #[cold]
 pub(super) fn remember_source(py: Python<'_>, handle: HandleRef) -> PyResult<()> {
     match py
@@ -86,7 +86,7 @@ pub(super) fn remember_source(py: Python<'_>, handle: HandleRef) -> PyResult<()>
     }
 }
 
-/// The handle of a call whose callback is positional argument `index` and whose arguments follow it.
+/// The handle for a call whose positional argument `index` is the callback; the callback's arguments follow it.
 #[inline(always)]
 fn make_handle(
     this: This<'_, LoopObject>,
@@ -110,8 +110,8 @@ fn make_handle(
     Ok(handle)
 }
 
-/// Queues the handle, with a reference of its own: in the queue itself, or, where another thread runs the loop of a
-/// free-threaded build (which only debug mode forbids for `call_soon`), by the inbox.
+/// Queues the handle with a reference of its own. It goes directly into the queue, or through the inbox if another
+/// thread runs the loop of a free-threaded build (which only debug mode forbids for `call_soon`).
 #[inline(always)]
 fn push(this: This<'_, LoopObject>, handle: HandleRef) {
     let (py, reactor) = (this.py(), this.reactor());
@@ -206,7 +206,7 @@ fn schedule_timer<'py>(
         Ok(())
     });
     if pushed.is_err() {
-        // Another thread runs the loop of a free-threaded build; only debug mode forbids this call.
+        // Another thread runs the loop of a free-threaded build. Only debug mode forbids this call.
         reactor.push_timer_from_outside(py, handle.new_ref());
     }
     reactor.note_made(py, handle);
@@ -220,11 +220,12 @@ fn call_later<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'
     if !this.has_native_clock(this.py()) {
         return call_later_by_clock(this, &args);
     }
-    // A product, where time() has a quotient: they differ by less than the nanoseconds that a deadline is rounded up.
+    // This multiplies where time() divides. The results differ by less than the nanoseconds by which a deadline is
+    // rounded up.
     schedule_timer(this, &args, clock::now_ns() as f64 * 1e-9 + delay_s, "call_later")
 }
 
-/// With a clock or a `call_at` that is not ours.
+/// `call_later` for a loop whose clock or `call_at` is not the native one.
 #[cold]
 fn call_later_by_clock<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
@@ -235,7 +236,7 @@ fn call_later_by_clock<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -
     let mut call = vec![ptr::null_mut(), this.as_ptr()];
     call.extend_from_slice(args.values());
     call[2] = when.as_ptr();
-    // SAFETY: the values are those of the running call, behind `self`, with the deadline in the place of the delay;
+    // SAFETY: the values are those of the running call, behind `self`, with the deadline in the place of the delay.
     // call[0] is the free place that the offset flag allows.
     unsafe {
         let made = ffi::PyObject_VectorcallMethod(
@@ -293,7 +294,7 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
     ]
 }
 
-/// An exception for a failed system call of a method on `fd`.
+/// Turns a failed system call of a method on `fd` into an exception.
 pub(super) fn os_result<T>(result: std::io::Result<T>) -> PyResult<T> {
     result.map_err(|error| errors::os_error(&error))
 }

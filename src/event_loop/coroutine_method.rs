@@ -1,9 +1,10 @@
-//! Native methods of the loop that return coroutines, and are coroutine functions to everyone who asks.
+//! Native methods of the loop that return coroutines, and that introspection recognizes as coroutine functions.
 //!
-//! `inspect.iscoroutinefunction` looks for the flag in a code object, and takes any callable for a function that has the
-//! attributes of one. So the method on `grapeshot.Loop` is an object that shows those of a stub, an `async def` with its
-//! signature and docstring whose body never runs, and whose call is the native method. On an instance it is an ordinary
-//! bound method; a call by name makes none (`Py_TPFLAGS_METHOD_DESCRIPTOR`), as with CPython's own method descriptors.
+//! `inspect.iscoroutinefunction` looks for a flag in a code object. It treats any callable with a function's attributes
+//! as a function. So the method on `grapeshot.Loop` is an object with the attributes of a stub: an `async def` with the
+//! method's signature and docstring, whose body never runs. Calling the object calls the native method. On an instance,
+//! it is an ordinary bound method. A call by name creates no bound method (`Py_TPFLAGS_METHOD_DESCRIPTOR`), as with
+//! CPython's own method descriptors.
 
 use std::ffi::{CStr, c_void};
 use std::mem::offset_of;
@@ -26,7 +27,7 @@ struct CoroutineMethodObject {
     vectorcall: Option<ffi::vectorcallfunc>,
     /// The function of the native method.
     native: ffi::PyCFunctionFastWithKeywords,
-    /// The Python function that has its signature.
+    /// The Python function with the method's signature.
     stub: ObjectCell,
 }
 
@@ -43,8 +44,8 @@ unsafe extern "C" fn call(
     nargsf: usize,
     kwnames: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls this attached with an object of the type, and arguments by the calling convention; the
-    // native method gets a loop for its first one.
+    // SAFETY: CPython calls this attached with an object of the type, and arguments by the calling convention. The
+    // native method gets a loop as its first argument.
     unsafe {
         let count = ffi::PyVectorcall_NARGS(nargsf);
         if count > 0 && LoopObject::is_loop_ptr(*args) {
@@ -74,7 +75,7 @@ unsafe extern "C" fn bind(
     instance: *mut ffi::PyObject,
     _owner: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls tp_descr_get attached; instance is null or None where the class was asked.
+    // SAFETY: CPython calls tp_descr_get attached; instance is null or None if the attribute was read from the class.
     unsafe {
         if instance.is_null() || instance == ffi::Py_None() {
             ffi::Py_NewRef(slf)
@@ -84,8 +85,8 @@ unsafe extern "C" fn bind(
     }
 }
 
-/// What the type does not have, `__code__` among it, is the stub's, and so is what says that it is a function: mocks of a
-/// function on a class are bound, mocks of other callables are not.
+/// Attributes that the type does not have, such as `__code__`, come from the stub. So do `__class__`, which marks it as
+/// a function, `__doc__` and `__module__`: mocks of a function on a class are bound, mocks of other callables are not.
 unsafe extern "C" fn getattro(slf: *mut ffi::PyObject, name: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: CPython calls tp_getattro attached with an object of the type and a string.
     unsafe {
@@ -138,7 +139,7 @@ unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
 impl NativeType for CoroutineMethodObject {
     const NAME: &'static CStr = c"grapeshot._core._CoroutineMethod";
     const DOC: &'static CStr = c"A native method of the loop that returns a coroutine.";
-    /// CPython remembers what a name is at a place of the code only where the type of the descriptor is immutable.
+    /// CPython caches an attribute lookup in the bytecode only if the descriptor's type is immutable.
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION
         | ffi::Py_TPFLAGS_IMMUTABLETYPE
         | ffi::Py_TPFLAGS_METHOD_DESCRIPTOR
@@ -155,13 +156,13 @@ impl NativeType for CoroutineMethodObject {
     }
 }
 
-/// `_coroutine_method(stub)`: the native method of the loop that has the stub's name, as a coroutine function.
+/// `_coroutine_method(stub)`: the native method with the stub's name, as a coroutine function.
 #[pyfunction(name = "_coroutine_method")]
 fn coroutine_method<'py>(stub: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let py = stub.py();
     let name = stub.getattr("__name__")?.cast_into::<PyString>()?;
     let descriptor = py.import("grapeshot._core")?.getattr("Loop")?.getattr(&name)?;
-    // SAFETY: attached; a method descriptor leads to the row of a method table, which lives for ever. Both structures
+    // SAFETY: attached. A method descriptor points to the row of a method table, which lives forever. Both structures
     // are parts of the C API.
     unsafe {
         if ffi::Py_TYPE(descriptor.as_ptr()) != &raw mut ffi::PyMethodDescr_Type {
@@ -193,7 +194,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         flags: ffi::Py_READONLY,
         doc: ptr::null(),
     }];
-    // SAFETY: the functions are those of this layout, the tables are leaked.
+    // SAFETY: the functions are those of this layout, and the tables are leaked.
     let kind = unsafe {
         new_type::<CoroutineMethodObject>(
             module,

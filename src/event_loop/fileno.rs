@@ -1,4 +1,4 @@
-//! The number of a descriptor, from what Python code gives for one.
+//! The descriptor number of an object from Python code.
 
 use pyo3::exceptions::{PyAttributeError, PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -6,7 +6,7 @@ use pyo3::types::{PyInt, PyString};
 
 use crate::binding::names::names;
 
-/// The number of an int or of an object with `fileno()`. ValueError if it is neither, as `selectors` has it.
+/// The number of an int or of an object with `fileno()`. Raises ValueError otherwise, as `selectors` does.
 pub(super) fn number_of(target: &Bound<'_, PyAny>) -> PyResult<i64> {
     let py = target.py();
     let number = if target.is_instance_of::<PyInt>() {

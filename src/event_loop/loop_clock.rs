@@ -1,11 +1,12 @@
-//! The loop's clock as programs see it: `loop.time()`, which may be theirs.
+//! The loop's clock as programs see it: `loop.time()`, which a program may replace.
 //!
-//! Deadlines, due timers and the length of a poll follow `loop.time()`, replaced on one loop, in a subclass, or on the
-//! class for a while, as in asyncio. While it is the native one nobody calls it: whether it is costs one comparison of
-//! the type's version tag. An attribute that is set on the loop itself is told by `Loop.__setattr__`; what was put
-//! into its `__dict__` in another way is seen when the next run begins.
+//! Deadlines, due timers and the length of a poll follow `loop.time()`, as in asyncio. A program may replace it on one
+//! loop, in a subclass, or temporarily on the class. While `time` is the native method, native code does not call it.
+//! The check for this is one comparison of the type's version tag. `Loop.__setattr__` reports an attribute that is set
+//! on the loop itself. An attribute that is put into the loop's `__dict__` in another way takes effect when the next
+//! run begins.
 //!
-//! `call_at` is looked at as well, since asyncio's `call_later` goes through it.
+//! `call_at` is checked as well, because asyncio's `call_later` calls it.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -23,10 +24,10 @@ use crate::binding::native_type::{Args, This, none};
 /// No type has this version.
 const UNKNOWN: u32 = u32::MAX;
 
-/// The functions behind the native `time` and `call_at`.
+/// The functions of the native `time` and `call_at`.
 static NATIVE: [AtomicPtr<()>; 2] = [const { AtomicPtr::new(ptr::null_mut()) }; 2];
 
-/// The version of the loop's type with which the clock was last seen to be the native one.
+/// The version of the loop's type when the last check found the native clock.
 pub(super) struct LoopClock(AtomicU32);
 
 impl LoopClock {
@@ -44,7 +45,7 @@ impl LoopObject {
         version == self.clock.0.load(Ordering::Relaxed) || self.look_at_clock(py)
     }
 
-    /// Something may have been put onto the loop.
+    /// Called when an attribute of the loop may have been set.
     pub(super) fn forget_clock(&self) {
         self.clock.0.store(UNKNOWN, Ordering::Relaxed);
     }
@@ -59,7 +60,7 @@ impl LoopObject {
             .iter()
             .zip(&NATIVE)
             .all(|(name, native)| self.is_native(py, *name, native.load(Ordering::Acquire)));
-        // A type without a version has got one by the look-ups, if it can have one: it is remembered the next time.
+        // The lookups have given a version to a type without one, if it can have one. The next check then stores it.
         if is_native && before != 0 && before == version() {
             self.clock.0.store(before, Ordering::Relaxed);
         } else {
@@ -75,9 +76,9 @@ impl LoopObject {
             .cast_into::<PyString>()
             .map_err(PyErr::from)
             .and_then(|name| self.to_bound(py).getattr(name));
-        // An error comes again when the attribute is used.
+        // The error is raised again when the attribute is used.
         let Ok(found) = found else { return false };
-        // SAFETY: the object is alive, and a built-in method where its parts are looked at.
+        // SAFETY: the object is alive, and it is a built-in method wherever its parts are read.
         unsafe {
             ffi::PyCFunction_CheckExact(found.as_ptr()) != 0
                 && ffi::PyCFunction_GetSelf(found.as_ptr()) == self.as_ptr()
@@ -106,11 +107,11 @@ pub(super) fn attributes_changed<'py>(
     Ok(none(this.py()))
 }
 
-/// Remembers the native functions, from the table of the loop's methods.
+/// Stores the native functions, from the table of the loop's methods.
 pub(super) fn remember(methods: &[ffi::PyMethodDef]) {
     for (name, native) in [c"time", c"call_at"].into_iter().zip(&NATIVE) {
         for method in methods {
-            // SAFETY: method tables are made of C string literals, and their functions are pointers.
+            // SAFETY: method tables consist of C string literals, and their functions are pointers.
             unsafe {
                 if std::ffi::CStr::from_ptr(method.ml_name) == name {
                     native.store(

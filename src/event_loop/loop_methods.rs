@@ -1,7 +1,8 @@
 //! The methods and attributes of `grapeshot._core.Loop`.
 //!
-//! Those that run per callback, per descriptor and per task are in `call_methods`, `watching` and `tasks`, and rooms above
-//! add their own; here are the rest and the whole table. What runs per loop or per connection is Python, in the package.
+//! The methods that run per callback, per descriptor and per task are in `call_methods`, `watching` and `tasks`, and
+//! rooms above add their own. This module has the other methods and the whole table. Code that runs per loop or per
+//! connection is Python, in the package.
 
 use std::ffi::{c_int, c_void};
 
@@ -76,8 +77,8 @@ fn run<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
     if !LoopObject::with_loop_access(&this, this.py(), claim)? {
         return Err(PyRuntimeError::new_err("This event loop is already running"));
     }
-    // pyo3 drops an owned error at once only where it has counted the attachment itself; elsewhere it waits for the
-    // next time, which for the errors of a whole run would be too late.
+    // pyo3 drops an owned error at once only if pyo3 itself has counted the attachment. Otherwise the drop waits for
+    // the next attachment, which would be too late for the errors of a whole run.
     Python::attach(|py| this.reactor.run(py, &this))?;
     Ok(none(this.py()))
 }
@@ -99,8 +100,8 @@ fn signal_fd<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> 
     Ok(fd.into_pyobject(this.py())?.into_any())
 }
 
-/// asyncio's names of what monitoring and test tools look at. Tuples: the queues themselves are native, and whoever
-/// changes asyncio's is told.
+/// asyncio's names of the queues that monitoring and test tools read. The values are tuples, because the queues
+/// themselves are native: code that tries to change asyncio's queues gets an error.
 fn ready_handles(this: This<'_, LoopObject>) -> Object<'_> {
     let py = this.py();
     Ok(PyTuple::new(py, this.reactor.ready_handles(py))?.into_any())
@@ -148,7 +149,7 @@ unsafe extern "C" fn set_slow_callback_duration(
     }
 }
 
-/// The native methods of the loop that this room has.
+/// The native methods of the loop from this room.
 pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
     let mut methods = vec![
         threadsafe_method!(
@@ -252,7 +253,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             )
         },
     ];
-    // SAFETY: the functions are those of this layout, the tables are leaked.
+    // SAFETY: the functions are those of this layout, and the tables are leaked.
     let kind: Bound<'_, PyType> = unsafe {
         new_type::<LoopObject>(
             module,

@@ -1,7 +1,7 @@
-//! The loop: scheduling, iterations, descriptors, and its Python face `grapeshot._core.Loop`.
+//! The loop: scheduling, iterations, descriptors, and its Python interface `grapeshot._core.Loop`.
 //!
-//! Everything belongs to the thread that runs the loop. This room knows native I/O objects only as `Source`; it must
-//! not know transports, processes, coros or TLS.
+//! Everything belongs to the thread that runs the loop. This room knows native I/O objects only as `Source`. It must
+//! not depend on transports, processes, coros or TLS.
 
 mod call_methods;
 mod coroutine_method;

@@ -1,6 +1,6 @@
-//! `grapeshot._core.Loop`, the native base of `grapeshot.Loop`: its state, its beginning and its end.
+//! `grapeshot._core.Loop`, the native base of `grapeshot.Loop`: its state, its creation and its deallocation.
 //!
-//! `loop_methods` has the table of its methods. The object belongs to the thread that runs it; other threads may only
+//! The table of its methods is in `loop_methods`. The object belongs to the thread that runs it; other threads may only
 //! call `call_soon_threadsafe` and read-only methods.
 
 use std::cell::Cell;
@@ -21,15 +21,16 @@ use crate::binding::native_type::{NativeType, This};
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::{HAS_GIL, errors};
 
-/// The object: a Python header, the reactor, and what only Python asks for.
+/// The object: a Python header, the reactor, and what only Python code needs.
 #[repr(C)]
 pub(crate) struct LoopObject {
     base: ffi::PyObject,
     pub(super) reactor: ManuallyDrop<Reactor>,
     pub(super) task_factory: ObjectCell,
-    /// Keyword names that `create_task` saw last, and the same with "loop" before them.
+    /// The keyword names that `create_task` saw last, and the same names with "loop" before them.
     pub(super) task_kwnames: (ObjectCell, ObjectCell),
-    /// `{"loop": self}`, the keywords that futures are made with. Only while the loop runs, since it is a cycle.
+    /// `{"loop": self}`, the keyword arguments for creating futures. Set only while the loop runs, because it is a
+    /// cycle.
     pub(super) future_kwargs: ObjectCell,
     is_reactor_live: Cell<bool>,
     pub(super) clock: LoopClock,
@@ -61,7 +62,7 @@ impl LoopObject {
     /// Attached; `object` is a live object.
     #[inline]
     pub(super) unsafe fn is_loop_ptr(object: *mut ffi::PyObject) -> bool {
-        // SAFETY: the caller's; LOOP_TYPE is set before any instance exists.
+        // SAFETY: by the caller's contract; LOOP_TYPE is set before any instance exists.
         unsafe { ffi::PyObject_TypeCheck(object, LOOP_TYPE.load(Ordering::Relaxed)) != 0 }
     }
 
@@ -74,11 +75,11 @@ impl LoopObject {
         ptr::from_ref(self).cast_mut().cast()
     }
 
-    /// Runs `body`, which touches the loop's cells or those of its native objects: in the thread that runs the loop,
-    /// or, while none does, in one thread at a time. With a GIL that is given, and asyncio checks it in debug mode
-    /// only; free-threaded builds always check.
+    /// Runs `body`, which touches the cells of the loop or of its native objects. It runs in the thread that runs the
+    /// loop, or, while no thread does, in one thread at a time. With a GIL this always holds, and asyncio checks the
+    /// thread only in debug mode. Free-threaded builds always check.
     ///
-    /// RuntimeError if another thread runs the loop.
+    /// Raises RuntimeError if another thread runs the loop.
     #[inline(always)]
     pub(crate) fn with_loop_access<R>(
         &self,
@@ -90,15 +91,15 @@ impl LoopObject {
         }
         self.check_thread()?;
         with_critical_section(&self.to_bound(py), || {
-            // A run may have begun while this thread waited.
+            // Another thread may have started to run the loop while this thread waited.
             self.check_thread()?;
             let _visit = self.reactor.begin_visit();
             body()
         })
     }
 
-    /// `with_loop_access` for an object that keeps its loop in `event_loop`. An empty cell means that the object was
-    /// cleared by the collector, which had nobody else to share it with.
+    /// `with_loop_access` for an object that keeps its loop in `event_loop`. An empty cell means that the collector has
+    /// cleared the object, which no other code could reach.
     #[inline(always)]
     pub(crate) fn with_access_of<R>(
         py: Python<'_>,
@@ -114,7 +115,8 @@ impl LoopObject {
         }
     }
 
-    /// RuntimeError if a method that is not thread-safe comes from a thread other than the one that runs the loop.
+    /// Raises RuntimeError if a method that is not thread-safe is called from a thread other than the one that runs the
+    /// loop.
     #[cold]
     pub(crate) fn check_thread(&self) -> PyResult<()> {
         let owner = self.reactor.owner();
@@ -168,8 +170,8 @@ pub(super) unsafe extern "C" fn new_loop(
     _args: *mut ffi::PyObject,
     _kwargs: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls tp_new attached with this type or a subclass, whose instances start with our layout; the
-    // allocation is zeroed, and the reactor is written into it before anyone else sees the object.
+    // SAFETY: CPython calls tp_new attached with this type or a subclass, whose instances start with our layout. The
+    // allocation is zeroed, and the reactor is written into it before any other code sees the object.
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
@@ -188,7 +190,7 @@ pub(super) unsafe extern "C" fn new_loop(
 }
 
 unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
-    // SAFETY: CPython calls this attached, once, with an unreferenced loop; the fields are dropped in place and the
+    // SAFETY: CPython calls this attached, once, with an unreferenced loop. The fields are dropped in place, and the
     // memory goes back through the type's own tp_free.
     unsafe {
         let py = Python::assume_attached();
@@ -207,13 +209,13 @@ unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
     }
 }
 
-/// Takes the type object, once.
+/// Stores the type object. Called once.
 pub(super) fn set_type(kind: Bound<'_, PyType>) {
     LOOP_TYPE.store(kind.into_ptr().cast(), Ordering::Release);
 }
 
 /// True for the native loop type and its subclasses.
 pub(crate) fn is_loop_type(kind: &Bound<'_, PyType>) -> bool {
-    // SAFETY: attached; both are live types, LOOP_TYPE is set when the module is made.
+    // SAFETY: attached; both are live types, and LOOP_TYPE is set when the module is created.
     unsafe { ffi::PyType_IsSubtype(kind.as_ptr().cast(), LOOP_TYPE.load(Ordering::Relaxed)) != 0 }
 }

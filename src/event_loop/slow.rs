@@ -1,4 +1,4 @@
-//! Debug mode's slow-callback log: the same sentence as asyncio's, on the same logger.
+//! Debug mode's slow-callback log, with the same sentence as asyncio on the same logger.
 //!
 //! Runs on the loop's thread, and only in debug mode.
 
@@ -20,7 +20,7 @@ pub(crate) fn run_handle(
     if handle.is_cancelled(py) {
         return Ok(());
     }
-    // `default_exception_handler` shows where the running handle was made.
+    // `default_exception_handler` shows where the running handle was created.
     let own_loop = event_loop.to_bound(py);
     own_loop.setattr("_current_handle", handle.this(py).to_bound())?;
     let started_ns = clock::now_ns();

@@ -1,7 +1,7 @@
-//! `Source`: what the loop knows of a native object that waits for its descriptor (a transport, a listener).
+//! `Source`: the loop's view of a native object that waits for its descriptor (a transport, a listener).
 //!
-//! Owned by the loop's thread. The loop holds a reference to each registered source in the fd table and calls
-//! `on_ready` straight from the poller's event; no handle or queue lies between.
+//! Sources belong to the loop's thread. The loop holds a reference to each registered source in the fd table. It calls
+//! `on_ready` directly from the poller's event, without a handle or a queue.
 
 use std::marker::PhantomData;
 
@@ -11,25 +11,26 @@ use pyo3::prelude::*;
 
 use crate::binding::native_type::This;
 
-/// A native object whose descriptor is registered with the loop. All of them are Python objects of layout `Self`,
-/// so the collector reaches them through the loop's fd table.
+/// A native object whose descriptor is registered with the loop. Every source is a Python object of layout `Self`, so
+/// the collector reaches it through the loop's fd table.
 pub(crate) trait Source: Sized {
-    /// The descriptor is ready. Faults of the connection are dealt with inside; Err is only for what must leave
-    /// `run_forever` (`KeyboardInterrupt`, `SystemExit`).
+    /// Called when the descriptor is ready. The source handles errors of the connection itself. Err is only for
+    /// exceptions that must leave `run_forever` (`KeyboardInterrupt`, `SystemExit`).
     fn on_ready(this: This<'_, Self>, readiness: Readiness) -> PyResult<()>;
 
-    /// What the poller waits for on its behalf.
+    /// The events that the poller waits for on behalf of this source.
     fn interest(&self) -> Interest;
 
-    /// Whether nobody has closed the descriptor behind the source's back.
+    /// False if other code has closed the source's descriptor.
     fn has_descriptor(this: This<'_, Self>) -> bool;
 
-    /// Somebody has: the number is that of another registration by now, which has taken the place of this one. The
-    /// descriptor is not to be touched any more. Queues what is to run and calls nothing itself.
+    /// Called after other code has closed the descriptor. The number now belongs to another registration, which has
+    /// replaced this one, so the source must not touch the descriptor again. It queues its further work and calls
+    /// nothing itself.
     fn on_evicted(this: This<'_, Self>);
 }
 
-/// The functions of a source for objects of its layout, each called with a live one that the caller has a reference to.
+/// The functions of a source for objects of its layout. The caller passes a live object and holds a reference to it.
 struct Calls {
     on_ready: unsafe fn(Python<'_>, *mut ffi::PyObject, Readiness) -> PyResult<()>,
     interest: unsafe fn(Python<'_>, *mut ffi::PyObject) -> Interest,
@@ -42,7 +43,7 @@ unsafe fn on_ready<T: Source>(
     object: *mut ffi::PyObject,
     readiness: Readiness,
 ) -> PyResult<()> {
-    // SAFETY: the caller vouches for the object's life; `SourceRef::new` paired it with its layout.
+    // SAFETY: the caller guarantees that the object is alive; `SourceRef::new` paired it with its layout.
     T::on_ready(unsafe { This::new(py, object) }, readiness)
 }
 
@@ -73,7 +74,7 @@ impl<T: Source> CallsOf<T> {
     };
 }
 
-/// A registered source: a strong reference and the ways to call it.
+/// A registered source: a strong reference and the functions to call on it.
 #[derive(Clone, Copy)]
 pub(crate) struct SourceRef {
     object: *mut ffi::PyObject,
@@ -89,10 +90,10 @@ impl SourceRef {
         }
     }
 
-    /// Calls `on_ready`, keeping the source alive meanwhile whatever it does to its registration.
+    /// Calls `on_ready` and keeps the source alive during the call, whatever it does to its registration.
     #[inline]
     pub(crate) fn ready(self, py: Python<'_>, readiness: Readiness) -> PyResult<()> {
-        // SAFETY: the fd table held a reference when this copy was made and no code ran since; the reference taken
+        // SAFETY: the fd table held a reference when this copy was made, and no code ran since. The reference taken
         // here keeps the object through the call.
         unsafe {
             ffi::Py_INCREF(self.object);
@@ -102,22 +103,22 @@ impl SourceRef {
         }
     }
 
-    /// What the poller waits for on its behalf.
+    /// The events that the poller waits for on behalf of this source.
     pub(crate) fn interest(self, py: Python<'_>) -> Interest {
-        // SAFETY: the fd table holds a reference, and nothing runs.
+        // SAFETY: the fd table holds a reference, and no other code runs.
         unsafe { (self.calls.interest)(py, self.object) }
     }
 
-    /// Whether nobody has closed the descriptor behind the source's back. It may run any code.
+    /// False if other code has closed the source's descriptor. The check may run any code.
     pub(crate) fn has_descriptor(self, py: Python<'_>) -> bool {
         let kept = self.to_bound(py);
         // SAFETY: kept through the call.
         unsafe { (self.calls.has_descriptor)(py, kept.as_ptr()) }
     }
 
-    /// Tells the source, which was taken out of the fd table, and gives back the table's reference.
+    /// Calls `on_evicted` on a source that was taken out of the fd table, and releases the table's reference.
     pub(crate) fn displace(self, py: Python<'_>) {
-        // SAFETY: the table's reference keeps it until it is released.
+        // SAFETY: the table's reference keeps the object alive until it is released.
         unsafe { (self.calls.on_evicted)(py, self.object) };
         self.release(py);
     }
@@ -131,14 +132,14 @@ impl SourceRef {
         unsafe { Bound::from_borrowed_ptr(py, self.object) }
     }
 
-    /// Gives back the fd table's reference.
+    /// Releases the fd table's reference.
     pub(crate) fn release(self, py: Python<'_>) {
         // SAFETY: the table's reference moves into the Bound, which drops it.
         drop(unsafe { Bound::from_owned_ptr(py, self.object) });
     }
 }
 
-/// A native object that waits for one event of a descriptor: a strong reference and the way to wake it.
+/// A native object that waits for one event of a descriptor: a strong reference and the function that wakes it.
 #[derive(Clone, Copy)]
 pub(crate) struct WaiterRef {
     object: *mut ffi::PyObject,
@@ -146,7 +147,7 @@ pub(crate) struct WaiterRef {
 }
 
 impl WaiterRef {
-    /// Takes over the reference. `wake` queues what is to run and calls nothing itself.
+    /// Takes over the reference. `wake` queues further work and calls nothing itself.
     pub(crate) fn new(object: Bound<'_, PyAny>, wake: Deferred) -> Self {
         Self {
             object: object.into_ptr(),
@@ -159,7 +160,7 @@ impl WaiterRef {
     }
 
     pub(crate) fn wake(self, py: Python<'_>) -> PyResult<()> {
-        // SAFETY: `new` paired the function with its object, whose reference the holder of this still has.
+        // SAFETY: `new` paired the function with its object, and the holder of `self` still has the reference to it.
         unsafe { (self.wake)(py, self.object) }
     }
 
@@ -169,7 +170,7 @@ impl WaiterRef {
     }
 }
 
-/// What lies in the ready queue: a handle, or a native object with the function to run on it once.
+/// An entry of the ready queue: a handle, or a native object with the function to run on it once.
 #[derive(Clone, Copy)]
 pub(crate) struct Ready {
     /// An owned reference.
@@ -178,7 +179,7 @@ pub(crate) struct Ready {
     pub(crate) run: Option<Deferred>,
 }
 
-/// Runs once on a native object that was queued with `LoopObject::defer`.
+/// A function that runs once on a native object that `LoopObject::defer` has queued.
 pub(crate) type Deferred = unsafe fn(Python<'_>, *mut ffi::PyObject) -> PyResult<()>;
 
 // SAFETY: a plain pair of pointers; the inbox carries it (with its reference) to the loop's thread.

@@ -1,4 +1,4 @@
-//! `create_future`, `create_task` and the task factory: stock `asyncio.Future` and `asyncio.Task`.
+//! `create_future`, `create_task` and the task factory. They create stock `asyncio.Future` and `asyncio.Task` objects.
 
 use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::ffi;
@@ -13,10 +13,11 @@ use crate::binding::native_type::{Args, This, method, none, threadsafe_method};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
-/// The coroutine and the keyword values (name, context, `eager_start`) that fit into the array of the fast call.
+/// The number of values (the coroutine, name, context, `eager_start`) that fit into the array of the fast call.
 const MAX_TASK_VALUES: usize = 6;
 
-/// The class `name` of an asyncio module, looked up in its dict each time: programs replace `asyncio.tasks.Task`.
+/// The class `name` of an asyncio module. Looked up in the module's dict each time, because programs replace
+/// `asyncio.tasks.Task`.
 #[inline]
 fn class_in(py: Python<'_>, module_dict: Kept, name: Kept) -> PyResult<Bound<'_, PyAny>> {
     match module_dict
@@ -31,8 +32,9 @@ fn class_in(py: Python<'_>, module_dict: Kept, name: Kept) -> PyResult<Bound<'_,
     }
 }
 
-/// `{"loop": self}`, made once for a run: passing it saves a third of what making a future costs. None while the loop
-/// does not run, and without a GIL in every other thread than the one that runs it: that one drops the dict at the end.
+/// `{"loop": self}`, created once per run. Passing it saves a third of the cost of creating a future. None while the
+/// loop does not run. Without a GIL, also None in every thread except the one that runs the loop, because that thread
+/// drops the dict at the end.
 #[inline]
 fn future_kwargs(this: This<'_, LoopObject>) -> PyResult<Option<Bound<'_, PyAny>>> {
     let py = this.py();
@@ -57,14 +59,14 @@ fn create_future<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'
     if future_type.as_ptr() == names().future_type.as_ptr()
         && let Some(kwargs) = future_kwargs(this)?
     {
-        // SAFETY: attached, all three are live. CPython's own Future, whose type this is, leaves the dict as it is.
+        // SAFETY: attached; all three are live. CPython's own Future, whose type this is, does not change the dict.
         return unsafe {
             let made = ffi::PyObject_Call(future_type.as_ptr(), names().no_args.as_ptr(), kwargs.as_ptr());
             Bound::from_owned_ptr_or_err(py, made)
         };
     }
     let call = [std::ptr::null_mut(), this.as_ptr()];
-    // SAFETY: Future(loop=self): one keyword value, its name in the kept tuple; call[0] is the free place that the
+    // SAFETY: Future(loop=self): one keyword value, its name in the kept tuple. call[0] is the free place that the
     // offset flag allows.
     unsafe {
         Bound::from_owned_ptr_or_err(
@@ -79,8 +81,8 @@ fn create_future<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'
     }
 }
 
-/// The keyword names of a Task call: "loop" and then those of this call. Call sites pass constant tuples, so the
-/// last one is remembered by identity.
+/// The keyword names of a Task call: "loop", followed by the names of this call. Call sites pass constant tuples, so
+/// the last tuple is remembered by identity.
 fn task_kwnames(this: This<'_, LoopObject>, kwnames: *mut ffi::PyObject) -> Object<'_> {
     let py = this.py();
     if kwnames.is_null() {
@@ -122,7 +124,7 @@ fn create_task<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<
     call[2] = this.as_ptr();
     call[3..2 + values.len()].copy_from_slice(&values[1..]);
     // SAFETY: Task(coro, loop=self, **kwargs): one positional value, then the keyword values in the order of their
-    // names; call[0] is the free place that the offset flag allows.
+    // names. call[0] is the free place that the offset flag allows.
     unsafe {
         Bound::from_owned_ptr_or_err(
             py,
@@ -136,7 +138,8 @@ fn create_task<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<
     }
 }
 
-/// With a task factory: `factory(loop, coro, **kwargs)`, and asyncio's treatment of `name` and `context` before 3.13.
+/// With a task factory: calls `factory(loop, coro, **kwargs)`, and treats `name` and `context` as asyncio before 3.13
+/// does.
 #[cold]
 fn create_task_slowly<'py>(
     this: This<'py, LoopObject>,

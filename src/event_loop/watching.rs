@@ -23,14 +23,14 @@ fn invalid_fd(number: i64) -> PyErr {
     PyValueError::new_err(format!("Invalid file descriptor: {number}"))
 }
 
-/// A descriptor from an int or an object with `fileno()`. ValueError otherwise, as `selectors` has it.
+/// The descriptor of an int or of an object with `fileno()`. Raises ValueError otherwise, as `selectors` does.
 pub(crate) fn descriptor(target: &Bound<'_, PyAny>) -> PyResult<RawFd> {
     let number = number_of(target)?;
     valid_fd(number).ok_or_else(|| invalid_fd(number))
 }
 
-/// RuntimeError if a transport owns the descriptor. One whose socket was closed behind its back does not: it is told that
-/// somebody else has the number.
+/// Raises RuntimeError if a transport owns the descriptor. A transport whose socket other code has closed does not own
+/// it: the transport is notified that another file has the number now.
 pub(crate) fn refuse_transport(this: &LoopObject, py: Python<'_>, fd: RawFd) -> PyResult<()> {
     let reactor = this.reactor();
     let Some((token, source)) = reactor.source(fd) else {
@@ -106,7 +106,7 @@ fn remove(this: This<'_, LoopObject>, fd: RawFd, direction: Direction) -> PyResu
     Ok(true)
 }
 
-/// The removal of an object that has no number any more. ValueError if nothing was ever registered for it.
+/// Removes an object that has no number any more. Raises ValueError if nothing was ever registered for it.
 fn remove_closed(
     this: This<'_, LoopObject>,
     target: &Bound<'_, PyAny>,
@@ -121,7 +121,7 @@ fn remove_closed(
             Err(invalid_fd(number))
         };
     };
-    // Otherwise only the other direction is still that of the closed object.
+    // If false, only the other direction still belongs to the closed object.
     let is_its = match reactor.watcher(fd, direction) {
         Some(watcher @ Watcher::Handle(..)) => watcher.target(py).is_none_or(|now| now.is(target)),
         Some(Watcher::Once(_)) | None => false,
@@ -152,7 +152,7 @@ fn remove_public<'py>(
         return Ok(bool_object(py, false));
     }
     let number = match number_of(&target) {
-        // Only asyncio's check for transports minds an object that has a number no more.
+        // Only asyncio's check for transports rejects an object that has lost its number.
         Err(_) if !is_checked && this.reactor().fd_of(&target).is_some() => -1,
         number => number?,
     };

@@ -5,8 +5,8 @@ use std::ptr;
 
 use pyo3::ffi;
 
-/// 128 bytes each: a burst of this many callbacks finds its handles again without the allocator and without
-/// bringing the next collection nearer.
+/// 128 bytes each. After a burst of this many callbacks, new handles need no allocator and do not bring the next
+/// collection nearer.
 const CAPACITY: usize = 16384;
 
 struct Stack {
@@ -16,8 +16,8 @@ struct Stack {
 
 pub(crate) struct Freelist(UnsafeCell<Stack>);
 
-// SAFETY: every access happens attached to the one interpreter of this build (subinterpreters are refused), so the
-// GIL orders them, and no access calls anything that could release it.
+// SAFETY: every access happens attached to the one interpreter of this build (subinterpreters are refused), so the GIL
+// orders them, and no access calls anything that could release it.
 unsafe impl Sync for Freelist {}
 
 impl Freelist {
@@ -29,14 +29,14 @@ impl Freelist {
         }))
     }
 
-    /// Objects come untracked; their owner tracks those that can become part of an unreachable cycle.
+    /// New objects are untracked. Their owner tracks those that can become part of an unreachable cycle.
     pub(crate) const IS_TRACKED: bool = false;
 
-    /// An untracked object of `kind` with one reference: a kept one as `give` got it, or a new one whose fields
-    /// after the header are zeroed. Null with MemoryError set if there is no memory.
+    /// Returns an untracked object of `kind` with one reference. It is a kept object as `give` received it, or a new
+    /// one whose fields after the header are zeroed. Null with MemoryError set if there is no memory.
     ///
     /// # Safety
-    /// Attached; all objects of this list have the same size and no pre-header, whatever their `kind`.
+    /// Attached. All objects of this list have the same size and no pre-header, whatever their `kind`.
     #[inline]
     pub(crate) unsafe fn take_or_alloc(&self, kind: *mut ffi::PyTypeObject) -> *mut ffi::PyObject {
         // SAFETY: the GIL is held (contract), and nothing inside the borrow runs other code.
@@ -51,14 +51,14 @@ impl Freelist {
         }
     }
 
-    /// Takes back an untracked, unreferenced object whose own fields are all empty.
+    /// Takes back an untracked, unreferenced object. All its own fields are empty.
     ///
     /// # Safety
     /// Attached; called from the `tp_dealloc` of the object, which does nothing more with it.
     #[inline]
     pub(crate) unsafe fn give(&self, object: *mut ffi::PyObject) {
-        // SAFETY: the GIL is held (contract); the type outlives its instances, so dropping the instance's
-        // reference to it last is in order.
+        // SAFETY: the GIL is held (contract). The type outlives its instances, so the instance's reference to it may be
+        // dropped last.
         unsafe {
             let kind = ffi::Py_TYPE(object);
             let stack = &mut *self.0.get();
@@ -75,7 +75,7 @@ impl Freelist {
 
 #[cold]
 unsafe fn alloc(kind: *mut ffi::PyTypeObject) -> *mut ffi::PyObject {
-    // SAFETY: attached (contract of the caller); the collector's allocator gives tp_basicsize bytes with the header
+    // SAFETY: attached (contract of the caller). The collector's allocator gives tp_basicsize bytes with the header
     // set, and the rest is zeroed here.
     unsafe {
         let object = ffi::PyObject_GC_New::<ffi::PyObject>(kind);

@@ -1,7 +1,7 @@
 //! Freed objects of one layout, kept for the next allocation.
 //!
-//! With the GIL the list is global and the GIL guards it. Free-threaded builds have no such guard, and their
-//! allocator is already per thread, so there the list is none.
+//! With the GIL, the list is global and the GIL guards it. Free-threaded builds have no such guard, but their allocator
+//! is already per thread, so they have no list.
 
 #[cfg(not(Py_GIL_DISABLED))]
 #[path = "kept.rs"]

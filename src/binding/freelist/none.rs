@@ -1,4 +1,4 @@
-//! The freelist of free-threaded builds: nothing is kept.
+//! The freelist of free-threaded builds, which keeps nothing.
 
 use pyo3::ffi;
 
@@ -9,7 +9,7 @@ impl Freelist {
         Self
     }
 
-    /// Objects come tracked.
+    /// New objects are tracked.
     pub(crate) const IS_TRACKED: bool = true;
 
     /// A zeroed, tracked object with one reference, or null with MemoryError set.
@@ -26,7 +26,7 @@ impl Freelist {
     /// # Safety
     /// Attached; called from the tp_dealloc of the object, which does nothing more with it.
     pub(crate) unsafe fn give(&self, object: *mut ffi::PyObject) {
-        // SAFETY: the caller gives the object up; the instance's reference to its type goes last.
+        // SAFETY: the caller gives the object up. The instance's reference to its type is dropped last.
         unsafe {
             let kind = ffi::Py_TYPE(object);
             ffi::PyObject_GC_Del(object.cast());

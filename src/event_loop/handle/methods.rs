@@ -1,4 +1,4 @@
-//! What Python sees of a handle: the interface of `asyncio.Handle` and `asyncio.TimerHandle`.
+//! The Python interface of a handle: that of `asyncio.Handle` and `asyncio.TimerHandle`.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::fmt::Write as _;
@@ -30,14 +30,15 @@ fn cancel<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> PyResult<Boun
     let handle = reference(this);
     handle.wait_until_not_running(py)?;
     let text = text_if_cancelled(this);
-    // Taken out first: a cancelled handle refers to nothing, and the loop is needed once more.
+    // Taken out first: a cancelled handle refers to nothing, and this function still needs the loop.
     let event_loop = this.event_loop.take(py);
     if handle.cancel_showing(py, text)
         && this.has(flag::SCHEDULED)
         && let Some(event_loop) = event_loop
     {
         let event_loop = LoopObject::of(&event_loop);
-        // Refused in the wrong thread of a free-threaded build: then the heap finds out by itself.
+        // A free-threaded build refuses access from the wrong thread. The heap then discovers the cancelled timer
+        // later.
         let _ = event_loop.with_loop_access(py, || {
             event_loop.reactor().timer_cancelled(py, handle);
             Ok(())
@@ -85,7 +86,7 @@ pub(super) fn get_when(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny
     Ok(when)
 }
 
-/// `<Handle foo() at file.py:3>` and so on, composed as `asyncio.Handle._repr_info` composes it.
+/// `<Handle foo() at file.py:3>` and so on, built as `asyncio.Handle._repr_info` builds it.
 unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: CPython calls tp_repr attached with an object of this type.
     unsafe {
@@ -104,7 +105,7 @@ unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
     }
 }
 
-/// The text of `repr`.
+/// The text for `repr`.
 fn describe(this: This<'_, HandleObject>, is_cancelled: bool) -> PyResult<String> {
     let py = this.py();
     let mut text = String::from(if this.has(flag::TIMER) {
@@ -136,7 +137,7 @@ fn describe(this: This<'_, HandleObject>, is_cancelled: bool) -> PyResult<String
     Ok(text)
 }
 
-/// `foo(1, 2) at file.py:3`. Since Python 3.13 the arguments, which may hold secrets, are shown in debug mode only.
+/// `foo(1, 2) at file.py:3`. Since Python 3.13, only debug mode shows the arguments, which may hold secrets.
 pub(super) fn describe_call(
     callback: &Bound<'_, PyAny>,
     args: &Bound<'_, PyTuple>,
@@ -152,8 +153,8 @@ pub(super) fn describe_call(
         .extract()
 }
 
-/// In debug mode the text that a handle shows once it is cancelled and has let go of its call: as in asyncio. None
-/// otherwise.
+/// In debug mode, the text that a handle shows once it is cancelled and has dropped its callback and arguments, as in
+/// asyncio. None otherwise.
 #[inline]
 pub(super) fn text_if_cancelled(this: This<'_, HandleObject>) -> Option<Bound<'_, PyAny>> {
     with_critical_section(this, || {
@@ -177,19 +178,19 @@ fn cancelled_text(this: This<'_, HandleObject>) -> Option<Bound<'_, PyAny>> {
     }
 }
 
-/// Writing to a String fails only where a Display implementation does, as Python's `str()` of a str subclass may.
+/// Writing to a String fails only if a Display implementation fails, as Python's `str()` of a str subclass may.
 fn fmt_error(_: std::fmt::Error) -> PyErr {
     PyTypeError::new_err("an object could not be formatted")
 }
 
-/// What a handle calls: callback and arguments.
+/// The callback of a handle and its arguments.
 fn call_of(this: This<'_, HandleObject>) -> PyResult<(Bound<'_, PyAny>, Bound<'_, PyTuple>)> {
     with_critical_section(this, || {
         Ok((slots::callback_or_none(this), this.args_tuple(this.py())?))
     })
 }
 
-/// Ordering and equality of timers by deadline, as `asyncio.TimerHandle` has them.
+/// Orders and compares timers by deadline, as `asyncio.TimerHandle` does.
 unsafe extern "C" fn compare_timers(
     a: *mut ffi::PyObject,
     b: *mut ffi::PyObject,
@@ -224,7 +225,7 @@ unsafe extern "C" fn compare_timers(
     }
 }
 
-/// `hash(when)`, as asyncio has it.
+/// `hash(when)`, as in asyncio.
 unsafe extern "C" fn hash_timer(slf: *mut ffi::PyObject) -> ffi::Py_hash_t {
     // SAFETY: CPython calls tp_hash attached with a TimerHandle.
     unsafe {
@@ -237,7 +238,7 @@ unsafe extern "C" fn hash_timer(slf: *mut ffi::PyObject) -> ffi::Py_hash_t {
     }
 }
 
-/// The methods that both types have.
+/// The methods of both types.
 fn common_methods() -> Vec<ffi::PyMethodDef> {
     vec![
         method!(
@@ -267,7 +268,7 @@ fn common_methods() -> Vec<ffi::PyMethodDef> {
     ]
 }
 
-/// The type of `Handle` is made first; `TimerHandle` inherits the rest.
+/// Creates the type `Handle` first, because `TimerHandle` inherits from it.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let methods = leak_table(common_methods(), ffi::PyMethodDef::zeroed());
     let (mut rows, timer_rows) = slots::rows();
@@ -279,7 +280,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     ));
     let getters = leak_table(rows, ffi::PyGetSetDef::default());
     let members = weaklist_member(std::mem::offset_of!(HandleObject, weakrefs));
-    // SAFETY: the functions are those of this layout, the tables are leaked.
+    // SAFETY: the functions are those of this layout, and the tables are leaked.
     let handle_type = unsafe {
         new_type::<HandleObject>(
             module,
@@ -292,7 +293,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             ],
         )?
     };
-    // What the base has already stands here again: a method found on the exact type skips the subtype check.
+    // The base type's methods are repeated here: a method found on the exact type skips the subtype check.
     let mut timer_methods = common_methods();
     timer_methods.push(method!(
         HandleObject,
@@ -323,7 +324,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     Ok(())
 }
 
-/// `TimerHandle`'s own name over the layout of `HandleObject`.
+/// The layout of `HandleObject` under a type name of its own, for `TimerHandle`.
 #[repr(transparent)]
 struct TimerLayout(HandleObject);
 
@@ -357,7 +358,7 @@ impl NativeType for TimerLayout {
     }
 }
 
-/// TypeError in debug mode for what cannot be a callback, with asyncio's wording.
+/// Raises asyncio's TypeError for an object that cannot be a callback. Called in debug mode.
 #[cold]
 pub(crate) fn check_callback(callback: &Bound<'_, PyAny>, method: &str) -> PyResult<()> {
     let coroutines = callback.py().import("asyncio.coroutines")?;

@@ -1,16 +1,16 @@
 //! `Handle` and `TimerHandle`: a callback with its arguments and context, run once by the loop.
 //!
-//! One layout serves both types. Up to four arguments lie inline (a tuple holds more), and freed handles go to a
-//! freelist: `call_soon` is the loop's hottest path. A handle belongs to the thread of its loop; its methods may be
-//! called from any thread (`with_critical_section`, `waiting`).
+//! Both types have the same layout. A handle stores up to four arguments inline and more in a tuple. Freed handles go
+//! to a freelist, because `call_soon` is the loop's hottest path. A handle belongs to the thread of its loop, but any
+//! thread may call its methods (`with_critical_section`, `waiting`).
 //!
-//! Handles that run once are hidden from the collector (with 10,000 of them pending it took half of the time). That
-//! loses no cycle: once run or cancelled a handle refers to nothing; while the loop runs, what is pending is
-//! reachable from the running loop; and in a loop that does not run, those that someone else keeps are tracked
-//! (`Reactor::track_kept`), while the loop visits the referents of the others as its own.
+//! The collector does not track handles that run once: with 10,000 of them pending, tracking took half of the time. No
+//! cycle is lost. A handle that has run or was cancelled refers to nothing. While the loop runs, every pending handle
+//! is reachable from the running loop. When the loop does not run, the handles that other code keeps are tracked
+//! (`Reactor::track_kept`), and the loop visits the referents of the other handles as its own.
 //!
-//! `isinstance(handle, asyncio.Handle)` holds through `__class__` (as `unittest.mock` does it): inheriting
-//! from asyncio's class would cost 64 bytes of dead slots in every handle.
+//! `isinstance(handle, asyncio.Handle)` holds because of `__class__`, as in `unittest.mock`. Inheriting from asyncio's
+//! class would add 64 bytes of unused slots to every handle.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -28,7 +28,7 @@ use crate::binding::names::names;
 use crate::binding::native_type::{NativeType, This, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
 
-/// Arguments kept inside the handle; more go to a tuple.
+/// The number of arguments that fit inside the handle; more go to a tuple.
 const INLINE_ARGS: usize = 4;
 
 mod methods;
@@ -41,29 +41,29 @@ pub(super) use methods::{check_callback, register};
 mod flag {
     /// `cancel()` was called.
     pub(super) const CANCELLED: u16 = 1;
-    /// The handle lies in the timer heap.
+    /// The handle is in the timer heap.
     pub(super) const SCHEDULED: u16 = 1 << 1;
-    /// A `TimerHandle`.
+    /// The handle is a `TimerHandle`.
     pub(super) const TIMER: u16 = 1 << 2;
-    /// Run again and again (`add_reader`): the callback is kept after a run.
+    /// The handle runs repeatedly (`add_reader`) and keeps its callback after a run.
     pub(super) const REPEATS: u16 = 1 << 3;
-    /// Tracked by the collector.
+    /// The collector tracks the handle.
     pub(super) const TRACKED: u16 = 1 << 4;
-    /// The context is our own copy, and hidden from the collector (which its type's dealloc does not expect: it is
-    /// shown again before anything else gets hold of it).
+    /// The context is the handle's own copy, which the collector does not track. The dealloc function of the context's
+    /// type expects a tracked object, so the context is tracked again before any other code gets a reference to it.
     pub(super) const HIDES_CONTEXT: u16 = 1 << 5;
-    /// Made by `call_soon_threadsafe` where asyncio makes a `_ThreadSafeHandle` (3.14+): `cancel()` from another
-    /// thread waits while the callback runs.
+    /// `call_soon_threadsafe` made the handle, and asyncio would have made a `_ThreadSafeHandle` (3.14+). `cancel()`
+    /// from another thread waits while the callback runs.
     pub(super) const THREADSAFE: u16 = 1 << 6;
-    /// The callback of a thread-safe handle runs.
+    /// The callback of a thread-safe handle is running.
     pub(super) const RUNNING: u16 = 1 << 7;
-    /// Another thread waits for the end of that run.
+    /// Another thread is waiting for that run to end.
     pub(super) const AWAITED: u16 = 1 << 8;
-    /// The time of a `TimerHandle` was given as an int, and `when()` returns one, as in asyncio.
+    /// The deadline of a `TimerHandle` was given as an int, so `when()` returns an int, as in asyncio.
     pub(super) const WHEN_IS_INT: u16 = 1 << 9;
     /// The cell of the callback holds the text for `repr`.
     pub(super) const HAS_TEXT: u16 = 1 << 10;
-    /// The cell of the source traceback holds a dict of attributes, see `slots`.
+    /// The cell of the source traceback holds a dict of attributes; see `slots`.
     pub(super) const HAS_EXTRAS: u16 = 1 << 11;
 }
 
@@ -71,16 +71,16 @@ mod flag {
 pub(crate) struct HandleObject {
     base: ffi::PyObject,
     event_loop: ObjectCell,
-    /// What is called; in debug mode the text for `repr` once the handle is cancelled.
+    /// The callable. In debug mode, a cancelled handle keeps its text for `repr` here.
     callback: ObjectCell,
     context: ObjectCell,
     args: [ObjectCell; INLINE_ARGS],
-    /// A tuple with all arguments, where there are more than `INLINE_ARGS`.
+    /// A tuple with all arguments if there are more than `INLINE_ARGS`.
     more_args: ObjectCell,
     source_traceback: ObjectCell,
     weakrefs: Cell<*mut ffi::PyObject>,
     /// The deadline of a timer as the caller gave it, in seconds of the loop's clock (the bits of an `f64`). A
-    /// thread-safe handle, which is no timer, keeps the thread here that runs it.
+    /// thread-safe handle is never a timer; it stores here the thread that runs it.
     when_or_runner: AtomicU64,
     args_len: Cell<u8>,
     flags: AtomicU16,
@@ -94,11 +94,11 @@ static FREE: Freelist = Freelist::new();
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HandleRef(*mut HandleObject);
 
-// SAFETY: a plain pointer; the inbox carries it (with its reference) to the loop's thread, which uses it attached.
+// SAFETY: a plain pointer. The inbox carries it, with its reference, to the loop's thread, which uses it attached.
 unsafe impl Send for HandleRef {}
 
 impl HandleRef {
-    /// Makes a handle. `context` null means a copy of the current one. `when_s` makes it a `TimerHandle`.
+    /// Creates a handle. A null `context` means a copy of the current one. `when_s` makes the handle a `TimerHandle`.
     #[inline]
     pub(crate) fn create(
         py: Python<'_>,
@@ -108,8 +108,8 @@ impl HandleRef {
         context: *mut ffi::PyObject,
         when_s: Option<f64>,
     ) -> PyResult<Self> {
-        // SAFETY: attached; all pointers are borrowed from the caller's arguments and get references of their own;
-        // the object comes zeroed, or from the freelist with every cell empty.
+        // SAFETY: attached. All pointers are borrowed from the caller's arguments, and the handle takes references of
+        // its own. The object comes zeroed, or from the freelist with every cell empty.
         unsafe {
             let (context, is_hidden) = if context.is_null() {
                 let copy = ffi::PyContext_CopyCurrent();
@@ -185,7 +185,7 @@ impl HandleRef {
 
     #[inline]
     pub(crate) fn this(self, py: Python<'_>) -> This<'_, HandleObject> {
-        // SAFETY: whoever holds a HandleRef holds a reference, so the object is alive and of this layout.
+        // SAFETY: the holder of a HandleRef holds a reference, so the object is alive and of this layout.
         unsafe { This::new(py, self.0.cast()) }
     }
 
@@ -209,13 +209,13 @@ impl HandleRef {
         unsafe { Bound::from_owned_ptr(py, self.0.cast()) }
     }
 
-    /// The handle whose reference a queue held as a plain pointer.
+    /// The handle for a reference that a queue kept as a plain pointer.
     #[inline]
     pub(crate) fn from_owned(object: *mut ffi::PyObject) -> Self {
         Self(object.cast())
     }
 
-    /// Makes the collector see the handle.
+    /// Makes the collector track the handle.
     pub(crate) fn track(self, py: Python<'_>) {
         let this = self.this(py);
         if !this.has(flag::TRACKED) {
@@ -225,7 +225,7 @@ impl HandleRef {
         }
     }
 
-    /// Hides the handle from the collector again.
+    /// Stops the collector from tracking the handle.
     fn untrack(self, py: Python<'_>) {
         let this = self.this(py);
         if this.has(flag::TRACKED) && !Freelist::IS_TRACKED {
@@ -235,13 +235,13 @@ impl HandleRef {
         }
     }
 
-    /// True if others than one queue hold the handle.
+    /// True if anything beside one queue holds the handle.
     pub(crate) fn is_kept(self, _: Python<'_>) -> bool {
         // SAFETY: the object is alive.
         unsafe { ffi::Py_REFCNT(self.0.cast()) > 1 }
     }
 
-    /// Tracks the handle if others than its `own` holders keep it, else hides it.
+    /// Tracks the handle if it has more than `own` references; otherwise untracks it.
     pub(crate) fn track_if_kept(self, py: Python<'_>, own: ffi::Py_ssize_t) {
         // SAFETY: the object is alive.
         if unsafe { ffi::Py_REFCNT(self.0.cast()) } > own {
@@ -251,12 +251,12 @@ impl HandleRef {
         }
     }
 
-    /// What the handle of a queue refers to, for the collector: the handle itself if it is tracked, else, where the
-    /// queue is its only holder, its referents. An untracked handle that others hold too is left out: what it
-    /// refers to then counts as reachable.
+    /// Reports to the collector what a queue's handle refers to. A tracked handle is itself reported. For an untracked
+    /// handle that only the queue holds, its referents are reported. An untracked handle that has other holders is left
+    /// out: its referents then count as reachable.
     ///
     /// # Safety
-    /// Called by the collector with its own `visit` and `arg`.
+    /// Only the collector may call this, with its own `visit` and `arg`.
     pub(crate) unsafe fn traverse(self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         // SAFETY: a queue's handle is alive; visit and arg are the collector's.
         unsafe {
@@ -291,7 +291,7 @@ impl HandleRef {
         }
     }
 
-    /// True while it lies in the timer heap.
+    /// True while the handle is in the timer heap.
     pub(crate) fn is_scheduled(self, py: Python<'_>) -> bool {
         self.this(py).has(flag::SCHEDULED)
     }
@@ -300,12 +300,12 @@ impl HandleRef {
         self.this(py).source_traceback.set(traceback);
     }
 
-    /// Marks the handle as cancelled and drops what it would have called. True if it was not cancelled before.
+    /// Marks the handle as cancelled and drops its callback and arguments. True if it was not cancelled before.
     pub(crate) fn cancel(self, py: Python<'_>) -> bool {
         self.cancel_showing(py, methods::text_if_cancelled(self.this(py)))
     }
 
-    /// The same with the text for `repr`, if it is to keep one.
+    /// Like `cancel`, with the text for `repr` if the handle is to keep one.
     fn cancel_showing(self, py: Python<'_>, text: Option<Bound<'_, PyAny>>) -> bool {
         let this = self.this(py);
         with_critical_section(this, || {
@@ -333,12 +333,12 @@ impl HandleRef {
         self.this(py).when_s()
     }
 
-    /// Lets `when()` return an int, for a deadline that was given as one.
+    /// Makes `when()` return an int, for a deadline that was given as an int.
     pub(crate) fn set_when_int(self, py: Python<'_>) {
         self.this(py).raise_flag(flag::WHEN_IS_INT);
     }
 
-    /// Makes it a handle that other threads may cancel and ask while it runs, as `_ThreadSafeHandle` of 3.14.
+    /// Makes this a handle that other threads may cancel and query while it runs, like `_ThreadSafeHandle` of 3.14.
     pub(crate) fn set_threadsafe(self, py: Python<'_>) {
         if names().threadsafe_handle_type.is_some() {
             self.this(py).raise_flag(flag::THREADSAFE);
@@ -355,7 +355,7 @@ impl HandleObject {
     #[inline]
     fn raise_flag(&self, flag: u16) {
         if HAS_GIL {
-            // Without the cost of an atomic exchange: only threads that hold the GIL change flags.
+            // An atomic exchange is not needed: only threads that hold the GIL change flags.
             self.flags
                 .store(self.flags.load(Ordering::Relaxed) | flag, Ordering::Relaxed);
         } else {
@@ -379,7 +379,7 @@ impl HandleObject {
         f64::from_bits(self.when_or_runner.load(Ordering::Relaxed))
     }
 
-    /// Whether the loop that the handle still refers to is in debug mode.
+    /// Whether the handle still refers to its loop and that loop is in debug mode.
     #[inline]
     fn is_debug(&self) -> bool {
         let event_loop = self.event_loop.as_ptr().cast::<LoopObject>();
@@ -387,7 +387,7 @@ impl HandleObject {
         !event_loop.is_null() && unsafe { (*event_loop).reactor().is_debug() }
     }
 
-    /// Makes the collector see the context again.
+    /// Makes the collector track the context again.
     #[inline]
     fn show_context(&self) {
         if self.has(flag::HIDES_CONTEXT) {
@@ -411,7 +411,7 @@ impl HandleObject {
 
     fn drop_call(&self) {
         self.show_context();
-        // SAFETY: only called attached; each reference is taken out of its cell before it is dropped.
+        // SAFETY: all callers are attached. Each reference is taken out of its cell before it is dropped.
         unsafe {
             ffi::Py_XDECREF(self.callback.take_ptr());
             self.drop_args();
@@ -441,7 +441,7 @@ impl NativeType for HandleObject {
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION | ffi::Py_TPFLAGS_BASETYPE;
     const DEALLOC: ffi::destructor = dealloc;
 
-    /// One that has run or was cancelled.
+    /// True for a handle that has run or was cancelled.
     #[inline]
     fn is_empty(&self) -> bool {
         !self.callback.is_set() && !self.source_traceback.is_set() && !self.event_loop.is_set()
@@ -463,9 +463,9 @@ impl NativeType for HandleObject {
             // SAFETY: visit and arg are the collector's.
             return unsafe { self.context.traverse(visit, arg) };
         }
-        // A hidden context has no other holder: its referents are visited as ours.
+        // A hidden context has no other holder, so its referents are visited as the handle's own.
         let context = self.context.as_ptr();
-        // SAFETY: as above; the cell holds the context for as long as the flag is up.
+        // SAFETY: as above. The cell holds the context while the flag is set.
         unsafe {
             match (*ffi::Py_TYPE(context)).tp_traverse {
                 Some(traverse) => traverse(context, visit, arg),
@@ -484,7 +484,7 @@ impl NativeType for HandleObject {
 }
 
 unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
-    // SAFETY: CPython calls this attached, once, with an unreferenced handle; after the cells are emptied nothing
+    // SAFETY: CPython calls this attached, once, with an unreferenced handle. After the cells are emptied, nothing
     // refers to the memory, which goes to the freelist or back to the collector's allocator.
     unsafe {
         let handle = &*slf.cast::<HandleObject>();

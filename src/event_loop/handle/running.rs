@@ -1,4 +1,4 @@
-//! Running a handle's callback, and reporting what it raises.
+//! Runs a handle's callback and reports its exception.
 
 use std::ptr;
 
@@ -13,7 +13,7 @@ use crate::binding::{HAS_GIL, errors};
 use crate::event_loop::pyloop::LoopObject;
 
 impl HandleRef {
-    /// Runs the callback in its context and reports what it raises. Err only for the two exceptions that leave
+    /// Runs the callback in its context and reports its exception. Err only for the two exceptions that leave
     /// `run_forever`.
     #[inline]
     pub(crate) fn run(self, py: Python<'_>) -> PyResult<()> {
@@ -32,12 +32,12 @@ impl HandleRef {
         result
     }
 
-    /// `run` for a handle that runs once, with the GIL: its callback, arguments and context need no references of
-    /// the call's own.
+    /// `run` for a handle that runs once, with the GIL. The call needs no references of its own to callback, arguments
+    /// and context.
     #[inline(always)]
     fn run_moved(self, py: Python<'_>) -> PyResult<()> {
         let this = self.this(py);
-        // The call is moved out of the handle first: the callback may cancel its own handle.
+        // The references are moved out of the handle first, because the callback may cancel its own handle.
         let args_len = this.args_len.get() as usize;
         let mut call = [ptr::null_mut(); INLINE_ARGS + 2];
         for (place, cell) in call[2..].iter_mut().zip(&this.args[..args_len]) {
@@ -51,7 +51,7 @@ impl HandleRef {
         if callback.is_null() || context.is_null() || event_loop.is_null() {
             return drop_rest(py, &[callback, context, event_loop], &call[2..2 + args_len]);
         }
-        // SAFETY: the references were moved out of the cells, so they live until dropped below; call[1] is the free
+        // SAFETY: the references were moved out of the cells, so they live until dropped below. call[1] is the free
         // place that the offset flag allows.
         unsafe {
             if ffi::PyContext_Enter(context) == 0 {
@@ -78,7 +78,7 @@ impl HandleRef {
                     }
                 }
             }
-            // Failed: put the call back, so that the report can show it.
+            // The callback failed: the references go back into the handle, so that the report can show them.
             let error = PyErr::fetch(py);
             let args: Vec<_> = call[2..2 + args_len]
                 .iter()
@@ -88,7 +88,7 @@ impl HandleRef {
             let context = Bound::from_owned_ptr(py, context);
             let event_loop = Bound::from_owned_ptr(py, event_loop);
             if !this.has(flag::CANCELLED) {
-                // Back again for as long as the report lasts: handlers look at the handle and run in its context.
+                // Restored until the report is done: exception handlers look at the handle and run in its context.
                 this.callback.set(callback.clone());
                 this.context.set(context);
                 this.event_loop.set(event_loop.clone());
@@ -103,8 +103,8 @@ impl HandleRef {
         }
     }
 
-    /// `handle._run()` of whoever wants it to run now. The loop runs it all the same when it gets to it, as in asyncio;
-    /// a handle that the loop has run is empty, and nothing happens.
+    /// Runs the handle for code that calls `handle._run()`. The loop still runs it later, as in asyncio. A handle that
+    /// the loop has already run is empty, so nothing happens.
     pub(super) fn run_by_hand(self, py: Python<'_>) -> PyResult<()> {
         if self.is_cancelled(py) {
             return Ok(());
@@ -112,7 +112,7 @@ impl HandleRef {
         self.run_and_keep(py)
     }
 
-    /// Drops what a handle that runs once still holds of its call.
+    /// Drops the remaining callback and arguments of a handle that runs once.
     pub(crate) fn forget_call(self, py: Python<'_>) {
         let this = self.this(py);
         if !this.has(flag::REPEATS) {
@@ -120,7 +120,7 @@ impl HandleRef {
         }
     }
 
-    /// Debug mode: a handle that somebody keeps still shows what it has called, and then the collector must see it.
+    /// In debug mode, a handle that other code keeps still shows its callback, so the collector must then track it.
     pub(crate) fn forget_call_unless_kept(self, py: Python<'_>) {
         if self.is_kept(py) {
             self.track(py);
@@ -136,7 +136,7 @@ impl HandleRef {
         result
     }
 
-    /// Runs the callback like `run`, but leaves it in the handle, readable afterwards.
+    /// Runs the callback like `run`, but leaves it in the handle, where it can still be read.
     pub(crate) fn run_and_keep(self, py: Python<'_>) -> PyResult<()> {
         let this = self.this(py);
         let taken = with_critical_section(this, || {
@@ -174,7 +174,7 @@ impl HandleRef {
         callback: &Bound<'_, PyAny>,
         args: &Bound<'_, PyTuple>,
     ) -> PyResult<()> {
-        // SAFETY: the context is a live one that we hold; it is left below.
+        // SAFETY: the context is a live one that this function holds; it is left below.
         let entered = unsafe { ffi::PyContext_Enter(context.as_ptr()) };
         if entered != 0 {
             return self.report(py, event_loop, callback, args, PyErr::fetch(py));
@@ -218,7 +218,8 @@ impl HandleRef {
     }
 }
 
-/// What was left of the call of a handle that has run, runs now, or was cleared by the collector: there is nothing to run.
+/// Drops what remains of the callback and arguments when there is nothing to run: the handle has run, is running, or
+/// was cleared by the collector.
 #[cold]
 fn drop_rest(py: Python<'_>, call: &[*mut ffi::PyObject], args: &[*mut ffi::PyObject]) -> PyResult<()> {
     for object in call.iter().chain(args) {

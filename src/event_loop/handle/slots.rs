@@ -1,8 +1,8 @@
-//! The attributes of asyncio's handles, which are `__slots__` there: all of them can be read, set and deleted.
+//! The attributes that asyncio's handles have as `__slots__`. Programs can read, set and delete all of them.
 //!
-//! What the loop works with is changed in the handle itself: callback, arguments, context, whether it is cancelled, the
-//! deadline. What has no place of its own, a deleted attribute for instance, lies in a dict, which takes the place of the
-//! source traceback (`flag::HAS_EXTRAS`): a handle whose attributes nobody sets is no larger and no slower for it.
+//! The handle itself stores what the loop works with: callback, arguments, context, the cancelled flag, the deadline.
+//! Everything else, such as the mark of a deleted attribute, goes to a dict. The dict takes the place of the source
+//! traceback (`flag::HAS_EXTRAS`), so a handle is no larger and no slower if no program sets its attributes.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
@@ -33,7 +33,7 @@ enum Slot {
     Scheduled,
 }
 
-/// In the order of `Slot`: the name of each attribute, and what it is.
+/// The name and the docstring of each attribute, in the order of `Slot`.
 const SLOTS: [(Slot, &CStr, &CStr); 9] = [
     (
         Slot::Callback,
@@ -62,7 +62,7 @@ const SLOTS: [(Slot, &CStr, &CStr); 9] = [
     ),
 ];
 
-/// The rows of `Handle`, and those that `TimerHandle` has beside them.
+/// The rows of `Handle`, and the additional rows of `TimerHandle`.
 pub(super) fn rows() -> (Vec<ffi::PyGetSetDef>, Vec<ffi::PyGetSetDef>) {
     let mut rows: Vec<_> = SLOTS
         .iter()
@@ -134,13 +134,13 @@ fn key(py: Python<'_>, slot: Slot) -> Bound<'_, PyString> {
     PyString::intern(py, &SLOTS[slot as usize].1.to_string_lossy())
 }
 
-/// Stands for a deleted attribute; nothing else is it by accident.
+/// The mark of a deleted attribute. No attribute has this value by accident.
 fn deleted(py: Python<'_>) -> Bound<'_, PyAny> {
     // SAFETY: attached; the type is stored before any handle exists, and stays.
     unsafe { Bound::from_borrowed_ptr(py, HANDLE_TYPE.load(Ordering::Relaxed).cast()) }
 }
 
-/// The dict with what has no place of its own; None if there is none.
+/// The dict with the values that have no place in the handle; None if there is no dict.
 fn extras(this: This<'_, HandleObject>) -> PyResult<Option<Bound<'_, PyDict>>> {
     if !this.has(flag::HAS_EXTRAS) {
         return Ok(None);
@@ -149,7 +149,7 @@ fn extras(this: This<'_, HandleObject>) -> PyResult<Option<Bound<'_, PyDict>>> {
     Ok(dict.map(Bound::cast_into::<PyDict>).transpose()?)
 }
 
-/// The dict, made now if there is none.
+/// The dict, created if there is none.
 fn extras_made(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyDict>> {
     let py = this.py();
     if let Some(dict) = extras(this)? {
@@ -164,7 +164,7 @@ fn extras_made(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyDict>> {
     Ok(dict)
 }
 
-/// What the dict says of the attribute: nothing, that it is deleted, or its value.
+/// The dict's entry for the attribute: no entry, the mark of a deleted attribute, or a value.
 fn extra(this: This<'_, HandleObject>, slot: Slot) -> PyResult<Option<Bound<'_, PyAny>>> {
     match extras(this)? {
         Some(dict) => dict.get_item(key(this.py(), slot)),
@@ -201,7 +201,7 @@ fn read(this: This<'_, HandleObject>, slot: Slot) -> PyResult<Option<Bound<'_, P
         Slot::Context => context(this),
         Slot::Loop => or_none(py, &this.event_loop),
         Slot::Cancelled => bool_object(py, this.has(flag::CANCELLED)),
-        // In the dict, if there is one.
+        // The value is in the dict, if there is one.
         Slot::SourceTraceback if this.has(flag::HAS_EXTRAS) => none(py),
         Slot::SourceTraceback => or_none(py, &this.source_traceback),
         Slot::Repr if this.has(flag::HAS_TEXT) => or_none(py, &this.callback),
@@ -211,12 +211,12 @@ fn read(this: This<'_, HandleObject>, slot: Slot) -> PyResult<Option<Bound<'_, P
     }))
 }
 
-/// True unless the call was dropped, which `cancel()` does.
+/// True unless the callback and its arguments were dropped, as `cancel()` does.
 fn has_call(this: This<'_, HandleObject>) -> bool {
     this.callback.is_set() && !this.has(flag::HAS_TEXT)
 }
 
-/// True if nothing is missing that a run needs. What was dropped does not come back.
+/// True if the handle still has everything that a run needs. A dropped part is never restored.
 fn can_run(this: This<'_, HandleObject>) -> bool {
     has_call(this) && this.context.is_set() && this.event_loop.is_set()
 }
@@ -226,7 +226,7 @@ pub(super) fn context(this: This<'_, HandleObject>) -> Bound<'_, PyAny> {
     or_none(this.py(), &this.context)
 }
 
-/// The callback. What the cell of a cancelled handle holds may be its text for `repr`.
+/// The callback or None. The cell of a cancelled handle may hold its text for `repr` instead.
 pub(super) fn callback_or_none(this: This<'_, HandleObject>) -> Bound<'_, PyAny> {
     if this.has(flag::HAS_TEXT) {
         return none(this.py());
@@ -234,19 +234,19 @@ pub(super) fn callback_or_none(this: This<'_, HandleObject>) -> Bound<'_, PyAny>
     or_none(this.py(), &this.callback)
 }
 
-/// The source traceback, None outside of debug mode.
+/// The source traceback; None outside of debug mode.
 pub(super) fn source_traceback(this: This<'_, HandleObject>) -> PyResult<Option<Bound<'_, PyAny>>> {
     Ok(read(this, Slot::SourceTraceback)?.filter(|found| !found.is_none()))
 }
 
-/// What `repr` is to show, if that is fixed.
+/// The text that `repr` shows, if it is fixed.
 pub(super) fn fixed_text(this: This<'_, HandleObject>) -> PyResult<Option<Bound<'_, PyAny>>> {
     Ok(read(this, Slot::Repr)?.filter(|found| !found.is_none()))
 }
 
 // ---- setting and deleting --------------------------------------------------------------------------------------------
 
-/// The value as it is kept. TypeError for what the loop could not work with.
+/// Converts the value for storage. Raises TypeError for values that the loop could not work with.
 fn converted(slot: Slot, value: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
     let py = value.py();
     Ok(match slot {
@@ -258,7 +258,7 @@ fn converted(slot: Slot, value: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> 
             Ok(sequence) => sequence.to_tuple()?.into_any(),
             Err(_) => PyTuple::new(py, value.try_iter()?.collect::<PyResult<Vec<_>>>()?)?.into_any(),
         },
-        // SAFETY: a live object, of which the type is looked at.
+        // SAFETY: a live object, and only its type is read.
         Slot::Context if unsafe { ffi::PyContext_CheckExact(value.as_ptr()) } == 0 => {
             return Err(PyTypeError::new_err(format!(
                 "a contextvars.Context was expected, got {}",
@@ -271,7 +271,7 @@ fn converted(slot: Slot, value: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> 
 
 fn write<'py>(this: This<'py, HandleObject>, slot: Slot, value: Bound<'py, PyAny>) -> PyResult<()> {
     let py = this.py();
-    // Somebody works with the handle: the collector must see what it refers to from now on.
+    // Other code uses the handle, so the collector must track it from now on.
     HandleRef(this.as_ptr().cast()).track(py);
     match slot {
         Slot::Callback => {
@@ -319,7 +319,7 @@ fn write<'py>(this: This<'py, HandleObject>, slot: Slot, value: Bound<'py, PyAny
     Ok(())
 }
 
-/// Before the cell of the callback changes: the text for `repr` goes to the dict.
+/// Moves the text for `repr` to the dict, before the cell of the callback changes.
 fn keep_text(this: This<'_, HandleObject>) -> PyResult<()> {
     let py = this.py();
     if !this.has(flag::HAS_TEXT) {
@@ -333,7 +333,8 @@ fn keep_text(this: This<'_, HandleObject>) -> PyResult<()> {
     }
 }
 
-/// Running a handle without one of these fails, and is reported: what is called or entered then is None.
+/// Deletes an attribute. Running a handle without one of these attributes fails, and the failure is reported: a deleted
+/// callback or context is None during the run.
 fn delete(this: This<'_, HandleObject>, slot: Slot, name: &CStr) -> PyResult<()> {
     let py = this.py();
     if read(this, slot)?.is_none() {
@@ -356,7 +357,7 @@ fn delete(this: This<'_, HandleObject>, slot: Slot, name: &CStr) -> PyResult<()>
     dict.set_item(key(py, slot), deleted(py))
 }
 
-/// A timer that waits with another deadline now takes its new place in the heap.
+/// Moves a waiting timer with a new deadline to its new place in the heap.
 fn reorder(this: This<'_, HandleObject>) -> PyResult<()> {
     let py = this.py();
     let handle = HandleRef(this.as_ptr().cast());

@@ -1,8 +1,8 @@
-//! Waiting for the run of a thread-safe handle to end: `cancel()` and `cancelled()` from another thread, as asyncio's
-//! `_ThreadSafeHandle` (`Lib/asyncio/events.py`, 3.14) has it with a lock in each handle.
+//! `cancel()` and `cancelled()` from another thread wait until the run of a thread-safe handle ends. asyncio's
+//! `_ThreadSafeHandle` (`Lib/asyncio/events.py`, 3.14) has a lock in each handle for this.
 //!
-//! Here handles carry no lock. The flags say that the callback runs and that somebody waits; one mutex and condition
-//! variable serve all of them, since a wait is rare.
+//! Here, handles have no lock. Flags record that the callback runs and that a thread waits. All handles share one mutex
+//! and one condition variable, because a wait is rare.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -16,12 +16,12 @@ use crate::event_loop::reactor::current_thread;
 static MUTEX: Mutex<()> = Mutex::new(());
 static RUN_ENDED: Condvar = Condvar::new();
 
-/// How often a waiting thread looks for signals.
+/// How often a waiting thread checks for signals.
 const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 
 impl HandleRef {
-    /// The callback is about to be called. Called one at a time with `cancel`. True if `end_run` is to follow: the callback
-    /// may run its own handle.
+    /// Called just before the callback. This and `cancel` never run at the same time. True if the caller must call
+    /// `end_run` afterwards; the callback may run its own handle.
     #[inline]
     pub(super) fn begin_run(self, py: Python<'_>) -> bool {
         let this = self.this(py);
@@ -33,7 +33,7 @@ impl HandleRef {
         is_begun
     }
 
-    /// The callback has returned.
+    /// Called after the callback has returned.
     #[inline]
     pub(super) fn end_run(self, py: Python<'_>) {
         let this = self.this(py);
@@ -47,7 +47,7 @@ impl HandleRef {
         }
     }
 
-    /// Returns when another thread does not run the callback; lets others run meanwhile. Err if a signal's handler
+    /// Waits until no other thread runs the callback, and lets other threads run meanwhile. Err if a signal handler
     /// raises in this thread.
     #[inline]
     pub(super) fn wait_until_not_running(self, py: Python<'_>) -> PyResult<()> {
@@ -62,7 +62,7 @@ impl HandleRef {
     fn wait(self, py: Python<'_>) -> PyResult<()> {
         let this = self.this(py);
         if this.when_or_runner.load(Ordering::Relaxed) == current_thread() {
-            // The callback asks about its own handle.
+            // The callback queries its own handle.
             return Ok(());
         }
         let flags = &this.flags;
@@ -70,7 +70,7 @@ impl HandleRef {
             this.raise_flag(flag::AWAITED);
             py.detach(|| {
                 let guard = MUTEX.lock().unwrap_or_else(PoisonError::into_inner);
-                // A run that has ended since is seen here, or else its notification comes after this lock.
+                // If the run has ended since, this check sees it, or the notification comes after this lock.
                 if flags.load(Ordering::Acquire) & flag::RUNNING != 0 {
                     drop(RUN_ENDED.wait_timeout(guard, SIGNAL_CHECK));
                 }

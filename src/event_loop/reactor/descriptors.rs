@@ -1,4 +1,4 @@
-//! The fd table and the poller: who waits for which descriptor.
+//! The fd table and the poller: what waits for which descriptor.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -11,10 +11,10 @@ use super::iteration::MAX_UNPOLLED_ITERATIONS;
 use super::{FdUse, Reactor};
 use crate::event_loop::source::SourceRef;
 
-/// Size of the buffer that small reads go through.
+/// The size of the buffer for small reads.
 const SCRATCH_LEN: usize = 256 * 1024;
 
-/// Gives back what the fd table held for a number that somebody else has now.
+/// Releases the fd table's entry for a number that now belongs to another file.
 fn displace(py: Python<'_>, fd_use: FdUse) {
     match fd_use {
         FdUse::Source(source) => source.displace(py),
@@ -23,7 +23,7 @@ fn displace(py: Python<'_>, fd_use: FdUse) {
 }
 
 impl Reactor {
-    /// Runs `action` on the poller; an error if the loop is closed.
+    /// Calls `action` with the poller; an error if the loop is closed.
     pub(super) fn with_poller<R>(&self, action: impl FnOnce(&Poller) -> io::Result<R>) -> io::Result<R> {
         match self.poller.borrow().as_ref() {
             Some(poller) => action(poller),
@@ -31,8 +31,8 @@ impl Reactor {
         }
     }
 
-    /// Has the next iteration look at the descriptors, whatever is ready beside: for each that is waited for anew, data may
-    /// be there already, which comes before what is scheduled from now on.
+    /// Makes the next iteration check the descriptors, even if other work is ready. A descriptor with a new wait may
+    /// already have data, and that data comes before any work that is scheduled from now on.
     #[inline]
     pub(crate) fn poll_next(&self, interest: Interest) {
         if !interest.is_empty() {
@@ -53,14 +53,14 @@ impl Reactor {
         }
     }
 
-    /// Whether the registration with this token still stands.
+    /// Whether the registration with this token is still in force.
     #[inline]
     pub(crate) fn is_registered(&self, token: Token) -> bool {
         self.fds.borrow().get(token).is_some()
     }
 
-    /// Enters `fd_use` for `fd`, replacing a stale entry of a descriptor that was closed without being removed, whose
-    /// source is told. Interest NONE only enters it into the table.
+    /// Enters `fd_use` for `fd`. It replaces a stale entry, whose descriptor was closed without being removed, and
+    /// notifies that entry's source. With interest NONE, the poller does not change.
     pub(crate) fn register(
         &self,
         py: Python<'_>,
@@ -70,7 +70,7 @@ impl Reactor {
     ) -> io::Result<Token> {
         let stale = self.fds.borrow_mut().remove(fd);
         let token = self.fds.borrow_mut().insert(fd, fd_use);
-        // After `sock_connect` the poller knows the socket that a transport now takes over.
+        // After `sock_connect`, the poller may already know the socket that a transport now takes over.
         let is_known = matches!(stale, Some(FdUse::Watch(watch)) if watch.is_armed(py));
         self.poll_next(interest);
         let told = self.with_poller(|poller| match (interest.is_empty(), is_known) {
@@ -80,10 +80,10 @@ impl Reactor {
             (false, true) => poller.modify(fd, token, interest),
         });
         if told.is_err() {
-            // The caller still owns what it put in.
+            // On failure, the caller still owns what it passed.
             self.fds.borrow_mut().remove(fd);
         }
-        // Last: what is let go of may run any code.
+        // This comes last, because releasing the stale entry may run any code.
         if let Some(stale) = stale {
             self.note_all_displaced(py, stale);
             displace(py, stale);
@@ -114,8 +114,8 @@ impl Reactor {
         })
     }
 
-    /// Takes a registration out of the fd table, and its descriptor out of the poller if `interest` is not NONE. Nothing
-    /// happens if it is over: another one may have the number.
+    /// Removes a registration from the fd table, and its descriptor from the poller if `interest` is not NONE. Does
+    /// nothing if the registration is no longer in force: its number may belong to another one.
     pub(crate) fn unregister(&self, token: Token, interest: Interest) -> Option<FdUse> {
         let (fd, fd_use) = self.fds.borrow_mut().remove_token(token)?;
         if !interest.is_empty() {
@@ -124,17 +124,17 @@ impl Reactor {
         Some(fd_use)
     }
 
-    /// Takes a descriptor out of the poller, unless it is one of the loop's own: those may have got the number of one
-    /// that was closed behind its owner's back.
+    /// Removes a descriptor from the poller, unless it is one of the loop's own. After other code has closed a
+    /// descriptor, one of the loop's own may have got its number.
     pub(super) fn unwatch(&self, fd: RawFd) {
         if !self.is_own(fd) {
-            // A failure means that the kernel no longer knows the descriptor, which is what was wanted.
+            // A failure means that the kernel no longer knows the descriptor, which is the goal.
             let _ = self.with_poller(|poller| poller.remove(fd));
         }
     }
 
-    /// Takes the entry of a source that has lost its descriptor out of the fd table, and tells it: somebody else has
-    /// the number now.
+    /// Removes the entry of a source that has lost its descriptor from the fd table, and notifies the source. The
+    /// number now belongs to another file.
     pub(crate) fn displace(&self, py: Python<'_>, token: Token) {
         let displaced = self.fds.borrow_mut().remove_token(token);
         if let Some((_, fd_use)) = displaced {
@@ -142,14 +142,14 @@ impl Reactor {
         }
     }
 
-    /// Runs `read` on the loop's scratch buffer (256 KiB, made at first use). What runs inside may come here again,
-    /// and gets a buffer of its own.
+    /// Calls `read` with the loop's scratch buffer (256 KiB, allocated on first use). A nested call gets a buffer of
+    /// its own.
     #[inline]
     pub(crate) fn with_scratch<R>(&self, read: impl FnOnce(&mut [u8]) -> R) -> R {
         self.with_scratch_of(SCRATCH_LEN, read)
     }
 
-    /// The same with `len_bytes` of it, for which it grows if it must. Memory is taken only for what is written to.
+    /// The same with `len_bytes` of the buffer, which grows if necessary. Only the written part takes memory.
     #[inline]
     pub(crate) fn with_scratch_of<R>(&self, len_bytes: usize, read: impl FnOnce(&mut [u8]) -> R) -> R {
         let mut scratch = self.scratch.take();

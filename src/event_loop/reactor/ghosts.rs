@@ -1,10 +1,10 @@
-//! Registrations that nobody can take out of the poller any more.
+//! Registrations that can no longer be removed from the poller.
 //!
-//! A descriptor that is closed behind its owner's back leaves epoll only when no duplicate of it is open: a forked child,
-//! or whoever called `dup`, keeps the open file alive, and `epoll_ctl` wants a descriptor that is not there any more. The
-//! events of such a ghost never stop. They have the token of a registration that is over, so they reach nobody, but each
-//! wakes the loop. When there have been many of them, the poller is replaced by a new one that knows only what is in
-//! the fd table and is still the file that was registered.
+//! Code other than its owner may close a descriptor. The descriptor then leaves epoll only if no duplicate of it is
+//! open. A forked child, or any code that called `dup`, keeps the open file alive, and `epoll_ctl` needs a descriptor
+//! that no longer exists. The events of such a ghost never stop. They carry the token of an outdated registration, so
+//! they reach no watcher, but each one wakes the loop. After many such events, a new poller replaces the old one. The
+//! new poller knows only the entries of the fd table that are still the files that were registered.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -14,12 +14,13 @@ use pyo3::prelude::*;
 
 use super::{FdUse, Reactor, SIGNAL_TOKEN, WAKER_TOKEN};
 
-/// Events that must have been in vain before the poller is replaced, for few descriptors. For many it must be one for
-/// each: what a replacement costs is then a part of what they have cost.
+/// The number of stale events before the poller is replaced, if there are few descriptors. With many descriptors, the
+/// number is one event per descriptor: replacing the poller then costs only a fraction of what the events have cost.
 const MIN_STALE_EVENTS: usize = 32;
 
 impl Reactor {
-    /// An event whose registration is over. Most of them come once, behind the event that has ended it.
+    /// Counts an event whose registration has ended. Most such events come once, behind the event that ended the
+    /// registration.
     #[cold]
     pub(super) fn note_stale_event(&self, py: Python<'_>) {
         if !Poller::KEEPS_CLOSED {
@@ -31,14 +32,14 @@ impl Reactor {
             return;
         }
         self.stale_events.set(0);
-        // Without a descriptor for the new one, or space in it, the old one goes on.
+        // If there is no descriptor or no memory for a new poller, the old one stays in use.
         if let Ok(Some(poller)) = self.new_poller(py) {
             let old = self.poller.borrow_mut().replace(poller);
             drop(old);
         }
     }
 
-    /// A poller that watches what the one in use should. None if the loop is closed.
+    /// A new poller that watches what the current one should watch. None if the loop is closed.
     fn new_poller(&self, py: Python<'_>) -> io::Result<Option<Poller>> {
         let old = self.poller.borrow();
         let Some(old) = old.as_ref() else { return Ok(None) };

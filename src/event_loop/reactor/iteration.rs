@@ -1,4 +1,4 @@
-//! Running: one iteration after another until `stop()`.
+//! Running the loop: one iteration after another until `stop()`.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,23 +18,23 @@ use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::slow;
 use crate::event_loop::source::SourceRef;
 
-/// How long ready work may keep the loop from polling.
+/// The number of iterations for which ready work may keep the loop from polling.
 pub(super) const MAX_UNPOLLED_ITERATIONS: u32 = 16;
 const MAX_UNPOLLED_NS: u64 = 100_000;
 /// A poll never blocks longer than this (asyncio's `MAXIMUM_SELECT_TIMEOUT`).
 const MAX_BLOCK_NS: u64 = 24 * 3600 * 1_000_000_000;
 
-/// Which events to deal with.
+/// Which events to handle.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     All,
-    /// What goes to the ready queue: readers, writers, signals; and the waker.
+    /// Events whose work goes to the ready queue (readers, writers, signals), and those of the waker.
     Watches,
-    /// Transports and listeners, which are called at once.
+    /// Events of transports and listeners, which are called at once.
     Sources,
 }
 
-/// Gives up what `claim` took, even if a panic ends the run.
+/// Undoes `claim` when dropped, even if a panic ends the run.
 struct Claimed<'a>(&'a Reactor);
 
 impl Drop for Claimed<'_> {
@@ -44,7 +44,7 @@ impl Drop for Claimed<'_> {
 }
 
 impl Reactor {
-    /// Makes this thread the one that runs the loop, until `run` has returned. False if there is one already.
+    /// Makes this thread the one that runs the loop, until `run` has returned. False if another thread already runs it.
     pub(crate) fn claim(&self) -> bool {
         let claimed = self
             .owner
@@ -52,8 +52,8 @@ impl Reactor {
         claimed.is_ok()
     }
 
-    /// Runs iterations until `stop()`, in the thread that has called `claim`; an error leaves the remaining work queued
-    /// for the next run.
+    /// Runs iterations until `stop()`, in the thread that has called `claim`. After an error, the remaining work stays
+    /// queued for the next run.
     pub(crate) fn run(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
         let _claimed = Claimed(self);
         self.unpolled_iterations.set(MAX_UNPOLLED_ITERATIONS);
@@ -89,7 +89,7 @@ impl Reactor {
         };
         let iterations = self.unpolled_iterations.get() + 1;
         if self.last_poll_ns.get() == 0 {
-            // The last poll needed no clock, so the time without one counts from here.
+            // The last poll did not read the clock, so the time without a poll counts from here.
             self.last_poll_ns.set(now_ns);
         }
         if has_work
@@ -125,8 +125,8 @@ impl Reactor {
         self.run_ready(py, event_loop, count)
     }
 
-    /// The rest of an iteration whose poll found events while handles were ready: those come first, then the events, then
-    /// the due timers, as if the events had been queued behind them.
+    /// Finishes an iteration whose poll found events while handles were ready. The handles run first, then the events,
+    /// then the due timers, as if the events had been queued behind the handles.
     fn finish_iteration(
         &self,
         py: Python<'_>,
@@ -154,8 +154,8 @@ impl Reactor {
             return Err(closed_error());
         };
         let mut events = self.events.borrow_mut();
-        // Looked at again: what ran since (a finalizer of a dropped timer, a signal's handler) may have scheduled
-        // something, or let another thread do so.
+        // Checked again: code that ran since the first check (a finalizer of a dropped timer, a signal handler) may
+        // have scheduled work, or let another thread do so.
         let may_block = timeout_ns != Some(0)
             && self.ready.borrow().is_empty()
             && !self.is_stopping.load(Ordering::Relaxed);
@@ -163,7 +163,7 @@ impl Reactor {
             // SAFETY: the thread is attached (`py`) and touches no Python object until it is restored.
             let state = unsafe { ffi::PyEval_SaveThread() };
             let result = poller.wait(&mut events, timeout_ns);
-            // SAFETY: the state saved just above, on the same thread.
+            // SAFETY: the state was saved just above, on the same thread.
             unsafe { ffi::PyEval_RestoreThread(state) };
             self.inbox.end_sleep();
             result
@@ -178,10 +178,12 @@ impl Reactor {
         }
     }
 
-    /// Deals with `part` of the `count` events of the last poll. An error (one that leaves the loop) keeps sources
-    /// waiting for the next poll, which reports them again; everything else is reported once, and noted.
+    /// Handles `part` of the `count` events of the last poll. After an error (one that leaves the loop), the events of
+    /// the remaining sources wait for the next poll, which reports them again. All other events are reported once, so
+    /// they are recorded.
     fn dispatch(&self, py: Python<'_>, event_loop: &LoopObject, count: usize, part: Part) -> PyResult<()> {
-        // Python's signal handlers run in bytecode, or here: a loop of native callbacks must still see Ctrl-C.
+        // Python's signal handlers run in bytecode, or here. A loop with only native callbacks must still notice
+        // Ctrl-C.
         let mut result = py.check_signals();
         for index in 0..count {
             let event = self.events.borrow().get(index);
@@ -200,7 +202,8 @@ impl Reactor {
                 self.with_waker(Waker::drain);
                 continue;
             }
-            // A stale token (the descriptor was closed, perhaps reused, by an earlier event) finds nothing.
+            // A stale token finds no entry: an earlier event closed the descriptor, and its number may already be in
+            // use again.
             let fd_use = self.fds.borrow().get(event.token);
             match fd_use {
                 Some(FdUse::Source(source)) if result.is_ok() && part != Part::Watches => {
@@ -210,7 +213,7 @@ impl Reactor {
                     result = result.and(self.dispatch_watch(py, event, watch));
                 }
                 None if part != Part::Sources => self.note_stale_event(py),
-                // A source after an error, or a part that is not asked for.
+                // A source after an error, or an event that `part` excludes.
                 Some(_) | None => {}
             }
         }

@@ -1,12 +1,12 @@
 //! The loop's state and one iteration of it.
 //!
-//! An iteration: poll (detached from the interpreter only if it will block) -> sources, straight from their events ->
-//! due timers -> exactly the handles that were ready. While work is ready the poll is skipped, for at most
-//! `MAX_UNPOLLED_ITERATIONS` iterations or `MAX_UNPOLLED_NS`.
+//! An iteration has four steps: poll (detached from the interpreter only if the poll will block) -> sources, directly
+//! from their events -> due timers -> exactly the handles that were ready. While work is ready, the loop skips the poll
+//! for at most `MAX_UNPOLLED_ITERATIONS` iterations or `MAX_UNPOLLED_NS`.
 //!
-//! Everything but the inbox, the waker and the atomics is touched only by the thread that runs the loop (or, before
-//! and after a run, by one thread at a time: `LoopObject::with_loop_access`). No cell stays borrowed across a call into
-//! Python.
+//! Only the thread that runs the loop touches this state, except for the inbox, the waker and the atomics. Before and
+//! after a run, one thread at a time may touch it (`LoopObject::with_loop_access`). No cell stays borrowed across a
+//! call into Python.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -45,11 +45,11 @@ use signals::Signals;
 pub(crate) use watcher::{Direction, Target, Watcher};
 use watches::WatchRef;
 
-/// Events taken from the poller at once.
+/// The maximum number of events that one poll returns.
 const EVENTS_PER_POLL: usize = 256;
-/// The token of the waker's descriptor; no fd table entry has it, since fds are never negative.
+/// The token of the waker's descriptor. No entry of the fd table has it, because descriptors are never negative.
 const WAKER_TOKEN: Token = Token(u64::MAX);
-/// The token of the pipe that signals are written to.
+/// The token of the pipe that receives signal numbers.
 const SIGNAL_TOKEN: Token = Token(u64::MAX - 1);
 
 /// What a descriptor in the fd table is for.
@@ -57,38 +57,39 @@ const SIGNAL_TOKEN: Token = Token(u64::MAX - 1);
 pub(crate) enum FdUse {
     /// A native source: a transport or a listener.
     Source(SourceRef),
-    /// A descriptor that stays its owner's: `add_reader`, `add_writer`, the plain socket operations.
+    /// A descriptor that its owner keeps: `add_reader`, `add_writer`, the plain socket operations.
     Watch(WatchRef),
 }
 
 pub(crate) struct Reactor {
     ready: RefCell<ReadyQueue<Ready>>,
-    /// The handle made last while the loop did not run, with a reference of its own: see `track_kept`.
+    /// The newest handle made while the loop did not run, with a reference of its own: see `track_kept`.
     last_made: Cell<Option<HandleRef>>,
     timers: RefCell<TimerHeap<HandleRef>>,
     cancelled_timers: Cell<usize>,
     fds: RefCell<FdTable<FdUse>>,
-    /// Weak references to closed objects whose number another one has got: see `targets`.
+    /// Weak references to closed objects whose number now belongs to another object: see `targets`.
     displaced: RefCell<VecDeque<Py<PyWeakrefReference>>>,
-    /// Boxed: it is aligned to cache lines, which Python objects are not.
+    /// Boxed, because the inbox is aligned to cache lines and Python objects are not.
     inbox: Box<Inbox<Ready>>,
     /// None once the loop is closed.
     poller: RefCell<Option<Poller>>,
-    /// None once the loop is closed. Locked, since other threads write to a descriptor that closing frees; never
-    /// across a call into Python.
+    /// None once the loop is closed. Locked, because other threads write to a descriptor that `close` frees. The lock
+    /// is never held across a call into Python.
     waker: Mutex<Option<Waker>>,
     is_closed: AtomicBool,
-    /// Events that belonged to nobody: see `ghosts`.
+    /// The number of events without a registration: see `ghosts`.
     stale_events: Cell<usize>,
     signals: Signals,
     events: RefCell<Events>,
     scratch: Cell<Vec<u8>>,
     unpolled_iterations: Cell<u32>,
     last_poll_ns: Cell<u64>,
-    /// `PyThread_get_thread_ident()` of the thread inside `run`, 0 if none.
+    /// `PyThread_get_thread_ident()` of the thread inside `run`; 0 if there is none.
     owner: AtomicU64,
-    /// The threads inside of `LoopObject::with_loop_access` while none runs the loop, in free-threaded builds. Touched only with
-    /// the loop's critical section, which a thread gives up while it waits for another one: then there are several.
+    /// The threads inside `LoopObject::with_loop_access` while no thread runs the loop, in free-threaded builds.
+    /// Touched only with the loop's critical section. A thread gives up that section while it waits for another thread,
+    /// so there can be several.
     visitors: RefCell<Vec<u64>>,
     is_stopping: AtomicBool,
     is_debug: AtomicBool,
@@ -133,7 +134,7 @@ impl Reactor {
 
     // ---- state -----------------------------------------------------------------------------------------------
 
-    /// RuntimeError if the loop is closed.
+    /// Raises RuntimeError if the loop is closed.
     #[inline]
     pub(crate) fn check_closed(&self) -> PyResult<()> {
         if self.is_closed() {
@@ -148,19 +149,20 @@ impl Reactor {
         self.is_closed.load(Ordering::Relaxed)
     }
 
-    /// The thread inside `run`, 0 if none.
+    /// The thread inside `run`; 0 if there is none.
     #[inline]
     pub(crate) fn owner(&self) -> u64 {
         self.owner.load(Ordering::Acquire)
     }
 
-    /// This thread uses the loop's cells until the result is dropped, with the loop's critical section in both moments.
+    /// Records that this thread uses the loop's cells until the result is dropped. The thread must hold the loop's
+    /// critical section at both moments.
     pub(crate) fn begin_visit(&self) -> Visit<'_> {
         self.visitors.borrow_mut().push(current_thread());
         Visit(self)
     }
 
-    /// Whether another thread waits in the middle of such a use: the loop must not run meanwhile.
+    /// Whether another thread is waiting in the middle of such a use. The loop must not run meanwhile.
     pub(crate) fn is_visited_by_others(&self) -> bool {
         let own = current_thread();
         self.visitors.borrow().iter().any(|visitor| *visitor != own)
@@ -184,7 +186,7 @@ impl Reactor {
         self.is_debug.store(is_debug, Ordering::Relaxed);
     }
 
-    /// Debug mode logs what takes at least so many seconds.
+    /// Debug mode logs callbacks and transport steps that take at least this many seconds.
     pub(crate) fn slow_callback_s(&self) -> f64 {
         f64::from_bits(self.slow_callback_s.load(Ordering::Relaxed))
     }
@@ -193,7 +195,7 @@ impl Reactor {
         self.slow_callback_s.store(limit_s.to_bits(), Ordering::Relaxed);
     }
 
-    /// Does `action` with the waker, unless the loop is closed.
+    /// Calls `action` with the waker, unless the loop is closed.
     fn with_waker(&self, action: impl FnOnce(&Waker)) {
         if let Some(waker) = &*self.waker.lock().unwrap_or_else(PoisonError::into_inner) {
             action(waker);
@@ -202,8 +204,8 @@ impl Reactor {
 
     // ---- end -------------------------------------------------------------------------------------------------
 
-    /// Drops all queued work and closes the poller, the waker and the signals' pipe (which the main thread may have to
-    /// do). Idempotent.
+    /// Drops all queued work and closes the poller, the waker and the signals' pipe (which only the main thread may be
+    /// able to close). Idempotent.
     pub(crate) fn close(&self, py: Python<'_>) {
         self.is_closed.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -215,7 +217,7 @@ impl Reactor {
         self.scratch.take();
     }
 
-    /// Drops what the queues hold; also the collector's `tp_clear`.
+    /// Drops the contents of all queues; the collector's `tp_clear` also calls it.
     pub(crate) fn drop_work(&self, py: Python<'_>) {
         self.drain_inbox();
         if let Some(last) = self.last_made.take() {
@@ -315,6 +317,6 @@ fn closed_error() -> PyErr {
 /// `threading.get_ident()` of this thread.
 #[inline]
 pub(crate) fn current_thread() -> u64 {
-    // SAFETY: callable from any thread, always.
+    // SAFETY: any thread may call this at any time.
     unsafe { ffi::PyThread_get_thread_ident() as u64 }
 }

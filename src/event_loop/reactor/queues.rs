@@ -1,4 +1,4 @@
-//! The ready queue, the timers and the inbox: what is to run, and when.
+//! The ready queue, the timers and the inbox: what the loop has to run, and when.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -12,25 +12,26 @@ use crate::event_loop::handle::HandleRef;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::source::{Deferred, Ready};
 
-/// Cancelled timers are swept once there are this many and they are at least half of the heap.
+/// Cancelled timers are removed once there are this many and they are at least half of the heap.
 const MIN_SWEPT_TIMERS: usize = 64;
 
-/// asyncio's `_clock_resolution`: timers that are due within it are due.
+/// asyncio's `_clock_resolution`: timers that are due within this time count as due.
 const RESOLUTION_S: f64 = 1e-9;
 
-/// Deadlines as heap keys: signed nanoseconds with the sign bit flipped, so that negative ones keep their order.
+/// Turns deadlines into heap keys: signed nanoseconds with the sign bit flipped, so that negative ones keep their
+/// order.
 const SIGN: u64 = 1 << 63;
 
 /// The heap key of a deadline in seconds, rounded so that `time() >= when` holds whenever the timer fires.
 fn deadline_key(when_s: f64) -> u64 {
     let truncated = (when_s * 1e9) as i64;
-    // One for the truncation, one for the rounding of the product, and more where a float no longer resolves a
+    // One for the truncation, one for the rounding of the product, and more when a float no longer resolves a
     // nanosecond (after 52 days of uptime).
     let margin = 2 + (truncated.unsigned_abs() >> 51) as i64;
     (truncated.saturating_add(margin) as u64) ^ SIGN
 }
 
-/// Puts a timer that another thread has made into the heap.
+/// Puts a timer that another thread has created into the heap.
 unsafe fn enter_timer(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     let handle = HandleRef::from_owned(object);
     // A cancelled handle has no loop any more.
@@ -43,7 +44,7 @@ unsafe fn enter_timer(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()
 }
 
 impl Reactor {
-    /// The handles in the ready queue, from the first to the last.
+    /// The handles in the ready queue, in order.
     pub(crate) fn ready_handles<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
         let ready = self.ready.borrow();
         let handles = ready.iter().filter(|entry| entry.run.is_none());
@@ -62,9 +63,9 @@ impl Reactor {
             .collect()
     }
 
-    /// Called for each new handle, which a queue and its maker hold. While the loop does not run, the newest handle
-    /// is tracked, and the one before it stays so only if someone has kept it: then no cycle through a
-    /// pending handle of an abandoned loop is hidden from the collector.
+    /// Called for each new handle, which a queue and its creator hold. While the loop does not run, the newest handle
+    /// is tracked. The one before it stays tracked only if other code has kept it. So the collector sees every cycle
+    /// through a pending handle of an abandoned loop.
     #[inline]
     pub(crate) fn note_made(&self, py: Python<'_>, handle: HandleRef) {
         if HAS_GIL && self.owner() == 0 {
@@ -75,16 +76,16 @@ impl Reactor {
     fn track_newest(&self, py: Python<'_>, handle: HandleRef) {
         handle.track(py);
         if let Some(last) = self.last_made.replace(Some(handle.new_ref())) {
-            // Its queue and this function hold it.
+            // The queue and this function hold it.
             last.track_if_kept(py, 2);
             last.release(py);
         }
     }
 
-    /// Before the loop stops running: tracks the pending handles that someone beside the queues keeps.
+    /// Called before the loop stops running: tracks the pending handles that have a holder beside the queues.
     pub(super) fn track_kept(&self, py: Python<'_>) {
         if !HAS_GIL {
-            // Without a freelist no handle is hidden in the first place.
+            // Without a freelist, all handles are already tracked.
             return;
         }
         let handles: Vec<HandleRef> = {
@@ -104,14 +105,14 @@ impl Reactor {
         }
     }
 
-    /// `push_handle` for `call_soon`: behind what other threads have scheduled before, as in asyncio.
+    /// `push_handle` for `call_soon`: behind everything that other threads have scheduled before, as in asyncio.
     #[inline]
     pub(crate) fn push_soon(&self, handle: HandleRef) {
         self.drain_inbox();
         self.push_handle(handle);
     }
 
-    /// Queues a handle, whose reference the queue takes over.
+    /// Queues a handle. The queue takes over its reference.
     #[inline]
     pub(crate) fn push_handle(&self, handle: HandleRef) {
         self.ready.borrow_mut().push_back(Ready {
@@ -120,7 +121,7 @@ impl Reactor {
         });
     }
 
-    /// How much is queued. Only what runs from the queue takes something out.
+    /// The number of queued entries. Only running the queue removes entries.
     #[inline]
     pub(crate) fn ready_len(&self) -> usize {
         self.ready.borrow().len()
@@ -134,7 +135,7 @@ impl Reactor {
         });
     }
 
-    /// Lets the thread that runs the loop put a timer into the heap, which takes over its reference.
+    /// Makes the thread that runs the loop put a timer into the heap, which takes over its reference.
     #[cold]
     pub(crate) fn push_timer_from_outside(&self, py: Python<'_>, handle: HandleRef) {
         let entry = Ready {
@@ -147,10 +148,10 @@ impl Reactor {
         self.empty_closed_inbox(py);
     }
 
-    /// Queues a handle from another thread than the one that runs the loop, and wakes the loop if it sleeps.
+    /// Queues a handle from a thread that does not run the loop, and wakes the loop if it sleeps.
     pub(crate) fn push_from_outside(&self, py: Python<'_>, handle: HandleRef) {
         let must_wake = if HAS_GIL {
-            // The loop sleeps only without the GIL, and looks at the queue only with it.
+            // The loop sleeps only without the GIL, and reads the queue only with it.
             self.push_handle(handle);
             self.inbox.claim_wake()
         } else {
@@ -165,8 +166,8 @@ impl Reactor {
         self.empty_closed_inbox(py);
     }
 
-    /// Drops what came into the inbox of a loop that was closed meanwhile: either this sees that it is closed, or
-    /// `close` sees what was pushed before.
+    /// Drops the contents of the inbox if the loop was closed meanwhile. Either this function sees that the loop is
+    /// closed, or `close` sees what was pushed before.
     fn empty_closed_inbox(&self, py: Python<'_>) {
         if HAS_GIL {
             return;
@@ -179,7 +180,7 @@ impl Reactor {
         }
     }
 
-    /// Puts a timer into the heap, which takes over its reference.
+    /// Puts a timer into the heap. The heap takes over its reference.
     #[inline]
     pub(crate) fn push_timer(&self, py: Python<'_>, handle: HandleRef) {
         handle.set_scheduled(py, true);
@@ -188,8 +189,8 @@ impl Reactor {
             .push(deadline_key(handle.when_s(py)), handle);
     }
 
-    /// A scheduled timer was cancelled: take it out at once if it lies at the end, else count it and sweep when
-    /// most of the heap is dead.
+    /// Called when a scheduled timer was cancelled. Removes the timer at once if it is at the end of the heap.
+    /// Otherwise counts it, and removes all cancelled timers when they are most of the heap.
     pub(crate) fn timer_cancelled(&self, py: Python<'_>, handle: HandleRef) {
         let last = self.timers.borrow_mut().remove_last_if(|entry| entry == handle);
         if let Some(handle) = last {
@@ -205,7 +206,7 @@ impl Reactor {
         }
     }
 
-    /// A scheduled timer has another deadline.
+    /// Called when a scheduled timer has a new deadline.
     #[cold]
     pub(crate) fn timer_moved(&self, py: Python<'_>, handle: HandleRef) {
         let mut taken = Vec::new();
@@ -230,8 +231,8 @@ impl Reactor {
         }
     }
 
-    /// Moves due timers to the ready queue; `now_ns` is the time of the native clock. Err is what a program's own
-    /// clock has raised.
+    /// Moves due timers to the ready queue; `now_ns` is the time of the native clock. Err is an exception from a
+    /// program's own clock.
     #[inline]
     pub(super) fn expire_timers(&self, py: Python<'_>, event_loop: &LoopObject, now_ns: u64) -> PyResult<()> {
         if event_loop.has_native_clock(py) {
@@ -265,8 +266,8 @@ impl Reactor {
         }
     }
 
-    /// How long it is to the first deadline, in nanoseconds; `now_ns` is the time of the native clock. Err is what a
-    /// program's own clock has raised.
+    /// The time until the first deadline, in nanoseconds; `now_ns` is the time of the native clock. Err is an exception
+    /// from a program's own clock.
     #[inline]
     pub(super) fn time_to_deadline_ns(
         &self,
@@ -288,11 +289,11 @@ impl Reactor {
         }
         let now_s = event_loop.now_s(py)?;
         let first = self.first_timer(py);
-        // What is negative or no number becomes 0.
+        // Negative values and NaN become 0.
         Ok(first.map(|(_, handle)| ((handle.when_s(py) - now_s) * 1e9).ceil() as u64))
     }
 
-    /// The first timer that is not cancelled, with its key; the reference stays the heap's.
+    /// The first timer that is not cancelled, with its key; the heap keeps the reference.
     fn first_timer(&self, py: Python<'_>) -> Option<(u64, HandleRef)> {
         loop {
             let first = self.timers.borrow().peek();
@@ -308,7 +309,7 @@ impl Reactor {
         }
     }
 
-    /// Moves what other threads have scheduled to the ready queue.
+    /// Moves everything that other threads have scheduled to the ready queue.
     #[inline]
     pub(super) fn drain_inbox(&self) {
         if !HAS_GIL && !self.inbox.is_empty() {

@@ -1,11 +1,11 @@
-//! Waking from a blocking poll when a signal arrives: `signal.set_wakeup_fd` for the length of a run.
+//! Signals wake the loop from a blocking poll: `signal.set_wakeup_fd` is in force for the length of a run.
 //!
-//! Without it, a signal between the last look at Python's pending signals and the poller's wait would be seen only
-//! with the next event, and so would one that the kernel hands to another thread.
+//! Without it, the loop would notice some signals only at the next event: those that arrive between the last check of
+//! Python's pending signals and the poller's wait, and those that the kernel delivers to another thread.
 //!
-//! Everything here belongs to the thread that runs the loop. Only the main thread may set the descriptor, so a run
-//! in another thread goes without. A loop that is closed, or collected, in another thread leaves its pipe open for as
-//! long as the interpreter may write to it: until the main thread has taken the descriptor back.
+//! Everything here belongs to the thread that runs the loop. Only the main thread may set the descriptor, so a run in
+//! another thread has none. If another thread closes or collects the loop, its pipe stays open for as long as the
+//! interpreter may write to it: until the main thread has removed the descriptor.
 //!
 //! ```text
 //!   close, in the main thread:    set_wakeup_fd(-1), pipe closed
@@ -31,14 +31,14 @@ use crate::binding::errors;
 use crate::binding::names::names;
 use crate::event_loop::pyloop::LoopObject;
 
-/// Pipes of closed loops to which the interpreter may still write. Never locked across a call into Python.
+/// Pipes of closed loops that the interpreter may still write to. Never locked across a call into Python.
 static ABANDONED: Mutex<Vec<SignalPipe>> = Mutex::new(Vec::new());
 
-/// The loop's part in the delivery of signals.
+/// What the loop needs to receive signals.
 pub(super) struct Signals {
-    /// Made when the loop first blocks in the main thread, or with the first signal handler; closed with the loop.
+    /// Created when the loop first blocks in the main thread, or with the first signal handler. Closed with the loop.
     pipe: RefCell<Option<SignalPipe>>,
-    /// Whether this run has tried to become the receiver.
+    /// Whether this run has tried to become the receiver of signals.
     is_prepared: Cell<bool>,
 }
 
@@ -50,19 +50,19 @@ impl Signals {
         }
     }
 
-    /// A run begins: nothing is done before it blocks for the first time.
+    /// Called when a run begins. The setup waits until the run blocks for the first time.
     pub(super) fn enter(&self) {
         self.is_prepared.set(false);
     }
 
-    /// The loop is closed, in whatever thread.
+    /// Called when any thread closes the loop.
     pub(super) fn close(&self, py: Python<'_>) {
         let Some(pipe) = self.pipe.take() else { return };
-        // Nothing may be lost that a collected loop finds set.
+        // The loop may be collected while an exception is set, which must not be lost.
         let pending = PyErr::take(py);
         abandoned().push(pipe);
         if !close_abandoned(py) {
-            // SAFETY: callable from any thread. With a full queue the next call or run does it.
+            // SAFETY: callable from any thread. If the queue is full, the next call or run does the work.
             unsafe { ffi::Py_AddPendingCall(Some(close_abandoned_later), ptr::null_mut()) };
         }
         if let Some(pending) = pending {
@@ -84,8 +84,8 @@ fn abandoned() -> impl std::ops::DerefMut<Target = Vec<SignalPipe>> {
     ABANDONED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Closes the pipes of closed loops, to which the interpreter then does not write any more. False in a thread that
-/// cannot see to that.
+/// Closes the pipes of closed loops, after stopping the interpreter from writing to them. False in a thread that cannot
+/// stop it.
 fn close_abandoned(py: Python<'_>) -> bool {
     let Ok(current) = set_wakeup_fd(py, -1) else {
         return false;
@@ -97,7 +97,7 @@ fn close_abandoned(py: Python<'_>) -> bool {
     true
 }
 
-/// Runs in the main thread.
+/// The main thread runs this.
 extern "C" fn close_abandoned_later(_: *mut c_void) -> c_int {
     // SAFETY: pending calls run attached.
     let py = unsafe { Python::assume_attached() };
@@ -109,7 +109,7 @@ extern "C" fn close_abandoned_later(_: *mut c_void) -> c_int {
     })
 }
 
-/// `signal.set_wakeup_fd(fd, warn_on_full_buffer=False)`: the descriptor before, -1 if there was none.
+/// `signal.set_wakeup_fd(fd, warn_on_full_buffer=False)`: returns the previous descriptor, -1 if there was none.
 fn set_wakeup_fd(py: Python<'_>, fd: RawFd) -> PyResult<RawFd> {
     let options = PyDict::new(py);
     options.set_item("warn_on_full_buffer", false)?;
@@ -120,7 +120,7 @@ fn set_wakeup_fd(py: Python<'_>, fd: RawFd) -> PyResult<RawFd> {
         .extract()
 }
 
-/// Puts back a descriptor that somebody else had set. If it is closed meanwhile there is nothing to put back.
+/// Restores a descriptor that other code had set. If it was closed meanwhile, the call fails and nothing is restored.
 fn put_back(py: Python<'_>, fd: RawFd) {
     let _ = names().set_wakeup_fd.bind(py).call1((fd,));
 }
@@ -131,7 +131,7 @@ fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
 }
 
 impl Reactor {
-    /// The descriptor to which the interpreter writes the numbers of signals, made and watched on first use.
+    /// The descriptor to which the interpreter writes signal numbers, created and watched on first use.
     pub(crate) fn signal_fd(&self) -> io::Result<RawFd> {
         if let Some(fd) = self.signals.write_fd() {
             return Ok(fd);
@@ -143,7 +143,7 @@ impl Reactor {
         Ok(fd)
     }
 
-    /// Before the poller blocks: makes this loop the one that signals wake, once per run.
+    /// Called before the poller blocks: signals wake this loop from now on. Does its work once per run.
     #[inline]
     pub(super) fn prepare_signals(&self, py: Python<'_>) -> PyResult<()> {
         if self.signals.is_prepared.get() {
@@ -161,25 +161,26 @@ impl Reactor {
         if !abandoned().is_empty() {
             close_abandoned(py);
         }
-        // Out of descriptors the loop still runs; the next event then brings the signal.
+        // If no descriptor is free, the loop still runs. The next event then makes the loop notice a signal.
         let Ok(fd) = self.signal_fd() else { return Ok(()) };
         match set_wakeup_fd(py, fd) {
-            // A program that has set its own keeps it, and so does a loop with signal handlers that does not run now.
+            // A program that has set its own descriptor keeps it. So does a loop with signal handlers that does not run
+            // now.
             Ok(previous) if previous != -1 && previous != fd => put_back(py, previous),
-            // ValueError: Python does not take this thread for the main one.
+            // ValueError: for Python, this thread is not the main thread.
             Ok(_) | Err(_) => {}
         }
-        // What came before the descriptor was set has written nothing.
+        // Signals that arrived before the descriptor was set have written nothing.
         py.check_signals()
     }
 
-    /// A run ends: the descriptor is taken back, unless signal handlers of this loop wait for it.
+    /// Called when a run ends: removes the descriptor, unless signal handlers of this loop still need it.
     pub(super) fn leave_signals(&self, py: Python<'_>, event_loop: &LoopObject) {
         let Some(fd) = self.signals.write_fd() else { return };
         if has_handlers(py, event_loop) {
             return;
         }
-        // It fails in a thread that could not have set it either.
+        // The call fails only in a thread that could not have set the descriptor either.
         if let Ok(current) = set_wakeup_fd(py, -1)
             && current != -1
             && current != fd
@@ -188,12 +189,12 @@ impl Reactor {
         }
     }
 
-    /// Takes the numbers out of the pipe; a loop with signal handlers gets them as `_signals_arrived`.
+    /// Takes the numbers out of the pipe. If the loop has signal handlers, `_signals_arrived` gets the numbers.
     #[cold]
     pub(super) fn take_signals(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
         let arrived = self.signals.pipe.borrow().as_ref().map(SignalPipe::drain);
-        // The interpreter marks a signal before it writes the number, so the Python handler of each of these has run
-        // after this. It may have raised KeyboardInterrupt; the numbers are out of the pipe all the same.
+        // The interpreter marks a signal before it writes the number, so this call runs the Python handler of each of
+        // these signals. A handler may have raised KeyboardInterrupt; the numbers have left the pipe in any case.
         let checked = py.check_signals();
         if let Some(arrived) = arrived
             && has_handlers(py, event_loop)
@@ -206,7 +207,7 @@ impl Reactor {
     }
 }
 
-/// Whether `add_signal_handler` is in force on this loop.
+/// Whether this loop has handlers from `add_signal_handler`.
 fn has_handlers(py: Python<'_>, event_loop: &LoopObject) -> bool {
     let event_loop = event_loop.to_bound(py);
     let handlers = names()
@@ -218,7 +219,7 @@ fn has_handlers(py: Python<'_>, event_loop: &LoopObject) -> bool {
     handlers.is_ok_and(|handlers| handlers.is_truthy().unwrap_or(false))
 }
 
-/// Runs what Python has for the signals that have arrived, now and then within a long batch of native work.
+/// Runs Python's handlers for signals that have arrived, at intervals within a long batch of native work.
 #[inline]
 pub(super) fn check_signals_at(py: Python<'_>, index: usize) -> PyResult<()> {
     const EVERY: usize = 64;

@@ -1,9 +1,10 @@
-//! Closed file objects that callbacks are still registered for.
+//! Closed file objects that still have registered callbacks.
 //!
-//! `selectors` finds such an object by its identity, since it has no number any more, and so does this: a socket may be
-//! closed before `remove_reader`. What asyncio cannot tell apart is told apart here: the kernel may have given the
-//! number of a closed object to another file, which is then registered in its place. The callbacks of the closed object
-//! end with that, and its removal, which is still to come, finds nothing and says so without an error.
+//! A socket may be closed before `remove_reader`. `selectors` then finds the object by its identity, because it has no
+//! number any more, and so does this module. This module also recognizes a case that asyncio cannot: the kernel may
+//! have given the number of a closed object to another file, which is then registered in its place. That ends the
+//! callbacks of the closed object. Its removal, which is still to come, then finds nothing and reports this without an
+//! error.
 
 use std::os::fd::RawFd;
 
@@ -14,11 +15,11 @@ use super::watcher::Direction;
 use super::{FdUse, Reactor};
 use crate::event_loop::fileno::number_of;
 
-/// Objects that are remembered after another one has taken their number.
+/// The number of objects to remember after another object has taken their number.
 const MAX_DISPLACED: usize = 64;
 
 impl Reactor {
-    /// The descriptor that callbacks of this very object are registered for.
+    /// The descriptor for which this same object has registered callbacks.
     pub(crate) fn fd_of(&self, target: &Bound<'_, PyAny>) -> Option<RawFd> {
         let is_its = |fd_use: FdUse| match fd_use {
             FdUse::Watch(watch) => watch
@@ -32,7 +33,8 @@ impl Reactor {
         fds.iter().find(|(_, fd_use)| is_its(*fd_use)).map(|(fd, _)| fd)
     }
 
-    /// Ends the callbacks of `fd` that belong to another object than `target`, whose number is not `fd` any more.
+    /// Ends the callbacks of `fd` that belong to an object other than `target`, if that object no longer has the number
+    /// `fd`.
     pub(crate) fn end_displaced(&self, fd: RawFd, target: &Bound<'_, PyAny>) {
         let py = target.py();
         for direction in Direction::BOTH {
@@ -41,7 +43,7 @@ impl Reactor {
                 continue;
             };
             let is_displaced = !number_of(&other).is_ok_and(|number| number == i64::from(fd));
-            // Looked at again: a `fileno()` has run.
+            // Checked again, because a `fileno()` has run.
             if is_displaced
                 && known().is_some_and(|now| now.is(&other))
                 && let Ok(Some(ended)) = self.set_watcher(py, fd, direction, None)
@@ -52,7 +54,7 @@ impl Reactor {
         }
     }
 
-    /// A transport takes the number over: what was registered there belonged to something closed.
+    /// Called when a transport takes over the number: the existing registration belongs to something closed.
     pub(super) fn note_all_displaced(&self, py: Python<'_>, fd_use: FdUse) {
         if let FdUse::Watch(watch) = fd_use {
             for target in watch.targets(py).into_iter().flatten() {
@@ -77,7 +79,7 @@ impl Reactor {
         drop(oldest.map(|oldest| oldest.into_bound(target.py())));
     }
 
-    /// Whether the callbacks of this object have ended because another one has got its number.
+    /// Whether the callbacks of this object have ended because another object has got its number.
     pub(crate) fn was_displaced(&self, target: &Bound<'_, PyAny>) -> bool {
         let py = target.py();
         let displaced = self.displaced.borrow();

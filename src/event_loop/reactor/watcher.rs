@@ -1,4 +1,4 @@
-//! Who watches a descriptor that stays its owner's, and with what it was registered.
+//! The watcher of a descriptor that its owner keeps, and the object that the watcher was registered with.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -29,8 +29,8 @@ impl Direction {
     }
 }
 
-/// What `add_reader` or `add_writer` was given: a file object (an owned reference), which is known again by it when it
-/// is closed, as `selectors` does; null for a number.
+/// The argument of `add_reader` or `add_writer`: a file object (an owned reference), or null for a number. The file
+/// object identifies the registration after the file is closed, as in `selectors`.
 #[derive(Clone, Copy)]
 pub(crate) struct Target(*mut ffi::PyObject);
 
@@ -49,12 +49,12 @@ impl Target {
     }
 }
 
-/// Who is told when a descriptor is ready. Owned references.
+/// What to notify when a descriptor is ready. Owned references.
 #[derive(Clone, Copy)]
 pub(crate) enum Watcher {
-    /// Of `add_reader` or `add_writer`: queued at each event.
+    /// A handle from `add_reader` or `add_writer`, queued at each event.
     Handle(HandleRef, Target),
-    /// Woken by one event, which ends the wait.
+    /// An object that one event wakes; that event ends the wait.
     Once(WaiterRef),
 }
 
@@ -66,7 +66,7 @@ impl Watcher {
         }
     }
 
-    /// Drops the reference of a watcher that another one has replaced; a handle is cancelled, as in asyncio.
+    /// Drops the reference of a replaced watcher; a handle is cancelled, as in asyncio.
     pub(crate) fn end(self, py: Python<'_>) {
         if let Self::Handle(handle, _) = self {
             handle.cancel(py);
@@ -85,7 +85,7 @@ impl Watcher {
         }
     }
 
-    /// The file object of `add_reader` or `add_writer`.
+    /// The file object that was passed to `add_reader` or `add_writer`.
     pub(crate) fn target(self, py: Python<'_>) -> Option<Bound<'_, PyAny>> {
         match self {
             Self::Handle(_, target) => target.to_bound(py),
@@ -94,7 +94,7 @@ impl Watcher {
     }
 
     /// # Safety
-    /// Called by the collector with its own `visit` and `arg`, for a watcher that is in its place.
+    /// Only the collector may call this, with its own `visit` and `arg`, for a watcher that is in its cell.
     pub(super) unsafe fn traverse(self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         if let Self::Handle(_, Target(target)) = self
             && !target.is_null()

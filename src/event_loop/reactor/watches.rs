@@ -1,10 +1,10 @@
-//! Descriptors that stay their owner's: `add_reader`, `add_writer` and the plain socket operations.
+//! Descriptors that their owner keeps: those of `add_reader`, `add_writer` and the plain socket operations.
 //!
-//! Each direction of a descriptor has at most one watcher: a handle, queued at every event, or a native object that
-//! waits for one event. Handles are level-triggered, as in asyncio. Where only objects wait, the poller reports
-//! changes, and is left as it is when the wait is over: the next wait on that socket costs no system call. That is
-//! safe, because whoever waits has just been told by the kernel that the call would block, so that a change must
-//! follow; and it ends with the first event that finds nobody waiting.
+//! Each direction of a descriptor has at most one watcher. A watcher is either a handle, which every event queues, or a
+//! native object that waits for one event. Handles are level-triggered, as in asyncio. Where only objects wait, the
+//! poller reports changes. When such a wait ends, the poller's registration stays unchanged, so the next wait on that
+//! socket costs no system call. This is safe: an object waits only after the kernel has reported that the call would
+//! block, so a change must follow. The registration ends with the first event that finds no waiting object.
 //!
 //! ```text
 //!   wait_once:  another socket than last time, or a handle beside it?  -- yes --> tell the poller
@@ -13,10 +13,11 @@
 //!               armed already for this direction?  ------------- no ----------> tell the poller
 //!                     | yes: no system call
 //! ```
-//! A socket may be closed, and its number be given to another one, between two waits. So the weak reference to the
-//! socket object of the last wait tells whether the registration is still that of the same open file. A duplicate of
-//! a closed socket may keep the old registration alive in the kernel: its events have a token that is over, and there
-//! is one for each change only. Not seen is a descriptor that `os.dup2` replaces under a socket object that lives on.
+//! Between two waits, a socket may be closed and its number given to another socket. The weak reference to the socket
+//! object of the last wait therefore tells whether the registration still belongs to the same open file. A duplicate of
+//! a closed socket may keep the old registration alive in the kernel. Its events carry an outdated token, and there is
+//! only one event for each change. One case goes unnoticed: `os.dup2` replaces a descriptor while its socket object
+//! lives on.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -39,11 +40,11 @@ use crate::event_loop::source::WaiterRef;
 struct Watch {
     reader: Cell<Option<Watcher>>,
     writer: Cell<Option<Watcher>>,
-    /// What the poller was told.
+    /// The interest that the poller has registered.
     armed: Cell<Interest>,
     /// A weak reference to the socket object of the last `wait_once`; empty if there was none.
     socket: ObjectCell,
-    /// What reads of that socket bring.
+    /// Predicts the size of the next read of that socket.
     read_size: ReadSize,
 }
 
@@ -59,7 +60,7 @@ impl Watch {
         self.reader.get().is_none() && self.writer.get().is_none()
     }
 
-    /// The directions somebody waits for, level-triggered if a handle does.
+    /// The directions that have a watcher; level-triggered if one of the watchers is a handle.
     fn waited_for(&self) -> Interest {
         let mut interest = Interest::NONE;
         let mut has_handle = false;
@@ -76,7 +77,8 @@ impl Watch {
         }
     }
 
-    /// What the poller is to be told: beside what is waited for, the directions of earlier waits of the same socket.
+    /// The interest that the poller should have: the directions with a watcher, and those of earlier waits of the same
+    /// socket.
     fn wanted(&self) -> Interest {
         let waited_for = self.waited_for();
         let may_keep = self.socket.is_set() && waited_for.is_on_change() && self.armed.get().is_on_change();
@@ -87,7 +89,7 @@ impl Watch {
         }
     }
 
-    /// Whether the last wait was on this very object.
+    /// Whether the last wait was on this same object.
     fn is_of(&self, socket: &Bound<'_, PyAny>) -> bool {
         self.socket_alive(socket.py())
             .is_some_and(|known| known.is(socket))
@@ -101,7 +103,7 @@ impl Watch {
             .upgrade()
     }
 
-    /// Remembers the socket object, if it can be referred to weakly.
+    /// Remembers the socket object, if it supports weak references.
     fn note_socket(&self, socket: &Bound<'_, PyAny>) {
         self.read_size.reset();
         match PyWeakrefReference::new(socket) {
@@ -127,24 +129,24 @@ impl WatchRef {
         Self(NonNull::from(Box::leak(Box::new(watch))))
     }
 
-    /// For as long as the entry is in the table and nothing else runs.
+    /// The watch, valid while the entry is in the table and no other code runs.
     fn get(&self) -> &Watch {
-        // SAFETY: a reference is looked up in the table for each use, and the watch lives until `release`, which
-        // follows its removal from the table.
+        // SAFETY: each use looks up the reference in the table. The watch lives until `release`, which follows its
+        // removal from the table.
         unsafe { self.0.as_ref() }
     }
 
-    /// What the poller was told.
+    /// The interest that the poller has registered.
     pub(super) fn armed(self) -> Interest {
         self.get().armed.get()
     }
 
-    /// True if the poller still watches the socket that was waited for here, as far as can be known without asking.
+    /// True if the poller still watches the socket of the last wait, as far as this is known without a system call.
     pub(super) fn is_armed(self, py: Python<'_>) -> bool {
         !self.get().armed.get().is_empty() && self.get().socket_alive(py).is_some()
     }
 
-    /// The file objects that its callbacks were registered with, for reading and for writing.
+    /// The file objects that the callbacks were registered with, for reading and for writing.
     pub(super) fn targets(self, py: Python<'_>) -> [Option<Bound<'_, PyAny>>; 2] {
         let watch = self.get();
         Direction::BOTH.map(|direction| watch.side(direction).get()?.target(py))
@@ -152,7 +154,7 @@ impl WatchRef {
 
     /// Frees a watch that was taken out of the table.
     pub(super) fn release(self, py: Python<'_>) {
-        // SAFETY: made by `new`; the caller has removed the only entry that leads here.
+        // SAFETY: made by `new`; the caller has removed the only entry that refers to it.
         let watch = unsafe { Box::from_raw(self.0.as_ptr()) };
         for watcher in [watch.reader.get(), watch.writer.get()].into_iter().flatten() {
             watcher.release(py);
@@ -165,7 +167,7 @@ impl WatchRef {
     pub(super) unsafe fn traverse(self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         let watch = self.get();
         for watcher in [watch.reader.get(), watch.writer.get()].into_iter().flatten() {
-            // SAFETY: both watchers are in their places; visit and arg are the collector's.
+            // SAFETY: both watchers are in their cells; visit and arg are the collector's.
             let result = unsafe { watcher.traverse(visit, arg) };
             if result != 0 {
                 return result;
@@ -192,13 +194,13 @@ impl Reactor {
         })
     }
 
-    /// Who watches `fd` in this direction now; the reference stays the table's.
+    /// The current watcher of `fd` in this direction; the table keeps the reference.
     pub(crate) fn watcher(&self, fd: RawFd, direction: Direction) -> Option<Watcher> {
         self.watch(fd)?.get().side(direction).get()
     }
 
-    /// Sets or removes the watcher of `fd`, which no transport uses. Returns the one before, whose reference goes to
-    /// the caller. On an error nothing has changed.
+    /// Sets or removes the watcher of `fd`, which no transport uses. Returns the previous watcher and its reference to
+    /// the caller. After an error, nothing has changed.
     pub(crate) fn set_watcher(
         &self,
         py: Python<'_>,
@@ -211,7 +213,7 @@ impl Reactor {
         }
         let watch = self.watch_or_new(fd);
         if watch.get().is_idle() {
-            // Left by a wait on a socket, which may be closed: what is watched now gets a token of its own.
+            // A wait on a socket, which may be closed, left this watch. The new watcher gets a new token.
             self.fds.borrow_mut().insert(fd, FdUse::Watch(watch));
             if !watch.is_armed(py) {
                 watch.get().armed.set(Interest::NONE);
@@ -219,14 +221,15 @@ impl Reactor {
             drop(watch.get().socket.take(py));
         }
         let before = watch.get().side(direction).replace(watcher);
-        // The poller is told of a new handle in any case: the descriptor may have been closed and be another one.
+        // A new handle is always registered again: the descriptor may have been closed and its number given to another
+        // file.
         self.arm(py, fd, watch, watcher.is_some())
             .inspect_err(|_| self.put_back(py, fd, direction, before))?;
         Ok(before)
     }
 
-    /// `set_watcher` for a file object that is closed. The poller is told nothing, since it may have another file under
-    /// the number: EBADF for a direction that is not watched yet.
+    /// `set_watcher` for a closed file object. It does not change the poller, where the number may belong to another
+    /// file. It fails with EBADF for a direction that has no watcher yet.
     pub(crate) fn set_closed_watcher(
         &self,
         py: Python<'_>,
@@ -249,7 +252,7 @@ impl Reactor {
     }
 
     /// Wakes `waiter` at the next event of `socket`, whose descriptor is `fd`. Returns the watcher that it replaces,
-    /// whose reference goes to the caller. `is_anew`: an event from before must not end this wait.
+    /// with its reference, to the caller. If `is_anew` is true, an earlier event must not end this wait.
     pub(crate) fn wait_once(
         &self,
         socket: &Bound<'_, PyAny>,
@@ -269,7 +272,7 @@ impl Reactor {
         let is_known = !is_anew && is_of_socket;
         let before = watch.get().side(direction).replace(Some(Watcher::Once(waiter)));
         if !is_known {
-            // Perhaps another file than the one that was armed: it gets a token of its own.
+            // This may be another file than the armed one, so it gets a new token.
             self.fds.borrow_mut().insert(fd, FdUse::Watch(watch));
             if !watch.is_armed(py) {
                 watch.get().armed.set(Interest::NONE);
@@ -281,20 +284,20 @@ impl Reactor {
         Ok(before)
     }
 
-    /// The length in bytes of an object for the next read of a socket that waits now and then; 0: through the scratch
-    /// buffer.
+    /// The number of bytes to allocate for the next read of a socket that waits now and then. 0 means that the read
+    /// goes through the scratch buffer.
     pub(crate) fn read_capacity(&self, fd: RawFd) -> usize {
         self.watch(fd).map_or(0, |watch| watch.get().read_size.capacity())
     }
 
-    /// After a read of `len_bytes` into `capacity` bytes.
+    /// Records a read of `len_bytes` into `capacity` bytes.
     pub(crate) fn note_read(&self, fd: RawFd, len_bytes: usize, capacity: usize) {
         if let Some(watch) = self.watch(fd) {
             watch.get().read_size.note(len_bytes, capacity);
         }
     }
 
-    /// Ends the wait of `waiter` on `fd`, if it is still the one that waits there.
+    /// Ends the wait of `waiter` on `fd`, if it is still the watcher there.
     pub(crate) fn forget_waiter(
         &self,
         py: Python<'_>,
@@ -308,12 +311,12 @@ impl Reactor {
             return;
         };
         side.set(None);
-        // A failure means that the descriptor is closed, and nothing waits there any more.
+        // A failure means that the descriptor is closed and that nothing waits there any more.
         let _ = self.arm(py, fd, watch, false);
         watcher.release(py);
     }
 
-    /// After a refusal by the poller: what was there before is there again.
+    /// Restores the previous watcher after the poller has refused the change.
     fn put_back(&self, py: Python<'_>, fd: RawFd, direction: Direction, before: Option<Watcher>) {
         let Some(watch) = self.watch(fd) else { return };
         watch.get().side(direction).set(before);
@@ -329,8 +332,8 @@ impl Reactor {
         }
     }
 
-    /// Brings the poller in line with the watch; `must_tell`: even if it should be so already. A watch that nobody
-    /// needs any more is removed.
+    /// Updates the poller to what the watch wants; with `must_tell`, even if it already matches. Removes a watch that
+    /// is no longer needed.
     fn arm(&self, py: Python<'_>, fd: RawFd, watch: WatchRef, must_tell: bool) -> io::Result<()> {
         let wanted = watch.get().wanted();
         let keeps_idle = watch.get().socket.is_set() && watch.get().armed.get().is_on_change();
@@ -343,7 +346,7 @@ impl Reactor {
         Ok(())
     }
 
-    /// Reduces what the poller reports to what is waited for.
+    /// Reduces the poller's interest to the directions that have a watcher.
     #[cold]
     fn disarm(&self, py: Python<'_>, fd: RawFd, watch: WatchRef) -> io::Result<()> {
         if !watch.get().is_idle() {
@@ -373,7 +376,8 @@ impl Reactor {
         Ok(())
     }
 
-    /// An event of a watched descriptor. Runs no callback: handles are queued, and what waits queues its own.
+    /// Handles an event of a watched descriptor. It runs no callback: handles are queued, and waiters queue their own
+    /// work.
     pub(super) fn dispatch_watch(&self, py: Python<'_>, event: Event, watch: WatchRef) -> PyResult<()> {
         let fd = (event.token.0 & u64::from(u32::MAX)) as RawFd;
         let mut woken = [None; 2];
@@ -403,7 +407,7 @@ impl Reactor {
         } else {
             self.disarm(py, fd, watch)
         };
-        // A poller that refuses to be told of less reports more than is wanted, until the descriptor is closed.
+        // If the poller refuses the smaller interest, it reports more than is wanted until the descriptor is closed.
         drop(told);
         let mut result = Ok(());
         for watcher in woken.into_iter().flatten() {
