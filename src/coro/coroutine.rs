@@ -137,7 +137,7 @@ impl CoroObject {
 
 impl NativeType for CoroObject {
     const NAME: &'static CStr = c"grapeshot._core.Coro";
-    const DOC: &'static CStr = c"A function with a stack of its own, run by the loop.";
+    const DOC: &'static CStr = c"A function that runs on a stack of its own. The loop runs it.";
     const FLAGS: u64 = ffi::Py_TPFLAGS_BASETYPE | ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
     const DEALLOC: ffi::destructor = dealloc;
 

@@ -178,7 +178,7 @@ fn not_suspendable(py: Python<'_>, is_coro: bool) -> PyErr {
         return coro_errors::new(
             py,
             ErrorClass::YieldFromMain,
-            "only a coro can wait, and none runs here: in asyncio `await coro.run_sync(f)` calls f in one, elsewhere `coro.run(f)`",
+            "only a coro can wait here: start one with `await coro.run_sync(f)` in asyncio, `coro.run(f)` elsewhere",
         );
     }
     if with_runtime(|runtime| runtime.is_forked.get()) {
@@ -191,7 +191,7 @@ fn not_suspendable(py: Python<'_>, is_coro: bool) -> PyErr {
     PyRuntimeError::new_err(if std::thread::panicking() {
         "a coro cannot yield while it panics"
     } else if current(py).is_some_and(|coro| !is_held(coro)) {
-        "a coro cannot wait in a greenlet that was started in it: only outside of greenlets"
+        "a coro cannot wait in a greenlet that it has started, only outside of greenlets"
     } else {
         "a coro cannot wait in what the garbage collector calls, unless it has a stack of its own"
     })

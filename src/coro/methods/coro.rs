@@ -66,7 +66,7 @@ fn wake<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
         Status::Waiting if this.wait_node.is_queued() => Err(coro_errors::new(
             this.py(),
             ErrorClass::ScheduleError,
-            "the coro waits for something that wakes it: it can be interrupted, not scheduled",
+            "the coro waits for something else that will wake it: it can be interrupted, but not scheduled",
         )),
         Status::Waiting => {
             check_schedulable(this)?;
@@ -236,54 +236,74 @@ fn methods() -> Vec<ffi::PyMethodDef> {
             CoroObject,
             require_thread,
             "_check_thread()",
-            "ScheduleError in another thread than the coro's."
+            "Raise ScheduleError in any thread except the coro's own."
         ),
-        method!(CoroObject, wake, "_wake(value=None)", "Let a waiting coro go on."),
+        method!(
+            CoroObject,
+            wake,
+            "_wake(value=None)",
+            "Make a waiting coro continue."
+        ),
         method!(
             CoroObject,
             throw,
             "_throw(exception, /)",
-            "Raise an exception where the coro waits."
+            "Raise an exception in the coro, in the call that waits."
         ),
         method!(
             CoroObject,
             throw_later,
             "_throw_later(exception, /)",
-            "Raise an exception where the coro waits next."
+            "Raise an exception in the coro, in the next call that waits."
         ),
         method!(
             CoroObject,
             take_back,
             "_take_back(exception, /)",
-            "Do not raise a pending exception."
+            "Withdraw a pending exception. Return whether it was pending."
         ),
         method!(
             CoroObject,
             set_max_selfish_acts,
             "set_max_selfish_acts(count, /)",
-            "After how much I/O that is ready at once it yields."
+            "Let the coro yield after count I/O operations that were ready at once. None: the default."
         ),
         method!(
             CoroObject,
             stacks::coro_info,
             "stack_info()",
-            "Where its stack is."
+            "Return where the coro's stack is."
         ),
-        method!(CoroObject, done, "done()", "True once it has returned or raised."),
-        method!(CoroObject, failure, "_failure()", "What it has raised, or None."),
+        method!(
+            CoroObject,
+            done,
+            "done()",
+            "Return whether the function has returned or raised."
+        ),
+        method!(
+            CoroObject,
+            failure,
+            "_failure()",
+            "Return the exception that the function has raised, or None."
+        ),
         method!(
             CoroObject,
             failure_unseen,
             "_failure_unseen()",
-            "The exception if it went to nobody, else None."
+            "Return the exception if nobody has retrieved it, else None."
         ),
         method!(
             CoroObject,
             frame,
             "get_frame()",
-            "The innermost frame while it is suspended, else None."
+            "Return the innermost frame of a suspended coro. None if the coro is not suspended."
         ),
-        method!(CoroObject, set_name, "set_name(name, /)", "Give it another name."),
+        method!(
+            CoroObject,
+            set_name,
+            "set_name(name, /)",
+            "Change the name of the coro."
+        ),
         class_getitem(),
     ]
 }
@@ -294,33 +314,33 @@ fn getters() -> Vec<ffi::PyGetSetDef> {
             CoroObject,
             c"id",
             id,
-            c"A number that no other coro of the process has."
+            c"A number that is unique among the coros of the process."
         ),
-        getter!(CoroObject, c"name", name, c"Its name."),
+        getter!(CoroObject, c"name", name, c"The name of the coro."),
         getter!(
             CoroObject,
             c"_status",
             status,
-            c"new, ready, running, waiting or done."
+            c"The status: new, ready, running, waiting or done."
         ),
-        getter!(CoroObject, c"_loop", event_loop, c"Its loop."),
+        getter!(CoroObject, c"_loop", event_loop, c"The loop that runs the coro."),
         getter!(
             CoroObject,
             c"_context",
             context,
-            c"Its contextvars.Context while it runs."
+            c"The contextvars.Context in which the coro runs. None after its end."
         ),
         getter!(
             CoroObject,
             c"_must_cancel",
             must_cancel,
-            c"Whether an error of cancel() is to be raised where it waits next."
+            c"Whether the next call that waits will raise the CancelledError of cancel()."
         ),
         getter!(
             CoroObject,
             c"_exception",
             exception,
-            c"What it has raised, or None. Looking here leaves it unseen."
+            c"The exception that the function has raised, or None. Reading this does not retrieve the exception."
         ),
     ]
 }

@@ -25,7 +25,7 @@ pub(super) fn current<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
         None => Err(coro_errors::new(
             py,
             ErrorClass::YieldFromMain,
-            "no coro runs here: in asyncio `await coro.run_sync(f)` calls f in one, elsewhere `coro.run(f)`",
+            "no coro runs here: use `await coro.run_sync(f)` in asyncio, `coro.run(f)` elsewhere",
         )),
     }
 }
@@ -134,7 +134,9 @@ pub(super) fn acts(count: &Bound<'_, PyAny>) -> PyResult<u16> {
     match count.extract::<i64>()? {
         // One more is added to some of them.
         count if count < i64::from(u16::MAX) && count >= 0 => Ok(count as u16),
-        _ => Err(PyValueError::new_err("between 0 and 65534 acts")),
+        _ => Err(PyValueError::new_err(
+            "the number of acts must be between 0 and 65534",
+        )),
     }
 }
 
@@ -158,7 +160,7 @@ pub(super) fn set_latency_warning<'py>(py: Python<'py>, args: Args<'_, 'py>) -> 
     let seconds = args.get(0).filter(|limit| !limit.is_none());
     let seconds = seconds.map_or(Ok(0.0), |limit| limit.extract::<f64>())?;
     if seconds.is_nan() || seconds < 0.0 {
-        return Err(PyValueError::new_err("a limit is 0 seconds or above"));
+        return Err(PyValueError::new_err("the limit must be 0 seconds or more"));
     }
     // The cast saturates: a limit of centuries is none.
     let limit_ns = (seconds * 1e9).ceil() as u64;
@@ -172,7 +174,7 @@ pub(super) fn set_exception_notifier<'py>(py: Python<'py>, args: Args<'_, 'py>) 
     if let Some(function) = &function
         && !function.is_callable()
     {
-        return Err(PyTypeError::new_err("a function or None is required"));
+        return Err(PyTypeError::new_err("the notifier must be a function or None"));
     }
     Ok(notifier::exchange(py, function).unwrap_or_else(|| none(py)))
 }

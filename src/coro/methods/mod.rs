@@ -85,32 +85,33 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
             spawn::new,
             "new(function, /, *args, name=None, context=None, stack='shared', **kwargs)",
             "\
-                Make a coro of function(*args, **kwargs), and do not start it: co.start() does.\n\n\
+                Make a coro that will run function(*args, **kwargs). Call start() on the coro to start it.\n\n\
                 The options are those of spawn()."
         ),
         function!(
             spawn::spawn,
             "spawn(function, /, *args, name=None, context=None, stack='shared', **kwargs)",
             "\
-                Start a coro that runs function(*args, **kwargs); return it. It runs in the next iteration of the loop.\n\n\
-                Where no loop runs yet, the thread's next coro.run() or coro.event_loop() runs it.\n\n\
-                name: what repr() and messages call it, 'coro <id>' by default.\n\
-                context: the contextvars.Context that it runs in; by default a copy of the current one.\n\
-                stack: 'shared', a place that it shares with other coros: its stack may be evicted while it waits. 'own': one\n\
-                    that is never evicted, for C code that lends out pointers to its stack.\n\n\
-                Raises TypeError for what cannot be called and for an async function, RuntimeError if another event loop\n\
-                than grapeshot's runs in this thread."
+                Start a coro that runs function(*args, **kwargs), and return it.\n\n\
+                It runs in the next iteration of the loop. If no loop runs yet, the thread's next coro.run() or\n\
+                coro.event_loop() runs it.\n\n\
+                name: the name in repr() and in messages. The default is 'coro <id>'.\n\
+                context: the contextvars.Context in which the coro runs. The default is a copy of the current one.\n\
+                stack: 'shared', the default: several coros share the stack. It may be evicted while the coro waits.\n\
+                    'own': a stack that is never evicted, for C code that gives away pointers to its stack.\n\n\
+                Raises TypeError if function cannot be called or is async. Raises RuntimeError if an event loop that\n\
+                is not grapeshot's runs in this thread."
         ),
         function!(
             functions::current,
             "current()",
-            "Return the coro that runs. YieldFromMain if none does."
+            "Return the running coro. Raises YieldFromMain if no coro is running."
         ),
         waiting_function!(
             functions::begin_yield,
             functions::return_outcome,
             "yield_slice()",
-            "Let everything run that is ready, then go on."
+            "Let all ready coros and callbacks run, and then continue."
         ),
         waiting_function!(
             functions::begin_wait,
@@ -118,9 +119,9 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
             "wait(coros=..., timeout=None, count=None)",
             "\
                 Wait until all coros have ended, or count of them, or timeout seconds are over.\n\n\
-                Returns a list of those that have ended, in the order in which they did, at most count. Futures and tasks of\n\
-                asyncio can be waited for as well. Nothing that they have raised is raised here.\n\n\
-                Without arguments: wait until schedule() is called with this coro; return the value that it is given."
+                Returns a list of those that have ended, at most count, in the order in which they ended. coros may\n\
+                contain asyncio's futures and tasks. wait() does not raise their exceptions.\n\n\
+                Without arguments: wait until schedule() is called with this coro, and return that call's value."
         ),
         function!(
             functions::now,
@@ -131,7 +132,7 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
             functions::begin_sleep_until,
             suspension::end_sleep,
             "sleep_absolute(when, /)",
-            "Wait until coro.now() is when."
+            "Wait until coro.now() has reached when."
         ),
         waiting_function!(
             functions::begin_sleep_for,
@@ -143,37 +144,38 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
             stacks::statistics,
             "stack_info()",
             "\
-                Return numbers of this thread's coros: switches, evictions, bytes_copied, started, live, bytes_saved, slots,\n\
-                evicts_always."
+                Return statistics of this thread's coros: switches, evictions, bytes_copied, started, live,\n\
+                bytes_saved, slots, evicts_always."
         ),
         function!(
             stacks::set_slots,
             "set_stack_slots(count, /)",
-            "Let later coros of this thread share count stacks (1 to 4096; 1 at the start)."
+            "Let new coros of this thread share count stacks (1 to 4096, initially 1)."
         ),
         function!(
             functions::set_selfishness,
             "set_selfishness(count, /)",
             "\
-                Let coros of this thread yield after count I/O operations that were ready at once (4 at the start). Returns the\n\
-                number before."
+                Let coros of this thread yield after count I/O operations that were ready at once (initially 4).\n\
+                Returns the previous number."
         ),
         function!(
             functions::set_latency_warning,
             "set_latency_warning(seconds, /)",
             "\
-                Warn of coros of this thread that run for so long without a yield (0.2 at the start), on the logger asyncio; 0 or\n\
-                None: of none. Returns the limit before.\n\n\
-                A first record says where the coro is, with its stack, while it is still in the way; a second one, when it yields\n\
-                or ends, how long it took and where it was when the time ran out."
+                Log a warning if a coro of this thread runs for so many seconds without a yield (initially 0.2). The\n\
+                logger is asyncio. 0 or None disables the warnings. Returns the previous limit.\n\n\
+                The first record shows the stack of the coro while it still runs. The second record comes when it\n\
+                yields or ends, and says how long it ran, and where it was when the limit was reached."
         ),
         function!(
             functions::set_exception_notifier,
             "set_exception_notifier(function, /)",
             "\
-                Call function(coro, exception) when an exception ends a coro of this process; return the one before.\n\n\
-                It is not called for CancelledError (Interrupted among them), SystemExit and KeyboardInterrupt. None: the\n\
-                exception handler of the loop is told of exceptions that nobody has retrieved."
+                Call function(coro, exception) when an exception ends a coro of this process. Returns the previous\n\
+                function.\n\n\
+                It is not called for CancelledError (with its subclass Interrupted), SystemExit, KeyboardInterrupt.\n\
+                With None, the loop's exception handler gets the exceptions that nobody has retrieved."
         ),
     ]
 }
@@ -184,44 +186,44 @@ fn functions() -> Vec<ffi::PyMethodDef> {
         function!(
             spawn::check,
             "_coro_check_function(function, caller, /)",
-            "TypeError unless a coro can run a function."
+            "Raise TypeError unless a coro can run the function."
         ),
         function!(
             functions::current_or_none,
             "_coro_current_or_none()",
-            "The coro that runs, or None."
+            "Return the running coro, or None."
         ),
         waiting_function!(
             functions::begin_wait_for_wake,
             functions::return_interruption,
             "_coro_wait_for_wake()",
-            "Wait until somebody wakes this coro; return what has interrupted it, or None."
+            "Wait until somebody wakes this coro. Return the exception that interrupted it, or None."
         ),
         function!(
             functions::end_sleep,
             "_coro_end_sleep(coro, /)",
-            "What a timer calls."
+            "Wake a sleeping coro. Its timer calls this."
         ),
         function!(
             functions::end_wait,
             "_coro_end_wait(coro, /)",
-            "What the timer of a limited wait calls."
+            "End a wait with a timeout. Its timer calls this."
         ),
         function!(
             functions::live,
             "_coro_live()",
-            "The coros of this thread between start and end."
+            "Return the coros of this thread that have started and not ended."
         ),
         waiting_function!(
             functions::begin_act,
             functions::return_outcome,
             "_coro_act()",
-            "The running coro begins I/O, which may be ready at once."
+            "Note that the running coro begins I/O, which may be ready at once."
         ),
         function!(
             functions::shut_down,
             "_coro_shut_down(loop, rounds, /)",
-            "End coros whose loop does not run; how many are left."
+            "End coros whose loop does not run. Return how many are left."
         ),
         function!(
             functions::end_thread,
@@ -231,42 +233,42 @@ fn functions() -> Vec<ffi::PyMethodDef> {
         function!(
             functions::after_fork,
             "_coro_after_fork()",
-            "In a forked child: the loop stays with the parent."
+            "Note in a forked child that the loop belongs to the parent."
         ),
         function!(
             functions::unwatch,
             "_coro_unwatch()",
-            "Let the watchdog leave this thread alone until its next coro runs."
+            "Let the watchdog ignore this thread until its next coro runs."
         ),
         function!(
             functions::stop_watchdog,
             "_coro_stop_watchdog(is_exiting, /)",
-            "End the watchdog until the next coro runs: before a fork, or at the exit."
+            "Stop the watchdog until the next coro runs: before a fork, or at the exit."
         ),
         function!(
             functions::set_hooks,
             "_coro_set_hooks(pending_loop, watch_thread, wait_for, report_late, /)",
-            "Take what the package does for native code."
+            "Set the functions of the package that the native code calls."
         ),
         function!(
             functions::evict_always,
             "_coro_evict_always(flag, /)",
-            "Whether this thread's stacks are evicted after each switch."
+            "Set whether this thread's stacks are evicted after each switch."
         ),
         function!(
             functions::fail_evictions,
             "_coro_fail_evictions(count, /)",
-            "Let evictions and new stacks fail, for tests."
+            "Make evictions and new stacks fail, for tests."
         ),
         function!(
             functions::note_collection,
             "_coro_note_collection(phase, info, /)",
-            "Note that a garbage collection begins or has ended here."
+            "Note that a garbage collection begins or has ended on this stack."
         ),
         function!(
             functions::set_registry,
             "_coro_set_registry(registry, register, unregister, /)",
-            "Take the set in which asyncio keeps the tasks that are not its own."
+            "Set the set in which asyncio keeps the tasks that are not its own."
         ),
         function!(
             functions::panic,
@@ -276,7 +278,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
         function!(
             functions::set_up,
             "_coro_setup(errors, kind, /)",
-            "Take the package's classes; why there are no coros, or None."
+            "Set the package's classes. Return the reason why there are no coros, or None."
         ),
     ]
 }

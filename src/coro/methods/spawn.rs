@@ -71,7 +71,7 @@ fn sort_keywords<'py>(
 fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     if with_runtime(|runtime| runtime.is_forked.get()) {
         return Err(PyRuntimeError::new_err(
-            "this process was forked by a coro: it cannot have coros while that one runs",
+            "a coro forked this process: the process cannot have coros while that coro runs",
         ));
     }
     if with_runtime(|runtime| runtime.is_ending.get()) {
@@ -87,7 +87,7 @@ fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     };
     if !LoopObject::is_loop(&event_loop) {
         return Err(PyRuntimeError::new_err(
-            "coros run on a grapeshot loop, and another event loop is running",
+            "coros need a grapeshot loop, but another event loop is running",
         ));
     }
     Ok(event_loop)
@@ -131,8 +131,8 @@ fn check_callable(function: &Bound<'_, PyAny>, caller: &str) -> PyResult<()> {
     }
     if is_async(function)? {
         return Err(PyTypeError::new_err(format!(
-            "{caller}() needs an ordinary function, and {} is async: call it and give what it returns to coro.await_() in a coro, \
-             or to asyncio.create_task()",
+            "{caller}() needs an ordinary function, and {} is async: call it, and pass the result to \
+             coro.await_() in a coro, or to asyncio.create_task()",
             function.repr()?
         )));
     }

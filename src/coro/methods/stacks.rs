@@ -48,7 +48,9 @@ pub(super) fn coro_info<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
 pub(super) fn set_slots<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let count: usize = args.get(0).map_or(Ok(1), |count| count.extract())?;
     if count == 0 || count > 4096 {
-        return Err(PyValueError::new_err("between 1 and 4096 slots"));
+        return Err(PyValueError::new_err(
+            "the number of slots must be between 1 and 4096",
+        ));
     }
     with_runtime(|runtime| runtime.options.slots.set(count));
     Ok(none(py))

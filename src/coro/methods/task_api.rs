@@ -194,7 +194,7 @@ static AWAIT_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut()
 
 impl NativeType for AwaitObject {
     const NAME: &'static CStr = c"grapeshot._core._CoroAwait";
-    const DOC: &'static CStr = c"What await makes of a coro.";
+    const DOC: &'static CStr = c"The iterator with which await waits for a coro.";
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
     const DEALLOC: ffi::destructor = dealloc;
 
@@ -239,7 +239,7 @@ fn step(this: This<'_, AwaitObject>) -> PyResult<Step<'_>> {
     let py = this.py();
     let Some(object) = this.coro.get(py) else {
         return Err(PyRuntimeError::new_err(
-            "cannot reuse what await has made of a coro",
+            "cannot reuse the iterator of an awaited coro",
         ));
     };
     let coro = scheduler::coro_of(&object);
@@ -324,37 +324,37 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
             CoroObject,
             outcome,
             "_outcome()",
-            "What it has returned, or raised; None if it was cancelled."
+            "Return the result, or raise the exception. None if the coro was cancelled."
         ),
         method!(
             CoroObject,
             task_outcome,
             "_task_outcome()",
-            "What it has returned, or raised."
+            "Return the result, or raise the exception."
         ),
         method!(
             CoroObject,
             result,
             "result()",
-            "Return what it has returned, or raise what it has raised. asyncio.InvalidStateError before the end."
+            "Return the result, or raise the exception. Raises asyncio.InvalidStateError before the end."
         ),
         method!(
             CoroObject,
             exception,
             "exception()",
-            "Return what it has raised, or None. asyncio.InvalidStateError before the end; raises CancelledError."
+            "Return the exception, or None. Raises asyncio.InvalidStateError before the end, or CancelledError."
         ),
         method!(
             CoroObject,
             add_done_callback,
             "add_done_callback(fn, context=None)",
-            "Call fn(self) from the loop once it has ended."
+            "Let the loop call fn(self) when the coro has ended."
         ),
         method!(
             CoroObject,
             remove_done_callback,
             "remove_done_callback(fn, /)",
-            "Take callbacks back; return how many there were."
+            "Remove the callbacks that equal fn. Return how many there were."
         ),
     ]
 }
@@ -364,7 +364,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         AwaitObject,
         send,
         "send(value, /)",
-        "The next step; the value is ignored."
+        "Run the next step. The value is ignored."
     )];
     // SAFETY: the functions are those of this layout, the table is leaked.
     let kind = unsafe {

@@ -266,7 +266,7 @@ fn send_exception<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
     };
     if !exception.is_instance_of::<PyBaseException>() {
         return Err(PyTypeError::new_err(
-            "an exception is required, or its class and arguments",
+            "an exception is required, or an exception class and its arguments",
         ));
     }
     deliver(this, exception, true, Limit::Endless)?;
@@ -340,31 +340,31 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 T,
                 send,
                 "send(value, /, block=True, timeout=None)",
-                "Give a value to a receiver, waiting for one. ClosedError if the channel is closed."
+                "Wait for a receiver and give it a value. Raises ClosedError if the channel is closed."
             ),
             method!(
                 T,
                 send_exception,
                 "send_exception(exc, /, *args)",
-                "Raise an exception, or one of a class with arguments, in a receiver, waiting for one."
+                "Wait for a receiver and raise exc, or exc(*args) for a class, in it."
             ),
             method!(
                 T,
                 send_sequence,
                 "send_sequence(values, /)",
-                "Send each value of an iterable; return how many there were."
+                "Send each value of an iterable. Return how many there were."
             ),
             method!(
                 T,
                 receive,
                 "receive(block=True, timeout=None)",
-                "Return the value of a sender, waiting for one. ClosedError if the channel is closed and empty."
+                "Wait for a sender and return its value. Raises ClosedError if the channel is closed and empty."
             ),
             method!(
                 T,
                 close,
                 "close()",
-                "Take no more values; receivers end once those that wait are taken."
+                "Refuse new values. Receivers get the values that are waiting, and then ClosedError."
             ),
             class_getitem(),
         ],
@@ -373,14 +373,14 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 T,
                 c"balance",
                 balance,
-                c"Values that can be received without waiting, or minus the receivers that wait."
+                c"The number of values that can be received without waiting, or minus the number of waiting receivers."
             ),
-            getter!(T, c"closing", is_closing, c"Whether it was closed."),
+            getter!(T, c"closing", is_closing, c"Whether the channel was closed."),
             getter!(
                 T,
                 c"closed",
                 is_closed,
-                c"Whether it was closed and nothing is left in it."
+                c"Whether the channel was closed and nothing is left in it."
             ),
         ],
         &[

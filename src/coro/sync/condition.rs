@@ -32,7 +32,7 @@ const PASSES_ON: i64 = i64::MIN;
 impl NativeType for ConditionObject {
     const NAME: &'static CStr = c"grapeshot.coro.condition_variable";
     const DOC: &'static CStr =
-        c"condition_variable()\n--\n\nCoros wait until they are woken; nothing is remembered for those that come later.";
+        c"condition_variable()\n--\n\nCoros wait until somebody wakes them. A wake does not affect later waits.";
     const FLAGS: u64 = FLAGS;
     const DEALLOC: ffi::destructor = dealloc::<Self>;
 
@@ -216,55 +216,55 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 T,
                 wait,
                 "wait(timeout=None, block=True)",
-                "Wait; return what the coro is woken with."
+                "Wait until somebody wakes this coro. Return the value of the wake."
             ),
             method!(
                 T,
                 wake_one,
                 "wake_one(value=None)",
-                "Wake the coro that has waited longest; False if none waits."
+                "Wake the coro that has waited longest. Return False if none waits."
             ),
             method!(
                 T,
                 wake_n,
                 "wake_n(count, value=None)",
-                "Wake up to so many coros; return how many there were."
+                "Wake at most count coros. Return how many there were."
             ),
             method!(
                 T,
                 wake_all,
                 "wake_all(value=None)",
-                "Wake all that wait now; return how many there were."
+                "Wake all coros that wait now. Return how many there were."
             ),
             method!(
                 T,
                 raise_all,
                 "raise_all(exc, /)",
-                "Raise an exception in all that wait now; return how many there were."
+                "Raise an exception in all coros that wait now. Return how many there were."
             ),
             method!(
                 T,
                 use_here,
                 "_use()",
-                "ScheduleError in another thread than its own."
+                "Raise ScheduleError in any thread except the variable's own."
             ),
             method!(
                 T,
                 wait_as,
                 "_wait_as(kind, block, timeout, /)",
-                "Wait as one of a kind, a small number."
+                "Wait as a coro of a kind, which is a small number."
             ),
             method!(
                 T,
                 first,
                 "_first()",
-                "The kind of the coro that has waited longest, or None."
+                "Return the kind of the coro that has waited longest, or None."
             ),
             method!(
                 T,
                 wake_first,
                 "_wake_first()",
-                "Wake it and return it; if it is interrupted first, no other one is woken."
+                "Wake and return the coro that has waited longest. If it is interrupted first, no other one is woken."
             ),
         ],
         Vec::new(),

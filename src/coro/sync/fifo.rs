@@ -50,7 +50,7 @@ type Fifo<'py> = This<'py, FifoObject>;
 impl NativeType for FifoObject {
     const NAME: &'static CStr = c"grapeshot.coro.fifo";
     const DOC: &'static CStr =
-        c"fifo(maxsize=0)\n--\n\nA queue: `pop` waits for an item, `push` for space if there is a limit.";
+        c"fifo(maxsize=0)\n--\n\nA queue. `pop` waits for an item. If there is a limit, `push` waits for space.";
     const FLAGS: u64 = FLAGS;
     const DEALLOC: ffi::destructor = dealloc::<Self>;
 
@@ -297,19 +297,19 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 T,
                 push,
                 "push(item, /, block=True, timeout=None)",
-                "Put an item at the end, waiting for space if there is a limit. Full if the time is over."
+                "Append an item. If there is a limit, wait for space. Raises Full after timeout seconds."
             ),
             method!(
                 T,
                 pop,
                 "pop(block=True, timeout=None)",
-                "Return the oldest item, waiting for one. Empty if the time is over."
+                "Wait for an item and return the oldest one. Raises Empty after timeout seconds."
             ),
             method!(
                 T,
                 pop_all,
                 "pop_all(block=True, timeout=None)",
-                "Return a list of all items, waiting for one; an empty one if the time is over."
+                "Wait for an item and return a list of all items. The list is empty after timeout seconds."
             ),
             class_getitem(),
         ],
@@ -317,7 +317,7 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
             T,
             c"maxsize",
             max_len,
-            c"How many items it takes; 0 for any number."
+            c"The greatest number of items. 0 means any number."
         )],
         &[
             slot(ffi::Py_tp_init, init as *mut c_void),

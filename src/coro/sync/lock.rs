@@ -37,9 +37,9 @@ impl<const R: bool> NativeType for LockObject<R> {
         c"grapeshot.coro.lock"
     };
     const DOC: &'static CStr = if R {
-        c"mutex()\n--\n\nA lock that its holder may take again; it is free after as many releases."
+        c"mutex()\n--\n\nA lock that its holder may acquire again. It is free after as many releases."
     } else {
-        c"lock()\n--\n\nA lock that one coro holds."
+        c"lock()\n--\n\nA lock that at most one coro holds."
     };
     const FLAGS: u64 = FLAGS;
     const DEALLOC: ffi::destructor = dealloc::<Self>;
@@ -229,29 +229,29 @@ macro_rules! methods {
                 $layout,
                 acquire,
                 "acquire(block=True, timeout=None)",
-                "Wait until the lock is free, behind those who came before, and hold it."
+                "Wait until the lock is free and acquire it. Coros get it in the order of their waits."
             ),
             method!(
                 $layout,
                 try_acquire,
                 "try_acquire()",
-                "The same without waiting; False if it cannot be."
+                "Acquire the lock without waiting. Return False if that is not possible."
             ),
             method!(
                 $layout,
                 release,
                 "release()",
-                "Give the lock to the coro that has waited longest. LockError unless this coro holds it."
+                "Give the lock to the coro that has waited longest. Raises LockError unless this coro holds it."
             ),
-            method!($layout, locked, "locked()", "Whether a coro holds it."),
+            method!($layout, locked, "locked()", "Return whether a coro holds the lock."),
             method!(
                 $layout,
                 has_lock,
                 "has_lock(coro=None)",
-                "Whether a coro holds it, by default the one that runs."
+                "Return whether a coro holds the lock, by default the running one."
             ),
-            method!($layout, enter, "__enter__()", "Acquire it."),
-            method!($layout, exit, "__exit__(*args)", "Release it."),
+            method!($layout, enter, "__enter__()", "Acquire the lock."),
+            method!($layout, exit, "__exit__(*args)", "Release the lock."),
         ]
     };
 }
@@ -268,13 +268,13 @@ pub(super) fn make_recursive_type<'py>(module: &Bound<'py, PyModule>) -> PyResul
         T,
         lock,
         "lock()",
-        "Acquire it; return whether it had to wait."
+        "Acquire the mutex. Return whether the coro had to wait."
     ));
     methods.push(method!(
         T,
         unlock,
         "unlock()",
-        "Release it; return whether another coro has got it."
+        "Release the mutex. Return whether another coro now has it."
     ));
     make::<T>(module, methods, Vec::new(), &[])
 }

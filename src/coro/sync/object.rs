@@ -82,8 +82,8 @@ fn check_elsewhere(py: Python<'_>, head: &Head, object: *mut ffi::PyObject) -> P
         py,
         ErrorClass::ScheduleError,
         &format!(
-            "a {name} belongs to the thread of the loop that it was made in, or else used in first: use \
-             loop.call_soon_threadsafe() in another one"
+            "a {name} belongs to the thread of the loop in which it was made or first used: use \
+             loop.call_soon_threadsafe() in other threads"
         ),
     ))
 }
@@ -231,7 +231,7 @@ pub(super) unsafe fn argument<'py>(
     let keywords = kwargs.as_ref().map_or(0, PyDictMethods::len);
     if args.len() + keywords > 1 || keywords > usize::from(named.is_some()) {
         return Err(PyTypeError::new_err(format!(
-            "{kind}() takes one argument, {name}"
+            "{kind}() takes at most one argument, {name}"
         )));
     }
     match named {

@@ -35,7 +35,7 @@ type Semaphore<'py> = This<'py, SemaphoreObject>;
 impl NativeType for SemaphoreObject {
     const NAME: &'static CStr = c"grapeshot.coro.semaphore";
     const DOC: &'static CStr =
-        c"semaphore(value=1)\n--\n\nPermits to be acquired and released; `avail` are left.";
+        c"semaphore(value=1)\n--\n\nPermits that coros acquire and release. `avail` is the number of free ones.";
     const FLAGS: u64 = FLAGS;
     const DEALLOC: ffi::destructor = dealloc::<Self>;
 
@@ -189,7 +189,9 @@ unsafe extern "C" fn init(
             let value = argument(py, args, kwargs, "semaphore", "value")?
                 .map_or(Ok(1), |value| value.extract::<i64>())?;
             if value < 0 {
-                return Err(PyValueError::new_err("a semaphore has no fewer than 0 permits"));
+                return Err(PyValueError::new_err(
+                    "a semaphore cannot have fewer than 0 permits",
+                ));
             }
             this.available.set(value);
             SemaphoreObject::pass_on(this);
@@ -219,24 +221,24 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 T,
                 acquire,
                 "acquire(value=1, block=True, timeout=None)",
-                "Wait until so many permits (1) are there, behind those who came before, and take them."
+                "Wait until value permits are free and take them. Coros get them in the order of their waits."
             ),
             method!(
                 T,
                 try_acquire,
                 "try_acquire(value=1)",
-                "The same without waiting; False if it cannot be."
+                "Take the permits without waiting. Return False if that is not possible."
             ),
             method!(
                 T,
                 release,
                 "release(value=1)",
-                "Give so many permits (1) to those who wait, or put them back."
+                "Give value permits to the waiting coros, or put them back."
             ),
             method!(T, enter, "__enter__()", "Acquire one permit."),
-            method!(T, exit, "__exit__(*args)", "Release it."),
+            method!(T, exit, "__exit__(*args)", "Release the permit."),
         ],
-        vec![getter!(T, c"avail", available, c"The permits that nobody has.")],
+        vec![getter!(T, c"avail", available, c"The number of free permits.")],
         &[
             slot(ffi::Py_tp_init, init as *mut c_void),
             slot(ffi::Py_nb_int, int as *mut c_void),
