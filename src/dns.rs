@@ -108,7 +108,7 @@ fn port_number(port: &Bound<'_, PyAny>) -> Option<u16> {
 /// Family, type, protocol and flags from the keywords of the call; None if there is any other.
 #[inline]
 fn keywords(args: &Args<'_, '_>) -> Option<[c_int; 4]> {
-    let known = names();
+    let known = names(args.py());
     let keys = [known.family, known.type_keyword, known.proto, known.flags];
     let mut values = [0; 4];
     for (name, value) in args.keywords() {
@@ -195,12 +195,12 @@ fn answer<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -> PyResult<Op
     };
     let fits = family == libc::AF_UNSPEC || family == own_family;
     // Debug mode logs the question. Programs and tests replace the function in the socket module.
-    let resolver = names()
+    let resolver = names(py)
         .socket_dict
         .bind(py)
         .cast_into::<PyDict>()?
-        .get_item(names().getaddrinfo.bind(py))?;
-    let Some(resolver) = resolver.filter(|known| known.as_ptr() == names().resolver.as_ptr()) else {
+        .get_item(names(py).getaddrinfo.bind(py))?;
+    let Some(resolver) = resolver.filter(|known| known.as_ptr() == names(py).resolver.as_ptr()) else {
         return Ok(None);
     };
     if !fits || flags & !HARMLESS_FLAGS != 0 || this.reactor().is_debug() {
@@ -263,7 +263,7 @@ fn getaddrinfo<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<
     // allows.
     unsafe {
         let result = ffi::PyObject_VectorcallMethod(
-            names()._resolve.as_ptr(),
+            names(this.py())._resolve.as_ptr(),
             call[1..].as_ptr(),
             (1 + args.positional().len()) | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
             args.kwnames(),

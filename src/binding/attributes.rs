@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use pyo3::exceptions::PyAttributeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyString};
 
 use super::names::Kept;
@@ -215,8 +216,8 @@ pub(crate) unsafe fn version_of(kind: *mut ffi::PyTypeObject) -> u32 {
 
 /// The methods of a native type that native code calls directly.
 pub(crate) struct OwnMethods {
-    /// Null before `remember`; leaked.
-    table: AtomicPtr<Table>,
+    /// Empty before `remember`.
+    table: PyOnceLock<Table>,
     /// The type's version tag when the type was last seen to have these methods; 0 before that.
     version: AtomicU32,
 }
@@ -229,7 +230,7 @@ struct Table {
 impl OwnMethods {
     pub(crate) const fn new() -> Self {
         Self {
-            table: AtomicPtr::new(ptr::null_mut()),
+            table: PyOnceLock::new(),
             version: AtomicU32::new(0),
         }
     }
@@ -244,8 +245,7 @@ impl OwnMethods {
             kind: Kept::new(kind),
             methods,
         };
-        self.table
-            .store(Box::into_raw(Box::new(table)), Ordering::Release);
+        self.table.get_or_init(kind.py(), || table);
         Ok(())
     }
 
@@ -262,8 +262,7 @@ impl OwnMethods {
 
     #[cold]
     fn look_again(&self, py: Python<'_>) -> bool {
-        // SAFETY: null, or the table that `remember` has leaked.
-        let Some(table) = (unsafe { self.table.load(Ordering::Acquire).as_ref() }) else {
+        let Some(table) = self.table.get(py) else {
             return false;
         };
         let kind = table.kind.bind(py);

@@ -2,16 +2,19 @@
 //!
 //! Read-only after `fill`, so any attached thread may read it.
 
-use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
-
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyString, PyTuple};
 
 /// A Python object that is never freed.
 #[derive(Clone, Copy)]
 pub(crate) struct Kept(*mut ffi::PyObject);
+
+// SAFETY: a pointer to an object that is never freed; to use the object needs an attached thread, as with `Py`.
+unsafe impl Send for Kept {}
+// SAFETY: as above.
+unsafe impl Sync for Kept {}
 
 impl Kept {
     /// Keeps `object` forever.
@@ -92,20 +95,16 @@ kept! {
     }
 }
 
-static NAMES: AtomicPtr<Names> = AtomicPtr::new(ptr::null_mut());
+static NAMES: PyOnceLock<Names> = PyOnceLock::new();
 
 /// Loads the table. The module's initialization calls it once, before any native object exists.
 pub(crate) fn fill(py: Python<'_>) -> PyResult<()> {
-    let table = Box::into_raw(Box::new(Names::load(py)?));
-    NAMES.store(table, Ordering::Release);
-    Ok(())
+    NAMES.get_or_try_init(py, || Names::load(py)).map(drop)
 }
 
 /// The table.
 #[inline]
-pub(crate) fn names() -> &'static Names {
-    let table = NAMES.load(Ordering::Acquire);
-    debug_assert!(!table.is_null());
-    // SAFETY: `fill` has run before any Python code could reach this crate, and the table is never freed.
-    unsafe { &*table }
+pub(crate) fn names(py: Python<'_>) -> &'static Names {
+    // SAFETY: `fill` has run before any code of this crate could be reached from Python.
+    unsafe { NAMES.get(py).unwrap_unchecked() }
 }

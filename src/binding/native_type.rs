@@ -87,6 +87,11 @@ pub(crate) struct Args<'a, 'py> {
 }
 
 impl<'a, 'py> Args<'a, 'py> {
+    #[inline]
+    pub(crate) fn py(&self) -> Python<'py> {
+        self.py
+    }
+
     /// # Safety
     /// The four values are those of one `METH_FASTCALL|METH_KEYWORDS` call.
     #[inline]

@@ -29,7 +29,7 @@ fn context_keyword(args: &Args<'_, '_>) -> PyResult<*mut ffi::PyObject> {
 
 fn find_context(args: &Args<'_, '_>) -> PyResult<*mut ffi::PyObject> {
     let mut context = ptr::null_mut();
-    let context_name = names().context.as_ptr();
+    let context_name = names(args.py()).context.as_ptr();
     for (name, value) in args.keywords() {
         // CPython's own tasks and futures pass a string that is not interned.
         let is_other = name.as_ptr() != context_name && {
@@ -231,7 +231,7 @@ fn call_later_by_clock<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -
     let py = this.py();
     let now = this
         .to_bound()
-        .call_method0(names().time.bind(py).cast_into::<PyString>()?)?;
+        .call_method0(names(py).time.bind(py).cast_into::<PyString>()?)?;
     let when = now.add(args.get(0))?;
     let mut call = vec![ptr::null_mut(), this.as_ptr()];
     call.extend_from_slice(args.values());
@@ -240,7 +240,7 @@ fn call_later_by_clock<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -
     // call[0] is the free place that the offset flag allows.
     unsafe {
         let made = ffi::PyObject_VectorcallMethod(
-            names().call_at.as_ptr(),
+            names(py).call_at.as_ptr(),
             call[1..].as_ptr(),
             (1 + args.positional().len()) | ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
             args.kwnames(),

@@ -13,7 +13,7 @@ pub(super) fn number_of(target: &Bound<'_, PyAny>) -> PyResult<i64> {
         target.extract()
     } else {
         target
-            .call_method0(names().fileno.bind(py).cast::<PyString>()?)
+            .call_method0(names(py).fileno.bind(py).cast::<PyString>()?)
             .and_then(|fd| {
                 let is_int = fd.is_exact_instance_of::<PyInt>();
                 let fd = if is_int {

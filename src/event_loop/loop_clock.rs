@@ -55,7 +55,7 @@ impl LoopObject {
         // SAFETY: a live object has a live type.
         let version = || unsafe { version_of(ffi::Py_TYPE(self.as_ptr())) };
         let before = version();
-        let methods = [names().time, names().call_at];
+        let methods = [names(py).time, names(py).call_at];
         let is_native = methods
             .iter()
             .zip(&NATIVE)
@@ -93,7 +93,7 @@ impl LoopObject {
         if self.has_native_clock(py) {
             return Ok(time_s());
         }
-        let name = names().time.bind(py).cast_into::<PyString>()?;
+        let name = names(py).time.bind(py).cast_into::<PyString>()?;
         self.to_bound(py).call_method0(name)?.extract()
     }
 }

@@ -55,13 +55,13 @@ fn future_kwargs(this: This<'_, LoopObject>) -> PyResult<Option<Bound<'_, PyAny>
 
 fn create_future<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
-    let future_type = class_in(py, names().futures_dict, names().Future)?;
-    if future_type.as_ptr() == names().future_type.as_ptr()
+    let future_type = class_in(py, names(py).futures_dict, names(py).Future)?;
+    if future_type.as_ptr() == names(py).future_type.as_ptr()
         && let Some(kwargs) = future_kwargs(this)?
     {
         // SAFETY: attached; all three are live. CPython's own Future, whose type this is, does not change the dict.
         return unsafe {
-            let made = ffi::PyObject_Call(future_type.as_ptr(), names().no_args.as_ptr(), kwargs.as_ptr());
+            let made = ffi::PyObject_Call(future_type.as_ptr(), names(py).no_args.as_ptr(), kwargs.as_ptr());
             Bound::from_owned_ptr_or_err(py, made)
         };
     }
@@ -75,7 +75,7 @@ fn create_future<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'
                 future_type.as_ptr(),
                 call[1..].as_ptr(),
                 ffi::PY_VECTORCALL_ARGUMENTS_OFFSET,
-                names().kw_loop.as_ptr(),
+                names(py).kw_loop.as_ptr(),
             ),
         )
     }
@@ -86,7 +86,7 @@ fn create_future<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'
 fn task_kwnames(this: This<'_, LoopObject>, kwnames: *mut ffi::PyObject) -> Object<'_> {
     let py = this.py();
     if kwnames.is_null() {
-        return Ok(names().kw_loop.bind(py));
+        return Ok(names(py).kw_loop.bind(py));
     }
     if this.task_kwnames.0.as_ptr() == kwnames
         && let Some(known) = this.task_kwnames.1.get(py)
@@ -118,7 +118,7 @@ fn create_task<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<
         return create_task_slowly(this, args, None);
     }
     let kwnames = task_kwnames(this, args.kwnames())?;
-    let task_type = class_in(py, names().tasks_dict, names().Task)?;
+    let task_type = class_in(py, names(py).tasks_dict, names(py).Task)?;
     let mut call = [std::ptr::null_mut(); MAX_TASK_VALUES + 2];
     call[1] = values[0];
     call[2] = this.as_ptr();
@@ -168,7 +168,7 @@ fn create_task_slowly<'py>(
     };
     let Some(factory) = factory else {
         kwargs.set_item("loop", this.to_bound())?;
-        return class_in(py, names().tasks_dict, names().Task)?.call((coro,), Some(&kwargs));
+        return class_in(py, names(py).tasks_dict, names(py).Task)?.call((coro,), Some(&kwargs));
     };
     if py.version_info() >= (3, 14) || (py.version_info() >= (3, 13) && py.version_info().patch >= 3) {
         return factory.call((this.to_bound(), coro), Some(&kwargs));

@@ -112,7 +112,7 @@ fn finish_handshake(this: Tls<'_>) -> PyResult<()> {
     if this.notified.get() == Notified::Nothing {
         this.notified.set(Notified::Made);
         let own = this.to_bound();
-        let made = writing::corked(this, || this.calls.call(py, names().connection_made, &[&own]));
+        let made = writing::corked(this, || this.calls.call(py, names(py).connection_made, &[&own]));
         if let Err(error) = made {
             return fatal_error(
                 this,
@@ -315,7 +315,7 @@ fn lose(this: Tls<'_>, exception: &Bound<'_, PyAny>) -> PyResult<()> {
     let result = if was_made {
         this.notified.set(Notified::Lost);
         this.calls
-            .call(py, names().connection_lost, &[exception])
+            .call(py, names(py).connection_lost, &[exception])
             .map(drop)
     } else {
         Ok(())

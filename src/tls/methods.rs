@@ -383,7 +383,10 @@ fn getters() -> Vec<ffi::PyGetSetDef> {
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let mut methods = rows();
     methods.extend(protocol_methods::rows());
-    let bases = [names().transport_type, names().protocol_type];
+    let bases = [
+        names(module.py()).transport_type,
+        names(module.py()).protocol_type,
+    ];
     let kind = object::make_type::<TlsBody>(module, &bases, methods, getters(), &TLS_TYPE)?;
     // What asyncio's loop.start_tls() asks of a transport.
     kind.setattr("_start_tls_compatible", true)?;

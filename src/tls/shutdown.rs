@@ -146,7 +146,7 @@ pub(super) fn call_eof_received(this: Tls<'_>) -> PyResult<()> {
     }
     this.notified.set(Notified::Eof);
     let answer = writing::corked(this, || {
-        this.calls.call(py, names().eof_received, &[])?.is_truthy()
+        this.calls.call(py, names(py).eof_received, &[])?.is_truthy()
     });
     match answer {
         Ok(true) if !matches!(this.calls.receiver(), Receiver::Native) => {
@@ -155,7 +155,7 @@ pub(super) fn call_eof_received(this: Tls<'_>) -> PyResult<()> {
         }
         Ok(_) => Ok(()),
         // Not reported, as in asyncio: the connection is ended on purpose.
-        Err(error) if error.is_instance(py, &names().cancelled_error.bind(py)) => {
+        Err(error) if error.is_instance(py, &names(py).cancelled_error.bind(py)) => {
             this.inner.abort_with(py, Some(value_of(py, &error)))
         }
         Err(error) => fatal_error(this, error, "Error calling eof_received()"),

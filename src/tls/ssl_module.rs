@@ -3,11 +3,9 @@
 //!
 //! Read-only once loaded, so any attached thread may read it.
 
-use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
-
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 
 use crate::binding::names::Kept;
 
@@ -32,19 +30,11 @@ pub(super) struct SslModule {
     pub(super) zero: Kept,
 }
 
-static LOADED: AtomicPtr<SslModule> = AtomicPtr::new(ptr::null_mut());
+static LOADED: PyOnceLock<SslModule> = PyOnceLock::new();
 
 /// The table, loaded now if it is not there. `ImportError` where Python has no `ssl`.
 pub(super) fn ssl_module(py: Python<'_>) -> PyResult<&'static SslModule> {
-    let loaded = LOADED.load(Ordering::Acquire);
-    if !loaded.is_null() {
-        // SAFETY: stored below, never freed.
-        return Ok(unsafe { &*loaded });
-    }
-    // Two threads may both load it; the second table takes the place of the first, and both stay valid.
-    let table: &'static SslModule = Box::leak(Box::new(SslModule::load(py)?));
-    LOADED.store(ptr::from_ref(table).cast_mut(), Ordering::Release);
-    Ok(table)
+    LOADED.get_or_try_init(py, || SslModule::load(py))
 }
 
 impl SslModule {

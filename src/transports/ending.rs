@@ -134,7 +134,7 @@ unsafe fn lose<B: Ending>(py: Python<'_>, object: *mut ffi::PyObject) -> PyResul
     let argument = this.exception().take(py).unwrap_or_else(|| none(py));
     let lost = if this.was_made() {
         this.calls()
-            .call(py, names().connection_lost, &[&argument])
+            .call(py, names(py).connection_lost, &[&argument])
             .map(drop)
     } else {
         Ok(())
@@ -153,7 +153,7 @@ unsafe fn lose<B: Ending>(py: Python<'_>, object: *mut ffi::PyObject) -> PyResul
 /// `server._detach(transport)`.
 fn detach<B: Ending>(this: This<'_, TransportObject<B>>, server: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = this.py();
-    let name = names()._detach.bind(py).cast_into::<pyo3::types::PyString>()?;
+    let name = names(py)._detach.bind(py).cast_into::<pyo3::types::PyString>()?;
     let Err(error) = server.call_method1(name, (this.to_bound(),)) else {
         return Ok(());
     };

@@ -109,7 +109,13 @@ pub(crate) fn pause(
     transport: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
     let failure = "protocol.pause_writing() failed";
-    tell(event_loop, calls, transport, names().pause_writing, failure)
+    tell(
+        event_loop,
+        calls,
+        transport,
+        names(transport.py()).pause_writing,
+        failure,
+    )
 }
 
 /// Calls `protocol.resume_writing()`; `must_resume` has said so.
@@ -120,7 +126,13 @@ pub(crate) fn resume(
     transport: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
     let failure = "protocol.resume_writing() failed";
-    tell(event_loop, calls, transport, names().resume_writing, failure)
+    tell(
+        event_loop,
+        calls,
+        transport,
+        names(transport.py()).resume_writing,
+        failure,
+    )
 }
 
 /// In the caller's context, since `write` may run anywhere, and with the protocol's faults reported.

@@ -172,7 +172,7 @@ unsafe extern "C" fn finalize<B: Body>(slf: *mut ffi::PyObject) {
             if this.is_body_live.get() && this.is_open() {
                 let message = format!("unclosed transport {}", B::describe(this));
                 let category = py.get_type::<PyResourceWarning>();
-                let warned = names()
+                let warned = names(py)
                     .warn
                     .bind(py)
                     .call1((message, category, 1, this.to_bound()));
@@ -319,9 +319,9 @@ pub(crate) fn wake(py: Python<'_>, waiter: &ObjectCell) -> PyResult<()> {
     let Some(waiter) = waiter.take(py) else {
         return Ok(());
     };
-    let is_done = waiter.call_method0(names().done.bind(py).cast_into::<PyString>()?)?;
+    let is_done = waiter.call_method0(names(py).done.bind(py).cast_into::<PyString>()?)?;
     if !is_done.is_truthy()? {
-        let set_result = names().set_result.bind(py).cast_into::<PyString>()?;
+        let set_result = names(py).set_result.bind(py).cast_into::<PyString>()?;
         waiter.call_method1(set_result, (py.None().into_bound(py),))?;
     }
     Ok(())

@@ -68,7 +68,7 @@ impl Owner {
     #[cold]
     fn asked(&self, py: Python<'_>) -> Option<RawFd> {
         let object = self.object.get(py)?;
-        let name = names().fileno.bind(py).cast_into::<PyString>().ok()?;
+        let name = names(py).fileno.bind(py).cast_into::<PyString>().ok()?;
         match object.call_method0(name).and_then(|number| number.extract()) {
             Ok(fd) => Some(fd),
             Err(error) => {

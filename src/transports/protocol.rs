@@ -121,23 +121,23 @@ impl ProtocolCalls {
             }
         };
         let (receiver, receive, updated) = if self.has_datagrams {
-            (Receiver::Data, method(names().datagram_received)?, None)
+            (Receiver::Data, method(names(py).datagram_received)?, None)
         } else if native_received(protocol).is_some() {
             (Receiver::Native, none(py), None)
-        } else if protocol.is_instance(&names().buffered_protocol_type.bind(py))? {
-            let updated = method(names().buffer_updated)?;
-            (Receiver::Buffered, method(names().get_buffer)?, Some(updated))
+        } else if protocol.is_instance(&names(py).buffered_protocol_type.bind(py))? {
+            let updated = method(names(py).buffer_updated)?;
+            (Receiver::Buffered, method(names(py).get_buffer)?, Some(updated))
         } else {
-            let received = method(names().data_received)?;
+            let received = method(names(py).data_received)?;
             let lent = if received.is_none() {
-                method(names().get_buffer)?
+                method(names(py).get_buffer)?
             } else {
                 none(py)
             };
             let updated = if lent.is_none() {
                 none(py)
             } else {
-                method(names().buffer_updated)?
+                method(names(py).buffer_updated)?
             };
             if updated.is_none() {
                 (Receiver::Data, received, None)

@@ -11,11 +11,12 @@
 use std::ffi::c_char;
 use std::io;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use pyo3::exceptions::PyNotImplementedError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyByteArray, PyString, PyWeakrefMethods, PyWeakrefReference};
 
 use super::protocol::ProtocolCalls;
@@ -47,14 +48,8 @@ struct Stock {
     reader_version: AtomicU32,
 }
 
-/// Null where asyncio's methods are not those that this module knows: then nothing is fed natively.
-static STOCK: AtomicPtr<Stock> = AtomicPtr::new(ptr::null_mut());
-
-#[inline]
-fn stock() -> Option<&'static Stock> {
-    // SAFETY: null or the table that `register` has leaked.
-    unsafe { STOCK.load(Ordering::Acquire).as_ref() }
-}
+/// Empty where asyncio's methods are not those that this module knows: then nothing is fed natively.
+static STOCK: PyOnceLock<Stock> = PyOnceLock::new();
 
 /// Remembers asyncio's classes, if their methods do what this module does in their place.
 pub(super) fn register(py: Python<'_>) -> PyResult<()> {
@@ -105,7 +100,8 @@ pub(super) fn register(py: Python<'_>) -> PyResult<()> {
         protocol_version: AtomicU32::new(0),
         reader_version: AtomicU32::new(0),
     };
-    STOCK.store(Box::into_raw(Box::new(table)), Ordering::Release);
+    // A second module finds the table of the first.
+    STOCK.get_or_init(py, || table);
     Ok(())
 }
 
@@ -222,10 +218,10 @@ fn has_own_method(object: &Bound<'_, PyAny>, name: Kept, function: Kept) -> bool
 
 /// Whether a newly bound protocol may be fed natively, as far as its class and `data_received` tell.
 pub(super) fn is_stock_protocol(protocol: &Bound<'_, PyAny>) -> bool {
-    stock().is_some_and(|stock| {
+    STOCK.get(protocol.py()).is_some_and(|stock| {
         protocol.get_type_ptr().cast() == stock.protocol_type.as_ptr()
             && stock.is_unpatched(protocol.py())
-            && has_own_method(protocol, names().data_received, stock.data_received)
+            && has_own_method(protocol, names(protocol.py()).data_received, stock.data_received)
     })
 }
 
@@ -241,8 +237,8 @@ impl<'py> Feed<'py> {
     #[inline]
     pub(super) fn of(protocol: &Bound<'py, PyAny>) -> Option<Self> {
         let py = protocol.py();
-        let stock = stock().filter(|stock| stock.is_unpatched(py))?;
-        let names = names();
+        let stock = STOCK.get(py).filter(|stock| stock.is_unpatched(py))?;
+        let names = names(py);
         let reader = attribute(protocol, names._stream_reader_wr)?
             .cast_exact::<PyWeakrefReference>()
             .ok()?
@@ -319,7 +315,7 @@ impl<'py> Feed<'py> {
         let is_undisturbed = self.wake(calls)?;
         // The usual answer is that there is not too much, and then nothing else matters.
         if is_undisturbed
-            && let Some(limit) = attribute(&self.reader, names()._limit)
+            && let Some(limit) = attribute(&self.reader, names(self.reader.py())._limit)
             && let Ok(limit) = limit.extract::<usize>()
             && self.buffer.len() <= limit.saturating_mul(2)
         {
@@ -332,7 +328,7 @@ impl<'py> Feed<'py> {
     #[inline]
     fn wake(&self, calls: &ProtocolCalls) -> PyResult<bool> {
         let py = self.reader.py();
-        let names = names();
+        let names = names(py);
         let waiter = self.required(names._waiter)?;
         if waiter.is_none() {
             return Ok(true);
@@ -362,7 +358,7 @@ impl<'py> Feed<'py> {
     #[cold]
     fn pause(&self, calls: &ProtocolCalls) -> PyResult<()> {
         let py = self.reader.py();
-        let names = names();
+        let names = names(py);
         let transport = self.required(names._transport)?;
         if transport.is_none() || self.required(names._paused)?.is_truthy()? {
             return Ok(());
@@ -396,7 +392,7 @@ impl<'py> Feed<'py> {
 }
 
 fn is_cancelled(waiter: &Bound<'_, PyAny>) -> PyResult<bool> {
-    let name = names().cancelled.bind(waiter.py());
+    let name = names(waiter.py()).cancelled.bind(waiter.py());
     waiter.call_method0(name.cast::<PyString>()?)?.is_truthy()
 }
 

@@ -62,10 +62,10 @@ fn get_context<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> PyResult
 
 fn asyncio_class(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
     let py = this.py();
-    Ok(match names().threadsafe_handle_type {
+    Ok(match names(py).threadsafe_handle_type {
         Some(kind) if this.has(flag::THREADSAFE) => kind.bind(py),
-        _ if this.has(flag::TIMER) => names().timer_handle_type.bind(py),
-        _ => names().handle_type.bind(py),
+        _ if this.has(flag::TIMER) => names(py).timer_handle_type.bind(py),
+        _ => names(py).handle_type.bind(py),
     })
 }
 

@@ -340,7 +340,7 @@ impl HandleRef {
 
     /// Makes this a handle that other threads may cancel and query while it runs, like `_ThreadSafeHandle` of 3.14.
     pub(crate) fn set_threadsafe(self, py: Python<'_>) {
-        if names().threadsafe_handle_type.is_some() {
+        if names(py).threadsafe_handle_type.is_some() {
             self.this(py).raise_flag(flag::THREADSAFE);
         }
     }

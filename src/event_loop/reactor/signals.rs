@@ -113,7 +113,7 @@ extern "C" fn close_abandoned_later(_: *mut c_void) -> c_int {
 fn set_wakeup_fd(py: Python<'_>, fd: RawFd) -> PyResult<RawFd> {
     let options = PyDict::new(py);
     options.set_item("warn_on_full_buffer", false)?;
-    names()
+    names(py)
         .set_wakeup_fd
         .bind(py)
         .call((fd,), Some(&options))?
@@ -122,7 +122,7 @@ fn set_wakeup_fd(py: Python<'_>, fd: RawFd) -> PyResult<RawFd> {
 
 /// Restores a descriptor that other code had set. If it was closed meanwhile, the call fails and nothing is restored.
 fn put_back(py: Python<'_>, fd: RawFd) {
-    let _ = names().set_wakeup_fd.bind(py).call1((fd,));
+    let _ = names(py).set_wakeup_fd.bind(py).call1((fd,));
 }
 
 fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
@@ -210,7 +210,7 @@ impl Reactor {
 /// Whether this loop has handlers from `add_signal_handler`.
 fn has_handlers(py: Python<'_>, event_loop: &LoopObject) -> bool {
     let event_loop = event_loop.to_bound(py);
-    let handlers = names()
+    let handlers = names(py)
         ._signal_handlers
         .bind(py)
         .cast_into::<PyString>()

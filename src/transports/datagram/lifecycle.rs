@@ -43,7 +43,10 @@ pub(super) fn open<'py>(
     remote: Option<Bound<'py, PyAny>>,
     waiter: Option<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    let name = names().fileno.bind(event_loop.py()).cast_into::<PyString>()?;
+    let name = names(event_loop.py())
+        .fileno
+        .bind(event_loop.py())
+        .cast_into::<PyString>()?;
     let fd: RawFd = socket.call_method0(name)?.extract()?;
     if fd < 0 {
         return Err(closed_error());
@@ -133,7 +136,7 @@ unsafe fn start(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     let this: Datagram<'_> = unsafe { This::new(py, object) };
     let own = this.to_bound();
     // An exception that leaves the loop does not end the transport, which goes on in the next run.
-    let made = match this.calls.call(py, names().connection_made, &[&own]) {
+    let made = match this.calls.call(py, names(py).connection_made, &[&own]) {
         Ok(_) => Ok(()),
         Err(error) => object::report(this, error, "Exception in callback protocol.connection_made()"),
     };
@@ -170,6 +173,6 @@ pub(super) fn close_socket(py: Python<'_>, body: &DatagramBody) -> PyResult<()> 
         return Ok(());
     };
     body.registration.take_fd();
-    let name = names().close.bind(py).cast_into::<PyString>()?;
+    let name = names(py).close.bind(py).cast_into::<PyString>()?;
     socket.call_method0(name).map(drop)
 }

@@ -252,7 +252,10 @@ pub(in crate::transports) fn register(module: &Bound<'_, PyModule>) -> PyResult<
     let mut methods = sending_methods();
     methods.extend(other_methods());
     // Both, as asyncio's own, which inherits what it shares with streams.
-    let bases = [names().transport_type, names().datagram_transport_type];
+    let bases = [
+        names(module.py()).transport_type,
+        names(module.py()).datagram_transport_type,
+    ];
     object::make_type::<DatagramBody>(module, &bases, methods, getters(), &DATAGRAM_TYPE)?;
     Ok(())
 }

@@ -196,7 +196,7 @@ fn on_read_error(this: Datagram<'_>, error: &io::Error) -> PyResult<()> {
 pub(super) fn tell_error(this: Datagram<'_>, error: PyErr) -> PyResult<()> {
     let py = this.py();
     let exception = error.into_value(py).into_bound(py).into_any();
-    match this.calls.call(py, names().error_received, &[&exception]) {
+    match this.calls.call(py, names(py).error_received, &[&exception]) {
         Ok(_) => Ok(()),
         Err(error) => object::report(this, error, "Exception in callback protocol.error_received()"),
     }
@@ -209,7 +209,7 @@ fn receive_by_object(this: Datagram<'_>) -> PyResult<()> {
     let Some(socket) = this.socket.get(py) else {
         return Ok(());
     };
-    let received = names()
+    let received = names(py)
         .recvfrom
         .bind(py)
         .cast_into::<PyString>()

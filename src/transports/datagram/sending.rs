@@ -160,7 +160,7 @@ fn send_by_object(this: Datagram<'_>, data: &Bound<'_, PyAny>, address: &Address
     let (Some(socket), Some(address)) = (this.socket.get(py), address.0.get(py)) else {
         return Sent::Done;
     };
-    let name = names()
+    let name = names(py)
         .sendto
         .bind(py)
         .cast_into::<PyString>()
@@ -180,7 +180,7 @@ fn tell_sender(this: Datagram<'_>, error: PyErr) -> PyResult<()> {
     let Some(protocol) = this.calls.get(py) else {
         return Ok(());
     };
-    let name = names().error_received.bind(py).cast_into::<PyString>()?;
+    let name = names(py).error_received.bind(py).cast_into::<PyString>()?;
     protocol.call_method1(name, (error.into_value(py),)).map(drop)
 }
 

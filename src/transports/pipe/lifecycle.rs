@@ -37,7 +37,7 @@ pub(super) fn open<'py, E: PipeEnd>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = event_loop.py();
     let fd: RawFd = pipe
-        .call_method0(names().fileno.bind(py).cast_into::<PyString>()?)?
+        .call_method0(names(py).fileno.bind(py).cast_into::<PyString>()?)?
         .extract()?;
     let kind = pipe::file_kind(fd).map_err(|error| errors::os_error(&error))?;
     if kind == FileKind::Other {
@@ -79,7 +79,7 @@ unsafe fn start<E: PipeEnd>(py: Python<'_>, object: *mut ffi::PyObject) -> PyRes
     let this: Pipe<'_, E> = unsafe { This::new(py, object) };
     let own = this.to_bound();
     // An exception that leaves the loop does not end the transport, which goes on in the next run.
-    let made = match this.calls.call(py, names().connection_made, &[&own]) {
+    let made = match this.calls.call(py, names(py).connection_made, &[&own]) {
         Ok(_) => Ok(()),
         Err(error) => object::report(this, error, "Exception in callback protocol.connection_made()"),
     };
@@ -108,6 +108,6 @@ pub(super) fn close_pipe<E>(py: Python<'_>, body: &PipeBody<E>) -> PyResult<()> 
     };
     body.registration.take_fd();
     drop(body.duplicate.take());
-    let name = names().close.bind(py).cast_into::<PyString>()?;
+    let name = names(py).close.bind(py).cast_into::<PyString>()?;
     pipe.call_method0(name).map(drop)
 }

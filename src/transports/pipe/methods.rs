@@ -339,14 +339,14 @@ fn write_getters() -> Vec<ffi::PyGetSetDef> {
 pub(in crate::transports) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     object::make_type::<PipeBody<Reading>>(
         module,
-        &[names().read_transport_type],
+        &[names(module.py()).read_transport_type],
         read_methods(),
         read_getters(),
         Reading::kind(),
     )?;
     object::make_type::<PipeBody<Writing>>(
         module,
-        &[names().write_transport_type],
+        &[names(module.py()).write_transport_type],
         write_methods(),
         write_getters(),
         Writing::kind(),

@@ -113,7 +113,7 @@ fn on_readable(this: Pipe<'_, Reading>) -> PyResult<()> {
             let delivered = match this.calls.receiver() {
                 Receiver::Data => this.calls.data_received(py, &data),
                 // Pipes call nothing else: a BufferedProtocol needs the method as well.
-                _ => this.calls.call(py, names().data_received, &[&data]).map(drop),
+                _ => this.calls.call(py, names(py).data_received, &[&data]).map(drop),
             };
             match delivered {
                 Ok(()) => Ok(()),
@@ -154,7 +154,7 @@ fn on_eof(this: Pipe<'_, Reading>) -> PyResult<()> {
     lifecycle::log_closed_by_peer(this)?;
     // First of all, so that what eof_received schedules comes after connection_lost.
     ending::finish(this, None)?;
-    match this.calls.call(this.py(), names().eof_received, &[]) {
+    match this.calls.call(this.py(), names(this.py()).eof_received, &[]) {
         Ok(_) => Ok(()),
         Err(error) => object::report(this, error, "Exception in callback protocol.eof_received()"),
     }

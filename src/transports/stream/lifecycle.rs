@@ -61,7 +61,10 @@ pub(in crate::transports) fn accept(
     let this = stream_of(&transport);
     this.server.set(server.clone());
     if let Err(error) = server.call_method1(
-        names()._attach.bind(server.py()).cast_into::<PyString>()?,
+        names(server.py())
+            ._attach
+            .bind(server.py())
+            .cast_into::<PyString>()?,
         (&transport,),
     ) {
         return fatal_error(this, error, "Error on transport creation for incoming connection");
@@ -101,7 +104,10 @@ fn accepting<'py>(
     server: &Bound<'py, PyAny>,
     is_waiting: bool,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
-    let name = names()._accepting.bind(this.py()).cast_into::<PyString>()?;
+    let name = names(this.py())
+        ._accepting
+        .bind(this.py())
+        .cast_into::<PyString>()?;
     match server.call_method1(name, (this.to_bound(), is_waiting)) {
         Ok(waiter) => Ok(Some(waiter).filter(|waiter| !waiter.is_none())),
         Err(error) => {
@@ -141,7 +147,10 @@ pub(super) fn open<'py>(
     }
     if let Some(server) = server {
         server.call_method1(
-            names()._attach.bind(server.py()).cast_into::<PyString>()?,
+            names(server.py())
+                ._attach
+                .bind(server.py())
+                .cast_into::<PyString>()?,
             (&transport,),
         )?;
         this.server.set(server);
@@ -173,7 +182,7 @@ fn start(this: Stream<'_>) -> PyResult<()> {
     }
     this.flags.set(Flags::MADE);
     let own = this.to_bound();
-    let result = writing::corked(this, || this.calls.call(py, names().connection_made, &[&own]))?;
+    let result = writing::corked(this, || this.calls.call(py, names(py).connection_made, &[&own]))?;
     let failed = match result {
         Ok(_) => Ok(()),
         Err(error) => fatal_error(
@@ -245,7 +254,7 @@ pub(super) fn close_descriptor(py: Python<'_>, body: &StreamBody) {
     match body.socket.get(py) {
         None => close_raw(fd),
         Some(socket) => {
-            let name = names().close.bind(py);
+            let name = names(py).close.bind(py);
             let closed = name
                 .cast_into::<PyString>()
                 .map_err(PyErr::from)

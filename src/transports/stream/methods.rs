@@ -450,7 +450,7 @@ fn getters() -> Vec<ffi::PyGetSetDef> {
 }
 
 pub(in crate::transports) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let bases = [names().transport_type];
+    let bases = [names(module.py()).transport_type];
     let kind = object::make_type::<StreamBody>(module, &bases, methods(), getters(), &STREAM_TYPE)?;
     OWN_METHODS.remember(&kind, &["write", "_force_close"])?;
     // What start_tls() asks of a transport.

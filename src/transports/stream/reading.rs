@@ -218,7 +218,7 @@ fn on_eof(this: Stream<'_>) -> PyResult<()> {
         log::debug(py, "%r received EOF", &[this.to_bound()])?;
     }
     let answer = writing::corked(this, || {
-        this.calls.call(py, names().eof_received, &[])?.is_truthy()
+        this.calls.call(py, names(py).eof_received, &[])?.is_truthy()
     })?;
     match answer {
         Err(error) => ending::fatal_error(this, error, "Fatal error: protocol.eof_received() call failed."),

@@ -31,7 +31,7 @@ pub(super) fn start(this: Stream<'_>, future: Bound<'_, PyAny>) -> PyResult<()> 
     }
     settle(
         &future,
-        names().set_result,
+        names(this.py()).set_result,
         this.py().None().into_bound(this.py()),
     )
 }
@@ -61,7 +61,7 @@ pub(super) fn on_writable(this: Stream<'_>) -> PyResult<()> {
     sync_interest(this)?;
     settle(
         &future,
-        names().set_result,
+        names(this.py()).set_result,
         this.py().None().into_bound(this.py()),
     )
 }
@@ -71,7 +71,7 @@ pub(super) fn on_lost(this: Stream<'_>) -> PyResult<()> {
     match this.waiter.take(this.py()) {
         Some(future) => {
             let error = closed_error().into_value(this.py()).into_bound(this.py());
-            settle(&future, names().set_exception, error.into_any())
+            settle(&future, names(this.py()).set_exception, error.into_any())
         }
         None => Ok(()),
     }
@@ -91,7 +91,7 @@ fn closed_error() -> PyErr {
 fn settle(future: &Bound<'_, PyAny>, method: Kept, value: Bound<'_, PyAny>) -> PyResult<()> {
     let py = future.py();
     let name = |kept: Kept| kept.bind(py).cast_into::<PyString>();
-    if !future.call_method0(name(names().done)?)?.is_truthy()? {
+    if !future.call_method0(name(names(py).done)?)?.is_truthy()? {
         future.call_method1(name(method)?, (value,))?;
     }
     Ok(())
