@@ -435,8 +435,9 @@ pub(crate) unsafe fn represent<T: NativeType>(
     }
 }
 
-/// A row of a method table for a `fn(This<T>, Args) -> PyResult<Bound<PyAny>>`: its signature, such as `"call_at(when,
-/// callback, *args, context=None)"`, and its docstring. All required arguments are present when the body runs.
+/// A row of a method table for a `fn(This<T>, Args) -> PyResult<Bound<PyAny>>`: its signature, such as
+/// `"call_at(when, callback, *args, context=None)"`, and its docstring. All required arguments are present when the
+/// body runs.
 macro_rules! method {
     ($layout:ty, $body:path, $signature:literal, $doc:literal) => {{
         static SIGNATURE: $crate::binding::signature::Signature =

@@ -1,5 +1,5 @@
-//! Signatures of native functions. One text gives name, parameters and defaults, such as `call_at(when, callback,
-//! *args)`.
+//! Signatures of native functions. One text gives name, parameters and defaults, such as
+//! `call_at(when, callback, *args)`.
 //!
 //! The text determines the row's name, the output of `help()` and `inspect.signature()`, the number of arguments that a
 //! call must have, and the names of its parameters. It is parsed at compile time or outside the common path of a call.

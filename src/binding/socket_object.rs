@@ -53,7 +53,7 @@ pub(crate) fn take_over<'py>(
         }
     };
     if !socket.is_instance(&raw)? {
-        return Err(PyTypeError::new_err("socket.socket() has not made a socket"));
+        return Err(PyTypeError::new_err("socket.socket() did not create a socket"));
     }
     let made = initialize(&socket, args, kwargs)
         // The constructor applies the default timeout, which would make the descriptor blocking.

@@ -167,13 +167,13 @@ fn coroutine_method<'py>(stub: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>
     unsafe {
         if ffi::Py_TYPE(descriptor.as_ptr()) != &raw mut ffi::PyMethodDescr_Type {
             return Err(PyTypeError::new_err(format!(
-                "{name} is no native method of the loop"
+                "{name} is not a native method of the loop"
             )));
         }
         let row = (*descriptor.as_ptr().cast::<ffi::PyMethodDescrObject>()).d_method;
         if (*row).ml_flags != ffi::METH_FASTCALL | ffi::METH_KEYWORDS {
             return Err(PyTypeError::new_err(format!(
-                "{name} takes its arguments in another way"
+                "{name} has an unsupported calling convention"
             )));
         }
         let made = ffi::PyType_GenericAlloc(METHOD_TYPE.load(Ordering::Acquire), 0);

@@ -101,7 +101,7 @@ fn signal_fd<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> 
 }
 
 /// asyncio's names of the queues that monitoring and test tools read. The values are tuples, because the queues
-/// themselves are native: code that tries to change asyncio's queues gets an error.
+/// themselves are native: code that tries to change a queue gets an error.
 fn ready_handles(this: This<'_, LoopObject>) -> Object<'_> {
     let py = this.py();
     Ok(PyTuple::new(py, this.reactor.ready_handles(py))?.into_any())

@@ -76,8 +76,8 @@ impl LoopObject {
     }
 
     /// Runs `body`, which touches the cells of the loop or of its native objects. It runs in the thread that runs the
-    /// loop, or, while no thread does, in one thread at a time. With a GIL this always holds, and asyncio checks the
-    /// thread only in debug mode. Free-threaded builds always check.
+    /// loop, or, while no thread does, in one thread at a time. Free-threaded builds always check the thread. With a
+    /// GIL, one thread runs at a time in any case, and asyncio checks the thread only in debug mode.
     ///
     /// Raises RuntimeError if another thread runs the loop.
     #[inline(always)]

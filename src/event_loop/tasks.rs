@@ -27,7 +27,7 @@ fn class_in(py: Python<'_>, module_dict: Kept, name: Kept) -> PyResult<Bound<'_,
     {
         Some(class) => Ok(class),
         None => Err(PyAttributeError::new_err(
-            "asyncio has lost its Future or Task class",
+            "asyncio has no Future or Task class any more",
         )),
     }
 }

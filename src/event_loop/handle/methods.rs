@@ -180,7 +180,7 @@ fn cancelled_text(this: This<'_, HandleObject>) -> Option<Bound<'_, PyAny>> {
 
 /// Writing to a String fails only if a Display implementation fails, as Python's `str()` of a str subclass may.
 fn fmt_error(_: std::fmt::Error) -> PyErr {
-    PyTypeError::new_err("an object could not be formatted")
+    PyTypeError::new_err("cannot format an object")
 }
 
 /// The callback of a handle and its arguments.
