@@ -46,12 +46,12 @@ pub(super) struct CoroObject {
     pub(super) args: ObjectCell,
     /// A dict, or empty.
     pub(super) kwargs: ObjectCell,
-    /// The context to run in; its own copy unless the caller gave one.
+    /// The context in which the coro runs: the caller's, or else a copy that belongs to the coro.
     pub(super) context: ObjectCell,
     pub(super) name: ObjectCell,
-    /// What the function has returned.
+    /// The result of the function.
     pub(super) result: ObjectCell,
-    /// What it has raised.
+    /// The exception that the function has raised.
     pub(super) exception: ObjectCell,
     /// What the finished wait returns, or raises (`interruption`).
     pub(super) wake_value: ObjectCell,

@@ -5,10 +5,10 @@
 //!   watchdog               sleeps until begin + limit, `report`: "has run for 0.200 s, and is at ...", its stack
 //! ```
 //!
-//! The clock that times a run is cheap and ticks every few milliseconds. A run that is called late has taken longer
-//! than the limit all the same. The `Pulse` of a thread says since when a coro runs there: that thread writes it, with
-//! at most four stores per run, and the watchdog reads it. The watchdog finds out which coro it is, and where, only
-//! with the GIL: then the run cannot end.
+//! The clock that times a run is cheap and ticks every few milliseconds. Still, every reported run has taken longer
+//! than the limit. The `Pulse` of a thread holds the time since which a coro runs there. That thread writes it, with at
+//! most four stores per run, and the watchdog reads it. The watchdog finds out which coro it is, and where, only with
+//! the GIL, because then the run cannot end.
 
 use std::mem;
 use std::sync::atomic::Ordering;

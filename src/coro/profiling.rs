@@ -50,7 +50,7 @@ pub(super) unsafe fn report_calls(
     // SAFETY: by the contract.
     unsafe {
         if pystate::is_tracing(thread) {
-            // Nobody hears of the frames of the trace function, and they cannot be told from the others.
+            // The frames of the trace function are not reported, and cannot be distinguished from the others.
             return;
         }
         undisturbed(runtime, coro, |py| {

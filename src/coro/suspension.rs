@@ -1,7 +1,7 @@
-//! How a running coro waits: it notes what it waits for, leaves its stack, and later goes on with what it was woken
-//! with.
+//! How a running coro waits: it notes the reason, leaves its stack, and later continues with the value or the exception
+//! of the wake.
 //!
-//! Runs on the coro's stack. It must not know what coros wait for beyond time.
+//! Runs on the coro's stack. It must not know what coros wait for, except times.
 
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -64,8 +64,8 @@ unsafe fn leave(switch: &PreparedSwitch) {
     unsafe { arch::switch(switch.sp_place.as_ptr(), switch.main_sp) };
 }
 
-/// Gives the thread back to the scheduler until the coro is woken; returns or raises what it is woken with. The caller
-/// has met the conditions of `prepare_switch`.
+/// Gives the thread back to the scheduler until somebody wakes the coro. Returns the value or raises the exception of
+/// the wake. The caller has met the conditions of `prepare_switch`.
 #[inline]
 fn suspend(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
     let switch = prepare_switch(coro)?;

@@ -1,4 +1,4 @@
-//! The watchdog: a thread that looks for runs which are late while they still go on.
+//! The watchdog: a thread that finds runs that are late while they last.
 //!
 //! ```text
 //!   a coro runs in a thread    no pulse has changed      the same again: pulses      again: sleep until
@@ -37,7 +37,7 @@ const SLEEP_NS: std::ops::RangeInclusive<u64> = 1_000_000..=3_600_000_000_000;
 /// How long the exit waits for a report that the watchdog has begun.
 const EXIT_GRACE: Duration = Duration::from_secs(1);
 
-/// Reports the run of that pulse which began at that time, if it goes on. Called with the GIL.
+/// Reports the run of that pulse which began at that time, unless it has ended. Called with the GIL.
 pub(super) type Report = fn(Python<'_>, &Pulse, u64) -> PyResult<()>;
 
 struct Watchdog {
@@ -208,7 +208,7 @@ impl Watchdog {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the thread does.
+    /// The main function of the thread.
     fn run(&self) {
         let mut quiet_looks = 0;
         let mut state = self.lock();

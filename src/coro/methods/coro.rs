@@ -58,7 +58,7 @@ fn start<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-/// `_wake(value=None)`: a waiting coro goes on, and its wait returns `value`. `ScheduleError` if it does not wait.
+/// `_wake(value=None)`: a waiting coro continues, and its wait returns `value`. `ScheduleError` if it does not wait.
 fn wake<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let [value] = args.bind()?;
     check_thread(this)?;
@@ -224,7 +224,7 @@ fn must_cancel(this: Coro<'_>) -> Object<'_> {
     ))
 }
 
-/// What the coro has raised. Reading this does not count as having seen the exception.
+/// The exception that the function has raised. Reading it does not mark it as seen.
 fn exception(this: Coro<'_>) -> Object<'_> {
     Ok(this.exception.get(this.py()).unwrap_or_else(|| none(this.py())))
 }

@@ -105,7 +105,7 @@ pub(super) fn begin_sleep_for<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyRe
     suspension::begin_sleep(coro, suspension::now_s(coro)? + delay_s)
 }
 
-/// What the timer of a sleep calls.
+/// Wakes a sleeping coro. The timer of the sleep calls this.
 pub(super) fn end_sleep<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     if let Some(object) = args.get(0) {
         let coro = scheduler::coro_from(&object)?;
@@ -117,7 +117,7 @@ pub(super) fn end_sleep<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py
     Ok(none(py))
 }
 
-/// What the timer of a limited wait calls.
+/// Ends a wait with a timeout. The timer of the wait calls this.
 pub(super) fn end_wait<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     if let Some(object) = args.get(0) {
         sync::end_wait(scheduler::coro_from(&object)?);

@@ -180,7 +180,7 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
     ]
 }
 
-/// What the package uses.
+/// The functions that only the package uses.
 fn functions() -> Vec<ffi::PyMethodDef> {
     vec![
         function!(
@@ -299,7 +299,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     Ok(())
 }
 
-/// Adds a function to the native module, as `prefix` and its name. `owner` is the module that it says it is of.
+/// Adds a function to the native module under the name `prefix` + its own name. `owner` becomes its `__module__`.
 fn add(
     module: &Bound<'_, PyModule>,
     definition: ffi::PyMethodDef,

@@ -48,8 +48,8 @@ fn take_exception(this: Coro<'_>) -> Option<Bound<'_, PyAny>> {
 }
 
 /// The same for `result()` and `exception()`. If the caller is a coro, a cancelled coro gives `CoroCancelled`: its own
-/// exception would look as if the caller were cancelled, and end it silently. Elsewhere the result is what asyncio
-/// expects of a task.
+/// exception would look as if the caller were cancelled, and would end the caller silently. For other callers the
+/// outcome is the one that asyncio expects of a task.
 fn take_visible_outcome(this: Coro<'_>) -> Object<'_> {
     let Some(exception) = take_exception(this) else {
         return take_outcome(this);
@@ -72,7 +72,7 @@ fn take_visible_outcome(this: Coro<'_>) -> Object<'_> {
     Err(error)
 }
 
-/// What it has returned or raised; None for one that was cancelled.
+/// The result or the exception of the coro, or None if the coro was cancelled.
 fn outcome<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
     match this.exception.get(py) {
@@ -81,7 +81,7 @@ fn outcome<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     }
 }
 
-/// What awaiting the coro returns or raises, as asyncio does for a task.
+/// The result or the exception of awaiting the coro, as asyncio's for a task.
 fn task_outcome<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     take_outcome(this)
 }

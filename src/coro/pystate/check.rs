@@ -18,7 +18,7 @@ pub(super) fn c_recursion_limit() -> c_int {
     C_LIMIT.load(Ordering::Relaxed)
 }
 
-/// None if every field that can be compared is where the offsets say, else what differs.
+/// None if every field that can be compared lies at its offset, else a text that says what differs.
 pub(in crate::coro) fn self_check(py: Python<'_>) -> PyResult<Option<&'static str>> {
     if let Some(reason) = imp::UNSUPPORTED.or_else(imp::look_up) {
         return Ok(Some(reason));
@@ -152,7 +152,7 @@ unsafe fn has_tracing(thread: *mut ffi::PyThreadState) -> bool {
     }
 }
 
-/// What the depth of nested deallocation was when the capsule below was deallocated.
+/// The depth of nested deallocation at the deallocation of the capsule below.
 static NESTING: AtomicI32 = AtomicI32::new(-1);
 
 unsafe extern "C" fn note_nesting(_capsule: *mut ffi::PyObject) {

@@ -1,4 +1,4 @@
-//! The flags of a Python function's code, read without making an int of them: `spawn` looks at them each time.
+//! The flags of a Python function's code. They are read without making a Python int, because each `spawn` needs them.
 
 use std::ffi::c_int;
 

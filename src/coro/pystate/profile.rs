@@ -67,7 +67,7 @@ pub(in crate::coro) unsafe fn frames(
     frames
 }
 
-/// Makes what is needed; once, at import.
+/// Makes the probe. Called once, at import.
 pub(in crate::coro) fn set_up(py: Python<'_>) -> PyResult<()> {
     let probe = py.eval(c"lambda: None", None, None)?;
     PROBE.store(probe.into_ptr(), Ordering::Release);

@@ -63,7 +63,7 @@ type ResetProtection = unsafe extern "C" fn(*mut ffi::PyThreadState);
 static SET: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 static RESET: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// Finds what this version needs of the interpreter; what is missing otherwise.
+/// Finds the functions of the interpreter that this version needs. Returns what is missing, if anything.
 pub(super) fn look_up() -> Option<&'static str> {
     // SAFETY: names that end in NUL; the default search order includes the interpreter.
     let (set, reset) = unsafe {

@@ -112,7 +112,7 @@ unsafe fn name_of_type(py: Python<'_>, object: *mut ffi::PyObject) -> String {
 
 /// How a wait in a queue has ended.
 pub(super) struct Wait<'py> {
-    /// What the coro was woken with, or the interruption.
+    /// The value of the wake, or the interruption.
     pub(super) result: PyResult<Bound<'py, PyAny>>,
     /// The coro got what it waited for. After an interruption it has to give that back or on.
     pub(super) is_granted: bool,
@@ -156,7 +156,7 @@ pub(super) fn wait_in_queue<'py>(
     end(coro, suspension::wait(coro))
 }
 
-/// The same for a coro that offers something: whoever takes it finds it in `wake_value`.
+/// The same for a coro that offers a value. The receiver finds the value in `wake_value`.
 #[inline]
 pub(super) fn offer_in_queue<'py>(
     queue: &WaitQueue,
