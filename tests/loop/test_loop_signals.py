@@ -190,7 +190,7 @@ def test_interrupt_in_a_tight_loop(loop_kind, busy):
         loop.stop()
         loop.run_forever()
         for task in asyncio.all_tasks(loop):
-            loop.run_until_complete(task)
+            task._log_destroy_pending = False  # the interrupted step of one may be lost
         loop.close()
         """,
     ) as script:
