@@ -51,3 +51,5 @@ if __name__ == "__main__":
     factory = grapeshot.new_event_loop if parser.parse_args().loop == "grapeshot" else asyncio.SelectorEventLoop
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(main())
+    # The interpreter must not end while a thread of tokio is in a call into it.
+    tokio_bridge.wait_until_idle()

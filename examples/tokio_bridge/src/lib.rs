@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pyo3::exceptions::{PyConnectionError, PyStopAsyncIteration, PyValueError};
+use pyo3::exceptions::{PyConnectionError, PyRuntimeError, PyStopAsyncIteration, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use pyo3_async_runtimes::tokio::{future_into_py, get_current_locals, get_runtime, into_future, scope};
@@ -160,8 +160,26 @@ fn flood(py: Python<'_>, event_loop: Py<PyAny>, callback: Py<PyAny>, count: usiz
     }
 }
 
+/// Waits until tokio's threads have nothing to do. Call it after the loop has ended: a thread that is still inside of a
+/// call into the interpreter while the interpreter ends crashes the process, and Python gets a result before the call
+/// that delivers it has returned.
+#[pyfunction]
+fn wait_until_idle(py: Python<'_>) -> PyResult<()> {
+    py.detach(|| {
+        while get_runtime().metrics().num_alive_tasks() > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // Results are delivered by the one blocking thread, in the order of their calls.
+        get_runtime().block_on(get_runtime().spawn_blocking(|| ()))
+    })
+    .map_err(|error| PyRuntimeError::new_err(error.to_string()))
+}
+
 #[pymodule(gil_used = false)]
 fn tokio_bridge(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.enable_all().max_blocking_threads(1);
+    pyo3_async_runtimes::tokio::init(builder);
     module.add_class::<Counter>()?;
     module.add_function(wrap_pyfunction!(sleep, module)?)?;
     module.add_function(wrap_pyfunction!(ask, module)?)?;
@@ -170,5 +188,6 @@ fn tokio_bridge(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(hang, module)?)?;
     module.add_function(wrap_pyfunction!(panic, module)?)?;
     module.add_function(wrap_pyfunction!(flood, module)?)?;
+    module.add_function(wrap_pyfunction!(wait_until_idle, module)?)?;
     Ok(())
 }
