@@ -22,9 +22,10 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use pyo3::ffi;
+use pyo3::prelude::*;
 
 use super::HAS_TRASHCAN;
-use super::native_type::NativeType;
+use super::native_type::{NativeType, This};
 
 /// The limit of nested calls. Each takes a few hundred bytes of stack, including the frames of CPython's containers
 /// between them.
@@ -59,6 +60,49 @@ pub(super) unsafe extern "C" fn deallocate<T: NativeType>(slf: *mut ffi::PyObjec
         } else {
             bounded(slf, T::DEALLOC);
         }
+    }
+}
+
+/// The default of `NativeType::DEALLOC`.
+pub(super) unsafe extern "C" fn drop_and_free<T: NativeType>(slf: *mut ffi::PyObject) {
+    // SAFETY: CPython calls `tp_dealloc` attached, once, with an unreferenced object of this layout. A type without a
+    // function of its own has objects that are a valid `T` (contract of `DEALLOC`).
+    unsafe {
+        if T::IS_COLLECTED {
+            ffi::PyObject_GC_UnTrack(slf.cast());
+        }
+        drop_contents::<T>(slf);
+        free_memory(slf);
+    }
+}
+
+/// Drops what an unreferenced, untracked object refers to, and all of its fields.
+///
+/// # Safety
+/// Attached. The object is a valid `T`, and its fields are not used any more.
+#[inline]
+pub(crate) unsafe fn drop_contents<T: NativeType>(slf: *mut ffi::PyObject) {
+    // SAFETY: by the contract.
+    unsafe {
+        T::clear(This::new(Python::assume_attached(), slf));
+        ptr::drop_in_place(slf.cast::<T>());
+    }
+}
+
+/// Frees the memory of an unreferenced, untracked object, and drops its reference to its type.
+///
+/// # Safety
+/// Attached. The object's own fields are empty, and nothing uses it after this call.
+#[inline(always)]
+pub(crate) unsafe fn free_memory(slf: *mut ffi::PyObject) {
+    // SAFETY: by the contract. Each type has the `tp_free` of the allocator of its objects; it inherits it, and a
+    // subclass may set its own. The type outlives its instances, so their reference to it is dropped last.
+    unsafe {
+        let kind = ffi::Py_TYPE(slf);
+        if let Some(free) = (*kind).tp_free {
+            free(slf.cast());
+        }
+        ffi::Py_DECREF(kind.cast());
     }
 }
 

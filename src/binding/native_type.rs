@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use pyo3::sync::critical_section;
 use pyo3::types::{PyBool, PyNone, PyString, PyTuple, PyType};
 
-use super::deallocation::deallocate;
+use super::deallocation::{deallocate, drop_and_free};
 use super::object_cell::ObjectCell;
 use super::signature::Signature;
 use super::{HAS_GIL, errors};
@@ -95,7 +95,7 @@ impl<'a, 'py> Args<'a, 'py> {
     /// # Safety
     /// The four values are those of one `METH_FASTCALL|METH_KEYWORDS` call.
     #[inline]
-    unsafe fn new(
+    pub(crate) unsafe fn new(
         py: Python<'py>,
         args: *const *mut ffi::PyObject,
         nargs: ffi::Py_ssize_t,
@@ -123,22 +123,6 @@ impl<'a, 'py> Args<'a, 'py> {
             kwnames,
             signature,
         }
-    }
-
-    /// The arguments of a function of a module; see `new`.
-    ///
-    /// # Safety
-    /// As for `new`.
-    #[inline]
-    pub(crate) unsafe fn from_fastcall(
-        py: Python<'py>,
-        args: *const *mut ffi::PyObject,
-        nargs: ffi::Py_ssize_t,
-        kwnames: *mut ffi::PyObject,
-        signature: &'static Signature,
-    ) -> Self {
-        // SAFETY: passed on.
-        unsafe { Self::new(py, args, nargs, kwnames, signature) }
     }
 
     /// The positional arguments as borrowed pointers.
@@ -173,7 +157,7 @@ impl<'a, 'py> Args<'a, 'py> {
     /// True if the call gives all required parameters by position, and nothing else when the signature has nothing
     /// else.
     #[inline(always)]
-    pub(crate) fn fit(&self) -> bool {
+    fn fit(&self) -> bool {
         if self.signature.is_fixed() {
             self.positional == self.signature.required() && self.kwnames.is_null()
         } else {
@@ -181,11 +165,28 @@ impl<'a, 'py> Args<'a, 'py> {
         }
     }
 
+    /// Calls `body` with `receiver` and with arguments that fit the signature.
+    #[inline(always)]
+    pub(crate) fn pass_to<C, R>(
+        self,
+        receiver: C,
+        body: impl FnOnce(C, Args<'_, 'py>) -> PyResult<R>,
+    ) -> PyResult<R> {
+        if self.fit() {
+            body(receiver, self)
+        } else {
+            // `black_box` prevents a second copy of the body behind a function pointer, which would keep the compiler
+            // from inlining the first one.
+            let body = std::hint::black_box(body);
+            self.rearrange(|args| body(receiver, args))
+        }
+    }
+
     /// Calls `body` with arguments that do not `fit`, after moving required parameters given by name to their
     /// positions. Raises TypeError if one is missing, or if there are extra ones that the signature does not have.
     #[cold]
     #[inline(never)]
-    pub(crate) fn rearrange<R>(self, body: impl FnOnce(Args<'_, 'py>) -> PyResult<R>) -> PyResult<R> {
+    fn rearrange<R>(self, body: impl FnOnce(Args<'_, 'py>) -> PyResult<R>) -> PyResult<R> {
         let required = self.signature.required();
         let names = self.signature.parameters();
         let mut values = self.positional().to_vec();
@@ -322,22 +323,6 @@ impl<'a, 'py> Args<'a, 'py> {
     }
 }
 
-/// Calls `body` with arguments that fit its signature.
-#[inline(always)]
-fn call_body<'py, T>(
-    this: This<'py, T>,
-    args: Args<'_, 'py>,
-    body: for<'a, 'p> fn(This<'p, T>, Args<'a, 'p>) -> PyResult<Bound<'p, PyAny>>,
-) -> PyResult<*mut ffi::PyObject> {
-    if args.fit() {
-        body(this, args).map(Bound::into_ptr)
-    } else {
-        // `black_box` prevents a second copy of the body, which would keep the compiler from inlining the first one.
-        let body = std::hint::black_box(body);
-        args.rearrange(|args| body(this, args).map(Bound::into_ptr))
-    }
-}
-
 /// The body of a method wrapper: see `method!`.
 ///
 /// # Safety
@@ -358,7 +343,7 @@ pub(crate) unsafe fn call_method<T: NativeType>(
         errors::at_boundary(py, ptr::null_mut(), || {
             let this = This::new(py, slf);
             let args = Args::new(py, args, nargs, kwnames, signature);
-            T::with_access(this, || call_body(this, args, body))
+            T::with_access(this, || args.pass_to(this, body).map(Bound::into_ptr))
         })
     }
 }
@@ -381,7 +366,7 @@ pub(crate) unsafe fn call_threadsafe_method<T: NativeType>(
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
             let args = Args::new(py, args, nargs, kwnames, signature);
-            call_body(This::new(py, slf), args, body)
+            args.pass_to(This::new(py, slf), body).map(Bound::into_ptr)
         })
     }
 }
@@ -439,7 +424,7 @@ pub(crate) unsafe fn represent<T: NativeType>(
 /// `"call_at(when, callback, *args, context=None)"`, and its docstring. All required arguments are present when the
 /// body runs.
 macro_rules! method {
-    ($layout:ty, $body:path, $signature:literal, $doc:literal) => {{
+    (@ $call:ident, $layout:ty, $body:path, $signature:literal, $doc:literal) => {{
         static SIGNATURE: $crate::binding::signature::Signature =
             $crate::binding::signature::Signature::new($signature);
         unsafe extern "C" fn raw(
@@ -450,37 +435,25 @@ macro_rules! method {
         ) -> *mut pyo3::ffi::PyObject {
             // SAFETY: only CPython calls this, through the method table of the type with this layout.
             unsafe {
-                $crate::binding::native_type::call_method::<$layout>(
+                $crate::binding::native_type::$call::<$layout>(
                     slf, args, nargs, kwnames, &SIGNATURE, $body,
                 )
             }
         }
         SIGNATURE.row(raw, $crate::binding::signature::Receiver::Object, $doc)
     }};
+    ($layout:ty, $body:path, $signature:literal, $doc:literal) => {
+        $crate::binding::native_type::method!(@ call_method, $layout, $body, $signature, $doc)
+    };
 }
 pub(crate) use method;
 
 /// `method!` for a method that any thread may call at any time. The body touches only atomics, the inbox and values
 /// that never change.
 macro_rules! threadsafe_method {
-    ($layout:ty, $body:path, $signature:literal, $doc:literal) => {{
-        static SIGNATURE: $crate::binding::signature::Signature =
-            $crate::binding::signature::Signature::new($signature);
-        unsafe extern "C" fn raw(
-            slf: *mut pyo3::ffi::PyObject,
-            args: *const *mut pyo3::ffi::PyObject,
-            nargs: pyo3::ffi::Py_ssize_t,
-            kwnames: *mut pyo3::ffi::PyObject,
-        ) -> *mut pyo3::ffi::PyObject {
-            // SAFETY: only CPython calls this, through the method table of the type with this layout.
-            unsafe {
-                $crate::binding::native_type::call_threadsafe_method::<$layout>(
-                    slf, args, nargs, kwnames, &SIGNATURE, $body,
-                )
-            }
-        }
-        SIGNATURE.row(raw, $crate::binding::signature::Receiver::Object, $doc)
-    }};
+    ($layout:ty, $body:path, $signature:literal, $doc:literal) => {
+        $crate::binding::native_type::method!(@ call_threadsafe_method, $layout, $body, $signature, $doc)
+    };
 }
 pub(crate) use threadsafe_method;
 
@@ -515,13 +488,13 @@ pub(crate) fn class_getitem() -> ffi::PyMethodDef {
 
 /// A row of a getset table for a `fn(This<T>) -> PyResult<Bound<PyAny>>`.
 macro_rules! getter {
-    ($layout:ty, $name:literal, $body:path, $doc:literal) => {{
+    (@ $call:ident, $layout:ty, $name:literal, $body:path, $doc:literal) => {{
         unsafe extern "C" fn raw(
             slf: *mut pyo3::ffi::PyObject,
             _: *mut std::ffi::c_void,
         ) -> *mut pyo3::ffi::PyObject {
             // SAFETY: only CPython calls this, through the getset table of the type with this layout.
-            unsafe { $crate::binding::native_type::call_getter::<$layout>(slf, $body) }
+            unsafe { $crate::binding::native_type::$call::<$layout>(slf, $body) }
         }
         pyo3::ffi::PyGetSetDef {
             name: $name.as_ptr(),
@@ -531,28 +504,18 @@ macro_rules! getter {
             closure: std::ptr::null_mut(),
         }
     }};
+    ($layout:ty, $name:literal, $body:path, $doc:literal) => {
+        $crate::binding::native_type::getter!(@ call_getter, $layout, $name, $body, $doc)
+    };
 }
 pub(crate) use getter;
 
 /// `getter!` for an attribute that any thread may read at any time. The body touches only atomics and values that never
 /// change.
 macro_rules! threadsafe_getter {
-    ($layout:ty, $name:literal, $body:path, $doc:literal) => {{
-        unsafe extern "C" fn raw(
-            slf: *mut pyo3::ffi::PyObject,
-            _: *mut std::ffi::c_void,
-        ) -> *mut pyo3::ffi::PyObject {
-            // SAFETY: only CPython calls this, through the getset table of the type with this layout.
-            unsafe { $crate::binding::native_type::call_threadsafe_getter::<$layout>(slf, $body) }
-        }
-        pyo3::ffi::PyGetSetDef {
-            name: $name.as_ptr(),
-            get: Some(raw),
-            set: None,
-            doc: $doc.as_ptr(),
-            closure: std::ptr::null_mut(),
-        }
-    }};
+    ($layout:ty, $name:literal, $body:path, $doc:literal) => {
+        $crate::binding::native_type::getter!(@ call_threadsafe_getter, $layout, $name, $body, $doc)
+    };
 }
 pub(crate) use threadsafe_getter;
 
@@ -563,11 +526,12 @@ pub(crate) trait NativeType: Sized {
     const DOC: &'static CStr;
     const FLAGS: u64;
     /// False for a type whose objects hold no references. The collector does not track such objects and cannot reveal
-    /// them to other code. `cells`, `traverse_rest` and `clear` are then unused, and `DEALLOC` frees the memory with
-    /// `PyObject_Free`.
+    /// them to other code. The object has no `cells` and no `traverse_rest` then.
     const IS_COLLECTED: bool = true;
-    /// Frees an unreferenced object. `tp_dealloc` calls it, at once or a little later.
-    const DEALLOC: ffi::destructor;
+    /// Frees an unreferenced object. `tp_dealloc` calls it, at once or a little later. By default it drops what `clear`
+    /// drops and then all fields: such an object must be a valid `T` from its allocation on, and `clear` must empty all
+    /// of its cells.
+    const DEALLOC: ffi::destructor = drop_and_free::<Self>;
     /// True if freeing this object frees no other object that could continue a chain: the deallocation nests no deeper.
     #[inline]
     fn is_empty(&self) -> bool {
@@ -591,11 +555,9 @@ pub(crate) trait NativeType: Sized {
     unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         // SAFETY: passed on.
         unsafe {
-            for cell in self.cells() {
-                let result = cell.traverse(visit, arg);
-                if result != 0 {
-                    return result;
-                }
+            let result = traverse_cells(self.cells(), visit, arg);
+            if result != 0 {
+                return result;
             }
             self.traverse_rest(visit, arg)
         }
@@ -617,6 +579,25 @@ pub(crate) trait NativeType: Sized {
     /// (`LoopObject::with_loop_access`). For an object that threads share, it admits one thread at a time
     /// (`with_critical_section`).
     fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R>;
+}
+
+/// Reports the references in `cells`, up to the first one for which the collector returns anything but 0.
+///
+/// # Safety
+/// As for `NativeType::traverse_rest`.
+pub(crate) unsafe fn traverse_cells<'a>(
+    cells: impl IntoIterator<Item = &'a ObjectCell>,
+    visit: ffi::visitproc,
+    arg: *mut c_void,
+) -> c_int {
+    for cell in cells {
+        // SAFETY: passed on.
+        let result = unsafe { cell.traverse(visit, arg) };
+        if result != 0 {
+            return result;
+        }
+    }
+    0
 }
 
 /// `NativeType::with_access` for an object that any thread may use, one thread at a time. If `body` waits for another
@@ -662,6 +643,16 @@ pub(crate) fn slot(id: c_int, value: *mut c_void) -> ffi::PyType_Slot {
         slot: id,
         pfunc: value,
     }
+}
+
+/// The slot of a type's methods; the table lives forever.
+pub(crate) fn methods_slot(rows: Vec<ffi::PyMethodDef>) -> ffi::PyType_Slot {
+    slot(ffi::Py_tp_methods, leak_table(rows, ffi::PyMethodDef::zeroed()))
+}
+
+/// The slot of a type's getters; the table lives forever.
+pub(crate) fn getset_slot(rows: Vec<ffi::PyGetSetDef>) -> ffi::PyType_Slot {
+    slot(ffi::Py_tp_getset, leak_table(rows, ffi::PyGetSetDef::default()))
 }
 
 /// Creates the heap type of `T`. `tp_traverse`, `tp_clear` and `tp_dealloc` come from its `NativeType`, and `slots`

@@ -21,6 +21,7 @@ use pyo3::prelude::*;
 
 use super::fiber::Fiber;
 use super::wait_queue::WaitNode;
+use crate::binding::deallocation::free_memory;
 use crate::binding::errors;
 use crate::binding::native_type::{NativeType, This, leak_table, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
@@ -206,13 +207,7 @@ unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
         if !body.weakrefs.get().is_null() {
             ffi::PyObject_ClearWeakRefs(slf);
         }
-        for cell in body.cells() {
-            drop(cell.take(py));
-        }
-        let kind = ffi::Py_TYPE(slf);
-        if let Some(free) = (*kind).tp_free {
-            free(slf.cast());
-        }
-        ffi::Py_DECREF(kind.cast());
+        CoroObject::empty_cells(This::new(py, slf));
+        free_memory(slf);
     }
 }

@@ -125,17 +125,6 @@ unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
     }
 }
 
-unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
-    // SAFETY: CPython calls this attached with an unreferenced object.
-    unsafe {
-        ffi::PyObject_GC_UnTrack(slf.cast());
-        CoroutineMethodObject::clear(This::new(Python::assume_attached(), slf));
-        let kind = ffi::Py_TYPE(slf);
-        ffi::PyObject_GC_Del(slf.cast());
-        ffi::Py_DECREF(kind.cast());
-    }
-}
-
 impl NativeType for CoroutineMethodObject {
     const NAME: &'static CStr = c"grapeshot._core._CoroutineMethod";
     const DOC: &'static CStr = c"A native method of the loop that returns a coroutine.";
@@ -144,8 +133,6 @@ impl NativeType for CoroutineMethodObject {
         | ffi::Py_TPFLAGS_IMMUTABLETYPE
         | ffi::Py_TPFLAGS_METHOD_DESCRIPTOR
         | ffi::Py_TPFLAGS_HAVE_VECTORCALL;
-
-    const DEALLOC: ffi::destructor = dealloc;
 
     fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
         [&self.stub]

@@ -14,8 +14,8 @@ use pyo3::types::{PyFloat, PyTuple, PyType};
 use super::pyloop::{self, LoopObject};
 use super::{call_methods, loop_clock, tasks, watching};
 use crate::binding::native_type::{
-    Args, This, bool_object, getter, leak_table, method, new_type, none, slot, threadsafe_getter,
-    threadsafe_method,
+    Args, This, bool_object, getset_slot, getter, method, methods_slot, new_type, none, slot,
+    threadsafe_getter, threadsafe_method,
 };
 use crate::binding::{HAS_GIL, errors};
 
@@ -260,14 +260,8 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             None,
             &[
                 slot(ffi::Py_tp_new, pyloop::new_loop as *mut c_void),
-                slot(
-                    ffi::Py_tp_methods,
-                    leak_table(methods, ffi::PyMethodDef::zeroed()),
-                ),
-                slot(
-                    ffi::Py_tp_getset,
-                    leak_table(getters, ffi::PyGetSetDef::default()),
-                ),
+                methods_slot(methods),
+                getset_slot(getters),
             ],
         )?
     };

@@ -17,6 +17,7 @@ use pyo3::types::PyType;
 
 use super::loop_clock::LoopClock;
 use super::reactor::{Reactor, current_thread};
+use crate::binding::deallocation::free_memory;
 use crate::binding::native_type::{NativeType, This};
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::{HAS_GIL, errors};
@@ -201,11 +202,7 @@ unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
             ManuallyDrop::drop(&mut (*body).reactor);
         }
         LoopObject::empty_cells(This::new(py, slf));
-        let kind = ffi::Py_TYPE(slf);
-        if let Some(free) = (*kind).tp_free {
-            free(slf.cast());
-        }
-        ffi::Py_DECREF(kind.cast());
+        free_memory(slf);
     }
 }
 

@@ -27,7 +27,7 @@ pub(crate) trait Source: Sized {
     /// Called after other code has closed the descriptor. The number now belongs to another registration, which has
     /// replaced this one, so the source must not touch the descriptor again. It queues its further work and calls
     /// nothing itself.
-    fn on_evicted(this: This<'_, Self>);
+    fn on_displaced(this: This<'_, Self>);
 }
 
 /// The functions of a source for objects of its layout. The caller passes a live object and holds a reference to it.
@@ -35,7 +35,7 @@ struct Calls {
     on_ready: unsafe fn(Python<'_>, *mut ffi::PyObject, Readiness) -> PyResult<()>,
     interest: unsafe fn(Python<'_>, *mut ffi::PyObject) -> Interest,
     has_descriptor: unsafe fn(Python<'_>, *mut ffi::PyObject) -> bool,
-    on_evicted: unsafe fn(Python<'_>, *mut ffi::PyObject),
+    on_displaced: unsafe fn(Python<'_>, *mut ffi::PyObject),
 }
 
 unsafe fn on_ready<T: Source>(
@@ -57,9 +57,9 @@ unsafe fn has_descriptor<T: Source>(py: Python<'_>, object: *mut ffi::PyObject) 
     T::has_descriptor(unsafe { This::new(py, object) })
 }
 
-unsafe fn on_evicted<T: Source>(py: Python<'_>, object: *mut ffi::PyObject) {
+unsafe fn on_displaced<T: Source>(py: Python<'_>, object: *mut ffi::PyObject) {
     // SAFETY: as in `on_ready`.
-    T::on_evicted(unsafe { This::new(py, object) });
+    T::on_displaced(unsafe { This::new(py, object) });
 }
 
 /// One table for each kind of source.
@@ -70,7 +70,7 @@ impl<T: Source> CallsOf<T> {
         on_ready: on_ready::<T>,
         interest: interest::<T>,
         has_descriptor: has_descriptor::<T>,
-        on_evicted: on_evicted::<T>,
+        on_displaced: on_displaced::<T>,
     };
 }
 
@@ -116,10 +116,10 @@ impl SourceRef {
         unsafe { (self.calls.has_descriptor)(py, kept.as_ptr()) }
     }
 
-    /// Calls `on_evicted` on a source that was taken out of the fd table, and releases the table's reference.
+    /// Calls `on_displaced` on a source that was taken out of the fd table, and releases the table's reference.
     pub(crate) fn displace(self, py: Python<'_>) {
         // SAFETY: the table's reference keeps the object alive until it is released.
-        unsafe { (self.calls.on_evicted)(py, self.object) };
+        unsafe { (self.calls.on_displaced)(py, self.object) };
         self.release(py);
     }
 

@@ -67,7 +67,7 @@ impl Source for ChildObject {
     }
 
     /// Somebody has closed the descriptor of the watch.
-    fn on_evicted(this: This<'_, Self>) {
+    fn on_displaced(this: This<'_, Self>) {
         drop(this.exit.take());
         if let Some(event_loop) = this.event_loop.get(this.py()) {
             LoopObject::of(&event_loop)
@@ -79,7 +79,7 @@ impl Source for ChildObject {
 
 /// Watches again with a new descriptor. The process number is still the child's: its status was not fetched.
 unsafe fn watch_again(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: queued by `on_evicted` with a watch, whose reference the queue holds.
+    // SAFETY: queued by `on_displaced` with a watch, whose reference the queue holds.
     let this: This<'_, ChildObject> = unsafe { This::new(py, object) };
     let (Some(event_loop), true) = (this.event_loop.get(py), this.callback.is_set()) else {
         return Ok(());
@@ -151,7 +151,6 @@ impl NativeType for ChildObject {
     const NAME: &'static CStr = c"grapeshot._core._Child";
     const DOC: &'static CStr = c"A child process whose end the loop waits for.";
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
-    const DEALLOC: ffi::destructor = dealloc;
 
     fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
         [&self.event_loop, &self.callback, &self.context]
@@ -159,20 +158,6 @@ impl NativeType for ChildObject {
 
     fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
         LoopObject::with_access_of(this.py(), &this.event_loop, body)
-    }
-}
-
-unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
-    // SAFETY: CPython calls this attached with an unreferenced object; its fields are emptied and the memory goes
-    // back to the allocator.
-    unsafe {
-        ffi::PyObject_GC_UnTrack(slf.cast());
-        let this: This<'_, ChildObject> = This::new(Python::assume_attached(), slf);
-        ChildObject::clear(this);
-        drop(this.exit.take());
-        let kind = ffi::Py_TYPE(slf);
-        ffi::PyObject_GC_Del(slf.cast());
-        ffi::Py_DECREF(kind.cast());
     }
 }
 

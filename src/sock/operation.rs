@@ -25,10 +25,12 @@ use pyo3::types::PyTuple;
 use super::attempts::{self, Attempt, OperationKind};
 use super::plain_socket;
 use super::waiter;
+use crate::binding::deallocation::free_memory;
 use crate::binding::errors;
 use crate::binding::freelist::Freelist;
 use crate::binding::native_type::{
-    Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, represent, slot,
+    Args, NativeType, This, bool_object, getset_slot, getter, method, methods_slot, new_type, none,
+    represent, slot,
 };
 use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
@@ -504,9 +506,7 @@ unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
             FREE.give(slf);
         } else {
             // The collector's mark stays with the memory: another operation in it would never be finalized.
-            let kind = ffi::Py_TYPE(slf);
-            ffi::PyObject_GC_Del(slf.cast());
-            ffi::Py_DECREF(kind.cast());
+            free_memory(slf);
         }
     }
 }
@@ -578,14 +578,8 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
                 slot(ffi::Py_tp_iternext, iternext as *mut c_void),
                 slot(ffi::Py_am_await, am_await as *mut c_void),
                 slot(ffi::Py_am_send, am_send as *mut c_void),
-                slot(
-                    ffi::Py_tp_methods,
-                    leak_table(methods, ffi::PyMethodDef::zeroed()),
-                ),
-                slot(
-                    ffi::Py_tp_getset,
-                    leak_table(getters, ffi::PyGetSetDef::default()),
-                ),
+                methods_slot(methods),
+                getset_slot(getters),
             ],
         )?
     };

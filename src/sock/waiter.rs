@@ -25,7 +25,8 @@ use pyo3::types::{PyList, PyTuple};
 use crate::binding::errors;
 use crate::binding::freelist::Freelist;
 use crate::binding::native_type::{
-    Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, represent, slot,
+    Args, NativeType, This, bool_object, getset_slot, getter, method, methods_slot, new_type, none,
+    represent, slot,
 };
 use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
@@ -389,14 +390,8 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             None,
             &[
                 slot(ffi::Py_tp_repr, repr as *mut c_void),
-                slot(
-                    ffi::Py_tp_methods,
-                    leak_table(methods, ffi::PyMethodDef::zeroed()),
-                ),
-                slot(
-                    ffi::Py_tp_getset,
-                    leak_table(getters, ffi::PyGetSetDef::default()),
-                ),
+                methods_slot(methods),
+                getset_slot(getters),
             ],
         )?
     };

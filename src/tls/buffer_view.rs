@@ -41,7 +41,6 @@ impl NativeType for BufferView {
     const DOC: &'static CStr = c"Native memory for one call of a C function.";
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
     const IS_COLLECTED: bool = false;
-    const DEALLOC: ffi::destructor = dealloc;
 
     /// Only the call that has taken the object out of `SPARE` uses it.
     fn with_access<R>(_: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
@@ -133,15 +132,6 @@ unsafe extern "C" fn get_buffer(slf: *mut ffi::PyObject, view: *mut ffi::Py_buff
         let len = this.len_bytes.get() as ffi::Py_ssize_t;
         let is_readonly = c_int::from(this.is_readonly.get());
         ffi::PyBuffer_FillInfo(view, slf, memory.cast(), len, is_readonly, flags)
-    }
-}
-
-unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
-    // SAFETY: CPython calls this attached with an unreferenced view, which owns nothing.
-    unsafe {
-        let kind = ffi::Py_TYPE(slf);
-        ffi::PyObject_Free(slf.cast());
-        ffi::Py_DECREF(kind.cast());
     }
 }
 

@@ -82,7 +82,7 @@ impl Engine {
         self.ssl_socket.is_set()
     }
 
-    /// The `ssl.SSLObject`; None only after `drop_all`.
+    /// The `ssl.SSLObject`; None only once the `cells` are emptied.
     pub(super) fn object<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
         self.object.get(py)
     }
@@ -284,13 +284,7 @@ impl Engine {
         unsafe { Bound::from_owned_ptr_or_err(py, result).map(Some) }
     }
 
-    /// Drops everything; nothing can be read or written after it.
-    pub(super) fn drop_all(&self, py: Python<'_>) {
-        for cell in self.cells() {
-            drop(cell.take(py));
-        }
-    }
-
+    /// Once they are emptied, nothing can be read or written.
     pub(super) fn cells(&self) -> [&ObjectCell; 4] {
         [&self.object, &self.ssl_socket, &self.incoming, &self.outgoing]
     }
@@ -314,8 +308,8 @@ fn call(
 ) -> PyResult<Bound<'_, PyAny>> {
     let call = [ptr::null_mut(), receiver, arg];
     let count = if arg.is_null() { 2 } else { 3 };
-    // SAFETY: attached; the objects are kept by the caller, and a receiver of the wrong kind (null after `drop_all`) is
-    // never passed, since nothing calls an engine that was dropped.
+    // SAFETY: attached; the objects are kept by the caller, and a receiver of the wrong kind (null once the cells
+    // are emptied) is never passed, since nothing calls the engine of a transport that is being freed.
     unsafe { Bound::from_owned_ptr_or_err(py, vectorcall(method, &call[..count])) }
 }
 

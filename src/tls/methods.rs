@@ -145,10 +145,6 @@ fn get_read_buffer_size<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(this.engine.unread_len(py)?.into_pyobject(py)?.into_any())
 }
 
-fn get_protocol<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
-    Ok(this.calls.get(this.py()).unwrap_or_else(|| none(this.py())))
-}
-
 fn set_protocol<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
     if let Some(protocol) = args.get(0) {
         this.calls.bind(&protocol)?;
@@ -344,7 +340,7 @@ fn rows() -> Vec<ffi::PyMethodDef> {
         ),
         method!(
             TlsObject,
-            get_protocol,
+            object::get_protocol::<TlsBody>,
             "get_protocol()",
             "The protocol, None once the connection is lost."
         ),
@@ -371,7 +367,7 @@ fn getters() -> Vec<ffi::PyGetSetDef> {
         shown!(TlsObject, c"_ssl_protocol", ssl_protocol, c"The protocol of the inner transport."),
         shown!(TlsObject, c"_transport", inner_transport, c"The inner transport."),
         shown!(TlsObject, c"_app_transport", ssl_protocol, c"The transport of the application."),
-        shown!(TlsObject, c"_app_protocol", object::get_protocol::<TlsBody>, c"The protocol of the application."),
+        shown!(TlsObject, c"_app_protocol", object::protocol::<TlsBody>, c"The protocol of the application."),
         shown!(TlsObject, c"_sslcontext", ssl_context, c"The ssl.SSLContext."),
         shown!(TlsObject, c"_sslobj", ssl_object, c"The ssl.SSLObject."),
         shown!(TlsObject, c"_app_reading_paused", is_reading_paused, c"True after pause_reading()."),

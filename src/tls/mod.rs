@@ -31,7 +31,7 @@ mod ssl_module;
 mod writing;
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_int};
+use std::ffi::CStr;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -189,34 +189,20 @@ impl Body for TlsBody {
     }
 
     /// The backlog holds only bytes, which cannot be part of a cycle.
-    fn visit(&self, visit: &mut dyn FnMut(&ObjectCell) -> c_int) -> c_int {
-        let cells = [
+    fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
+        self.engine.cells().into_iter().chain([
             &self.undelivered,
             &self.waiter,
             &self.timer,
             &self.handshake_timeout,
             &self.shutdown_timeout,
             self.inner.cell(),
-        ];
-        cells
-            .into_iter()
-            .chain(self.engine.cells())
-            .map(visit)
-            .find(|result| *result != 0)
-            .unwrap_or(0)
+        ])
     }
 
     /// The engine stays: methods rely on it, and what it refers to does not refer to the transport.
     fn clear(&self, py: Python<'_>) {
         for cell in [self.inner.cell(), &self.waiter, &self.timer] {
-            drop(cell.take(py));
-        }
-    }
-
-    fn release(&self, py: Python<'_>) {
-        self.clear(py);
-        self.engine.drop_all(py);
-        for cell in [&self.undelivered, &self.handshake_timeout, &self.shutdown_timeout] {
             drop(cell.take(py));
         }
     }

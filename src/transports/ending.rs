@@ -90,11 +90,17 @@ pub(super) fn fatal_error<B: Ending>(
     finish(this, Some(exception))
 }
 
+/// `Source::on_displaced` of all these transports. What they report runs later: nothing may be called here.
+pub(super) fn on_displaced<B: Ending>(this: This<'_, TransportObject<B>>) {
+    this.registration().displace();
+    this.reactor().defer(this.to_bound(), lose_descriptor::<B>);
+}
+
 /// Somebody else has closed the descriptor, and its number belongs to another transport now.
 ///
 /// # Safety
 /// The loop calls this with a transport of this type, whose reference its queue holds.
-pub(super) unsafe fn lose_descriptor<B: Ending>(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+unsafe fn lose_descriptor<B: Ending>(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: the caller's contract.
     let this: This<'_, TransportObject<B>> = unsafe { This::new(py, object) };
     fatal_error(this, closed_error(), B::FAULT)

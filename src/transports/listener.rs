@@ -4,7 +4,7 @@
 //! is being listened on.
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_void};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::ptr;
@@ -18,7 +18,9 @@ use pyo3::prelude::*;
 
 use super::registration::Registration;
 use super::stream;
-use crate::binding::native_type::{Args, NativeType, This, method, new_type, none, represent, slot};
+use crate::binding::native_type::{
+    Args, NativeType, This, method, methods_slot, new_type, none, represent, slot,
+};
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::socket_object;
 use crate::binding::{errors, log};
@@ -113,7 +115,7 @@ impl Source for ListenerObject {
         this.registration.usable_fd(this.py()).is_ok()
     }
 
-    fn on_evicted(this: This<'_, Self>) {
+    fn on_displaced(this: This<'_, Self>) {
         this.registration.displace();
     }
 }
@@ -190,7 +192,6 @@ impl NativeType for ListenerObject {
     const NAME: &'static CStr = c"grapeshot._core._Listener";
     const DOC: &'static CStr = c"A listening socket registered with the loop.";
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
-    const DEALLOC: ffi::destructor = dealloc;
 
     fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
         [
@@ -199,33 +200,12 @@ impl NativeType for ListenerObject {
             &self.factory,
             &self.server,
             &self.context,
+            self.registration.owner().cell(),
         ]
-    }
-
-    unsafe fn traverse_rest(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        // SAFETY: visit and arg are the collector's.
-        unsafe { self.registration.owner().cell().traverse(visit, arg) }
     }
 
     fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
         LoopObject::with_access_of(this.py(), &this.event_loop, body)
-    }
-
-    fn clear(this: This<'_, Self>) {
-        Self::empty_cells(this);
-        this.registration.owner().release(this.py());
-    }
-}
-
-unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
-    // SAFETY: CPython calls this attached with an unreferenced listener; its cells are emptied and the memory goes
-    // back to the allocator.
-    unsafe {
-        ffi::PyObject_GC_UnTrack(slf.cast());
-        ListenerObject::clear(This::new(Python::assume_attached(), slf));
-        let kind = ffi::Py_TYPE(slf);
-        ffi::PyObject_GC_Del(slf.cast());
-        ffi::Py_DECREF(kind.cast());
     }
 }
 
@@ -323,22 +303,16 @@ fn resume<'py>(this: This<'py, ListenerObject>, _: Args<'_, 'py>) -> PyResult<Bo
 }
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let methods = crate::binding::native_type::leak_table(
-        vec![
-            method!(ListenerObject, resume, "_resume()", "Listen again after a pause."),
-            method!(ListenerObject, stop_listening, "_stop()", "Listen no more."),
-        ],
-        ffi::PyMethodDef::zeroed(),
-    );
+    let methods = vec![
+        method!(ListenerObject, resume, "_resume()", "Listen again after a pause."),
+        method!(ListenerObject, stop_listening, "_stop()", "Listen no more."),
+    ];
     // SAFETY: the functions are those of this layout, the tables are leaked.
     let kind = unsafe {
         new_type::<ListenerObject>(
             module,
             None,
-            &[
-                slot(ffi::Py_tp_repr, repr as *mut c_void),
-                slot(ffi::Py_tp_methods, methods),
-            ],
+            &[slot(ffi::Py_tp_repr, repr as *mut c_void), methods_slot(methods)],
         )?
     };
     LISTENER_TYPE.store(kind.into_ptr().cast(), Ordering::Release);

@@ -21,8 +21,11 @@ use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 
 use super::protocol::ProtocolCalls;
 use crate::binding::attributes::{HasInstanceDict, InstanceDict, dict_row, offset_members};
+use crate::binding::deallocation::free_memory;
 use crate::binding::names::{Kept, names};
-use crate::binding::native_type::{NativeType, This, leak_table, new_type, none, represent, slot};
+use crate::binding::native_type::{
+    Args, NativeType, This, getset_slot, methods_slot, new_type, none, represent, slot, traverse_cells,
+};
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::{errors, log};
 use crate::event_loop::pyloop::LoopObject;
@@ -45,14 +48,27 @@ pub(crate) trait Body: Sized {
     /// The protocol and its callbacks.
     fn calls(&self) -> &ProtocolCalls;
 
-    /// The other references that it holds, visited for the collector. Nothing may run Python code in it.
-    fn visit(&self, visit: &mut dyn FnMut(&ObjectCell) -> c_int) -> c_int;
+    /// The cells with the other references that it holds, except those that `traverse_rest` reports.
+    fn cells(&self) -> impl IntoIterator<Item = &ObjectCell>;
 
-    /// Drops the references that can be part of a cycle, the protocol's aside.
+    /// As `NativeType::traverse_rest`.
+    ///
+    /// # Safety
+    /// Only the collector calls this. Nothing in it may run Python code.
+    unsafe fn traverse_rest(&self, _visit: ffi::visitproc, _arg: *mut c_void) -> c_int {
+        0
+    }
+
+    /// Drops the references that can be part of a cycle, the protocol's aside. What `close` needs stays.
     fn clear(&self, py: Python<'_>);
 
     /// Drops all references, the protocol's aside, before the body itself is dropped.
-    fn release(&self, py: Python<'_>);
+    fn release(&self, py: Python<'_>) {
+        self.clear(py);
+        for cell in self.cells() {
+            drop(cell.take(py));
+        }
+    }
 }
 
 #[repr(C)]
@@ -98,18 +114,22 @@ impl<B: Body> NativeType for TransportObject<B> {
     }
 
     unsafe fn traverse_rest(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        // SAFETY: visit and arg are the collector's, here and below.
-        let result = unsafe { self.dict.traverse(visit, arg) };
-        if result != 0 || !self.is_body_live.get() {
-            return result;
+        // SAFETY: visit and arg are the collector's.
+        unsafe {
+            let result = self.dict.traverse(visit, arg);
+            if result != 0 || !self.is_body_live.get() {
+                return result;
+            }
+            let result = traverse_cells(self.body.cells(), visit, arg);
+            if result != 0 {
+                return result;
+            }
+            let result = self.body.traverse_rest(visit, arg);
+            if result != 0 {
+                return result;
+            }
+            self.body.calls().traverse(visit, arg)
         }
-        // SAFETY: as above.
-        let result = self.body.visit(&mut |cell| unsafe { cell.traverse(visit, arg) });
-        if result != 0 {
-            return result;
-        }
-        // SAFETY: as above.
-        unsafe { self.body.calls().traverse(visit, arg) }
     }
 
     fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
@@ -212,9 +232,7 @@ unsafe extern "C" fn dealloc<B: Body>(slf: *mut ffi::PyObject) {
         (*transport).dict.clear(py);
         drop((*transport).event_loop.take(py));
         drop((*transport).extra.take(py));
-        let kind = ffi::Py_TYPE(slf);
-        ffi::PyObject_GC_Del(slf.cast());
-        ffi::Py_DECREF(kind.cast());
+        free_memory(slf);
     }
 }
 
@@ -248,14 +266,8 @@ pub(crate) fn make_type<'py, B: Body>(
     let slots = [
         slot(ffi::Py_tp_finalize, finalize::<B> as *mut c_void),
         slot(ffi::Py_tp_repr, repr::<B> as *mut c_void),
-        slot(
-            ffi::Py_tp_methods,
-            leak_table(methods, ffi::PyMethodDef::zeroed()),
-        ),
-        slot(
-            ffi::Py_tp_getset,
-            leak_table(getters, ffi::PyGetSetDef::default()),
-        ),
+        methods_slot(methods),
+        getset_slot(getters),
         slot(
             ffi::Py_tp_members,
             offset_members(
@@ -279,8 +291,16 @@ pub(crate) fn get_loop<B: Body>(this: This<'_, TransportObject<B>>) -> PyResult<
 }
 
 /// `_protocol` of asyncio's transports.
-pub(crate) fn get_protocol<B: Body>(this: This<'_, TransportObject<B>>) -> PyResult<Bound<'_, PyAny>> {
+pub(crate) fn protocol<B: Body>(this: This<'_, TransportObject<B>>) -> PyResult<Bound<'_, PyAny>> {
     Ok(this.calls().get(this.py()).unwrap_or_else(|| none(this.py())))
+}
+
+/// `transport.get_protocol()`.
+pub(crate) fn get_protocol<'py, B: Body>(
+    this: This<'py, TransportObject<B>>,
+    _: Args<'_, 'py>,
+) -> PyResult<Bound<'py, PyAny>> {
+    protocol(this)
 }
 
 /// A number as an attribute.

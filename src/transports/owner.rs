@@ -86,10 +86,6 @@ impl Owner {
     pub(super) fn cell(&self) -> &ObjectCell {
         &self.object
     }
-
-    pub(super) fn release(&self, py: Python<'_>) {
-        drop(self.object.take(py));
-    }
 }
 
 /// What a buffered or a text file reads and writes; it lives on when it is taken out of that. Anything else is itself.

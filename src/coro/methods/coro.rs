@@ -10,7 +10,7 @@ use pyo3::types::{PyString, PyType};
 use super::functions::acts;
 use super::{Object, stacks, task_api};
 use crate::binding::native_type::{
-    Args, bool_object, class_getitem, getter, leak_table, method, new_type, none, slot,
+    Args, bool_object, class_getitem, getset_slot, getter, method, methods_slot, new_type, none, slot,
 };
 use crate::coro::coroutine::{Coro, CoroObject, Status, finalize};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
@@ -354,17 +354,8 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
             None,
             &[
                 slot(ffi::Py_tp_finalize, finalize as *mut c_void),
-                slot(
-                    ffi::Py_tp_methods,
-                    leak_table(
-                        [methods(), task_api::methods()].concat(),
-                        ffi::PyMethodDef::zeroed(),
-                    ),
-                ),
-                slot(
-                    ffi::Py_tp_getset,
-                    leak_table(getters(), ffi::PyGetSetDef::default()),
-                ),
+                methods_slot([methods(), task_api::methods()].concat()),
+                getset_slot(getters()),
                 slot(ffi::Py_tp_members, CoroObject::members()),
                 slot(ffi::Py_am_await, task_api::am_await as *mut c_void),
                 slot(ffi::Py_tp_iter, task_api::am_await as *mut c_void),

@@ -34,12 +34,8 @@ macro_rules! function {
             unsafe {
                 let py = Python::assume_attached();
                 errors::at_boundary(py, ptr::null_mut(), || {
-                    let args = Args::from_fastcall(py, args, nargs, kwnames, &SIGNATURE);
-                    if args.fit() {
-                        $body(py, args).map(Bound::into_ptr)
-                    } else {
-                        args.rearrange(|args| $body(py, args).map(Bound::into_ptr))
-                    }
+                    let args = Args::new(py, args, nargs, kwnames, &SIGNATURE);
+                    args.pass_to(py, $body).map(Bound::into_ptr)
                 })
             }
         }
@@ -62,14 +58,7 @@ macro_rules! waiting_function {
             // before it has returned.
             unsafe {
                 suspension::wait_at_boundary(
-                    |py| {
-                        let args = Args::from_fastcall(py, args, nargs, kwnames, &SIGNATURE);
-                        if args.fit() {
-                            $begin(py, args)
-                        } else {
-                            args.rearrange(|args| $begin(py, args))
-                        }
-                    },
+                    |py| Args::new(py, args, nargs, kwnames, &SIGNATURE).pass_to(py, $begin),
                     $finish,
                 )
             }

@@ -17,7 +17,7 @@ use super::Object;
 use super::coro::check_thread;
 use crate::binding::errors;
 use crate::binding::native_type::{
-    Args, NativeType, This, method, new_type, none, slot, with_critical_section,
+    Args, NativeType, This, method, methods_slot, new_type, none, slot, with_critical_section,
 };
 use crate::binding::object_cell::ObjectCell;
 use crate::coro::coroutine::{Coro, CoroObject, Status};
@@ -196,7 +196,6 @@ impl NativeType for AwaitObject {
     const NAME: &'static CStr = c"grapeshot._core._CoroAwait";
     const DOC: &'static CStr = c"The iterator with which await waits for a coro.";
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
-    const DEALLOC: ffi::destructor = dealloc;
 
     fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
         [&self.coro]
@@ -204,17 +203,6 @@ impl NativeType for AwaitObject {
 
     fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
         with_critical_section(this, body)
-    }
-}
-
-unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
-    // SAFETY: CPython calls this attached with an unreferenced object of this type.
-    unsafe {
-        ffi::PyObject_GC_UnTrack(slf.cast());
-        drop((*slf.cast::<AwaitObject>()).coro.take(Python::assume_attached()));
-        let kind = ffi::Py_TYPE(slf);
-        ffi::PyObject_GC_Del(slf.cast());
-        ffi::Py_DECREF(kind.cast());
     }
 }
 
@@ -375,10 +363,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
                 slot(ffi::Py_tp_iter, ffi::PyObject_SelfIter as *mut c_void),
                 slot(ffi::Py_tp_iternext, iternext as *mut c_void),
                 slot(ffi::Py_am_send, am_send as *mut c_void),
-                slot(
-                    ffi::Py_tp_methods,
-                    crate::binding::native_type::leak_table(methods, ffi::PyMethodDef::zeroed()),
-                ),
+                methods_slot(methods),
             ],
         )?
     };

@@ -10,9 +10,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 
 use super::limit::Deadline;
+use crate::binding::deallocation::{drop_contents, free_memory};
 use crate::binding::errors;
 use crate::binding::native_type::{
-    NativeType, This, leak_table, new_type, none, slot, weaklist_member, with_critical_section,
+    NativeType, This, getset_slot, methods_slot, new_type, none, slot, weaklist_member, with_critical_section,
 };
 use crate::coro::coroutine::Coro;
 use crate::coro::errors::{self as coro_errors, ErrorClass};
@@ -250,14 +251,8 @@ pub(super) fn make_type<'py, T: Primitive>(
     let mut all = vec![
         slot(ffi::Py_tp_new, new::<T> as *mut c_void),
         slot(ffi::Py_tp_repr, repr::<T> as *mut c_void),
-        slot(
-            ffi::Py_tp_methods,
-            leak_table(methods, ffi::PyMethodDef::zeroed()),
-        ),
-        slot(
-            ffi::Py_tp_getset,
-            leak_table(getters, ffi::PyGetSetDef::default()),
-        ),
+        methods_slot(methods),
+        getset_slot(getters),
         slot(
             ffi::Py_tp_members,
             weaklist_member(std::mem::offset_of!(Head, weakrefs)),
@@ -308,18 +303,12 @@ unsafe extern "C" fn new<T: Primitive>(
 pub(super) unsafe extern "C" fn dealloc<T: Primitive>(slf: *mut ffi::PyObject) {
     // SAFETY: attached; nobody else knows the object. Its fields in Rust are dropped, then the memory is freed.
     unsafe {
-        let py = Python::assume_attached();
         ffi::PyObject_GC_UnTrack(slf.cast());
         if !(*slf.cast::<Head>()).weakrefs.get().is_null() {
             ffi::PyObject_ClearWeakRefs(slf);
         }
-        T::clear(This::new(py, slf));
-        ptr::drop_in_place(slf.cast::<T>());
-        let kind = ffi::Py_TYPE(slf);
-        if let Some(free) = (*kind).tp_free {
-            free(slf.cast());
-        }
-        ffi::Py_DECREF(kind.cast());
+        drop_contents::<T>(slf);
+        free_memory(slf);
     }
 }
 

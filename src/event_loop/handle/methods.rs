@@ -14,8 +14,8 @@ use super::{HANDLE_TYPE, HandleObject, HandleRef, TIMER_TYPE, dealloc, flag, slo
 use crate::binding::errors;
 use crate::binding::names::names;
 use crate::binding::native_type::{
-    Args, NativeType, This, bool_object, getter, leak_table, method, new_type, none, slot, weaklist_member,
-    with_critical_section,
+    Args, NativeType, This, bool_object, getset_slot, getter, method, methods_slot, new_type, none, slot,
+    weaklist_member, with_critical_section,
 };
 use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
@@ -270,15 +270,13 @@ fn common_methods() -> Vec<ffi::PyMethodDef> {
 
 /// Creates the type `Handle` first, because `TimerHandle` inherits from it.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let methods = leak_table(common_methods(), ffi::PyMethodDef::zeroed());
-    let (mut rows, timer_rows) = slots::rows();
-    rows.push(getter!(
+    let (mut getters, timer_getters) = slots::rows();
+    getters.push(getter!(
         HandleObject,
         c"__class__",
         asyncio_class,
         c"asyncio's class, so that isinstance() holds."
     ));
-    let getters = leak_table(rows, ffi::PyGetSetDef::default());
     let members = weaklist_member(std::mem::offset_of!(HandleObject, weakrefs));
     // SAFETY: the functions are those of this layout, and the tables are leaked.
     let handle_type = unsafe {
@@ -287,8 +285,8 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             None,
             &[
                 slot(ffi::Py_tp_repr, repr as *mut c_void),
-                slot(ffi::Py_tp_methods, methods),
-                slot(ffi::Py_tp_getset, getters),
+                methods_slot(common_methods()),
+                getset_slot(getters),
                 slot(ffi::Py_tp_members, members),
             ],
         )?
@@ -301,8 +299,6 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         "when()",
         "The deadline in seconds of loop.time()."
     ));
-    let timer_methods = leak_table(timer_methods, ffi::PyMethodDef::zeroed());
-    let timer_getters = leak_table(timer_rows, ffi::PyGetSetDef::default());
     // SAFETY: as above; TimerHandle has the same layout as its base.
     let timer_type = unsafe {
         new_type::<TimerLayout>(
@@ -312,8 +308,8 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
                 slot(ffi::Py_tp_repr, repr as *mut c_void),
                 slot(ffi::Py_tp_richcompare, compare_timers as *mut c_void),
                 slot(ffi::Py_tp_hash, hash_timer as *mut c_void),
-                slot(ffi::Py_tp_methods, timer_methods),
-                slot(ffi::Py_tp_getset, timer_getters),
+                methods_slot(timer_methods),
+                getset_slot(timer_getters),
             ],
         )?
     };

@@ -87,10 +87,6 @@ fn set_write_buffer_limits<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Obj
     Ok(none(this.py()))
 }
 
-fn get_protocol<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> Object<'py> {
-    Ok(this.calls.get(this.py()).unwrap_or_else(|| none(this.py())))
-}
-
 fn set_protocol<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
     if let Some(protocol) = args.get(0) {
         this.calls.bind(&protocol)?;
@@ -185,7 +181,7 @@ fn other_methods() -> Vec<ffi::PyMethodDef> {
         ),
         method!(
             DatagramObject,
-            get_protocol,
+            object::get_protocol::<DatagramBody>,
             "get_protocol()",
             "The protocol, None once connection_lost() has run."
         ),
@@ -237,7 +233,7 @@ fn is_protocol_paused(this: Datagram<'_>) -> Object<'_> {
 fn getters() -> Vec<ffi::PyGetSetDef> {
     vec![
         shown!(DatagramObject, c"_loop", object::get_loop::<DatagramBody>, c"The loop."),
-        shown!(DatagramObject, c"_protocol", object::get_protocol::<DatagramBody>, c"The protocol."),
+        shown!(DatagramObject, c"_protocol", object::protocol::<DatagramBody>, c"The protocol."),
         shown!(DatagramObject, c"_sock", get_socket, c"The socket as a TransportSocket, None once it is closed."),
         shown!(DatagramObject, c"_sock_fd", get_number, c"The number of the descriptor."),
         shown!(DatagramObject, c"_address", get_remote, c"The remote address that the endpoint was made with."),

@@ -16,10 +16,11 @@ mod sending;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, c_int, c_void};
 use std::os::fd::RawFd;
 
 use grapeshot_core::sys::poller::{Interest, Readiness};
+use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::ending::{self, Ending};
@@ -28,7 +29,7 @@ use super::flow::Watermarks;
 use super::object::{Body, TransportObject};
 use super::protocol::ProtocolCalls;
 use super::registration::Registration;
-use crate::binding::native_type::This;
+use crate::binding::native_type::{This, traverse_cells};
 use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::source::Source;
 
@@ -160,10 +161,8 @@ impl Source for DatagramObject {
         this.registration.usable_fd(this.py()).is_ok()
     }
 
-    fn on_evicted(this: This<'_, Self>) {
-        this.registration.displace();
-        this.reactor()
-            .defer(this.to_bound(), ending::lose_descriptor::<DatagramBody>);
+    fn on_displaced(this: This<'_, Self>) {
+        ending::on_displaced(this);
     }
 }
 
@@ -238,21 +237,25 @@ impl Body for DatagramBody {
         &self.calls
     }
 
-    fn visit(&self, visit: &mut dyn FnMut(&ObjectCell) -> c_int) -> c_int {
-        let owner = self.registration.owner().cell();
-        let cells = [&self.socket, &self.waiter, &self.exception, &self.remote, owner];
-        if let Some(result) = cells.into_iter().map(&mut *visit).find(|result| *result != 0) {
-            return result;
-        }
-        // Addresses that only the socket module understands may be any object. What else waits is bytes, which
-        // cannot be part of a cycle.
+    fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
+        [
+            &self.socket,
+            &self.waiter,
+            &self.exception,
+            &self.remote,
+            self.senders.cell(),
+            self.registration.owner().cell(),
+        ]
+    }
+
+    /// Addresses that only the socket module understands may be any object. What else waits is bytes, which cannot be
+    /// part of a cycle.
+    unsafe fn traverse_rest(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         let Ok(outgoing) = self.outgoing.try_borrow() else {
             return 0;
         };
-        let mut waiting = outgoing.iter().filter_map(Outbound::address_object);
-        waiting
-            .find_map(|cell| Some(visit(cell)).filter(|result| *result != 0))
-            .unwrap_or(0)
+        // SAFETY: visit and arg are the collector's.
+        unsafe { traverse_cells(outgoing.iter().filter_map(Outbound::address_object), visit, arg) }
     }
 
     fn clear(&self, py: Python<'_>) {
@@ -260,12 +263,5 @@ impl Body for DatagramBody {
             drop(cell.take(py));
         }
         sending::drop_buffer(self);
-    }
-
-    fn release(&self, py: Python<'_>) {
-        self.clear(py);
-        self.senders.clear(py);
-        drop(self.socket.take(py));
-        self.registration.owner().release(py);
     }
 }

@@ -52,8 +52,8 @@ impl Senders {
         self.address.borrow().clone()
     }
 
-    pub(super) fn clear(&self, py: Python<'_>) {
-        drop(self.object.take(py));
-        self.address.replace(None);
+    /// The cell, for the collector.
+    pub(super) fn cell(&self) -> &ObjectCell {
+        &self.object
     }
 }

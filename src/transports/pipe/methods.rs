@@ -23,10 +23,6 @@ fn is_closing<'py, E: PipeEnd>(this: Pipe<'py, E>, _: Args<'_, 'py>) -> Object<'
     Ok(bool_object(this.py(), this.is_closing.get()))
 }
 
-fn get_protocol<'py, E: PipeEnd>(this: Pipe<'py, E>, _: Args<'_, 'py>) -> Object<'py> {
-    Ok(this.calls.get(this.py()).unwrap_or_else(|| none(this.py())))
-}
-
 fn set_protocol<'py, E: PipeEnd>(this: Pipe<'py, E>, args: Args<'_, 'py>) -> Object<'py> {
     if let Some(protocol) = args.get(0) {
         this.calls.bind(&protocol)?;
@@ -163,7 +159,7 @@ macro_rules! common_rows {
             ),
             method!(
                 PipeObject<$end>,
-                get_protocol::<$end>,
+                object::get_protocol::<PipeBody<$end>>,
                 "get_protocol()",
                 "The protocol, None once connection_lost() has run."
             ),
@@ -287,7 +283,7 @@ macro_rules! common_getters {
             shown!(
                 $layout,
                 c"_protocol",
-                object::get_protocol::<PipeBody<$end>>,
+                object::protocol::<PipeBody<$end>>,
                 c"The protocol."
             ),
             shown!(

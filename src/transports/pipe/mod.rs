@@ -13,7 +13,7 @@ mod reading;
 mod writing;
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_int};
+use std::ffi::CStr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicPtr;
 
@@ -111,10 +111,8 @@ impl<E: PipeEnd> Source for PipeObject<E> {
         this.registration.usable_fd(this.py()).is_ok()
     }
 
-    fn on_evicted(this: This<'_, Self>) {
-        this.registration.displace();
-        this.reactor()
-            .defer(this.to_bound(), ending::lose_descriptor::<PipeBody<E>>);
+    fn on_displaced(this: This<'_, Self>) {
+        ending::on_displaced(this);
     }
 }
 
@@ -189,26 +187,14 @@ impl<E: PipeEnd> Body for PipeBody<E> {
         &self.calls
     }
 
-    fn visit(&self, visit: &mut dyn FnMut(&ObjectCell) -> c_int) -> c_int {
+    fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
         let owner = self.registration.owner().cell();
-        for cell in [&self.pipe, &self.waiter, &self.exception, owner] {
-            let result = visit(cell);
-            if result != 0 {
-                return result;
-            }
-        }
-        0
+        [&self.pipe, &self.waiter, &self.exception, owner]
     }
 
     fn clear(&self, py: Python<'_>) {
         drop(self.waiter.take(py));
         drop(self.exception.take(py));
-    }
-
-    fn release(&self, py: Python<'_>) {
-        self.clear(py);
-        drop(self.pipe.take(py));
-        self.registration.owner().release(py);
     }
 }
 

@@ -126,10 +126,6 @@ fn set_write_buffer_limits<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Objec
     Ok(none(this.py()))
 }
 
-fn get_protocol<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
-    Ok(this.calls.get(this.py()).unwrap_or_else(|| none(this.py())))
-}
-
 fn set_protocol<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     if let Some(protocol) = args.get(0) {
         this.calls.bind(&protocol)?;
@@ -355,7 +351,7 @@ fn methods() -> Vec<ffi::PyMethodDef> {
         ),
         method!(
             StreamObject,
-            get_protocol,
+            object::get_protocol::<StreamBody>,
             "get_protocol()",
             "The protocol, None once the connection is lost."
         ),
@@ -435,7 +431,7 @@ fn get_low(this: Stream<'_>) -> Object<'_> {
 fn getters() -> Vec<ffi::PyGetSetDef> {
     vec![
         shown!(StreamObject, c"_loop", object::get_loop::<StreamBody>, c"The loop."),
-        shown!(StreamObject, c"_protocol", object::get_protocol::<StreamBody>, c"The protocol."),
+        shown!(StreamObject, c"_protocol", object::protocol::<StreamBody>, c"The protocol."),
         shown!(StreamObject, c"_sock", get_socket, c"The socket as a TransportSocket, None once it is closed."),
         shown!(StreamObject, c"_sock_fd", get_number, c"The number of the descriptor."),
         shown!(StreamObject, c"_server", get_server, c"The server that has accepted the connection."),

@@ -14,7 +14,7 @@ mod sendfile;
 mod writing;
 
 use std::cell::{Cell, OnceCell};
-use std::ffi::{CStr, c_int};
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::RawFd;
 use std::ptr;
@@ -162,10 +162,8 @@ impl Source for StreamObject {
         this.usable_fd(this.py()).is_ok()
     }
 
-    fn on_evicted(this: This<'_, Self>) {
-        this.registration.displace();
-        this.reactor()
-            .defer(this.to_bound(), ending::lose_descriptor::<StreamBody>);
+    fn on_displaced(this: This<'_, Self>) {
+        ending::on_displaced(this);
     }
 }
 
@@ -238,25 +236,15 @@ impl Body for StreamBody {
     }
 
     /// The out-buffer holds only bytes, which cannot be part of a cycle.
-    fn visit(&self, visit: &mut dyn FnMut(&ObjectCell) -> c_int) -> c_int {
+    fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
         let owner = self.registration.owner().cell();
         [&self.server, &self.socket, &self.waiter, &self.exception, owner]
-            .into_iter()
-            .map(visit)
-            .find(|result| *result != 0)
-            .unwrap_or(0)
     }
 
     fn clear(&self, py: Python<'_>) {
         for cell in [&self.server, &self.waiter, &self.exception] {
             drop(cell.take(py));
         }
-    }
-
-    fn release(&self, py: Python<'_>) {
-        self.clear(py);
-        drop(self.socket.take(py));
-        self.registration.owner().release(py);
     }
 }
 
