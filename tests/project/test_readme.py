@@ -136,6 +136,6 @@ def test_the_pages_have_the_blocks_that_this_file_is_for():
     """With a broken parser no block would run, and no test would fail."""
     readme = [block for block in BLOCKS if block.page.name == "README.md"]
     scripts = "\n".join(block.text for block in readme if block.language == "python")
-    for way_in in ("grapeshot.install()", "grapeshot.run(main())", "loop_factory=grapeshot.new_event_loop"):
+    for way_in in ("grapeshot.install()", "grapeshot.run(main())"):
         assert way_in in scripts
     assert any("--loop grapeshot:new_event_loop" in block.text for block in SERVERS)
