@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support import has_uvloop, loop_factory, wait_until
+from support import expect_failure, has_uvloop, loop_factory, wait_until
 
 WATCHDOG_S = 30.0
 
@@ -110,6 +110,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if call.excinfo is not None:
         item.stash[_failed] = True
     return report
+
+
+@pytest.fixture(autouse=True)
+def _short_waits_for_expected_failures(request: pytest.FixtureRequest) -> Iterator[None]:
+    expected = request.node.get_closest_marker("xfail") is not None
+    expect_failure(expected)
+    yield
+    expect_failure(False)
 
 
 @pytest.fixture(autouse=True)

@@ -158,8 +158,18 @@ def wait_until(condition: Callable[[], Any], what: str = "a condition", cap_s: f
         time.sleep(0.001)
 
 
-async def until(condition: Callable[[], Any], what: str = "a condition", cap_s: float = CAP_S) -> None:
+_default_cap_s = CAP_S
+
+
+def expect_failure(expected: bool) -> None:
+    """While a failure is expected, a wait for what does not come is short."""
+    global _default_cap_s
+    _default_cap_s = min(1.0, CAP_S) if expected else CAP_S
+
+
+async def until(condition: Callable[[], Any], what: str = "a condition", cap_s: float | None = None) -> None:
     """Runs iterations of the loop until the condition holds."""
+    cap_s = cap_s or _default_cap_s
     give_up = time.monotonic() + cap_s
     count = 0
     while not condition():

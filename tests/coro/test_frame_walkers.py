@@ -25,7 +25,7 @@ from grapeshot import coro
 sys.path.insert(0, sys.argv[1])
 import frame_walker
 
-END = time.monotonic() + 2
+END = time.monotonic() + 1
 
 
 def deeper(level, pause):
