@@ -81,8 +81,18 @@ fn create_future<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'
     }
 }
 
-/// The keyword names of a Task call: "loop", followed by the names of this call. Call sites pass constant tuples, so
-/// the last tuple is remembered by identity.
+/// The keyword argument that the loop itself gives to a task.
+const LOOP: &str = "loop";
+
+#[cold]
+fn unexpected(keyword: &str) -> PyErr {
+    PyTypeError::new_err(format!(
+        "create_task() got an unexpected keyword argument '{keyword}'"
+    ))
+}
+
+/// The keyword names of a Task call: "loop", followed by the names of this call, which must not have it. Call sites
+/// pass constant tuples, so the last tuple is remembered by identity.
 fn task_kwnames(this: This<'_, LoopObject>, kwnames: *mut ffi::PyObject) -> Object<'_> {
     let py = this.py();
     if kwnames.is_null() {
@@ -95,7 +105,10 @@ fn task_kwnames(this: This<'_, LoopObject>, kwnames: *mut ffi::PyObject) -> Obje
     }
     // SAFETY: by the calling convention kwnames is a live tuple of strings.
     let given = unsafe { Bound::from_borrowed_ptr(py, kwnames) }.cast_into::<PyTuple>()?;
-    let mut all = vec![PyString::intern(py, "loop").into_any()];
+    if given.contains(LOOP)? {
+        return Err(unexpected(LOOP));
+    }
+    let mut all = vec![PyString::intern(py, LOOP).into_any()];
     all.extend(given.iter());
     let all = PyTuple::new(py, all)?.into_any();
     this.task_kwnames.0.set(given.into_any());
@@ -167,13 +180,22 @@ fn create_task_slowly<'py>(
         },
     };
     let Some(factory) = factory else {
-        kwargs.set_item("loop", this.to_bound())?;
+        if kwargs.contains(LOOP)? {
+            return Err(unexpected(LOOP));
+        }
+        kwargs.set_item(LOOP, this.to_bound())?;
         return class_in(py, names(py).tasks_dict, names(py).Task)?.call((coro,), Some(&kwargs));
     };
     if py.version_info() >= (3, 14) || (py.version_info() >= (3, 13) && py.version_info().patch >= 3) {
         return factory.call((this.to_bound(), coro), Some(&kwargs));
     }
-    // Earlier versions pass only a context that is not None, and set the name themselves.
+    // Earlier versions have two keywords. They pass only a context that is not None, and set the name themselves.
+    for keyword in kwargs.keys() {
+        let keyword = keyword.cast_into::<PyString>()?;
+        if !matches!(&*keyword.to_string_lossy(), "name" | "context") {
+            return Err(unexpected(&keyword.to_string_lossy()));
+        }
+    }
     let name = kwargs.get_item("name")?.filter(|name| !name.is_none());
     let passed = PyDict::new(py);
     if let Some(context) = kwargs.get_item("context")?.filter(|context| !context.is_none()) {

@@ -65,6 +65,26 @@ async def test_create_task_of_something_else(loop):
         loop.create_task(5)
 
 
+def any_task(loop, coro, **kwargs):
+    """A task factory for all versions."""
+    return asyncio.Task(coro, loop=loop, **kwargs)
+
+
+@pytest.mark.parametrize("factory", [None, any_task])
+@pytest.mark.parametrize("extra", [{}, {"name": "its name", "context": None}], ids=["alone", "with others"])
+async def test_create_task_refuses_keywords_that_are_not_its_own(loop, new_loop, factory, extra):
+    """A task never runs on a loop other than the one that made it."""
+    loop.set_task_factory(factory)
+    other = new_loop()
+    for keyword in ("loop", "loop", "unknown"):
+        coroutine = asyncio.sleep(0)
+        with pytest.raises(TypeError):
+            loop.create_task(coroutine, **extra, **{keyword: other})
+        with pytest.raises(TypeError):
+            loop.create_task(coro=coroutine, **extra, **{keyword: other})
+        coroutine.close()
+
+
 async def test_current_and_all_tasks(loop):
     task = loop.create_task(asyncio.sleep(0))
     assert asyncio.all_tasks() == {task, asyncio.current_task()}
