@@ -251,6 +251,18 @@ fn end(this: Operation<'_>) {
     finish(this);
 }
 
+/// Ends an operation that nobody can use any more. Any thread may free it, or collect it.
+fn end_unreferenced(this: Operation<'_>) {
+    if let Some(waiter) = this.waiter.take(this.py()) {
+        // Where another thread runs the loop the waiter stays: the next event finds that nothing waits.
+        let _ = OperationObject::with_access(this, || {
+            waiter::leave(waiter::waiter_of(&waiter));
+            Ok(())
+        });
+    }
+    finish(this);
+}
+
 // ---- the coroutine protocol --------------------------------------------------------------------------------------
 
 /// TypeError for a value that is sent before the first step.
@@ -449,7 +461,7 @@ impl NativeType for OperationObject {
     }
 
     fn clear(this: This<'_, Self>) {
-        end(this);
+        end_unreferenced(this);
     }
 }
 
@@ -472,10 +484,7 @@ unsafe extern "C" fn finalize(slf: *mut ffi::PyObject) {
             if let Err(error) = warned {
                 error.write_unraisable(py, Some(&this.to_bound()));
             }
-            OperationObject::with_access(this, || {
-                end(this);
-                Ok(())
-            })
+            Ok(())
         });
         if let Some(pending) = pending {
             pending.restore(py);
@@ -493,14 +502,7 @@ unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
             return;
         }
         ffi::PyObject_GC_UnTrack(slf.cast());
-        if let Some(waiter) = this.waiter.take(py) {
-            // Dropped in another thread than the loop's: the next event finds that nothing waits.
-            let _ = OperationObject::with_access(this, || {
-                waiter::leave(waiter::waiter_of(&waiter));
-                Ok(())
-            });
-        }
-        finish(this);
+        end_unreferenced(this);
         drop(this.event_loop.take(py));
         if ffi::PyObject_GC_IsFinalized(slf) == 0 {
             FREE.give(slf);

@@ -11,6 +11,7 @@ import re
 import socket
 import ssl
 import sys
+import sysconfig
 import warnings
 import weakref
 
@@ -124,6 +125,16 @@ def test_each_one_that_is_never_awaited_warns(loop, pair, quiet):
         loop.sock_recv(pair[0], 10)
     gc.collect()
     assert len(quiet) == 3
+
+
+def test_one_that_is_never_awaited_is_dropped_in_another_thread(loop, pair, quiet):
+    async def give_away():
+        box = [loop.sock_recv(pair[0], 10)]
+        await loop.run_in_executor(None, box.clear)
+        assert not box
+
+    loop.run_until_complete(give_away())
+    assert [warning.category for warning in quiet] == [RuntimeWarning]
 
 
 @pytest.mark.xfail_on(uvloop="compiled coroutines do not record where they were created")
@@ -330,6 +341,26 @@ def test_an_abandoned_wait_is_collected(new_loop, pair):
         gc.collect()
     # a fixture keeps the loop
     assert reference() is None
+
+
+@pytest.mark.skip_on(asyncio="its reader keeps the buffer", uvloop="its reader keeps the buffer")
+async def test_a_wait_is_collected_in_another_thread(loop, pair):
+    """Only the thread that runs the loop changes the table of descriptors."""
+
+    class Buffer(bytearray):
+        pass
+
+    ours, theirs = pair
+    buffer = Buffer(10)
+    buffer.operation = loop.sock_recv_into(ours, buffer)
+    waiter = buffer.operation.send(None)
+    reference = weakref.ref(buffer)
+    del buffer
+    await loop.run_in_executor(None, gc.collect)
+    assert reference() is None
+    assert waiter.done() == (not sysconfig.get_config_var("Py_GIL_DISABLED"))
+    theirs.send(b"x")
+    assert await loop.sock_recv(ours, 10) == b"x"
 
 
 async def test_references_come_back(loop, pair):
