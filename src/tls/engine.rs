@@ -21,6 +21,7 @@ use pyo3::types::{PyBytes, PyDict, PyString};
 use super::buffer_view::BufferView;
 use super::ssl_module::{SslModule, ssl_module};
 use crate::binding::names::Kept;
+use crate::binding::new_bytes;
 use crate::binding::object_cell::ObjectCell;
 
 /// Plaintext of a record at most.
@@ -233,7 +234,7 @@ impl Engine {
                 })?
             }
         } else {
-            let copy = PyBytes::new(py, data);
+            let copy = new_bytes::copied(py, data)?;
             self.ask(py, self.module.write, intern!(py, "write"), copy.as_ptr())?
         };
         count.map(|count| count.extract()).transpose()

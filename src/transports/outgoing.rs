@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyMemoryView};
 
 use super::flow::Watermarks;
+use crate::binding::new_bytes;
 
 /// Chunks handed to one system call.
 const SLICES_PER_CALL: usize = 64;
@@ -215,13 +216,15 @@ impl<'a, 'py> Data<'a, 'py> {
         matches!(self, Self::Bytes(_))
     }
 
-    /// A chunk for the out-buffer: the same object, or a copy of what follows the first `sent` bytes.
+    /// A chunk for the out-buffer: the same object, or a copy of what follows the first `sent` bytes. `MemoryError` if
+    /// there is no memory for the copy.
     pub(super) fn to_chunk(&self, sent: usize) -> PyResult<Chunk> {
         match self {
             Self::Bytes(bytes) => Ok(Chunk::new((*bytes).clone().into_any())),
-            Self::View(data, _) => Ok(Chunk::new(
-                PyBytes::new(data.py(), &self.as_slice()[sent..]).into_any(),
-            )),
+            Self::View(data, _) => Ok(Chunk::new(new_bytes::copied(
+                data.py(),
+                &self.as_slice()[sent..],
+            )?)),
         }
     }
 }

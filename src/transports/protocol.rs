@@ -15,6 +15,7 @@ use pyo3::types::{PyBytes, PyString};
 
 use crate::binding::names::{Kept, names};
 use crate::binding::native_type::none;
+use crate::binding::new_bytes;
 use crate::binding::object_cell::ObjectCell;
 
 use super::lent_buffer::LentBuffer;
@@ -206,7 +207,7 @@ impl ProtocolCalls {
         let mut rest = data.as_bytes();
         while !rest.is_empty() {
             if !matches!(self.receiver.get(), Receiver::Buffered) {
-                return self.deliver(py, &PyBytes::new(py, rest));
+                return self.deliver(py, new_bytes::copied(py, rest)?.cast::<PyBytes>()?);
             }
             self.in_context(py, || {
                 let hint = rest.len().into_pyobject(py)?;

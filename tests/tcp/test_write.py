@@ -9,7 +9,7 @@ import random
 import sys
 
 import pytest
-from support import WAYS, Recorder, connected, iterations, until
+from support import WAYS, Recorder, connected, iterations, run_script, until
 
 
 async def close(protocol):
@@ -47,6 +47,39 @@ async def test_types_that_can_be_written(loop, data):
         expected = bytes(data)
         assert await peer.read_exactly(len(expected)) == expected
         await close(protocol)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is set by the numbers of /proc")
+@pytest.mark.skip_on(asyncio="it keeps a view of the data", uvloop="it keeps a view of the data")
+def test_no_memory_for_what_the_kernel_does_not_take(loop_kind):
+    """The data of a view is copied if it has to wait."""
+    out = run_script(
+        loop_kind,
+        """
+        import asyncio, mmap, resource, socket
+
+        async def main():
+            loop = asyncio.get_running_loop()
+            ours, theirs = socket.socketpair()
+            transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
+            with theirs, mmap.mmap(-1, 1 << 30) as memory, memoryview(memory) as data:
+                with open("/proc/self/statm") as numbers:
+                    used = int(numbers.read().split()[0]) * resource.getpagesize()
+                _, hard = resource.getrlimit(resource.RLIMIT_AS)
+                resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 28), hard))
+                for write in transport.write, lambda data: transport.writelines([data]):
+                    try:
+                        write(data)
+                    except MemoryError:
+                        print("MemoryError")
+                transport.abort()
+
+        loop = new_event_loop()
+        loop.run_until_complete(main())
+        loop.close()
+        """,
+    )
+    assert out.splitlines() == ["MemoryError", "MemoryError"]
 
 
 @pytest.mark.parametrize("data", ["text", 5, object(), [b"list"]])
