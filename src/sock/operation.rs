@@ -30,7 +30,7 @@ use crate::binding::errors;
 use crate::binding::freelist::Freelist;
 use crate::binding::native_type::{
     Args, NativeType, This, bool_object, getset_slot, getter, method, methods_slot, new_type, none,
-    represent, slot,
+    represent, slot, threadsafe_getter,
 };
 use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
@@ -60,8 +60,9 @@ pub(super) struct OperationObject {
     pub(super) second: ObjectCell,
     /// What was yielded last, while suspended.
     waiter: ObjectCell,
-    /// Where the coroutine was made, if the interpreter keeps that.
+    /// Where the coroutine was made, if the interpreter keeps that. Any thread may read it: it stays until nobody can.
     origin: ObjectCell,
+    /// Never changes, so that any thread may read it.
     pub(super) kind: Cell<OperationKind>,
     state: Cell<State>,
     /// Whether it has waited: the checks of the first step are done.
@@ -148,7 +149,7 @@ fn finish(this: Operation<'_>) {
     let py = this.py();
     this.state.set(State::Closed);
     attempts::release_view(&this);
-    for cell in [&this.socket, &this.first, &this.second, &this.origin] {
+    for cell in [&this.socket, &this.first, &this.second] {
         drop(cell.take(py));
     }
 }
@@ -261,6 +262,7 @@ fn end_unreferenced(this: Operation<'_>) {
         });
     }
     finish(this);
+    drop(this.origin.take(this.py()));
 }
 
 // ---- the coroutine protocol --------------------------------------------------------------------------------------
@@ -434,7 +436,7 @@ impl NativeType for OperationObject {
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
     const DEALLOC: ffi::destructor = dealloc;
 
-    /// One that has ended holds its loop alone, whose own deallocation counts the depth.
+    /// One that has ended holds its loop, whose own deallocation counts the depth, and tuples of strings.
     #[inline]
     fn is_empty(&self) -> bool {
         self.state.get() == State::Closed && !self.waiter.is_set()
@@ -531,8 +533,8 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         method!(OperationObject, close, "close()", "End the operation."),
     ];
     let getters = vec![
-        getter!(OperationObject, c"__name__", name, c"The loop's method."),
-        getter!(
+        threadsafe_getter!(OperationObject, c"__name__", name, c"The loop's method."),
+        threadsafe_getter!(
             OperationObject,
             c"__qualname__",
             qualified_name,
@@ -550,19 +552,19 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             is_suspended,
             c"True while it waits."
         ),
-        getter!(
+        threadsafe_getter!(
             OperationObject,
             c"cr_frame",
             nothing,
             c"None: no Python code runs."
         ),
-        getter!(
+        threadsafe_getter!(
             OperationObject,
             c"cr_code",
             nothing,
             c"None: no Python code runs."
         ),
-        getter!(
+        threadsafe_getter!(
             OperationObject,
             c"cr_origin",
             origin,

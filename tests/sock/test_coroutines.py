@@ -127,13 +127,17 @@ def test_each_one_that_is_never_awaited_warns(loop, pair, quiet):
     assert len(quiet) == 3
 
 
-def test_one_that_is_never_awaited_is_dropped_in_another_thread(loop, pair, quiet):
-    async def give_away():
-        box = [loop.sock_recv(pair[0], 10)]
-        await loop.run_in_executor(None, box.clear)
-        assert not box
+@pytest.mark.parametrize("debug", [False, True])
+def test_one_that_is_never_awaited_is_collected_in_another_thread(loop, pair, quiet, debug):
+    loop.set_debug(debug)
 
-    loop.run_until_complete(give_away())
+    async def forget():
+        cycle = [loop.sock_recv(pair[0], 10)]
+        cycle.append(cycle)
+        del cycle
+        await loop.run_in_executor(None, gc.collect)
+
+    loop.run_until_complete(forget())
     assert [warning.category for warning in quiet] == [RuntimeWarning]
 
 
