@@ -13,11 +13,13 @@
 //! step it through `am_send`, `await` through `tp_iternext`. It has no frame. Belongs to the loop's thread.
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
-use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyTypeError, PyValueError};
+use pyo3::exceptions::{
+    PyImportError, PyRuntimeError, PyRuntimeWarning, PyStopIteration, PyTypeError, PyValueError,
+};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -467,6 +469,23 @@ impl NativeType for OperationObject {
     }
 }
 
+/// Warns as CPython does for a coroutine of Python code. At the end of the interpreter nothing can be imported, and the
+/// warning does not show where the coroutine was made.
+fn warn_never_awaited(this: Operation<'_>) -> PyResult<()> {
+    let py = this.py();
+    match py.import("warnings") {
+        Ok(warnings) => warnings
+            .call_method1("_warn_unawaited_coroutine", (this.to_bound(),))
+            .map(drop),
+        Err(error) if error.is_instance_of::<PyImportError>(py) => {
+            let name = this.kind.get().name();
+            let message = CString::new(format!("coroutine 'Loop.{name}' was never awaited"))?;
+            PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &message, 1)
+        }
+        Err(error) => Err(error),
+    }
+}
+
 /// A coroutine that was never awaited causes a warning, as one of Python code does.
 unsafe extern "C" fn finalize(slf: *mut ffi::PyObject) {
     // SAFETY: CPython calls tp_finalize attached with an object of this type; the current exception is kept aside as
@@ -479,11 +498,7 @@ unsafe extern "C" fn finalize(slf: *mut ffi::PyObject) {
         }
         let pending = PyErr::take(py);
         errors::at_boundary(py, (), || {
-            let warned = py
-                .import("warnings")
-                .and_then(|warnings| warnings.getattr("_warn_unawaited_coroutine"))
-                .and_then(|warn| warn.call1((this.to_bound(),)));
-            if let Err(error) = warned {
+            if let Err(error) = warn_never_awaited(this) {
                 error.write_unraisable(py, Some(&this.to_bound()));
             }
             Ok(())

@@ -17,7 +17,7 @@ import weakref
 
 import pytest
 from loop.test_introspection import NEW_IN_3_14, look_at
-from support import HOST, Script, blocked_task, iterations
+from support import HOST, Script, blocked_task, iterations, run_script
 
 OPERATIONS = {
     "sock_recv": lambda loop, sock: loop.sock_recv(sock, 10),
@@ -139,6 +139,32 @@ def test_one_that_is_never_awaited_is_collected_in_another_thread(loop, pair, qu
 
     loop.run_until_complete(forget())
     assert [warning.category for warning in quiet] == [RuntimeWarning]
+
+
+def test_one_that_is_never_awaited_warns_at_the_end_of_the_interpreter(loop_kind):
+    """Nothing can be imported then."""
+    error = run_script(
+        loop_kind,
+        """
+        import os, socket
+
+        async def forget():
+            global cycle
+            cycle = [loop.sock_recv(ours, 10)]
+            cycle.append(cycle)
+
+        os.dup2(1, 2)
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        loop = new_event_loop()
+        loop.run_until_complete(forget())
+        loop.close()
+        ours.close()
+        theirs.close()
+        """,
+        flags=("-W", "default"),
+    )
+    assert re.fullmatch(r"<sys>:0: RuntimeWarning: coroutine '.*sock_recv' was never awaited\s*", error)
 
 
 @pytest.mark.xfail_on(uvloop="compiled coroutines do not record where they were created")
