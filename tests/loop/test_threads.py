@@ -421,6 +421,63 @@ def test_a_run_inside_of_a_method(loop):
         assert loop.remove_reader(reader)
 
 
+@pytest.mark.skip_on(
+    asyncio="it does not notice that a number has passed to another object",
+    uvloop="it does not notice that a number has passed to another object",
+)
+def test_a_finalizer_that_uses_the_loop_while_it_looks_for_a_closed_object(loop, pair):
+    """Without a GIL, the loop may drop the last reference to an object that another thread gives up."""
+    number, this_thread = pair[0].fileno(), threading.current_thread()
+
+    class Closed:
+        fd = number
+
+        def fileno(self):
+            return self.fd
+
+        def __del__(self):
+            if threading.current_thread() is this_thread:
+                try:
+                    closed_and_replaced(Other)
+                except RuntimeError as error:
+                    errors.append(error)
+
+    class Other(Closed):
+        def __del__(self):
+            pass
+
+    def closed_and_replaced(kind):
+        closed = kind()
+        loop.add_reader(closed, int)
+        closed.fd = -1
+        loop.add_reader(Other(), int)
+        return closed
+
+    def give_up():
+        for _ in range(rounds):
+            objects.extend(closed_and_replaced(Closed) for _ in range(60))
+            together.wait(CAP_S)
+            while objects:
+                objects.pop()
+            together.wait(CAP_S)
+
+    rounds = 20 if gil_is_enabled() else 400
+    errors, objects, together = [], [], threading.Barrier(2)
+    unknown = Other()
+    unknown.fd = -1
+    thread = threading.Thread(target=give_up)
+    thread.start()
+    for _ in range(rounds):
+        together.wait(CAP_S)
+        while objects:
+            with pytest.raises(ValueError, match="-1"):
+                loop.remove_reader(unknown)
+        together.wait(CAP_S)
+    thread.join()
+    loop.remove_reader(number)
+    assert not errors
+
+
 async def test_reprs_in_other_threads(loop):
     transport, protocol, peer = await connected(loop)
     datagrams, _ = await loop.create_datagram_endpoint(asyncio.DatagramProtocol, local_addr=("127.0.0.1", 0))

@@ -82,11 +82,16 @@ impl Reactor {
     /// Whether the callbacks of this object have ended because another object has got its number.
     pub(crate) fn was_displaced(&self, target: &Bound<'_, PyAny>) -> bool {
         let py = target.py();
-        let displaced = self.displaced.borrow();
-        displaced
-            .iter()
-            .filter_map(|reference| reference.bind(py).upgrade())
-            .any(|known| known.is(target))
+        // Without a GIL, another thread may drop an object meanwhile. What is upgraded here is then its last reference,
+        // and its finalizer may use the loop: it is dropped after the borrow.
+        let known: Vec<_> = {
+            let displaced = self.displaced.borrow();
+            displaced
+                .iter()
+                .filter_map(|reference| reference.bind(py).upgrade())
+                .collect()
+        };
+        known.iter().any(|known| known.is(target))
     }
 
     pub(super) fn forget_displaced(&self, py: Python<'_>) {
