@@ -44,7 +44,7 @@ def test_an_interpreter_that_is_not_known_is_refused_with_the_reason():
     if not gil_is_enabled():
         assert done.stdout == "coros need the GIL: this is a free-threaded build of Python\n"
     else:
-        assert done.stdout == "coros know the interpreters of CPython 3.11 to 3.14 only\n"
+        assert done.stdout == "coros know the interpreters of CPython 3.11 to 3.15 only\n"
 
 
 @needs_coros

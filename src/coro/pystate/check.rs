@@ -8,7 +8,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-use super::{PREVIOUS_ITEM, chunk, field, imp};
+use super::{CFrame, PREVIOUS_ITEM, chunk, field, imp};
 
 /// Levels of C recursion that the interpreter allows a thread (3.12 and 3.13).
 static C_LIMIT: AtomicI32 = AtomicI32::new(0);
@@ -74,6 +74,7 @@ pub(in crate::coro) fn self_check(py: Python<'_>) -> PyResult<Option<&'static st
             ),
             (has_context(py, start)?, "context"),
             (has_frame(py, thread)?, "the frame"),
+            (has_root_frame(start), "the base frame"),
             (has_caller(py, thread)?, "the frame of the caller"),
             (has_task(py, start)?, "the running task"),
             (has_profile_object(py, start)?, "the profile function"),
@@ -193,6 +194,23 @@ unsafe fn has_frame(py: Python<'_>, thread: *mut ffi::PyThreadState) -> PyResult
         let shown: *mut u8 = *field(frame.as_ptr().cast(), F_FRAME);
         let chain = imp::innermost(*field(thread.cast(), imp::FRAME));
         Ok(shown == chain)
+    }
+}
+
+/// A chain of frames ends in null, or (3.15) in the base frame that lies in the thread state itself.
+unsafe fn has_root_frame(thread: *mut u8) -> bool {
+    let mut holder = CFrame { words: [0; 3] };
+    // SAFETY: as in `self_check`; `holder` shows no frame. What lies inside the thread state is readable.
+    unsafe {
+        let root = imp::innermost(imp::root_frame(thread, &raw mut holder));
+        if root.is_null() {
+            return true;
+        }
+        let Some(end) = imp::RUNNING_TASK else {
+            return false;
+        };
+        (imp::EXC_STATE..end).contains(&(root as usize).wrapping_sub(thread as usize))
+            && *field::<usize>(root, imp::FRAME_PREVIOUS) == 0
     }
 }
 

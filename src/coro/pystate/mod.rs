@@ -1,13 +1,13 @@
 //! The part of the interpreter's thread state that belongs to a coro. It is swapped at each switch of the stack.
 //!
 //! `PyThreadState` is not part of the stable ABI, so each minor version has a file with the offsets of its fields
-//! (`v311` to `v314`); they are checked against the headers when the crate is built (`build.rs`) and against the
+//! (`v311` to `v315`); they are checked against the headers when the crate is built (`build.rs`) and against the
 //! running interpreter when the module is imported (`self_check`). On a version without such a file the crate builds,
 //! and `coro` refuses to be imported.
 //!
 //! | field | why it is the coro's |
 //! |---|---|
-//! | `cframe` (to 3.12) or `current_frame` | the chain of Python frames; it ends at the coro's root |
+//! | `cframe` (to 3.12) or `current_frame` | the chain of Python frames; it ends at the coro's root (3.15: in the thread's base frame) |
 //! | `exc_info` | what `except` blocks of the coro are handling (`sys.exc_info()`, bare `raise`) |
 //! | `context`, `context_ver` | its `contextvars` |
 //! | `datastack_*` | the memory of its Python frames |
@@ -15,7 +15,7 @@
 //! | `recursion_headroom` | a yield while an exception is made, which may go beyond the limit |
 //! | `tracing`, `what_event` | a yield inside a trace function |
 //! | trash nesting (to 3.12) | a yield inside a nested deallocation |
-//! | the executor (3.14) | the JIT's code that is running |
+//! | the executor (3.13 and later) | the JIT's code that is running |
 //!
 //! Trace and profile functions, `delete_later` and everything else belong to the thread.
 //!
@@ -39,7 +39,10 @@ mod imp;
 #[cfg(all(Py_3_14, not(Py_3_15), not(Py_GIL_DISABLED)))]
 #[path = "v314.rs"]
 mod imp;
-#[cfg(any(Py_3_15, Py_GIL_DISABLED))]
+#[cfg(all(Py_3_15, not(Py_3_16), not(Py_GIL_DISABLED)))]
+#[path = "v315.rs"]
+mod imp;
+#[cfg(any(Py_3_16, Py_GIL_DISABLED))]
 #[path = "none.rs"]
 mod imp;
 
@@ -77,7 +80,7 @@ pub(super) struct PyState {
     chunk_top: *mut u8,
     chunk_limit: *mut u8,
     executor: *mut ffi::PyObject,
-    /// The task that asyncio sees (3.14): the coro itself, or what it was doing when it was suspended.
+    /// The task that asyncio sees (3.14 and later): the coro itself, or what it was doing when it was suspended.
     task: *mut ffi::PyObject,
     py_depth: c_int,
     c_remaining: c_int,
@@ -149,12 +152,14 @@ impl PyState {
     /// The state of a stack on which nothing has run yet: no frames, no exception, no context.
     ///
     /// # Safety
-    /// `root` stays where it is, and `chunk` is one of `Chunks`, given back only after the coro has ended.
+    /// Attached, on the thread that the stack belongs to. `root` stays where it is, and `chunk` is one of `Chunks`,
+    /// given back only after the coro has ended.
     pub(super) unsafe fn fresh(root: *mut ThreadStateRoot, chunk: *mut u8, stack_len: usize) -> Self {
-        // SAFETY: `root` is alive and the chunk one of ours (contract); only addresses are taken.
+        // SAFETY: the attached thread's state is alive, `root` too, and the chunk is one of ours (contract); of these
+        // only addresses are taken.
         let (frame, exc_info, (chunk_top, chunk_limit)) = unsafe {
             (
-                imp::root_frame(&raw mut (*root).cframe),
+                imp::root_frame(ffi::PyThreadState_Get().cast(), &raw mut (*root).cframe),
                 &raw mut (*root).exc_info,
                 chunk::bounds(chunk),
             )

@@ -14,7 +14,7 @@ pub(in crate::coro) const UNSUPPORTED: Option<&str> =
     Some("coros need the GIL: this is a free-threaded build of Python");
 #[cfg(not(Py_GIL_DISABLED))]
 pub(in crate::coro) const UNSUPPORTED: Option<&str> =
-    Some("coros know the interpreters of CPython 3.11 to 3.14 only");
+    Some("coros know the interpreters of CPython 3.11 to 3.15 only");
 
 pub(super) const INTERP: usize = 0;
 pub(super) const RECURSION_REMAINING: usize = 0;
@@ -45,7 +45,9 @@ pub(super) fn look_up() -> Option<&'static str> {
     UNSUPPORTED
 }
 
-pub(super) fn root_frame(_cframe: *mut CFrame) -> *mut u8 {
+/// # Safety
+/// None is needed.
+pub(super) unsafe fn root_frame(_thread: *mut u8, _cframe: *mut CFrame) -> *mut u8 {
     ptr::null_mut()
 }
 

@@ -40,7 +40,10 @@ const _: () = assert!(CFRAME_LEN <= size_of::<CFrame>());
 const CURRENT_FRAME: usize = 0; // void *_PyCFrame.current_frame
 
 /// The chain of frames begins in a `_PyCFrame` of the coro's own.
-pub(super) fn root_frame(cframe: *mut CFrame) -> *mut u8 {
+///
+/// # Safety
+/// None is needed.
+pub(super) unsafe fn root_frame(_thread: *mut u8, cframe: *mut CFrame) -> *mut u8 {
     cframe.cast()
 }
 

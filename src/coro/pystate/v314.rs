@@ -37,7 +37,10 @@ pub(super) const FRAME_PREVIOUS: usize = 8; // void *_PyInterpreterFrame.previou
 pub(super) const CODE_VERSION: Option<usize> = Some(168); // uintptr_t PyCodeObject._co_instrumentation_version
 
 /// The chain of frames begins with none.
-pub(super) fn root_frame(_cframe: *mut CFrame) -> *mut u8 {
+///
+/// # Safety
+/// None is needed.
+pub(super) unsafe fn root_frame(_thread: *mut u8, _cframe: *mut CFrame) -> *mut u8 {
     ptr::null_mut()
 }
 
