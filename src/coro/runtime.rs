@@ -319,6 +319,8 @@ impl Runtime {
         // SAFETY: the fiber keeps its slot.
         let shared = unsafe { &*shared };
         if shared.occupant.get() == pointer {
+            // SAFETY: the stack is suspended in its place.
+            unsafe { fiber.state.instrument(coro.py())? };
             return Ok(pointer);
         }
         self.evict(shared).ok_or_else(no_memory)?;
@@ -335,6 +337,8 @@ impl Runtime {
             self.pool.borrow_mut().give(saved);
         }
         shared.occupant.set(pointer);
+        // SAFETY: as above.
+        unsafe { fiber.state.instrument(coro.py())? };
         Ok(pointer)
     }
 

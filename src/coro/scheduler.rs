@@ -120,6 +120,12 @@ fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
     unsafe {
         let thread = ffi::PyThreadState_Get();
         let profiled = pystate::has_native_profile(thread).then(|| profiling::prepare(runtime, coro));
+        if profiled.is_some() {
+            // Another thread may have run meanwhile, and switched a tool on.
+            if let Err(error) = (*fiber).state.instrument(coro.py()) {
+                error.write_unraisable(coro.py(), None);
+            }
+        }
         coro.status.set(Status::Running);
         runtime.current.set(coro.as_ptr());
         let stats = &runtime.stats;
@@ -131,6 +137,7 @@ fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
         };
         // Allocations and calls come before the thread state becomes the coro's, or after it is the thread's own again.
         tasks::enter(fiber, coro);
+        let version = pystate::version(thread);
         (*fiber).state.swap(thread);
         if let Some(version) = profiled {
             profiling::report_calls(runtime, coro, thread, version);
@@ -150,7 +157,12 @@ fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
             profiling::report_returns(runtime, coro, thread);
         }
         (*fiber).state.swap(thread);
+        (*fiber).state.note_version(thread);
         runtime.current.set(ptr::null_mut());
+        if pystate::version(thread) != version {
+            // A tool was switched on or off meanwhile: nobody has found the frames of this stack then.
+            pystate::update_shown(coro.py(), thread);
+        }
         tasks::leave(fiber, coro);
         if runtime.options.evicts_always.get() && !coro.is_done() && !coro.has_own_stack.get() {
             let shared = Rc::clone(&(*fiber).slot);

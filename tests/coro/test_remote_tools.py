@@ -48,7 +48,7 @@ PAUSED = (
 
     async def main():
         task = asyncio.create_task(waiting(), name="idle")
-        for co in [coro.spawn(outer, number) for number in range(3)]:
+        for co in [coro.spawn(outer, number, name=name) for number, name in enumerate(["zero", "one", "two"])]:
             await co
         task.cancel()
 
@@ -160,31 +160,25 @@ def test_samples_do_not_mix_coros(tmp_path):
 
 
 def test_code_of_another_process_runs_in_a_coro(tmp_path):
+    """It runs when the process goes on, where it was: in a call of a coro's."""
     probe = tmp_path / "probe.py"
     probe.write_text(
-        "from grapeshot import coro\n"
         "import sys\n"
-        "sys.modules['__main__'].seen.append((coro.current() is not None, sys._getframe(1).f_code.co_name))\n"
+        "from grapeshot import coro\n"
+        "names, frame = [], sys._getframe(1)\n"
+        "while frame is not None:\n"
+        "    names.append(frame.f_code.co_name)\n"
+        "    frame = frame.f_back\n"
+        "print(names[-1], coro.current().name)\n"
+        "coro.yield_slice()\n"
+        "print('looked')\n"
     )
-    code = (
-        HEAD
-        + """
-    seen = []
-    def work(number):
-        while not seen:
-            sorted([number], key=lambda _: coro.yield_slice())
-        return number
-    def main():
-        cos = [coro.spawn(work, number) for number in range(5)]
-        print("running", flush=True)
-        return [co.join() for co in cos]
-    print(coro.run(main), len(seen), seen[0][0])
-"""
-    )
-    with Script("grapeshot", code) as script:
-        assert script.line() == "running"
+    with Script("grapeshot", PAUSED) as script:
+        assert script.line() == "paused"
+        script.wait_blocked()
         try:
             sys.remote_exec(script.process.pid, os.fspath(probe))
         except (PermissionError, RuntimeError) as exc:
             pytest.skip(f"this system does not let a process look into another: {exc}")
-        assert script.finish() == "[0, 1, 2, 3, 4] 1 True\n"
+        script.process.stdin.write("\n")
+        assert script.finish() == "outer one\nlooked\n"

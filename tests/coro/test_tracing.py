@@ -15,7 +15,7 @@ import threading
 import tracemalloc
 
 import pytest
-from support import coro_is_available, together
+from support import coro_is_available, run_script, together
 
 import grapeshot
 
@@ -295,6 +295,79 @@ def test_monitoring(is_global):
     assert once[0] == {}
     assert once[2]["start", None] == once[2]["return", None] == once[2]["raise", None] == 1
     assert counts == {key: number * COUNT for key, number in once[2].items()}
+
+
+# A tool is switched on while frames are not in any thread state. Each function here has never been instrumented before.
+WATCH = """
+    import sys
+    import grapeshot
+    from grapeshot import coro
+
+    monitoring = sys.monitoring
+    tool, events = monitoring.PROFILER_ID, monitoring.events
+    seen = []
+
+    def watch(wanted=events.RAISE | events.PY_RETURN | events.PY_UNWIND):
+        monitoring.use_tool_id(tool, "test")
+        for event in (events.RAISE, events.PY_RETURN, events.PY_UNWIND):
+            monitoring.register_callback(tool, event, lambda code, *_, event=event: seen.append((event, code.co_name)))
+        monitoring.set_events(tool, wanted)
+"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with 3.12")
+def test_monitoring_that_begins_while_coros_wait():
+    """What they were in raises and returns. From 3.15 on all of that is reported, before that not the returns."""
+    output = run_script(
+        None,
+        WATCH
+        + """
+    def fails():
+        coro.yield_slice()
+        raise ValueError
+
+    def catches(number):
+        try:
+            sorted([number], key=lambda _: fails())
+        except ValueError:
+            return number
+
+    def main():
+        cos = [coro.spawn(catches, number) for number in range(3)]
+        coro.yield_slice()
+        watch()
+        results = [co.join() for co in cos]
+        monitoring.set_events(tool, 0)
+        return results
+
+    print(coro.run(main), seen.count((events.RAISE, "fails")), seen.count((events.PY_RETURN, "catches")))
+    """,
+    )
+    assert output == ("[0, 1, 2] 3 3\n" if sys.version_info >= (3, 15) else "[0, 1, 2] 3 0\n")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with 3.12")
+@pytest.mark.parametrize("way", ["watch()", "sys.settrace(lambda *_: None)"])
+def test_a_tool_that_a_coro_switches_on_sees_the_frames_below_the_loop(way):
+    """They are on the thread's own stack. The exception leaves the loop through them."""
+    output = run_script(
+        None,
+        WATCH
+        + f"""
+    def main():
+        {way}
+        raise SystemExit(5)
+
+    def below():
+        coro.run(main)
+
+    try:
+        below()
+    except SystemExit as exc:
+        print(exc.code, (events.RAISE, "below") in seen)
+    """,
+    )
+    assert output == f"5 {way == 'watch()'}\n"
 
 
 def test_cprofile_counts():

@@ -8,7 +8,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-use super::{CFrame, PREVIOUS_ITEM, chunk, field, imp};
+use super::{CFrame, PREVIOUS_ITEM, chunk, field, imp, instrumentation};
 
 /// Levels of C recursion that the interpreter allows a thread (3.12 and 3.13).
 static C_LIMIT: AtomicI32 = AtomicI32::new(0);
@@ -20,7 +20,10 @@ pub(super) fn c_recursion_limit() -> c_int {
 
 /// None if every field that can be compared lies at its offset, else a text that says what differs.
 pub(in crate::coro) fn self_check(py: Python<'_>) -> PyResult<Option<&'static str>> {
-    if let Some(reason) = imp::UNSUPPORTED.or_else(imp::look_up) {
+    if let Some(reason) = imp::UNSUPPORTED
+        .or_else(imp::look_up)
+        .or_else(instrumentation::look_up)
+    {
         return Ok(Some(reason));
     }
     // SAFETY: attached. The offsets lie inside the structure in every release of this minor version, so reading there

@@ -53,12 +53,14 @@ mod check;
 mod chunk;
 mod code;
 mod frames;
+mod instrumentation;
 mod profile;
 
 pub(super) use check::self_check;
 pub(super) use chunk::{Chunks, tail};
 pub(super) use code::{has_known_code, is_async_function};
 pub(super) use frames::Relinked;
+pub(super) use instrumentation::{update_shown, version};
 pub(super) use profile::{
     Event, Version, call_probe, frames, has_native_profile, has_version, is_tracing, set_up, tell,
 };
@@ -88,6 +90,8 @@ pub(super) struct PyState {
     tracing: c_int,
     what_event: c_int,
     trash_nesting: c_int,
+    /// The version of the instrumentation that the code of the frames has.
+    version: usize,
 }
 
 /// Offset and size in `_PyErr_StackItem`.
@@ -146,6 +150,7 @@ impl PyState {
             tracing: 0,
             what_event: -1,
             trash_nesting: 0,
+            version: 0,
         }
     }
 
@@ -224,6 +229,38 @@ impl PyState {
     pub(super) unsafe fn innermost(&self) -> *mut u8 {
         // SAFETY: the pointer is the coro's root or lies on its stack (contract).
         unsafe { imp::innermost(self.frame) }
+    }
+
+    /// Notes that the code of the frames has the instrumentation of now: the stack ran until now.
+    ///
+    /// # Safety
+    /// `thread` is a live thread state.
+    #[inline(always)]
+    pub(super) unsafe fn note_version(&mut self, thread: *mut ffi::PyThreadState) {
+        if imp::EVAL_BREAKER.is_some() {
+            // SAFETY: by the contract.
+            self.version = unsafe { version(thread) };
+        }
+    }
+
+    /// Instruments the code of the frames if that has to be done before they go on. MemoryError if it cannot be done.
+    ///
+    /// # Safety
+    /// The state is that of a stack of this thread, which is suspended in its place.
+    #[inline(always)]
+    pub(super) unsafe fn instrument(&mut self, py: Python<'_>) -> PyResult<()> {
+        if imp::EVAL_BREAKER.is_none() {
+            return Ok(());
+        }
+        // SAFETY: attached, so that the thread state is alive; the stack by the contract.
+        unsafe {
+            let thread = ffi::PyThreadState_Get();
+            if self.version != version(thread) {
+                instrumentation::update(py, self.innermost())?;
+                self.note_version(thread);
+            }
+        }
+        Ok(())
     }
 
     /// The place of the running task; what is there is owned.

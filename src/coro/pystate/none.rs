@@ -17,6 +17,7 @@ pub(in crate::coro) const UNSUPPORTED: Option<&str> =
     Some("coros know the interpreters of CPython 3.11 to 3.15 only");
 
 pub(super) const INTERP: usize = 0;
+pub(super) const EVAL_BREAKER: Option<usize> = None;
 pub(super) const RECURSION_REMAINING: usize = 0;
 pub(super) const RECURSION_LIMIT: usize = 0;
 pub(super) const RECURSION_HEADROOM: usize = 0;

@@ -11,6 +11,7 @@ use super::{CFrame, field};
 pub(in crate::coro) const UNSUPPORTED: Option<&str> = None;
 
 pub(super) const INTERP: usize = 16; // void *PyThreadState.interp
+pub(super) const EVAL_BREAKER: Option<usize> = None;
 pub(super) const RECURSION_REMAINING: usize = 32; // int PyThreadState.recursion_remaining
 pub(super) const RECURSION_LIMIT: usize = 36; // int PyThreadState.recursion_limit
 pub(super) const RECURSION_HEADROOM: usize = 40; // int PyThreadState.recursion_headroom

@@ -11,6 +11,7 @@ use super::CFrame;
 pub(in crate::coro) const UNSUPPORTED: Option<&str> = None;
 
 pub(super) const INTERP: usize = 16; // void *PyThreadState.interp
+pub(super) const EVAL_BREAKER: Option<usize> = None;
 pub(super) const RECURSION_REMAINING: usize = 44; // int PyThreadState.py_recursion_remaining
 pub(super) const RECURSION_LIMIT: usize = 48; // int PyThreadState.py_recursion_limit
 pub(super) const RECURSION_HEADROOM: usize = 56; // int PyThreadState.recursion_headroom

@@ -11,6 +11,7 @@ use super::{CFrame, field};
 pub(in crate::coro) const UNSUPPORTED: Option<&str> = None;
 
 pub(super) const INTERP: usize = 16; // void *PyThreadState.interp
+pub(super) const EVAL_BREAKER: Option<usize> = Some(24); // uintptr_t PyThreadState.eval_breaker
 pub(super) const RECURSION_REMAINING: usize = 52; // int PyThreadState.py_recursion_remaining
 pub(super) const RECURSION_LIMIT: usize = 56; // int PyThreadState.py_recursion_limit
 pub(super) const RECURSION_HEADROOM: usize = 60; // int PyThreadState.recursion_headroom
