@@ -26,6 +26,11 @@ pub(in crate::coro) fn self_check(py: Python<'_>) -> PyResult<Option<&'static st
     {
         return Ok(Some(reason));
     }
+    if jit_is_enabled(py)? {
+        return Ok(Some(
+            "coros do not work with CPython's JIT compiler: PYTHON_JIT=0 switches it off",
+        ));
+    }
     // SAFETY: attached. The offsets lie inside the structure in every release of this minor version, so reading there
     // is safe; at worst a value is wrong.
     unsafe {
@@ -87,6 +92,15 @@ pub(in crate::coro) fn self_check(py: Python<'_>) -> PyResult<Option<&'static st
             .find(|(is_right, _)| !is_right)
             .map(|(_, what)| *what))
     }
+}
+
+/// Whether the JIT compiler (3.14 and later) is on in this process; it cannot be switched on later. It frees compiled
+/// code that no thread state shows as running: that of a suspended stack, too.
+fn jit_is_enabled(py: Python<'_>) -> PyResult<bool> {
+    let Some(jit) = py.import("sys")?.getattr_opt("_jit")? else {
+        return Ok(false);
+    };
+    jit.call_method0("is_enabled")?.is_truthy()
 }
 
 /// The stack of handled exceptions ends in the thread state's own entry.
