@@ -1236,7 +1236,7 @@ def _coro_set_hooks(
 def _coro_unwatch() -> None:
     """Let the watchdog leave this thread alone until its next coro runs. Nothing inside a coro."""
 
-def _coro_stop_watchdog(is_exiting: bool, /) -> None:
+def _coro_stop_watchdog() -> None:
     """End the watchdog until the next coro runs: before a fork; or at the exit, once it is through with a report."""
 
 def _coro_set_stack_slots(count: int, /) -> None:

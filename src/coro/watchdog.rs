@@ -34,8 +34,8 @@ use grapeshot_core::sys::{clock, thread};
 const STACK_LEN: usize = 8 * 1024 * 1024;
 /// The shortest and the longest sleep: the clock ticks in milliseconds, and sums must not overflow.
 const SLEEP_NS: std::ops::RangeInclusive<u64> = 1_000_000..=3_600_000_000_000;
-/// How long the exit waits for a report that the watchdog has begun.
-const EXIT_GRACE: Duration = Duration::from_secs(1);
+/// How long an exit or a fork waits for a report that the watchdog has begun.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// Reports the run of that pulse which began at that time, unless it has ended. Called with the GIL.
 pub(super) type Report = fn(Python<'_>, &Pulse, u64) -> PyResult<()>;
@@ -137,27 +137,28 @@ pub(super) fn unwatch(pulse: &Arc<Pulse>) {
 }
 
 /// Stops watching all threads, until their next run: the process is about to fork or to exit.
-pub(super) fn stop(py: Python<'_>, is_exiting: bool) {
+pub(super) fn stop(py: Python<'_>) {
     let Some(watchdog) = existing() else {
         return;
     };
     let mut state = watchdog.lock();
-    for watched in state.watched.drain(..) {
-        watched.pulse.set_unwatched(true);
-    }
-    let is_looking = state.is_looking;
-    watchdog.end_if_unused(state);
-    if is_exiting && is_looking {
-        // The watchdog must not ask for the GIL of an interpreter that does not exist any more.
+    state.forget_all();
+    if state.is_looking {
+        drop(state);
+        // The watchdog must not ask for the GIL of an interpreter that does not exist any more, and CPython warns of
+        // a fork with several threads.
         py.detach(|| {
             let state = watchdog.lock();
             drop(
                 watchdog
                     .changed
-                    .wait_timeout_while(state, EXIT_GRACE, |state| state.is_looking),
+                    .wait_timeout_while(state, GRACE, |state| state.is_looking),
             );
         });
+        state = watchdog.lock();
+        state.forget_all(); // coros of other threads have run meanwhile
     }
+    watchdog.end_if_unused(state);
 }
 
 /// In a forked child, before anything can run.
@@ -171,6 +172,12 @@ impl State {
         self.watched
             .iter()
             .any(|watched| Arc::ptr_eq(&watched.pulse, pulse))
+    }
+
+    fn forget_all(&mut self) {
+        for watched in self.watched.drain(..) {
+            watched.pulse.set_unwatched(true);
+        }
     }
 
     fn look_around(&mut self) -> Finding {
@@ -251,9 +258,10 @@ impl Watchdog {
     /// If nothing is watched and the thread does not use Python, tells it to end and waits for that: it needs no GIL to
     /// end. Otherwise it ends by itself.
     fn end_if_unused(&self, mut state: MutexGuard<'_, State>) {
-        if !state.watched.is_empty() || !state.is_alive || state.is_looking {
+        if !state.watched.is_empty() || state.is_looking {
             return;
         }
+        // It may have decided to end already, and be about to.
         let thread = state.thread.take();
         drop(state);
         self.changed.notify_all();
@@ -262,6 +270,7 @@ impl Watchdog {
             drop(thread.join());
         }
     }
+
     /// Reports the run, unless it ends before the watchdog has the GIL.
     fn look(&self, pulse: &Pulse, since_ns: u64) {
         // None when the interpreter has begun to exit.

@@ -181,4 +181,4 @@ def _end_main_thread() -> None:
         if not loop.is_closed() and not loop.is_running():
             unwind(loop)
     _core._coro_shut_down(None, _ROUNDS)
-    _core._coro_stop_watchdog(True)
+    _core._coro_stop_watchdog()

@@ -19,5 +19,5 @@ if _reason is not None:
 _core._coro_set_hooks(pending_loop, _ending.watch_thread, wait_for, _latency.report)
 # First in the list, because other callbacks may try to wait.
 gc.callbacks.insert(0, _core._coro_note_collection)
-os.register_at_fork(before=lambda: _core._coro_stop_watchdog(False), after_in_child=_core._coro_after_fork)
+os.register_at_fork(before=_core._coro_stop_watchdog, after_in_child=_core._coro_after_fork)
 Loop._before_close = staticmethod(_ending.before_close)

@@ -212,10 +212,9 @@ pub(super) fn unwatch<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(none(py))
 }
 
-/// `_coro_stop_watchdog(is_exiting)`.
-pub(super) fn stop_watchdog<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    let is_exiting = args.get(0).map_or(Ok(false), |flag| flag.is_truthy())?;
-    watchdog::stop(py, is_exiting);
+/// `_coro_stop_watchdog()`.
+pub(super) fn stop_watchdog<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+    watchdog::stop(py);
     Ok(none(py))
 }
 

@@ -231,7 +231,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
         ),
         function!(
             functions::stop_watchdog,
-            "_coro_stop_watchdog(is_exiting, /)",
+            "_coro_stop_watchdog()",
             "Stop the watchdog until the next coro runs: before a fork, or at the exit."
         ),
         function!(
