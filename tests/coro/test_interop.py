@@ -172,15 +172,22 @@ def test_sqlalchemy_in_tasks_and_in_coros():
             result = await connection.execute(text("select sum(row) from t where name = :name"), {"name": name})
             return result.scalar_one()
 
-    async def interrupted(engine):
+    async def interrupted(engine, executed):
         async with engine.connect() as connection:
             await connection.execute(text("select 1"))
+            executed.set()
             await asyncio.sleep(60)
 
     def in_a_coro(engine, name):
         first = coro.await_(count_up(engine, name, 4))
-        with pytest.raises(coro.TimeoutError):
-            coro.with_timeout(0.01, coro.await_, interrupted(engine))
+        # Not within a statement: SQLAlchemy would close the connection, and the database in its memory with it.
+        executed = asyncio.Event()
+        waiting = coro.spawn(coro.await_, interrupted(engine, executed))
+        coro.await_(executed.wait())
+        waiting.interrupt()
+        waiting.join()
+        with pytest.raises(coro.CoroCancelled):
+            waiting.result()
         coro.yield_slice()
         return first
 
