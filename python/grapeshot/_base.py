@@ -48,6 +48,11 @@ class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
     _executor_shutdown_called: bool = False
     # what coros, once they are imported, must do before close(): a plain function, read from the class unbound
     _before_close: staticmethod[[Any], None] | Callable[[Any], None] | None = None
+    # what coros that hide the loop must have: a plain function that makes a borrowed loop in such a coro (in one of the
+    # loop that it is given), or returns None elsewhere
+    _borrow: staticmethod[[Any], Any] | Callable[[Any], Any] | None = None
+    # whose tasks the loop runs, while such coros borrow it
+    _ledger: Any = None
     # errors
     _exception_handler: ExceptionHandler | None = None
     # asynchronous generators

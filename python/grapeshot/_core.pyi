@@ -40,11 +40,14 @@ __all__ = [
     "_coro_end_wait",
     "_coro_evict_always",
     "_coro_fail_evictions",
+    "_coro_hide_loop",
+    "_coro_is_hidden",
     "_coro_live",
     "_coro_new",
     "_coro_note_collection",
     "_coro_now",
     "_coro_panic",
+    "_coro_running_loop",
     "_coro_set_exception_notifier",
     "_coro_set_hooks",
     "_coro_set_latency_warning",
@@ -52,10 +55,12 @@ __all__ = [
     "_coro_set_selfishness",
     "_coro_set_stack_slots",
     "_coro_setup",
+    "_coro_show_loop",
     "_coro_shut_down",
     "_coro_sleep_absolute",
     "_coro_sleep_relative",
     "_coro_spawn",
+    "_coro_spawn_hiding",
     "_coro_stack_info",
     "_coro_stop_watchdog",
     "_coro_unwatch",
@@ -233,6 +238,9 @@ class Loop:
 
     def get_task_factory(self) -> Callable[..., Any] | None:
         """Return the task factory, None if the default is in use."""
+
+    def _set_task_observer(self, observer: Callable[[Any], object] | None, /) -> None:
+        """Let ``create_task``, and the start of a coro, call ``observer(task)``; None: call nothing."""
 
     # --- state
 
@@ -878,6 +886,9 @@ class Coro(Generic[_T_co]):
     # Whether a task has begun to await it, the future that await_() waits for, and the cancel() calls that uncancel()
     # has not taken back.
     _asyncio_future_blocking: bool
+    @property
+    def _hides_loop(self) -> bool:
+        """Whether asyncio's functions see no running loop in it."""
     _awaited: Any
     _cancel_count: int
 
@@ -1128,6 +1139,32 @@ def _coro_spawn(
     **kwargs: Any,
 ) -> Any:
     """The same, started: it runs in the next iteration of the running loop."""
+
+def _coro_spawn_hiding(
+    function: Callable[..., Any],
+    /,
+    *args: Any,
+    name: str | None = None,
+    context: Context | None = None,
+    stack: Literal["shared", "own"] = "shared",
+    **kwargs: Any,
+) -> Any:
+    """Make a coro and start it, as ``_coro_spawn``; asyncio's functions see no running loop in it."""
+
+def _coro_hide_loop() -> Any:
+    """Hide the loop from the running coro; return asyncio's current task. RuntimeError if it is hidden already."""
+
+def _coro_show_loop(task: Any, /) -> None:
+    """Show the loop to the running coro, which hides it, with ``task`` as the current task (None: with none).
+
+    RuntimeError if the coro does not hide the loop, or another loop runs in it.
+    """
+
+def _coro_is_hidden() -> bool:
+    """Return whether a coro runs here that hides the loop."""
+
+def _coro_running_loop() -> Any:
+    """Return the loop that runs in this thread, even if the running coro hides it; None if there is none."""
 
 def _coro_check_function(function: object, caller: str, /) -> None:
     """TypeError, as one of ``caller``, unless a coro can run ``function``: it is callable, and not async."""

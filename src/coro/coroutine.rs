@@ -73,6 +73,8 @@ pub(super) struct CoroObject {
     pub(super) thread: Cell<u64>,
     pub(super) status: Cell<Status>,
     pub(super) has_own_stack: Cell<bool>,
+    /// asyncio's functions see no running loop in it.
+    pub(super) hides_loop: Cell<bool>,
     /// The coro has raised an exception that nobody has seen yet.
     pub(super) is_unseen: Cell<bool>,
     /// The exception notifier has received that exception.
@@ -114,6 +116,7 @@ impl CoroObject {
         let awaited = offset_of!(CoroObject, awaited);
         let count = offset_of!(CoroObject, cancel_count);
         let is_blocking = offset_of!(CoroObject, is_blocking);
+        let hides_loop = offset_of!(CoroObject, hides_loop);
         leak_table(
             vec![
                 member(
@@ -125,6 +128,7 @@ impl CoroObject {
                 member(c"_awaited", ffi::_Py_T_OBJECT, awaited, 0),
                 member(c"_cancel_count", ffi::Py_T_INT, count, 0),
                 member(c"_asyncio_future_blocking", ffi::Py_T_BOOL, is_blocking, 0),
+                member(c"_hides_loop", ffi::Py_T_BOOL, hides_loop, ffi::Py_READONLY),
             ],
             ffi::PyMemberDef::default(),
         )

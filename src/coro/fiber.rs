@@ -31,6 +31,9 @@ pub(super) struct Fiber {
     pub(super) innermost: *mut u8,
     /// Thread-local variables that pointed into the stack while the coro ran.
     pub(super) taken: Option<Box<Taken>>,
+    /// If the coro hides the loop: the running loop that asyncio does not see now, the coro's or the thread's
+    /// (`tasks`). An owned reference, or null for none.
+    pub(super) running_loop: *mut ffi::PyObject,
     pub(super) state: PyState,
     /// The interpreter state points here, so a fiber must not move.
     pub(super) root: ThreadStateRoot,

@@ -9,7 +9,7 @@
 //! | `runtime`, `scheduler` | the stacks and coros of a thread; which coro runs |
 //! | `suspension`, `interruption` | how a coro waits; exceptions that are pending for it |
 //! | `wait_queue`, `sync` | queues of waiting coros; the primitives, from `semaphore` to `channel` |
-//! | `tasks` | asyncio's current task while a coro runs |
+//! | `tasks`, `visibility` | asyncio's running loop and current task while a coro runs; coros that hide the loop |
 //! | `ending`, `notifier` | ends coros whose loop is closed; the exception notifier |
 //! | `pulse`, `latency`, `watchdog` | find and report coros that run for too long |
 //! | `collector`, `profiling`, `thread_locals` | other code that uses the C stack: the collector, profilers, libraries |
@@ -40,6 +40,7 @@ mod suspension;
 mod sync;
 mod tasks;
 mod thread_locals;
+mod visibility;
 mod wait_queue;
 mod watchdog;
 

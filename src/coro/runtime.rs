@@ -363,6 +363,7 @@ impl Runtime {
                 relinked: Relinked::new(),
                 innermost: ptr::null_mut(),
                 taken: None,
+                running_loop: ptr::null_mut(),
                 state: PyState::fresh(&raw mut (*fiber).root, chunk, shared.stack.len_bytes()),
                 root: ThreadStateRoot::new(),
                 slot: shared,

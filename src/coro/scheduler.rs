@@ -212,8 +212,11 @@ pub(super) fn make_ready(coro: Coro<'_>) {
 
 /// Starts a new coro: it is kept from now on, and runs in the next iteration.
 pub(super) fn start(coro: Coro<'_>) -> PyResult<()> {
-    if !coro.event_loop.is_set() {
+    let Some(event_loop) = coro.event_loop.get(coro.py()) else {
         return Err(PyRuntimeError::new_err("the coro has lost its loop"));
+    };
+    if LoopObject::of(&event_loop).tell_observer(&coro.to_bound())? && coro.status.get() != Status::New {
+        return Ok(()); // the observer has started it
     }
     tasks::register(coro)?;
     with_runtime(|runtime| {

@@ -1,29 +1,37 @@
-//! asyncio's current task while a coro runs is the coro itself, which has the interface of a task.
+//! asyncio's running loop and current task while a coro runs.
 //!
-//! From 3.14 on asyncio keeps the current task in the thread state, and `PyState::swap` swaps it. Before 3.14 it is in
-//! a dict by loop, which the scheduler changes at each switch. The task that is current when the coro is suspended is
-//! current again when it goes on.
+//! The current task is the coro itself, which has the interface of a task. From 3.14 on asyncio keeps the current task
+//! in the thread state, and `PyState::swap` swaps it. Before 3.14 it is in a dict by loop, which the scheduler changes
+//! at each switch. The task that is current when the coro is suspended is current again when it goes on.
+//!
+//! A coro that hides the loop sees what an ordinary thread sees: no running loop and no current task. The thread's
+//! running loop is then exchanged at each switch. `Fiber::running_loop` has the one that is not in use: the coro's (in
+//! general none) while the coro is suspended, the thread's while the coro runs. `visibility` hides and shows it.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::coroutine::Coro;
 use super::fiber::Fiber;
-use super::pystate::SWAPS_TASK;
+use super::pystate::{self, SWAPS_TASK};
 
 /// `asyncio.tasks._current_tasks`, to 3.13.
 static CURRENT_TASKS: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
-/// `asyncio._get_running_loop`.
+/// `asyncio._get_running_loop` and `asyncio._set_running_loop`.
 static RUNNING_LOOP: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
+static SET_RUNNING_LOOP: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
 pub(super) fn set_up(py: Python<'_>) -> PyResult<()> {
     let running = py.import("_asyncio")?.getattr("_get_running_loop")?;
     RUNNING_LOOP.store(running.into_ptr(), Ordering::Release);
+    let set_running = py.import("_asyncio")?.getattr("_set_running_loop")?;
+    SET_RUNNING_LOOP.store(set_running.into_ptr(), Ordering::Release);
     if !SWAPS_TASK {
         let tasks = py.import("_asyncio")?.getattr("_current_tasks")?;
         CURRENT_TASKS.store(
@@ -104,21 +112,34 @@ fn tell(coro: Coro<'_>, function: &AtomicPtr<ffi::PyObject>) -> PyResult<()> {
     }
 }
 
-/// The coro becomes the running task of a fiber that has not run yet.
+/// The coro becomes the running task of a fiber that has not run yet, unless the coro hides the loop.
 pub(super) fn begin(fiber: &mut Fiber, coro: Coro<'_>) {
-    *fiber.state.task() = coro.to_bound().into_ptr();
+    if !coro.hides_loop.get() {
+        *fiber.state.task() = coro.to_bound().into_ptr();
+    }
 }
 
 /// Before the switch to the coro.
 #[inline(always)]
 pub(super) fn enter(fiber: *mut Fiber, coro: Coro<'_>) {
+    // SAFETY: by the contract of `run`, the fiber is the coro's, and the thread is attached on its own stack.
+    if coro.hides_loop.get() && unsafe { enter_hiding(fiber, coro) } {
+        return;
+    }
     if SWAPS_TASK {
         return;
     }
-    // SAFETY: attached; the dict is never freed, the loop and the task are references of the coro's; a failure
-    // leaves the coro without a current task.
+    // SAFETY: as above; the task is a reference of the coro's.
+    unsafe { set_current(coro, *(*fiber).state.task()) };
+}
+
+/// Sets the current task of the coro's loop, before 3.14. A failure leaves the coro without a current task.
+///
+/// # Safety
+/// Attached; `task` is a live object.
+unsafe fn set_current(coro: Coro<'_>, task: *mut ffi::PyObject) {
+    // SAFETY: attached; the dict is never freed, the loop is a reference of the coro's.
     unsafe {
-        let task = *(*fiber).state.task();
         if ffi::PyDict_SetItem(
             CURRENT_TASKS.load(Ordering::Relaxed),
             coro.event_loop.as_ptr(),
@@ -130,9 +151,143 @@ pub(super) fn enter(fiber: *mut Fiber, coro: Coro<'_>) {
     }
 }
 
+/// Takes the current task of the coro's loop out of the dict, before 3.14. Returns a new reference, or null.
+///
+/// # Safety
+/// Attached.
+unsafe fn take_current(coro: Coro<'_>) -> *mut ffi::PyObject {
+    // SAFETY: attached; the dict is never freed, the loop is a reference of the coro's.
+    unsafe {
+        let tasks = CURRENT_TASKS.load(Ordering::Relaxed);
+        let now = ffi::PyDict_GetItemWithError(tasks, coro.event_loop.as_ptr());
+        let now = if now.is_null() { now } else { ffi::Py_NewRef(now) };
+        if now.is_null() || ffi::PyDict_DelItem(tasks, coro.event_loop.as_ptr()) != 0 {
+            ffi::PyErr_Clear();
+        }
+        now
+    }
+}
+
+/// The coro's view of the running loop becomes the thread's. Returns false if there is no memory for that; then the
+/// coro sees the loop from now on.
+///
+/// # Safety
+/// Attached, on the thread's own stack; the fiber is the coro's.
+#[cold]
+#[inline(never)]
+unsafe fn enter_hiding(fiber: *mut Fiber, coro: Coro<'_>) -> bool {
+    // SAFETY: by the contract nobody else uses the fiber.
+    let fiber = unsafe { &mut *fiber };
+    let Err(error) = exchange_loop(coro.py(), &mut fiber.running_loop) else {
+        return true;
+    };
+    error.write_unraisable(coro.py(), Some(&coro.to_bound()));
+    coro.hides_loop.set(false);
+    let task = fiber.state.task();
+    if task.is_null() {
+        *task = coro.to_bound().into_ptr();
+    }
+    false
+}
+
+/// The thread's running loop becomes the thread's again.
+///
+/// # Safety
+/// As `enter_hiding`.
+#[cold]
+#[inline(never)]
+unsafe fn leave_hiding(fiber: *mut Fiber, coro: Coro<'_>) {
+    // SAFETY: by the contract nobody else uses the fiber.
+    if let Err(error) = exchange_loop(coro.py(), unsafe { &mut (*fiber).running_loop }) {
+        error.write_unraisable(coro.py(), Some(&coro.to_bound()));
+    }
+}
+
+/// Exchanges the running loop that asyncio sees in this thread with `place`, which has an owned reference, or null for
+/// none. Nothing has changed after an error. No reference is the last one, so this runs no Python code.
+fn exchange_loop(py: Python<'_>, place: &mut *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: attached; both places have an owned reference or null.
+    unsafe {
+        if let Some(running) = pystate::running_loop_place() {
+            ptr::swap(running, place);
+            return Ok(());
+        }
+    }
+    let now = running_loop(py)?;
+    // SAFETY: attached; the function is never freed; the place has an owned reference or null.
+    unsafe {
+        let next = if place.is_null() { ffi::Py_None() } else { *place };
+        let set = SET_RUNNING_LOOP.load(Ordering::Relaxed);
+        drop(Bound::from_owned_ptr_or_err(
+            py,
+            ffi::PyObject_CallOneArg(set, next),
+        )?);
+        ffi::Py_XDECREF(*place);
+    }
+    *place = if now.is_none() {
+        ptr::null_mut()
+    } else {
+        now.into_ptr()
+    };
+    Ok(())
+}
+
+/// Hides the loop from the running coro, which sees it. Returns what was the current task, None if there was none.
+pub(super) fn hide(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
+    let py = coro.py();
+    // SAFETY: the fiber of the running coro; the scheduler does not use it meanwhile.
+    let Some(fiber) = (unsafe { coro.fiber.get().as_mut() }) else {
+        return Err(PyRuntimeError::new_err("the coro has no stack"));
+    };
+    exchange_loop(py, &mut fiber.running_loop)?;
+    coro.hides_loop.set(true);
+    // SAFETY: attached; the place has an owned reference or null, and so has the result.
+    unsafe {
+        let task = match pystate::running_task_place() {
+            Some(place) => ptr::replace(place, ptr::null_mut()),
+            None => take_current(coro),
+        };
+        Ok(Bound::from_owned_ptr_or_opt(py, task).unwrap_or_else(|| py.None().into_bound(py)))
+    }
+}
+
+/// Shows the loop to the running coro, which hides it, with `task` as the current task (None: none).
+pub(super) fn show<'py>(coro: Coro<'py>, task: &Bound<'py, PyAny>) -> PyResult<()> {
+    let py = coro.py();
+    if !running_loop(py)?.is_none() {
+        return Err(PyRuntimeError::new_err(
+            "another event loop runs in this coro: use its own functions to wait here",
+        ));
+    }
+    // SAFETY: as in `hide`.
+    let Some(fiber) = (unsafe { coro.fiber.get().as_mut() }) else {
+        return Err(PyRuntimeError::new_err("the coro has no stack"));
+    };
+    exchange_loop(py, &mut fiber.running_loop)?;
+    coro.hides_loop.set(false);
+    let task = if task.is_none() {
+        ptr::null_mut()
+    } else {
+        task.as_ptr()
+    };
+    // SAFETY: attached; the place gets a reference of its own, what was there is dropped last.
+    unsafe {
+        if let Some(place) = pystate::running_task_place() {
+            ffi::Py_XDECREF(ptr::replace(place, ffi::Py_XNewRef(task)));
+        } else if !task.is_null() {
+            set_current(coro, task);
+        }
+    }
+    Ok(())
+}
+
 /// After the switch back.
 #[inline(always)]
 pub(super) fn leave(fiber: *mut Fiber, coro: Coro<'_>) {
+    if coro.hides_loop.get() {
+        // SAFETY: as in `enter`.
+        return unsafe { leave_hiding(fiber, coro) };
+    }
     if SWAPS_TASK {
         return;
     }
@@ -154,11 +309,15 @@ pub(super) fn leave(fiber: *mut Fiber, coro: Coro<'_>) {
 /// The fiber has ended.
 pub(super) fn end(fiber: &mut Fiber, _: Python<'_>) {
     let task = std::mem::replace(fiber.state.task(), ptr::null_mut());
-    // SAFETY: attached; the reference was the fiber's.
-    unsafe { ffi::Py_XDECREF(task) };
+    let running_loop = std::mem::replace(&mut fiber.running_loop, ptr::null_mut());
+    // SAFETY: attached; the references were the fiber's.
+    unsafe {
+        ffi::Py_XDECREF(task);
+        ffi::Py_XDECREF(running_loop);
+    }
 }
 
-/// The running loop of this thread, or None.
+/// The running loop that asyncio sees in this thread, or None.
 pub(super) fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     let function = RUNNING_LOOP.load(Ordering::Relaxed);
     if function.is_null() {

@@ -28,6 +28,8 @@ pub(crate) struct LoopObject {
     base: ffi::PyObject,
     pub(super) reactor: ManuallyDrop<Reactor>,
     pub(super) task_factory: ObjectCell,
+    /// A function that is called with each new task and coro, while `asyncio.run()` in a coro borrows this loop.
+    pub(super) task_observer: ObjectCell,
     /// The keyword names that `create_task` saw last, and the same names with "loop" before them.
     pub(super) task_kwnames: (ObjectCell, ObjectCell),
     /// `{"loop": self}`, the keyword arguments for creating futures. Set only while the loop runs, because it is a
@@ -139,6 +141,7 @@ impl NativeType for LoopObject {
     fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
         [
             &self.task_factory,
+            &self.task_observer,
             &self.task_kwnames.0,
             &self.task_kwnames.1,
             &self.future_kwargs,

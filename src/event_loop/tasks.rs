@@ -123,8 +123,10 @@ fn create_task<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<
         return Err(args.wrong_count("exactly 1", None));
     }
     let factory = this.task_factory.get(py);
-    if factory.is_some() || args.positional().is_empty() {
-        return create_task_slowly(this, args, factory);
+    if factory.is_some() || args.positional().is_empty() || this.task_observer.is_set() {
+        let task = create_task_slowly(this, args, factory)?;
+        this.tell_observer(&task)?;
+        return Ok(task);
     }
     let values = args.values();
     if values.len() > MAX_TASK_VALUES {
@@ -210,6 +212,28 @@ fn create_task_slowly<'py>(
     Ok(task)
 }
 
+impl LoopObject {
+    /// Passes a new task or coro to the observer. Returns whether there is one.
+    #[inline]
+    pub(crate) fn tell_observer(&self, task: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let Some(observer) = self.task_observer.get(task.py()) else {
+            return Ok(false);
+        };
+        observer.call1((task,))?;
+        Ok(true)
+    }
+}
+
+/// `_set_task_observer(function or None)`: `create_task` calls `function(task)`, and so does the start of a coro.
+fn set_task_observer<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    let [observer] = args.bind()?;
+    match observer.filter(|observer| !observer.is_none()) {
+        Some(observer) => this.task_observer.set(observer),
+        None => drop(this.task_observer.take(this.py())),
+    }
+    Ok(none(this.py()))
+}
+
 fn set_task_factory<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     let [factory] = args.bind()?;
     let py = this.py();
@@ -252,6 +276,12 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
             set_task_factory,
             "set_task_factory(factory)",
             "factory(loop, coro, **kwargs), or None."
+        ),
+        method!(
+            LoopObject,
+            set_task_observer,
+            "_set_task_observer(observer, /)",
+            "Let create_task(), and the start of a coro, call observer(task). None: call nothing."
         ),
         method!(
             LoopObject,

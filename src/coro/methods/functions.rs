@@ -3,7 +3,7 @@
 use grapeshot_core::arch;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PySet, PyString, PyType};
+use pyo3::types::{PyBool, PyList, PySet, PyString, PyType};
 
 use super::coro::check_thread;
 use super::{Object, spawn};
@@ -13,7 +13,8 @@ use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::runtime::{current as running, with_runtime};
 use crate::coro::suspension::Begun;
 use crate::coro::{
-    collector, ending, hooks, latency, notifier, pystate, scheduler, suspension, sync, tasks, watchdog,
+    collector, ending, hooks, latency, notifier, pystate, scheduler, suspension, sync, tasks, visibility,
+    watchdog,
 };
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::pyloop::LoopObject;
@@ -32,6 +33,29 @@ pub(super) fn current<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
 
 pub(super) fn current_or_none<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(running(py).map_or_else(|| none(py), This::to_bound))
+}
+
+/// The running coro, for functions that only one can call.
+fn require_running(py: Python<'_>) -> PyResult<Coro<'_>> {
+    running(py).ok_or_else(|| coro_errors::new(py, ErrorClass::YieldFromMain, "no coro runs here"))
+}
+
+pub(super) fn hide_loop<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+    visibility::hide(require_running(py)?)
+}
+
+pub(super) fn show_loop<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let task = args.get(0).unwrap_or_else(|| none(py));
+    visibility::show(require_running(py)?, &task)?;
+    Ok(none(py))
+}
+
+pub(super) fn is_hidden<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+    Ok(PyBool::new(py, visibility::is_hidden(py)).to_owned().into_any())
+}
+
+pub(super) fn running_loop<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+    visibility::running_loop(py)
 }
 
 pub(super) fn begin_yield<'py>(py: Python<'py>, _: Args<'_, 'py>) -> PyResult<Begun<'py, ()>> {
@@ -81,7 +105,7 @@ pub(super) fn now<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     let now_s = if let Some(coro) = running(py) {
         suspension::now_s(coro)?
     } else {
-        let event_loop = tasks::running_loop(py)?;
+        let event_loop = visibility::running_loop(py)?;
         if LoopObject::is_loop(&event_loop) {
             LoopObject::of(&event_loop).now_s(py)?
         } else {

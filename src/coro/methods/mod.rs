@@ -178,6 +178,31 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             "Raise TypeError unless a coro can run the function."
         ),
         function!(
+            spawn::spawn_hiding,
+            "_coro_spawn_hiding(function, /, *args, name=None, context=None, stack='shared', **kwargs)",
+            "As spawn(), for a coro in which asyncio's functions see no running loop."
+        ),
+        function!(
+            functions::hide_loop,
+            "_coro_hide_loop()",
+            "Hide the loop from the running coro. Return the current task, for _coro_show_loop()."
+        ),
+        function!(
+            functions::show_loop,
+            "_coro_show_loop(task, /)",
+            "Show the loop, and this current task, to the running coro, which hides the loop."
+        ),
+        function!(
+            functions::is_hidden,
+            "_coro_is_hidden()",
+            "Return whether a coro that hides the loop runs here."
+        ),
+        function!(
+            functions::running_loop,
+            "_coro_running_loop()",
+            "Return the loop that runs in this thread, even if the running coro hides it, or None."
+        ),
+        function!(
             functions::current_or_none,
             "_coro_current_or_none()",
             "Return the running coro, or None."

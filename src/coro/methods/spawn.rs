@@ -11,7 +11,7 @@ use pyo3::types::{PyDict, PyString, PyType};
 use super::Object;
 use crate::binding::native_type::{Args, none};
 use crate::coro::runtime::with_runtime;
-use crate::coro::{hooks, pystate, scheduler, tasks};
+use crate::coro::{hooks, pystate, scheduler, visibility};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::current_thread;
 
@@ -79,7 +79,7 @@ fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
             "the thread is ending: it has no more coros",
         ));
     }
-    let event_loop = tasks::running_loop(py)?;
+    let event_loop = visibility::running_loop(py)?;
     let event_loop = if event_loop.is_none() {
         hooks::pending_loop(py)?
     } else {
@@ -90,6 +90,7 @@ fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
             "coros need a grapeshot loop, but another event loop is running",
         ));
     }
+    visibility::check_can_host(&event_loop)?;
     Ok(event_loop)
 }
 
@@ -229,5 +230,14 @@ pub(super) fn new<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
 pub(super) fn spawn<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let object = make(py, &args, "spawn")?;
     scheduler::start(scheduler::coro_of(&object))?;
+    Ok(object)
+}
+
+/// `_coro_spawn_hiding`: as `spawn`, for a coro that hides the loop.
+pub(super) fn spawn_hiding<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let object = make(py, &args, "run_blocking")?;
+    let coro = scheduler::coro_of(&object);
+    coro.hides_loop.set(true);
+    scheduler::start(coro)?;
     Ok(object)
 }

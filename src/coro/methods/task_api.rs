@@ -23,7 +23,7 @@ use crate::binding::object_cell::ObjectCell;
 use crate::coro::coroutine::{Coro, CoroObject, Status};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::runtime::current;
-use crate::coro::{scheduler, tasks};
+use crate::coro::{scheduler, visibility};
 use crate::event_loop::pyloop::LoopObject;
 
 // ---- the outcome ---------------------------------------------------------------------------------------------
@@ -235,7 +235,8 @@ fn step(this: This<'_, AwaitObject>) -> PyResult<Step<'_>> {
         drop(this.coro.take(py));
         return take_outcome(coro).map(Step::Return);
     }
-    if coro.status.get() == Status::New && coro.event_loop.as_ptr() == tasks::running_loop(py)?.as_ptr() {
+    if coro.status.get() == Status::New && coro.event_loop.as_ptr() == visibility::running_loop(py)?.as_ptr()
+    {
         return Err(coro_errors::new(
             py,
             ErrorClass::NotStarted,

@@ -85,6 +85,7 @@ pub(in crate::coro) fn self_check(py: Python<'_>) -> PyResult<Option<&'static st
             (has_root_frame(start), "the base frame"),
             (has_caller(py, thread)?, "the frame of the caller"),
             (has_task(py, start)?, "the running task"),
+            (has_running_loop(py, start)?, "the running loop"),
             (has_profile_object(py, start)?, "the profile function"),
         ];
         Ok(checks
@@ -272,6 +273,25 @@ unsafe fn has_profile_object(py: Python<'_>, thread: *mut u8) -> PyResult<bool> 
     } else {
         found == object.as_ptr()
     })
+}
+
+/// asyncio's running loop lies in the thread state, where asyncio keeps it there.
+unsafe fn has_running_loop(py: Python<'_>, thread: *mut u8) -> PyResult<bool> {
+    let Some(offset) = imp::RUNNING_LOOP else {
+        return Ok(true);
+    };
+    let asyncio = py.import("_asyncio")?;
+    // SAFETY: as in `self_check`.
+    let running = || unsafe { *field::<*mut ffi::PyObject>(thread, offset) };
+    let event_loop = asyncio.call_method0("_get_running_loop")?;
+    if !event_loop.is_none() {
+        return Ok(running() == event_loop.as_ptr());
+    }
+    let other = py.import("builtins")?.call_method0("object")?;
+    asyncio.call_method1("_set_running_loop", (&other,))?;
+    let is_right = running() == other.as_ptr();
+    asyncio.call_method1("_set_running_loop", (py.None(),))?;
+    Ok(is_right && running().is_null())
 }
 
 /// The task that is entered lies in the thread state, where asyncio keeps it there.

@@ -301,6 +301,27 @@ pub(super) unsafe fn running_root() -> *mut u8 {
     }
 }
 
+/// Where the thread state has asyncio's running loop (an owned reference, null for none); None before 3.14, where
+/// asyncio keeps it elsewhere.
+///
+/// # Safety
+/// Attached. The place is valid as long as the thread.
+#[inline]
+pub(super) unsafe fn running_loop_place() -> Option<*mut *mut ffi::PyObject> {
+    // SAFETY: attached; the offset is that of this interpreter.
+    imp::RUNNING_LOOP.map(|offset| unsafe { field(ffi::PyThreadState_Get().cast(), offset) })
+}
+
+/// The same for the current task.
+///
+/// # Safety
+/// As `running_loop_place`.
+#[inline]
+pub(super) unsafe fn running_task_place() -> Option<*mut *mut ffi::PyObject> {
+    // SAFETY: as above.
+    imp::RUNNING_TASK.map(|offset| unsafe { field(ffi::PyThreadState_Get().cast(), offset) })
+}
+
 /// A field of a C structure.
 ///
 /// # Safety

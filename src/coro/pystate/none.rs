@@ -41,6 +41,7 @@ pub(super) const EXECUTOR: Option<usize> = None;
 pub(super) const FRAME_PREVIOUS: usize = 0;
 pub(super) const CODE_VERSION: Option<usize> = None;
 pub(super) const RUNNING_TASK: Option<usize> = None;
+pub(super) const RUNNING_LOOP: Option<usize> = None;
 
 pub(super) fn look_up() -> Option<&'static str> {
     UNSUPPORTED

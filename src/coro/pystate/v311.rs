@@ -74,6 +74,7 @@ pub(super) unsafe fn before_swap(thread: *mut u8, next: *mut u8, tracing: c_int)
 
 /// The running task lies in a dict (`coro/tasks.rs`).
 pub(super) const RUNNING_TASK: Option<usize> = None;
+pub(super) const RUNNING_LOOP: Option<usize> = None;
 
 /// Nothing is needed beyond the offsets.
 pub(super) fn look_up() -> Option<&'static str> {

@@ -62,6 +62,7 @@ pub(super) unsafe fn before_swap(_thread: *mut u8, _next: *mut u8, _tracing: c_i
 
 /// The running task lies in a dict (`coro/tasks.rs`).
 pub(super) const RUNNING_TASK: Option<usize> = None;
+pub(super) const RUNNING_LOOP: Option<usize> = None;
 
 /// Nothing is needed beyond the offsets.
 pub(super) fn look_up() -> Option<&'static str> {

@@ -56,7 +56,8 @@ pub(super) unsafe fn innermost(frame: *mut u8) -> *mut u8 {
 #[inline(always)]
 pub(super) unsafe fn before_swap(_thread: *mut u8, _next: *mut u8, _tracing: c_int) {}
 
-/// `asyncio_running_task` in `_PyThreadStateImpl` (`Include/internal/pycore_tstate.h`).
+/// `asyncio_running_loop` and `asyncio_running_task` in `_PyThreadStateImpl` (`Include/internal/pycore_tstate.h`).
+pub(super) const RUNNING_LOOP: Option<usize> = Some(864); // void *_PyThreadStateImpl.asyncio_running_loop
 pub(super) const RUNNING_TASK: Option<usize> = Some(872); // void *_PyThreadStateImpl.asyncio_running_task
 
 type SetProtection = unsafe extern "C" fn(*mut ffi::PyThreadState, *mut c_void, usize) -> c_int;

@@ -90,14 +90,15 @@ impl HandleRef {
             if !this.has(flag::CANCELLED) {
                 // Restored until the report is done: exception handlers look at the handle and run in its context.
                 this.callback.set(callback.clone());
-                this.context.set(context);
+                this.context.set(context.clone());
                 this.event_loop.set(event_loop.clone());
                 this.args_len.set(args_len as u8);
                 for (cell, arg) in this.args.iter().zip(&args) {
                     cell.set(arg.clone());
                 }
             }
-            let result = self.report(py, &event_loop, &callback, &PyTuple::new(py, &args)?, error);
+            let args = PyTuple::new(py, &args)?;
+            let result = self.report(py, &event_loop, &context, &callback, &args, error);
             this.drop_call();
             result
         }
@@ -177,14 +178,14 @@ impl HandleRef {
         // SAFETY: the context is a live one that this function holds; it is left below.
         let entered = unsafe { ffi::PyContext_Enter(context.as_ptr()) };
         if entered != 0 {
-            return self.report(py, event_loop, callback, args, PyErr::fetch(py));
+            return self.report(py, event_loop, context, callback, args, PyErr::fetch(py));
         }
         let result = callback.call1(args);
         // SAFETY: entered above on this thread.
         let left = unsafe { ffi::PyContext_Exit(context.as_ptr()) };
         match result {
-            Err(error) => self.report(py, event_loop, callback, args, error),
-            Ok(_) if left != 0 => self.report(py, event_loop, callback, args, PyErr::fetch(py)),
+            Err(error) => self.report(py, event_loop, context, callback, args, error),
+            Ok(_) if left != 0 => self.report(py, event_loop, context, callback, args, PyErr::fetch(py)),
             Ok(_) => Ok(()),
         }
     }
@@ -194,14 +195,28 @@ impl HandleRef {
         self,
         py: Python<'_>,
         event_loop: &Bound<'_, PyAny>,
+        context: &Bound<'_, PyAny>,
+        callback: &Bound<'_, PyAny>,
+        args: &Bound<'_, PyTuple>,
+        error: PyErr,
+    ) -> PyResult<()> {
+        let result = if errors::leaves_loop(py, &error) {
+            Err(error)
+        } else {
+            self.report_error(py, event_loop, callback, args, error)
+        };
+        result.or_else(|error| leave(py, event_loop, context, error))
+    }
+
+    fn report_error(
+        self,
+        py: Python<'_>,
+        event_loop: &Bound<'_, PyAny>,
         callback: &Bound<'_, PyAny>,
         args: &Bound<'_, PyTuple>,
         error: PyErr,
     ) -> PyResult<()> {
         let this = self.this(py);
-        if errors::leaves_loop(py, &error) {
-            return Err(error);
-        }
         let is_debug = LoopObject::of(event_loop).reactor().is_debug();
         let source = describe_call(callback, args, is_debug).unwrap_or_else(|_| "<unknown>".to_owned());
         let message = format!("Exception in callback {source}");
@@ -216,6 +231,23 @@ impl HandleRef {
             None => errors::report(event_loop, &message, error, &[("handle", &own)]),
         }
     }
+}
+
+/// The exception leaves the loop. If `asyncio.run()` in a coro borrows the loop, and the code belongs to that run, it
+/// leaves the run instead.
+#[cold]
+fn leave(
+    py: Python<'_>,
+    event_loop: &Bound<'_, PyAny>,
+    context: &Bound<'_, PyAny>,
+    error: PyErr,
+) -> PyResult<()> {
+    let ledger = event_loop.getattr("_ledger")?;
+    if ledger.is_none() || !errors::leaves_loop(py, &error) {
+        return Err(error);
+    }
+    let is_taken = ledger.call_method1("exit_raised", (context, error.value(py)))?;
+    if is_taken.is_truthy()? { Ok(()) } else { Err(error) }
 }
 
 /// Drops what remains of the callback and arguments when there is nothing to run: the handle has run, is running, or
