@@ -68,6 +68,11 @@ def run_until_complete(loop: BaseLoop, future: Generator[Any, None, _T] | Awaita
         Exception: the one that the future holds, CancelledError included.
     """
     loop._check_closed()
+    if loop._borrow is not None and loop.is_running() and (borrowed := loop._borrow(loop)) is not None:
+        try:
+            return borrowed.run_until_complete(future)  # type: ignore[no-any-return]
+        finally:
+            borrowed.detach()
     loop._check_running()
     is_our_task = not asyncio.isfuture(future)
     awaited: asyncio.Future[_T] = asyncio.ensure_future(future, loop=loop)  # type: ignore[arg-type]
@@ -167,6 +172,8 @@ def _on_asyncgen_started(loop: BaseLoop, asyncgen: AsyncGenerator[Any, Any]) -> 
     if loop._asyncgens is None:
         loop._asyncgens = weakref.WeakSet()
     loop._asyncgens.add(asyncgen)
+    if loop._ledger is not None:
+        loop._ledger.asyncgen_started(asyncgen)
 
 
 def _on_asyncgen_dropped(loop: BaseLoop, asyncgen: AsyncGenerator[Any, Any]) -> None:
@@ -224,6 +231,10 @@ def run_in_executor(
         if executor is None:
             executor = concurrent.futures.ThreadPoolExecutor(thread_name_prefix="asyncio")
             loop._default_executor = executor
+        job = executor.submit(func, *args)
+        if loop._ledger is not None:
+            loop._ledger.job_submitted(job)
+        return asyncio.wrap_future(job, loop=loop)
     return asyncio.wrap_future(executor.submit(func, *args), loop=loop)
 
 

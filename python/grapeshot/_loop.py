@@ -137,4 +137,6 @@ def new_event_loop() -> Loop:
     Raises:
         OSError: the system has no descriptor left for the poller (``EMFILE``, ``ENFILE``).
     """
+    if Loop._borrow is not None and (borrowed := Loop._borrow(None)) is not None:
+        return borrowed  # type: ignore[no-any-return]  # a coro that hides its loop: the program runs on that loop
     return Loop()

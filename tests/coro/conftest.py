@@ -11,7 +11,11 @@ from support import coro_is_available
 # These files test what does not depend on the place of stacks: names, arguments, messages, times, locks. They run with
 # the first mode only. TEST_EVICTION=both (which .ci/matrix sets) runs everything with both.
 EITHER_WAY = {
+    "test_asyncio_run",
     "test_basics",
+    "test_blocking_libraries",
+    "test_borrowed_host",
+    "test_borrowed_loop",
     "test_future",
     "test_help",
     "test_latency_warning",

@@ -117,8 +117,16 @@ def crates_below(name: str, lock: str) -> set[str]:
 # ---------------------------------------------------------------- Python
 
 PACKAGE = "grapeshot"
-# The bridge, the class that asyncio sees as a task, and the exceptions that it sees as a cancellation.
-TOUCHES_ASYNCIO = {"coro.bridge", "coro._coroutine", "coro._errors"}
+# The bridge, the class that asyncio sees as a task, the exceptions that it sees as a cancellation, and asyncio.run() in
+# coros that hide the loop.
+TOUCHES_ASYNCIO = {
+    "coro.bridge",
+    "coro._coroutine",
+    "coro._errors",
+    "coro._borrowed_loop",
+    "coro._borrowing",
+    "coro._hiding",
+}
 
 # Type checkers know this module and no interpreter has it: an import outside `if TYPE_CHECKING` fails at once.
 TYPE_CHECKERS_ONLY = {"_typeshed"}

@@ -37,6 +37,7 @@ from ._errors import (
 from ._event_loop import event_loop, set_exit
 from ._future import future
 from ._groups import Group, Pool, in_parallel, spawn_later
+from ._hiding import call_blocking, run_blocking
 from ._scheduling import (
     all_threads,
     current,
@@ -95,6 +96,7 @@ __all__ = [
     "YieldFromMain",
     "all_threads",
     "await_",
+    "call_blocking",
     "channel",
     "compact_traceback",
     "condition_variable",
@@ -113,6 +115,7 @@ __all__ = [
     "new",
     "now",
     "run",
+    "run_blocking",
     "run_sync",
     "rw_lock",
     "schedule",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 
-from grapeshot import _run
+from grapeshot import _core, _run
 from grapeshot._loop import Loop, new_event_loop
 
 TYPE_CHECKING = False
@@ -76,6 +76,8 @@ def event_loop() -> Any:
         RuntimeError: an event loop is running in this thread.
     """
     _run.check_none_runs("coro.event_loop()")
+    if _core._coro_is_hidden():
+        raise RuntimeError("coro.event_loop() cannot be called from a coro")
     program = _own_program()
     _running.append(program)
     try:

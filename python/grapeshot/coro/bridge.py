@@ -1,7 +1,7 @@
 """The bridge to asyncio: awaitables in coros, blocking-style functions in asyncio, real threads.
 
-This is the only module of the coro mode that knows asyncio's tasks and futures. A coroutine that a coro awaits runs on
-the coro's own stack, and sees the coro as the current task: ``asyncio.timeout``, TaskGroup and cancellation work.
+A coroutine that a coro awaits runs on the coro's own stack, and sees the coro as the current task: ``asyncio.timeout``,
+TaskGroup and cancellation work.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class _WrappedInterrupt(Interrupted):
     """
 
 
-# Returns None where no loop runs. For the modules that do not import asyncio.
-find_running_loop = asyncio._get_running_loop
+# Returns the loop also in a coro that hides it, None where no loop runs.
+find_running_loop = _core._coro_running_loop
 
 
 def await_(awaitable: Awaitable[_T]) -> _T:
@@ -78,7 +78,7 @@ def await_(awaitable: Awaitable[_T]) -> _T:
             return _drive(coro, _await(awaitable))  # type: ignore[no-any-return]
         if not awaitable.done():
             _check_owner(coro, awaitable)
-            interruption = _wait_for_future(coro, awaitable)
+            interruption = wait_for_future(coro, awaitable)
             if interruption is not None:
                 raise interruption
         return awaitable.result()  # type: ignore[no-any-return]
@@ -97,7 +97,11 @@ def _drive(coro: Any, steps: Any) -> Any:
     raised: BaseException | None = None
     interruption: BaseException | None = None
     awaited: Any = None
+    is_shown = False
     try:
+        if coro._hides_loop:
+            _show_loop(coro, steps)
+            is_shown = True
         while True:
             try:
                 awaited = steps.send(None) if raised is None else steps.throw(raised)
@@ -113,7 +117,7 @@ def _drive(coro: Any, steps: Any) -> Any:
                     interruption = _yield()
                 else:
                     _check_future(coro, awaited)
-                    interruption = _wait_for_future(coro, awaited)
+                    interruption = wait_for_future(coro, awaited)
                     if interruption is None and isinstance(awaited, Coro):
                         awaited._task_outcome()
                     elif interruption is None:
@@ -124,7 +128,18 @@ def _drive(coro: Any, steps: Any) -> Any:
                 is_cancelled = isinstance(interruption, asyncio.CancelledError)
                 raised = interruption if is_cancelled else _WrappedInterrupt(interruption)
     finally:
+        if is_shown:
+            _core._coro_hide_loop()
         coro = steps = awaited = raised = interruption = None  # as in await_
+
+
+def _show_loop(coro: Any, steps: Any) -> None:
+    """Show the loop, which the coro hides, to the coroutine that it awaits."""
+    try:
+        _core._coro_show_loop(coro)
+    except BaseException:
+        steps.close()
+        raise
 
 
 def _yield() -> BaseException | None:
@@ -156,7 +171,7 @@ def _check_owner(coro: Coro[Any], future: Any) -> None:
         check_started(future)
 
 
-def _wait_for_future(coro: Any, future: Any) -> BaseException | None:
+def wait_for_future(coro: Any, future: Any) -> BaseException | None:
     """Wait until ``future`` is done. Return the exception that has interrupted the wait, or None.
 
     An interruption cancels the future, and is delayed until the future is done. If the future ends otherwise, it has
@@ -273,7 +288,9 @@ def run(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """
     _run.check_none_runs("coro.run()")
     _core._coro_check_function(fn, "run")
-    return _run.run_on(take_pending_loop() or new_event_loop(), run_sync(fn, *args, **kwargs))
+    # In a coro that hides the loop a new loop is that loop again.
+    loop = None if _core._coro_is_hidden() else take_pending_loop()
+    return _run.run_on(loop or new_event_loop(), run_sync(fn, *args, **kwargs))
 
 
 if TYPE_CHECKING:

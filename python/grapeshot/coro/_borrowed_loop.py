@@ -1,0 +1,338 @@
+"""The loop object of asyncio code in a coro that hides the loop: it borrows the loop that runs the coro.
+
+    coro (hides the loop)                      the loop's own turn
+    asyncio.run(main())
+      loop = asyncio.new_event_loop()  ------> a BorrowedLoop, host = the coro's loop
+      loop.run_until_complete(main())  ------> main() is a task of the host; the coro waits
+                                               get_running_loop() in main() gives the host
+      leftover tasks of this run cancelled
+      loop.close()                     ------> ends the run; the host runs on
+
+Its methods are the host's, except for those that run, stop and close a loop. They concern the one run. A BorrowedLoop
+belongs to the host's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import warnings
+
+from grapeshot import _core, _lifecycle
+
+from ._borrowing import Run
+from .bridge import wait_for_future
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import contextvars
+    from collections.abc import Callable
+    from typing import Any
+
+    from grapeshot._loop import Loop
+
+    from ._coroutine import Coro
+
+
+class _Turn:
+    """What the coro waits for while a borrowed loop runs: the end of a future, or ``stop()``. It is like a future."""
+
+    def __init__(self, future: asyncio.Future[Any] | None) -> None:
+        self._future = future
+        self._is_stopped = False
+        self._wakeup: Callable[..., object] | None = None
+        # SystemExit or KeyboardInterrupt of a task or callback
+        self.leaving: BaseException | None = None
+
+    def __repr__(self) -> str:
+        return f"<run of {self._future!r}>" if self._future is not None else "<run until stop()>"
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        if self._wakeup is not None:
+            self._wakeup()
+
+    def leave(self, exc: BaseException) -> None:
+        if self.leaving is None:
+            self.leaving = exc
+        self.stop()
+
+    def done(self) -> bool:
+        return self._is_stopped or (self._future is not None and self._future.done())
+
+    def cancel(self, msg: Any = None) -> bool:
+        return self._future is not None and self._future.cancel(msg=msg)
+
+    def cancelled(self) -> bool:
+        """Whether a run that is over has ended without a result of the future."""
+        if self._future is None:
+            return False
+        return self._future.cancelled() or (self._is_stopped and not self._future.done())
+
+    def add_done_callback(self, wakeup: Callable[..., object]) -> None:
+        self._wakeup = wakeup
+        if self._future is not None:
+            self._future.add_done_callback(wakeup)
+
+    def remove_done_callback(self, wakeup: Callable[..., object]) -> None:
+        self._wakeup = None
+        if self._future is not None:
+            self._future.remove_done_callback(wakeup)
+
+
+class BorrowedLoop(asyncio.AbstractEventLoop):
+    """What ``asyncio.new_event_loop()`` returns in a coro that hides the loop.
+
+    ``run_until_complete`` and ``run_forever`` let the coro wait, while the loop that runs the coro goes on. ``close``
+    cancels the tasks that are left of this run, waits for them, and leaves the loop alone.
+    """
+
+    def __init__(self, host: Loop) -> None:
+        self._host = host
+        self._turn: _Turn | None = None
+        self._is_closed = False
+        self._stops_at_once = False
+        self._own_debug: bool | None = None
+        self._exception_handler: Any = None
+        self._asyncgens_shutdown_called = False
+        self._run = Run(host, self.stop, self._leave)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} running={self.is_running()} closed={self._is_closed} of {self._host!r}>"
+
+    def __getattr__(self, name: str) -> Any:
+        if name in {"_host", "_run"}:  # __init__ has failed
+            raise AttributeError(name)
+        return getattr(self._host, name)
+
+    def __del__(self, _warn: Any = warnings.warn) -> None:
+        if vars(self).get("_run") is None or self._is_closed:
+            return
+        _warn(f"unclosed event loop {self!r}", ResourceWarning, source=self)
+        if not self._host.is_closed():
+            for task in self._run.left():
+                task.cancel()
+        self._run.end()
+
+    # ------------------------------------------------------------------ running
+
+    def run_forever(self) -> None:
+        """Wait in the coro until :meth:`stop` is called. Raises: as :meth:`run_until_complete`."""
+        self._wait(None)
+
+    def run_until_complete(self, future: Any) -> Any:
+        """Wait in the coro until ``future`` is done; return its result.
+
+        A coroutine becomes a task of the loop that runs the coro. An interruption of the coro cancels the future, and
+        is raised here once the future is done.
+
+        Raises:
+            RuntimeError: the loop is closed, or runs already; another loop runs; not in a coro of the loop that it
+                borrows; it was stopped before the future was done.
+            TypeError, ValueError: as in asyncio's own loops.
+            Exception: the one that the future holds, CancelledError included.
+        """
+        self._check_can_run()
+        is_our_task = not asyncio.isfuture(future)
+        awaited = self._as_future(future)
+        if is_our_task:
+            awaited._log_destroy_pending = False
+        try:
+            self._wait(awaited)
+        except BaseException:
+            if is_our_task and awaited.done() and not awaited.cancelled():
+                awaited.exception()  # retrieved: the caller never sees the task
+            raise
+        if not awaited.done():
+            raise RuntimeError("Event loop stopped before Future completed.")
+        return awaited.result()
+
+    def _check_can_run(self) -> Coro[Any]:
+        self._check_closed()
+        if self._turn is not None:
+            raise RuntimeError("This event loop is already running")
+        if asyncio._get_running_loop() is not None:
+            raise RuntimeError("Cannot run the event loop while another loop is running")
+        coro: Coro[Any] | None = _core._coro_current_or_none()
+        if coro is None or coro._loop is not self._host or not _core._coro_is_hidden():
+            raise RuntimeError("this loop was made in a coro: only a coro of the same loop can run it")
+        return coro
+
+    def _as_future(self, future: Any) -> Any:
+        if asyncio.isfuture(future):
+            if future.get_loop() not in (self._host, self):
+                raise ValueError("The future belongs to a different loop than the one specified as the loop argument")
+            return future
+        if not asyncio.iscoroutine(future):
+            if not inspect.isawaitable(future):
+                raise TypeError("An asyncio.Future, a coroutine or an awaitable is required")
+            future = _await(future)
+        return self.create_task(future)
+
+    def _wait(self, future: asyncio.Future[Any] | None) -> None:
+        coro = self._check_can_run()
+        turn = self._turn = _Turn(future)
+        if self._stops_at_once:
+            self._stops_at_once = False
+            self._host.call_soon(turn.stop)
+        try:
+            interruption = wait_for_future(coro, turn)
+        finally:
+            self._turn = None
+        try:
+            if turn.leaving is not None:
+                raise turn.leaving
+            if interruption is not None:
+                raise interruption
+        finally:
+            del coro, turn, interruption  # the exception keeps this frame
+
+    def _leave(self, exc: BaseException) -> bool:
+        """Let the coro that waits raise the exception. Return False if none waits."""
+        if self._turn is None:
+            return False
+        self._turn.leave(exc)
+        return True
+
+    def stop(self) -> None:
+        """Let :meth:`run_forever` or :meth:`run_until_complete` return; the next one, if none runs."""
+        if self._turn is not None:
+            self._turn.stop()
+        else:
+            self._stops_at_once = True
+
+    def is_running(self) -> bool:
+        """Whether a coro waits in one of this loop's ``run`` methods."""
+        return self._turn is not None
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """End this run: cancel its tasks that are left, and wait for them if this is a coro of the loop.
+
+        Raises:
+            RuntimeError: the loop is running.
+        """
+        if self._turn is not None:
+            raise RuntimeError("Cannot close a running event loop")
+        if self._is_closed:
+            return
+        left = set() if self._host.is_closed() else self._run.left()
+        try:
+            for task in left:
+                task.cancel()
+            if left and _core._coro_is_hidden() and asyncio._get_running_loop() is None:
+                self._wait(asyncio.gather(*left, return_exceptions=True))
+                self._report(left)
+        finally:
+            self._is_closed = True
+            self._run.end()
+
+    def _report(self, ended: set[Any]) -> None:
+        for task in ended:
+            if task.done() and not task.cancelled() and task.exception() is not None:
+                message = "unhandled exception in a task that was cancelled because its loop was closed"
+                self.call_exception_handler({"message": message, "exception": task.exception(), "task": task})
+
+    def is_closed(self) -> bool:
+        """Whether :meth:`close` was called, or the loop that it borrows is closed."""
+        return self._is_closed or self._host.is_closed()
+
+    def _check_closed(self) -> None:
+        if self.is_closed():
+            raise RuntimeError("Event loop is closed")
+
+    def detach(self) -> None:
+        """End this run without a word to its tasks, which run on as tasks of the host."""
+        self._is_closed = True
+        self._run.end()
+
+    @property
+    def _asyncgens(self) -> Any:
+        return self._run.asyncgens
+
+    async def shutdown_asyncgens(self) -> None:
+        """Close the asynchronous generators that were begun in this run."""
+        if self._host._asyncgens is not None:
+            self._host._asyncgens -= self._run.asyncgens
+        await _lifecycle.shutdown_asyncgens(self)  # type: ignore[arg-type]  # it has what that needs
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Wait until the jobs that this run has given to the default executor have ended. The executor goes on.
+
+        ``timeout`` is in seconds, None for no limit. When it is over there is a RuntimeWarning.
+        """
+        jobs = [asyncio.wrap_future(job, loop=self._host) for job in list(self._run.jobs)]
+        if not jobs:
+            return
+        _, left = await asyncio.wait(jobs, timeout=timeout)
+        if left:
+            message = f"{len(left)} jobs of the executor did not end within {timeout} seconds"
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+    # ------------------------------------------------------------------ tasks, errors, debug mode
+
+    def create_task(self, coro: Any, *, context: contextvars.Context | None = None, **kwargs: Any) -> Any:
+        """Make a task of the loop that runs the coro; it belongs to this run."""
+        self._check_closed()
+        context = self._run.mark(context)
+        task = self._with_loop_shown(lambda: self._host.create_task(coro, context=context, **kwargs))
+        self._run.add(task)
+        return task
+
+    def _with_loop_shown(self, function: Callable[[], Any]) -> Any:
+        """Call ``function``, which may run the first step of a task at once."""
+        if not _core._coro_is_hidden() or asyncio._get_running_loop() is not None:
+            return function()
+        _core._coro_show_loop(None)
+        try:
+            return function()
+        finally:
+            _core._coro_hide_loop()
+
+    def get_exception_handler(self) -> Any:
+        """Return this run's handler, None if the errors go to the handler of the loop that it borrows."""
+        return self._exception_handler
+
+    def set_exception_handler(self, handler: Any) -> None:
+        """Set the handler of :meth:`call_exception_handler` for this run. Raises TypeError if it is no callable."""
+        _lifecycle.set_exception_handler(self, handler)  # type: ignore[arg-type]
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Pass an error to this run's handler; if it has none, to the loop that it borrows."""
+        if self._exception_handler is None:
+            self._host.call_exception_handler(context)
+        else:
+            _lifecycle.call_exception_handler(self, context)  # type: ignore[arg-type]
+
+    def get_debug(self) -> bool:
+        """Return what :meth:`set_debug` was given; before that, the mode of the loop that it borrows."""
+        return self._host.get_debug() if self._own_debug is None else self._own_debug
+
+    def set_debug(self, enabled: bool) -> None:
+        """Switch the debug mode on until this run ends. False takes that back; others may want the mode."""
+        self._own_debug = bool(enabled)
+        self._run.set_debug(self._host, self._own_debug)
+
+
+async def _await(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _forward(name: str) -> Callable[..., Any]:
+    """Make a method that calls the host's. What it schedules belongs to the run."""
+
+    def method(self: BorrowedLoop, /, *args: Any, **kwargs: Any) -> Any:
+        self._check_closed()
+        return self._run.mark(None).run(getattr(self._host, name), *args, **kwargs)
+
+    method.__name__ = name
+    method.__qualname__ = f"BorrowedLoop.{name}"
+    method.__doc__ = f"``{name}`` of the loop that it borrows."
+    return method
+
+
+# AbstractEventLoop has a method of its own for each name, which raises NotImplementedError.
+for _name in dir(asyncio.AbstractEventLoop):
+    if not _name.startswith("_") and _name not in vars(BorrowedLoop):
+        setattr(BorrowedLoop, _name, _forward(_name))
