@@ -75,6 +75,8 @@ pub(super) struct CoroObject {
     pub(super) has_own_stack: Cell<bool>,
     /// asyncio's functions see no running loop in it.
     pub(super) hides_loop: Cell<bool>,
+    /// It has started, its own stack is promised, and it has not run yet.
+    pub(super) is_promised: Cell<bool>,
     /// The coro has raised an exception that nobody has seen yet.
     pub(super) is_unseen: Cell<bool>,
     /// The exception notifier has received that exception.

@@ -4,12 +4,11 @@
 
 use std::cell::Cell;
 use std::ffi::c_void;
-use std::io;
 use std::ptr;
 use std::rc::Rc;
 
 use grapeshot_core::stack::{Saved, StackSlot};
-use grapeshot_core::sys::faults::{FaultMessage, GuardedRange};
+use grapeshot_core::sys::faults::FaultMessage;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
@@ -18,23 +17,28 @@ use super::pystate::{self, PyState, Relinked, ThreadStateRoot};
 use super::thread_locals::Taken;
 
 /// Lies in the tail of the memory block that begins with the coro's root chunk (`pystate::Chunks`).
+#[repr(C)]
 pub(super) struct Fiber {
-    /// The coro that the fiber belongs to.
-    pub(super) coro: *mut ffi::PyObject,
-    pub(super) slot: Rc<SharedSlot>,
+    // What each switch uses comes first, so that it is in few cache lines.
     /// The stack pointer while it is suspended.
     pub(super) sp: usize,
-    /// The bytes of the stack while they are not in the slot.
-    pub(super) saved: Option<Saved>,
-    pub(super) relinked: Relinked,
-    /// The innermost frame of an evicted stack.
-    pub(super) innermost: *mut u8,
+    /// The ends of the slot.
+    pub(super) base: usize,
+    pub(super) top: usize,
     /// Thread-local variables that pointed into the stack while the coro ran.
     pub(super) taken: Option<Box<Taken>>,
     /// If the coro hides the loop: the running loop that asyncio does not see now, the coro's or the thread's
     /// (`tasks`). An owned reference, or null for none.
     pub(super) running_loop: *mut ffi::PyObject,
     pub(super) state: PyState,
+    pub(super) slot: Rc<SharedSlot>,
+    /// The bytes of the stack while they are not in the slot.
+    pub(super) saved: Option<Saved>,
+    /// The coro that the fiber belongs to.
+    pub(super) coro: *mut ffi::PyObject,
+    pub(super) relinked: Relinked,
+    /// The innermost frame of an evicted stack.
+    pub(super) innermost: *mut u8,
     /// The interpreter state points here, so a fiber must not move.
     pub(super) root: ThreadStateRoot,
 }
@@ -44,29 +48,24 @@ pub(super) struct SharedSlot {
     pub(super) stack: StackSlot,
     /// The fiber whose stack is in place, null if none.
     pub(super) occupant: Cell<*mut Fiber>,
-    /// The guard below the stack, registered with the fault handler.
-    guard: GuardedRange,
 }
 
 impl SharedSlot {
-    /// A new mapping for stacks of `len_bytes`.
-    pub(super) fn new(len_bytes: usize) -> io::Result<Rc<Self>> {
-        let stack = StackSlot::new(len_bytes)?;
-        let guard = GuardedRange::new(stack.guard(), describe_overflow);
+    /// Watches the guard below the stack.
+    pub(super) fn new(stack: StackSlot) -> Rc<Self> {
         let shared = Rc::new(Self {
             stack,
             occupant: Cell::new(ptr::null_mut()),
-            guard,
         });
-        shared.guard.set_owner(Rc::as_ptr(&shared).cast());
-        Ok(shared)
+        shared.stack.set_owner(Rc::as_ptr(&shared).cast());
+        shared
     }
 }
 
 /// Describes whose stack is used up. Runs in a signal handler of the thread that has the fault. So the coro in the slot
 /// is the running one, and this function may only read memory.
-unsafe fn describe_overflow(owner: *const c_void, message: &mut FaultMessage) {
-    // SAFETY: the owner is a slot that lives as long as it is watched; its occupant is the fiber of a live coro.
+pub(super) unsafe fn describe_overflow(owner: *const c_void, message: &mut FaultMessage) {
+    // SAFETY: the owner is a slot that lives as long as its stack is in use; its occupant is the fiber of a live coro.
     unsafe {
         let shared = &*owner.cast::<SharedSlot>();
         message.push_str("grapeshot: ");
@@ -109,7 +108,7 @@ const _: () = assert!(align_of::<Fiber>() == 8);
 impl Fiber {
     /// The bytes in use of a suspended stack.
     pub(super) fn used_len(&self) -> usize {
-        self.slot.stack.top() - self.sp
+        self.top - self.sp
     }
 }
 

@@ -8,25 +8,25 @@ use std::ptr;
 use std::rc::Rc;
 
 use grapeshot_core::arch::{self, Entry};
-use grapeshot_core::stack::Pool;
+use grapeshot_core::stack::{Arenas, Lease, Pool, StackError, StackSlot};
 use grapeshot_core::sys::faults::AlternateStack;
 use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::coroutine::{Coro, CoroObject};
-use super::fiber::{Fiber, SharedSlot};
+use super::fiber::{Fiber, SharedSlot, describe_overflow};
 use super::pulse::{DEFAULT_LIMIT_NS, OwnPulse, late_after};
 use super::pystate::{Chunks, PyState, Relinked, ThreadStateRoot};
 use super::thread_locals::Search;
 use super::{pystate, tasks};
+use crate::binding::deallocation;
 use crate::binding::native_type::This;
-use crate::binding::{deallocation, errors};
 use crate::event_loop::reactor::current_thread;
 
 /// How many I/O operations in a row may be ready at once before a coro yields, in a new thread.
 const DEFAULT_MAX_ACTS: u16 = 4;
-/// Address space of one stack.
+/// The length of one stack, in address space.
 pub(super) const STACK_LEN: usize = 8 * 1024 * 1024;
 /// What a thread has for its coros.
 pub(super) struct Runtime {
@@ -46,8 +46,11 @@ pub(super) struct Runtime {
     pub(super) main_sp: Cell<usize>,
     pub(super) thread_locals: Search,
     shared: RefCell<Vec<Rc<SharedSlot>>>,
+    /// Where stacks come from.
+    stacks: Arenas,
     /// For the fault handler, unless the thread already has an alternate stack.
     alternate: RefCell<Option<AlternateStack>>,
+    has_alternate: Cell<bool>,
     /// The index of the shared slot that the next coro gets.
     next_slot: Cell<usize>,
     pool: RefCell<Pool>,
@@ -148,7 +151,9 @@ impl Runtime {
             main_sp: Cell::new(0),
             thread_locals: Search::new(),
             shared: RefCell::new(Vec::new()),
+            stacks: Arenas::new(STACK_LEN, describe_overflow),
             alternate: RefCell::new(None),
+            has_alternate: Cell::new(false),
             next_slot: Cell::new(0),
             pool: RefCell::new(Pool::new()),
             chunks: RefCell::new(Chunks::new(size_of::<Fiber>())),
@@ -191,7 +196,7 @@ impl Runtime {
         let fiber = unsafe { coro.fiber.get().as_ref() }?;
         let here = ptr::from_ref(&fiber).addr();
         let used_len = if is_running {
-            fiber.slot.stack.top().saturating_sub(here)
+            fiber.top.saturating_sub(here)
         } else {
             fiber.used_len()
         };
@@ -206,6 +211,27 @@ impl Runtime {
             used_len,
             frames_len: fiber.state.frames_len(is_running),
         })
+    }
+
+    /// Makes sure that there is a stack for a coro that needs its own, before it starts.
+    ///
+    /// # Errors
+    /// `MemoryError`: there is none.
+    #[inline]
+    pub(super) fn promise_stack(&self, coro: Coro<'_>) -> PyResult<()> {
+        if coro.has_own_stack.get() && !coro.is_promised.get() {
+            self.stacks.promise().map_err(|error| no_stack(&error))?;
+            coro.is_promised.set(true);
+        }
+        Ok(())
+    }
+
+    /// The coro does not need the stack that was promised, if one was.
+    #[inline]
+    pub(super) fn forgo_stack(&self, coro: Coro<'_>) {
+        if coro.is_promised.replace(false) {
+            self.stacks.forgo();
+        }
     }
 
     /// Keeps a coro that has been started.
@@ -226,6 +252,7 @@ impl Runtime {
 
     /// Removes a coro that has ended from the table; the caller gets the reference.
     pub(super) fn leave<'py>(&self, coro: Coro<'py>) -> Bound<'py, PyAny> {
+        self.forgo_stack(coro);
         let place = coro.place.get();
         let object = std::mem::replace(&mut self.live.borrow_mut()[place], ptr::null_mut());
         self.free_places.borrow_mut().push(place);
@@ -238,27 +265,38 @@ impl Runtime {
     }
 
     /// A stack for a new coro: one of its own, or one of the shared ones in rotation.
-    fn assign_slot(&self, py: Python<'_>, has_own_stack: bool) -> PyResult<Rc<SharedSlot>> {
-        if has_own_stack {
-            return self.make_slot(py);
+    fn assign_slot(&self, coro: Coro<'_>) -> PyResult<Rc<SharedSlot>> {
+        let py = coro.py();
+        if coro.has_own_stack.get() {
+            return self.make_slot(py, || {
+                if coro.is_promised.replace(false) {
+                    self.stacks.take_promised()
+                } else {
+                    self.stacks.take()
+                }
+            });
         }
         let mut shared = self.shared.borrow_mut();
         let count = self.options.slots.get().max(1);
         let index = self.next_slot.get() % count;
         self.next_slot.set(index + 1);
         while shared.len() <= index {
-            shared.push(self.make_slot(py)?);
+            shared.push(self.make_slot(py, || self.stacks.take())?);
         }
         Ok(Rc::clone(&shared[index]))
     }
 
-    #[cold]
-    fn make_slot(&self, py: Python<'_>) -> PyResult<Rc<SharedSlot>> {
-        let os_error = |error| errors::os_error(&error);
-        if self.alternate.borrow().is_none() {
-            *self.alternate.borrow_mut() = AlternateStack::install().map_err(os_error)?;
+    fn make_slot<F>(&self, py: Python<'_>, take: F) -> PyResult<Rc<SharedSlot>>
+    where
+        F: FnOnce() -> Result<Lease, StackError>,
+    {
+        if !self.has_alternate.replace(true) {
+            *self.alternate.borrow_mut() = AlternateStack::install().map_err(|error| {
+                self.has_alternate.set(false);
+                no_stack(&StackError::Memory(error))
+            })?;
         }
-        let shared = SharedSlot::new(STACK_LEN).map_err(os_error)?;
+        let shared = SharedSlot::new(StackSlot::new(take().map_err(|error| no_stack(&error))?));
         // One check per stack is enough: the answer depends on the stack only. SAFETY: attached, on the thread's own
         // stack, which the interpreter is told of again at once.
         unsafe {
@@ -318,7 +356,8 @@ impl Runtime {
         let shared = Rc::as_ptr(&fiber.slot);
         // SAFETY: the fiber keeps its slot.
         let shared = unsafe { &*shared };
-        if shared.occupant.get() == pointer {
+        // A stack of its own never leaves its place.
+        if coro.has_own_stack.get() || shared.occupant.get() == pointer {
             // SAFETY: the stack is suspended in its place.
             unsafe { fiber.state.instrument(coro.py())? };
             return Ok(pointer);
@@ -346,7 +385,7 @@ impl Runtime {
     /// calls `entry`.
     #[cold]
     fn build(&self, coro: Coro<'_>, entry: Entry) -> PyResult<*mut Fiber> {
-        let shared = self.assign_slot(coro.py(), coro.has_own_stack.get())?;
+        let shared = self.assign_slot(coro)?;
         self.evict(&shared).ok_or_else(no_memory)?;
         if self.fails_on_purpose() {
             return Err(no_memory());
@@ -359,6 +398,8 @@ impl Runtime {
             fiber.write(Fiber {
                 coro: coro.as_ptr(),
                 sp: arch::prepare(shared.stack.top(), entry, coro.as_ptr().cast()),
+                base: shared.stack.base(),
+                top: shared.stack.top(),
                 saved: None,
                 relinked: Relinked::new(),
                 innermost: ptr::null_mut(),
@@ -408,4 +449,9 @@ impl Runtime {
 #[cold]
 fn no_memory() -> PyErr {
     PyMemoryError::new_err("no memory for a coro's stack")
+}
+
+#[cold]
+fn no_stack(error: &StackError) -> PyErr {
+    PyMemoryError::new_err(format!("no memory for a coro's stack: {error}"))
 }

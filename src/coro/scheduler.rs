@@ -21,7 +21,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 use super::coroutine::{Coro, CoroObject, Status};
-use super::fiber::{Fiber, SharedSlot};
+use super::fiber::Fiber;
 use super::function::{finish, run_on_stack, store};
 use super::notifier::report;
 use super::runtime::{Runtime, with_runtime};
@@ -130,11 +130,7 @@ fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
         runtime.current.set(coro.as_ptr());
         let stats = &runtime.stats;
         stats.switches.set(stats.switches.get() + 1);
-        let (base, len_bytes) = {
-            let shared: &SharedSlot = &(&(*fiber)).slot;
-            let stack = &shared.stack;
-            (stack.base(), stack.len_bytes())
-        };
+        let (base, len_bytes) = ((*fiber).base, (*fiber).top - (*fiber).base);
         // Allocations and calls come before the thread state becomes the coro's, or after it is the thread's own again.
         tasks::enter(fiber, coro);
         let version = pystate::version(thread);
@@ -182,11 +178,7 @@ unsafe fn take_thread_locals(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fibe
     // SAFETY: by the contract.
     let fiber = unsafe { &mut *fiber };
     // The stack of a coro that has ended holds nothing.
-    let stack = if coro.is_done() {
-        0..0
-    } else {
-        fiber.sp..fiber.slot.stack.top()
-    };
+    let stack = if coro.is_done() { 0..0 } else { fiber.sp..fiber.top };
     let (search, main_sp) = (&runtime.thread_locals, runtime.main_sp.get());
     // SAFETY: the stack is suspended in place (contract).
     unsafe { thread_locals::take(coro.py(), search, &mut fiber.taken, &stack, main_sp) };
@@ -218,7 +210,10 @@ pub(super) fn start(coro: Coro<'_>) -> PyResult<()> {
     if LoopObject::of(&event_loop).tell_observer(&coro.to_bound())? && coro.status.get() != Status::New {
         return Ok(()); // the observer has started it
     }
-    tasks::register(coro)?;
+    with_runtime(|runtime| {
+        runtime.promise_stack(coro)?;
+        tasks::register(coro).inspect_err(|_| runtime.forgo_stack(coro))
+    })?;
     with_runtime(|runtime| {
         if !runtime.is_watched.replace(true) {
             hooks::watch_thread(coro.py());

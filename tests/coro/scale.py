@@ -2,6 +2,7 @@
 
 python tests/coro/scale.py sleepers 100000
 python tests/coro/scale.py suspended 40000
+python tests/coro/scale.py own 40000
 """
 
 from __future__ import annotations
@@ -108,8 +109,31 @@ def suspended(count: int) -> dict[str, Any]:
     }
 
 
+def own(count: int) -> dict[str, Any]:
+    """All coros wait at the same time in a key function, with a stack of its own for each."""
+
+    def key(number: int) -> int:
+        coro.wait()
+        return -number
+
+    def work(number: int) -> list[int]:
+        return sorted(range(number, number + 3), key=key)
+
+    threads = [coro.spawn(work, number, stack="own") for number in range(count)]
+    coro.yield_slice()
+    waiting = sum(thread._status == "waiting" for thread in threads)
+    peak, mapped = resident(), mappings()
+    for _ in range(3):
+        for thread in threads:
+            coro.schedule(thread)
+        coro.yield_slice()
+    right = sum(thread.join() == [number + 2, number + 1, number] for number, thread in enumerate(threads))
+    return {"waiting": waiting, "right": right, "peak": peak, "mappings": mapped}
+
+
 def main(kind: str, count: int) -> None:
-    program: Callable[[int], dict[str, Any]] = {"sleepers": sleepers, "suspended": suspended}[kind]
+    programs: dict[str, Callable[[int], dict[str, Any]]] = {"sleepers": sleepers, "suspended": suspended, "own": own}
+    program = programs[kind]
     before_mappings = mappings()
     coro.run(program, 100)
     before = resident()

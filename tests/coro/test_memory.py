@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
+import sys
 
 import pytest
 from support import coro_is_available, run_script
@@ -154,10 +155,13 @@ def test_coros_are_unwound_without_memory():
     assert coro.get_live_coros() == []
 
 
+# ---------------------------------------------------------------------------------------------- stacks of their own
+
+
 def test_own_stacks_beyond_the_address_space():
-    """mmap fails for some coros: they end with the system's error, and the others continue."""
+    """mmap fails: `spawn` raises MemoryError, and the others continue."""
     script = """
-        import asyncio, errno, resource
+        import asyncio, resource
         import grapeshot
         from grapeshot import coro
 
@@ -172,20 +176,176 @@ def test_own_stacks_beyond_the_address_space():
             with open("/proc/self/statm") as file:
                 used = int(file.read().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (used + 256 * 2**20, resource.RLIM_INFINITY))
-            own = [coro.spawn(work, number, stack="own") for number in range(100)]
+            own, refused = [], []
+            for number in range(100):
+                try:
+                    own.append(coro.spawn(work, number, stack="own"))
+                except MemoryError as error:
+                    refused.append(str(error))
+            assert all("RLIMIT_AS" in text for text in refused), refused
+            assert 10 <= len(own) <= 40, len(own)
+            assert len(own) + len(refused) == 100
+            assert len(coro.get_live_coros()) == len(own)
+            assert len(asyncio.all_tasks()) == len(own) + 1
             shared = [coro.spawn(work, number) for number in range(100)]
-            outcomes = await asyncio.gather(*own, *shared, return_exceptions=True)
-            failed = [outcome for outcome in outcomes[:100] if isinstance(outcome, OSError)]
-            assert all(error.errno == errno.ENOMEM for error in failed), failed
-            assert outcomes[100:] == list(range(100)), outcomes
-            right = [number for number, outcome in enumerate(outcomes[:100]) if outcome == number]
-            assert len(right) + len(failed) == 100
-            assert 10 <= len(right) <= 40, right
-            # What they had is free again.
-            again = [coro.spawn(work, number, stack="own") for number in range(10)]
-            assert [await thread for thread in again] == list(range(10))
+            assert await asyncio.gather(*own) == list(range(len(own)))
+            assert await asyncio.gather(*shared) == list(range(100))
+            # What they had is free again. A coro that was refused its stack can start later.
+            later = coro.new(work, 0, stack="own")
+            again = [coro.spawn(work, number, stack="own") for number in range(len(own))]
+            try:
+                later.start()
+            except MemoryError:
+                print("refused")
+            assert await asyncio.gather(*again) == list(range(len(own)))
+            later.start()
+            assert await later == 0
             print("done", coro.get_live_coros())
 
         grapeshot.run(main())
     """
-    assert run_script(None, script) == "done []\n"
+    assert run_script(None, script) == "refused\ndone []\n"
+
+
+AT_THE_LIMIT = """
+    import ctypes, mmap, os, sys, time
+    GUARDS = {guards!r}
+    os.environ["GRAPESHOT_CORO_GUARDS"] = GUARDS
+    from grapeshot import coro
+
+    PAGE = mmap.PAGESIZE
+    with open("/proc/sys/vm/max_map_count") as file:
+        LIMIT = int(file.read())
+
+    def mappings():
+        with open("/proc/self/maps") as file:
+            return sum(1 for _ in file)
+
+    class Filler:
+        # Takes mappings: every second page of a range gets another protection.
+
+        def __init__(self, count):
+            self.c = ctypes.CDLL(None, use_errno=True)
+            self.pages = mmap.mmap(-1, (count + 2) * PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self.start = ctypes.addressof(ctypes.c_char.from_buffer(self.pages))
+            for index in range(0, count, 2):
+                self.protect(index, 1, mmap.PROT_READ)
+
+        def protect(self, index, count, access):
+            start = ctypes.c_void_p(self.start + index * PAGE)
+            assert self.c.mprotect(start, ctypes.c_size_t(count * PAGE), access) == 0, ctypes.get_errno()
+
+        def give_back(self):
+            self.protect(0, len(self.pages) // PAGE, mmap.PROT_READ | mmap.PROT_WRITE)
+
+    def work(fifo):
+        return sorted([1, fifo.pop()], key=lambda item: (coro.yield_slice(), item)[1])
+
+    def spawn_up_to(count, threads, fifo):
+        # Returns the text of the error, None if all were spawned.
+        try:
+            while len(threads) < count:
+                threads.append(coro.spawn(work, fifo, stack="own"))
+        except MemoryError as error:
+            return str(error)
+        return None
+
+    def end(threads, fifo):
+        for thread in threads:
+            fifo.push(2)
+        assert all(thread.join() == [1, 2] for thread in threads)
+
+    def main():
+        fifo, threads = coro.fifo(), []
+        assert spawn_up_to(10, threads, fifo) is None
+        coro.yield_slice()
+        # Marks take so few mappings that only the reserve is left; the other kind gets room for some stacks.
+        room = 0 if GUARDS == "marks" else 4000
+        filler = Filler(LIMIT - mappings() - LIMIT // 32 - room)
+        text = spawn_up_to(10_000, threads, fifo)
+        assert "vm.max_map_count" in text, text
+        refused = len(threads)
+        assert coro.stack_info()["live"] == refused + 1
+        # There is a reserve for everybody else.
+        others = [coro.spawn(work, fifo) for _ in range(100)]
+        more = [mmap.mmap(-1, 2**20) for _ in range(100)]
+        coro.yield_slice()
+        assert spawn_up_to(10_000, threads, fifo) is not None
+        assert len(threads) == refused
+        assert mappings() < LIMIT - 500
+        del more
+        end(threads + others, fifo)
+        # The stacks are used again.
+        threads = []
+        assert spawn_up_to(min(refused, 1000), threads, fifo) is None
+        end(threads, fifo)
+        # The limit is looked at again after a while.
+        filler.give_back()
+        threads = []
+        deadline = time.monotonic() + 20
+        while spawn_up_to(refused + 100, threads, fifo) is not None and time.monotonic() < deadline:
+            coro.sleep_relative(0.01)
+        assert len(threads) == refused + 100
+        end(threads, fifo)
+        return refused
+
+    print(coro.run(main))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the mappings of a process")
+@pytest.mark.parametrize("guards", ["marks", "mappings"])
+def test_at_the_kernels_limit_of_mappings_spawn_raises_and_everything_goes_on(guards):
+    refused = int(run_script(None, AT_THE_LIMIT.format(guards=guards)))
+    if guards == "mappings":
+        assert 1000 < refused < 2100
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+@pytest.mark.parametrize("count", [50, 1500])
+def test_stacks_that_are_used_again_do_not_keep_what_was_deep(count, monkeypatch):
+    """Each coro goes deep. The stacks keep only little of that, round after round.
+
+    The objects come from malloc. The interpreter's own allocator keeps up to all arenas of its most crowded moment,
+    a few more in each round, because one object that lives longer is enough to keep 1 MiB. That is not stacks' memory.
+    """
+    script = f"""
+        import ctypes, functools, gc, mmap
+        from grapeshot import coro
+
+        def resident():
+            gc.collect()
+            ctypes.CDLL(None).malloc_trim(0)
+            with open("/proc/self/statm") as file:
+                return int(file.read().split()[1]) * mmap.PAGESIZE
+
+        def deep(level, _=None):
+            if level == 0:
+                coro.yield_slice()
+                return coro.current().stack_info()["bytes_used"]
+            return functools.reduce(deep, [level - 1, None])
+
+        def round_of(depth):
+            threads = [coro.spawn(deep, depth, stack="own") for _ in range({count})]
+            coro.yield_slice()
+            peak = resident()
+            return min(thread.join() for thread in threads), peak
+
+        def main():
+            round_of(1)
+            shallow = resident()
+            used, peak = round_of(100)
+            kept = resident()
+            for _ in range(max(3, 1500 // {count})):
+                round_of(100)
+            print(used, peak - shallow, kept - shallow, resident() - kept)
+
+        coro.run(main)
+    """
+    monkeypatch.setenv("PYTHONMALLOC", "malloc")
+    used, peak, kept, grown = map(int, run_script(None, script).split())
+    assert used > 30_000
+    assert peak > count * (used - 24_000)
+    # 16 KiB of each of 1,024 stacks.
+    assert kept < min(count, 1024) * 16 * 1024 + 2**20
+    assert grown < 2**20

@@ -77,6 +77,14 @@ def test_a_stack_that_is_used_up_names_the_coro(endless, arguments, where):
     assert done.stderr == "grapeshot: coro 3 (gr\u00f6\u00dfe \U0001f347) has used up its stack of 8 MiB\n"
 
 
+def test_an_own_stack_on_an_older_kernel(endless):
+    """Without MADV_GUARD_INSTALL each guard is a mapping."""
+    head = "import os; os.environ['GRAPESHOT_CORO_GUARDS'] = 'mappings'\n"
+    done = run(head + OVERFLOW.format(library=str(endless), before_spawn="", arguments="stack='own'", run=RUN))
+    assert done.returncode == -signal.SIGSEGV, done.stderr
+    assert done.stderr == "grapeshot: coro 3 has used up its stack of 8 MiB\n"
+
+
 def test_a_coro_without_a_name(endless):
     done = run(OVERFLOW.format(library=str(endless), before_spawn="", arguments="", run=RUN))
     assert done.returncode == -signal.SIGSEGV, done.stderr

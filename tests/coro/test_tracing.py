@@ -316,11 +316,15 @@ WATCH = """
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with 3.12")
-def test_monitoring_that_begins_while_coros_wait():
+@pytest.mark.parametrize("stack", ["shared", "own"])
+def test_monitoring_that_begins_while_coros_wait(stack):
     """What they were in raises and returns. From 3.15 on all of that is reported, before that not the returns."""
     output = run_script(
         None,
         WATCH
+        + f"""
+    stack = {stack!r}
+    """
         + """
     def fails():
         coro.yield_slice()
@@ -333,7 +337,7 @@ def test_monitoring_that_begins_while_coros_wait():
             return number
 
     def main():
-        cos = [coro.spawn(catches, number) for number in range(3)]
+        cos = [coro.spawn(catches, number, stack=stack) for number in range(3)]
         coro.yield_slice()
         watch()
         results = [co.join() for co in cos]

@@ -49,6 +49,7 @@ CIRCLES = {
     "src/transports": [["protocol", "stream_reader"]],
     "core/src/arch": [],
     "core/src/queue": [],
+    "core/src/stack": [],
     "core/src/sys": [],
 }
 DEPENDENCIES = {

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!   SIGSEGV, SIGBUS --> on_fault, on the thread's alternate stack
-//!                         address in a watched range?  -- yes -->  one line to stderr, made by the range's owner
+//!                         address in a watched guard?  -- yes -->  one line to stderr, about the stack's owner
 //!                         then the handler that was there before (faulthandler's), or the default action
 //! ```
 //!
-//! Handlers are installed once per process, with the first watched range. A thread that runs on guarded stacks needs an
+//! Handlers are installed once per process, with the first watched guard. A thread that runs on guarded stacks needs an
 //! [`AlternateStack`]: the stack that it runs on is used up when the handler is called.
 //!
 //! Owner: any thread. The handler takes no lock and allocates nothing. It must not know what the stacks are for.
@@ -17,7 +17,6 @@
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::mem::{self, MaybeUninit};
-use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
@@ -35,12 +34,32 @@ const RED_ZONE_LEN: usize = 128;
 
 const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
-/// One guarded range. Entries are never freed, because a handler may read them at any time; they are reused.
+/// The most stacks that one entry has.
+pub const MAX_STACKS: usize = 128;
+
+/// Where the guards below some stacks lie: the same distance apart, one for each stack.
+#[derive(Clone, Copy)]
+pub struct Guards {
+    /// The first address of the first guard.
+    pub start: usize,
+    /// From one guard to the next.
+    pub stride: usize,
+    /// The length of a guard. The stack is above it.
+    pub len_bytes: usize,
+    /// How many there are, at most `MAX_STACKS`.
+    pub count: usize,
+}
+
+/// Some guards and whose stacks are above them. Entries are never freed, because a handler may read them at any time;
+/// they are reused.
 struct Entry {
     next: *const Entry,
     start: AtomicUsize,
-    end: AtomicUsize,
-    owner: AtomicPtr<c_void>,
+    stride: AtomicUsize,
+    len_bytes: AtomicUsize,
+    /// 0 while the entry is free.
+    count: AtomicUsize,
+    owners: [AtomicPtr<c_void>; MAX_STACKS],
     describe: AtomicPtr<c_void>,
 }
 
@@ -49,15 +68,16 @@ static ENTRIES: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
 /// Addresses of the entries that are free. The handler does not use this list.
 static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
-/// A range of addresses that nobody may touch, for as long as this lives.
-pub struct GuardedRange {
+/// Guards that are watched, for as long as this lives.
+pub struct WatchedGuards {
     entry: *const Entry,
 }
 
-impl GuardedRange {
-    /// Guards `range`. For a fault in it the handler calls `describe(owner, ...)`, if an owner is set.
-    pub fn new(range: Range<usize>, describe: Describe) -> Self {
+impl WatchedGuards {
+    /// Watches `guards`. For a fault in one of them the handler calls `describe(owner, ...)`, if an owner is set.
+    pub fn new(guards: Guards, describe: Describe) -> Self {
         install();
+        debug_assert!(guards.count <= MAX_STACKS);
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
         let entry: *const Entry = if let Some(address) = free.pop() {
             ptr::with_exposed_provenance(address)
@@ -65,8 +85,10 @@ impl GuardedRange {
             let entry = Box::into_raw(Box::new(Entry {
                 next: ENTRIES.load(Ordering::Acquire),
                 start: AtomicUsize::new(0),
-                end: AtomicUsize::new(0),
-                owner: AtomicPtr::new(ptr::null_mut()),
+                stride: AtomicUsize::new(1),
+                len_bytes: AtomicUsize::new(0),
+                count: AtomicUsize::new(0),
+                owners: [const { AtomicPtr::new(ptr::null_mut()) }; MAX_STACKS],
                 describe: AtomicPtr::new(ptr::null_mut()),
             }));
             // The lock is held, so nobody else changes the head.
@@ -77,24 +99,35 @@ impl GuardedRange {
         // SAFETY: entries live for good.
         let fields = unsafe { &*entry };
         fields.describe.store(describe as *mut c_void, Ordering::Release);
-        fields.start.store(range.start, Ordering::Release);
-        fields.end.store(range.end, Ordering::Release);
+        fields.start.store(guards.start, Ordering::Release);
+        fields.stride.store(guards.stride.max(1), Ordering::Release);
+        fields.len_bytes.store(guards.len_bytes, Ordering::Release);
+        fields
+            .count
+            .store(guards.count.min(MAX_STACKS), Ordering::Release);
         Self { entry }
     }
 
-    /// Sets the owner of the stack. It must stay at its address for as long as this lives.
-    pub fn set_owner(&self, owner: *const c_void) {
+    /// Sets the owner of the stack above the guard with this index; null for none. It must stay at its address for as
+    /// long as it is set.
+    #[inline]
+    pub fn set_owner(&self, index: usize, owner: *const c_void) {
         // SAFETY: entries live for good.
-        unsafe { (*self.entry).owner.store(owner.cast_mut(), Ordering::Release) };
+        let owners = unsafe { &(*self.entry).owners };
+        if let Some(place) = owners.get(index) {
+            place.store(owner.cast_mut(), Ordering::Release);
+        }
     }
 }
 
-impl Drop for GuardedRange {
+impl Drop for WatchedGuards {
     fn drop(&mut self) {
         // SAFETY: entries live for good.
         let fields = unsafe { &*self.entry };
-        fields.end.store(0, Ordering::Release);
-        fields.owner.store(ptr::null_mut(), Ordering::Release);
+        fields.count.store(0, Ordering::Release);
+        for owner in &fields.owners {
+            owner.store(ptr::null_mut(), Ordering::Release);
+        }
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
         free.push(self.entry.expose_provenance());
     }
@@ -236,18 +269,14 @@ fn interrupted_sp(context: &libc::ucontext_t) -> Option<usize> {
     }
 }
 
-/// Writes the message about the guarded range that `address` lies in, if there is one.
+/// Writes the message about the guard that `address` lies in, if there is one.
 unsafe fn describe(address: usize) {
     let mut entry: *const Entry = ENTRIES.load(Ordering::Acquire);
     // SAFETY: entries live for good, and their list only grows.
     while let Some(fields) = unsafe { entry.as_ref() } {
-        let range = fields.start.load(Ordering::Acquire)..fields.end.load(Ordering::Acquire);
-        let owner = fields.owner.load(Ordering::Acquire);
-        // The stack pointer may still be above the end: see `RED_ZONE_LEN`.
-        let range = range.start..range.end + RED_ZONE_LEN.min(range.end);
-        if range.contains(&address) && !owner.is_null() {
+        if let Some(owner) = owner_at(fields, address) {
             let mut message = FaultMessage::new();
-            // SAFETY: stored by `new` from a function of this type; the owner lives as long as its watch.
+            // SAFETY: stored by `new` from a function of this type; the owner lives as long as it is set.
             unsafe {
                 let describe =
                     mem::transmute::<*mut c_void, Describe>(fields.describe.load(Ordering::Acquire));
@@ -258,6 +287,20 @@ unsafe fn describe(address: usize) {
         }
         entry = fields.next;
     }
+}
+
+/// The owner of the stack whose guard has the address. The stack pointer may still be above the guard: see
+/// `RED_ZONE_LEN`.
+fn owner_at(entry: &Entry, address: usize) -> Option<*const c_void> {
+    let count = entry.count.load(Ordering::Acquire);
+    let offset = address.checked_sub(entry.start.load(Ordering::Acquire))?;
+    let stride = entry.stride.load(Ordering::Acquire);
+    let (index, offset) = (offset / stride, offset % stride);
+    if index >= count || offset >= entry.len_bytes.load(Ordering::Acquire) + RED_ZONE_LEN {
+        return None;
+    }
+    let owner = entry.owners.get(index)?.load(Ordering::Acquire);
+    (!owner.is_null()).then_some(owner.cast_const())
 }
 
 /// Calls the handler that was installed before, or takes the default action, which ends the process.
@@ -391,13 +434,42 @@ mod tests {
         assert!(std::str::from_utf8(&message.bytes[..message.len]).is_ok());
     }
 
+    const GUARDS: Guards = Guards {
+        start: 0x1000,
+        stride: 0x1000,
+        len_bytes: 0x100,
+        count: 3,
+    };
+
     #[test]
     fn entries_are_used_again() {
-        let first = GuardedRange::new(16..32, say_seven);
+        let first = WatchedGuards::new(GUARDS, say_seven);
         let entry = first.entry;
+        first.set_owner(0, ptr::without_provenance(7));
         drop(first);
-        let others: Vec<GuardedRange> = (0..3).map(|_| GuardedRange::new(16..32, say_seven)).collect();
+        let others: Vec<WatchedGuards> = (0..3).map(|_| WatchedGuards::new(GUARDS, say_seven)).collect();
         assert!(others.iter().any(|other| other.entry == entry));
+        // SAFETY: entries live for good.
+        let fields = unsafe { &*entry };
+        assert_eq!(owner_at(fields, 0x1000), None);
+    }
+
+    #[test]
+    fn an_address_in_a_guard_tells_the_owner() {
+        let guards = WatchedGuards::new(GUARDS, say_seven);
+        let [first, last] = [ptr::without_provenance(7), ptr::without_provenance(8)];
+        guards.set_owner(0, first);
+        guards.set_owner(2, last);
+        guards.set_owner(MAX_STACKS, last); // is not there
+        // SAFETY: entries live for good.
+        let fields = unsafe { &*guards.entry };
+        assert_eq!(owner_at(fields, 0xfff), None);
+        assert_eq!(owner_at(fields, 0x1000), Some(first));
+        assert_eq!(owner_at(fields, 0x10ff + RED_ZONE_LEN), Some(first));
+        assert_eq!(owner_at(fields, 0x1100 + RED_ZONE_LEN), None);
+        assert_eq!(owner_at(fields, 0x2000), None);
+        assert_eq!(owner_at(fields, 0x3000), Some(last));
+        assert_eq!(owner_at(fields, 0x4000), None);
     }
 
     #[test]

@@ -89,7 +89,7 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
                 stack: 'shared', the default: several coros share the stack. It may be evicted while the coro waits.\n\
                     'own': a stack that is never evicted, for C code that gives away pointers to its stack.\n\n\
                 Raises TypeError if function cannot be called or is async. Raises RuntimeError if an event loop that\n\
-                is not grapeshot's runs in this thread."
+                is not grapeshot's runs in this thread. Raises MemoryError if there is no stack of its own for the coro."
         ),
         function!(
             functions::current,
