@@ -22,6 +22,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     binding::refuse_subinterpreter(module.py())?;
     grapeshot_core::sys::unwinding::hang_threads_that_end();
     binding::names::fill(module.py())?;
+    binding::base_socket::fill(module.py())?;
     event_loop::register(module)?;
     transports::register(module)?;
     sock::register(module)?;

@@ -35,6 +35,7 @@ __all__ = [
     "_coro_check_function",
     "_coro_current",
     "_coro_current_or_none",
+    "_coro_end_closed_wait",
     "_coro_end_sleep",
     "_coro_end_thread",
     "_coro_end_wait",
@@ -42,6 +43,7 @@ __all__ = [
     "_coro_fail_evictions",
     "_coro_hide_loop",
     "_coro_is_hidden",
+    "_coro_is_on_loop",
     "_coro_live",
     "_coro_new",
     "_coro_note_collection",
@@ -59,13 +61,16 @@ __all__ = [
     "_coro_shut_down",
     "_coro_sleep_absolute",
     "_coro_sleep_relative",
+    "_coro_socket_type",
     "_coro_spawn",
     "_coro_spawn_hiding",
     "_coro_stack_info",
     "_coro_stop_watchdog",
     "_coro_unwatch",
     "_coro_wait",
+    "_coro_wait_for_read",
     "_coro_wait_for_wake",
+    "_coro_wait_for_write",
     "_coro_yield_slice",
     "_coroutine_method",
     "_file_len",
@@ -1284,3 +1289,31 @@ def _coro_evict_always(flag: bool, /) -> None:
 
 def _coro_fail_evictions(count: int, /) -> None:
     """Let that many evictions and new stacks fail as if there were no memory: for tests."""
+
+def _coro_wait_for_read(fd: FileDescriptorLike, /, timeout: float | None = None) -> None:
+    """Wait until a descriptor, or an object with ``fileno()``, can be read without blocking.
+
+    The end of a stream and an error count as readable, and so does a connection that can be accepted. Regular files
+    can always be read. In a thread without coros, the thread blocks.
+
+    Raises:
+        TimeoutError: it could not within ``timeout`` seconds; 0 asks for the state.
+        SimultaneousError: another coro waits for the same.
+        ClosedError: it was closed meanwhile.
+        ValueError: ``fd`` is no descriptor.
+    """
+
+def _coro_wait_for_write(fd: FileDescriptorLike, /, timeout: float | None = None) -> None:
+    """Wait until a descriptor, or an object with ``fileno()``, can be written without blocking.
+
+    Raises: as for reading.
+    """
+
+def _coro_socket_type(base: type[socket], /) -> type[Any]:
+    """Return the native type of sockets whose calls let other coros run. It derives from ``socket.socket``."""
+
+def _coro_is_on_loop() -> bool:
+    """Whether a coro runs here that can wait on its loop: not in the child of a coro that has forked."""
+
+def _coro_end_closed_wait(sock: Any, is_write: bool, coro: Coro[Any], /) -> None:
+    """End the wait of a coro of this thread on a socket that another thread closes."""

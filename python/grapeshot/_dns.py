@@ -45,7 +45,7 @@ async def getaddrinfo(
         RuntimeError: the default executor was shut down, or the loop is closed.
     """
     args = (host, port, family, type, proto, flags)
-    if _needs_no_resolver(host, port, family):
+    if is_answered_at_once(host, port, family):
         return _lookup_logged(loop, *args) if loop.get_debug() else _lookup(*args)
     if loop.get_debug():
         return await loop.run_in_executor(None, _lookup_logged, loop, *args)
@@ -121,7 +121,7 @@ def _literal_info(
     return literal_family, type_, proto, "", (host, number)
 
 
-def _needs_no_resolver(host: Any, port: Any, family: int) -> bool:
+def is_answered_at_once(host: Any, port: Any, family: int) -> bool:
     """Whether the C library answers from the arguments alone: no server, no hosts file, no services file."""
     if isinstance(port, (bytes, str)):
         if port and not (port.isdigit() and port.isascii()):

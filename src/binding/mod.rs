@@ -5,6 +5,7 @@
 
 pub(crate) mod attributes;
 pub(crate) mod audit;
+pub(crate) mod base_socket;
 pub(crate) mod deallocation;
 pub(crate) mod errors;
 pub(crate) mod freelist;

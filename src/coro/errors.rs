@@ -25,9 +25,10 @@ pub(super) enum ErrorClass {
     Timeout,
     Empty,
     Full,
+    Simultaneous,
 }
 
-const COUNT: usize = 13;
+const COUNT: usize = 14;
 static CLASSES: [AtomicPtr<ffi::PyObject>; COUNT] = [const { AtomicPtr::new(ptr::null_mut()) }; COUNT];
 /// In the order of `ErrorClass`.
 const NAMES: [&str; COUNT] = [
@@ -44,6 +45,7 @@ const NAMES: [&str; COUNT] = [
     "TimeoutError",
     "Empty",
     "Full",
+    "SimultaneousError",
 ];
 
 /// Takes the classes from the Python module and keeps them for good. TypeError if one of them is not a class.

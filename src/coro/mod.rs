@@ -9,6 +9,7 @@
 //! | `runtime`, `scheduler` | the stacks and coros of a thread; which coro runs |
 //! | `suspension`, `interruption` | how a coro waits; exceptions that are pending for it |
 //! | `wait_queue`, `sync` | queues of waiting coros; the primitives, from `semaphore` to `channel` |
+//! | `io` | waits on descriptors; sockets |
 //! | `tasks`, `visibility` | asyncio's running loop and current task while a coro runs; coros that hide the loop |
 //! | `ending`, `notifier` | ends coros whose loop is closed; the exception notifier |
 //! | `pulse`, `latency`, `watchdog` | find and report coros that run for too long |
@@ -28,6 +29,7 @@ mod fiber;
 mod function;
 mod hooks;
 mod interruption;
+mod io;
 mod latency;
 mod methods;
 mod notifier;
@@ -47,5 +49,6 @@ mod watchdog;
 /// Adds the types and functions of the coro mode to the native module.
 pub(crate) fn register(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
     methods::register(module)?;
+    io::register(module)?;
     sync::register(module)
 }

@@ -240,7 +240,7 @@ pub(super) fn is_coro_type(kind: &Bound<'_, PyType>) -> bool {
 
 /// Whether `object` is an instance of the native type or of a subclass.
 #[inline]
-fn is_coro(object: &Bound<'_, PyAny>) -> bool {
+pub(super) fn is_coro(object: &Bound<'_, PyAny>) -> bool {
     // SAFETY: as above, with a live object.
     unsafe { ffi::PyObject_TypeCheck(object.as_ptr(), CORO_TYPE.load(Ordering::Relaxed)) != 0 }
 }

@@ -139,6 +139,66 @@ where
     }
 }
 
+/// `wait_at_boundary` for a function that may wait any number of times. Each call of `step` decides whether the function
+/// waits (again) or returns. It gets the outcome of the wait before it, None the first time. `kept` is what the function
+/// has on the stack while it waits. It is dropped before the exception is set that the function may raise.
+///
+/// # Safety
+/// As for `wait_at_boundary`.
+#[inline(always)]
+pub(super) unsafe fn wait_in_steps<S, F>(kept: S, step: F) -> *mut ffi::PyObject
+where
+    F: Fn(Python<'static>, &mut S, Option<Outcome<'static>>) -> PyResult<Begun<'static, ()>>,
+{
+    enum Next {
+        Leave(PreparedSwitch),
+        Return(*mut ffi::PyObject),
+    }
+
+    #[inline(never)]
+    fn make_step<S, F>(kept: &mut Option<S>, step: &F, is_first: bool) -> Next
+    where
+        F: Fn(Python<'static>, &mut S, Option<Outcome<'static>>) -> PyResult<Begun<'static, ()>>,
+    {
+        // SAFETY: attached (contract of the caller).
+        let py = unsafe { Python::assume_attached() };
+        errors::at_boundary(py, Next::Return(ptr::null_mut()), || {
+            let outcome = if is_first {
+                None
+            } else {
+                Some(take_wakeup(running(py)?))
+            };
+            let Some(state) = kept else {
+                return Err(PyRuntimeError::new_err("the call is over"));
+            };
+            match step(py, state, outcome) {
+                Ok(Begun::Waits(())) => Ok(Next::Leave(prepare_switch(running(py)?)?)),
+                Ok(Begun::IsOver(value)) => {
+                    *kept = None;
+                    Ok(Next::Return(value.into_ptr()))
+                }
+                Err(error) => {
+                    *kept = None;
+                    Err(error)
+                }
+            }
+        })
+    }
+
+    let mut kept = Some(kept);
+    let mut is_first = true;
+    loop {
+        match make_step(&mut kept, &step, is_first) {
+            Next::Leave(switch) => {
+                // SAFETY: `make_step` has checked that this is a coro's stack.
+                unsafe { leave(&switch) };
+                is_first = false;
+            }
+            Next::Return(value) => return value,
+        }
+    }
+}
+
 /// The running coro.
 #[inline]
 fn running(py: Python<'_>) -> PyResult<Coro<'_>> {
@@ -150,9 +210,21 @@ fn running(py: Python<'_>) -> PyResult<Coro<'_>> {
 #[inline]
 pub(super) fn suspendable(py: Python<'_>) -> PyResult<Coro<'_>> {
     match current(py) {
-        Some(coro) if !std::thread::panicking() && !is_held(coro) && !is_in_greenlet(coro) => Ok(coro),
+        Some(coro) if can_suspend(coro) => Ok(coro),
         other => Err(not_suspendable(py, other.is_some())),
     }
+}
+
+/// Whether the running coro can be suspended here.
+#[inline]
+pub(super) fn can_suspend(coro: Coro<'_>) -> bool {
+    !std::thread::panicking() && !is_held(coro) && !is_in_greenlet(coro)
+}
+
+/// The running coro, if waits concern a loop: not in a process that a coro has forked, whose loop runs in the parent.
+#[inline]
+pub(super) fn current_on_loop(py: Python<'_>) -> Option<Coro<'_>> {
+    current(py).filter(|_| !with_runtime(|runtime| runtime.is_forked.get()))
 }
 
 /// Whether the coro must not leave its stack: the garbage collector runs on it, or it has forked and this is the child.
@@ -280,6 +352,11 @@ pub(super) fn begin_sleep(coro: Coro<'_>, when_s: f64) -> PyResult<Begun<'_, Han
     let handle = set_timer(coro, when_s, END_SLEEP.load(Ordering::Relaxed))?;
     coro.status.set(Status::Waiting);
     Ok(Begun::Waits(handle))
+}
+
+/// Sets a timer that makes the coro ready if it still waits then, outside of any queue.
+pub(super) fn set_wake_timer(coro: Coro<'_>, when_s: f64) -> PyResult<HandleRef> {
+    set_timer(coro, when_s, END_SLEEP.load(Ordering::Relaxed))
 }
 
 /// `loop.time()` of the coro's loop.

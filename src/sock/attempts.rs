@@ -6,7 +6,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::io;
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::ptr;
 
 use grapeshot_core::sys::socket;
@@ -17,11 +17,11 @@ use pyo3::types::{PyDict, PyTuple};
 
 use super::operation::{Operation, OperationObject};
 use super::plain_socket;
-use crate::binding::errors;
 use crate::binding::native_type::none;
-use crate::binding::new_bytes::{self, NewBytes};
+use crate::binding::new_bytes;
 use crate::binding::socket_object;
-use crate::event_loop::reactor::{Direction, Reactor};
+use crate::binding::{base_socket, errors};
+use crate::event_loop::reactor::Direction;
 
 /// The loop's method that the operation belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -134,7 +134,7 @@ fn check(this: Operation<'_>, socket: &Bound<'_, PyAny>, is_plain: bool) -> PyRe
 
 fn is_nonblocking(socket: &Bound<'_, PyAny>, is_plain: bool) -> PyResult<bool> {
     if is_plain {
-        plain_socket::is_nonblocking(socket)
+        base_socket::is_nonblocking(socket)
     } else {
         socket.call_method0("gettimeout")?.eq(0)
     }
@@ -146,7 +146,7 @@ fn failed<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>, error: &io::Err
     if error.kind() != io::ErrorKind::WouldBlock {
         return Err(errors::os_error(error));
     }
-    if this.has_waited.get() || plain_socket::is_nonblocking(socket)? {
+    if this.has_waited.get() || base_socket::is_nonblocking(socket)? {
         return Ok(Native::Ended(Attempt::Blocked(this.kind.get().direction())));
     }
     Ok(Native::Method)
@@ -179,92 +179,13 @@ fn recv<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> {
     let Some(len) = ordinary_len(this.first.as_ptr()) else {
         return Ok(Native::Method);
     };
-    let fd = plain_socket::descriptor(socket)?;
+    let fd = base_socket::descriptor(socket)?;
     let reactor = this.loop_object().reactor();
-    let capacity = direct_capacity(this, reactor, fd, len);
-    // SAFETY: the buffer is valid for its length.
-    let call = |buf, len| unsafe { socket::recv_now(fd, buf, len) };
-    let received = match capacity {
-        0 => receive(this, reactor, fd, len, call)?,
-        capacity => Some(receive_direct(this, capacity, call)?),
-    };
-    match received {
+    let is_stream = || socket::is_stream(fd);
+    match reactor.receive(this.py(), fd, len, this.has_waited.get(), is_stream)? {
         None => Ok(Native::Method),
-        Some(Ok((data, len_bytes))) => {
-            // A read that is as long as was asked for says nothing about what there is.
-            let limit = if capacity == len { usize::MAX } else { capacity };
-            reactor.note_read(fd, len_bytes, limit);
-            done(data)
-        }
+        Some(Ok(received)) => done(received.data),
         Some(Err(error)) => failed(this, socket, &error),
-    }
-}
-
-/// The size of an object to receive into, at most `len`; 0: through the scratch buffer. Only after an event, since
-/// most first attempts find nothing, and only from a stream, of which nothing is lost if there was more.
-#[inline]
-fn direct_capacity(this: Operation<'_>, reactor: &Reactor, fd: RawFd, len: usize) -> usize {
-    if !this.has_waited.get() {
-        return 0;
-    }
-    match reactor.read_capacity(fd).min(len) {
-        capacity if capacity == 0 || capacity == len || socket::is_stream(fd) => capacity,
-        _ => 0,
-    }
-}
-
-/// Receives straight into a new object of `capacity` bytes, which then gives back the bytes that it does not need.
-fn receive_direct(
-    this: Operation<'_>,
-    capacity: usize,
-    call: impl FnOnce(*mut u8, usize) -> io::Result<usize>,
-) -> PyResult<io::Result<(Bound<'_, PyAny>, usize)>> {
-    let mut data = NewBytes::with_capacity(this.py(), capacity)?;
-    match call(data.as_mut_ptr(), capacity) {
-        Ok(len_bytes) => Ok(Ok((data.finish(len_bytes)?, len_bytes))),
-        Err(error) => Ok(Err(error)),
-    }
-}
-
-/// What was received: the object and the result of the call, or its error. None if the socket must do it itself.
-type Received<'py, L> = Option<io::Result<(Bound<'py, PyAny>, L)>>;
-
-/// Receives up to `len` bytes through the scratch buffer into an object of the right size. A datagram that may be
-/// longer than the scratch buffer is left to the socket. `MemoryError` if there is no space for the object.
-#[inline]
-fn receive<'py, L: Length>(
-    this: Operation<'py>,
-    reactor: &Reactor,
-    fd: RawFd,
-    len: usize,
-    call: impl FnOnce(*mut u8, usize) -> io::Result<L>,
-) -> PyResult<Received<'py, L>> {
-    let py = this.py();
-    reactor.with_scratch(|scratch| {
-        if len > scratch.len() && !socket::is_stream(fd) {
-            return Ok(None);
-        }
-        Ok(Some(match call(scratch.as_mut_ptr(), len.min(scratch.len())) {
-            Ok(received) => Ok((new_bytes::copied(py, &scratch[..received.len_bytes()])?, received)),
-            Err(error) => Err(error),
-        }))
-    })
-}
-
-/// What a receiving call returns.
-trait Length {
-    fn len_bytes(&self) -> usize;
-}
-
-impl Length for usize {
-    fn len_bytes(&self) -> usize {
-        *self
-    }
-}
-
-impl Length for (usize, socket::Address) {
-    fn len_bytes(&self) -> usize {
-        self.0
     }
 }
 
@@ -273,17 +194,26 @@ fn recv_from<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'p
     let Some(len) = ordinary_len(this.first.as_ptr()) else {
         return Ok(Native::Method);
     };
-    if !socket_object::is_known_family(plain_socket::family(socket)?) {
+    if !socket_object::is_known_family(base_socket::family(socket)?) {
         return Ok(Native::Method);
     }
-    let fd = plain_socket::descriptor(socket)?;
+    let fd = base_socket::descriptor(socket)?;
     let reactor = this.loop_object().reactor();
-    // SAFETY: the buffer is valid for its length.
-    match receive(this, reactor, fd, len, |buf, len| unsafe {
-        socket::recv_from_now(fd, buf, len)
-    })? {
+    let received = reactor.with_scratch(|scratch| {
+        // A datagram that may be longer than the scratch buffer is left to the socket.
+        if len > scratch.len() && !socket::is_stream(fd) {
+            return Ok(None);
+        }
+        // SAFETY: the scratch buffer is lent for this call, and the length is at most its own.
+        let received = unsafe { socket::recv_from_now(fd, scratch.as_mut_ptr(), len.min(scratch.len())) };
+        Ok::<_, PyErr>(Some(match received {
+            Ok((len_bytes, sender)) => Ok((new_bytes::copied(py, &scratch[..len_bytes])?, sender)),
+            Err(error) => Err(error),
+        }))
+    })?;
+    match received {
         None => Ok(Native::Method),
-        Some(Ok((data, (_, sender)))) => {
+        Some(Ok((data, sender))) => {
             let sender = socket_object::address_object(py, &sender)?;
             done((data, sender).into_pyobject(py)?.into_any())
         }
@@ -299,7 +229,7 @@ fn recv_into<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'p
         drop(PyErr::fetch(py));
         return Ok(Native::Method);
     }
-    let received = match (view.len, plain_socket::descriptor(socket)) {
+    let received = match (view.len, base_socket::descriptor(socket)) {
         (0, _) => None,
         (_, Err(error)) => Some(Err(error)),
         // SAFETY: the view gives `len` writable bytes until it is released.
@@ -315,12 +245,12 @@ fn recv_into<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'p
 }
 
 fn accept<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> {
-    let is_known = socket_object::is_known_family(plain_socket::family(socket)?);
+    let is_known = socket_object::is_known_family(base_socket::family(socket)?);
     // There is no way to accept from a blocking socket without blocking.
-    if !is_known || !plain_socket::is_nonblocking(socket)? {
+    if !is_known || !base_socket::is_nonblocking(socket)? {
         return Ok(Native::Method);
     }
-    match socket::accept(plain_socket::descriptor(socket)?) {
+    match socket::accept(base_socket::descriptor(socket)?) {
         Ok((fd, peer)) => {
             let py = this.py();
             let connection = connection(socket, fd)?;
@@ -333,7 +263,7 @@ fn accept<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> 
 
 /// The nonblocking `socket.socket` of an accepted connection.
 fn connection<'py>(listener: &Bound<'py, PyAny>, fd: OwnedFd) -> PyResult<Bound<'py, PyAny>> {
-    let [family, kind, protocol] = plain_socket::shape(listener)?;
+    let [family, kind, protocol] = base_socket::shape(listener)?;
     let number = fd.as_raw_fd().into_pyobject(listener.py())?.into_any();
     let arguments = PyTuple::new(listener.py(), [family, kind, protocol, number])?;
     let connection = socket_object::take_over(&listener.get_type(), &arguments, None)?;
@@ -348,7 +278,7 @@ fn connection<'py>(listener: &Bound<'py, PyAny>, fd: OwnedFd) -> PyResult<Bound<
 /// for an iteration.
 fn send_all<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> {
     let py = this.py();
-    let fd = plain_socket::descriptor(socket)?;
+    let fd = base_socket::descriptor(socket)?;
     for _ in 0..2 {
         // SAFETY: the slice is used up to the system call only, and nothing else runs meanwhile.
         let data = unsafe { unsent(this)? };

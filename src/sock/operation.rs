@@ -28,13 +28,13 @@ use super::attempts::{self, Attempt, OperationKind};
 use super::plain_socket;
 use super::waiter;
 use crate::binding::deallocation::free_memory;
-use crate::binding::errors;
 use crate::binding::freelist::Freelist;
 use crate::binding::native_type::{
     Args, NativeType, This, bool_object, getset_slot, getter, method, methods_slot, new_type, none,
     represent, slot, threadsafe_getter,
 };
 use crate::binding::object_cell::ObjectCell;
+use crate::binding::{base_socket, errors};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Direction;
 use crate::event_loop::watching;
@@ -217,7 +217,7 @@ fn new_wait(this: Operation<'_>, direction: Direction, is_for_event: bool) -> Ob
     owner.reactor().check_closed()?;
     let mut fd = -1;
     if plain_socket::is_plain(&socket) {
-        fd = plain_socket::descriptor(&socket)?;
+        fd = base_socket::descriptor(&socket)?;
     }
     if fd < 0 {
         // The general function raises the right error for a closed socket.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import pydoc
+import socket
 import types
 
 import pytest
@@ -24,7 +25,9 @@ if coro_is_available():
         for kind in PUBLIC
         if isinstance(getattr(coro, kind), type) and not issubclass(getattr(coro, kind), BaseException)
         for name in dir(getattr(coro, kind))
+        # What a sock inherits is Python's own.
         if not name.startswith("_")
+        and inspect.getattr_static(getattr(coro, kind), name) is not inspect.getattr_static(socket.socket, name, None)
     ]
 
 # The arguments of what users call most, as its help shows them.

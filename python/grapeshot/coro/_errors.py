@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import errno
 import queue
 
 TYPE_CHECKING = False
@@ -67,8 +68,17 @@ class SimultaneousError(Exception):
     """Two coros wait on one descriptor for the same thing."""
 
 
-class ClosedError(Exception):
-    """A descriptor was closed while a coro waited on it."""
+class ClosedError(OSError):
+    """A descriptor was closed while a coro waited on it, or a channel is closed. The errno is ``EBADF``."""
+
+    def __init__(self, message: str = "it was closed") -> None:
+        super().__init__(errno.EBADF, message)
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.strerror,)
 
 
 class YieldFromMain(RuntimeError):  # noqa: N818  # Shrapnel's name

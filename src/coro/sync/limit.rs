@@ -15,7 +15,7 @@ use crate::coro::{scheduler, suspension};
 use crate::event_loop::handle::HandleRef;
 
 #[derive(Clone, Copy)]
-pub(super) enum Limit {
+pub(in crate::coro) enum Limit {
     /// Wait without a limit.
     Endless,
     /// Do not wait.
@@ -29,7 +29,10 @@ impl Limit {
     /// `block=True, timeout=None`: without `block` the timeout is ignored, and a timeout of 0 or below means not to
     /// wait.
     #[cold]
-    pub(super) fn new(block: Option<Bound<'_, PyAny>>, timeout: Option<Bound<'_, PyAny>>) -> PyResult<Self> {
+    pub(in crate::coro) fn new(
+        block: Option<Bound<'_, PyAny>>,
+        timeout: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
         let is_blocking = block.map_or(Ok(true), |block| block.is_truthy())?;
         let timeout_s = match timeout.filter(|timeout| !timeout.is_none()) {
             Some(timeout) => timeout.extract::<f64>()?,
@@ -49,7 +52,7 @@ impl Limit {
 
     /// Whether the method must not wait.
     #[inline]
-    pub(super) fn is_at_once(self) -> bool {
+    pub(in crate::coro) fn is_at_once(self) -> bool {
         matches!(self, Self::AtOnce)
     }
 
@@ -71,7 +74,7 @@ pub(in crate::coro) fn set_end_wait(function: &Bound<'_, PyAny>) {
 
 /// The limit of the waits of one call. It is made before the last check of what the coro waits for, because making it
 /// may run destructors, which may wait themselves.
-pub(super) struct Deadline<'py> {
+pub(in crate::coro) struct Deadline<'py> {
     coro: Coro<'py>,
     timer: Option<HandleRef>,
 }
@@ -79,16 +82,26 @@ pub(super) struct Deadline<'py> {
 impl<'py> Deadline<'py> {
     #[inline]
     pub(super) fn new(coro: Coro<'py>, limit: Limit) -> PyResult<Self> {
+        Self::with_timer(coro, limit, |when_s| {
+            suspension::set_timer(coro, when_s, END_WAIT.load(Ordering::Relaxed))
+        })
+    }
+
+    /// The limit of waits that are in no queue. When it is over, the coro is made ready.
+    #[inline]
+    pub(in crate::coro) fn outside_of_queues(coro: Coro<'py>, limit: Limit) -> PyResult<Self> {
+        Self::with_timer(coro, limit, |when_s| suspension::set_wake_timer(coro, when_s))
+    }
+
+    #[inline]
+    fn with_timer(
+        coro: Coro<'py>,
+        limit: Limit,
+        set: impl FnOnce(f64) -> PyResult<HandleRef>,
+    ) -> PyResult<Self> {
         suspension::forget_wake_value(coro);
         let timer = match limit {
-            Limit::For { timeout_s } => {
-                let when_s = suspension::now_s(coro)? + timeout_s;
-                Some(suspension::set_timer(
-                    coro,
-                    when_s,
-                    END_WAIT.load(Ordering::Relaxed),
-                )?)
-            }
+            Limit::For { timeout_s } => Some(set(suspension::now_s(coro)? + timeout_s)?),
             Limit::Endless | Limit::AtOnce => None,
         };
         Ok(Self { coro, timer })
@@ -96,7 +109,7 @@ impl<'py> Deadline<'py> {
 
     /// Whether the timeout is over: the timer has run, or is due.
     #[inline]
-    pub(super) fn is_over(&self) -> bool {
+    pub(in crate::coro) fn is_over(&self) -> bool {
         self.timer
             .is_some_and(|timer| !timer.is_scheduled(self.coro.py()))
     }

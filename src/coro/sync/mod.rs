@@ -32,7 +32,7 @@ mod semaphore;
 
 use pyo3::prelude::*;
 
-pub(super) use limit::{end_wait, set_end_wait};
+pub(super) use limit::{Deadline, Limit, end_wait, set_end_wait};
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("semaphore", semaphore::make_type(module)?)?;

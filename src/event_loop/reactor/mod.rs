@@ -35,12 +35,14 @@ mod descriptors;
 mod ghosts;
 mod iteration;
 mod queues;
+mod receiving;
 mod signals;
 mod targets;
 mod watcher;
 mod watches;
 
 use iteration::MAX_UNPOLLED_ITERATIONS;
+pub(crate) use receiving::{Received, receive_direct};
 use signals::Signals;
 pub(crate) use watcher::{Direction, Target, Watcher};
 use watches::WatchRef;

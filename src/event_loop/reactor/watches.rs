@@ -44,6 +44,8 @@ struct Watch {
     armed: Cell<Interest>,
     /// A weak reference to the socket object of the last `wait_once`; empty if there was none.
     socket: ObjectCell,
+    /// An event of that socket was for more than ordinary data.
+    has_more: Cell<bool>,
     /// Predicts the size of the next read of that socket.
     read_size: ReadSize,
 }
@@ -106,6 +108,7 @@ impl Watch {
     /// Remembers the socket object, if it supports weak references.
     fn note_socket(&self, socket: &Bound<'_, PyAny>) {
         self.read_size.reset();
+        self.has_more.set(false);
         match PyWeakrefReference::new(socket) {
             Ok(reference) => self.socket.set(reference.into_any()),
             Err(_) => drop(self.socket.take(socket.py())),
@@ -124,6 +127,7 @@ impl WatchRef {
             writer: Cell::new(None),
             armed: Cell::new(Interest::NONE),
             socket: ObjectCell::empty(),
+            has_more: Cell::new(false),
             read_size: ReadSize::new(),
         };
         Self(NonNull::from(Box::leak(Box::new(watch))))
@@ -284,10 +288,37 @@ impl Reactor {
         Ok(before)
     }
 
+    /// Whether something waits on `fd` under another object than `target`, in either direction.
+    #[inline]
+    pub(crate) fn is_watched_for_other(&self, fd: RawFd, target: &Bound<'_, PyAny>) -> bool {
+        self.watch(fd)
+            .is_some_and(|watch| !watch.get().is_idle() && !watch.get().is_of(target))
+    }
+
+    /// Whether the open file that the watchers of `fd` wait for is the one that has this number now. The answer costs a
+    /// system call.
+    pub(crate) fn is_watch_in_force(&self, fd: RawFd) -> bool {
+        let (Some(watch), Some(token)) = (self.watch(fd), self.fds.borrow().token_of(fd)) else {
+            return false;
+        };
+        let armed = watch.get().armed.get();
+        !armed.is_empty()
+            && self
+                .with_poller(|poller| Ok(poller.is_watching(fd, token, armed)))
+                .unwrap_or(false)
+    }
+
     /// The number of bytes to allocate for the next read of a socket that waits now and then. 0 means that the read
     /// goes through the scratch buffer.
     pub(crate) fn read_capacity(&self, fd: RawFd) -> usize {
         self.watch(fd).map_or(0, |watch| watch.get().read_size.capacity())
+    }
+
+    /// Whether a socket that waits now and then has had an event for more than ordinary data, such as the end of the
+    /// stream. A read of fewer bytes than asked for then does not mean that nothing is left.
+    #[inline]
+    pub(crate) fn has_more(&self, fd: RawFd) -> bool {
+        self.watch(fd).is_some_and(|watch| watch.get().has_more.get())
     }
 
     /// Records a read of `len_bytes` into `capacity` bytes.
@@ -380,6 +411,9 @@ impl Reactor {
     /// work.
     pub(super) fn dispatch_watch(&self, py: Python<'_>, event: Event, watch: WatchRef) -> PyResult<()> {
         let fd = (event.token.0 & u64::from(u32::MAX)) as RawFd;
+        if event.readiness.has_more() {
+            watch.get().has_more.set(true);
+        }
         let mut woken = [None; 2];
         let mut is_awaited = false;
         for (direction, woken) in Direction::BOTH.into_iter().zip(&mut woken) {

@@ -31,6 +31,8 @@ const ONE_STEP_NS: u64 = 50 * NS_PER_MS;
 const IN: u32 = libc::EPOLLIN.cast_unsigned();
 const OUT: u32 = libc::EPOLLOUT.cast_unsigned();
 const ON_CHANGE: u32 = libc::EPOLLET.cast_unsigned();
+/// The end of the stream, urgent data of TCP.
+const MORE: u32 = (libc::EPOLLRDHUP | libc::EPOLLPRI).cast_unsigned();
 const GONE: u32 = (libc::EPOLLHUP | libc::EPOLLERR).cast_unsigned();
 
 /// The timeout of `epoll_pwait2` in the kernel's own 64-bit layout. 32-bit machines have it too, but there
@@ -89,8 +91,11 @@ impl Events {
 #[inline]
 fn readiness_of(flags: u32) -> Readiness {
     let mut readiness = Readiness::NONE;
-    if flags & (IN | GONE) != 0 {
+    if flags & (IN | MORE | GONE) != 0 {
         readiness = readiness.with(Readiness::READ);
+    }
+    if flags & MORE != 0 {
+        readiness = readiness.with(Readiness::MORE);
     }
     if flags & (OUT | GONE) != 0 {
         readiness = readiness.with(Readiness::WRITE);
@@ -313,6 +318,9 @@ fn flags_of(interest: Interest) -> u32 {
     }
     if interest.is_on_change() {
         flags |= ON_CHANGE;
+        if interest.has_read() {
+            flags |= MORE;
+        }
     }
     flags
 }

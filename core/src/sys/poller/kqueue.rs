@@ -102,6 +102,8 @@ fn readiness_of(filter: Filter, flags: Flags, fflags: u32) -> Readiness {
     }
     if is_writing {
         Readiness::WRITE
+    } else if is_eof {
+        Readiness::READ.with(Readiness::MORE)
     } else {
         Readiness::READ
     }

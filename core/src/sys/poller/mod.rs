@@ -127,6 +127,10 @@ impl Readiness {
     pub const WRITE: Self = Self(2);
     /// Both sides are shut down, or the fd has an error. The poller reports it together with the other two.
     pub const HANGUP: Self = Self(4);
+    /// Beside ordinary data there is what ends a read early: the end of the stream, urgent data of TCP. So a
+    /// read that returns less than asked for does not mean that nothing is left. Reported together with READ, and only
+    /// for an interest in changes.
+    pub const MORE: Self = Self(8);
 
     /// What either of the two contains.
     #[inline]
@@ -147,6 +151,13 @@ impl Readiness {
     #[must_use]
     pub const fn is_writable(self) -> bool {
         self.0 & Self::WRITE.0 != 0
+    }
+
+    /// Whether there is more than ordinary data to read, such as the end of the stream or an error.
+    #[inline]
+    #[must_use]
+    pub const fn has_more(self) -> bool {
+        self.0 & (Self::MORE.0 | Self::HANGUP.0) != 0
     }
 
     /// Whether both sides are shut down, or the fd has an error.

@@ -7,6 +7,7 @@
 //!
 //! Source: `recv(2)`, `send(2)`.
 
+use std::ffi::c_int;
 use std::io;
 use std::os::fd::RawFd;
 
@@ -63,6 +64,15 @@ pub unsafe fn recv_from_now(fd: RawFd, buf: *mut u8, len: usize) -> io::Result<(
 /// As for [`super::send`].
 #[inline]
 pub fn send_now(fd: RawFd, data: &[u8]) -> io::Result<usize> {
+    send_with(fd, data, 0)
+}
+
+/// [`send_now`] with more flags of `send(2)`.
+///
+/// # Errors
+/// As for [`super::send`], and `EOPNOTSUPP` or `EINVAL` for flags that the socket does not know.
+#[inline]
+pub fn send_with(fd: RawFd, data: &[u8], flags: c_int) -> io::Result<usize> {
     retried(|| {
         // SAFETY: the slice is live and as long as said; the kernel only reads it.
         unsafe {
@@ -70,7 +80,7 @@ pub fn send_now(fd: RawFd, data: &[u8]) -> io::Result<usize> {
                 fd,
                 data.as_ptr().cast(),
                 data.len(),
-                SEND_FLAGS | libc::MSG_DONTWAIT,
+                SEND_FLAGS | libc::MSG_DONTWAIT | flags,
             )
         }
     })

@@ -20,7 +20,7 @@ use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 pub use address::{Address, AddressView, ipv6_text};
-pub use borrowed::{is_stream, recv_from_now, recv_now, send_now};
+pub use borrowed::{is_stream, recv_from_now, recv_now, send_now, send_with};
 
 use address::Storage;
 
@@ -32,6 +32,13 @@ pub const MAX_SLICES: usize = 1024;
 const SEND_FLAGS: c_int = 0;
 #[cfg(not(target_vendor = "apple"))]
 const SEND_FLAGS: c_int = libc::MSG_NOSIGNAL;
+
+/// The flag of a socket's type that says that its descriptor is made nonblocking, 0 where there is none.
+#[cfg(not(target_vendor = "apple"))]
+pub const NONBLOCKING_TYPE: c_int = libc::SOCK_NONBLOCK;
+/// See there.
+#[cfg(target_vendor = "apple")]
+pub const NONBLOCKING_TYPE: c_int = 0;
 
 /// Repeats the call until it ends without `EINTR`. The call returns a count, or -1 for an error in `errno`.
 #[inline]

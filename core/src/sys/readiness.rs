@@ -1,0 +1,87 @@
+//! Waiting for one descriptor in a thread that may block.
+//!
+//! Purpose: what a blocking read or write waits for, on a nonblocking descriptor, in a thread that runs no loop. The
+//! descriptor may be of any kind.
+//!
+//! Owner: any thread; the calls keep no state. It must not know what is read or written.
+//!
+//! Source: `poll(2)`.
+
+use std::ffi::c_int;
+use std::io;
+use std::os::fd::RawFd;
+
+use super::clock::now_ns;
+
+const NS_PER_MS: u64 = 1_000_000;
+
+/// Waits until a write (or else a read) does not block, or until `deadline_ns` of [`now_ns`] (`None`: no limit). Returns
+/// whether the descriptor is ready. A descriptor with an error or a hangup is ready for both.
+///
+/// # Errors
+/// `Interrupted` if a signal arrived, `EBADF` for a closed descriptor, `ENOMEM`.
+pub fn wait_ready(fd: RawFd, is_write: bool, deadline_ns: Option<u64>) -> io::Result<bool> {
+    let events = if is_write { libc::POLLOUT } else { libc::POLLIN };
+    loop {
+        let timeout_ms = match deadline_ns {
+            None => -1,
+            // Rounded up, so that the wait does not end early.
+            Some(deadline_ns) => c_int::try_from(deadline_ns.saturating_sub(now_ns()).div_ceil(NS_PER_MS))
+                .unwrap_or(c_int::MAX),
+        };
+        let mut entry = libc::pollfd {
+            fd,
+            events,
+            revents: 0,
+        };
+        // SAFETY: one live entry, as the count says; the call writes only to it.
+        let count = unsafe { libc::poll(&raw mut entry, 1, timeout_ms) };
+        if count < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        if entry.revents & libc::POLLNVAL != 0 {
+            return Err(io::Error::from_raw_os_error(libc::EBADF));
+        }
+        if count > 0 {
+            return Ok(true);
+        }
+        // The longest wait of one call is 24 days.
+        if deadline_ns.is_some_and(|deadline_ns| now_ns() >= deadline_ns) {
+            return Ok(false);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Write};
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::{now_ns, wait_ready};
+
+    #[test]
+    fn a_socket_is_ready_to_write_at_once_and_to_read_once_there_is_data() {
+        let Ok((mut near, far)) = UnixStream::pair() else {
+            panic!("no sockets")
+        };
+        assert!(matches!(wait_ready(far.as_raw_fd(), true, None), Ok(true)));
+        assert!(matches!(
+            wait_ready(far.as_raw_fd(), false, Some(now_ns() + 1_000_000)),
+            Ok(false)
+        ));
+        assert!(near.write_all(b"x").is_ok());
+        assert!(matches!(wait_ready(far.as_raw_fd(), false, None), Ok(true)));
+    }
+
+    #[test]
+    fn a_hangup_is_readiness_and_a_closed_descriptor_is_an_error() {
+        let Ok((near, far)) = UnixStream::pair() else {
+            panic!("no sockets")
+        };
+        drop(near);
+        assert!(matches!(wait_ready(far.as_raw_fd(), false, None), Ok(true)));
+        let error = wait_ready(1 << 20, false, None).err();
+        assert!(error.is_some_and(|error| error.kind() != ErrorKind::Interrupted));
+    }
+}

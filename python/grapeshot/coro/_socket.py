@@ -1,0 +1,139 @@
+"""Sockets whose calls let other coros run while they wait: :class:`sock` and the functions that make them.
+
+A ``sock`` is a :class:`socket.socket`, with the same methods, results and errors. Each call tries first and waits only
+if it would block. A coro that is interrupted while it waits has lost nothing: the next call gets the data. ``sendall``
+is the exception, as for every socket: after an error nobody knows how much was sent.
+
+In a thread without coros the same object blocks the thread, as an ordinary socket does.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from grapeshot import _core
+
+from ._socket_base import CoroSocket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Sequence
+    from typing import Any
+
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+wait_for_read = _core._coro_wait_for_read
+wait_for_write = _core._coro_wait_for_write
+
+
+class sock(CoroSocket):  # noqa: N801  # Shrapnel's name
+    """A socket for coros: a :class:`socket.socket` whose calls let other coros run while they wait.
+
+    ``sock(family=AF_INET, type=SOCK_STREAM, proto=0, fileno=None)``
+
+    ``settimeout`` limits how long one call may take; :class:`TimeoutError` is raised after that. One coro at a time may
+    wait to read, and one to write; a second one gets :class:`SimultaneousError`. Closing the socket raises
+    :class:`ClosedError` in those that wait. A call that need not wait counts as an act of selfishness
+    (:func:`set_selfishness`).
+    """
+
+    __slots__ = ()
+
+    def readv(self, buffers: Sequence[WriteableBuffer], /) -> int:
+        """Receive into the buffers, one after the other; return the number of bytes, 0 at the end of the stream."""
+        if self._has_unread():
+            return next((self._recv_into(buffer) for buffer in buffers if _len_of(buffer)), 0)
+        return self.recvmsg_into(buffers)[0]
+
+    def writev(self, buffers: Sequence[ReadableBuffer], /) -> int:
+        """Send all of the buffers, one after the other, without joining them; return the number of bytes."""
+        views = [memoryview(buffer).cast("B") for buffer in buffers]
+        whole = sum(len(view) for view in views)
+        left = whole
+        while left:
+            sent = self.sendmsg(views[:1024])
+            left -= sent
+            while views and sent >= len(views[0]):
+                sent -= len(views.pop(0))
+            if sent:
+                views[0] = views[0][sent:]
+        return whole
+
+    def _has_unread(self) -> bool:
+        return bool(getattr(self, "_unread", b""))
+
+    def _recv_into(self, buffer: WriteableBuffer) -> int:
+        return self.recv_into(buffer)
+
+    def start_tls(
+        self, context: ssl.SSLContext, *, server_side: bool = False, server_hostname: str | None = None
+    ) -> ssl.SSLSocket:
+        """Make the connection a TLS connection: return a new socket with the descriptor of this one, which is closed.
+
+        The handshake runs while other coros do. The new socket is an :class:`ssl.SSLSocket`, and its calls wait as
+        those of this one.
+
+        Raises:
+            ssl.SSLError: the handshake failed. The connection is closed.
+            TimeoutError: it took longer than the socket's timeout.
+            ValueError: data that :meth:`recv_exact` has left waits to be read.
+        """
+        if self._has_unread():
+            raise ValueError("recv_exact() has left data that nobody has read")
+        from ._tls import wrap
+
+        return wrap(self, context, server_side=server_side, server_hostname=server_hostname)
+
+
+def _len_of(buffer: Any) -> int:
+    with memoryview(buffer) as view:
+        return view.nbytes
+
+
+def make_socket(family: int = socket.AF_INET, type: int = socket.SOCK_STREAM, proto: int = 0) -> sock:  # noqa: A002
+    """Return a new :class:`sock` of that kind."""
+    return sock(family, type, proto)
+
+
+def tcp_sock() -> sock:
+    """Return a socket for TCP over IPv4."""
+    return sock(socket.AF_INET, socket.SOCK_STREAM)
+
+
+def tcp6_sock() -> sock:
+    """Return a socket for TCP over IPv6."""
+    return sock(socket.AF_INET6, socket.SOCK_STREAM)
+
+
+def udp_sock() -> sock:
+    """Return a socket for UDP over IPv4."""
+    return sock(socket.AF_INET, socket.SOCK_DGRAM)
+
+
+def udp6_sock() -> sock:
+    """Return a socket for UDP over IPv6."""
+    return sock(socket.AF_INET6, socket.SOCK_DGRAM)
+
+
+def unix_sock() -> sock:
+    """Return a stream socket whose addresses are paths."""
+    return sock(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def socketpair(
+    family: int = getattr(socket, "AF_UNIX", socket.AF_INET),
+    type: int = socket.SOCK_STREAM,  # noqa: A002
+    proto: int = 0,
+) -> tuple[sock, sock]:
+    """Return two sockets that are connected to each other."""
+    near, far = socket.socketpair(family, type, proto)
+    try:
+        return (
+            sock(near.family, near.type, near.proto, fileno=near.detach()),
+            sock(far.family, far.type, far.proto, fileno=far.detach()),
+        )
+    finally:
+        # Closed already, unless the first one could not be made.
+        near.close()
+        far.close()

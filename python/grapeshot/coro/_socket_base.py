@@ -1,0 +1,168 @@
+"""What all sockets of coros have in common: the native type, and the methods that need no speed."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import socket
+import sys
+import time
+
+from grapeshot import _core
+
+from . import _dns
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, Self
+
+    from _typeshed import ReadableBuffer
+
+    class _Native(socket.socket):
+        """The native type, as it is made at run time."""
+
+        _accepted_class: type[socket.socket] | None
+
+        def accept(self) -> tuple[Self, Any]: ...
+        def accept_many(self, max: int = 0, /) -> list[tuple[Self, Any]]: ...  # noqa: A002
+        def recv_exact(self, nbytes: int, /) -> bytes: ...
+        def write(self, data: ReadableBuffer, /) -> int: ...
+        def _wait(self, direction: int, timeout: float | None = None, /) -> None: ...
+        def _note_unread(self, flag: bool, /) -> None: ...
+else:
+    # Its objects are socket.socket objects. Programs may replace that name later.
+    _Native = _core._coro_socket_type(socket.socket)
+
+# The directions of _wait.
+READ, WRITE, CONNECT = 0, 1, 2
+
+_START_CONNECT: Callable[[socket.socket, Any], int] = socket.socket.connect_ex
+_UNDER_WAY = frozenset((errno.EINPROGRESS, errno.EALREADY, errno.EINTR))
+# Whether a second connect() tells how the first one has ended.
+_CONNECT_TELLS = sys.platform == "linux"
+_BLOCK_LEN = 2**30
+# The first pause before a connection to a full queue is tried again, and the longest, in seconds.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
+
+
+class CoroSocket(_Native):
+    """The native type with the methods that need no speed. :class:`sock` and patched sockets derive from it."""
+
+    __slots__ = ("_unread",)
+
+    if TYPE_CHECKING:
+        _unread: bytes
+
+    def connect(self, address: Any, /) -> None:
+        """Connect to an address, whose host may be a name.
+
+        Raises:
+            TimeoutError: it took longer than the socket's timeout.
+            OSError: the connection failed.
+            socket.gaierror: the name does not resolve.
+        """
+        code = self._connect(address)
+        if code:
+            raise OSError(code, os.strerror(code))
+
+    def connect_ex(self, address: Any, /) -> int:
+        """Connect; return 0 or the errno of the error. A name that does not resolve raises."""
+        try:
+            return self._connect(address)
+        except TimeoutError:
+            return errno.EWOULDBLOCK
+
+    def _connect(self, address: Any) -> int:
+        if self.family in (socket.AF_INET, socket.AF_INET6) and isinstance(address, tuple):
+            address = _dns.numeric_address(self.family, address)
+        time_left_s = Countdown(self.gettimeout())
+        code = _START_CONNECT(self, address)
+        pause_s = _FIRST_PAUSE_S
+        while code == errno.EAGAIN and self.family == socket.AF_UNIX and self.getblocking():
+            # The queue of the listening socket is full, and nothing tells when it is not.
+            time_left_s.pause(pause_s)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+            code = _START_CONNECT(self, address)
+        while code in _UNDER_WAY and self.getblocking():
+            self._wait(CONNECT, time_left_s())
+            if _CONNECT_TELLS:
+                # Also lets the socket forget an attempt that has failed, so that it can be used for another one.
+                code = _START_CONNECT(self, address)
+            else:
+                code = self.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        return 0 if code == errno.EISCONN else code
+
+    def _sendfile_use_sendfile(self, file: Any, offset: int = 0, count: int | None = None) -> int:
+        self._check_sendfile_params(file, offset, count)  # type: ignore[attr-defined]
+        try:
+            number = file.fileno()
+            file_len = os.fstat(number).st_size
+        except (AttributeError, OSError, io.UnsupportedOperation) as error:
+            raise socket._GiveupOnSendfile(error) from None  # type: ignore[attr-defined]
+        if not file_len:
+            return 0
+        if not self.getblocking():
+            raise ValueError("non-blocking sockets are not supported")
+        start = offset
+        try:
+            while count is None or offset - start < count:
+                wanted = _BLOCK_LEN if count is None else min(count - (offset - start), _BLOCK_LEN)
+                try:
+                    sent = os.sendfile(self.fileno(), number, offset, wanted)
+                except BlockingIOError:
+                    self._wait(WRITE, self.gettimeout())
+                    continue
+                except OSError as error:
+                    if offset == start:
+                        # The system knows no way from this kind of file to a socket.
+                        raise socket._GiveupOnSendfile(error) from None  # type: ignore[attr-defined]
+                    raise
+                if not sent:
+                    break
+                offset += sent
+        finally:
+            if offset > start and hasattr(file, "seek"):
+                file.seek(offset)
+        return offset - start
+
+    # What recv_exact has received and not returned. Native code calls these three.
+
+    def _put_back(self, data: bytes) -> None:
+        self._unread = data + getattr(self, "_unread", b"")
+        self._note_unread(True)
+
+    def _take_unread(self, count: int) -> bytes | None:
+        data = getattr(self, "_unread", b"")
+        self._unread = data[count:]
+        self._note_unread(len(data) > count)
+        return data[:count] or None
+
+    def _take_unread_into(self, buffer: Any, count: int) -> int | None:
+        data = self._take_unread(count)
+        if data is None:
+            return None
+        with memoryview(buffer) as view, view.cast("B") as octets:
+            octets[: len(data)] = data
+        return len(data)
+
+
+class Countdown:
+    """What is left of a timeout, in seconds. It is None if there is no limit."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self._end_s = None if timeout_s is None else time.monotonic() + timeout_s
+
+    def __call__(self) -> float | None:
+        return None if self._end_s is None else max(self._end_s - time.monotonic(), 0.0)
+
+    def pause(self, pause_s: float) -> None:
+        left_s = self()
+        if left_s is not None and left_s <= 0:
+            raise TimeoutError("timed out")
+        pause_s = pause_s if left_s is None else min(pause_s, left_s)
+        if _core._coro_is_on_loop():
+            _core._coro_sleep_relative(pause_s)
+        else:
+            time.sleep(pause_s)

@@ -1,0 +1,92 @@
+"""TLS for the sockets of coros, on the program's own :class:`ssl.SSLContext`.
+
+OpenSSL reads and writes the descriptor itself, which never blocks: it says what it has to wait for. Each method here
+waits for that and calls it again.
+"""
+
+from __future__ import annotations
+
+import ssl
+
+from ._socket_base import READ, WRITE, CoroSocket, Countdown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+    from typing import Any, TypeVar
+
+    _T = TypeVar("_T")
+
+
+class TlsSocket(ssl.SSLSocket, CoroSocket):
+    """An :class:`ssl.SSLSocket` whose calls let other coros run while they wait. The handshake does so, too."""
+
+    # What accept() makes before the handshake.
+    _accepted_class = CoroSocket
+
+    def _repeat(self, call: Callable[..., _T], *args: Any) -> _T:
+        """Call until OpenSSL need not wait any more."""
+        if self.gettimeout() == 0:
+            return call(*args)
+        time_left_s = Countdown(self.gettimeout())
+        while True:
+            try:
+                return call(*args)
+            except ssl.SSLWantReadError:
+                direction = READ
+            except ssl.SSLWantWriteError:
+                direction = WRITE
+            self._wait(direction, time_left_s())
+
+    def read(self, len: int = 1024, buffer: Any = None) -> Any:  # noqa: A002
+        return self._repeat(super().read, len, buffer)
+
+    def write(self, data: Any) -> int:
+        return self._repeat(super().write, data)
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        return self._repeat(super().send, data, flags)
+
+    def do_handshake(self, block: bool = False) -> None:
+        self._check_connected()  # type: ignore[attr-defined]
+        self._repeat(self._sslobj.do_handshake)  # type: ignore[attr-defined]
+
+    def unwrap(self) -> socket.socket:
+        return self._repeat(super().unwrap)
+
+    def accept(self) -> tuple[ssl.SSLSocket, Any]:  # type: ignore[override]
+        """Accept a connection and shake hands with its client."""
+        plain, address = CoroSocket.accept(self)
+        try:
+            return (
+                wrap(
+                    plain,
+                    self.context,
+                    server_side=True,
+                    do_handshake_on_connect=self.do_handshake_on_connect,  # type: ignore[attr-defined]
+                    suppress_ragged_eofs=self.suppress_ragged_eofs,  # type: ignore[attr-defined]
+                ),
+                address,
+            )
+        except BaseException:
+            plain.close()
+            raise
+
+
+def wrap(
+    plain: socket.socket, context: ssl.SSLContext, *, do_handshake_on_connect: bool = True, **options: Any
+) -> TlsSocket:
+    """Return a :class:`TlsSocket` that takes the descriptor over. The options are those of ``wrap_socket``."""
+    # The handshake comes afterwards, so that an interruption closes the socket in every version of Python.
+    secure: Any = TlsSocket._create(  # type: ignore[attr-defined]
+        plain, context=context, do_handshake_on_connect=False, **options
+    )
+    secure.do_handshake_on_connect = do_handshake_on_connect
+    if do_handshake_on_connect and secure._connected:
+        try:
+            secure.do_handshake()
+        except BaseException:
+            secure.close()
+            raise
+    return secure  # type: ignore[no-any-return]

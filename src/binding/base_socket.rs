@@ -1,0 +1,114 @@
+//! `_socket.socket`, the C type that every socket object of Python derives from: what native code asks it for, without a
+//! method call.
+//!
+//! Filled once, when the module is made; any attached thread may read it. It must not know what the sockets are for.
+
+use std::ffi::c_int;
+use std::os::fd::RawFd;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+/// The functions behind the two methods that are called for each operation.
+static FILENO: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
+static GETTIMEOUT: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
+/// The descriptors of `_socket.socket` for what a socket was made with.
+static FAMILY: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
+static KIND: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
+static PROTOCOL: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
+
+/// Whether the type is as expected. If not, nothing else here may be called.
+pub(crate) fn is_known() -> bool {
+    !PROTOCOL.load(Ordering::Acquire).is_null()
+}
+
+/// Calls a C function without arguments on a socket.
+#[inline]
+fn call<'py>(socket: &Bound<'py, PyAny>, function: &AtomicPtr<()>) -> PyResult<Bound<'py, PyAny>> {
+    debug_assert!(is_known());
+    // SAFETY: `fill` has stored the function of a METH_NOARGS method of `_socket.socket`, of which the object is an
+    // instance.
+    unsafe {
+        let function: ffi::PyCFunction = std::mem::transmute(function.load(Ordering::Relaxed));
+        Bound::from_owned_ptr_or_err(socket.py(), function(socket.as_ptr(), ptr::null_mut()))
+    }
+}
+
+/// The descriptor of a socket, -1 once it is closed.
+#[inline]
+pub(crate) fn descriptor(socket: &Bound<'_, PyAny>) -> PyResult<RawFd> {
+    call(socket, &FILENO)?.extract()
+}
+
+/// The timeout that the C type knows.
+pub(crate) fn timeout_s(socket: &Bound<'_, PyAny>) -> PyResult<Option<f64>> {
+    call(socket, &GETTIMEOUT)?.extract()
+}
+
+/// Whether a socket has the timeout 0.
+pub(crate) fn is_nonblocking(socket: &Bound<'_, PyAny>) -> PyResult<bool> {
+    Ok(timeout_s(socket)? == Some(0.0))
+}
+
+/// What a socket was made with.
+pub(crate) fn family(socket: &Bound<'_, PyAny>) -> PyResult<c_int> {
+    member(socket, &FAMILY)?.extract()
+}
+
+/// The value that `family`, `type` and `proto` have in C, without the enums of the Python class.
+pub(crate) fn shape<'py>(socket: &Bound<'py, PyAny>) -> PyResult<[Bound<'py, PyAny>; 3]> {
+    Ok([
+        member(socket, &FAMILY)?,
+        member(socket, &KIND)?,
+        member(socket, &PROTOCOL)?,
+    ])
+}
+
+fn member<'py>(
+    socket: &Bound<'py, PyAny>,
+    descriptor: &AtomicPtr<ffi::PyObject>,
+) -> PyResult<Bound<'py, PyAny>> {
+    // SAFETY: `fill` has stored descriptors of `_socket.socket`, which are never freed.
+    let descriptor = unsafe { Bound::from_borrowed_ptr(socket.py(), descriptor.load(Ordering::Relaxed)) };
+    descriptor.call_method1("__get__", (socket,))
+}
+
+/// The C function of a method without arguments, taken from a socket object that was never opened; null if the method
+/// is of another kind.
+fn function_of(unopened: &Bound<'_, PyAny>, name: &str) -> PyResult<*mut ()> {
+    let method = unopened.getattr(name)?;
+    // SAFETY: attached; the calls check the type of the object, and leave an exception if it is another one.
+    let (function, flags) = unsafe {
+        let function = ffi::PyCFunction_GetFunction(method.as_ptr());
+        if function.is_none() {
+            drop(PyErr::fetch(unopened.py()));
+            return Ok(ptr::null_mut());
+        }
+        (function, ffi::PyCFunction_GetFlags(method.as_ptr()))
+    };
+    Ok(match function {
+        Some(function) if flags == ffi::METH_NOARGS => function as *mut (),
+        _ => ptr::null_mut(),
+    })
+}
+
+/// Looks at the type. The module's initialization calls it once.
+pub(crate) fn fill(py: Python<'_>) -> PyResult<()> {
+    let raw = py.import("_socket")?.getattr("socket")?;
+    let unopened = raw.call_method1("__new__", (&raw,))?;
+    let (fileno, gettimeout) = (
+        function_of(&unopened, "fileno")?,
+        function_of(&unopened, "gettimeout")?,
+    );
+    if fileno.is_null() || gettimeout.is_null() {
+        return Ok(());
+    }
+    FILENO.store(fileno, Ordering::Relaxed);
+    GETTIMEOUT.store(gettimeout, Ordering::Relaxed);
+    for (place, name) in [(&FAMILY, "family"), (&KIND, "type"), (&PROTOCOL, "proto")] {
+        place.store(raw.getattr(name)?.into_ptr(), Ordering::Release);
+    }
+    Ok(())
+}

@@ -1,0 +1,111 @@
+//! `accept` and `accept_many`, and the addresses that need a resolver.
+
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+
+use grapeshot_core::sys::socket::{self, Address};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyTuple, PyType};
+
+use super::call::{Attempt, Operation, RawArgs, Surroundings};
+use super::receiving::failed;
+use super::socket::Socket;
+use crate::binding::{base_socket, socket_object};
+use crate::event_loop::reactor::Direction;
+
+/// `accept()`
+pub(super) struct Accept;
+
+impl Operation for Accept {
+    fn attempt<'py>(&mut self, socket: &Socket<'py>, _: &Surroundings<'_>) -> PyResult<Attempt<'py>> {
+        match socket::accept(socket.descriptor()?) {
+            Ok(accepted) => Ok(Attempt::Done(connection(socket, accepted)?.into_any())),
+            Err(error) => failed(&error, Direction::Read),
+        }
+    }
+}
+
+/// `accept_many(max=0, /)`: a list of what `accept` would return, at least one.
+pub(super) struct AcceptMany(pub(super) RawArgs);
+
+impl Operation for AcceptMany {
+    fn attempt<'py>(&mut self, socket: &Socket<'py>, _: &Surroundings<'_>) -> PyResult<Attempt<'py>> {
+        let py = socket.py();
+        let limit = match self.0.only_positional() {
+            Some(&[]) => 0,
+            // SAFETY: an argument, which the caller keeps.
+            Some(&[number]) => unsafe { Bound::from_borrowed_ptr(py, number) }.extract::<usize>()?,
+            _ => {
+                return Err(pyo3::exceptions::PyTypeError::new_err(
+                    "accept_many() takes at most one argument, by position",
+                ));
+            }
+        };
+        let connections = PyList::empty(py);
+        loop {
+            match socket::accept(socket.descriptor()?) {
+                Ok(accepted) => connections.append(connection(socket, accepted)?)?,
+                Err(error) if connections.is_empty() => return failed(&error, Direction::Read),
+                // The next call finds the error again.
+                Err(_) => break,
+            }
+            if connections.len() == limit {
+                break;
+            }
+        }
+        Ok(Attempt::Done(connections.into_any()))
+    }
+}
+
+/// The socket of an accepted connection, of the class that the listening socket names or of its own, and the address of
+/// the peer.
+fn connection<'py>(listener: &Socket<'py>, (fd, peer): (OwnedFd, Address)) -> PyResult<Bound<'py, PyTuple>> {
+    let py = listener.py();
+    let [family, kind, protocol] = base_socket::shape(listener.object())?;
+    let address = if socket_object::is_known_family(family.extract()?) {
+        socket_object::address_object(py, &peer)?
+    } else {
+        crate::binding::native_type::none(py)
+    };
+    let class = match listener.object().getattr("_accepted_class")? {
+        none if none.is_none() => listener.object().get_type(),
+        class => class.cast_into::<PyType>()?,
+    };
+    let arguments = PyDict::new(py);
+    arguments.set_item("family", family)?;
+    arguments.set_item("type", nonblocking(&kind)?)?;
+    arguments.set_item("proto", protocol)?;
+    arguments.set_item("fileno", fd.as_raw_fd())?;
+    let connection = socket_object::take_over(&class, &PyTuple::empty(py), Some(&arguments))?;
+    // The object owns the descriptor from here on.
+    let _ = fd.into_raw_fd();
+    if let Some(accepted) = Socket::from_object(&connection) {
+        let default: Option<f64> = py
+            .import("_socket")?
+            .call_method0("getdefaulttimeout")?
+            .extract()?;
+        accepted.extra().set_timeout_s(default);
+    }
+    PyTuple::new(py, [connection, address])
+}
+
+/// The type of a socket with the flag that says that its descriptor does not block. So it is not made so again.
+fn nonblocking<'py>(kind: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let kind_number: i32 = kind.extract()?;
+    Ok((kind_number | socket::NONBLOCKING_TYPE)
+        .into_pyobject(kind.py())?
+        .into_any())
+}
+
+/// The address with its host as a number, for a socket whose addresses have hosts. The package asks the resolver, and
+/// the coro waits meanwhile. Any other address comes back as it is.
+pub(super) fn resolved<'py>(socket: &Socket<'py>, address: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let py = socket.py();
+    let family = base_socket::family(socket.object())?;
+    let has_host = matches!(family, libc::AF_INET | libc::AF_INET6) && address.is_instance_of::<PyTuple>();
+    if !has_host || socket_object::native_address(family, &address).is_some() {
+        return Ok(address);
+    }
+    py.import("grapeshot.coro._dns")?
+        .getattr("numeric_address")?
+        .call1((family, address))
+}

@@ -1,0 +1,292 @@
+//! A method that makes a system call and waits where the call would block.
+//!
+//! ```text
+//!   step 1: too many acts in a row? -- yes --> yield ---.
+//!               | no                                    |
+//!               v                                       v
+//!           attempt <-----------------------------------'
+//!               | would block: enter the fd table, leave the stack
+//!               v
+//!   step 2: leave the fd table; interrupted? raise; attempt again; still blocked and late? raise
+//! ```
+//! Between two steps only `Call` is on the stack, see `suspension::wait_in_steps`.
+
+use std::os::fd::RawFd;
+
+use pyo3::exceptions::PyBlockingIOError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use super::socket::Socket;
+use super::wait::{Target, Wait, WaitState};
+use crate::coro::coroutine::{Coro, Outcome};
+use crate::coro::suspension::{self, Begun};
+use crate::event_loop::pyloop::LoopObject;
+use crate::event_loop::reactor::{Direction, Reactor};
+
+/// The arguments of a `METH_FASTCALL|METH_KEYWORDS` call. The caller keeps them until the method returns, also while
+/// its coro waits.
+#[derive(Clone, Copy)]
+pub(super) struct RawArgs {
+    pub(super) slf: *mut ffi::PyObject,
+    values: *const *mut ffi::PyObject,
+    positional: usize,
+    pub(super) kwnames: *mut ffi::PyObject,
+}
+
+impl RawArgs {
+    pub(super) fn new(
+        slf: *mut ffi::PyObject,
+        values: *const *mut ffi::PyObject,
+        count: ffi::Py_ssize_t,
+        kwnames: *mut ffi::PyObject,
+    ) -> Self {
+        Self {
+            slf,
+            values,
+            positional: count as usize,
+            kwnames,
+        }
+    }
+
+    /// The positional arguments, borrowed; None if there are keyword arguments, too.
+    #[inline]
+    pub(super) fn only_positional(&self) -> Option<&[*mut ffi::PyObject]> {
+        self.kwnames.is_null().then(|| self.positional())
+    }
+
+    #[inline]
+    pub(super) fn positional(&self) -> &[*mut ffi::PyObject] {
+        if self.positional == 0 {
+            return &[];
+        }
+        // SAFETY: by the calling convention, and the caller keeps them.
+        unsafe { std::slice::from_raw_parts(self.values, self.positional) }
+    }
+
+    /// All values: the positional ones, then those of the keywords.
+    pub(super) fn all(&self) -> &[*mut ffi::PyObject] {
+        let keywords = if self.kwnames.is_null() {
+            0
+        } else {
+            // SAFETY: kwnames is a tuple by the calling convention.
+            unsafe { ffi::PyTuple_GET_SIZE(self.kwnames) as usize }
+        };
+        if self.positional + keywords == 0 {
+            return &[];
+        }
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts(self.values, self.positional + keywords) }
+    }
+}
+
+/// A number of bytes, if it is an exact int above 0.
+#[inline]
+pub(super) fn ordinary_len(number: *mut ffi::PyObject) -> Option<usize> {
+    // SAFETY: an argument of the call, which its caller keeps; only an exact int is converted, which fails with a
+    // number alone.
+    unsafe {
+        if ffi::PyLong_CheckExact(number) == 0 {
+            return None;
+        }
+        let len = ffi::PyLong_AsSsize_t(number);
+        if len == -1 {
+            ffi::PyErr_Clear();
+        }
+        usize::try_from(len).ok().filter(|len| *len > 0)
+    }
+}
+
+/// How an attempt has ended.
+pub(super) enum Attempt<'py> {
+    Done(Bound<'py, PyAny>),
+    /// The system call would have blocked.
+    Blocked(Direction),
+    /// A part is done, and the next part may be possible at once.
+    Continues,
+}
+
+/// What an attempt knows of its surroundings.
+pub(super) struct Surroundings<'a> {
+    /// The loop of the coro that runs; None in a thread without one.
+    pub(super) reactor: Option<&'a Reactor>,
+    /// The call has waited before.
+    pub(super) has_waited: bool,
+}
+
+/// One operation on a socket.
+pub(super) trait Operation {
+    fn attempt<'py>(
+        &mut self,
+        socket: &Socket<'py>,
+        surroundings: &Surroundings<'_>,
+    ) -> PyResult<Attempt<'py>>;
+
+    /// Whether the first attempt is known to find nothing.
+    #[inline]
+    fn is_hopeless(&self, _: &Socket<'_>) -> bool {
+        false
+    }
+
+    /// The call fails after a part is done.
+    #[cold]
+    fn give_up(&mut self, _: &Socket<'_>) {}
+}
+
+/// What is on the stack while the coro waits.
+struct Call<O> {
+    slf: *mut ffi::PyObject,
+    state: State,
+    wait: Wait,
+    operation: O,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    New,
+    /// The coro has let others run.
+    Yielded,
+    Waiting,
+}
+
+type Step = PyResult<Begun<'static, ()>>;
+
+/// Runs an operation of a socket's method.
+///
+/// # Safety
+/// Called by CPython, attached, as a method of the native socket type with `slf` as the receiver.
+#[inline(always)]
+pub(super) unsafe fn run<O: Operation>(slf: *mut ffi::PyObject, operation: O) -> *mut ffi::PyObject {
+    let call = Call {
+        slf,
+        state: State::New,
+        wait: Wait::new(),
+        operation,
+    };
+    // SAFETY: a step that says that the coro waits has met the conditions, in `Wait::begin` or `begin_act`.
+    unsafe { suspension::wait_in_steps(call, make_step::<O>) }
+}
+
+fn make_step<O: Operation>(
+    py: Python<'static>,
+    call: &mut Call<O>,
+    outcome: Option<Outcome<'static>>,
+) -> Step {
+    // SAFETY: the receiver of the method, which the caller keeps.
+    let socket = unsafe { Socket::new(py, call.slf) };
+    let result = go_on(call, &socket, outcome);
+    if result.is_err() {
+        call.operation.give_up(&socket);
+    }
+    result
+}
+
+#[inline(always)]
+fn go_on<O: Operation>(
+    call: &mut Call<O>,
+    socket: &Socket<'static>,
+    outcome: Option<Outcome<'static>>,
+) -> Step {
+    let py = socket.py();
+    let coro = suspension::current_on_loop(py);
+    match (call.state, outcome) {
+        (State::Waiting, outcome) => {
+            call.wait.end(py, Some(&socket.extra().waiting));
+            outcome.transpose()?;
+        }
+        (State::Yielded, outcome) => {
+            outcome.transpose()?;
+        }
+        (State::New, _) => {
+            call.wait.set_limit(socket.extra().limit());
+            let is_waiting_call = !socket.extra().is_at_once();
+            if let Some(coro) = coro.filter(|coro| is_waiting_call && suspension::can_suspend(*coro)) {
+                if call.operation.is_hopeless(socket) {
+                    socket.extra().is_drained.set(false);
+                    return begin_wait(call, socket, socket.descriptor()?, Direction::Read);
+                }
+                if let Begun::Waits(()) = suspension::begin_act(coro)? {
+                    call.state = State::Yielded;
+                    return Ok(Begun::Waits(()));
+                }
+            }
+        }
+    }
+    let has_waited = call.state == State::Waiting;
+    attempt(call, socket, coro, has_waited)
+}
+
+/// Attempts until the call is done or has to wait.
+#[inline(always)]
+fn attempt<O: Operation>(
+    call: &mut Call<O>,
+    socket: &Socket<'static>,
+    coro: Option<Coro<'static>>,
+    mut has_waited: bool,
+) -> Step {
+    let event_loop = coro.and_then(|coro| coro.event_loop.get(socket.py()));
+    loop {
+        let surroundings = Surroundings {
+            reactor: event_loop
+                .as_ref()
+                .map(|event_loop| LoopObject::of(event_loop).reactor()),
+            has_waited,
+        };
+        match call.operation.attempt(socket, &surroundings)? {
+            Attempt::Done(value) => return Ok(Begun::IsOver(value)),
+            Attempt::Continues => {
+                let is_waiting_call = !socket.extra().is_at_once();
+                let coro = coro.filter(|coro| is_waiting_call && suspension::can_suspend(*coro));
+                if let Some(coro) = coro
+                    && let Begun::Waits(()) = suspension::begin_act(coro)?
+                {
+                    call.state = State::Yielded;
+                    return Ok(Begun::Waits(()));
+                }
+            }
+            Attempt::Blocked(_) if socket.extra().is_at_once() => return Err(would_block()),
+            Attempt::Blocked(direction) => {
+                call.wait.check_time()?;
+                match begin_wait(call, socket, socket.descriptor()?, direction)? {
+                    Begun::Waits(()) => return Ok(Begun::Waits(())),
+                    Begun::IsOver(_) => has_waited = true,
+                }
+            }
+        }
+    }
+}
+
+/// Waits if a coro calls. In another thread, the wait is over when this returns.
+#[inline]
+fn begin_wait<O: Operation>(
+    call: &mut Call<O>,
+    socket: &Socket<'static>,
+    fd: RawFd,
+    direction: Direction,
+) -> Step {
+    let target = Target {
+        object: socket.object(),
+        waiting: Some(&socket.extra().waiting),
+        fd,
+        direction,
+        is_anew: false,
+    };
+    Ok(match call.wait.begin(target)? {
+        WaitState::Suspends => {
+            call.state = State::Waiting;
+            Begun::Waits(())
+        }
+        WaitState::IsReady => Begun::IsOver(crate::binding::native_type::none(socket.py())),
+    })
+}
+
+/// What a socket with the timeout 0 raises.
+#[cold]
+pub(super) fn would_block() -> PyErr {
+    crate::binding::errors::os_error(&std::io::Error::from_raw_os_error(libc::EAGAIN))
+}
+
+/// Whether the error is that of a call that would block.
+pub(super) fn is_would_block(py: Python<'_>, error: &PyErr) -> bool {
+    error.value(py).is_instance_of::<PyBlockingIOError>()
+}

@@ -1,0 +1,35 @@
+//! Blocking-style I/O: waits on the loop's fd table, and sockets.
+//!
+//! - `wait`: one call's waits on a descriptor; `blocking`: the same in a thread where no coro runs
+//! - `call`: a method that tries, waits and tries again; `readiness`: one that only waits
+//! - `socket_type`: the native type that derives from `socket.socket`; `socket`: its objects
+//! - `receiving`, `sending`, `accepting`: its methods
+//!
+//! ```text
+//!   call --> try the system call --- done --------------------------------> return
+//!                 ^       | it would block
+//!                 |       v
+//!                 |   in the fd table, off the stack        interrupted, closed, late --> raise
+//!                 |       | event                                 ^
+//!                 '-------+---------------------------------------'
+//! ```
+//! The coro makes the system call itself, never the event. So a wait that is interrupted, even after its event, has
+//! taken nothing from the descriptor. Belongs to the thread of the loop; a socket object may be used in any thread, like
+//! Python's own.
+
+mod accepting;
+mod blocking;
+mod call;
+mod readiness;
+mod receiving;
+mod sending;
+mod socket;
+mod socket_type;
+mod wait;
+
+use pyo3::prelude::*;
+
+pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    readiness::register(module)?;
+    socket_type::register(module)
+}

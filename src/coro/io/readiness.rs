@@ -1,0 +1,309 @@
+//! Waits that make no system call of their own: `wait_for_read`, `wait_for_write`, and `_wait` of sockets.
+
+use std::ptr;
+
+use pyo3::exceptions::{PyPermissionError, PyTypeError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use super::socket::Socket;
+use super::wait::{Target, Wait, WaitState};
+use crate::binding::errors;
+use crate::binding::native_type::{Args, bool_object, none};
+use crate::binding::signature::{Receiver, Signature};
+use crate::coro::coroutine::Outcome;
+use crate::coro::scheduler;
+use crate::coro::suspension::{self, Begun};
+use crate::coro::sync::Limit;
+use crate::event_loop::reactor::{Direction, current_thread};
+use crate::event_loop::watching;
+
+/// The arguments of a call; the caller keeps them.
+#[derive(Clone, Copy)]
+struct Raw {
+    slf: *mut ffi::PyObject,
+    args: *const *mut ffi::PyObject,
+    count: ffi::Py_ssize_t,
+    kwnames: *mut ffi::PyObject,
+}
+
+/// What is on the stack while the coro waits.
+struct Kept {
+    raw: Raw,
+    wait: Wait,
+    direction: Direction,
+    is_anew: bool,
+    has_begun: bool,
+    fd: i32,
+}
+
+type Step = PyResult<Begun<'static, ()>>;
+
+impl Kept {
+    fn new(raw: Raw, direction: Direction) -> Self {
+        Self {
+            raw,
+            wait: Wait::new(),
+            direction,
+            is_anew: false,
+            has_begun: false,
+            fd: -1,
+        }
+    }
+
+    /// Begins a wait on the object, or ends the one before.
+    fn go_on(
+        &mut self,
+        object: &Bound<'static, PyAny>,
+        socket: Option<&Socket<'static>>,
+        outcome: Option<Outcome<'static>>,
+    ) -> Step {
+        let py = object.py();
+        let waiting = socket.map(|socket| &socket.extra().waiting);
+        if self.has_begun {
+            let is_ready = self.wait.end(py, waiting);
+            outcome.transpose()?;
+            if is_ready {
+                return Ok(Begun::IsOver(none(py)));
+            }
+            self.wait.check_time()?;
+        }
+        self.has_begun = true;
+        let target = Target {
+            object,
+            waiting,
+            fd: self.fd,
+            direction: self.direction,
+            is_anew: self.is_anew,
+        };
+        match self.wait.begin(target) {
+            Ok(WaitState::Suspends) => Ok(Begun::Waits(())),
+            Ok(WaitState::IsReady) => Ok(Begun::IsOver(none(py))),
+            Err(error) if is_always_ready(py, &error) => Ok(Begun::IsOver(none(py))),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// epoll refuses regular files and directories: reading and writing them never waits.
+fn is_always_ready(py: Python<'_>, error: &PyErr) -> bool {
+    // Python 3.11 knows the class only from the exception itself.
+    error.value(py).is_instance_of::<PyPermissionError>()
+}
+
+/// `wait_for_read(fd, /, timeout=None)`
+fn step_of_function(
+    py: Python<'static>,
+    kept: &mut Kept,
+    outcome: Option<Outcome<'static>>,
+    signature: &'static Signature,
+) -> Step {
+    let raw = kept.raw;
+    if !kept.has_begun {
+        // SAFETY: the arguments of the call, which the caller keeps.
+        let args = unsafe { Args::new(py, raw.args, raw.count, raw.kwnames, signature) };
+        let [target, timeout] = args.bind()?;
+        let Some(target) = target else {
+            return Err(PyTypeError::new_err(
+                "a descriptor or an object with fileno() is required",
+            ));
+        };
+        kept.wait.set_limit(limit_of(timeout)?);
+        kept.fd = watching::descriptor(&target)?;
+    }
+    // SAFETY: the first argument, which `bind` has found.
+    let target = unsafe { Bound::from_borrowed_ptr(py, *raw.args) };
+    let socket = Socket::from_object(&target);
+    kept.go_on(&target, socket.as_ref(), outcome)
+}
+
+/// The limit of a wait that begins in any case. 0 asks for the state.
+fn limit_of(timeout: Option<Bound<'_, PyAny>>) -> PyResult<Limit> {
+    Ok(match Limit::new(None, timeout)? {
+        Limit::AtOnce => Limit::For { timeout_s: 0.0 },
+        limit => limit,
+    })
+}
+
+/// `_wait(direction, timeout, /)` of a socket: 0 to read, 1 to write, 2 to write after an operation that has begun.
+fn step_of_socket(
+    py: Python<'static>,
+    kept: &mut Kept,
+    outcome: Option<Outcome<'static>>,
+    signature: &'static Signature,
+) -> Step {
+    let raw = kept.raw;
+    // SAFETY: the receiver of the method, which the caller keeps.
+    let socket = unsafe { Socket::new(py, raw.slf) };
+    if !kept.has_begun {
+        // SAFETY: the arguments of the call, which the caller keeps.
+        let args = unsafe { Args::new(py, raw.args, raw.count, raw.kwnames, signature) };
+        let (Some(direction), timeout) = (args.get(0), args.get(1)) else {
+            return Err(PyTypeError::new_err("_wait() takes a direction"));
+        };
+        (kept.direction, kept.is_anew) = match direction.extract::<u8>()? {
+            0 => (Direction::Read, false),
+            1 => (Direction::Write, false),
+            2 => (Direction::Write, true),
+            _ => return Err(PyValueError::new_err("the direction is 0, 1 or 2")),
+        };
+        kept.wait.set_limit(limit_of(timeout)?);
+        kept.fd = socket.descriptor()?;
+        socket.extra().is_drained.set(false);
+    }
+    kept.go_on(socket.object(), Some(&socket), outcome)
+}
+
+macro_rules! waiting_row {
+    ($step:path, $direction:expr, $receiver:expr, $signature:literal, $doc:literal) => {{
+        static SIGNATURE: Signature = Signature::new($signature);
+        unsafe extern "C" fn raw(
+            slf: *mut ffi::PyObject,
+            args: *const *mut ffi::PyObject,
+            count: ffi::Py_ssize_t,
+            kwnames: *mut ffi::PyObject,
+        ) -> *mut ffi::PyObject {
+            let raw = Raw {
+                slf,
+                args,
+                count,
+                kwnames,
+            };
+            // SAFETY: only CPython calls this, attached; a step says that the coro waits only after `Wait::begin`.
+            unsafe {
+                suspension::wait_in_steps(Kept::new(raw, $direction), |py, kept, outcome| {
+                    $step(py, kept, outcome, &SIGNATURE)
+                })
+            }
+        }
+        SIGNATURE.row(raw, $receiver, $doc)
+    }};
+}
+
+/// The row of the socket type.
+pub(super) fn wait_method() -> ffi::PyMethodDef {
+    waiting_row!(
+        step_of_socket,
+        Direction::Read,
+        Receiver::Object,
+        "_wait(direction, timeout=None, /)",
+        "Wait until the socket is ready to read (0) or to write (1; 2 after connect)."
+    )
+}
+
+/// `_coro_end_closed_wait(sock, is_write, coro)`: another thread has closed the socket.
+unsafe extern "C" fn end_closed_wait(
+    _: *mut ffi::PyObject,
+    args: *const *mut ffi::PyObject,
+    count: ffi::Py_ssize_t,
+    kwnames: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls this attached, with the arguments of a METH_FASTCALL|METH_KEYWORDS call.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            let args = Args::new(py, args, count, kwnames, &END_CLOSED_WAIT);
+            if let (Some(socket), Some(is_write), Some(coro)) = (args.get(0), args.get(1), args.get(2))
+                && let Some(socket) = Socket::from_object(&socket)
+            {
+                let direction = if is_write.is_truthy()? {
+                    Direction::Write
+                } else {
+                    Direction::Read
+                };
+                let coro = scheduler::coro_from(&coro)?;
+                let still_waits = socket
+                    .extra()
+                    .waiting
+                    .get(py, direction)
+                    .is_some_and(|known| known.as_ptr() == coro.as_ptr());
+                if still_waits && coro.thread.get() == current_thread() {
+                    super::wait::end_closed(coro);
+                }
+            }
+            Ok(none(py).into_ptr())
+        })
+    }
+}
+
+static END_CLOSED_WAIT: Signature = Signature::new("_coro_end_closed_wait(sock, is_write, coro, /)");
+
+/// `_coro_is_in_coro()`: whether a coro runs here whose loop can let it wait.
+unsafe extern "C" fn is_on_loop(
+    _: *mut ffi::PyObject,
+    _: *const *mut ffi::PyObject,
+    _: ffi::Py_ssize_t,
+    _: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls this attached.
+    let py = unsafe { Python::assume_attached() };
+    bool_object(py, suspension::current_on_loop(py).is_some()).into_ptr()
+}
+
+static IS_ON_LOOP: Signature = Signature::new("_coro_is_on_loop()");
+
+/// Adds the functions to the module. Those for users belong to `grapeshot.coro`.
+pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let public = [
+        waiting_row!(
+            step_of_function,
+            Direction::Read,
+            Receiver::Module,
+            "wait_for_read(fd, /, timeout=None)",
+            "\
+                Wait until a descriptor, or an object with fileno(), can be read without blocking.\n\n\
+                The end of a stream and an error count as readable. A socket that listens is readable when there is a\n\
+                connection. In a thread without coros, the thread blocks.\n\n\
+                Raises TimeoutError after timeout seconds, and SimultaneousError if another coro waits for the same."
+        ),
+        waiting_row!(
+            step_of_function,
+            Direction::Write,
+            Receiver::Module,
+            "wait_for_write(fd, /, timeout=None)",
+            "Wait until a descriptor, or an object with fileno(), can be written; see wait_for_read()."
+        ),
+    ];
+    for definition in public {
+        add(module, definition, "_coro_", "grapeshot.coro")?;
+    }
+    add(
+        module,
+        END_CLOSED_WAIT.row(
+            end_closed_wait,
+            Receiver::Module,
+            "End a wait on a socket that another thread has closed.",
+        ),
+        "",
+        "grapeshot._core",
+    )?;
+    add(
+        module,
+        IS_ON_LOOP.row(
+            is_on_loop,
+            Receiver::Module,
+            "Whether a coro runs here that can wait on its loop.",
+        ),
+        "",
+        "grapeshot._core",
+    )
+}
+
+fn add(
+    module: &Bound<'_, PyModule>,
+    definition: ffi::PyMethodDef,
+    prefix: &str,
+    owner: &str,
+) -> PyResult<()> {
+    let py = module.py();
+    let owner = PyString::new(py, owner);
+    let definition = Box::leak(Box::new(definition));
+    // SAFETY: the definition is leaked, its name a C string.
+    let (name, made) = unsafe {
+        let name = std::ffi::CStr::from_ptr(definition.ml_name);
+        let made = ffi::PyCFunction_NewEx(definition, ptr::null_mut(), owner.as_ptr());
+        (name, Bound::from_owned_ptr_or_err(py, made)?)
+    };
+    module.add(format!("{prefix}{}", name.to_string_lossy()).as_str(), made)
+}

@@ -1,0 +1,243 @@
+//! The objects of the native socket type: what they have beside the fields of `socket.socket`.
+//!
+//! ```text
+//!   _socket.socket:   descriptor, family, type, protocol; its own timeout is always 0 while the object is open
+//!   socket.socket:    the slots of the Python class
+//!   Extra:            the timeout that the program has set, who waits, what the last read says
+//! ```
+//! `Extra` lies behind the fields of the base, whose size is known at run time only.
+
+use std::cell::Cell;
+use std::os::fd::RawFd;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use super::wait::{self, Waiting};
+use crate::binding::base_socket;
+use crate::coro::sync::Limit;
+use crate::event_loop::reactor::{Direction, Reactor, current_thread};
+
+/// All zeroes is a socket that blocks without a limit, as a new one of Python does. Only the references in `waiting` are
+/// owned. The collector does not see them: a coro that waits is kept by its runtime in any case.
+#[repr(C)]
+pub(super) struct Extra {
+    pub(super) waiting: Waiting,
+    timeout_s: Cell<f64>,
+    limit: Cell<LimitKind>,
+    /// The last read has returned less than it could, so the stream was empty then. Each change since has caused an
+    /// event that is still to come, or the socket is not registered any more.
+    pub(super) is_drained: Cell<bool>,
+    /// The Python class keeps data that was received and not returned (`recv_exact`).
+    pub(super) has_unread: Cell<bool>,
+    stream: Cell<StreamKind>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum LimitKind {
+    Endless = 0,
+    AtOnce = 1,
+    For = 2,
+}
+
+/// What a short read says.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+enum StreamKind {
+    Unknown = 0,
+    /// TCP: that nothing is left.
+    Internet = 1,
+    /// Another stream: nothing. On a unix socket, a read ends before passed descriptors.
+    Other = 2,
+    /// A socket of another type: nothing.
+    NoStream = 3,
+}
+
+/// Where `Extra` begins in an object.
+static OFFSET: AtomicUsize = AtomicUsize::new(0);
+/// The process in which sockets belong to the loops that they are registered with.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+pub(super) static SOCKET_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
+
+/// Called once, when the type is made.
+pub(super) fn set_type(kind: *mut ffi::PyTypeObject, offset: usize) {
+    OFFSET.store(offset, Ordering::Relaxed);
+    PROCESS.store(std::process::id(), Ordering::Relaxed);
+    SOCKET_TYPE.store(kind, Ordering::Release);
+}
+
+/// An object of the native socket type or of a subclass, alive while the value is used.
+pub(super) struct Socket<'py> {
+    object: Bound<'py, PyAny>,
+}
+
+impl<'py> Socket<'py> {
+    /// # Safety
+    /// `object` is a live object of the native socket type or of a subclass.
+    #[inline]
+    pub(super) unsafe fn new(py: Python<'py>, object: *mut ffi::PyObject) -> Self {
+        Self {
+            // SAFETY: by the contract.
+            object: unsafe { Bound::from_borrowed_ptr(py, object) },
+        }
+    }
+
+    /// None for an object of another type.
+    pub(super) fn from_object(object: &Bound<'py, PyAny>) -> Option<Self> {
+        let kind = SOCKET_TYPE.load(Ordering::Acquire);
+        // SAFETY: attached; a live object, and null or a type that is never freed.
+        let is_socket = !kind.is_null() && unsafe { ffi::PyObject_TypeCheck(object.as_ptr(), kind) } != 0;
+        is_socket.then(|| Self {
+            object: object.clone(),
+        })
+    }
+
+    #[inline]
+    pub(super) fn py(&self) -> Python<'py> {
+        self.object.py()
+    }
+
+    #[inline]
+    pub(super) fn object(&self) -> &Bound<'py, PyAny> {
+        &self.object
+    }
+
+    #[inline]
+    pub(super) fn extra(&self) -> &Extra {
+        // SAFETY: objects of the type have an `Extra` at that offset, aligned, and zeroed when they were made. Its
+        // fields are cells.
+        unsafe {
+            &*self
+                .object
+                .as_ptr()
+                .byte_add(OFFSET.load(Ordering::Relaxed))
+                .cast::<Extra>()
+        }
+    }
+
+    /// -1 once it is closed.
+    #[inline]
+    pub(super) fn descriptor(&self) -> PyResult<RawFd> {
+        base_socket::descriptor(&self.object)
+    }
+
+    /// Whether reads return any part of the data.
+    pub(super) fn is_stream(&self) -> bool {
+        matches!(self.stream(), StreamKind::Internet | StreamKind::Other)
+    }
+
+    fn stream(&self) -> StreamKind {
+        let known = self.extra().stream.get();
+        if known != StreamKind::Unknown {
+            return known;
+        }
+        let found = self.find_stream().unwrap_or(StreamKind::NoStream);
+        self.extra().stream.set(found);
+        found
+    }
+
+    #[cold]
+    fn find_stream(&self) -> PyResult<StreamKind> {
+        let [family, kind, _] = base_socket::shape(&self.object)?;
+        let (family, kind): (i32, i32) = (family.extract()?, kind.extract()?);
+        Ok(if kind != libc::SOCK_STREAM {
+            StreamKind::NoStream
+        } else if matches!(family, libc::AF_INET | libc::AF_INET6) {
+            StreamKind::Internet
+        } else {
+            StreamKind::Other
+        })
+    }
+
+    /// Notes a read of `len_bytes` where it could have been `capacity`, in a coro of the reactor's loop.
+    #[inline]
+    pub(super) fn note_read(
+        &self,
+        reactor: Option<&Reactor>,
+        len_bytes: usize,
+        capacity: usize,
+    ) -> PyResult<()> {
+        let is_drained = len_bytes > 0
+            && len_bytes < capacity
+            && self.stream() == StreamKind::Internet
+            && match reactor {
+                Some(reactor) => !reactor.has_more(self.descriptor()?),
+                None => false,
+            };
+        self.extra().is_drained.set(is_drained);
+        Ok(())
+    }
+
+    /// Ends the waits on this socket: its descriptor is about to be closed, or to be taken from it.
+    pub(super) fn end_waits(&self) -> PyResult<()> {
+        let py = self.py();
+        self.extra().is_drained.set(false);
+        for direction in [Direction::Read, Direction::Write] {
+            let Some(coro) = self.extra().waiting.get(py, direction) else {
+                continue;
+            };
+            // The registration in the kernel belongs to the parent of a forked process, too.
+            if PROCESS.load(Ordering::Relaxed) != std::process::id() {
+                continue;
+            }
+            if coro.thread.get() == current_thread() {
+                let kept = self.extra().waiting.take(py, direction);
+                wait::forget(coro, self.descriptor()?, direction);
+                wait::end_closed(coro);
+                drop(kept);
+            } else if let Some(event_loop) = coro.event_loop.get(py) {
+                // Its own thread ends the wait, if it still waits then.
+                let end = py.import("grapeshot._core")?.getattr("_coro_end_closed_wait")?;
+                let is_write = direction == Direction::Write;
+                let told = event_loop.call_method1(
+                    "call_soon_threadsafe",
+                    (end, &self.object, is_write, coro.to_bound()),
+                );
+                if let Err(error) = told {
+                    // A loop that is closed has no waits any more.
+                    drop(error);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Extra {
+    #[inline]
+    pub(super) fn limit(&self) -> Limit {
+        match self.limit.get() {
+            LimitKind::Endless => Limit::Endless,
+            LimitKind::AtOnce => Limit::AtOnce,
+            LimitKind::For => Limit::For {
+                timeout_s: self.timeout_s.get(),
+            },
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_at_once(&self) -> bool {
+        self.limit.get() == LimitKind::AtOnce
+    }
+
+    /// The timeout as Python shows it.
+    pub(super) fn timeout_s(&self) -> Option<f64> {
+        match self.limit() {
+            Limit::Endless => None,
+            Limit::AtOnce => Some(0.0),
+            Limit::For { timeout_s } => Some(timeout_s),
+        }
+    }
+
+    pub(super) fn set_timeout_s(&self, timeout_s: Option<f64>) {
+        self.limit.set(match timeout_s {
+            None => LimitKind::Endless,
+            Some(timeout_s) if timeout_s <= 0.0 => LimitKind::AtOnce,
+            Some(_) => LimitKind::For,
+        });
+        self.timeout_s.set(timeout_s.unwrap_or_default());
+    }
+}

@@ -1,0 +1,489 @@
+//! The native type of sockets for coros, which derives from Python's `socket.socket`.
+//!
+//! One implementation for `coro.sock`, the patched `socket.socket` and TLS sockets: Python classes that derive from this
+//! type. It is made when the package asks for it, because it needs the class. Its objects are `socket.socket` objects:
+//! options, `makefile`, `dup`, context managers and refusals to be pickled are those of the standard library.
+//!
+//! The descriptor never blocks, so the base's timeout is always 0. What the program sets is in `Extra`.
+
+use std::ffi::{c_int, c_void};
+use std::mem::{align_of, size_of};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use pyo3::exceptions::{PyOSError, PyRuntimeError, PyTypeError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyFloat, PyInt, PyString, PyTuple, PyType};
+
+use super::accepting::{Accept, AcceptMany, resolved};
+use super::call::{self, RawArgs};
+use super::readiness;
+use super::receiving::{Recv, RecvExact, RecvInto, Repeated};
+use super::sending::{SendAll, SendOnce, SendTo};
+use super::socket::{Extra, SOCKET_TYPE, Socket, set_type};
+use crate::binding::native_type::{Args, bool_object, leak_table, none, slot};
+use crate::binding::signature::{Receiver, Signature};
+use crate::binding::{base_socket, errors};
+use crate::event_loop::reactor::Direction;
+
+type Object<'py> = PyResult<Bound<'py, PyAny>>;
+
+/// Methods of `_socket.socket`, and of `socket.socket`, that native code calls.
+#[derive(Clone, Copy)]
+pub(super) enum Method {
+    Recv,
+    RecvInto,
+    RecvFrom,
+    RecvFromInto,
+    RecvMsg,
+    RecvMsgInto,
+    Send,
+    SendAll,
+    SendTo,
+    SendMsg,
+    SetTimeout,
+    Bind,
+    Detach,
+    RealClose,
+    Init,
+}
+
+const COUNT: usize = 15;
+const NAMES: [&str; COUNT] = [
+    "recv",
+    "recv_into",
+    "recvfrom",
+    "recvfrom_into",
+    "recvmsg",
+    "recvmsg_into",
+    "send",
+    "sendall",
+    "sendto",
+    "sendmsg",
+    "settimeout",
+    "bind",
+    "detach",
+    "_real_close",
+    "__init__",
+];
+/// Never freed.
+static METHODS: [AtomicPtr<ffi::PyObject>; COUNT] = [const { AtomicPtr::new(ptr::null_mut()) }; COUNT];
+
+/// The method as it was when the type was made.
+pub(super) fn base_method(py: Python<'_>, method: Method) -> PyResult<Bound<'_, PyAny>> {
+    let method = METHODS[method as usize].load(Ordering::Acquire);
+    // SAFETY: null, or a method that is never freed.
+    unsafe { Bound::from_borrowed_ptr_or_opt(py, method) }
+        .ok_or_else(|| PyRuntimeError::new_err("the socket type is not there"))
+}
+
+/// A row around an expression that makes an `Operation` of the call's arguments.
+macro_rules! waiting_method {
+    ($make:expr, $signature:literal, $doc:literal) => {{
+        static SIGNATURE: Signature = Signature::new($signature);
+        unsafe extern "C" fn raw(
+            slf: *mut ffi::PyObject,
+            args: *const *mut ffi::PyObject,
+            count: ffi::Py_ssize_t,
+            kwnames: *mut ffi::PyObject,
+        ) -> *mut ffi::PyObject {
+            let args = RawArgs::new(slf, args, count, kwnames);
+            // SAFETY: only CPython calls this, attached, through the method table of the type.
+            unsafe { call::run(slf, $make(args)) }
+        }
+        SIGNATURE.row(raw, Receiver::Object, $doc)
+    }};
+}
+
+/// A row around `fn(&Socket, Args) -> PyResult<Bound<PyAny>>` for a method that never waits itself.
+macro_rules! plain_method {
+    ($body:path, $signature:literal, $doc:literal) => {{
+        static SIGNATURE: Signature = Signature::new($signature);
+        unsafe extern "C" fn raw(
+            slf: *mut ffi::PyObject,
+            args: *const *mut ffi::PyObject,
+            count: ffi::Py_ssize_t,
+            kwnames: *mut ffi::PyObject,
+        ) -> *mut ffi::PyObject {
+            // SAFETY: only CPython calls this, attached, through the method table of the type.
+            unsafe {
+                let py = Python::assume_attached();
+                errors::at_boundary(py, ptr::null_mut(), || {
+                    let socket = Socket::new(py, slf);
+                    let args = Args::new(py, args, count, kwnames, &SIGNATURE);
+                    args.pass_to(&socket, $body).map(Bound::into_ptr)
+                })
+            }
+        }
+        SIGNATURE.row(raw, Receiver::Object, $doc)
+    }};
+}
+
+const fn repeated(args: RawArgs, method: Method, direction: Direction) -> Repeated {
+    Repeated {
+        method,
+        direction,
+        args,
+    }
+}
+
+fn receiving_methods() -> Vec<ffi::PyMethodDef> {
+    vec![
+        waiting_method!(
+            Recv,
+            "recv(bufsize, flags=0, /)",
+            "Receive up to bufsize bytes; b'' at the end."
+        ),
+        waiting_method!(
+            RecvInto,
+            "recv_into(buffer, nbytes=0, flags=0)",
+            "Receive into a buffer; return the number of bytes."
+        ),
+        waiting_method!(
+            RecvExact::new,
+            "recv_exact(nbytes, /)",
+            "\
+                Receive exactly nbytes bytes. Raises EOFError if the stream ends before.\n\n\
+                What was received by a call that fails or is interrupted comes with the next recv()."
+        ),
+        waiting_method!(
+            |args| repeated(args, Method::RecvFrom, Direction::Read),
+            "recvfrom(bufsize, flags=0, /)",
+            "Receive a datagram; return (data, address)."
+        ),
+        waiting_method!(
+            |args| repeated(args, Method::RecvFromInto, Direction::Read),
+            "recvfrom_into(buffer, nbytes=0, flags=0)",
+            "Receive a datagram into a buffer; return (number of bytes, address)."
+        ),
+        waiting_method!(
+            |args| repeated(args, Method::RecvMsg, Direction::Read),
+            "recvmsg(bufsize, ancbufsize=0, flags=0, /)",
+            "Receive data and ancillary data; return (data, ancdata, msg_flags, address)."
+        ),
+        waiting_method!(
+            |args| repeated(args, Method::RecvMsgInto, Direction::Read),
+            "recvmsg_into(buffers, ancbufsize=0, flags=0, /)",
+            "Receive into several buffers; return (number of bytes, ancdata, msg_flags, address)."
+        ),
+        waiting_method!(
+            |_| Accept,
+            "accept()",
+            "Accept a connection; return (socket, address). The socket has the class of this one."
+        ),
+        waiting_method!(
+            AcceptMany,
+            "accept_many(max=0, /)",
+            "Accept all connections that are there, at least one, at most max; return a list of (socket, address)."
+        ),
+    ]
+}
+
+fn methods() -> Vec<ffi::PyMethodDef> {
+    let mut methods = receiving_methods();
+    methods.extend([
+        waiting_method!(
+            SendOnce,
+            "send(data, flags=0, /)",
+            "Send a part of data; return its length."
+        ),
+        waiting_method!(
+            |args| SendAll::new(args, false),
+            "sendall(data, flags=0, /)",
+            "Send all of data. After an exception it is not known how much was sent."
+        ),
+        waiting_method!(
+            |args| SendAll::new(args, true),
+            "write(data, /)",
+            "Send all of data; return its length."
+        ),
+        waiting_method!(
+            SendTo::new,
+            "sendto(data, flags_or_address, address=..., /)",
+            "Send a datagram to an address, whose host may be a name; return the number of bytes."
+        ),
+        waiting_method!(
+            |args| repeated(args, Method::SendMsg, Direction::Write),
+            "sendmsg(buffers, ancdata=(), flags=0, address=None, /)",
+            "Send several buffers and ancillary data; return the number of bytes."
+        ),
+        readiness::wait_method(),
+        plain_method!(
+            set_timeout,
+            "settimeout(timeout, /)",
+            "Let calls wait for at most timeout seconds; None: without a limit; 0: not at all."
+        ),
+        plain_method!(
+            get_timeout,
+            "gettimeout()",
+            "Return the timeout in seconds, or None."
+        ),
+        plain_method!(
+            set_blocking,
+            "setblocking(flag, /)",
+            "settimeout(None) if the flag is true, else settimeout(0)."
+        ),
+        plain_method!(get_blocking, "getblocking()", "Return False if the timeout is 0."),
+        plain_method!(
+            bind,
+            "bind(address, /)",
+            "Bind the socket to an address, whose host may be a name."
+        ),
+        plain_method!(
+            detach,
+            "detach()",
+            "Take the descriptor from the object, and return it. Coros that wait get ClosedError."
+        ),
+        plain_method!(
+            real_close,
+            "_real_close()",
+            "Close the descriptor. Coros that wait get ClosedError."
+        ),
+        plain_method!(
+            note_unread,
+            "_note_unread(flag, /)",
+            "Note whether the object keeps data that was received."
+        ),
+    ]);
+    methods
+}
+
+// ---- the methods that do not wait ----------------------------------------------------------------------------------
+
+/// The timeout of an argument. The base raises what is wrong with any other.
+fn timeout_of(socket: &Socket<'_>, value: &Bound<'_, PyAny>) -> PyResult<Option<f64>> {
+    if value.is_none() {
+        return Ok(None);
+    }
+    let is_number = value.is_exact_instance_of::<PyFloat>() || value.is_exact_instance_of::<PyInt>();
+    if is_number
+        && let Ok(timeout_s) = value.extract::<f64>()
+        && (0.0..1e9).contains(&timeout_s)
+    {
+        return Ok(Some(timeout_s));
+    }
+    // A socket that was never opened: the base checks the value, and only then finds no descriptor.
+    let py = socket.py();
+    let raw = py.import("_socket")?.getattr("socket")?;
+    let unopened = raw.call_method1("__new__", (&raw,))?;
+    match base_method(py, Method::SetTimeout)?.call1((&unopened, value)) {
+        Err(error) if !error.is_instance_of::<PyOSError>(py) => Err(error),
+        _ => base_socket::timeout_s(&unopened),
+    }
+}
+
+fn set_timeout<'py>(socket: &Socket<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let py = socket.py();
+    let timeout_s = match args.get(0) {
+        Some(value) => timeout_of(socket, &value)?,
+        None => None,
+    };
+    let is_closed = socket.descriptor()? < 0;
+    socket.extra().set_timeout_s(timeout_s);
+    if is_closed {
+        return Err(errors::os_error(&std::io::Error::from_raw_os_error(libc::EBADF)));
+    }
+    Ok(none(py))
+}
+
+fn get_timeout<'py>(socket: &Socket<'py>, _: Args<'_, 'py>) -> Object<'py> {
+    shown_timeout(socket)
+}
+
+fn shown_timeout<'py>(socket: &Socket<'py>) -> Object<'py> {
+    let py = socket.py();
+    Ok(match socket.extra().timeout_s() {
+        Some(timeout_s) => timeout_s.into_pyobject(py)?.into_any(),
+        None => none(py),
+    })
+}
+
+fn set_blocking<'py>(socket: &Socket<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let is_blocking = args.get(0).map_or(Ok(true), |flag| flag.is_truthy())?;
+    let is_closed = socket.descriptor()? < 0;
+    socket
+        .extra()
+        .set_timeout_s(if is_blocking { None } else { Some(0.0) });
+    if is_closed {
+        return Err(errors::os_error(&std::io::Error::from_raw_os_error(libc::EBADF)));
+    }
+    Ok(none(socket.py()))
+}
+
+fn get_blocking<'py>(socket: &Socket<'py>, _: Args<'_, 'py>) -> Object<'py> {
+    Ok(bool_object(socket.py(), !socket.extra().is_at_once()))
+}
+
+fn bind<'py>(socket: &Socket<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let method = base_method(socket.py(), Method::Bind)?;
+    match args.get(0) {
+        Some(address) => method.call1((socket.object(), resolved(socket, address)?)),
+        None => method.call1((socket.object(),)),
+    }
+}
+
+fn detach<'py>(socket: &Socket<'py>, _: Args<'_, 'py>) -> Object<'py> {
+    socket.end_waits()?;
+    base_method(socket.py(), Method::Detach)?.call1((socket.object(),))
+}
+
+fn real_close<'py>(socket: &Socket<'py>, _: Args<'_, 'py>) -> Object<'py> {
+    let ended = socket.end_waits();
+    base_method(socket.py(), Method::RealClose)?.call1((socket.object(),))?;
+    ended.map(|()| none(socket.py()))
+}
+
+fn note_unread<'py>(socket: &Socket<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let has_unread = args.get(0).map_or(Ok(true), |flag| flag.is_truthy())?;
+    socket.extra().has_unread.set(has_unread);
+    Ok(none(socket.py()))
+}
+
+/// The attribute `timeout`.
+unsafe extern "C" fn timeout(slf: *mut ffi::PyObject, _: *mut c_void) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls getters attached with an object of the type.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            shown_timeout(&Socket::new(py, slf)).map(Bound::into_ptr)
+        })
+    }
+}
+
+// ---- the type ------------------------------------------------------------------------------------------------------
+
+/// `__init__`: that of `socket.socket`. Then the descriptor is made nonblocking, and the timeout moves to `Extra`.
+unsafe extern "C" fn init(
+    slf: *mut ffi::PyObject,
+    args: *mut ffi::PyObject,
+    kwargs: *mut ffi::PyObject,
+) -> c_int {
+    // SAFETY: CPython calls tp_init attached with an object of the type, a tuple, and a dict or null.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, -1, || {
+            let socket = Socket::new(py, slf);
+            let args = Bound::from_borrowed_ptr(py, args).cast_into_unchecked::<PyTuple>();
+            let kwargs = Bound::from_borrowed_ptr_or_opt(py, kwargs)
+                .map(|kwargs| kwargs.cast_into_unchecked::<PyDict>());
+            let mut values = vec![socket.object().clone()];
+            values.extend(args.iter());
+            base_method(py, Method::Init)?.call(PyTuple::new(py, values)?, kwargs.as_ref())?;
+            let timeout_s = base_socket::timeout_s(socket.object())?;
+            if timeout_s != Some(0.0) {
+                base_method(py, Method::SetTimeout)?.call1((socket.object(), 0.0))?;
+            }
+            socket.extra().set_timeout_s(timeout_s);
+            Ok(0)
+        })
+    }
+}
+
+/// `_coro_socket_type(base)`: the native type that derives from `base`, which is `socket.socket`. Always the same.
+fn make_type<'py>(base: &Bound<'py, PyType>) -> PyResult<Bound<'py, PyType>> {
+    let py = base.py();
+    let known = SOCKET_TYPE.load(Ordering::Acquire);
+    if !known.is_null() {
+        // SAFETY: a type that is never freed.
+        return unsafe { Ok(Bound::from_borrowed_ptr(py, known.cast()).cast_into_unchecked()) };
+    }
+    let raw = py.import("_socket")?.getattr("socket")?.cast_into::<PyType>()?;
+    if !base.is_subclass(&raw)? || !base_socket::is_known() {
+        return Err(PyTypeError::new_err("socket.socket is not known"));
+    }
+    for ((place, name), index) in METHODS.iter().zip(NAMES).zip(0..) {
+        let owner = if index >= Method::Detach as usize {
+            base
+        } else {
+            &raw
+        };
+        place.store(owner.getattr(name)?.into_ptr(), Ordering::Release);
+    }
+    // SAFETY: a live type.
+    let base_len = unsafe { (*base.as_type_ptr()).tp_basicsize } as usize;
+    let offset = base_len.next_multiple_of(align_of::<Extra>());
+    let getters = vec![ffi::PyGetSetDef {
+        name: c"timeout".as_ptr(),
+        get: Some(timeout),
+        set: None,
+        doc: c"The timeout in seconds, or None.".as_ptr(),
+        closure: ptr::null_mut(),
+    }];
+    let mut slots = [
+        slot(
+            ffi::Py_tp_doc,
+            c"_Socket(family=-1, type=-1, proto=-1, fileno=None)\n--\n\nA socket whose calls let other coros run while they wait."
+                .as_ptr()
+                .cast_mut()
+                .cast(),
+        ),
+        slot(ffi::Py_tp_init, init as *mut c_void),
+        slot(
+            ffi::Py_tp_methods,
+            leak_table(methods(), ffi::PyMethodDef::zeroed()),
+        ),
+        slot(
+            ffi::Py_tp_getset,
+            leak_table(getters, ffi::PyGetSetDef::default()),
+        ),
+        slot(0, ptr::null_mut()),
+    ];
+    let mut spec = ffi::PyType_Spec {
+        name: c"grapeshot._core._Socket".as_ptr(),
+        basicsize: (offset + size_of::<Extra>()) as c_int,
+        itemsize: 0,
+        flags: (ffi::Py_TPFLAGS_BASETYPE | u64::from(ffi::Py_TPFLAGS_DEFAULT as u32)) as u32,
+        slots: slots.as_mut_ptr(),
+    };
+    let bases = PyTuple::new(py, [base])?;
+    // SAFETY: the spec and its slots outlive the call, the tables are leaked. Dealloc, traverse and clear are those that
+    // every class has which derives from a Python class; they know the fields of the base, and `Extra` needs nothing.
+    let kind = unsafe {
+        let made = ffi::PyType_FromSpecWithBases(&raw mut spec, bases.as_ptr());
+        Bound::from_owned_ptr_or_err(py, made)?.cast_into_unchecked::<PyType>()
+    };
+    kind.setattr("_accepted_class", py.None())?;
+    set_type(kind.clone().into_ptr().cast(), offset);
+    Ok(kind)
+}
+
+static SIGNATURE: Signature = Signature::new("_coro_socket_type(base, /)");
+
+unsafe extern "C" fn socket_type(
+    _: *mut ffi::PyObject,
+    args: *const *mut ffi::PyObject,
+    count: ffi::Py_ssize_t,
+    kwnames: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls this attached, with the arguments of a METH_FASTCALL|METH_KEYWORDS call.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            let args = Args::new(py, args, count, kwnames, &SIGNATURE);
+            let Some(base) = args.get(0) else {
+                return Err(PyTypeError::new_err("_coro_socket_type() takes socket.socket"));
+            };
+            make_type(&base.cast_into::<PyType>()?).map(Bound::into_ptr)
+        })
+    }
+}
+
+pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let row = SIGNATURE.row(
+        socket_type,
+        Receiver::Module,
+        "Return the native type of sockets, which derives from socket.socket.",
+    );
+    let definition = Box::leak(Box::new(row));
+    let py = module.py();
+    let owner = PyString::new(py, "grapeshot._core");
+    // SAFETY: the definition is leaked.
+    let made = unsafe {
+        Bound::from_owned_ptr_or_err(
+            py,
+            ffi::PyCFunction_NewEx(definition, ptr::null_mut(), owner.as_ptr()),
+        )?
+    };
+    module.add("_coro_socket_type", made)
+}

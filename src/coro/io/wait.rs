@@ -1,0 +1,309 @@
+//! The waits of one call on one descriptor.
+//!
+//! A coro waits in the fd table of its loop. The entry is the coro itself: an event makes it ready. A thread in which no
+//! coro runs blocks instead.
+
+use std::cell::Cell;
+use std::os::fd::RawFd;
+use std::ptr;
+
+use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use super::blocking;
+use crate::binding::errors;
+use crate::binding::native_type::This;
+use crate::coro::coroutine::{Coro, Status};
+use crate::coro::errors::{self as coro_errors, ErrorClass};
+use crate::coro::suspension;
+use crate::coro::sync::{Deadline, Limit};
+use crate::coro::{interruption, scheduler};
+use crate::event_loop::pyloop::LoopObject;
+use crate::event_loop::reactor::{Direction, Reactor, Watcher};
+use crate::event_loop::source::WaiterRef;
+use crate::event_loop::watching;
+
+/// The coros that wait on a socket object, one for each direction: owned references, null if none waits. All zeroes:
+/// nobody waits.
+#[repr(C)]
+pub(super) struct Waiting {
+    reader: Cell<*mut ffi::PyObject>,
+    writer: Cell<*mut ffi::PyObject>,
+}
+
+impl Waiting {
+    fn place(&self, direction: Direction) -> &Cell<*mut ffi::PyObject> {
+        match direction {
+            Direction::Read => &self.reader,
+            Direction::Write => &self.writer,
+        }
+    }
+
+    /// The coro that waits, if there is one.
+    pub(super) fn get<'py>(&self, py: Python<'py>, direction: Direction) -> Option<Coro<'py>> {
+        let object = self.place(direction).get();
+        // SAFETY: null, or a coro whose reference is held here; the result is used before other code runs.
+        (!object.is_null()).then(|| unsafe { This::new(py, object) })
+    }
+
+    fn set(&self, direction: Direction, coro: Coro<'_>) {
+        drop(self.take(coro.py(), direction));
+        self.place(direction).set(coro.to_bound().into_ptr());
+    }
+
+    /// Takes the coro out.
+    pub(super) fn take<'py>(&self, py: Python<'py>, direction: Direction) -> Option<Bound<'py, PyAny>> {
+        let object = self.place(direction).replace(ptr::null_mut());
+        // SAFETY: the reference moves into the result.
+        unsafe { Bound::from_owned_ptr_or_opt(py, object) }
+    }
+}
+
+/// What a call waits for. The call keeps the object that has the descriptor.
+#[derive(Clone, Copy)]
+pub(super) struct Target<'a, 'py> {
+    pub(super) object: &'a Bound<'py, PyAny>,
+    /// Where a socket object notes who waits; None for other objects.
+    pub(super) waiting: Option<&'a Waiting>,
+    pub(super) fd: RawFd,
+    pub(super) direction: Direction,
+    /// An event from before this wait must not end it.
+    pub(super) is_anew: bool,
+}
+
+/// How a wait has begun, or ended already.
+pub(super) enum WaitState {
+    /// The coro is about to leave its stack.
+    Suspends,
+    /// The thread has blocked, and the descriptor is ready.
+    IsReady,
+}
+
+/// The waits of one call, on the stack of the coro meanwhile.
+pub(super) struct Wait {
+    limit: Limit,
+    deadline: Option<Deadline<'static>>,
+    /// The same for a thread without coros.
+    blocking: Option<blocking::End>,
+    fd: RawFd,
+    direction: Direction,
+}
+
+impl Wait {
+    pub(super) const fn new() -> Self {
+        Self {
+            limit: Limit::Endless,
+            deadline: None,
+            blocking: None,
+            fd: -1,
+            direction: Direction::Read,
+        }
+    }
+
+    /// How long all waits of the call may last together, from the first one on.
+    pub(super) fn set_limit(&mut self, limit: Limit) {
+        self.limit = limit;
+    }
+
+    /// Begins a wait. The system call would have blocked just now, or the operation is under way.
+    ///
+    /// Raises `TimeoutError` if the time is over, `SimultaneousError` if another coro waits for the same.
+    pub(super) fn begin(&mut self, target: Target<'_, 'static>) -> PyResult<WaitState> {
+        let py = target.object.py();
+        if suspension::current_on_loop(py).is_none() {
+            let end = *self
+                .blocking
+                .get_or_insert_with(|| blocking::End::new(self.limit));
+            return if blocking::wait_ready(py, target.fd, target.direction, end)? {
+                Ok(WaitState::IsReady)
+            } else {
+                Err(timed_out())
+            };
+        }
+        let coro = suspension::suspendable(py)?;
+        // Both may run destructors, so they come before the last checks.
+        if self.deadline.is_none() {
+            self.deadline = Some(Deadline::outside_of_queues(coro, self.limit)?);
+        } else {
+            suspension::forget_wake_value(coro);
+        }
+        interruption::raise_pending(coro)?;
+        self.check_time()?;
+        enter(coro, target)?;
+        (self.fd, self.direction) = (target.fd, target.direction);
+        coro.status.set(Status::Waiting);
+        Ok(WaitState::Suspends)
+    }
+
+    /// Ends the wait of a coro that runs again, however it was woken. Returns whether the event was there.
+    pub(super) fn end(&self, py: Python<'_>, waiting: Option<&Waiting>) -> bool {
+        let Some(coro) = crate::coro::runtime::current(py) else {
+            return false;
+        };
+        if let Some(waiting) = waiting {
+            let is_its = waiting
+                .get(py, self.direction)
+                .is_some_and(|known| known.as_ptr() == coro.as_ptr());
+            if !is_its {
+                // Closed meanwhile, which has ended the wait. The number may belong to another file by now.
+                return true;
+            }
+            // This coro runs, so this is not its last reference.
+            drop(waiting.take(py, self.direction));
+        }
+        let Some(event_loop) = coro.event_loop.get(py) else {
+            return false;
+        };
+        let reactor = LoopObject::of(&event_loop).reactor();
+        let is_still_there = reactor
+            .watcher(self.fd, self.direction)
+            .is_some_and(|watcher| watcher.as_ptr() == coro.as_ptr());
+        if is_still_there {
+            reactor.forget_waiter(py, self.fd, self.direction, coro.as_ptr());
+        }
+        !is_still_there
+    }
+
+    /// Ends the call if its time is over.
+    pub(super) fn check_time(&self) -> PyResult<()> {
+        if self.deadline.as_ref().is_some_and(Deadline::is_over) {
+            return Err(timed_out());
+        }
+        Ok(())
+    }
+}
+
+#[cold]
+fn timed_out() -> PyErr {
+    PyTimeoutError::new_err("timed out")
+}
+
+/// Enters the coro into the fd table of its loop.
+fn enter(coro: Coro<'_>, target: Target<'_, '_>) -> PyResult<()> {
+    let py = coro.py();
+    let (fd, direction) = (target.fd, target.direction);
+    let Some(event_loop) = coro.event_loop.get(py) else {
+        return Err(PyRuntimeError::new_err("the coro has lost its loop"));
+    };
+    let owner = LoopObject::of(&event_loop);
+    let reactor = owner.reactor();
+    reactor.check_closed()?;
+    watching::refuse_transport(owner, py, fd)?;
+    if target
+        .waiting
+        .is_some_and(|waiting| waiting.get(py, direction).is_some())
+    {
+        return Err(simultaneous(py, fd, direction));
+    }
+    if reactor.is_watched_for_other(fd, target.object) || reactor.watcher(fd, direction).is_some() {
+        end_stale(py, reactor, fd, direction)?;
+    }
+    let entry = WaiterRef::new(coro.to_bound(), wake);
+    match reactor.wait_once(target.object, fd, direction, entry, target.is_anew) {
+        Ok(replaced) => {
+            if let Some(replaced) = replaced {
+                replaced.end(py);
+            }
+        }
+        Err(error) => {
+            entry.release(py);
+            return Err(errors::os_error(&error));
+        }
+    }
+    // What has run meanwhile may have interrupted this coro, or let another one wait on the same object.
+    if let Err(interruption) = interruption::raise_pending(coro) {
+        reactor.forget_waiter(py, fd, direction, coro.as_ptr());
+        return Err(interruption);
+    }
+    if let Some(waiting) = target.waiting {
+        waiting.set(direction, coro);
+    }
+    Ok(())
+}
+
+/// The descriptor has an event, or its file is gone. The entry holds a reference to the coro.
+///
+/// # Safety
+/// `object` is a coro.
+unsafe fn wake(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: by the contract.
+    let coro: Coro<'_> = unsafe { This::new(py, object) };
+    // A coro leaves the fd table before it does anything else. So one that waits, waits for this event.
+    if coro.status.get() == Status::Waiting && !coro.wait_node.is_queued() {
+        scheduler::make_ready(coro);
+    }
+    Ok(())
+}
+
+#[cold]
+fn simultaneous(py: Python<'_>, fd: RawFd, direction: Direction) -> PyErr {
+    let what = match direction {
+        Direction::Read => "read from",
+        Direction::Write => "write to",
+    };
+    let message = format!("another waiter is there already that wants to {what} descriptor {fd}");
+    coro_errors::new(py, ErrorClass::Simultaneous, &message)
+}
+
+/// Something waits on this number already. If its file is still open, that is an error for the same direction.
+/// Otherwise the file was closed behind its back and the number given to another one; then those waits end.
+#[cold]
+fn end_stale(py: Python<'_>, reactor: &Reactor, fd: RawFd, direction: Direction) -> PyResult<()> {
+    if reactor.is_watch_in_force(fd) {
+        return match reactor.watcher(fd, direction) {
+            Some(_) => Err(simultaneous(py, fd, direction)),
+            None => Ok(()),
+        };
+    }
+    for direction in [Direction::Read, Direction::Write] {
+        let ended = reactor
+            .set_closed_watcher(py, fd, direction, None)
+            .map_err(|error| errors::os_error(&error))?;
+        match ended {
+            Some(Watcher::Once(waiter)) => {
+                // SAFETY: the entry's reference is held until `release`.
+                let object = unsafe { Bound::from_borrowed_ptr(py, waiter.as_ptr()) };
+                if scheduler::is_coro(&object) {
+                    end_closed(scheduler::coro_of(&object));
+                } else {
+                    waiter.wake(py)?;
+                }
+                waiter.release(py);
+            }
+            Some(handle @ Watcher::Handle(..)) => handle.end(py),
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+/// The descriptor that a coro of this thread waits for was closed: raises `ClosedError` there.
+#[cold]
+pub(super) fn end_closed(coro: Coro<'_>) {
+    let py = coro.py();
+    if !matches!(coro.status.get(), Status::Waiting | Status::Ready) || coro.wake_exception.is_set() {
+        return;
+    }
+    let error = coro_errors::new(
+        py,
+        ErrorClass::Closed,
+        "the descriptor was closed while a coro waited on it",
+    );
+    let exception = error.into_value(py).into_bound(py).into_any();
+    if let Err(error) = interruption::push(coro, exception) {
+        error.write_unraisable(py, None);
+    }
+    if coro.status.get() == Status::Waiting {
+        scheduler::make_ready(coro);
+    }
+}
+
+/// Takes a coro of this thread out of the fd table of its loop, before its descriptor is closed.
+pub(super) fn forget(coro: Coro<'_>, fd: RawFd, direction: Direction) {
+    let py = coro.py();
+    if let Some(event_loop) = coro.event_loop.get(py) {
+        let reactor = LoopObject::of(&event_loop).reactor();
+        reactor.forget_waiter(py, fd, direction, coro.as_ptr());
+    }
+}
