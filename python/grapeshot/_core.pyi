@@ -32,6 +32,8 @@ __all__ = [
     "_bind_methods",
     "_coro_act",
     "_coro_after_fork",
+    "_coro_begins_thread",
+    "_coro_can_wait",
     "_coro_check_function",
     "_coro_current",
     "_coro_current_or_none",
@@ -44,12 +46,14 @@ __all__ = [
     "_coro_hide_loop",
     "_coro_is_hidden",
     "_coro_is_on_loop",
+    "_coro_ident",
     "_coro_live",
     "_coro_new",
     "_coro_note_collection",
     "_coro_now",
     "_coro_panic",
     "_coro_running_loop",
+    "_coro_report_unraisable",
     "_coro_set_exception_notifier",
     "_coro_set_hooks",
     "_coro_set_latency_warning",
@@ -84,6 +88,9 @@ __all__ = [
     "lock",
     "mutex",
     "semaphore",
+    "thread_lock",
+    "thread_queue",
+    "thread_rlock",
 ]
 
 _T = TypeVar("_T")
@@ -1009,6 +1016,77 @@ class mutex:  # noqa: N801
     def __enter__(self) -> Self: ...
     def __exit__(self, *args: object) -> None: ...
 
+@final
+class thread_lock:  # noqa: N801
+    """``_thread.lock`` for coros and real threads. Anybody may release it."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Take the lock; return whether that was possible in time.
+
+        A coro waits while others run, a real thread blocks. A lock that is free is taken at once, everywhere.
+
+        Raises:
+            ValueError, OverflowError: the timeout is none.
+            RuntimeError: a coro cannot wait here (in what the collector calls, in a greenlet), and no other real thread
+                holds the lock.
+        """
+    def acquire_lock(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """The same."""
+    def release(self) -> None:
+        """Give the lock to the first that waits for it. RuntimeError if it is free."""
+    def release_lock(self) -> None:
+        """The same."""
+    def locked(self) -> bool:
+        """Whether somebody holds it."""
+    def locked_lock(self) -> bool:
+        """The same."""
+    def _at_fork_reinit(self) -> None: ...
+    def __enter__(self, blocking: bool = True, timeout: float = -1) -> bool: ...
+    def __exit__(self, *args: object) -> None: ...
+
+@disjoint_base
+class thread_rlock:  # noqa: N801
+    """``_thread.RLock`` for coros and real threads: its holder may take it again."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Take the lock once more; return whether that was possible in time. Raises: as that of a lock."""
+    def release(self) -> None:
+        """Undo one ``acquire``. RuntimeError unless the coro, or the thread, holds it."""
+    if sys.version_info >= (3, 14):
+        def locked(self) -> bool:
+            """Whether somebody holds it."""
+
+    def _is_owned(self) -> bool: ...
+    def _recursion_count(self) -> int: ...
+    def _release_save(self) -> tuple[int, int]: ...
+    def _acquire_restore(self, state: tuple[int, int], /) -> None: ...
+    def _at_fork_reinit(self) -> None: ...
+    def __enter__(self, blocking: bool = True, timeout: float = -1) -> bool: ...
+    def __exit__(self, *args: object) -> None: ...
+
+@disjoint_base
+class thread_queue(Generic[_T]):  # noqa: N801
+    """``_queue.SimpleQueue`` for coros and real threads."""
+
+    def put(self, item: _T, block: bool = True, timeout: float | None = None) -> None:
+        """Append an item. Never waits."""
+    def put_nowait(self, item: _T) -> None:
+        """The same."""
+    def get(self, block: bool = True, timeout: float | None = None) -> _T:
+        """Remove the oldest item and return it.
+
+        Raises:
+            queue.Empty: there was none in time.
+            RuntimeError: there is none, and a coro cannot wait here.
+        """
+    def get_nowait(self) -> _T:
+        """The same without waiting."""
+    def qsize(self) -> int:
+        """The number of items that nobody was woken for."""
+    def empty(self) -> bool:
+        """Whether there is none."""
+    def __class_getitem__(cls, item: Any, /) -> GenericAlias: ...
+
 @disjoint_base
 class condition_variable:  # noqa: N801
     """Coros wait until they are woken; nothing is remembered for those that come later. ``len`` of it wait."""
@@ -1179,6 +1257,18 @@ def _coro_current() -> Any:
 
 def _coro_current_or_none() -> Any:
     """Return the coro that runs, or None."""
+
+def _coro_ident() -> int:
+    """Return the id of the coro that runs, elsewhere the ident of the thread."""
+
+def _coro_begins_thread() -> bool:
+    """Whether a patched thread that is started here is a coro: in a coro, and where a loop runs that has coros."""
+
+def _coro_can_wait() -> bool:
+    """Whether a coro runs here that could wait."""
+
+def _coro_report_unraisable(exception: BaseException, where: object, /) -> None:
+    """Give an exception that nobody can handle to ``sys.unraisablehook``."""
 
 def _coro_yield_slice() -> None:
     """Let everything run that is ready. YieldFromMain outside of a coro."""

@@ -10,6 +10,7 @@
 //! | `suspension`, `interruption` | how a coro waits; exceptions that are pending for it |
 //! | `wait_queue`, `sync` | queues of waiting coros; the primitives, from `semaphore` to `channel` |
 //! | `io` | waits on descriptors; sockets |
+//! | `threads` | locks and queues that coros share with real threads |
 //! | `tasks`, `visibility` | asyncio's running loop and current task while a coro runs; coros that hide the loop |
 //! | `ending`, `notifier` | ends coros whose loop is closed; the exception notifier |
 //! | `pulse`, `latency`, `watchdog` | find and report coros that run for too long |
@@ -43,6 +44,7 @@ mod sync;
 mod tasks;
 mod thread_locals;
 mod visibility;
+mod threads;
 mod wait_queue;
 mod watchdog;
 
@@ -50,5 +52,6 @@ mod watchdog;
 pub(crate) fn register(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
     methods::register(module)?;
     io::register(module)?;
-    sync::register(module)
+    sync::register(module)?;
+    threads::register(module)
 }

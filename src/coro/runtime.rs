@@ -121,6 +121,16 @@ pub(super) fn current(py: Python<'_>) -> Option<Coro<'_>> {
     }
 }
 
+/// The same in any thread, also in one that is about to end.
+#[inline]
+pub(super) fn current_anywhere(py: Python<'_>) -> Option<Coro<'_>> {
+    match RUNTIME.try_with(|runtime| runtime.current.get()) {
+        // SAFETY: the running coro is kept by the runtime's table.
+        Ok(object) if !object.is_null() => Some(unsafe { This::new(py, object) }),
+        Ok(_) | Err(_) => None,
+    }
+}
+
 /// The same as a borrowed pointer, null on the thread's own stack.
 #[inline]
 pub(super) fn current_ptr() -> *mut ffi::PyObject {

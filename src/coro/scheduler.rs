@@ -202,6 +202,17 @@ pub(super) fn make_ready(coro: Coro<'_>) {
     queue(coro);
 }
 
+/// The same from any thread, also from one that has nothing to do with the coro. Wakes the coro's loop if it sleeps.
+pub(super) fn make_ready_anywhere(coro: Coro<'_>) {
+    coro.wait_node.unlink();
+    coro.status.set(Status::Ready);
+    if let Some(event_loop) = coro.event_loop.get(coro.py()) {
+        LoopObject::of(&event_loop)
+            .reactor()
+            .defer_from_anywhere(coro.to_bound(), resume_entry);
+    }
+}
+
 /// Starts a new coro: it is kept from now on, and runs in the next iteration.
 pub(super) fn start(coro: Coro<'_>) -> PyResult<()> {
     let Some(event_loop) = coro.event_loop.get(coro.py()) else {

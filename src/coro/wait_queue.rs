@@ -84,6 +84,14 @@ impl WaitQueue {
         self.last.set(object);
         self.len.set(self.len.get() + 1);
     }
+
+    /// Removes all coros, which go on waiting.
+    pub(super) fn clear(&self) {
+        while let Some(first) = ptr::NonNull::new(self.first.get()) {
+            // SAFETY: queued, so alive.
+            unsafe { first.as_ref() }.wait_node.unlink();
+        }
+    }
 }
 
 impl WaitNode {
@@ -125,9 +133,6 @@ impl Drop for WaitQueue {
     fn drop(&mut self) {
         // The queue is empty when no frame references its object. An interpreter that ends may take the frames away
         // first; then this keeps the coros from pointing to freed memory.
-        while let Some(first) = ptr::NonNull::new(self.first.get()) {
-            // SAFETY: queued, so alive.
-            unsafe { first.as_ref() }.wait_node.unlink();
-        }
+        self.clear();
     }
 }

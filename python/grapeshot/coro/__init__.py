@@ -38,6 +38,7 @@ from ._event_loop import event_loop, set_exit
 from ._future import future
 from ._groups import Group, Pool, in_parallel, spawn_later
 from ._hiding import call_blocking, run_blocking
+from ._patching import PatchWarning, get_original, install, install_thread_emulation, is_patched
 from ._scheduling import (
     all_threads,
     current,
@@ -98,6 +99,7 @@ __all__ = [
     "Interrupted",
     "LockError",
     "NotStartedError",
+    "PatchWarning",
     "Pool",
     "ScheduleError",
     "Shutdown",
@@ -118,9 +120,13 @@ __all__ = [
     "fifo",
     "future",
     "get_live_coros",
+    "get_original",
     "get_thread_by_id",
     "in_parallel",
+    "install",
+    "install_thread_emulation",
     "inverted_semaphore",
+    "is_patched",
     "lock",
     "mailbox",
     "make_socket",

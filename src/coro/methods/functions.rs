@@ -7,14 +7,14 @@ use pyo3::types::{PyBool, PyList, PySet, PyString, PyType};
 
 use super::coro::check_thread;
 use super::{Object, spawn};
-use crate::binding::native_type::{Args, This, none};
+use crate::binding::native_type::{Args, This, bool_object, none};
 use crate::coro::coroutine::{Coro, Outcome, Status};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::runtime::{current as running, with_runtime};
 use crate::coro::suspension::Begun;
 use crate::coro::{
-    collector, ending, hooks, latency, notifier, pystate, scheduler, suspension, sync, tasks, visibility,
-    watchdog,
+    collector, ending, hooks, latency, notifier, pystate, scheduler, suspension, sync, tasks, threads,
+    visibility, watchdog,
 };
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::pyloop::LoopObject;
@@ -219,11 +219,45 @@ pub(super) fn end_thread<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> 
 
 /// `_coro_after_fork()`, in the child.
 pub(super) fn after_fork<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+    threads::after_fork();
     with_runtime(|runtime| {
         watchdog::after_fork(&runtime.pulse);
         runtime.is_forked.set(!runtime.current.get().is_null());
     });
     Ok(none(py))
+}
+
+/// `_coro_ident()`: `get_ident()` of the patched `_thread`.
+pub(super) fn ident<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+    Ok(threads::Party::running(py).ident().into_pyobject(py)?.into_any())
+}
+
+/// `_coro_report_unraisable(exception, object)`: to `sys.unraisablehook`.
+pub(super) fn report_unraisable<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    if let (Some(exception), Some(object)) = (args.get(0), args.get(1)) {
+        PyErr::from_value(exception).write_unraisable(py, Some(&object));
+    }
+    Ok(none(py))
+}
+
+/// `_coro_begins_thread()`: whether a patched thread that is started here is a coro. It is in a coro, and in a task or
+/// callback of a loop that has coros.
+pub(super) fn begins_thread<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+    let is_coro = if running(py).is_some() {
+        true
+    } else {
+        let event_loop = tasks::running_loop(py)?;
+        let live = with_runtime(|runtime| runtime.live(py));
+        live.iter()
+            .any(|object| scheduler::coro_of(object).event_loop.as_ptr() == event_loop.as_ptr())
+    };
+    Ok(bool_object(py, is_coro))
+}
+
+/// `_coro_can_wait()`.
+pub(super) fn can_wait<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+    let can_wait = running(py).is_some() && suspension::suspendable(py).is_ok();
+    Ok(bool_object(py, can_wait))
 }
 
 /// `_coro_unwatch()`: this thread's loop is closed, unless a coro closes another one.

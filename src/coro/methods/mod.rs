@@ -250,6 +250,26 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             "Note in a forked child that the loop belongs to the parent."
         ),
         function!(
+            functions::ident,
+            "_coro_ident()",
+            "Return the id of the running coro, elsewhere the ident of the thread."
+        ),
+        function!(
+            functions::report_unraisable,
+            "_coro_report_unraisable(exception, where, /)",
+            "Give an exception that nobody can handle to sys.unraisablehook."
+        ),
+        function!(
+            functions::begins_thread,
+            "_coro_begins_thread()",
+            "Return whether a patched thread that is started here is a coro."
+        ),
+        function!(
+            functions::can_wait,
+            "_coro_can_wait()",
+            "Return whether a coro runs here that could wait."
+        ),
+        function!(
             functions::unwatch,
             "_coro_unwatch()",
             "Let the watchdog ignore this thread until its next coro runs."

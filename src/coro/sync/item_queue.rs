@@ -15,10 +15,10 @@ struct Item {
 }
 
 /// Owns its references. Only the thread that may use the surrounding object uses it.
-pub(super) struct ItemQueue(UnsafeCell<VecDeque<Item>>);
+pub(in crate::coro) struct ItemQueue(UnsafeCell<VecDeque<Item>>);
 
 impl ItemQueue {
-    pub(super) fn new() -> Self {
+    pub(in crate::coro) fn new() -> Self {
         Self(UnsafeCell::new(VecDeque::new()))
     }
 
@@ -30,12 +30,12 @@ impl ItemQueue {
     }
 
     #[inline]
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::coro) fn len(&self) -> usize {
         self.with(|items| items.len())
     }
 
     #[inline]
-    pub(super) fn push(&self, object: Bound<'_, PyAny>, is_exception: bool) {
+    pub(in crate::coro) fn push(&self, object: Bound<'_, PyAny>, is_exception: bool) {
         let item = Item {
             object: object.into_ptr(),
             is_exception,
@@ -45,7 +45,7 @@ impl ItemQueue {
 
     /// The oldest, and whether it is an exception.
     #[inline]
-    pub(super) fn pop<'py>(&self, py: Python<'py>) -> Option<(Bound<'py, PyAny>, bool)> {
+    pub(in crate::coro) fn pop<'py>(&self, py: Python<'py>) -> Option<(Bound<'py, PyAny>, bool)> {
         let item = self.with(VecDeque::pop_front)?;
         // SAFETY: the reference was the deque's.
         Some((
@@ -58,7 +58,7 @@ impl ItemQueue {
     ///
     /// # Safety
     /// `visit` and `arg` are those that the collector passed to `tp_traverse`.
-    pub(super) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+    pub(in crate::coro) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         self.with(|items| {
             for item in items {
                 // SAFETY: the caller's, and the object is alive while it is held here. Visiting runs no Python code.
@@ -73,7 +73,7 @@ impl ItemQueue {
 
     /// Drops all items. They go into a list first: its destructor limits the depth of the recursion. Otherwise nested
     /// fifos would use up the C stack.
-    pub(super) fn clear(&self, py: Python<'_>) {
+    pub(in crate::coro) fn clear(&self, py: Python<'_>) {
         let items = self.with(std::mem::take);
         if items.is_empty() {
             return;

@@ -56,8 +56,17 @@ impl Limit {
         matches!(self, Self::AtOnce)
     }
 
+    /// The seconds that a wait may last, None without a limit.
+    pub(in crate::coro) fn timeout_s(self) -> Option<f64> {
+        match self {
+            Self::For { timeout_s } => Some(timeout_s),
+            Self::AtOnce => Some(0.0),
+            Self::Endless => None,
+        }
+    }
+
     /// ` for 0.5 seconds`, for messages; empty if there was no limited wait.
-    pub(super) fn describe(self) -> String {
+    pub(in crate::coro) fn describe(self) -> String {
         match self {
             Self::For { timeout_s } => format!(" for {timeout_s} seconds"),
             Self::Endless | Self::AtOnce => String::new(),
@@ -81,7 +90,7 @@ pub(in crate::coro) struct Deadline<'py> {
 
 impl<'py> Deadline<'py> {
     #[inline]
-    pub(super) fn new(coro: Coro<'py>, limit: Limit) -> PyResult<Self> {
+    pub(in crate::coro) fn new(coro: Coro<'py>, limit: Limit) -> PyResult<Self> {
         Self::with_timer(coro, limit, |when_s| {
             suspension::set_timer(coro, when_s, END_WAIT.load(Ordering::Relaxed))
         })

@@ -24,10 +24,10 @@
 mod channel;
 mod condition;
 mod fifo;
-mod item_queue;
-mod limit;
+pub(super) mod item_queue;
+pub(super) mod limit;
 mod lock;
-mod object;
+pub(super) mod object;
 mod semaphore;
 
 use pyo3::prelude::*;

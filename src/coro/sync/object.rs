@@ -112,13 +112,13 @@ unsafe fn name_of_type(py: Python<'_>, object: *mut ffi::PyObject) -> String {
 }
 
 /// How a wait in a queue has ended.
-pub(super) struct Wait<'py> {
+pub(in crate::coro) struct Wait<'py> {
     /// The value of the wake, or the interruption.
-    pub(super) result: PyResult<Bound<'py, PyAny>>,
+    pub(in crate::coro) result: PyResult<Bound<'py, PyAny>>,
     /// The coro got what it waited for. After an interruption it has to give that back or on.
-    pub(super) is_granted: bool,
+    pub(in crate::coro) is_granted: bool,
     /// The coro did not get it, and the timeout is over.
-    pub(super) is_late: bool,
+    pub(in crate::coro) is_late: bool,
 }
 
 impl<'py> Wait<'py> {
@@ -141,7 +141,7 @@ impl<'py> Wait<'py> {
 
 /// Waits at the end of `queue`. A coro in a queue is woken by a grant or by its deadline.
 #[inline]
-pub(super) fn wait_in_queue<'py>(
+pub(in crate::coro) fn wait_in_queue<'py>(
     queue: &WaitQueue,
     coro: Coro<'py>,
     request: i64,

@@ -135,6 +135,23 @@ impl Reactor {
         });
     }
 
+    /// The same from any thread: wakes the loop if it sleeps. The loop is not closed.
+    pub(crate) fn defer_from_anywhere(&self, object: Bound<'_, PyAny>, run: Deferred) {
+        let must_wake = if HAS_GIL {
+            // As in `push_from_outside`.
+            self.defer(object, run);
+            self.inbox.claim_wake()
+        } else {
+            self.inbox.push(Ready {
+                object: object.into_ptr(),
+                run: Some(run),
+            })
+        };
+        if must_wake {
+            self.with_waker(Waker::wake);
+        }
+    }
+
     /// Makes the thread that runs the loop put a timer into the heap, which takes over its reference.
     #[cold]
     pub(crate) fn push_timer_from_outside(&self, py: Python<'_>, handle: HandleRef) {

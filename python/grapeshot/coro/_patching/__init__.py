@@ -1,0 +1,99 @@
+"""``coro.install()``: unmodified blocking code runs in coros.
+
+Each part has a module with a function ``patch()``, which replaces names through ``_originals.replace``. What is
+replaced works everywhere: in a coro it waits as a coro does, and where no coro runs it does what the original does.
+asyncio, the executors of concurrent.futures, the import system and grapeshot keep the originals (``_originals``).
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+from . import _holders, _originals
+from ._originals import get_original
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["PatchWarning", "get_original", "install", "install_thread_emulation", "is_patched"]
+
+# The parts, in the order in which they are patched.
+_PARTS = ("thread", "queue", "time")
+_patched: set[str] = set()
+
+
+class PatchWarning(RuntimeWarning):
+    """Modules that were imported before :func:`install` hold names that it replaces."""
+
+
+def _choose(parts: tuple[str, ...], switches: dict[str, bool]) -> list[str]:
+    for name in (*parts, *switches):
+        if name not in _PARTS:
+            raise ValueError(f"install() has no part {name!r}; the parts are: {', '.join(_PARTS)}")
+    return [name for name in _PARTS if switches.get(name, not parts or name in parts)]
+
+
+def _load(part: str) -> Any:
+    """Return the module of a part. They are imported only where they are used."""
+    if part == "thread":
+        from . import _thread
+
+        return _thread
+    if part == "queue":
+        from . import _queue
+
+        return _queue
+    from . import _time
+
+    return _time
+
+
+def install(*parts: str, **switches: bool) -> None:
+    """Replace the blocking parts of the standard library by such that let other coros run while a coro waits.
+
+    Without arguments it patches all parts. With names (``install("thread", "time")``) it patches these, and with
+    keywords (``install(queue=False)``) it leaves parts out. It belongs first in a program; a second call does nothing
+    for the parts that are patched already.
+
+    Warns:
+        PatchWarning: modules that were imported earlier hold originals, such as ``from time import sleep``. Plain
+            names, and locks of modules that nobody holds, are replaced; classes that inherit from an original are not.
+
+    Raises:
+        ValueError: there is no such part.
+    """
+    _install(parts, switches)
+
+
+def install_thread_emulation(*parts: str, **switches: bool) -> None:
+    """The same as :func:`install`, by its name in Shrapnel."""
+    _install(parts, switches)
+
+
+def _install(parts: tuple[str, ...], switches: dict[str, bool]) -> None:
+    chosen = [part for part in _choose(parts, switches) if part not in _patched]
+    if not chosen:
+        return
+    before = set(_originals.originals)
+    for part in chosen:
+        _load(part).patch()
+        _patched.add(part)
+    _originals.give_views()
+    news = {}
+    for key in _originals.originals.keys() - before:
+        news[key] = getattr(sys.modules[key[0]], key[1])
+    text = _holders.repair(news).describe()
+    if text is not None:
+        warnings.warn(text, PatchWarning, stacklevel=3)
+
+
+def is_patched(name: str) -> bool:
+    """Whether a part (``"thread"``), a module (``"threading"``) or a name (``"time.sleep"``) is patched."""
+    if name in _PARTS:
+        return name in _patched
+    if any(module == name for module, _ in _originals.originals):
+        return True
+    module_name, _, attribute = name.rpartition(".")
+    return (module_name, attribute) in _originals.originals

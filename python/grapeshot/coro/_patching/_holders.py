@@ -1,0 +1,124 @@
+"""Who holds the originals already when :func:`grapeshot.coro.install` patches: names, locks and subclasses."""
+
+from __future__ import annotations
+
+import _thread
+import sys
+import types
+
+from grapeshot import _core
+
+from . import _originals
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_RealLock: Any = _thread.LockType
+_RealRLock: Any = _thread.RLock
+
+
+class Holders:
+    """What was found, as texts by module."""
+
+    def __init__(self) -> None:
+        self.repaired: dict[str, list[str]] = {}
+        self.left: dict[str, list[str]] = {}
+
+    def describe(self) -> str | None:
+        """Return the text of the warning, None if there is nothing to warn of."""
+        parts = []
+        if self.left:
+            parts.append(f"these still use the originals: {_list(self.left)}")
+        if self.repaired:
+            parts.append(f"these held originals, which were replaced: {_list(self.repaired)}")
+        if not parts:
+            return None
+        return f"modules were imported before coro.install(), which belongs first in a program; {'; '.join(parts)}"
+
+
+def _list(found: dict[str, list[str]]) -> str:
+    return ", ".join(f"{module} ({', '.join(sorted(names))})" for module, names in sorted(found.items()))
+
+
+def _is_library(module_name: str) -> bool:
+    return module_name.partition(".")[0] in sys.stdlib_module_names
+
+
+def repair(news: dict[tuple[str, str], Any]) -> Holders:
+    """Replace originals that modules hold as plain names, and find those that cannot be replaced.
+
+    ``news`` has what was put in the place of each name just now.
+    """
+    by_original = {id(_originals.originals[key]): new for key, new in news.items()}
+    holders = Holders()
+    locks = [lock for module_name in list(sys.modules) for lock in _repair_names(holders, module_name, by_original)]
+    if any(id(kind) in by_original for kind in (_RealLock, _RealRLock)):
+        for module_name, name in locks:
+            _repair_lock(holders, module_name, name)
+        _repair_logging()
+    return holders
+
+
+def _repair_names(holders: Holders, module_name: str, by_original: dict[int, Any]) -> list[tuple[str, str]]:
+    """Replace what a module holds by plain names; return the names of its locks."""
+    locks: list[tuple[str, str]] = []
+    module = sys.modules.get(module_name)
+    if type(module) is not types.ModuleType or _originals.is_keeper(module_name):
+        return locks
+    for name, value in list(vars(module).items()):
+        new = by_original.get(id(value))
+        if new is not None:
+            setattr(module, name, new)
+            if not _is_library(module_name):
+                holders.repaired.setdefault(module_name, []).append(name)
+        elif type(value) in (_RealLock, _RealRLock):
+            locks.append((module_name, name))
+        elif not _is_library(module_name) and _is_heir(value, module_name, by_original):
+            holders.left.setdefault(module_name, []).append(f"class {name}")
+    return locks
+
+
+def _is_heir(value: object, module_name: str, by_original: dict[int, Any]) -> bool:
+    """Whether this is a class of the module that inherits from an original."""
+    if not isinstance(value, type) or value.__module__ != module_name:
+        return False
+    return not by_original.keys().isdisjoint(map(id, value.__mro__[1:]))
+
+
+def _is_free(lock: Any) -> bool:
+    if not lock.acquire(False):
+        return False
+    lock.release()
+    # An RLock that this thread holds can be acquired, too.
+    return type(lock) is _RealLock or not lock._is_owned()
+
+
+def _new_lock(lock: Any) -> Any:
+    return _core.thread_lock() if type(lock) is _RealLock else _core.thread_rlock()
+
+
+def _repair_lock(holders: Holders, module_name: str, name: str) -> None:
+    """Replace a lock that only the module's dict refers to, and that nobody holds."""
+    names = vars(sys.modules[module_name])
+    lock = names[name]
+    # The dict, `lock`, and the argument of getrefcount.
+    if sys.getrefcount(lock) <= 3 and _is_free(lock):
+        names[name] = _new_lock(lock)
+    elif not _is_library(module_name):
+        holders.left.setdefault(module_name, []).append(f"lock {name}")
+
+
+def _repair_logging() -> None:
+    """Replace the locks of logging and of its handlers."""
+    logging: Any = sys.modules.get("logging")
+    if logging is None:
+        return
+    lock = logging._lock
+    if type(lock) is _RealRLock and _is_free(lock):
+        logging._lock = _core.thread_rlock()
+    for reference in list(logging._handlerList):
+        handler = reference() if callable(reference) else reference
+        lock = getattr(handler, "lock", None)
+        if type(lock) is _RealRLock and _is_free(lock):
+            handler.lock = _core.thread_rlock()

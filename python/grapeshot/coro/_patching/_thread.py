@@ -1,0 +1,352 @@
+"""``_thread`` and ``threading`` of :func:`grapeshot.coro.install`.
+
+A thread that a coro starts is a coro, and so is one that a task or a callback starts while coros of its loop run.
+Everywhere else, and in what keeps the originals, a thread is a real one. Locks are true between all of them.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextvars
+import sys
+import threading
+
+from grapeshot import _core
+from grapeshot.coro._errors import CancelledError
+
+from . import _handles, _imports, _originals
+from ._handles import HAS_HANDLES, Running, Sentinel, ThreadHandle
+from ._local import local
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+get_ident = _core._coro_ident
+_current_or_none = _core._coro_current_or_none
+_start_real = _thread.start_new_thread
+_real_ident = _thread.get_ident
+_start_joinable: Any = getattr(_thread, "start_joinable_thread", None)
+_RealHandle: Any = getattr(_thread, "_ThreadHandle", None)
+_make_real_handle: Any = getattr(_thread, "_make_thread_handle", None)
+_set_real_name: Any = getattr(_thread, "set_name", None)
+_excepthook = threading.excepthook
+
+# What tells of the end of real threads, up to 3.12, by ident.
+_sentinels: dict[int, Sentinel] = {}
+
+
+# The threads that are coros and have not ended.
+_running: set[Any] = set()
+# Those in which Ctrl-C was raised, and its exception.
+_interrupted: dict[Any, BaseException] = {}
+_count_real = _thread._count
+
+
+def count() -> int:
+    """Return the number of threads that run: real ones, without the main thread, and coros."""
+    return _count_real() + len(_running)
+
+
+def join_all() -> None:
+    """Wait in a coro until all threads have ended that are no daemons, as the interpreter does at its exit."""
+    me = threading.current_thread()
+    while True:
+        left = [thread for thread in threading.enumerate() if not thread.daemon and thread is not me]
+        left = [thread for thread in left if thread is not threading.main_thread() and thread.is_alive()]
+        if not left:
+            return
+        for thread in left:
+            thread.join()
+
+
+# ---------------------------------------------------------------- starting
+
+
+def _is_real(function: object) -> bool:
+    return getattr(getattr(function, "__self__", None), "_grapeshot_is_real", False)
+
+
+def begins_coro(function: object) -> bool:
+    """Whether a thread that is started here with this function is a coro."""
+    return not _is_real(function) and _core._coro_begins_thread()
+
+
+def _report(function: object, exc: BaseException) -> None:
+    """Report an exception of a thread's function that is no Thread."""
+    if not isinstance(exc, (SystemExit, CancelledError)):
+        _core._coro_report_unraisable(exc, function)
+
+
+def _run(function: Callable[..., object], args: Any, kwargs: Any, running: Running) -> None:
+    coro = _current_or_none()
+    try:
+        function(*args, **kwargs)
+        if coro is not None and coro in _interrupted:
+            raise _interrupted.pop(coro)
+    except BaseException as exc:
+        if coro is not None and isinstance(exc, KeyboardInterrupt):
+            raise
+        _report(function, exc)
+    finally:
+        _running.discard(coro)
+        running.finish()
+
+
+def _spawn(function: Callable[..., object], args: Any, kwargs: Any, running: Running) -> Any:
+    """Start a thread that is a coro."""
+    thread = getattr(function, "__self__", None)
+    name = getattr(thread, "name", None) if isinstance(thread, threading.Thread) else None
+    # As a thread, it begins with an empty context. threading runs the function in another one from 3.14 on.
+    coro = _core._coro_spawn(_run, function, args, kwargs, running, name=name, context=contextvars.Context())
+    _running.add(coro)
+    # A coro whose loop is closed before it has run does not call its function.
+    coro.add_done_callback(lambda _: _end_unborn(coro, running), context=contextvars.Context())
+    if isinstance(thread, threading.Thread) and _current_or_none() is None:
+        # Thread.start() waits until the thread runs, and here nothing runs until the caller returns.
+        thread._ident = coro.id  # type: ignore[attr-defined]
+        thread._started.set()  # type: ignore[attr-defined]
+    return coro
+
+
+def _end_unborn(coro: Any, running: Running) -> None:
+    _running.discard(coro)
+    running.finish()
+
+
+def start_new_thread(function: Callable[..., object], args: Any, kwargs: Any = None, /) -> int:
+    """Start a new thread, which is a coro where coros run, and return its identifier."""
+    if not callable(function):
+        raise TypeError("first arg must be callable")
+    if not isinstance(args, tuple):
+        raise TypeError("2nd arg must be a tuple")
+    if kwargs is not None and not isinstance(kwargs, dict):
+        raise TypeError("optional 3rd arg must be a dictionary")
+    sys.audit("_thread.start_new_thread", function, args, kwargs)
+    kwargs = kwargs or {}
+    if not begins_coro(function):
+        return _start_real(_run_real, (function, args, kwargs))
+    running = Running()
+    coro = _spawn(function, args, kwargs, running)
+    thread: Any = getattr(function, "__self__", None)
+    if not HAS_HANDLES and isinstance(thread, threading.Thread):
+        # So it is alive from now on, and stays out of what threading waits for at the exit.
+        thread._tstate_lock = Sentinel(running, coro)  # type: ignore[attr-defined]
+        thread._set_tstate_lock = _do_nothing  # type: ignore[attr-defined]
+    ident: int = coro.id
+    return ident
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def _run_real(function: Callable[..., object], args: Any, kwargs: Any) -> None:
+    try:
+        function(*args, **kwargs)
+    except BaseException as exc:
+        _report(function, exc)
+    finally:
+        sentinel = _sentinels.pop(_real_ident(), None)
+        if sentinel is not None:
+            sentinel.finish()
+
+
+def set_sentinel() -> Sentinel:
+    """Return what tells threading when the thread ends."""
+    sentinel = _sentinels[_real_ident()] = Sentinel()
+    return sentinel
+
+
+def start_joinable_thread(function: Callable[[], object], handle: Any = None, daemon: bool = True) -> Any:
+    """Start a new thread, which is a coro where coros run, and return its handle."""
+    if not callable(function):
+        raise TypeError("thread function must be callable")
+    if handle is None:
+        handle = ThreadHandle()
+    elif not isinstance(handle, ThreadHandle):
+        if isinstance(handle, _RealHandle):
+            return _start_joinable(function, handle=handle, daemon=daemon)
+        raise TypeError("'handle' must be a _ThreadHandle")
+    sys.audit("_thread.start_joinable_thread", function, daemon, handle)
+    running = handle.begin()
+    try:
+        if begins_coro(function):
+            handle.begin_coro(_spawn(function, (), {}, running))
+        else:
+            handle.begin_real(_RealHandle())
+            _start_joinable(lambda: _run(function, (), {}, running), handle=handle._real, daemon=daemon)
+    except BaseException:
+        handle.fail()
+        raise
+    return handle
+
+
+def make_thread_handle(ident: int) -> ThreadHandle:
+    """Return a handle of a thread that runs already, for the main thread and for those that threading has not made."""
+    coro = _current_or_none()
+    if coro is None or coro.id != ident:
+        return ThreadHandle.around(_make_real_handle(ident))
+    handle = ThreadHandle()
+    running = handle.begin()
+    handle.begin_coro(coro)
+    coro.add_done_callback(lambda _: running.finish(), context=contextvars.Context())
+    return handle
+
+
+def set_name(name: str) -> None:
+    """Set the name of a real thread. The name of a coro is not its thread's."""
+    if _current_or_none() is None:
+        _set_real_name(name)
+
+
+def excepthook(args: Any, /) -> None:
+    """Report an exception of ``Thread.run``.
+
+    That a coro was shut down or cancelled is none. Ctrl-C, which real threads never see, goes on to the loop.
+    """
+    coro = _current_or_none()
+    if coro is not None and issubclass(args.exc_type, CancelledError):
+        return
+    if coro is not None and issubclass(args.exc_type, KeyboardInterrupt):
+        _interrupted[coro] = args.exc_value or args.exc_type()
+        return
+    _excepthook(args)
+
+
+# ---------------------------------------------------------------- real threads
+
+_real_names = dict(vars(threading))
+for _kind in ("Condition", "Semaphore", "BoundedSemaphore", "Event", "Barrier"):
+    _originals.clone_class(_real_names[_kind], _real_names)
+
+
+def _start_really(self: Any) -> None:
+    """Start a thread that is a real one wherever this is called.
+
+    Nothing in here is a wait of a coro: those who start such threads hold real locks.
+    """
+    if not self._started.is_set():
+        self._started = _real_names["Event"]()
+    threading.Thread.start(self)
+
+
+class RealThread(threading.Thread):
+    """A thread that is a real one, whoever starts it. Coros may join it."""
+
+    _grapeshot_is_real = True
+    start = _start_really
+
+
+RealThread.__name__ = RealThread.__qualname__ = "Thread"
+
+
+def _current_real_thread() -> threading.Thread:
+    """``threading.current_thread()`` for what keeps the originals: of the thread, whatever coro runs in it."""
+    return threading._active.get(_real_ident()) or threading.current_thread()  # type: ignore[attr-defined]
+
+
+def _show_real_threads() -> None:
+    for name in ("Condition", "Semaphore", "BoundedSemaphore", "Event", "Barrier"):
+        _originals.show("threading", name, _real_names[name])
+    _originals.show("threading", "Thread", RealThread)
+    _originals.show("threading", "current_thread", _current_real_thread)
+    _originals.show("threading", "currentThread", _current_real_thread)
+
+
+def _forget_dummies() -> None:
+    """Let threading forget the object that stands for a coro which is no Thread, when the coro ends."""
+    module: Any = threading
+    if hasattr(module, "_thread_local_info"):
+        # Deletes it when the data of its thread is freed.
+        module._thread_local_info = local()
+        return
+    kind = module._DummyThread
+    real_init = kind.__init__
+
+    def __init__(self: Any) -> None:  # noqa: N807
+        real_init(self)
+        coro = _current_or_none()
+        if coro is not None:
+            coro.add_done_callback(_forget_dummy, context=contextvars.Context())
+
+    kind.__init__ = __init__
+
+
+def _forget_dummy(coro: Any) -> None:
+    threading._active.pop(coro.id, None)  # type: ignore[attr-defined]
+
+
+def _keep_process_pools_real() -> None:
+    """Let the thread that manages a pool of processes be a real one: it waits for pipes."""
+    module = sys.modules.get("concurrent.futures.process")
+    manager: Any = getattr(module, "_ExecutorManagerThread", None)
+    if manager is not None:
+        manager._grapeshot_is_real = True
+        manager.start = _start_really
+
+
+# ---------------------------------------------------------------- patching
+
+
+def _replacements() -> dict[str, dict[str, Any]]:
+    lock, rlock = _core.thread_lock, _core.thread_rlock
+    low: dict[str, Any] = {
+        "allocate_lock": lock,
+        "allocate": lock,
+        "LockType": lock,
+        "RLock": rlock,
+        "_local": local,
+        "get_ident": get_ident,
+        "start_new_thread": start_new_thread,
+        "start_new": start_new_thread,
+        "_count": count,
+    }
+    high: dict[str, Any] = {
+        "_allocate_lock": lock,
+        "Lock": lock,
+        "_CRLock": rlock,
+        "local": local,
+        "get_ident": get_ident,
+    }
+    if HAS_HANDLES:
+        low["lock"] = lock
+        handles = {
+            "start_joinable_thread": start_joinable_thread,
+            "_make_thread_handle": make_thread_handle,
+            "_ThreadHandle": ThreadHandle,
+        }
+        low |= handles
+        high |= {f"_{name.lstrip('_')}": new for name, new in handles.items()}
+        high["_LockType"] = lock
+    else:
+        low["_set_sentinel"] = high["_set_sentinel"] = set_sentinel
+        high["_start_new_thread"] = start_new_thread
+    if _set_real_name is not None:
+        low["set_name"] = high["_set_name"] = set_name
+    if threading.excepthook is _excepthook:
+        high["excepthook"] = excepthook
+    return {"_thread": low, "threading": high}
+
+
+def patch() -> None:
+    """Replace the names.
+
+    ``_active_limbo_lock`` and ``_shutdown_locks_lock`` of threading stay real. No coro can be suspended while it holds
+    one, so nobody waits long for them; and the start of a real thread, which takes the first, is no wait of a coro.
+    """
+    import concurrent.futures.process
+    import concurrent.futures.thread  # noqa: F401
+
+    _handles.watch_running_threads()
+    for module_name, names in _replacements().items():
+        for name, new in names.items():
+            if hasattr(sys.modules[module_name], name):
+                _originals.replace(module_name, name, new)
+    if not HAS_HANDLES:
+        threading.Thread._wait_for_tstate_lock = _handles.wait_for_tstate_lock  # type: ignore[attr-defined]
+    _forget_dummies()
+    _show_real_threads()
+    _keep_process_pools_real()
+    _imports.patch()

@@ -1,0 +1,48 @@
+"""``time.sleep`` of :func:`grapeshot.coro.install`: a coro sleeps while others run."""
+
+from __future__ import annotations
+
+import time
+
+from grapeshot import _core
+
+from . import _originals
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_sleep = time.sleep
+_can_wait = _core._coro_can_wait
+_sleep_for = _core._coro_sleep_relative
+_yield_slice = _core._coro_yield_slice
+
+# CPython's limit, which is that of its clock.
+_LONGEST_S = 9223372036.0
+
+
+def sleep(seconds: Any, /) -> None:
+    """Delay execution for the given number of seconds. Other coros run meanwhile."""
+    if not _can_wait():
+        return _sleep(seconds)
+    if not isinstance(seconds, float):
+        # As the original, which takes no strings and no decimals.
+        if not hasattr(type(seconds), "__index__"):
+            raise TypeError(f"'{type(seconds).__name__}' object cannot be interpreted as an integer")
+        seconds = seconds.__index__()
+    if seconds != seconds:
+        raise ValueError("Invalid value NaN (not a number)")
+    if seconds < 0:
+        raise ValueError("sleep length must be non-negative")
+    if seconds > _LONGEST_S:
+        raise OverflowError("timestamp too large to convert to C _PyTime_t")
+    if seconds:
+        _sleep_for(seconds)
+    else:
+        _yield_slice()
+    return None
+
+
+def patch() -> None:
+    """Replace the names."""
+    _originals.replace("time", "sleep", sleep)

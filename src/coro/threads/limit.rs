@@ -1,0 +1,85 @@
+//! The arguments `blocking` and `timeout` as `_thread` and `_queue` check them.
+
+use pyo3::exceptions::{PyOverflowError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyFloat;
+
+use crate::coro::sync::limit::Limit;
+
+/// `PY_TIMEOUT_MAX` in seconds.
+const LONGEST_S: f64 = 9_223_372_036.854_775;
+/// More than this many seconds are no time at all in CPython.
+const NO_TIME_S: f64 = 9_223_372_036.854_776;
+
+/// Seconds as CPython reads them: a float, or what has `__index__`.
+fn seconds(timeout: &Bound<'_, PyAny>) -> PyResult<f64> {
+    let seconds = if let Ok(float) = timeout.cast::<PyFloat>() {
+        float.value()
+    } else {
+        // An integer of any size: one that does not fit is an OverflowError.
+        timeout.extract::<i64>()? as f64
+    };
+    if seconds.is_nan() {
+        return Err(PyValueError::new_err("Invalid value NaN (not a number)"));
+    }
+    if seconds.abs() > NO_TIME_S {
+        return Err(PyOverflowError::new_err(
+            "timestamp out of range for platform time_t",
+        ));
+    }
+    Ok(seconds)
+}
+
+fn limited(timeout_s: f64) -> PyResult<Limit> {
+    if timeout_s > LONGEST_S {
+        return Err(PyOverflowError::new_err("timeout value is too large"));
+    }
+    Ok(if timeout_s > 0.0 {
+        Limit::For { timeout_s }
+    } else {
+        Limit::AtOnce
+    })
+}
+
+/// `acquire(blocking=True, timeout=-1)`.
+pub(super) fn of_acquire(
+    blocking: Option<Bound<'_, PyAny>>,
+    timeout: Option<Bound<'_, PyAny>>,
+) -> PyResult<Limit> {
+    let is_blocking = blocking.map_or(Ok(true), |blocking| blocking.is_truthy())?;
+    let timeout_s = timeout.map_or(Ok(-1.0), |timeout| seconds(&timeout))?;
+    let is_limited = timeout_s != -1.0;
+    if !is_blocking {
+        if is_limited {
+            return Err(PyValueError::new_err(
+                "can't specify a timeout for a non-blocking call",
+            ));
+        }
+        return Ok(Limit::AtOnce);
+    }
+    if !is_limited {
+        return Ok(Limit::Endless);
+    }
+    if timeout_s < 0.0 {
+        return Err(PyValueError::new_err(
+            "timeout value must be a non-negative number",
+        ));
+    }
+    limited(timeout_s)
+}
+
+/// `get(block=True, timeout=None)`.
+pub(super) fn of_get(block: Option<Bound<'_, PyAny>>, timeout: Option<Bound<'_, PyAny>>) -> PyResult<Limit> {
+    let is_blocking = block.map_or(Ok(true), |block| block.is_truthy())?;
+    if !is_blocking {
+        return Ok(Limit::AtOnce);
+    }
+    let Some(timeout) = timeout.filter(|timeout| !timeout.is_none()) else {
+        return Ok(Limit::Endless);
+    };
+    let timeout_s = seconds(&timeout)?;
+    if timeout_s < 0.0 {
+        return Err(PyValueError::new_err("'timeout' must be a non-negative number"));
+    }
+    limited(timeout_s)
+}

@@ -1,0 +1,373 @@
+//! `_thread.lock` and `_thread.RLock` between coros and real threads.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_void};
+use std::ptr;
+
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyTuple, PyType};
+
+use super::limit;
+use super::waiters::{Party, Source, Waiters, take_or_wait, take_through_interruptions};
+use crate::binding::errors;
+use crate::binding::native_type::{
+    Args, NativeType, This, bool_object, leak_table, method, new_type, none, represent, slot,
+    weaklist_member, with_critical_section,
+};
+use crate::coro::interruption;
+use crate::coro::runtime;
+use crate::coro::sync::limit::Limit;
+
+type Object<'py> = PyResult<Bound<'py, PyAny>>;
+
+/// The initial state is all zeroes, except for the waiters.
+#[repr(C)]
+struct LockObject<const RECURSIVE: bool> {
+    base: ffi::PyObject,
+    weakrefs: Cell<*mut ffi::PyObject>,
+    /// Who has taken it last and not released it. A waiter that was granted the lock holds it even before it runs.
+    holder: Cell<Party>,
+    /// How often the holder has taken it, beyond the first time.
+    depth: Cell<usize>,
+    waiters: Waiters,
+}
+
+type Lock<'py, const R: bool> = This<'py, LockObject<R>>;
+
+impl<const R: bool> NativeType for LockObject<R> {
+    const NAME: &'static CStr = if R {
+        c"grapeshot._core.thread_rlock"
+    } else {
+        c"grapeshot._core.thread_lock"
+    };
+    const DOC: &'static CStr = if R {
+        c"thread_rlock()\n--\n\nA lock that its holder, a coro or a real thread, may acquire again."
+    } else {
+        c"thread_lock()\n--\n\nA lock for coros and real threads. Anybody may release it."
+    };
+    const FLAGS: u64 = if R { ffi::Py_TPFLAGS_BASETYPE } else { 0 };
+    const DEALLOC: ffi::destructor = dealloc::<R>;
+
+    fn with_access<T>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
+        with_critical_section(this, body)
+    }
+}
+
+impl<const R: bool> Source for LockObject<R> {
+    fn waiters(&self) -> &Waiters {
+        &self.waiters
+    }
+
+    #[inline]
+    fn take(&self, py: Python<'_>) -> bool {
+        let holder = self.holder.get();
+        if holder.is_nobody() {
+            self.holder.set(Party::running(py));
+            return true;
+        }
+        if R && holder == Party::running(py) {
+            self.depth.set(self.depth.get() + 1);
+            return true;
+        }
+        false
+    }
+
+    #[inline]
+    fn give_back(&self, py: Python<'_>) {
+        self.depth.set(0);
+        self.holder
+            .set(self.waiters.grant_first(py).unwrap_or(Party::NOBODY));
+    }
+
+    fn holder(&self) -> Party {
+        self.holder.get()
+    }
+
+    fn what(&self) -> &'static str {
+        "no real thread holds the lock that it would wait for"
+    }
+}
+
+fn acquire<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Object<'py> {
+    let limit = if args.values().is_empty() {
+        Limit::Endless
+    } else {
+        let [blocking, timeout] = args.bind()?;
+        limit::of_acquire(blocking, timeout)?
+    };
+    Ok(bool_object(this.py(), take_or_wait(this.py(), &*this, limit)?))
+}
+
+fn release<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> Object<'py> {
+    let py = this.py();
+    let holder = this.holder.get();
+    if R && holder != Party::running(py) {
+        return Err(not_acquired());
+    }
+    if holder.is_nobody() {
+        return Err(PyRuntimeError::new_err("release unlocked lock"));
+    }
+    if R && this.depth.get() > 0 {
+        this.depth.set(this.depth.get() - 1);
+    } else {
+        this.give_back(py);
+    }
+    Ok(none(py))
+}
+
+#[cold]
+fn not_acquired() -> PyErr {
+    PyRuntimeError::new_err("cannot release un-acquired lock")
+}
+
+fn locked<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> Object<'py> {
+    Ok(bool_object(this.py(), !this.holder.get().is_nobody()))
+}
+
+/// In the child of a fork: the lock is free again.
+fn at_fork_reinit<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> Object<'py> {
+    this.waiters.clear();
+    this.depth.set(0);
+    this.holder.set(Party::NOBODY);
+    Ok(none(this.py()))
+}
+
+// ---- what only the RLock has, for `threading.Condition` -------------------------------------------------------
+
+fn is_owned<'py>(this: Lock<'py, true>, _: Args<'_, 'py>) -> Object<'py> {
+    Ok(bool_object(
+        this.py(),
+        this.holder.get() == Party::running(this.py()),
+    ))
+}
+
+fn recursion_count<'py>(this: Lock<'py, true>, _: Args<'_, 'py>) -> Object<'py> {
+    let is_owned = this.holder.get() == Party::running(this.py());
+    let count = if is_owned { this.depth.get() + 1 } else { 0 };
+    Ok(count.into_pyobject(this.py())?.into_any())
+}
+
+/// Releases all levels. Returns what `_acquire_restore` takes.
+fn release_save<'py>(this: Lock<'py, true>, _: Args<'_, 'py>) -> Object<'py> {
+    let py = this.py();
+    let holder = this.holder.get();
+    if holder.is_nobody() {
+        return Err(not_acquired());
+    }
+    let state = (this.depth.get() + 1, holder.ident())
+        .into_pyobject(py)?
+        .into_any();
+    this.give_back(py);
+    Ok(state)
+}
+
+/// Takes as many levels again. An interruption does not end this wait: `Condition.wait` has promised to return with the
+/// lock. It is raised where the coro waits next; what a signal handler has raised in a real thread is raised with the
+/// lock held.
+fn acquire_restore<'py>(this: Lock<'py, true>, args: Args<'_, 'py>) -> Object<'py> {
+    let py = this.py();
+    let state = args
+        .get(0)
+        .ok_or_else(|| PyTypeError::new_err("a tuple is required"))?;
+    let (count, _): (usize, u64) = state.cast::<PyTuple>()?.extract()?;
+    let interruptions = take_through_interruptions(py, &*this)?;
+    this.depth.set(count.saturating_sub(1));
+    match runtime::current_anywhere(py) {
+        Some(coro) => {
+            for error in interruptions.into_iter().rev() {
+                interruption::put_back(coro, error)?;
+            }
+        }
+        // A signal handler has raised it.
+        None => {
+            if let Some(error) = interruptions.into_iter().next() {
+                return Err(error);
+            }
+        }
+    }
+    Ok(none(py))
+}
+
+// ---- the types ------------------------------------------------------------------------------------------------
+
+/// The methods of both types. `method!` needs a concrete layout.
+macro_rules! methods {
+    ($layout:ty) => {
+        vec![
+            method!(
+                $layout,
+                acquire,
+                "acquire(blocking=True, timeout=-1)",
+                "\
+                    Acquire the lock, and return whether that was possible.\n\n\
+                    A coro waits while other coros run; a real thread blocks. Without blocking it returns at once.\n\
+                    A timeout in seconds limits the wait; -1 is no limit."
+            ),
+            method!($layout, release, "release()", "Release the lock, to the first that waits for it."),
+            method!(
+                $layout,
+                at_fork_reinit,
+                "_at_fork_reinit()",
+                "Make the lock free, in the child of a fork."
+            ),
+            method!(
+                $layout,
+                acquire,
+                "__enter__(blocking=True, timeout=-1)",
+                "Acquire the lock."
+            ),
+            method!($layout, release, "__exit__(*args)", "Release the lock."),
+        ]
+    };
+}
+
+pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'py, PyType>> {
+    type T = LockObject<false>;
+    let mut methods = methods!(T);
+    methods.extend([
+        method!(T, locked, "locked()", "Return whether the lock is held."),
+        method!(T, locked, "locked_lock()", "An obsolete synonym of locked()."),
+        method!(
+            T,
+            acquire,
+            "acquire_lock(blocking=True, timeout=-1)",
+            "An obsolete synonym of acquire()."
+        ),
+        method!(T, release, "release_lock()", "An obsolete synonym of release()."),
+    ]);
+    make::<false>(module, methods)
+}
+
+pub(super) fn make_recursive_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'py, PyType>> {
+    type T = LockObject<true>;
+    let mut methods = methods!(T);
+    methods.extend([
+        method!(
+            T,
+            is_owned,
+            "_is_owned()",
+            "Return whether the running coro or thread holds the lock."
+        ),
+        method!(
+            T,
+            recursion_count,
+            "_recursion_count()",
+            "Return how often the running coro or thread has acquired the lock."
+        ),
+        method!(
+            T,
+            release_save,
+            "_release_save()",
+            "Release the lock completely, for Condition.wait()."
+        ),
+        method!(
+            T,
+            acquire_restore,
+            "_acquire_restore(state, /)",
+            "Acquire the lock as often as before, for Condition.wait()."
+        ),
+    ]);
+    if module.py().version_info() >= (3, 14) {
+        methods.push(method!(T, locked, "locked()", "Return whether the lock is held."));
+    }
+    make::<true>(module, methods)
+}
+
+fn make<'py, const R: bool>(
+    module: &Bound<'py, PyModule>,
+    methods: Vec<ffi::PyMethodDef>,
+) -> PyResult<Bound<'py, PyType>> {
+    let slots = [
+        slot(ffi::Py_tp_new, new::<R> as *mut c_void),
+        slot(ffi::Py_tp_repr, repr::<R> as *mut c_void),
+        slot(
+            ffi::Py_tp_methods,
+            leak_table(methods, ffi::PyMethodDef::zeroed()),
+        ),
+        slot(
+            ffi::Py_tp_members,
+            weaklist_member(std::mem::offset_of!(LockObject<R>, weakrefs)),
+        ),
+    ];
+    // SAFETY: the functions are those of this layout; the tables are leaked.
+    unsafe { new_type::<LockObject<R>>(module, None, &slots) }
+}
+
+/// # Safety
+/// Called by CPython with the type or a subclass of it, a tuple, and a dict or null.
+unsafe extern "C" fn new<const R: bool>(
+    kind: *mut ffi::PyTypeObject,
+    args: *mut ffi::PyObject,
+    kwargs: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    // SAFETY: attached, the arguments are as said above; the allocation comes zeroed, and large enough for the layout.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            let has_own_init = (*kind).tp_init.map(|init| init as usize)
+                != ffi::PyBaseObject_Type.tp_init.map(|init| init as usize);
+            let is_empty =
+                ffi::PyTuple_GET_SIZE(args) == 0 && (kwargs.is_null() || ffi::PyDict_Size(kwargs) == 0);
+            if !is_empty && !has_own_init {
+                let kind = Bound::from_borrowed_ptr(py, kind.cast()).cast_into_unchecked::<PyType>();
+                return Err(PyTypeError::new_err(format!(
+                    "{}() takes no arguments",
+                    kind.name()?
+                )));
+            }
+            let object = Bound::from_owned_ptr_or_err(py, ffi::PyType_GenericAlloc(kind, 0))?;
+            Waiters::init(&raw mut (*object.as_ptr().cast::<LockObject<R>>()).waiters);
+            Ok(object.into_ptr())
+        })
+    }
+}
+
+/// # Safety
+/// Called by CPython with an unreferenced lock. Nobody waits for it: the frame of a waiter keeps it.
+unsafe extern "C" fn dealloc<const R: bool>(slf: *mut ffi::PyObject) {
+    // SAFETY: attached; nobody else knows the object. Its fields are dropped, then the memory is freed.
+    unsafe {
+        ffi::PyObject_GC_UnTrack(slf.cast());
+        if !(*slf.cast::<LockObject<R>>()).weakrefs.get().is_null() {
+            ffi::PyObject_ClearWeakRefs(slf);
+        }
+        ptr::drop_in_place(slf.cast::<LockObject<R>>());
+        let kind = ffi::Py_TYPE(slf);
+        if let Some(free) = (*kind).tp_free {
+            free(slf.cast());
+        }
+        ffi::Py_DECREF(kind.cast());
+    }
+}
+
+/// # Safety
+/// Called by CPython with an object of this type.
+unsafe extern "C" fn repr<const R: bool>(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    // SAFETY: attached, and the object has this layout and is alive.
+    unsafe {
+        represent::<LockObject<R>>(slf, |this| {
+            let holder = this.holder.get();
+            let state = if holder.is_nobody() { "unlocked" } else { "locked" };
+            let kind = Bound::from_borrowed_ptr(this.py(), ffi::Py_TYPE(slf).cast())
+                .cast_into_unchecked::<PyType>()
+                .fully_qualified_name()?;
+            let waiting = match this.waiters.len() {
+                0 => String::new(),
+                count => format!("waiting={count} "),
+            };
+            let owner = if R {
+                let count = if holder.is_nobody() {
+                    0
+                } else {
+                    this.depth.get() + 1
+                };
+                format!("owner={} count={count} ", holder.ident())
+            } else {
+                String::new()
+            };
+            Ok(format!("<{state} {kind} object {owner}{waiting}at {slf:p}>"))
+        })
+    }
+}

@@ -1,0 +1,248 @@
+//! `_queue.SimpleQueue` between coros and real threads. `put` never waits, so finalizers and signal handlers may call it
+//! at any point.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+
+use super::limit;
+use super::waiters::{Party, Source, Waiters, take_or_wait};
+use crate::binding::errors;
+use crate::binding::native_type::{
+    Args, NativeType, This, bool_object, class_getitem, leak_table, method, new_type, none, slot,
+    weaklist_member, with_critical_section,
+};
+use crate::coro::sync::item_queue::ItemQueue;
+use crate::coro::sync::limit::Limit;
+
+type Object<'py> = PyResult<Bound<'py, PyAny>>;
+
+#[repr(C)]
+struct QueueObject {
+    base: ffi::PyObject,
+    weakrefs: Cell<*mut ffi::PyObject>,
+    items: ItemQueue,
+    /// How many of the items belong to waiters that were woken and have not run yet. Each takes the oldest item when it
+    /// runs.
+    promised: Cell<usize>,
+    waiters: Waiters,
+}
+
+type Queue<'py> = This<'py, QueueObject>;
+
+impl NativeType for QueueObject {
+    const NAME: &'static CStr = c"grapeshot._core.thread_queue";
+    const DOC: &'static CStr = c"thread_queue()\n--\n\nAn unbounded FIFO queue for coros and real threads.";
+    const FLAGS: u64 = ffi::Py_TPFLAGS_BASETYPE;
+    const DEALLOC: ffi::destructor = dealloc;
+
+    unsafe fn traverse_rest(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        // SAFETY: passed on.
+        unsafe { self.items.traverse(visit, arg) }
+    }
+
+    fn clear(this: This<'_, Self>) {
+        this.items.clear(this.py());
+    }
+
+    fn with_access<T>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
+        with_critical_section(this, body)
+    }
+}
+
+impl Source for QueueObject {
+    fn waiters(&self) -> &Waiters {
+        &self.waiters
+    }
+
+    #[inline]
+    fn take(&self, _: Python<'_>) -> bool {
+        let is_there = self.items.len() > self.promised.get();
+        if is_there {
+            self.promised.set(self.promised.get() + 1);
+        }
+        is_there
+    }
+
+    fn give_back(&self, py: Python<'_>) {
+        self.promised.set(self.promised.get().saturating_sub(1));
+        self.promise(py);
+    }
+
+    fn holder(&self) -> Party {
+        Party::NOBODY
+    }
+
+    fn what(&self) -> &'static str {
+        "the queue that it would wait for is empty"
+    }
+}
+
+impl QueueObject {
+    /// Wakes the first waiter if there is an item for it.
+    fn promise(&self, py: Python<'_>) {
+        if self.items.len() > self.promised.get() && self.waiters.grant_first(py).is_some() {
+            self.promised.set(self.promised.get() + 1);
+        }
+    }
+}
+
+fn push<'py>(this: Queue<'py>, item: Option<Bound<'py, PyAny>>) -> Object<'py> {
+    let item = item.ok_or_else(|| PyTypeError::new_err("put() needs an item"))?;
+    this.items.push(item, false);
+    this.promise(this.py());
+    Ok(none(this.py()))
+}
+
+fn put<'py>(this: Queue<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    // `block` and `timeout` are there for queue.Queue's sake.
+    let [item, _, _] = args.bind()?;
+    push(this, item)
+}
+
+fn put_nowait<'py>(this: Queue<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let [item] = args.bind()?;
+    push(this, item)
+}
+
+fn pop(this: Queue<'_>, limit: Limit) -> Object<'_> {
+    let py = this.py();
+    if take_or_wait(py, &*this, limit)? {
+        this.promised.set(this.promised.get().saturating_sub(1));
+        // Only the collector's `clear` could have emptied it.
+        if let Some((item, _)) = this.items.pop(py) {
+            return Ok(item);
+        }
+    }
+    Err(PyErr::from_value(py.import("_queue")?.getattr("Empty")?.call0()?))
+}
+
+fn get<'py>(this: Queue<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let [block, timeout] = args.bind()?;
+    pop(this, limit::of_get(block, timeout)?)
+}
+
+fn get_nowait<'py>(this: Queue<'py>, _: Args<'_, 'py>) -> Object<'py> {
+    pop(this, Limit::AtOnce)
+}
+
+fn available(this: Queue<'_>) -> usize {
+    this.items.len().saturating_sub(this.promised.get())
+}
+
+fn qsize<'py>(this: Queue<'py>, _: Args<'_, 'py>) -> Object<'py> {
+    Ok(available(this).into_pyobject(this.py())?.into_any())
+}
+
+fn empty<'py>(this: Queue<'py>, _: Args<'_, 'py>) -> Object<'py> {
+    Ok(bool_object(this.py(), available(this) == 0))
+}
+
+pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'py, PyType>> {
+    let methods = vec![
+        method!(
+            QueueObject,
+            put,
+            "put(item, block=True, timeout=None)",
+            "Put the item into the queue. Never waits; block and timeout are ignored."
+        ),
+        method!(
+            QueueObject,
+            put_nowait,
+            "put_nowait(item)",
+            "Put the item into the queue."
+        ),
+        method!(
+            QueueObject,
+            get,
+            "get(block=True, timeout=None)",
+            "\
+                Remove the oldest item and return it, waiting for it.\n\n\
+                A coro waits while other coros run; a real thread blocks. Raises queue.Empty without block, and when\n\
+                the timeout is over."
+        ),
+        method!(
+            QueueObject,
+            get_nowait,
+            "get_nowait()",
+            "Remove the oldest item and return it. Raises queue.Empty if there is none."
+        ),
+        method!(QueueObject, qsize, "qsize()", "Return the number of items."),
+        method!(
+            QueueObject,
+            empty,
+            "empty()",
+            "Return whether the queue is empty."
+        ),
+        class_getitem(),
+    ];
+    let slots = [
+        slot(ffi::Py_tp_new, new as *mut c_void),
+        slot(
+            ffi::Py_tp_methods,
+            leak_table(methods, ffi::PyMethodDef::zeroed()),
+        ),
+        slot(
+            ffi::Py_tp_members,
+            weaklist_member(std::mem::offset_of!(QueueObject, weakrefs)),
+        ),
+    ];
+    // SAFETY: the functions are those of this layout; the tables are leaked.
+    unsafe { new_type::<QueueObject>(module, None, &slots) }
+}
+
+/// # Safety
+/// Called by CPython with the type or a subclass of it, a tuple, and a dict or null.
+unsafe extern "C" fn new(
+    kind: *mut ffi::PyTypeObject,
+    args: *mut ffi::PyObject,
+    kwargs: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    // SAFETY: attached, the arguments are as said above; the allocation comes zeroed, and large enough for the layout.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            let has_own_init = (*kind).tp_init.map(|init| init as usize)
+                != ffi::PyBaseObject_Type.tp_init.map(|init| init as usize);
+            let is_empty =
+                ffi::PyTuple_GET_SIZE(args) == 0 && (kwargs.is_null() || ffi::PyDict_Size(kwargs) == 0);
+            if !is_empty && !has_own_init {
+                let kind = Bound::from_borrowed_ptr(py, kind.cast()).cast_into_unchecked::<PyType>();
+                return Err(PyTypeError::new_err(format!(
+                    "{}() takes no arguments",
+                    kind.name()?
+                )));
+            }
+            let object = Bound::from_owned_ptr_or_err(py, ffi::PyType_GenericAlloc(kind, 0))?;
+            let body = object.as_ptr().cast::<QueueObject>();
+            (&raw mut (*body).items).write(ItemQueue::new());
+            Waiters::init(&raw mut (*body).waiters);
+            Ok(object.into_ptr())
+        })
+    }
+}
+
+/// # Safety
+/// Called by CPython with an unreferenced queue. Nobody waits for it: the frame of a waiter keeps it.
+unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
+    // SAFETY: attached; nobody else knows the object. Its fields are dropped, then the memory is freed.
+    unsafe {
+        let py = Python::assume_attached();
+        ffi::PyObject_GC_UnTrack(slf.cast());
+        if !(*slf.cast::<QueueObject>()).weakrefs.get().is_null() {
+            ffi::PyObject_ClearWeakRefs(slf);
+        }
+        QueueObject::clear(This::new(py, slf));
+        ptr::drop_in_place(slf.cast::<QueueObject>());
+        let kind = ffi::Py_TYPE(slf);
+        if let Some(free) = (*kind).tp_free {
+            free(slf.cast());
+        }
+        ffi::Py_DECREF(kind.cast());
+    }
+}

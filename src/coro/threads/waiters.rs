@@ -1,0 +1,412 @@
+//! `Waiters`: coros of any thread and real threads that wait for the same thing, in the order in which they came.
+//!
+//! ```text
+//!   Waiters   coros: WaitQueue      [ A 1 ] <--> [ C 3 ] <--> [ D 4 ]      each with its ticket (WaitNode.request)
+//!             threads: VecDeque     [ B 2 ] , [ E 5 ]
+//!
+//!   grant_first: the smallest ticket of the two heads
+//!     a coro      its loop's ready queue, and the loop is woken if it sleeps
+//!     a thread    its own semaphore, on which it blocks without the GIL
+//! ```
+//!
+//! All of it is used with the GIL held, so that no step is seen half done. A waiter is removed by whoever grants it
+//! something, by its own timeout, or by an interruption. A waiter that was granted something and is interrupted before
+//! it runs gives that back, so nothing is lost. Nobody polls.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::ffi::{c_int, c_longlong, c_void};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::coro::coroutine::Coro;
+use crate::coro::sync::limit::{Deadline, Limit};
+use crate::coro::sync::object::wait_in_queue;
+use crate::coro::wait_queue::WaitQueue;
+use crate::coro::{runtime, scheduler, suspension};
+use crate::event_loop::pyloop::LoopObject;
+use crate::event_loop::reactor::current_thread;
+
+// `pythread.h`, which pyo3 does not have.
+unsafe extern "C" {
+    fn PyThread_allocate_lock() -> *mut c_void;
+    fn PyThread_free_lock(lock: *mut c_void);
+    fn PyThread_acquire_lock(lock: *mut c_void, waits: c_int) -> c_int;
+    fn PyThread_acquire_lock_timed(
+        lock: *mut c_void,
+        microseconds: c_longlong,
+        is_interrupted: c_int,
+    ) -> c_int;
+    fn PyThread_release_lock(lock: *mut c_void);
+}
+
+/// `PyLockStatus`.
+const TIMED_OUT: c_int = 0;
+const INTERRUPTED: c_int = 2;
+/// The longest single wait of a thread, in microseconds. A longer one is repeated.
+const LONGEST_WAIT: u128 = 1 << 50;
+
+/// How often this process was forked off. The waiters of the parent do not exist in the child.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// Called in the child of a fork.
+pub(in crate::coro) fn after_fork() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// A coro, or a real thread while no coro runs in it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(in crate::coro) struct Party {
+    /// The coro's `id`, or `get_ident()` of the thread; 0 for nobody. The ids of coros are counted up from 1, and the
+    /// idents of threads are addresses, so none is both.
+    ident: u64,
+    is_coro: bool,
+}
+
+impl Party {
+    pub(super) const NOBODY: Self = Self {
+        ident: 0,
+        is_coro: false,
+    };
+
+    /// Who runs here.
+    #[inline]
+    pub(in crate::coro) fn running(py: Python<'_>) -> Self {
+        match runtime::current_anywhere(py) {
+            Some(coro) => Self::of_coro(coro),
+            None => Self {
+                ident: current_thread(),
+                is_coro: false,
+            },
+        }
+    }
+
+    fn of_coro(coro: Coro<'_>) -> Self {
+        Self {
+            ident: coro.id.get(),
+            is_coro: true,
+        }
+    }
+
+    #[inline]
+    pub(in crate::coro) fn ident(self) -> u64 {
+        self.ident
+    }
+
+    #[inline]
+    pub(super) fn is_nobody(self) -> bool {
+        self.ident == 0
+    }
+
+    /// Whether it goes on while this thread blocks.
+    fn is_other_thread(self) -> bool {
+        !self.is_coro && !self.is_nobody() && self.ident != current_thread()
+    }
+}
+
+/// A real thread that waits. It is kept by the thread and by the queue, so an interpreter that ends a thread in its
+/// wait leaves nothing dangling behind. The counts change only with the GIL held.
+struct ThreadWaiter {
+    /// Locked until the thread is to go on.
+    semaphore: *mut c_void,
+    is_granted: Cell<bool>,
+    party: Party,
+    ticket: i64,
+}
+
+impl ThreadWaiter {
+    fn new(py: Python<'_>, ticket: i64) -> PyResult<Rc<Self>> {
+        // SAFETY: makes a lock, or returns null; a new lock is taken at once.
+        let semaphore = unsafe {
+            let semaphore = PyThread_allocate_lock();
+            if semaphore.is_null() {
+                return Err(PyMemoryError::new_err("no memory for a lock"));
+            }
+            PyThread_acquire_lock(semaphore, 0);
+            semaphore
+        };
+        Ok(Rc::new(Self {
+            semaphore,
+            is_granted: Cell::new(false),
+            // A coro that has to block its thread still is who gets it.
+            party: Party::running(py),
+            ticket,
+        }))
+    }
+
+    /// Blocks without the GIL until the semaphore is released, a signal came, or the time is over.
+    fn block(&self, until: Option<Instant>) -> c_int {
+        let microseconds = until.map_or(-1, |until| {
+            let left = until.saturating_duration_since(Instant::now());
+            left.as_nanos().div_ceil(1000).min(LONGEST_WAIT) as c_longlong
+        });
+        // SAFETY: attached; the semaphore lives as long as `self`, and nothing of Python is used between the two.
+        unsafe {
+            let state = ffi::PyEval_SaveThread();
+            let status = PyThread_acquire_lock_timed(self.semaphore, microseconds, 1);
+            ffi::PyEval_RestoreThread(state);
+            status
+        }
+    }
+}
+
+impl Drop for ThreadWaiter {
+    fn drop(&mut self) {
+        // SAFETY: nobody waits on it: a thread that does keeps the waiter.
+        unsafe { PyThread_free_lock(self.semaphore) };
+    }
+}
+
+/// Does not move while somebody waits: it is part of an object, which the frame of each waiter keeps.
+pub(super) struct Waiters {
+    coros: WaitQueue,
+    threads: RefCell<VecDeque<Rc<ThreadWaiter>>>,
+    next_ticket: Cell<i64>,
+    /// `FORKS` when the first waiter came.
+    forks: Cell<u32>,
+}
+
+/// What can be waited for: a lock, or the items of a queue.
+pub(super) trait Source {
+    fn waiters(&self) -> &Waiters;
+    /// Takes it if that is possible without waiting.
+    fn take(&self, py: Python<'_>) -> bool;
+    /// Passes on what was granted to somebody who cannot take it any more.
+    fn give_back(&self, py: Python<'_>);
+    /// Who has it now.
+    fn holder(&self) -> Party;
+    /// For messages.
+    fn what(&self) -> &'static str;
+}
+
+/// How the caller of a method can wait.
+enum Way<'py> {
+    /// The coro leaves its stack.
+    Coro(Coro<'py>, Deadline<'py>),
+    /// The thread blocks.
+    Thread(Option<Instant>),
+}
+
+enum Waited {
+    Granted,
+    Late,
+    /// Woken with nothing.
+    Anew,
+}
+
+/// The error of a wait, and whether the waiter was granted what it waited for.
+type Failed = (PyErr, bool);
+
+/// Takes `source`, waiting for it. Returns false if the limit was over before.
+#[inline]
+pub(super) fn take_or_wait(py: Python<'_>, source: &impl Source, limit: Limit) -> PyResult<bool> {
+    if source.take(py) {
+        return Ok(true);
+    }
+    if limit.is_at_once() {
+        return Ok(false);
+    }
+    wait_for(py, source, limit)
+}
+
+fn wait_for(py: Python<'_>, source: &impl Source, limit: Limit) -> PyResult<bool> {
+    let way = find_way(py, source, limit)?;
+    // Finding the way may have run destructors.
+    while !source.take(py) {
+        match source.waiters().wait(py, &way) {
+            Ok(Waited::Granted) => break,
+            Ok(Waited::Late) => return Ok(false),
+            Ok(Waited::Anew) => {}
+            Err((error, is_granted)) => {
+                if is_granted {
+                    source.give_back(py);
+                }
+                return Err(error);
+            }
+        }
+    }
+    Ok(true)
+}
+
+/// Takes `source`, and waits for it through all interruptions. Returns them, the oldest first.
+///
+/// # Errors
+/// It is not taken: the caller cannot wait.
+pub(super) fn take_through_interruptions(py: Python<'_>, source: &impl Source) -> PyResult<Vec<PyErr>> {
+    let mut interruptions = Vec::new();
+    while !source.take(py) {
+        let way = find_way(py, source, Limit::Endless)?;
+        if source.take(py) {
+            break;
+        }
+        match source.waiters().wait(py, &way) {
+            Ok(Waited::Granted) => break,
+            Ok(Waited::Late | Waited::Anew) => {}
+            Err((error, is_granted)) => {
+                interruptions.push(error);
+                if is_granted {
+                    break;
+                }
+            }
+        }
+    }
+    Ok(interruptions)
+}
+
+/// A coro leaves its stack if it can. Where no coro runs, the thread blocks. A coro that cannot leave its stack blocks
+/// its thread only if another real thread has what it waits for; anybody else might need this thread to go on.
+fn find_way<'py>(py: Python<'py>, source: &impl Source, limit: Limit) -> PyResult<Way<'py>> {
+    if runtime::current_anywhere(py).is_some() {
+        match suspension::suspendable(py) {
+            Ok(coro) => return Ok(Way::Coro(coro, Deadline::new(coro, limit)?)),
+            Err(_) if source.holder().is_other_thread() => {}
+            Err(error) => return Err(cannot_wait(py, source.what(), &error)),
+        }
+    }
+    Ok(Way::Thread(limit.timeout_s().and_then(|timeout_s| {
+        Instant::now().checked_add(Duration::try_from_secs_f64(timeout_s).ok()?)
+    })))
+}
+
+#[cold]
+fn cannot_wait(py: Python<'_>, what: &str, why: &PyErr) -> PyErr {
+    PyRuntimeError::new_err(format!(
+        "{}; and {what}: to block the thread here could last for ever",
+        why.value(py)
+    ))
+}
+
+impl Waiters {
+    /// Fills the fields whose first state is not zero.
+    ///
+    /// # Safety
+    /// `place` is zeroed memory which nobody else knows.
+    pub(super) unsafe fn init(place: *mut Self) {
+        // SAFETY: by the contract.
+        unsafe { (&raw mut (*place).threads).write(RefCell::new(VecDeque::new())) };
+    }
+
+    fn ticket(&self) -> i64 {
+        self.forget_parents();
+        let ticket = self.next_ticket.get();
+        self.next_ticket.set(ticket + 1);
+        ticket
+    }
+
+    /// In the child of a fork: the waiters of the parent are not there.
+    fn forget_parents(&self) {
+        let forks = FORKS.load(Ordering::Relaxed);
+        if self.forks.replace(forks) != forks {
+            self.clear();
+        }
+    }
+
+    /// Forgets everybody.
+    pub(super) fn clear(&self) {
+        self.coros.clear();
+        // In the child of a fork the threads still count as owners, so this frees no semaphore that one waits on.
+        self.threads.borrow_mut().clear();
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.coros.len() + self.threads.borrow().len()
+    }
+
+    fn wait<'py>(&self, py: Python<'py>, way: &Way<'py>) -> Result<Waited, Failed> {
+        match way {
+            Way::Coro(coro, deadline) => self.suspend(*coro, deadline),
+            Way::Thread(until) => self.block(py, *until),
+        }
+    }
+
+    /// The coro waits on its own stack.
+    fn suspend<'py>(&self, coro: Coro<'py>, deadline: &Deadline<'py>) -> Result<Waited, Failed> {
+        let wait = wait_in_queue(&self.coros, coro, self.ticket(), deadline);
+        match wait.result {
+            Ok(_) if wait.is_granted => Ok(Waited::Granted),
+            Ok(_) if wait.is_late => Ok(Waited::Late),
+            Ok(_) => Ok(Waited::Anew),
+            Err(interruption) => Err((interruption, wait.is_granted)),
+        }
+    }
+
+    /// The thread waits. Signal handlers run meanwhile if it is the main thread.
+    fn block(&self, py: Python<'_>, until: Option<Instant>) -> Result<Waited, Failed> {
+        let ticket = self.ticket();
+        let waiter = ThreadWaiter::new(py, ticket).map_err(|error| (error, false))?;
+        self.threads.borrow_mut().push_back(Rc::clone(&waiter));
+        loop {
+            let status = waiter.block(until);
+            if waiter.is_granted.get() {
+                return Ok(Waited::Granted);
+            }
+            match status {
+                TIMED_OUT if until.is_some_and(|until| Instant::now() < until) => {}
+                TIMED_OUT => {
+                    self.remove(ticket);
+                    return Ok(Waited::Late);
+                }
+                INTERRUPTED => {
+                    if let Err(error) = py.check_signals() {
+                        // The handler may have released what this thread waits for.
+                        let is_granted = waiter.is_granted.get();
+                        if !is_granted {
+                            self.remove(ticket);
+                        }
+                        return Err((error, is_granted));
+                    }
+                }
+                _ => return Ok(Waited::Anew),
+            }
+        }
+    }
+
+    fn remove(&self, ticket: i64) {
+        self.threads.borrow_mut().retain(|waiter| waiter.ticket != ticket);
+    }
+
+    /// Grants the first waiter what it waits for, and wakes it. Returns who that is.
+    #[inline]
+    pub(super) fn grant_first(&self, py: Python<'_>) -> Option<Party> {
+        if self.len() == 0 {
+            return None;
+        }
+        self.grant_one(py)
+    }
+
+    fn grant_one(&self, py: Python<'_>) -> Option<Party> {
+        self.forget_parents();
+        loop {
+            let first_thread = self.threads.borrow().front().map(|waiter| waiter.ticket);
+            let coro = self.coros.first(py);
+            if let Some(coro) = coro
+                && first_thread.is_none_or(|ticket| coro.wait_node.request.get() < ticket)
+            {
+                if can_run(coro) {
+                    scheduler::make_ready_anywhere(coro);
+                    coro.wait_node.is_granted.set(true);
+                    return Some(Party::of_coro(coro));
+                }
+                coro.wait_node.unlink();
+                continue;
+            }
+            let waiter = self.threads.borrow_mut().pop_front()?;
+            waiter.is_granted.set(true);
+            // SAFETY: locked since it was made, and released only here.
+            unsafe { PyThread_release_lock(waiter.semaphore) };
+            return Some(waiter.party);
+        }
+    }
+}
+
+/// Whether the coro's loop can still run it. A coro whose loop was closed is abandoned where it waits.
+fn can_run(coro: Coro<'_>) -> bool {
+    coro.event_loop
+        .get(coro.py())
+        .is_some_and(|event_loop| !LoopObject::of(&event_loop).reactor().is_closed())
+}

@@ -1,0 +1,93 @@
+"""Runs CPython's own `test.lock_tests` on patched threading, in the main thread or in a coro.
+
+    python lock_subject.py thread|coro
+
+Prints how many tests ran, and each that failed.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import unittest
+import warnings
+
+from grapeshot import coro
+
+coro.install()
+
+import _thread  # noqa: E402
+import threading  # noqa: E402
+
+from test import lock_tests  # noqa: E402
+
+# Tests of what the new types are not meant to have.
+LEFT_OUT = {
+    # A Condition on a plain lock cannot be acquired twice.
+    "PlainConditionTests.test_acquire",
+}
+
+
+class LockTests(lock_tests.LockTests):
+    locktype = staticmethod(_thread.allocate_lock)
+
+
+class ClassLockTests(lock_tests.LockTests):
+    locktype = staticmethod(threading.Lock)
+
+
+class RLockTests(lock_tests.RLockTests):
+    locktype = staticmethod(threading.RLock)
+
+
+class PyRLockTests(lock_tests.RLockTests):
+    locktype = staticmethod(threading._PyRLock)
+
+
+class EventTests(lock_tests.EventTests):
+    eventtype = staticmethod(threading.Event)
+
+
+class ConditionTests(lock_tests.ConditionTests):
+    condtype = staticmethod(threading.Condition)
+
+
+class PlainConditionTests(lock_tests.ConditionTests):
+    def condtype(self, lock=None):
+        return threading.Condition(lock or threading.Lock())
+
+
+class SemaphoreTests(lock_tests.SemaphoreTests):
+    semtype = staticmethod(threading.Semaphore)
+
+
+class BoundedSemaphoreTests(lock_tests.BoundedSemaphoreTests):
+    semtype = staticmethod(threading.BoundedSemaphore)
+
+
+class BarrierTests(lock_tests.BarrierTests):
+    barriertype = staticmethod(threading.Barrier)
+
+
+def run() -> unittest.TestResult:
+    suite = unittest.TestSuite()
+    for name, value in list(globals().items()):
+        if name.endswith("Tests") and isinstance(value, type):
+            suite.addTests(
+                test
+                for test in unittest.defaultTestLoader.loadTestsFromTestCase(value)
+                if ".".join(test.id().split(".")[-2:]) not in LEFT_OUT
+            )
+    result = unittest.TestResult()
+    suite.run(result)
+    return result
+
+
+warnings.simplefilter("ignore", DeprecationWarning)
+outcome = coro.run(run) if sys.argv[1] == "coro" else run()
+print("ran", outcome.testsRun)
+for test, text in outcome.failures + outcome.errors:
+    print(test.id(), text)
+if not outcome.wasSuccessful():
+    traceback.print_stack()
+    sys.exit(1)
