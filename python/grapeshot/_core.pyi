@@ -44,16 +44,18 @@ __all__ = [
     "_coro_evict_always",
     "_coro_fail_evictions",
     "_coro_hide_loop",
+    "_coro_ident",
     "_coro_is_hidden",
     "_coro_is_on_loop",
-    "_coro_ident",
     "_coro_live",
     "_coro_new",
     "_coro_note_collection",
     "_coro_now",
     "_coro_panic",
-    "_coro_running_loop",
     "_coro_report_unraisable",
+    "_coro_run_number",
+    "_coro_running_loop",
+    "_coro_send_signal",
     "_coro_set_exception_notifier",
     "_coro_set_hooks",
     "_coro_set_latency_warning",
@@ -1326,12 +1328,13 @@ def _coro_act() -> None:
     """Note that the running coro begins I/O. It yields now if much was ready at once before. Nothing elsewhere."""
 
 def _coro_set_latency_warning(seconds: float | None, /) -> float:
-    """Warn of coros of this thread that run for so long without a yield (0.2 at the start); 0 or None: of none.
+    """Warn of what keeps a loop of this thread from turning for so long (0.2 at the start); 0 or None: of nothing.
 
-    Warnings are records of the logger ``asyncio``. The first says where the coro is, with its stack, while it is still
-    in the way; the second, when it yields or ends, how long it took and where it was when the time ran out. Times are
-    of the wall clock, with the resolution of the kernel's tick. Returns the limit before. ValueError if ``seconds`` is
-    negative or NaN.
+    That is a coro that does not yield, a step of a task, a callback, a protocol's method. Where this was not called,
+    threads without coros are not watched. Warnings are records of the logger ``asyncio``. The first says where the run
+    is, with its stack, while it is still in the way; the second, when it ends, how long it took and where it was when
+    the time ran out. Times are of the wall clock, with the resolution of the kernel's tick. Returns the limit before.
+    ValueError if ``seconds`` is negative or NaN.
     """
 
 def _coro_set_exception_notifier(
@@ -1360,13 +1363,23 @@ def _coro_set_hooks(
     pending_loop: Callable[[], Any],
     watch_thread: Callable[[], object],
     wait_for: Callable[..., list[Any]],
-    report_late: Callable[[str, float, list[tuple[CodeType, int]]], object],
+    report_late: Callable[[str, str, float, list[tuple[CodeType, int]]], object],
+    run_forever: Callable[..., None],
     /,
 ) -> None:
-    """Take what makes a loop for coros outside of any, watches threads end, waits for coros, and logs late ones."""
+    """Take what makes a loop for coros outside of any, watches threads end, waits for coros, logs late runs.
+
+    Stacks of late runs begin behind ``run_forever``.
+    """
 
 def _coro_unwatch() -> None:
-    """Let the watchdog leave this thread alone until its next coro runs. Nothing inside a coro."""
+    """Let the watchdog leave this thread alone until its next run. Nothing inside of what a loop runs."""
+
+def _coro_run_number() -> int:
+    """Return how many runs of coros have begun in this thread."""
+
+def _coro_send_signal(number: int, handler: object, /) -> bool:
+    """Send the signal to this process, unless another handler has been set for it. Return whether it was sent."""
 
 def _coro_stop_watchdog() -> None:
     """End the watchdog until the next coro runs: before a fork; or at the exit, once it is through with a report."""

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 
 from ._loop import Loop, new_event_loop
+from ._runner import Runner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ def run(main: Awaitable[_T], *, debug: bool | None = None) -> _T:
     """Run ``main`` to its end on a new grapeshot loop and return its result, as :func:`asyncio.run` does.
 
     In the end the loop's async generators and default executor are shut down and the loop is closed. Ctrl-C
-    cancels the main task first and raises :class:`KeyboardInterrupt` after it has cleaned up. With ``debug`` given, the
-    loop's debug mode is set to it.
+    cancels the main task first and raises :class:`KeyboardInterrupt` after it has cleaned up. A coro that runs then and
+    does not yield gets KeyboardInterrupt itself. With ``debug`` given, the loop's debug mode is set to it.
 
     Raises:
         RuntimeError: another event loop is running in this thread.
@@ -36,7 +37,7 @@ def run(main: Awaitable[_T], *, debug: bool | None = None) -> _T:
     Source: :class:`asyncio.Runner` (Python 3.11+) with :func:`new_event_loop` as its loop factory.
     """
     check_none_runs("asyncio.run()")
-    with asyncio.Runner(debug=debug, loop_factory=new_event_loop) as runner:
+    with Runner(debug=debug, loop_factory=new_event_loop) as runner:
         # The runner of a newer Python accepts any awaitable, that of an older one refuses it with its own error.
         return runner.run(main)  # type: ignore[arg-type, unused-ignore]
 
@@ -49,7 +50,7 @@ def check_none_runs(what: str) -> None:
 
 def run_on(loop: Loop, main: Coroutine[Any, Any, _T]) -> _T:
     """Run ``main`` as :func:`run` does, on ``loop``, which is closed in the end. No loop may run in this thread."""
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+    with Runner(loop_factory=lambda: loop) as runner:
         return runner.run(main)
 
 

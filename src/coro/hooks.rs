@@ -16,7 +16,9 @@ static PENDING_LOOP: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 static WATCH_THREAD: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 /// Waits for coros: `wait` with arguments.
 static WAIT_FOR: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
-/// Logs where a late coro is.
+/// The code of the function that runs the loop.
+static RUN_FOREVER: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
+/// Logs where a late run is.
 static REPORT_LATE: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
 /// Takes the functions; they stay for good.
@@ -25,7 +27,9 @@ pub(super) fn set(
     watch_thread: Bound<'_, PyAny>,
     wait_for: Bound<'_, PyAny>,
     report_late: Bound<'_, PyAny>,
+    run_forever: Py<PyAny>,
 ) {
+    RUN_FOREVER.store(run_forever.into_ptr(), Ordering::Release);
     REPORT_LATE.store(report_late.into_ptr(), Ordering::Release);
     WAIT_FOR.store(wait_for.into_ptr(), Ordering::Release);
     PENDING_LOOP.store(pending_loop.into_ptr(), Ordering::Release);
@@ -68,13 +72,19 @@ pub(super) fn watch_thread(py: Python<'_>) {
     }
 }
 
-/// The watchdog calls this with the coro's name, the seconds that it has run, and the code and line of each function
-/// that it is in.
+/// The code of the function that runs the loop. Its frame is between what has called the loop and what the loop calls.
+pub(super) fn run_forever(py: Python<'_>) -> Option<Bound<'_, PyAny>> {
+    // SAFETY: null, or code that is never freed.
+    unsafe { Bound::from_borrowed_ptr_or_opt(py, RUN_FOREVER.load(Ordering::Acquire)) }
+}
+
+/// The watchdog calls this with kind and name of what runs, the seconds that it has run, and the code and line of each
+/// function that it is in.
 #[cold]
 pub(super) fn report_late<'py>(
     py: Python<'py>,
-    (name, seconds, places): (Bound<'py, PyAny>, f64, Bound<'py, PyList>),
+    (kind, name, seconds, places): (&'static str, String, f64, Bound<'py, PyList>),
 ) -> PyResult<()> {
-    find(py, &REPORT_LATE)?.call1((name, seconds, places))?;
+    find(py, &REPORT_LATE)?.call1((kind, name, seconds, places))?;
     Ok(())
 }

@@ -1,14 +1,15 @@
-//! Warns of coros that run long without a yield, on asyncio's logger, as asyncio warns of slow callbacks.
+//! Warns of what keeps a loop from turning, on asyncio's logger, as asyncio warns of slow callbacks: coros that run long
+//! without a yield and, in a thread that has coros or has set a limit, tasks, callbacks and protocol methods.
 //!
 //! ```text
-//!   loop's thread   begin(coro) ..... computes ........................ end: "ran for 0.731 s, at 0.200 it was at ..."
+//!   loop's thread   begin ............ computes .............. end: "ran for 0.731 s, at 0.200 it was at ..."
 //!   watchdog               sleeps until begin + limit, `report`: "has run for 0.200 s, and is at ...", its stack
 //! ```
 //!
 //! The clock that times a run is cheap and ticks every few milliseconds. Still, every reported run has taken longer
-//! than the limit. The `Pulse` of a thread holds the time since which a coro runs there. That thread writes it, with at
-//! most four stores per run, and the watchdog reads it. The watchdog finds out which coro it is, and where, only with
-//! the GIL, because then the run cannot end.
+//! than the limit. The `Pulse` of a thread holds the time since which something runs there. That thread writes it, with
+//! at most four stores per run, and the watchdog reads it. The watchdog finds out what it is, and where, only with the
+//! GIL, because then the run cannot end. `scheduler` tells of coros, the loop (`event_loop/observer`) of the rest.
 
 use std::mem;
 use std::sync::atomic::Ordering;
@@ -19,17 +20,28 @@ use pyo3::types::PyList;
 
 use super::coroutine::Coro;
 use super::fiber;
-use super::pulse::{Found, HAS_ENDED, Pulse, late_after};
+use super::pulse::{Found, HAS_ENDED, Name, Place, Pulse, Subject, late_after};
+use super::report::{name, place, places};
 use super::runtime::{Runtime, current, with_runtime};
-use super::{hooks, watchdog};
+use super::{hooks, tasks, watchdog};
 use crate::binding::log;
+use crate::binding::native_type::{This, none};
+use crate::event_loop::observer::{self, Kind, Observer};
+use crate::event_loop::pyloop::LoopObject;
+use crate::event_loop::source::Deferred;
 use grapeshot_core::sys::clock;
 
-/// A run begins, in a thread whose limit is set.
+/// A coro begins to run, in a thread whose limit is set.
 #[inline]
 pub(super) fn begin(runtime: &Runtime, coro: Coro<'_>) {
+    start(runtime, coro.as_ptr(), Subject::Coro);
+}
+
+/// A run begins. Whoever runs the object keeps it until the run has ended.
+#[inline]
+fn start(runtime: &Runtime, object: *mut ffi::PyObject, subject: Subject) {
     let pulse: &Pulse = &runtime.pulse;
-    pulse.coro.store(coro.as_ptr(), Ordering::Relaxed);
+    pulse.set_subject(object, subject);
     // SAFETY: attached.
     let thread = unsafe { ffi::PyThreadState_Get() };
     pulse.thread.store(thread, Ordering::Relaxed);
@@ -41,136 +53,230 @@ pub(super) fn begin(runtime: &Runtime, coro: Coro<'_>) {
     }
 }
 
+// ---- what the loop runs ------------------------------------------------------------------------------------------
+
+/// Makes the loops tell what they run, except for queued entries with the function `own_entry`: those of coros.
+pub(super) fn install(own_entry: Deferred) {
+    observer::install(Observer {
+        is_on: || with_runtime(is_observed),
+        begin: |object, kind| {
+            with_runtime(|runtime| {
+                if is_observed(runtime) {
+                    start(runtime, object.as_ptr(), subject_of(kind));
+                }
+            });
+        },
+        end: |object, kind| with_runtime(|runtime| end(runtime, object, subject_of(kind))),
+        leave: || {
+            with_runtime(|runtime| {
+                runtime.pulse.since_ns.fetch_or(HAS_ENDED, Ordering::Relaxed);
+            });
+        },
+        own_entry,
+    });
+}
+
+fn is_observed(runtime: &Runtime) -> bool {
+    runtime.options.late_ns.get() != 0 && runtime.is_watched.get()
+}
+
+fn subject_of(kind: Kind) -> Subject {
+    match kind {
+        Kind::Callback => Subject::Callback,
+        Kind::Source => Subject::Source,
+    }
+}
+
+/// The loop has run the object.
+fn end(runtime: &Runtime, object: &Bound<'_, PyAny>, subject: Subject) -> PyResult<()> {
+    let late_ns = runtime.options.late_ns.get();
+    let pulse = &runtime.pulse;
+    // No run: the limit was switched off meanwhile, or a coro ran inside of this run.
+    if late_ns == 0 || pulse.running_since().is_none() {
+        return Ok(());
+    }
+    match pulse.end(late_ns) {
+        None => Ok(()),
+        Some(took_ns) => warn(runtime, object, subject, took_ns),
+    }
+}
+
+/// The loop that runs in this thread, if it is grapeshot's, tells what it runs from now on, or no longer.
+pub(super) fn observe_running_loop(py: Python<'_>, runtime: &Runtime) {
+    if let Ok(event_loop) = tasks::running_loop(py)
+        && LoopObject::is_loop(&event_loop)
+    {
+        LoopObject::of(&event_loop)
+            .reactor()
+            .set_observed(is_observed(runtime));
+    }
+}
+
+/// Observes what the loop runs now, which began when the loop was not observed. Nobody will tell of its end, so another
+/// entry of the queue follows it.
+fn observe_current(py: Python<'_>, runtime: &Runtime) -> PyResult<()> {
+    let event_loop = tasks::running_loop(py)?;
+    if !LoopObject::is_loop(&event_loop) {
+        return Ok(());
+    }
+    let task = tasks::current(py).unwrap_or_else(|_| none(py));
+    start(runtime, task.as_ptr(), Subject::Callback);
+    // The entry keeps the task. When it runs, it is the subject itself.
+    LoopObject::of(&event_loop).reactor().defer(task, |_, _| Ok(()));
+    Ok(())
+}
+
+// ---- the limit ---------------------------------------------------------------------------------------------------
+
 /// Sets the limit of this thread and returns the one before. The limit holds for the current run, too.
-pub(super) fn set_limit(py: Python<'_>, limit_ns: u64) -> u64 {
-    let coro = current(py);
+pub(super) fn set_limit(py: Python<'_>, limit_ns: u64) -> PyResult<u64> {
     with_runtime(|runtime| {
+        if !runtime.is_watched.replace(true) {
+            hooks::watch_thread(py);
+        }
         let late_ns = late_after(limit_ns);
         runtime.options.late_ns.set(late_ns);
+        let before = runtime.options.latency_ns.replace(limit_ns);
         let pulse = &runtime.pulse;
         pulse.late_ns.store(late_ns, Ordering::Relaxed);
         drop(pulse.found().take());
+        observe_running_loop(py, runtime);
         if late_ns == 0 {
             pulse.since_ns.fetch_or(HAS_ENDED, Ordering::Relaxed);
             watchdog::unwatch(pulse);
-        } else {
-            if let (None, Some(coro)) = (pulse.running_since(), coro) {
-                begin(runtime, coro);
-            }
-            if coro.is_some() || !pulse.is_unwatched.load(Ordering::Relaxed) {
-                watchdog::watch(pulse, report);
-            }
+            return Ok(before);
         }
-        runtime.options.latency_ns.replace(limit_ns)
+        match (pulse.running_since(), current(py)) {
+            (None, Some(coro)) => begin(runtime, coro),
+            (None, None) => observe_current(py, runtime)?,
+            (Some(_), _) => {}
+        }
+        if pulse.running_since().is_some() || !pulse.is_unwatched.load(Ordering::Relaxed) {
+            watchdog::watch(pulse, report);
+        }
+        Ok(before)
     })
 }
 
-/// Reports where the coro is that has run since `since_ns`, if it still runs. The watchdog calls this.
+// ---- the records -------------------------------------------------------------------------------------------------
+
+/// Reports where the run is that began at `since_ns`, if it still goes on. The watchdog calls this.
 fn report(py: Python<'_>, pulse: &Pulse, since_ns: u64) -> PyResult<()> {
     let is_current = || pulse.running_since() == Some(since_ns);
     if !is_current() {
         return Ok(());
     }
     let after_ns = clock::coarse_ns().saturating_sub(since_ns);
-    // SAFETY: attached, so the run cannot end before other code runs: its coro is alive.
-    let coro = unsafe { Bound::from_borrowed_ptr(py, pulse.coro.load(Ordering::Relaxed)) };
-    let name = coro.getattr("name")?;
-    // Only the coro's own thread may drop the last reference to it.
-    drop(coro);
+    let (object, subject) = pulse.subject();
+    // SAFETY: attached, so the run cannot end before other code runs: its object is alive.
+    let object = unsafe { Bound::from_borrowed_ptr(py, object) };
     // SAFETY: the thread is in that run (see above), its state belongs to this interpreter, and its frames change only
     // with the GIL.
     let places = unsafe { places(py, pulse.thread.load(Ordering::Relaxed))? };
-    let place = match places.first() {
-        Some((code, line)) => Some(Found {
-            since_ns,
-            after_ns,
-            file: text(code, "co_filename")?,
-            line: *line,
-            function: text(code, "co_qualname")?,
-        }),
-        None => None,
-    };
+    let innermost = places.first().map(place).transpose()?;
+    let outermost = places.last().map(place).transpose()?;
+    let name = name(&object, subject, outermost.as_ref())?;
+    // Only the coro's own thread may drop the last reference to it.
+    drop(object);
     if !is_current() {
-        // A finalizer has let the thread run meanwhile (to 3.11 the collector runs where objects are made), so the coro
-        // is somewhere else.
+        // A finalizer has let the thread run meanwhile (to 3.11 the collector runs where objects are made), or a task's
+        // own `get_name`, so the thread is somewhere else.
         return Ok(());
     }
     let seconds = after_ns as f64 / 1e9;
-    *pulse.found() = place;
-    hooks::report_late(py, (name, seconds, PyList::new(py, places)?))
+    *pulse.found() = Some(Found {
+        since_ns,
+        after_ns,
+        name: name.clone(),
+        place: innermost,
+    });
+    hooks::report_late(py, (name.kind, name.name, seconds, PyList::new(py, places)?))
 }
 
-/// Code and line of the functions that a thread is in, the innermost first; nothing if it is in none.
-///
-/// `sys._current_frames` cannot be used: it also makes frame objects of other interpreters' threads, which have GILs of
-/// their own.
-///
-/// # Safety
-/// `thread` is the state of a live thread of this interpreter.
-unsafe fn places(py: Python<'_>, thread: *mut ffi::PyThreadState) -> PyResult<Vec<(Bound<'_, PyAny>, u32)>> {
-    // SAFETY: by the contract; a new reference, or null without an exception.
-    let mut frame = unsafe { Bound::from_owned_ptr_or_opt(py, ffi::PyThreadState_GetFrame(thread).cast()) };
-    let mut places = Vec::new();
-    while let Some(inner) = frame.filter(|frame| !frame.is_none()) {
-        // None while a function is between two lines.
-        let line = inner.getattr("f_lineno")?.extract::<Option<u32>>()?;
-        places.push((inner.getattr("f_code")?, line.unwrap_or(0)));
-        frame = Some(inner.getattr("f_back")?);
-    }
-    Ok(places)
-}
-
-fn text(code: &Bound<'_, PyAny>, name: &str) -> PyResult<String> {
-    Ok(code.getattr(name)?.str()?.to_string_lossy().into_owned())
-}
-
-/// Warns of a coro that ran for `took_ns` before it yielded or ended. Returns Err only for an exception that must leave
-/// the loop.
+/// Warns of a run that took `took_ns`. Returns Err only for an exception that must leave the loop.
 #[cold]
-pub(super) fn warn(runtime: &Runtime, coro: Coro<'_>, took_ns: u64) -> PyResult<()> {
-    let py = coro.py();
+pub(super) fn warn(
+    runtime: &Runtime,
+    object: &Bound<'_, PyAny>,
+    subject: Subject,
+    took_ns: u64,
+) -> PyResult<()> {
+    let py = object.py();
     let pulse = &runtime.pulse;
     let found =
         mem::take(&mut *pulse.found()).filter(|found| found.since_ns | HAS_ENDED == pulse.last_change());
-    match try_warn(coro, took_ns, found) {
+    match try_warn(object, subject, took_ns, found) {
         Ok(outcome) => outcome,
         Err(error) => {
-            error.write_unraisable(py, Some(&coro.to_bound()));
+            error.write_unraisable(py, Some(object));
             Ok(())
         }
     }
 }
 
 /// Ok holds what logging has raised.
-fn try_warn(coro: Coro<'_>, took_ns: u64, found: Option<Found>) -> PyResult<PyResult<()>> {
-    let py = coro.py();
-    let seconds = |duration_ns| (duration_ns as f64 / 1e9).into_pyobject(py).map(Bound::into_any);
-    let mut values = vec![coro.to_bound().getattr("name")?, seconds(took_ns)?];
-    let format = if let Some(found) = found {
-        values.push(seconds(found.after_ns)?);
-        values.push(found.file.into_pyobject(py)?.into_any());
-        values.push(found.line.into_pyobject(py)?.into_any());
-        values.push(found.function.into_pyobject(py)?.into_any());
-        "coro %r ran for %.3f seconds without a yield; after %.3f it was at %s:%s in %s"
-    } else if let Some(place) = place(coro)? {
-        // The watchdog has not seen this run: C code kept the GIL, or there was no watchdog thread.
-        values.extend(place);
-        "coro %r ran for %.3f seconds without a yield, until %s:%s in %s"
-    } else {
-        "coro %r ran for %.3f seconds without a yield, until it ended"
+fn try_warn(
+    object: &Bound<'_, PyAny>,
+    subject: Subject,
+    took_ns: u64,
+    found: Option<Found>,
+) -> PyResult<PyResult<()>> {
+    let py = object.py();
+    let (name, seen) = match found {
+        Some(found) => (found.name, Some((found.after_ns, found.place))),
+        None => (name(object, subject, None)?, None),
     };
-    Ok(log::warning(py, format, &values))
+    let mut format = format!("{} %r ran for %.3f seconds{}", name.kind, without_a_yield(&name));
+    let mut values = vec![name.name.into_pyobject(py)?.into_any(), seconds(py, took_ns)?];
+    let place = match seen {
+        Some((after_ns, place)) => {
+            values.push(seconds(py, after_ns)?);
+            format += if place.is_some() {
+                "; after %.3f it was at %s:%s in %s"
+            } else {
+                "; after %.3f it was in no Python function"
+            };
+            place
+        }
+        // The watchdog has not seen this run: C code kept the GIL, or there was no watchdog thread.
+        None if subject == Subject::Coro => {
+            let place = suspended_at(object)?;
+            format += if place.is_some() {
+                ", until %s:%s in %s"
+            } else {
+                ", until it ended"
+            };
+            place
+        }
+        None => None,
+    };
+    if let Some(place) = place {
+        values.push(place.file.into_pyobject(py)?.into_any());
+        values.push(place.line.into_pyobject(py)?.into_any());
+        values.push(place.function.into_pyobject(py)?.into_any());
+    }
+    Ok(log::warning(py, &format, &values))
 }
 
-/// File, line and function where the coro is suspended; None if it has ended.
-fn place(coro: Coro<'_>) -> PyResult<Option<[Bound<'_, PyAny>; 3]>> {
+fn seconds(py: Python<'_>, duration_ns: u64) -> PyResult<Bound<'_, PyAny>> {
+    Ok((duration_ns as f64 / 1e9).into_pyobject(py)?.into_any())
+}
+
+/// What is said of things that should have yielded.
+fn without_a_yield(name: &Name) -> &'static str {
+    match name.kind {
+        "coro" | "task" => " without a yield",
+        _ => "",
+    }
+}
+
+/// Where the coro is suspended; None if it has ended.
+fn suspended_at(coro: &Bound<'_, PyAny>) -> PyResult<Option<Place>> {
+    // SAFETY: `Subject::Coro` goes with coros only (`begin`).
+    let coro: Coro<'_> = unsafe { This::new(coro.py(), coro.as_ptr()) };
     let Some(frame) = fiber::frame(coro)? else {
         return Ok(None);
     };
-    let code = frame.getattr("f_code")?;
-    Ok(Some([
-        code.getattr("co_filename")?,
-        frame.getattr("f_lineno")?,
-        code.getattr("co_qualname")?,
-    ]))
+    let line = frame.getattr("f_lineno")?.extract::<Option<u32>>()?;
+    place(&(frame.getattr("f_code")?, line.unwrap_or(0))).map(Some)
 }

@@ -13,7 +13,7 @@
 //! | `threads` | locks and queues that coros share with real threads |
 //! | `tasks`, `visibility` | asyncio's running loop and current task while a coro runs; coros that hide the loop |
 //! | `ending`, `notifier` | ends coros whose loop is closed; the exception notifier |
-//! | `pulse`, `latency`, `watchdog` | find and report coros that run for too long |
+//! | `pulse`, `latency`, `watchdog`, `report` | find and report what keeps a loop from turning |
 //! | `collector`, `profiling`, `thread_locals` | other code that uses the C stack: the collector, profilers, libraries |
 //! | `errors`, `hooks` | classes and functions of the Python package that native code needs |
 //! | `methods` | the methods and functions that Python calls |
@@ -37,14 +37,15 @@ mod notifier;
 mod profiling;
 mod pulse;
 mod pystate;
+mod report;
 mod runtime;
 mod scheduler;
 mod suspension;
 mod sync;
 mod tasks;
 mod thread_locals;
-mod visibility;
 mod threads;
+mod visibility;
 mod wait_queue;
 mod watchdog;
 

@@ -1,6 +1,6 @@
-//! `Pulse`: which coro runs in a thread, and since when.
+//! `Pulse`: what runs in a thread, and since when: a coro, or what the thread's loop runs.
 //!
-//! The thread that owns a pulse writes it, with at most four stores per run of a coro; the watchdog reads it. It must
+//! The thread that owns a pulse writes it, with at most four stores per run; the watchdog reads it. It must
 //! not know what follows from a run that is late.
 
 use std::ops::Deref;
@@ -13,31 +13,55 @@ use pyo3::ffi;
 
 /// The limit of a new thread.
 pub(super) const DEFAULT_LIMIT_NS: u64 = 200_000_000;
-/// Set in `since_ns` when no coro runs.
+/// Set in `since_ns` when nothing runs.
 pub(super) const HAS_ENDED: u64 = 1;
 /// `since_ns` of a thread that has ended.
 const GONE: u64 = u64::MAX;
 
-/// The current run in a thread with coros.
+/// The current run in a thread.
 pub(super) struct Pulse {
-    /// When the current run of a coro began. After the run: the same time with `HAS_ENDED` set.
+    /// When the current run began. After the run: the same time with `HAS_ENDED` set.
     pub(super) since_ns: AtomicU64,
-    /// The coro of that run. The runtime keeps it during the run.
-    pub(super) coro: AtomicPtr<ffi::PyObject>,
+    /// What runs: an object and its `Subject`. Whoever runs it keeps the object during the run.
+    subject: AtomicPtr<ffi::PyObject>,
     /// A run that takes this long is late; 0 for never.
     pub(super) late_ns: AtomicU64,
     /// The watchdog has to be told of the next run.
     pub(super) is_unwatched: AtomicBool,
-    /// The thread's state during that run; valid as long as the coro.
+    /// The thread's state during that run.
     pub(super) thread: AtomicPtr<ffi::PyThreadState>,
     /// Where the watchdog has found the run.
     found: Mutex<Option<Found>>,
+}
+
+/// What kind of object runs. Kept in the lowest bits of the object's address.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Subject {
+    Coro = 0,
+    /// The callback of a handle, a task, or None.
+    Callback = 1,
+    /// A native transport or listener.
+    Source = 2,
 }
 
 /// What the watchdog has seen of a run.
 pub(super) struct Found {
     pub(super) since_ns: u64,
     pub(super) after_ns: u64,
+    /// The name of what runs, and the place where it was. None: in no Python function.
+    pub(super) name: Name,
+    pub(super) place: Option<Place>,
+}
+
+/// The kind of what runs as users know it, and its name.
+#[derive(Clone)]
+pub(super) struct Name {
+    pub(super) kind: &'static str,
+    pub(super) name: String,
+}
+
+#[derive(Clone)]
+pub(super) struct Place {
     pub(super) file: String,
     pub(super) line: u32,
     pub(super) function: String,
@@ -50,7 +74,7 @@ impl OwnPulse {
     pub(super) fn new() -> Self {
         Self(Arc::new(Pulse {
             since_ns: AtomicU64::new(HAS_ENDED),
-            coro: AtomicPtr::new(ptr::null_mut()),
+            subject: AtomicPtr::new(ptr::null_mut()),
             late_ns: AtomicU64::new(late_after(DEFAULT_LIMIT_NS)),
             is_unwatched: AtomicBool::new(true),
             thread: AtomicPtr::new(ptr::null_mut()),
@@ -82,6 +106,24 @@ pub(super) fn late_after(limit_ns: u64) -> u64 {
 }
 
 impl Pulse {
+    /// What runs from now on. `begin` follows.
+    #[inline]
+    pub(super) fn set_subject(&self, object: *mut ffi::PyObject, subject: Subject) {
+        let tagged = object.map_addr(|address| address | subject as usize);
+        self.subject.store(tagged, Ordering::Relaxed);
+    }
+
+    /// The object of the current run, borrowed.
+    pub(super) fn subject(&self) -> (*mut ffi::PyObject, Subject) {
+        let tagged = self.subject.load(Ordering::Relaxed);
+        let subject = match tagged.addr() & 3 {
+            0 => Subject::Coro,
+            1 => Subject::Callback,
+            _ => Subject::Source,
+        };
+        (tagged.map_addr(|address| address & !3), subject)
+    }
+
     /// When the current run began; None if there is none.
     pub(super) fn running_since(&self) -> Option<u64> {
         let since_ns = self.since_ns.load(Ordering::Relaxed);

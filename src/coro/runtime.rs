@@ -32,7 +32,8 @@ pub(super) const STACK_LEN: usize = 8 * 1024 * 1024;
 pub(super) struct Runtime {
     /// `threading.get_ident()` of the thread.
     pub(super) thread: u64,
-    /// The package will end the coros when the thread ends.
+    /// The thread has coros, or has set a limit for the watchdog: the package notices the thread's end, and its loops
+    /// are observed.
     pub(super) is_watched: Cell<bool>,
     /// The thread ends: no more coros.
     pub(super) is_ending: Cell<bool>,

@@ -24,6 +24,7 @@ use super::coroutine::{Coro, CoroObject, Status};
 use super::fiber::Fiber;
 use super::function::{finish, run_on_stack, store};
 use super::notifier::report;
+use super::pulse::Subject;
 use super::runtime::{Runtime, with_runtime};
 use super::{hooks, latency, profiling, pystate, tasks, thread_locals};
 use crate::binding::native_type::This;
@@ -86,7 +87,7 @@ fn refuse(runtime: &Runtime, coro: Coro<'_>) -> PyResult<()> {
 fn finish_late(runtime: &Runtime, coro: Coro<'_>, took_ns: u64) -> PyResult<()> {
     // `finish` drops the runtime's reference to a coro that has ended.
     let kept = coro.to_bound();
-    let warned = latency::warn(runtime, coro, took_ns);
+    let warned = latency::warn(runtime, &kept, Subject::Coro, took_ns);
     let finished = if coro.is_done() {
         finish(runtime, coro)
     } else {
@@ -228,6 +229,7 @@ pub(super) fn start(coro: Coro<'_>) -> PyResult<()> {
     with_runtime(|runtime| {
         if !runtime.is_watched.replace(true) {
             hooks::watch_thread(coro.py());
+            latency::observe_running_loop(coro.py(), runtime);
         }
         runtime.enter(coro);
     });

@@ -27,7 +27,12 @@ static CURRENT_TASKS: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut())
 static RUNNING_LOOP: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 static SET_RUNNING_LOOP: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
+/// `asyncio.current_task`.
+static CURRENT_TASK: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
+
 pub(super) fn set_up(py: Python<'_>) -> PyResult<()> {
+    let current = py.import("asyncio")?.getattr("current_task")?;
+    CURRENT_TASK.store(current.into_ptr(), Ordering::Release);
     let running = py.import("_asyncio")?.getattr("_get_running_loop")?;
     RUNNING_LOOP.store(running.into_ptr(), Ordering::Release);
     let set_running = py.import("_asyncio")?.getattr("_set_running_loop")?;
@@ -326,4 +331,14 @@ pub(super) fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     }
     // SAFETY: set up before any coro can be made, never freed.
     unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyObject_CallNoArgs(function)) }
+}
+
+/// `asyncio.current_task()`: a task, a coro or None.
+#[cold]
+pub(super) fn current(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    // SAFETY: null, or a function that is never freed.
+    match unsafe { Bound::from_borrowed_ptr_or_opt(py, CURRENT_TASK.load(Ordering::Relaxed)) } {
+        Some(function) => function.call0(),
+        None => Ok(py.None().into_bound(py)),
+    }
 }

@@ -1,15 +1,15 @@
 //! The watchdog: a thread that finds runs that are late while they last.
 //!
 //! ```text
-//!   a coro runs in a thread    no pulse has changed      the same again: pulses      again: sleep until
+//!   a run in a thread          no pulse has changed      the same again: pulses      again: sleep until
 //!   that is not watched  -->   since the last look  -->  are told to wake us   -->   somebody wakes us
 //!        ^  sleep until the earliest run can be late                                      |
 //!        '--------------------------------------------------------------------------------'
 //! ```
 //!
-//! There is one watchdog for all threads with coros. It starts with the first run of a coro where a limit is set. It
-//! sleeps while nothing runs. It ends when there is no thread left to watch: the limit is off, the loop is closed, or
-//! the process forks or exits.
+//! There is one watchdog for all threads. It starts with the first run where a limit is set: of a coro, or of what an
+//! observed loop runs. It sleeps while nothing runs. It ends when there is no thread left to watch: the limit is off, the
+//! loop is closed, or the process forks or exits.
 //!
 //! The watchdog is a Rust thread. It reads the pulses without the GIL, attaches only when a run is late, and is not in
 //! `threading.enumerate()`. A short-lived thread of `threading` makes the log record: for a thread that it does not
@@ -68,7 +68,7 @@ struct Watched {
 /// The result of a check of all pulses.
 enum Finding {
     Late(Arc<Pulse>, u64),
-    /// No run can be late before that time is over. `is_busy`: a coro has run since the last check.
+    /// No run can be late before that time is over. `is_busy`: something has run since the last check.
     Sleep {
         duration: Duration,
         is_busy: bool,
@@ -227,6 +227,8 @@ impl Watchdog {
             }
             match state.look_around() {
                 Finding::Late(pulse, since_ns) => {
+                    // The run may have begun after the pulses were told to wake us, and has taken that back.
+                    quiet_looks = 0;
                     state.is_looking = true;
                     drop(state);
                     self.look(&pulse, since_ns);

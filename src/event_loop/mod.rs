@@ -9,6 +9,7 @@ mod fileno;
 pub(crate) mod handle;
 pub(crate) mod loop_clock;
 pub(crate) mod loop_methods;
+pub(crate) mod observer;
 pub(crate) mod pyloop;
 pub(crate) mod reactor;
 mod slow;

@@ -1,25 +1,43 @@
-//! Debug mode's slow-callback log, with the same sentence as asyncio on the same logger.
+//! Loops that are looked at closely: debug mode's slow-callback log, with the same sentence as asyncio on the same
+//! logger, and what the observer is told.
 //!
-//! Runs on the loop's thread, and only in debug mode.
+//! Runs on the loop's thread, and only in debug mode or with an observer.
 
 use grapeshot_core::sys::clock;
+use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::handle::HandleRef;
+use super::observer::{self, Kind, Run};
 use super::pyloop::LoopObject;
+use super::reactor::Reactor;
+use super::source::Deferred;
 use crate::binding::log;
 
-/// Runs `handle` and logs it if it took at least `limit_s` seconds.
+/// Runs `handle`. In debug mode, logs it if it took at least as long as asyncio's limit.
 #[cold]
-pub(crate) fn run_handle(
-    py: Python<'_>,
-    event_loop: &LoopObject,
-    handle: HandleRef,
-    limit_s: f64,
-) -> PyResult<()> {
+pub(crate) fn run_handle(py: Python<'_>, event_loop: &LoopObject, handle: HandleRef) -> PyResult<()> {
     if handle.is_cancelled(py) {
         return Ok(());
     }
+    let reactor = event_loop.reactor();
+    let run = if reactor.is_observed() {
+        handle
+            .callback(py)
+            .and_then(|callback| Run::begin(callback, Kind::Callback))
+    } else {
+        None
+    };
+    let result = if reactor.is_debug() {
+        run_timed(py, event_loop, handle, reactor.slow_callback_s())
+    } else {
+        handle.run(py)
+    };
+    end(run, result)
+}
+
+/// Runs `handle` and logs it if it took at least `limit_s` seconds.
+fn run_timed(py: Python<'_>, event_loop: &LoopObject, handle: HandleRef, limit_s: f64) -> PyResult<()> {
     // `default_exception_handler` shows where the running handle was created.
     let own_loop = event_loop.to_bound(py);
     own_loop.setattr("_current_handle", handle.this(py).to_bound())?;
@@ -41,9 +59,82 @@ pub(crate) fn run_handle(
     result
 }
 
-/// Logs a transport whose event or queued step took at least `limit_s` seconds since `started_ns`.
+/// Runs an entry of the ready queue that is no handle.
+///
+/// # Safety
+/// `object` is alive during the call and belongs to `run`.
 #[cold]
-pub(crate) fn check_source(source: &Bound<'_, PyAny>, started_ns: u64, limit_s: f64) {
+pub(crate) unsafe fn run_deferred(
+    py: Python<'_>,
+    reactor: &Reactor,
+    object: *mut ffi::PyObject,
+    run: Deferred,
+) -> PyResult<()> {
+    let is_own = observer::is_own_entry(run);
+    if is_own && !reactor.is_debug() {
+        // SAFETY: by the contract.
+        return unsafe { run(py, object) };
+    }
+    // SAFETY: by the contract; from_borrowed adds a reference.
+    let source = unsafe { Bound::from_borrowed_ptr(py, object) };
+    let look = CloseLook::begin_unless(is_own, reactor, source);
+    // SAFETY: by the contract.
+    let result = unsafe { run(py, object) };
+    look.end(reactor, result)
+}
+
+/// A source that handles an event, or does a queued step.
+pub(crate) struct CloseLook<'py> {
+    source: Bound<'py, PyAny>,
+    /// 0: not in debug mode.
+    started_ns: u64,
+    run: Option<Run<'py>>,
+}
+
+impl<'py> CloseLook<'py> {
+    #[cold]
+    pub(crate) fn begin(reactor: &Reactor, source: Bound<'py, PyAny>) -> Self {
+        Self::begin_unless(false, reactor, source)
+    }
+
+    /// `is_own`: the observer knows of the run anyway.
+    fn begin_unless(is_own: bool, reactor: &Reactor, source: Bound<'py, PyAny>) -> Self {
+        let run = if reactor.is_observed() && !is_own {
+            Run::begin(source.clone(), Kind::Source)
+        } else {
+            None
+        };
+        Self {
+            source,
+            started_ns: if reactor.is_debug() { clock::now_ns() } else { 0 },
+            run,
+        }
+    }
+
+    /// Returns `result`, or an exception that must leave the loop.
+    #[cold]
+    pub(crate) fn end(self, reactor: &Reactor, result: PyResult<()>) -> PyResult<()> {
+        let result = end(self.run, result);
+        if self.started_ns != 0 && result.is_ok() {
+            check_source(&self.source, self.started_ns, reactor.slow_callback_s());
+        }
+        result
+    }
+}
+
+/// Tells the observer of the end of a run, whatever its result is.
+fn end(run: Option<Run<'_>>, result: PyResult<()>) -> PyResult<()> {
+    match run {
+        None => result,
+        Some(run) => {
+            let ended = run.end();
+            result.and(ended)
+        }
+    }
+}
+
+/// Logs a transport whose event or queued step took at least `limit_s` seconds since `started_ns`.
+fn check_source(source: &Bound<'_, PyAny>, started_ns: u64, limit_s: f64) {
     let took_s = elapsed_s(started_ns);
     if took_s < limit_s {
         return;

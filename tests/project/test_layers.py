@@ -137,7 +137,7 @@ def python_layer(module: str) -> int:
     """The layer of a module: native core, method modules, the loop, what uses the loop, the package itself."""
     if module in {"", "__main__"}:
         return 4
-    if module in {"_policy", "_run"} or module.split(".")[0] == "coro":
+    if module in {"_policy", "_run", "_runner"} or module.split(".")[0] == "coro":
         return 3
     return {"_core": 0, "_loop": 2}.get(module, 1)
 

@@ -77,6 +77,16 @@ impl SignalPipe {
     }
 }
 
+/// Sends the signal to this process, as Ctrl-C does: a system call of the main thread ends with `EINTR`.
+///
+/// # Errors
+/// `EINVAL` for a number that is no signal's.
+pub fn send(number: i32) -> io::Result<()> {
+    // SAFETY: passes two integers to the kernel.
+    Errno::result(unsafe { libc::kill(libc::getpid(), number) })?;
+    Ok(())
+}
+
 /// A pipe, (reader, writer), both nonblocking and close-on-exec.
 ///
 /// # Errors

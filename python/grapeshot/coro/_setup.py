@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 
-from grapeshot import _core
+from grapeshot import _core, _lifecycle
 from grapeshot._loop import Loop
 
 from . import _ending, _errors, _latency
@@ -16,7 +16,7 @@ from ._groups import wait_for
 _reason = _core._coro_setup(_errors, Coro)
 if _reason is not None:
     raise ImportError(_reason)
-_core._coro_set_hooks(pending_loop, _ending.watch_thread, wait_for, _latency.report)
+_core._coro_set_hooks(pending_loop, _ending.watch_thread, wait_for, _latency.report, _lifecycle.run_forever)
 # First in the list, because other callbacks may try to wait.
 gc.callbacks.insert(0, _core._coro_note_collection)
 os.register_at_fork(before=_core._coro_stop_watchdog, after_in_child=_core._coro_after_fork)

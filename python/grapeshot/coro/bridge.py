@@ -279,8 +279,8 @@ def run(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Make a loop, run ``fn`` as its first coro, close the loop; return the function's result or raise its exception.
 
     It works like :func:`asyncio.run`: Ctrl-C cancels the first coro; coros and tasks that are left in the end are
-    cancelled, and ``run`` waits for them. Coros that this thread has spawned before, while no loop ran, run from the
-    start, too.
+    cancelled, and ``run`` waits for them. A coro that runs when Ctrl-C comes, and does not yield for 0.2 seconds, gets
+    KeyboardInterrupt. Coros that this thread has spawned before, while no loop ran, run from the start, too.
 
     Raises:
         RuntimeError: a loop is running in this thread.

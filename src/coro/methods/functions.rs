@@ -1,6 +1,7 @@
 //! The functions of the native module that the package `coro` is built on, except for those that make coros.
 
 use grapeshot_core::arch;
+use grapeshot_core::sys::signals;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyList, PySet, PyString, PyType};
@@ -13,8 +14,8 @@ use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::runtime::{current as running, with_runtime};
 use crate::coro::suspension::Begun;
 use crate::coro::{
-    collector, ending, hooks, latency, notifier, pystate, scheduler, suspension, sync, tasks, threads,
-    visibility, watchdog,
+    collector, ending, hooks, latency, notifier, pystate, report, scheduler, suspension, sync, tasks,
+    threads, visibility, watchdog,
 };
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::pyloop::LoopObject;
@@ -188,7 +189,7 @@ pub(super) fn set_latency_warning<'py>(py: Python<'py>, args: Args<'_, 'py>) -> 
     }
     // The cast saturates: a limit of centuries is none.
     let limit_ns = (seconds * 1e9).ceil() as u64;
-    let before = latency::set_limit(py, limit_ns);
+    let before = latency::set_limit(py, limit_ns)?;
     Ok((before as f64 / 1e9).into_pyobject(py)?.into_any())
 }
 
@@ -260,14 +261,33 @@ pub(super) fn can_wait<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(py, can_wait))
 }
 
-/// `_coro_unwatch()`: this thread's loop is closed, unless a coro closes another one.
+/// `_coro_unwatch()`: this thread's loop is closed. Nothing if what a loop runs closes another one.
 pub(super) fn unwatch<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     with_runtime(|runtime| {
-        if runtime.current.get().is_null() {
+        if runtime.pulse.running_since().is_none() {
             watchdog::unwatch(&runtime.pulse);
         }
     });
     Ok(none(py))
+}
+
+/// `_coro_run_number()`: how many runs of coros have begun in this thread.
+pub(super) fn run_number<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+    let count = with_runtime(|runtime| runtime.stats.switches.get());
+    Ok(count.into_pyobject(py)?.into_any())
+}
+
+/// `_coro_send_signal(number, handler)`: sends the signal to this process if `handler` still handles it. Returns whether
+/// it did.
+pub(super) fn send_signal<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let (Some(number), Some(handler)) = (args.get(0), args.get(1)) else {
+        return Ok(none(py));
+    };
+    let current = py.import("_signal")?.getattr("getsignal")?.call1((&number,))?;
+    let number: i32 = number.extract()?;
+    // Nothing runs in between that could change the handler: the main thread needs the GIL for that.
+    let is_sent = current.is(&handler) && signals::send(number).is_ok();
+    Ok(is_sent.into_pyobject(py)?.to_owned().into_any())
 }
 
 /// `_coro_stop_watchdog()`.
@@ -276,12 +296,14 @@ pub(super) fn stop_watchdog<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'p
     Ok(none(py))
 }
 
-/// `_coro_set_hooks(pending_loop, watch_thread, wait_for, report_late)`.
+/// `_coro_set_hooks(pending_loop, watch_thread, wait_for, report_late, run_forever)`.
 pub(super) fn set_hooks<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    if let (Some(pending_loop), Some(watch_thread), Some(wait_for), Some(report_late)) =
-        (args.get(0), args.get(1), args.get(2), args.get(3))
+    if let (Some(pending_loop), Some(watch_thread), Some(wait_for), Some(report_late), Some(run_forever)) =
+        (args.get(0), args.get(1), args.get(2), args.get(3), args.get(4))
     {
-        hooks::set(pending_loop, watch_thread, wait_for, report_late);
+        let run_forever = report::code_of(&run_forever)?;
+        hooks::set(pending_loop, watch_thread, wait_for, report_late, run_forever);
+        latency::install(scheduler::resume_entry);
     }
     Ok(none(py))
 }

@@ -152,10 +152,12 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
             functions::set_latency_warning,
             "set_latency_warning(seconds, /)",
             "\
-                Log a warning if a coro of this thread runs for so many seconds without a yield (initially 0.2). The\n\
-                logger is asyncio. 0 or None disables the warnings. Returns the previous limit.\n\n\
-                The first record shows the stack of the coro while it still runs. The second record comes when it\n\
-                yields or ends, and says how long it ran, and where it was when the limit was reached."
+                Log a warning if something keeps a loop of this thread from going on for so many seconds (initially\n\
+                0.2): a coro that does not yield, a task, a callback, a protocol's method. The logger is asyncio. 0 or\n\
+                None disables the warnings. Returns the previous limit. A thread without coros is watched after its\n\
+                first call of this function.\n\n\
+                The first record shows the stack while it is still in the way. The second record comes when it ends\n\
+                or yields, and says how long it ran, and where it was when the limit was reached."
         ),
         function!(
             functions::set_exception_notifier,
@@ -272,16 +274,26 @@ fn functions() -> Vec<ffi::PyMethodDef> {
         function!(
             functions::unwatch,
             "_coro_unwatch()",
-            "Let the watchdog ignore this thread until its next coro runs."
+            "Let the watchdog ignore this thread until its next run."
         ),
         function!(
             functions::stop_watchdog,
             "_coro_stop_watchdog()",
-            "Stop the watchdog until the next coro runs: before a fork, or at the exit."
+            "Stop the watchdog until the next run: before a fork, or at the exit."
+        ),
+        function!(
+            functions::run_number,
+            "_coro_run_number()",
+            "Return how many runs of coros have begun in this thread."
+        ),
+        function!(
+            functions::send_signal,
+            "_coro_send_signal(number, handler, /)",
+            "Send a signal to this process if the handler still handles it. Return whether it did."
         ),
         function!(
             functions::set_hooks,
-            "_coro_set_hooks(pending_loop, watch_thread, wait_for, report_late, /)",
+            "_coro_set_hooks(pending_loop, watch_thread, wait_for, report_late, run_forever, /)",
             "Set the functions of the package that the native code calls."
         ),
         function!(

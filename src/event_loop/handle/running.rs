@@ -113,6 +113,12 @@ impl HandleRef {
         self.run_and_keep(py)
     }
 
+    /// The callback that the handle is going to call. None for an empty handle.
+    pub(crate) fn callback(self, py: Python<'_>) -> Option<Bound<'_, PyAny>> {
+        let this = self.this(py);
+        with_critical_section(this, || this.callback.get(py))
+    }
+
     /// Drops the remaining callback and arguments of a handle that runs once.
     pub(crate) fn forget_call(self, py: Python<'_>) {
         let this = self.this(py);

@@ -14,8 +14,9 @@ use super::signals::check_signals_at;
 use super::{FdUse, Reactor, SIGNAL_TOKEN, WAKER_TOKEN, closed_error, current_thread};
 use crate::binding::errors;
 use crate::event_loop::handle::HandleRef;
+use crate::event_loop::observer;
 use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::slow;
+use crate::event_loop::slow::{self, CloseLook};
 use crate::event_loop::source::SourceRef;
 
 /// The number of iterations for which ready work may keep the loop from polling.
@@ -59,6 +60,7 @@ impl Reactor {
         self.unpolled_iterations.set(MAX_UNPOLLED_ITERATIONS);
         event_loop.forget_clock();
         self.signals.enter();
+        self.set_observed(observer::is_on());
         if let Some(last) = self.last_made.take() {
             last.release(py);
         }
@@ -74,6 +76,9 @@ impl Reactor {
         self.drain_inbox();
         self.track_kept(py);
         drop(event_loop.future_kwargs.take(py));
+        if self.is_observed() {
+            observer::leave();
+        }
         self.leave_signals(py, event_loop);
         result
     }
@@ -229,15 +234,13 @@ impl Reactor {
         source: SourceRef,
         event: Event,
     ) -> PyResult<()> {
-        let started_ns = if self.is_debug() { clock::now_ns() } else { 0 };
-        let kept = if started_ns != 0 {
-            Some(source.to_bound(py))
-        } else {
+        let look = if self.is_plain() {
             None
+        } else {
+            Some(CloseLook::begin(self, source.to_bound(py)))
         };
-        match catch_unwind(AssertUnwindSafe(|| source.ready(py, event.readiness))) {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => return Err(error),
+        let result = match catch_unwind(AssertUnwindSafe(|| source.ready(py, event.readiness))) {
+            Ok(result) => result,
             Err(payload) => {
                 let error = errors::panic_error(&*payload);
                 errors::report(
@@ -245,13 +248,13 @@ impl Reactor {
                     "Internal error in a transport",
                     error,
                     &[],
-                )?;
+                )
             }
+        };
+        match look {
+            None => result,
+            Some(look) => look.end(self, result),
         }
-        if let Some(kept) = kept {
-            slow::check_source(&kept, started_ns, self.slow_callback_s());
-        }
-        Ok(())
     }
 
     /// Runs the first `count` entries of the ready queue.
@@ -263,23 +266,16 @@ impl Reactor {
             let result = match entry.run {
                 None => {
                     let handle = HandleRef::from_owned(entry.object);
-                    if self.is_debug() {
-                        slow::run_handle(py, event_loop, handle, self.slow_callback_s())
-                    } else {
+                    if self.is_plain() {
                         handle.run(py)
+                    } else {
+                        slow::run_handle(py, event_loop, handle)
                     }
                 }
-                Some(run) => {
-                    let started_ns = if self.is_debug() { clock::now_ns() } else { 0 };
-                    // SAFETY: `defer` paired the function with its object, whose reference the queue held.
-                    let result = unsafe { run(py, entry.object) };
-                    if started_ns != 0 && result.is_ok() {
-                        // SAFETY: as above; from_borrowed adds a reference.
-                        let source = unsafe { Bound::from_borrowed_ptr(py, entry.object) };
-                        slow::check_source(&source, started_ns, self.slow_callback_s());
-                    }
-                    result
-                }
+                // SAFETY: `defer` paired the function with its object, whose reference the queue held.
+                Some(run) if self.is_plain() => unsafe { run(py, entry.object) },
+                // SAFETY: as above.
+                Some(run) => unsafe { slow::run_deferred(py, self, entry.object, run) },
             };
             // SAFETY: the queue's reference, dropped once.
             unsafe { ffi::Py_DECREF(entry.object) };

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, PoisonError};
 
 use grapeshot_core::queue::fd_table::FdTable;
@@ -53,6 +53,13 @@ const EVENTS_PER_POLL: usize = 256;
 const WAKER_TOKEN: Token = Token(u64::MAX);
 /// The token of the pipe that receives signal numbers.
 const SIGNAL_TOKEN: Token = Token(u64::MAX - 1);
+
+/// Why the loop looks at how long things take.
+mod mode {
+    pub(super) const DEBUG: u8 = 1;
+    /// See `observer`.
+    pub(super) const OBSERVED: u8 = 2;
+}
 
 /// What a descriptor in the fd table is for.
 #[derive(Clone, Copy)]
@@ -94,7 +101,8 @@ pub(crate) struct Reactor {
     /// so there can be several.
     visitors: RefCell<Vec<u64>>,
     is_stopping: AtomicBool,
-    is_debug: AtomicBool,
+    /// Bits of `mode`.
+    modes: AtomicU8,
     /// The bits of an `f64`.
     slow_callback_s: AtomicU64,
 }
@@ -129,7 +137,7 @@ impl Reactor {
             owner: AtomicU64::new(0),
             visitors: RefCell::new(Vec::new()),
             is_stopping: AtomicBool::new(false),
-            is_debug: AtomicBool::new(false),
+            modes: AtomicU8::new(0),
             slow_callback_s: AtomicU64::new(0.1_f64.to_bits()),
         })
     }
@@ -181,11 +189,34 @@ impl Reactor {
 
     #[inline]
     pub(crate) fn is_debug(&self) -> bool {
-        self.is_debug.load(Ordering::Relaxed)
+        self.modes.load(Ordering::Relaxed) & mode::DEBUG != 0
     }
 
     pub(crate) fn set_debug(&self, is_debug: bool) {
-        self.is_debug.store(is_debug, Ordering::Relaxed);
+        self.set_mode(mode::DEBUG, is_debug);
+    }
+
+    /// Whether the observer is told of what this loop runs.
+    pub(crate) fn is_observed(&self) -> bool {
+        self.modes.load(Ordering::Relaxed) & mode::OBSERVED != 0
+    }
+
+    pub(crate) fn set_observed(&self, is_observed: bool) {
+        self.set_mode(mode::OBSERVED, is_observed);
+    }
+
+    fn set_mode(&self, bit: u8, is_on: bool) {
+        if is_on {
+            self.modes.fetch_or(bit, Ordering::Relaxed);
+        } else {
+            self.modes.fetch_and(!bit, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether nobody wants to know how long things take: the loop is neither in debug mode nor observed.
+    #[inline]
+    fn is_plain(&self) -> bool {
+        self.modes.load(Ordering::Relaxed) == 0
     }
 
     /// Debug mode logs callbacks and transport steps that take at least this many seconds.

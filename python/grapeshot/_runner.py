@@ -1,0 +1,81 @@
+"""asyncio's Runner, whose Ctrl-C also reaches a coro that does not yield.
+
+asyncio's first Ctrl-C cancels the main task. That has no effect while a coro computes, because nothing else runs then.
+So if the same run of that coro still goes on a little later, the signal is sent once more, and KeyboardInterrupt is
+raised in the coro, as in any Python code. What yields in time is not affected.
+
+The main thread uses a runner; a thread of this module, for one Ctrl-C, only sends the signal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from _thread import start_new_thread
+from time import sleep
+
+from . import _core
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any
+
+# How long a coro may go on after Ctrl-C before it is interrupted: the initial limit of coro.set_latency_warning().
+_GRACE_S = 0.2
+
+
+class _Late:
+    """The run of a coro that was there when Ctrl-C came."""
+
+    def __init__(self, coro: Any, *, is_cancelled: bool) -> None:
+        self.coro = coro
+        self.run = _core._coro_run_number()
+        # This Ctrl-C has cancelled the coro itself.
+        self.is_cancelled = is_cancelled
+
+    def goes_on(self) -> bool:
+        return _core._coro_current_or_none() is self.coro and _core._coro_run_number() == self.run
+
+
+class Runner(asyncio.Runner):  # type: ignore[misc]  # final to type checkers only
+    """As :class:`asyncio.Runner`; see the module."""
+
+    _late: _Late | None = None
+    # The next signal is the one that the thread sends.
+    _is_reminder = False
+
+    def _on_sigint(self, signum: int, frame: FrameType | None, main_task: asyncio.Task[Any]) -> None:
+        late = self._late
+        if self._is_reminder and late is not None:
+            self._is_reminder, self._late = False, None
+            if late.goes_on():
+                _interrupt(late)
+            return
+        self._late = None
+        coro = _core._coro_current_or_none()
+        was_cancelled = coro is None or coro._must_cancel
+        super()._on_sigint(signum, frame, main_task)  # type: ignore[misc]
+        if coro is not None:
+            self._late = _Late(coro, is_cancelled=coro._must_cancel and not was_cancelled)
+            try:
+                start_new_thread(self._remind, (self._late, signal.getsignal(signum), signum))
+            except RuntimeError:
+                pass  # no further thread can be had: the second Ctrl-C is raised at once, as asyncio's
+
+    def _remind(self, late: _Late, handler: object, signum: int) -> None:
+        sleep(_GRACE_S)
+        if self._late is late and late.coro._status == "running":
+            self._is_reminder = True
+            # Not if the run of the loop is over, or if the program has its own handler now.
+            if not _core._coro_send_signal(signum, handler):
+                self._is_reminder = False
+
+
+def _interrupt(late: _Late) -> None:
+    """Raise KeyboardInterrupt in the coro, in place of the error of the first Ctrl-C: cleanup may wait."""
+    if late.is_cancelled:
+        late.coro.uncancel()
+        if late.coro._must_cancel:
+            late.coro._throw_later(None)
+    raise KeyboardInterrupt
