@@ -218,6 +218,37 @@ def test_task_starts_a_thread():
     ) == ["True True", "True", "worked T", "False"]
 
 
+@pytest.mark.parametrize("head", ["", HEAD], ids=["plain", "patched"])
+def test_asyncio_in_threads_of_a_program_with_a_loop(head):
+    """A thread sees no running loop, and has runs of its own beside the program's loop."""
+    code = """
+        import asyncio, sys, threading
+
+        async def answer(number):
+            await asyncio.sleep(0.01)
+            return number
+
+        def work(number):
+            try:
+                asyncio.get_running_loop()
+            except RuntimeError:
+                answers[number] = asyncio.run(answer(number))
+
+        answers = {}
+
+        def program():
+            threads = [threading.Thread(target=work, args=(number,)) for number in range(20)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            print(answers == {number: number for number in range(20)})
+
+        coro.run(program) if "grapeshot" in sys.modules else program()
+        """
+    assert run_script(None, head + textwrap.dedent(code)).splitlines() == ["True"]
+
+
 def test_to_thread_and_executors_keep_real_threads():
     assert run(
         """

@@ -13,6 +13,7 @@ import threading
 
 from grapeshot import _core
 from grapeshot.coro._errors import CancelledError
+from grapeshot.coro._hiding import spawn_hiding
 
 from . import _handles, _imports, _originals
 from ._handles import HAS_HANDLES, Running, Sentinel, ThreadHandle
@@ -99,7 +100,8 @@ def _spawn(function: Callable[..., object], args: Any, kwargs: Any, running: Run
     thread = getattr(function, "__self__", None)
     name = getattr(thread, "name", None) if isinstance(thread, threading.Thread) else None
     # As a thread, it begins with an empty context. threading runs the function in another one from 3.14 on.
-    coro = _core._coro_spawn(_run, function, args, kwargs, running, name=name, context=contextvars.Context())
+    # In a thread, asyncio sees no running loop.
+    coro = spawn_hiding(_run, function, args, kwargs, running, name=name, context=contextvars.Context())
     _running.add(coro)
     # A coro whose loop is closed before it has run does not call its function.
     coro.add_done_callback(lambda _: _end_unborn(coro, running), context=contextvars.Context())
