@@ -201,9 +201,11 @@ fn go_on<O: Operation>(
             call.wait.set_limit(socket.extra().limit());
             let is_waiting_call = !socket.extra().is_at_once();
             if let Some(coro) = coro.filter(|coro| is_waiting_call && suspension::can_suspend(*coro)) {
-                if call.operation.is_hopeless(socket) {
+                if call.operation.is_hopeless(socket)
+                    && let Some(fd) = unreported_descriptor(socket, coro)?
+                {
                     socket.extra().is_drained.set(false);
-                    return begin_wait(call, socket, socket.descriptor()?, Direction::Read);
+                    return begin_wait(call, socket, fd, Direction::Read);
                 }
                 if let Begun::Waits(()) = suspension::begin_act(coro)? {
                     call.state = State::Yielded;
@@ -214,6 +216,18 @@ fn go_on<O: Operation>(
     }
     let has_waited = call.state == State::Waiting;
     attempt(call, socket, coro, has_waited)
+}
+
+/// The descriptor of a socket that had no event for reading since its last read. None if there was one: another wait has
+/// used it up, and the data may still be there.
+#[inline]
+fn unreported_descriptor(socket: &Socket<'_>, coro: Coro<'_>) -> PyResult<Option<RawFd>> {
+    let fd = socket.descriptor()?;
+    let is_reported = match coro.event_loop.get(socket.py()) {
+        Some(event_loop) => LoopObject::of(&event_loop).reactor().is_reported(fd),
+        None => true,
+    };
+    Ok((!is_reported && fd >= 0).then_some(fd))
 }
 
 /// Attempts until the call is done or has to wait.

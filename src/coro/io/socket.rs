@@ -28,7 +28,8 @@ pub(super) struct Extra {
     timeout_s: Cell<f64>,
     limit: Cell<LimitKind>,
     /// The last read has returned less than it could, so the stream was empty then. Each change since has caused an
-    /// event that is still to come, or the socket is not registered any more.
+    /// event that is still to come, unless the loop says that there was one (`is_reported`), or the socket is not
+    /// registered any more.
     pub(super) is_drained: Cell<bool>,
     /// The Python class keeps data that was received and not returned (`recv_exact`).
     pub(super) has_unread: Cell<bool>,
@@ -164,7 +165,7 @@ impl<'py> Socket<'py> {
             && len_bytes < capacity
             && self.stream() == StreamKind::Internet
             && match reactor {
-                Some(reactor) => !reactor.has_more(self.descriptor()?),
+                Some(reactor) => reactor.note_short_read(self.descriptor()?),
                 None => false,
             };
         self.extra().is_drained.set(is_drained);

@@ -46,6 +46,9 @@ struct Watch {
     socket: ObjectCell,
     /// An event of that socket was for more than ordinary data.
     has_more: Cell<bool>,
+    /// The socket was reported as readable since a read has last found that nothing is left. Whoever was woken, or
+    /// nobody, may have left the data there, and there is no second event for it.
+    is_reported: Cell<bool>,
     /// Predicts the size of the next read of that socket.
     read_size: ReadSize,
 }
@@ -109,6 +112,7 @@ impl Watch {
     fn note_socket(&self, socket: &Bound<'_, PyAny>) {
         self.read_size.reset();
         self.has_more.set(false);
+        self.is_reported.set(false);
         match PyWeakrefReference::new(socket) {
             Ok(reference) => self.socket.set(reference.into_any()),
             Err(_) => drop(self.socket.take(socket.py())),
@@ -128,6 +132,7 @@ impl WatchRef {
             armed: Cell::new(Interest::NONE),
             socket: ObjectCell::empty(),
             has_more: Cell::new(false),
+            is_reported: Cell::new(false),
             read_size: ReadSize::new(),
         };
         Self(NonNull::from(Box::leak(Box::new(watch))))
@@ -314,11 +319,20 @@ impl Reactor {
         self.watch(fd).map_or(0, |watch| watch.get().read_size.capacity())
     }
 
-    /// Whether a socket that waits now and then has had an event for more than ordinary data, such as the end of the
-    /// stream. A read of fewer bytes than asked for then does not mean that nothing is left.
+    /// A read has returned less than it could. Returns whether this means that nothing is left: not if an event was for
+    /// more than ordinary data, such as the end of the stream.
     #[inline]
-    pub(crate) fn has_more(&self, fd: RawFd) -> bool {
-        self.watch(fd).is_some_and(|watch| watch.get().has_more.get())
+    pub(crate) fn note_short_read(&self, fd: RawFd) -> bool {
+        self.watch(fd).is_none_or(|watch| {
+            watch.get().is_reported.set(false);
+            !watch.get().has_more.get()
+        })
+    }
+
+    /// Whether a descriptor that is registered was reported as readable since `note_short_read`.
+    #[inline]
+    pub(crate) fn is_reported(&self, fd: RawFd) -> bool {
+        self.watch(fd).is_some_and(|watch| watch.get().is_reported.get())
     }
 
     /// Records a read of `len_bytes` into `capacity` bytes.
@@ -413,6 +427,9 @@ impl Reactor {
         let fd = (event.token.0 & u64::from(u32::MAX)) as RawFd;
         if event.readiness.has_more() {
             watch.get().has_more.set(true);
+        }
+        if event.readiness.is_readable() {
+            watch.get().is_reported.set(true);
         }
         let mut woken = [None; 2];
         let mut is_awaited = false;

@@ -1,0 +1,112 @@
+"""What a socket object believes of its descriptor: events that are used up, closed numbers, the child of a fork."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+
+import pytest
+from support import HOST, coro_is_available, run_script
+
+pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+if coro_is_available():
+    from grapeshot import coro
+
+
+def tcp_pair():
+    """A `coro.sock` and the plain socket that it is connected to."""
+    with socket.create_server((HOST, 0)) as listener:
+        far = socket.create_connection(listener.getsockname())
+        accepted, _ = listener.accept()
+    # What is sent goes at once.
+    far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return coro.sock(fileno=accepted.detach()), far
+
+
+def let_run(thread):
+    """Lets the loop look for events many times, and returns whether the coro has ended meanwhile."""
+    for _ in range(200):
+        if thread.done():
+            break
+        coro.yield_slice()
+    return thread.done()
+
+
+def read_short(near, far):
+    """The socket is registered, and its last read says that nothing is left."""
+    reader = coro.spawn(near.recv, 100)
+    while reader._status != "waiting":
+        coro.yield_slice()
+    far.send(b"x")
+    assert reader.join() == b"x"
+
+
+# ---- an event comes once, and not always to the coro that reads ------------------------------------------------------
+
+
+class Stop(Exception):
+    pass
+
+
+def use_up_by_an_interrupted_read(near, far):
+    reader = coro.spawn(near.recv_exact, 10)
+    while reader._status != "waiting":
+        coro.yield_slice()
+    far.send(b"hello")
+    # The event comes first, then the interruption.
+    while reader._status == "waiting":
+        coro.yield_slice()
+    reader.raise_exception(Stop)
+    with pytest.raises(Stop):
+        reader.join()
+
+
+def use_up_by_a_wait(near, far):
+    waiter = coro.spawn(coro.wait_for_read, near)
+    while waiter._status != "waiting":
+        coro.yield_slice()
+    far.send(b"hello")
+    waiter.join()
+
+
+def use_up_by_a_writer(near, far):
+    far.setblocking(False)
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    while True:
+        near.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            while True:
+                near.send(b"z" * 1000)
+        near.setblocking(True)
+        writer = coro.spawn(near.sendall, b"z")
+        if not let_run(writer):
+            break
+    # Data and room come together.
+    far.send(b"hello")
+    with pytest.raises(BlockingIOError):
+        while True:
+            far.recv(1 << 20)
+    writer.join()
+
+
+@pytest.mark.parametrize("use_up", [use_up_by_an_interrupted_read, use_up_by_a_wait, use_up_by_a_writer])
+def test_a_read_finds_the_data_of_an_event_that_another_wait_has_used_up(use_up):
+    def main():
+        near, far = tcp_pair()
+        with near, far:
+            read_short(near, far)
+            use_up(near, far)
+            reader = coro.spawn(near.recv, 100)
+            assert let_run(reader)
+            assert reader.join() == b"hello"
+
+    coro.run(main)
+
+
+# ---- the descriptor --------------------------------------------------------------------------------------------------
+
+
+# ---- the child of a fork ---------------------------------------------------------------------------------------------
+
+
