@@ -111,6 +111,8 @@ fn step_of_function(
         };
         kept.wait.set_limit(limit_of(timeout)?);
         kept.fd = watching::descriptor(&target)?;
+        // No call has found that it would block. An earlier wait may have used up the event for what is there.
+        kept.is_anew = true;
     }
     // SAFETY: the first argument, which `bind` has found.
     let target = unsafe { Bound::from_borrowed_ptr(py, *raw.args) };

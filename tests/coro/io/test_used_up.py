@@ -104,6 +104,28 @@ def test_a_read_finds_the_data_of_an_event_that_another_wait_has_used_up(use_up)
     coro.run(main)
 
 
+def test_a_wait_for_what_is_there_already_ends_at_once():
+    def main():
+        near, far = tcp_pair()
+        with near, far:
+            reader = coro.spawn(near.recv, 3)
+            while reader._status != "waiting":
+                coro.yield_slice()
+            far.send(b"hello")
+            assert reader.join() == b"hel"
+            # The event has ended the wait of `recv`, which has left data.
+            waiter = coro.spawn(coro.wait_for_read, near)
+            assert let_run(waiter)
+            waiter.join()
+
+            for _ in range(2):
+                waiter = coro.spawn(coro.wait_for_write, near)
+                assert let_run(waiter)
+                waiter.join()
+
+    coro.run(main)
+
+
 # ---- the descriptor --------------------------------------------------------------------------------------------------
 
 
