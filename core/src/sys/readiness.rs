@@ -21,6 +21,10 @@ const NS_PER_MS: u64 = 1_000_000;
 /// # Errors
 /// `Interrupted` if a signal arrived, `EBADF` for a closed descriptor, `ENOMEM`.
 pub fn wait_ready(fd: RawFd, is_write: bool, deadline_ns: Option<u64>) -> io::Result<bool> {
+    if fd < 0 {
+        // The call would ignore it, and wait.
+        return Err(io::Error::from_raw_os_error(libc::EBADF));
+    }
     let events = if is_write { libc::POLLOUT } else { libc::POLLIN };
     loop {
         let timeout_ms = match deadline_ns {
@@ -83,5 +87,7 @@ mod tests {
         assert!(matches!(wait_ready(far.as_raw_fd(), false, None), Ok(true)));
         let error = wait_ready(1 << 20, false, None).err();
         assert!(error.is_some_and(|error| error.kind() != ErrorKind::Interrupted));
+        let error = wait_ready(-1, false, Some(0)).err();
+        assert_eq!(error.and_then(|error| error.raw_os_error()), Some(libc::EBADF));
     }
 }

@@ -189,6 +189,10 @@ fn enter(coro: Coro<'_>, target: Target<'_, '_>) -> PyResult<()> {
     let owner = LoopObject::of(&event_loop);
     let reactor = owner.reactor();
     reactor.check_closed()?;
+    if fd < 0 {
+        // The object was closed.
+        return Err(errors::os_error(&std::io::Error::from_raw_os_error(libc::EBADF)));
+    }
     watching::refuse_transport(owner, py, fd)?;
     if target
         .waiting

@@ -129,6 +129,28 @@ def test_a_wait_for_what_is_there_already_ends_at_once():
 # ---- the descriptor --------------------------------------------------------------------------------------------------
 
 
+def test_a_descriptor_that_was_closed_behind_the_back_of_the_object():
+    def calls(near):
+        return (lambda: near.recv(10), lambda: near._wait(0, 5), lambda: near._wait(1, 5))
+
+    def check(near):
+        for call in calls(near):
+            with pytest.raises(OSError, match="Bad file descriptor") as caught:
+                call()
+            assert caught.value.errno == errno.EBADF
+
+    def main():
+        near, far = tcp_pair()
+        with far:
+            read_short(near, far)
+            socket.socket.__mro__[1].close(near)
+            check(near)
+        return near
+
+    # In a thread without coros `poll` would ignore the number -1, and wait.
+    check(coro.run(main))
+
+
 # ---- the child of a fork ---------------------------------------------------------------------------------------------
 
 
