@@ -10,7 +10,7 @@
 use std::cell::Cell;
 use std::os::fd::RawFd;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -59,14 +59,11 @@ enum StreamKind {
 
 /// Where `Extra` begins in an object.
 static OFFSET: AtomicUsize = AtomicUsize::new(0);
-/// The process in which sockets belong to the loops that they are registered with.
-static PROCESS: AtomicU32 = AtomicU32::new(0);
 pub(super) static SOCKET_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 
 /// Called once, when the type is made.
 pub(super) fn set_type(kind: *mut ffi::PyTypeObject, offset: usize) {
     OFFSET.store(offset, Ordering::Relaxed);
-    PROCESS.store(std::process::id(), Ordering::Relaxed);
     SOCKET_TYPE.store(kind, Ordering::Release);
 }
 
@@ -180,10 +177,6 @@ impl<'py> Socket<'py> {
             let Some(coro) = self.extra().waiting.get(py, direction) else {
                 continue;
             };
-            // The registration in the kernel belongs to the parent of a forked process, too.
-            if PROCESS.load(Ordering::Relaxed) != std::process::id() {
-                continue;
-            }
             if coro.thread.get() == current_thread() {
                 let kept = self.extra().waiting.take(py, direction);
                 wait::forget(coro, self.descriptor()?, direction);

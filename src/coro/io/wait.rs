@@ -18,22 +18,31 @@ use crate::coro::coroutine::{Coro, Status};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::suspension;
 use crate::coro::sync::{Deadline, Limit};
-use crate::coro::{interruption, scheduler};
+use crate::coro::{interruption, scheduler, threads};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::{Direction, Reactor, Watcher};
 use crate::event_loop::source::WaiterRef;
 use crate::event_loop::watching;
 
 /// The coros that wait on a socket object, one for each direction: owned references, null if none waits. All zeroes:
-/// nobody waits.
+/// nobody waits. In the child of a fork nobody waits either: the waits, and the registrations in the kernel, are the
+/// parent's.
 #[repr(C)]
 pub(super) struct Waiting {
     reader: Cell<*mut ffi::PyObject>,
     writer: Cell<*mut ffi::PyObject>,
+    /// `forks()` when a coro was noted last.
+    forks: Cell<u32>,
 }
 
 impl Waiting {
     fn place(&self, direction: Direction) -> &Cell<*mut ffi::PyObject> {
+        let forks = threads::forks();
+        if self.forks.replace(forks) != forks {
+            // Their references stay with the copies of the parent's coros, which never run here.
+            self.reader.set(ptr::null_mut());
+            self.writer.set(ptr::null_mut());
+        }
         match direction {
             Direction::Read => &self.reader,
             Direction::Write => &self.writer,

@@ -19,7 +19,7 @@ mod waiters;
 
 use pyo3::prelude::*;
 
-pub(super) use waiters::{Party, after_fork};
+pub(super) use waiters::{Party, after_fork, forks};
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("thread_lock", lock::make_type(module)?)?;

@@ -59,6 +59,12 @@ pub(in crate::coro) fn after_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
+/// How often this process was forked off: what was noted with another number concerns a parent.
+#[inline]
+pub(in crate::coro) fn forks() -> u32 {
+    FORKS.load(Ordering::Relaxed)
+}
+
 /// A coro, or a real thread while no coro runs in it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::coro) struct Party {
@@ -300,7 +306,7 @@ impl Waiters {
 
     /// In the child of a fork: the waiters of the parent are not there.
     fn forget_parents(&self) {
-        let forks = FORKS.load(Ordering::Relaxed);
+        let forks = forks();
         if self.forks.replace(forks) != forks {
             self.clear();
         }

@@ -154,3 +154,67 @@ def test_a_descriptor_that_was_closed_behind_the_back_of_the_object():
 # ---- the child of a fork ---------------------------------------------------------------------------------------------
 
 
+def test_closing_in_a_forked_child_ends_the_waits_of_its_own_coros():
+    out = run_script(
+        None,
+        """
+        import os
+        from grapeshot import coro
+
+        def main():
+            near, far = coro.socketpair()
+            reader = coro.spawn(near.recv, 10)
+            while reader._status != "waiting":
+                coro.yield_slice()
+            near.close()
+            for _ in range(200):
+                coro.yield_slice()
+            try:
+                print(type(reader.result()), flush=True)
+            except Exception as error:
+                print(type(error).__name__, flush=True)
+            os._exit(0)
+
+        coro.sock().close()
+        if os.fork():
+            os.wait()
+        else:
+            coro.run(main)
+        """,
+    )
+    assert out.split() == ["ClosedError"]
+
+
+def test_a_wait_of_the_parent_does_not_block_the_socket_in_the_child():
+    out = run_script(
+        None,
+        """
+        import os, threading, warnings
+        from grapeshot import coro
+        warnings.simplefilter("ignore")
+
+        def child():
+            reader = coro.spawn(near.recv, 10)
+            for _ in range(3):
+                coro.yield_slice()
+            far.sendall(b"child")
+            print(reader.join(), flush=True)
+
+        def main():
+            reader = coro.spawn(near.recv, 10)
+            while reader._status != "waiting":
+                coro.yield_slice()
+            if not os.fork():
+                thread = threading.Thread(target=coro.run, args=(child,))
+                thread.start()
+                thread.join()
+                os._exit(0)
+            os.wait()
+            far.sendall(b"parent")
+            print(reader.join(), flush=True)
+
+        near, far = coro.socketpair()
+        coro.run(main)
+        """,
+    )
+    assert out.split() == ["b'child'", "b'parent'"]
