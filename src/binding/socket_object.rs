@@ -2,7 +2,7 @@
 //! needed.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
-use std::os::fd::RawFd;
+use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::str::FromStr;
 
@@ -12,6 +12,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyInt, PyString, PyTuple, PyType};
 
+use crate::binding::base_socket;
 use crate::binding::native_type::none;
 
 /// A nonblocking `socket.socket` that takes over `fd`. Family, type and protocol are read from the descriptor. After an
@@ -26,7 +27,7 @@ pub(crate) fn adopt(py: Python<'_>, fd: RawFd) -> PyResult<Bound<'_, PyAny>> {
     };
     let arguments = PyDict::new(py);
     arguments.set_item("fileno", fd)?;
-    take_over(&kind, &PyTuple::empty(py), Some(&arguments))
+    take_over(&kind, &PyTuple::empty(py), Some(&arguments), None)
 }
 
 fn raw_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
@@ -34,12 +35,14 @@ fn raw_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
 }
 
 /// `kind(*args, **kwargs)` for a subclass of `_socket.socket` and arguments with a descriptor, then set to nonblocking.
-/// After an error, the caller still owns the descriptor. The object may already have the descriptor (Ctrl-C in the
+/// The object owns the descriptor then, or, after an error, nobody does: `owner` is closed. Without `owner` the caller
+/// still owns the descriptor after an error. The object may already have the descriptor (Ctrl-C in the
 /// Python part of the constructor) and live on in a traceback, so the descriptor is detached from it.
 pub(crate) fn take_over<'py>(
     kind: &Bound<'py, PyType>,
     args: &Bound<'py, PyTuple>,
     kwargs: Option<&Bound<'py, PyDict>>,
+    owner: Option<OwnedFd>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = kind.py();
     let raw = raw_type(py)?;
@@ -59,10 +62,18 @@ pub(crate) fn take_over<'py>(
         // The constructor applies the default timeout, which would make the descriptor blocking.
         .and_then(|()| socket.call_method1("setblocking", (false,)));
     match made {
-        Ok(_) => Ok(socket),
+        Ok(_) => {
+            let _ = owner.map(IntoRawFd::into_raw_fd);
+            Ok(socket)
+        }
         Err(error) => {
+            let was_opened = base_socket::is_known() && base_socket::family(&socket)? != 0;
             // A C function, so no Python code runs in between.
-            detach.call1((socket,))?;
+            let detached: RawFd = detach.call1((socket,))?.extract()?;
+            if detached < 0 && was_opened {
+                // The constructor of a subclass has closed it. The number may belong to another file by now.
+                let _ = owner.map(IntoRawFd::into_raw_fd);
+            }
             Err(error)
         }
     }

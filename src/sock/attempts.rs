@@ -6,7 +6,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::io;
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr;
 
 use grapeshot_core::sys::socket;
@@ -266,10 +266,7 @@ fn connection<'py>(listener: &Bound<'py, PyAny>, fd: OwnedFd) -> PyResult<Bound<
     let [family, kind, protocol] = base_socket::shape(listener)?;
     let number = fd.as_raw_fd().into_pyobject(listener.py())?.into_any();
     let arguments = PyTuple::new(listener.py(), [family, kind, protocol, number])?;
-    let connection = socket_object::take_over(&listener.get_type(), &arguments, None)?;
-    // The object owns the descriptor from here on.
-    let _ = fd.into_raw_fd();
-    Ok(connection)
+    socket_object::take_over(&listener.get_type(), &arguments, None, Some(fd))
 }
 
 // ---- sending -------------------------------------------------------------------------------------------------------

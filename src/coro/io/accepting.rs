@@ -1,6 +1,6 @@
 //! `accept` and `accept_many`, and the addresses that need a resolver.
 
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use grapeshot_core::sys::socket::{self, Address};
 use pyo3::prelude::*;
@@ -75,9 +75,7 @@ fn connection<'py>(listener: &Socket<'py>, (fd, peer): (OwnedFd, Address)) -> Py
     arguments.set_item("type", nonblocking(&kind)?)?;
     arguments.set_item("proto", protocol)?;
     arguments.set_item("fileno", fd.as_raw_fd())?;
-    let connection = socket_object::take_over(&class, &PyTuple::empty(py), Some(&arguments))?;
-    // The object owns the descriptor from here on.
-    let _ = fd.into_raw_fd();
+    let connection = socket_object::take_over(&class, &PyTuple::empty(py), Some(&arguments), Some(fd))?;
     if let Some(accepted) = Socket::from_object(&connection) {
         let default: Option<f64> = py
             .import("_socket")?

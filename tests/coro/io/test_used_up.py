@@ -151,6 +151,37 @@ def test_a_descriptor_that_was_closed_behind_the_back_of_the_object():
     check(coro.run(main))
 
 
+def test_an_accepted_socket_that_its_constructor_closes():
+    class Refusing(coro.sock):
+        is_listening = True
+
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            if not Refusing.is_listening:
+                number = self.fileno()
+                self.close()
+                others.append(os.open(os.devnull, os.O_RDONLY))
+                assert others[-1] == number
+                raise ValueError("refused")
+
+    others: list[int] = []
+
+    def main():
+        with Refusing() as listener:
+            listener.bind((HOST, 0))
+            listener.listen()
+            Refusing.is_listening = False
+            for method in (listener.accept, listener.accept_many):
+                with socket.create_connection(listener.getsockname()):
+                    with pytest.raises(ValueError, match="refused"):
+                        method()
+                    # The number belongs to another file, which is still open.
+                    os.fstat(others[-1])
+                    os.close(others[-1])
+
+    coro.run(main)
+
+
 # ---- the child of a fork ---------------------------------------------------------------------------------------------
 
 
