@@ -226,6 +226,13 @@ impl Extra {
         }
     }
 
+    /// `__init__` has set the descriptor, perhaps not for the first time: nothing is known of it.
+    pub(super) fn begin(&self, timeout_s: Option<f64>) {
+        self.is_drained.set(false);
+        self.stream.set(StreamKind::Unknown);
+        self.set_timeout_s(timeout_s);
+    }
+
     pub(super) fn set_timeout_s(&self, timeout_s: Option<f64>) {
         self.limit.set(match timeout_s {
             None => LimitKind::Endless,

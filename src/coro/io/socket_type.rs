@@ -374,7 +374,7 @@ unsafe extern "C" fn init(
             if timeout_s != Some(0.0) {
                 base_method(py, Method::SetTimeout)?.call1((socket.object(), 0.0))?;
             }
-            socket.extra().set_timeout_s(timeout_s);
+            socket.extra().begin(timeout_s);
             Ok(0)
         })
     }

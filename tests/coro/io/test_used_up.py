@@ -182,6 +182,29 @@ def test_an_accepted_socket_that_its_constructor_closes():
     coro.run(main)
 
 
+def test_init_once_more_for_a_socket_of_another_kind():
+    def main():
+        near, far = tcp_pair()
+        read_short(near, far)
+        first = near.fileno()
+        near.__init__(socket.AF_INET, socket.SOCK_DGRAM)
+        os.close(first)
+        near.bind((HOST, 0))
+        with near, far, socket.socket(type=socket.SOCK_DGRAM) as sender:
+            reader = coro.spawn(near.recv, 100)
+            while reader._status != "waiting":
+                coro.yield_slice()
+            sender.sendto(b"a", near.getsockname())
+            sender.sendto(b"b", near.getsockname())
+            assert reader.join() == b"a"
+            # A short datagram does not say that nothing is left.
+            reader = coro.spawn(near.recv, 100)
+            assert let_run(reader)
+            assert reader.join() == b"b"
+
+    coro.run(main)
+
+
 # ---- the child of a fork ---------------------------------------------------------------------------------------------
 
 
