@@ -49,7 +49,7 @@ class Runner(asyncio.Runner):  # type: ignore[misc]  # final to type checkers on
         late = self._late
         if self._is_reminder and late is not None:
             self._is_reminder, self._late = False, None
-            if late.goes_on():
+            if late.goes_on() and not _is_in_finalizer(frame):
                 _interrupt(late)
             return
         self._late = None
@@ -70,6 +70,15 @@ class Runner(asyncio.Runner):  # type: ignore[misc]  # final to type checkers on
             # Not if the run of the loop is over, or if the program has its own handler now.
             if not _core._coro_send_signal(signum, handler):
                 self._is_reminder = False
+
+
+def _is_in_finalizer(frame: FrameType | None) -> bool:
+    """Whether ``__del__`` runs: what it raises is lost. Then the cancellation reaches the coro afterwards."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _interrupt(late: _Late) -> None:

@@ -313,3 +313,26 @@ coro.run(main)
     assert err.rstrip().endswith("KeyboardInterrupt")
     assert "in compute\n" in err
     assert process.returncode == -signal.SIGINT
+
+
+def test_in_a_finalizer_it_is_not_lost():
+    lines = run(
+        """
+begun = []
+
+class Slow:
+    def __del__(self):
+        compute(begun, 0.6)
+
+def main():
+    Slow()
+    say("after")
+    coro.sleep_relative(1)
+    say("lost")
+
+interrupt_soon(begun)
+outcome(coro.run, main)
+"""
+    )
+    # What __del__ raises is ignored, so the coro is cancelled where it waits next, as by asyncio's Ctrl-C.
+    assert lines == ["after", "raised KeyboardInterrupt"]
