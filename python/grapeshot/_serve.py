@@ -252,7 +252,7 @@ async def create_server(
         infos = await _resolve_hosts(loop, host, port, family, flags)
         if reuse_address is None:
             reuse_address = os.name == "posix" and sys.platform != "cygwin"
-        sockets = _bind_all(loop, infos, reuse_address, reuse_port, keep_alive)
+        sockets = bind_all(loop, infos, reuse_address, reuse_port, keep_alive)
     elif sock is None:
         raise ValueError("Neither host/port nor sock were specified")
     else:
@@ -315,7 +315,7 @@ async def _resolve_host(
     return infos
 
 
-def _bind_all(
+def bind_all(
     loop: BaseLoop,
     infos: list[_dns.AddrInfo],
     reuse_address: bool | None,

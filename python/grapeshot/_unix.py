@@ -122,12 +122,12 @@ async def create_unix_server(
     if path is not None:
         if sock is not None:
             raise ValueError("path and sock can not be specified at the same time")
-        sock = _bound(os.fspath(path))
+        sock = bind(os.fspath(path))
     else:
         if sock is None:
             raise ValueError("path was not specified, and no sock specified")
         _check_unix_socket(sock)
-    remove_file = _file_remover(sock) if cleanup_socket else None
+    remove_file = file_remover(sock) if cleanup_socket else None
     return await _serve.serve(loop, [sock], protocol_factory, backlog, start_serving, is_ours, remove_file)
 
 
@@ -159,7 +159,7 @@ async def _connected(path: str | bytes) -> socket.socket:
         raise
 
 
-def _bound(path: str | bytes) -> socket.socket:
+def bind(path: str | bytes) -> socket.socket:
     """Return a new socket bound to ``path``, in the place of a stale one."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -176,7 +176,7 @@ def _bound(path: str | bytes) -> socket.socket:
     return sock
 
 
-def _file_remover(sock: socket.socket) -> Callable[[], None] | None:
+def file_remover(sock: socket.socket) -> Callable[[], None] | None:
     """Return what removes the file of a bound socket, if it has one; by then another server may own the file."""
     path = sock.getsockname()
     if not has_file(path):

@@ -58,6 +58,7 @@ from ._scheduling import (
     wait,
     yield_slice,
 )
+from ._serve import Server, serve
 from ._socket import (
     make_socket,
     sock,
@@ -102,6 +103,7 @@ __all__ = [
     "PatchWarning",
     "Pool",
     "ScheduleError",
+    "Server",
     "Shutdown",
     "SimultaneousError",
     "ThreadLocal",
@@ -139,6 +141,7 @@ __all__ = [
     "rw_lock",
     "schedule",
     "semaphore",
+    "serve",
     "set_exception_notifier",
     "set_exit",
     "set_latency_warning",

@@ -1,0 +1,384 @@
+"""TCP and unix services whose connections have a coro each: :func:`serve` and the :class:`Server` that it returns.
+
+    listening socket --- one coro: take a place, accept, spawn ---> one coro per connection: TLS, then the handler
+            ^                          |
+            '------ wait for more -----'      nobody holds a place while waiting for a connection
+
+Everything belongs to the thread of the loop that is running, or will be, where ``serve`` is called.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+
+from grapeshot import _core, _serve, _unix
+
+from . import _dns
+from ._event_loop import pending_loop
+from ._socket import sock as Sock  # noqa: N812
+from ._socket import wait_for_read
+from ._socket_base import Countdown
+from ._sync import event, inverted_semaphore, semaphore
+from .bridge import find_running_loop
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ssl as _ssl
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from ._coroutine import Coro
+
+# asyncio's logger, as for the loop's own servers.
+_logger = logging.getLogger("asyncio")
+
+# How long a server that is out of descriptors or memory waits before it accepts again, as the loop's own.
+_RETRY_DELAY_S = 1.0
+_OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+# Errors of one connection, which went away before it was accepted. accept(2) names them.
+_OF_CONNECTION = frozenset(
+    getattr(errno, name)
+    for name in errno.errorcode.values()
+    if name
+    in {
+        "ECONNABORTED",
+        "EHOSTDOWN",
+        "EHOSTUNREACH",
+        "ENETDOWN",
+        "ENETUNREACH",
+        "ENONET",
+        "ENOPROTOOPT",
+        "EOPNOTSUPP",
+        "EPERM",
+        "EPROTO",
+    }
+)
+
+
+class Server:
+    """Listening sockets, and a coro for each connection that was accepted from them. Made by :func:`serve`.
+
+    As a context manager it ends with the block, however the block is left: see :meth:`stop`.
+    """
+
+    def __init__(
+        self,
+        handler: Callable[[Any, Any], object],
+        sockets: list[Sock],
+        limit: int | None,
+        context: _ssl.SSLContext | None,
+        handshake_timeout_s: float,
+        on_closed: Callable[[], None] | None,
+    ) -> None:
+        self._handler = handler
+        self._name = getattr(handler, "__qualname__", type(handler).__qualname__)
+        self._sockets = sockets
+        self._places = None if limit is None else semaphore(limit)
+        self._context = context
+        self._handshake_timeout_s = handshake_timeout_s
+        self._on_closed = on_closed
+        self._loop: Any = None
+        # A socket is closed with its coro, also with one that was shut down before it began.
+        self._acceptors: dict[Coro[Any], Sock] = {}
+        self._connections: dict[Coro[Any], socket.socket] = {}
+        self._is_closed = event()
+        # The coros that accept, and those of connections.
+        self._under_way = inverted_semaphore()
+
+    def __repr__(self) -> str:
+        if self._is_closed.is_set():
+            return f"<{type(self).__name__} closed, {len(self._connections)} connections>"
+        addresses = ", ".join(str(sock.getsockname()) for sock in self._sockets)
+        return f"<{type(self).__name__} on {addresses}, {len(self._connections)} connections>"
+
+    @property
+    def sockets(self) -> tuple[Sock, ...]:
+        """The listening sockets; empty once the server is closed."""
+        return () if self._is_closed.is_set() else tuple(self._sockets)
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._connections)
+
+    def close(self) -> None:
+        """Stop accepting and close the listening sockets. Open connections go on. The second call does nothing.
+
+        Raises:
+            ScheduleError: in another thread than the server's.
+        """
+        if self._is_closed.is_set():
+            return
+        for co in list(self._acceptors):
+            co._check_thread()
+        self._is_closed.set()
+        for co in list(self._acceptors):
+            if not co.done() and co._status != "running":
+                co.shutdown()
+        for sock in self._sockets:
+            sock.close()
+        if self._on_closed is not None:
+            self._on_closed()
+
+    def wait_closed(self, timeout: float | None = None) -> bool:
+        """Wait until the server is closed and its last connection has ended; return whether that was in time.
+
+        Raises:
+            RuntimeError: in the coro of one of its connections.
+            YieldFromMain: not in a coro.
+        """
+        self._check_waiter()
+        left_s = Countdown(timeout)
+        return self._is_closed.wait(left_s()) and self._under_way.block_till_zero(left_s())
+
+    join = wait_closed
+
+    def stop(self, timeout: float | None = 10.0) -> None:
+        """End gracefully: close the server, wait up to ``timeout`` seconds for its connections, shut down what is left.
+
+        It returns when all have ended. If the calling coro is interrupted meanwhile, the connections are shut down at
+        once. None waits as long as it takes. Raises: as :meth:`wait_closed`.
+        """
+        self._check_waiter()
+        self.close()
+        try:
+            has_ended = self.wait_closed(timeout)
+        except BaseException:
+            self._shut_down_connections()
+            self.wait_closed()
+            raise
+        if not has_ended:
+            self._shut_down_connections()
+            self.wait_closed()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _start(self, loop: Any) -> None:
+        self._loop = loop
+        for sock in self._sockets:
+            co: Coro[Any] = _core._coro_spawn(self._accept_all, sock, name=f"accept {sock.getsockname()}")
+            self._acceptors[co] = sock
+            self._under_way.acquire()
+            co.add_done_callback(self._on_acceptor_end)
+
+    def _check_waiter(self) -> None:
+        if _core._coro_current() in self._connections:
+            raise RuntimeError("a connection cannot wait for its own end")
+
+    def _shut_down_connections(self) -> None:
+        for co in list(self._connections):
+            if not co.done():
+                co.shutdown()
+
+    # ------------------------------------------------------------------ accepting
+
+    def _accept_all(self, listener: Sock) -> None:
+        """Accept until the listening socket is closed."""
+        with listener:
+            while not self._is_closed.is_set():
+                try:
+                    self._accept(listener)
+                except OSError as exc:
+                    if self._is_closed.is_set():
+                        return
+                    if exc.errno in _OUT_OF_RESOURCES:
+                        # The socket would stay ready.
+                        self._report("socket.accept() out of system resource", exc, listener)
+                        _core._coro_sleep_relative(_RETRY_DELAY_S)
+                    elif exc.errno not in _OF_CONNECTION:
+                        self._report("socket.accept() failed", exc, listener)
+                        return
+
+    def _accept(self, listener: Sock) -> None:
+        """Accept one connection, once there is a place for it, or wait until there is one to accept."""
+        places = self._places
+        if places is not None:
+            places.acquire()
+        try:
+            _core._coro_act()  # it does not starve others while many connect
+            connection, address = listener.accept()
+            self._spawn(connection, address)
+        except BlockingIOError:
+            if places is not None:
+                places.release()
+            wait_for_read(listener)
+        except BaseException:
+            if places is not None:
+                places.release()
+            raise
+
+    def _spawn(self, connection: Sock, address: Any) -> None:
+        try:
+            co: Coro[Any] = _core._coro_spawn(self._serve, connection, address, name=f"{self._name} {address}")
+        except BaseException as exc:
+            connection.close()
+            if isinstance(exc, MemoryError):
+                raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from exc
+            raise
+        self._connections[co] = connection
+        self._under_way.acquire()
+        co.add_done_callback(self._on_connection_end)
+
+    def _on_acceptor_end(self, co: Coro[Any]) -> None:
+        self._acceptors.pop(co).close()
+        self._under_way.release()
+
+    def _on_connection_end(self, co: Coro[Any]) -> None:
+        self._connections.pop(co).close()
+        self._under_way.release()
+        if self._places is not None:
+            self._places.release()
+        exc = co._failure_unseen()
+        if exc is not None and not co.cancelled():
+            message = "Exception in the handler of a connection"
+            self._loop.call_exception_handler({"message": message, "exception": exc, "coro": co})
+
+    def _report(self, message: str, exc: OSError, listener: Sock) -> None:
+        self._loop.call_exception_handler({"message": message, "exception": exc, "socket": listener})
+
+    # ------------------------------------------------------------------ a connection
+
+    def _serve(self, connection: Sock, address: Any) -> None:
+        if self._context is None:
+            with connection:
+                self._handler(connection, address)
+            return
+        connection.settimeout(self._handshake_timeout_s)
+        try:
+            secure: Any = connection.start_tls(self._context, server_side=True)
+        except OSError as exc:
+            # As for the loop's own servers: scanners and clients that do not trust the certificate are no news.
+            if self._loop.get_debug():
+                _logger.debug("%r: TLS handshake with %r failed", self, address, exc_info=exc)
+            return
+        with secure:
+            secure.settimeout(socket.getdefaulttimeout())
+            self._handler(secure, address)
+            _say_goodbye(secure)
+
+
+def _say_goodbye(secure: Any) -> None:
+    """Tell the peer that the stream ends here, and do not wait for its answer."""
+    if secure.fileno() < 0:
+        return
+    try:
+        secure.settimeout(0)
+        secure.unwrap()
+    except (OSError, ValueError):
+        pass  # it waits for the answer, or the peer is gone; ValueError: the handler has ended TLS
+
+
+def serve(
+    handler: Callable[[Any, Any], object],
+    host: str | Sequence[str] | None = None,
+    port: int | str | None = None,
+    *,
+    path: str | bytes | os.PathLike[str] | None = None,
+    sock: socket.socket | None = None,
+    limit: int | None = None,
+    ssl: _ssl.SSLContext | None = None,
+    ssl_handshake_timeout: float = 60.0,
+    backlog: int = 100,
+    reuse_port: bool = False,
+) -> Server:
+    """Listen, and call ``handler(sock, address)`` in a coro of its own for each connection; return the :class:`Server`.
+
+    ::
+
+        def echo(sock, address):
+            while data := sock.recv(65536):
+                sock.sendall(data)
+
+        with coro.serve(echo, "localhost", 8888) as server:
+            server.wait_closed()
+
+    The connection is closed when the handler returns or raises. An error of a handler ends only that connection, and is
+    reported to the exception notifier or the loop's exception handler. With TLS (``ssl``) the handler is called after
+    the handshake, which is part of the coro and does not delay other connections.
+
+    Args:
+        host: one host or several; None and ``""`` mean every interface, one socket for IPv4 and one for IPv6.
+        port: 0 chooses a free port for each socket; ``server.sockets`` tells which.
+        path: of a unix socket, instead of host and port. A socket file that is there is replaced. Closing the server
+            removes the file.
+        sock: a listening or bound stream socket, instead of all these. The server takes it over.
+        limit: how many connections may be open at once. The server does not accept more until one has ended: further
+            clients wait in the system's queue, whose length is ``backlog``.
+
+    Raises:
+        OSError: an address cannot be bound.
+        socket.gaierror: a host does not resolve.
+        ValueError, TypeError: arguments that contradict each other, or of a wrong kind.
+    """
+    _core._coro_check_function(handler, "serve")
+    if limit is not None and limit < 1:
+        raise ValueError("a server has a place for one connection at least")
+    if ssl is not None and not hasattr(ssl, "wrap_socket"):
+        raise TypeError("ssl argument must be an SSLContext or None")
+    if (path is not None) + (sock is not None) + (host is not None or port is not None) != 1:
+        raise ValueError("serve() takes a host and a port, a path, or a socket")
+    loop = _own_loop()
+    plain, on_closed = _bound(loop, host, port, path, sock, reuse_port)
+    listeners: list[Sock] = []
+    try:
+        for each in plain:
+            listeners.append(_taken_over(each))
+            listeners[-1].listen(backlog)
+        server = Server(handler, listeners, limit, ssl, ssl_handshake_timeout, on_closed)
+        server._start(loop)
+    except BaseException:
+        for each in [*plain, *listeners]:
+            each.close()
+        if on_closed is not None:
+            on_closed()
+        raise
+    return server
+
+
+def _own_loop() -> Any:
+    """Return the loop that the coros of this place belong to."""
+    return find_running_loop() or pending_loop()
+
+
+def _bound(
+    loop: Any,
+    host: str | Sequence[str] | None,
+    port: int | str | None,
+    path: str | bytes | os.PathLike[str] | None,
+    sock: socket.socket | None,
+    reuse_port: bool,
+) -> tuple[list[socket.socket], Callable[[], None] | None]:
+    """Return bound sockets, and what removes the file of a unix socket."""
+    if sock is not None:
+        if sock.type != socket.SOCK_STREAM:
+            raise ValueError(f"A stream socket was expected, got {sock!r}")
+        return [sock], None
+    if path is not None:
+        bound = _unix.bind(os.fspath(path))
+        return [bound], _unix.file_remover(bound)
+    hosts = [None] if host in (None, "") else [host] if isinstance(host, str) else list(host or ())
+    infos = [
+        info
+        for each in hosts
+        for info in _dns.getaddrinfo(each, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    ]
+    return _serve.bind_all(loop, list(dict.fromkeys(infos)), os.name == "posix", reuse_port, None), None
+
+
+def _taken_over(plain: socket.socket) -> Sock:
+    """Return a socket of coros with the descriptor of this one. It never waits itself."""
+    listener = Sock(plain.family, plain.type, plain.proto, fileno=plain.detach())
+    listener.settimeout(0)
+    if plain.family != getattr(socket, "AF_UNIX", None):
+        try:
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)  # connections inherit it
+        except OSError:
+            pass  # not TCP
+    return listener
