@@ -35,10 +35,12 @@ from ._errors import (
     YieldFromMain,
 )
 from ._event_loop import event_loop, set_exit
+from ._files import fd_sock, file_sock
 from ._future import future
 from ._groups import Group, Pool, in_parallel, spawn_later
 from ._hiding import call_blocking, run_blocking
 from ._patching import PatchWarning, get_original, install, install_thread_emulation, is_patched
+from ._read_stream import read_stream
 from ._scheduling import (
     all_threads,
     current,
@@ -119,7 +121,9 @@ __all__ = [
     "current",
     "event",
     "event_loop",
+    "fd_sock",
     "fifo",
+    "file_sock",
     "future",
     "get_live_coros",
     "get_original",
@@ -135,6 +139,7 @@ __all__ = [
     "mutex",
     "new",
     "now",
+    "read_stream",
     "run",
     "run_blocking",
     "run_sync",

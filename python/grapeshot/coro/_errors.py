@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # asyncio's classes, for the modules that do not import asyncio.
 CancelledError = asyncio.CancelledError
 InvalidStateError = asyncio.InvalidStateError
+LimitOverrunError = asyncio.LimitOverrunError
 
 
 class Interrupted(asyncio.CancelledError):
