@@ -117,6 +117,10 @@ fn step_of_function(
     // SAFETY: the first argument, which `bind` has found.
     let target = unsafe { Bound::from_borrowed_ptr(py, *raw.args) };
     let socket = Socket::from_object(&target);
+    if let Some(socket) = &socket {
+        // This wait takes the event that a read after a short one would wait for.
+        socket.extra().is_drained.set(false);
+    }
     kept.go_on(&target, socket.as_ref(), outcome)
 }
 

@@ -84,6 +84,40 @@ def test_the_timeout_as_a_plain_socket_shows_it(world):
     world.run(main)
 
 
+@pytest.mark.parametrize("what", ["socket", "number"])
+def test_waiting_again_for_what_is_still_ready(what):
+    """`wait_for_read` and `wait_for_write` tell the state, also if nothing was read after the last wait."""
+
+    def main():
+        listener = socket.socket()
+        listener.bind((HOST, 0))
+        listener.listen()
+        near = coro.tcp_sock()
+        near.connect(listener.getsockname())
+        far, _ = listener.accept()
+        target = near if what == "socket" else near.fileno()
+        with listener, near, far, coro.timeout(10):
+            for _ in range(3):
+                # A short read, after which the socket is known to be empty.
+                far.sendall(b"x")
+                assert near.recv(100) == b"x"
+                waiter = coro.spawn(coro.wait_for_read, target)
+                wait_until_waiting(waiter)
+                far.sendall(b"abc")
+                waiter.join()
+                coro.wait_for_write(target)
+                coro.wait_for_read(target)
+                assert near.recv(1) == b"a"
+                coro.wait_for_read(target)
+                assert near.recv(100) == b"bc"
+            far.shutdown(socket.SHUT_WR)
+            coro.wait_for_read(target)
+            coro.wait_for_read(target)
+            assert near.recv(100) == b""
+
+    coro.run(main)
+
+
 def test_the_default_timeout(world):
     socket.setdefaulttimeout(5)
     try:
