@@ -40,6 +40,7 @@ from ._future import future
 from ._groups import Group, Pool, in_parallel, spawn_later
 from ._hiding import call_blocking, run_blocking
 from ._patching import PatchWarning, get_original, install, install_thread_emulation, is_patched
+from ._processes import waitpid
 from ._read_stream import read_stream
 from ._scheduling import (
     all_threads,
@@ -169,6 +170,7 @@ __all__ = [
     "wait",
     "wait_for_read",
     "wait_for_write",
+    "waitpid",
     "where",
     "where_all",
     "with_timeout",

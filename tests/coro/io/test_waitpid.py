@@ -1,0 +1,197 @@
+"""`coro.waitpid`: the end of child processes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from support import coro_is_available, in_thread, wait_until
+
+pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+if coro_is_available():
+    from grapeshot import coro
+
+
+@pytest.fixture(params=["pidfd", "thread"])
+def way(request, monkeypatch):
+    """How the end of a child is told; `thread`: as on a kernel without pidfds."""
+    if request.param == "thread":
+
+        def refused(pid, flags=0):
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+        monkeypatch.setattr(os, "pidfd_open", refused, raising=False)
+    yield request.param
+    # The threads end with their children, which closes their descriptors.
+    wait_until(lambda: not any(thread.name.startswith("coro-waitpid") for thread in threading.enumerate()))
+
+
+class Child:
+    """A process that ends with `code` when it is told to."""
+
+    def __init__(self, code=0):
+        self.process = subprocess.Popen(
+            [sys.executable, "-S", "-c", f"import sys; sys.stdin.read(); sys.exit({code})"], stdin=subprocess.PIPE
+        )
+        self.pid = self.process.pid
+
+    def end(self):
+        self.process.stdin.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.end()
+        # The status was fetched by the test, and Popen finds none.
+        self.process.wait()
+
+
+def until_waiting(*coros):
+    while not all(co._status == "waiting" for co in coros):
+        coro.yield_slice()
+
+
+def test_the_status_of_a_child(way):
+    def main():
+        with Child(7) as child, Child() as killed:
+            assert coro.waitpid(child.pid, os.WNOHANG) == (0, 0)
+            waiting = coro.spawn(coro.waitpid, child.pid)
+            other = coro.spawn(coro.waitpid, killed.pid)
+            until_waiting(waiting, other)
+            child.end()
+            pid, status = waiting.join()
+            assert (pid, os.waitstatus_to_exitcode(status)) == (child.pid, 7)
+            killed.process.send_signal(signal.SIGKILL)
+            assert other.join() == (killed.pid, signal.SIGKILL)
+
+    coro.run(main)
+
+
+def test_a_child_that_has_ended(way):
+    def main():
+        with Child(3) as child:
+            child.end()
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+            assert coro.waitpid(child.pid) == (child.pid, 3 << 8)
+
+    coro.run(main)
+
+
+def test_many_children(way):
+    def main():
+        children = [Child(number) for number in range(12)]
+        waiting = [coro.spawn(coro.waitpid, child.pid) for child in children]
+        until_waiting(*waiting)
+        for child in reversed(children):
+            child.end()
+        for number, (child, co) in enumerate(zip(children, waiting, strict=True)):
+            assert co.join() == (child.pid, number << 8)
+            child.__exit__()
+
+    coro.run(main)
+
+
+def test_what_is_no_child():
+    def main():
+        for call in (
+            lambda: coro.waitpid(os.getpid()),
+            lambda: coro.waitpid(1),
+            lambda: coro.waitpid(2**22 + 5),
+            lambda: coro.waitpid(-1),
+        ):
+            with pytest.raises(ChildProcessError):
+                call()
+
+    coro.run(main)
+
+
+def test_a_child_that_somebody_else_has_waited_for(way):
+    def main():
+        with Child() as child:
+            waiting = coro.spawn(coro.waitpid, child.pid)
+            until_waiting(waiting)
+            child.end()
+            # Blocks the thread, so that it comes before the coro.
+            assert os.waitpid(child.pid, 0) == (child.pid, 0)
+            with pytest.raises(ChildProcessError):
+                waiting.join()
+            with pytest.raises(ChildProcessError):
+                coro.waitpid(child.pid)
+
+    coro.run(main)
+
+
+def test_only_one_of_several_gets_the_status(way):
+    def main():
+        with Child(1) as child:
+            waiting = [coro.spawn(coro.waitpid, child.pid) for _ in range(3)]
+            until_waiting(*waiting)
+            child.end()
+            coro.wait(waiting)
+            failures = [co.exception() for co in waiting]
+            assert [type(exc) for exc in failures].count(ChildProcessError) == 2
+            assert [co.result() for co in waiting if co.exception() is None] == [(child.pid, 1 << 8)]
+
+    coro.run(main)
+
+
+def test_a_wait_that_is_interrupted_leaves_the_status(way):
+    def main():
+        with Child(5) as child:
+            waiting = coro.spawn(coro.waitpid, child.pid)
+            until_waiting(waiting)
+            waiting.shutdown()
+            waiting.join()
+            with pytest.raises(TimeoutError):
+                coro.waitpid(child.pid, timeout=0.001)
+            with pytest.raises(coro.TimeoutError), coro.timeout(0.001):
+                coro.waitpid(child.pid)
+            # An interruption that comes after the end, and before the coro has run, leaves it, too.
+            waiting = coro.spawn(coro.waitpid, child.pid)
+            until_waiting(waiting)
+            child.end()
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+            waiting.shutdown()
+            waiting.join()
+            assert coro.waitpid(child.pid, timeout=10) == (child.pid, 5 << 8)
+
+    coro.run(main)
+
+
+def test_any_child_and_stopped_ones():
+    def main():
+        with Child(1) as first, Child(2) as second:
+            waiting = coro.spawn(coro.waitpid, -1)
+            until_waiting(waiting)
+            second.end()
+            assert waiting.join() == (second.pid, 2 << 8)
+            waiting = coro.spawn(coro.waitpid, first.pid, os.WUNTRACED)
+            until_waiting(waiting)
+            os.kill(first.pid, signal.SIGSTOP)
+            pid, status = waiting.join()
+            assert pid == first.pid
+            assert os.WIFSTOPPED(status)
+            os.kill(first.pid, signal.SIGCONT)
+            with pytest.raises(TimeoutError):
+                coro.waitpid(-1, timeout=0.001)
+            first.end()
+            assert coro.waitpid(-1) == (first.pid, 1 << 8)
+
+    coro.run(main)
+
+
+def test_in_a_thread_without_coros(way):
+    def main():
+        with Child(4) as child:
+            with pytest.raises(TimeoutError):
+                coro.waitpid(child.pid, timeout=0.001)
+            child.end()
+            assert coro.waitpid(child.pid) == (child.pid, 4 << 8)
+
+    in_thread(main)
