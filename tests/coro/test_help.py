@@ -19,7 +19,7 @@ PUBLIC, MEMBERS = [], []
 if coro_is_available():
     from grapeshot import _core, coro
 
-    PUBLIC = [name for name in coro.__all__ if name != "threads"]  # a module
+    PUBLIC = [name for name in coro.__all__ if name not in {"signal_handler", "threads"}]  # modules
     MEMBERS = [
         (kind, name)
         for kind in PUBLIC

@@ -15,7 +15,7 @@ then raises ImportError with the reason, and the rest of the package works.
 from __future__ import annotations
 
 from . import _setup as _setup
-from . import threads
+from . import signal_handler, threads
 from ._coroutine import Coro
 from ._errors import (
     ClosedError,
@@ -153,6 +153,7 @@ __all__ = [
     "set_latency_warning",
     "set_selfishness",
     "set_stack_slots",
+    "signal_handler",
     "sleep_absolute",
     "sleep_relative",
     "sock",

@@ -17,12 +17,11 @@ import socket
 from grapeshot import _core, _serve, _unix
 
 from . import _dns
-from ._event_loop import pending_loop
 from ._socket import sock as Sock  # noqa: N812
 from ._socket import wait_for_read
 from ._socket_base import Countdown
 from ._sync import event, inverted_semaphore, semaphore
-from .bridge import find_running_loop
+from .bridge import own_loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -324,7 +323,7 @@ def serve(
         raise TypeError("ssl argument must be an SSLContext or None")
     if (path is not None) + (sock is not None) + (host is not None or port is not None) != 1:
         raise ValueError("serve() takes a host and a port, a path, or a socket")
-    loop = _own_loop()
+    loop = own_loop()
     plain, on_closed = _bound(loop, host, port, path, sock, reuse_port)
     listeners: list[Sock] = []
     try:
@@ -340,11 +339,6 @@ def serve(
             on_closed()
         raise
     return server
-
-
-def _own_loop() -> Any:
-    """Return the loop that the coros of this place belong to."""
-    return find_running_loop() or pending_loop()
 
 
 def _bound(

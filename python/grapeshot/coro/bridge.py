@@ -18,7 +18,7 @@ from grapeshot._loop import new_event_loop
 
 from ._coroutine import Coro, Wakeup, check_started
 from ._errors import Interrupted, Shutdown, YieldFromMain
-from ._event_loop import take_pending_loop
+from ._event_loop import pending_loop, take_pending_loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,6 +39,11 @@ class _WrappedInterrupt(Interrupted):
 
 # Returns the loop also in a coro that hides it, None where no loop runs.
 find_running_loop = _core._coro_running_loop
+
+
+def own_loop() -> Any:
+    """Return the loop that coros made here belong to: the one that runs, or the thread's next."""
+    return find_running_loop() or pending_loop()
 
 
 def await_(awaitable: Awaitable[_T]) -> _T:
