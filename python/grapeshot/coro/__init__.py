@@ -88,6 +88,7 @@ from ._sync import (
     semaphore,
 )
 from ._timeouts import timeout, with_timeout
+from ._watch_file import FileEvent, watch_file
 from ._where import compact_traceback, where, where_all
 from .bridge import await_, run, run_sync
 
@@ -97,6 +98,7 @@ __all__ = [
     "CoroCancelled",
     "DeadCoroutine",
     "Empty",
+    "FileEvent",
     "Full",
     "Group",
     "InParallelError",
@@ -172,6 +174,7 @@ __all__ = [
     "wait_for_read",
     "wait_for_write",
     "waitpid",
+    "watch_file",
     "where",
     "where_all",
     "with_timeout",
