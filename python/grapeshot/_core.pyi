@@ -77,6 +77,7 @@ __all__ = [
     "_coro_wait_for_read",
     "_coro_wait_for_wake",
     "_coro_wait_for_write",
+    "_coro_wait_info",
     "_coro_yield_slice",
     "_coroutine_method",
     "_file_len",
@@ -1310,6 +1311,12 @@ def _coro_end_sleep(coro: Coro[Any], /) -> None:
 
 def _coro_live() -> list[Any]:
     """Return the coros of this thread between their start and their end."""
+
+def _coro_wait_info(coro: Coro[Any], /) -> tuple[str, int] | None:
+    """Return ``("read", fd)``, ``("write", fd)``, or ``("queue", address)`` of a queue in what the coro waits for.
+
+    None if it waits for neither. ScheduleError in another thread than the coro's.
+    """
 
 def _coro_stack_info() -> dict[str, Any]:
     """Return numbers of this thread's coros.

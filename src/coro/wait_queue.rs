@@ -100,6 +100,11 @@ impl WaitNode {
         !self.queue.get().is_null()
     }
 
+    /// The address of the queue, which lies in the object that the coro waits for; 0 if it is in none.
+    pub(super) fn queue_address(&self) -> usize {
+        self.queue.get().addr()
+    }
+
     /// Removes the coro from its queue, if it is in one.
     #[inline]
     pub(super) fn unlink(&self) {

@@ -42,6 +42,7 @@ from ._hiding import call_blocking, run_blocking
 from ._patching import PatchWarning, get_original, install, install_thread_emulation, is_patched
 from ._processes import waitpid
 from ._read_stream import read_stream
+from ._run_info import print_run_info
 from ._scheduling import (
     all_threads,
     current,
@@ -142,6 +143,7 @@ __all__ = [
     "mutex",
     "new",
     "now",
+    "print_run_info",
     "read_stream",
     "run",
     "run_blocking",

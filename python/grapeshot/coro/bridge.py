@@ -39,6 +39,9 @@ class _WrappedInterrupt(Interrupted):
 
 # Returns the loop also in a coro that hides it, None where no loop runs.
 find_running_loop = _core._coro_running_loop
+# For the modules that do not import asyncio.
+all_tasks = asyncio.all_tasks
+current_task = asyncio.current_task
 
 
 def own_loop() -> Any:

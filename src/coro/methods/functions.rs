@@ -19,7 +19,7 @@ use crate::coro::{
 };
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::reactor::time_s;
+use crate::event_loop::reactor::{Direction, time_s};
 
 pub(super) fn current<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     match running(py) {
@@ -152,6 +152,31 @@ pub(super) fn end_wait<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py>
 
 pub(super) fn live<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(PyList::new(py, with_runtime(|runtime| runtime.live(py)))?.into_any())
+}
+
+/// `_coro_wait_info(coro)`: `("read", fd)`, `("write", fd)`, or `("queue", address)` of a queue in the object that the
+/// coro waits for; None if it waits for neither.
+pub(super) fn wait_info<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let Some(coro) = args.get(0) else {
+        return Err(PyTypeError::new_err("_coro_wait_info() takes a coro"));
+    };
+    let coro = scheduler::coro_from(&coro)?;
+    check_thread(coro)?;
+    if coro.status.get() != Status::Waiting {
+        return Ok(none(py));
+    }
+    let address = coro.wait_node.queue_address();
+    if address != 0 {
+        return Ok(("queue", address).into_pyobject(py)?.into_any());
+    }
+    let Some(event_loop) = coro.event_loop.get(py) else {
+        return Ok(none(py));
+    };
+    match LoopObject::of(&event_loop).reactor().find_waiter(coro.as_ptr()) {
+        Some((fd, Direction::Read)) => Ok(("read", fd).into_pyobject(py)?.into_any()),
+        Some((fd, Direction::Write)) => Ok(("write", fd).into_pyobject(py)?.into_any()),
+        None => Ok(none(py)),
+    }
 }
 
 /// A number of selfish acts.

@@ -230,6 +230,11 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             "_coro_live()",
             "Return the coros of this thread that have started and not ended."
         ),
+        function!(
+            functions::wait_info,
+            "_coro_wait_info(coro, /)",
+            "Return the descriptor or the queue that a coro waits for, or None."
+        ),
         waiting_function!(
             functions::begin_act,
             functions::return_outcome,

@@ -361,6 +361,23 @@ impl Reactor {
         watcher.release(py);
     }
 
+    /// The descriptor that `waiter` waits for, and the direction. It looks at the whole table.
+    pub(crate) fn find_waiter(&self, waiter: *mut ffi::PyObject) -> Option<(RawFd, Direction)> {
+        self.fds.borrow().iter().find_map(|(fd, fd_use)| {
+            let FdUse::Watch(watch) = fd_use else {
+                return None;
+            };
+            let waits = |direction: &Direction| {
+                let watcher = watch.get().side(*direction).get();
+                watcher.is_some_and(|watcher| watcher.as_ptr() == waiter)
+            };
+            Direction::BOTH
+                .into_iter()
+                .find(waits)
+                .map(|direction| (fd, direction))
+        })
+    }
+
     /// Restores the previous watcher after the poller has refused the change.
     fn put_back(&self, py: Python<'_>, fd: RawFd, direction: Direction, before: Option<Watcher>) {
         let Some(watch) = self.watch(fd) else { return };
