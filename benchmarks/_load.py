@@ -20,6 +20,8 @@ from typing import Any, Self
 from benchmarks._loops import RAW
 from benchmarks._machine import ROOT, child_environment, cores, on_core
 
+# The kinds of servers that are in `benchmarks.blocking`, where a style stands in the place of a loop.
+BLOCKING = ("blocking", "patched")
 CRATE = ROOT / "benchmarks" / "loadgen"
 
 
@@ -156,7 +158,10 @@ def raw_options(kind: str) -> list[str]:
 def server_command(kind: str, loop: str, read_len: int | None) -> list[str]:
     if loop == RAW:
         return [loadgen(), "raw-server", *raw_options(kind)]
-    command = [sys.executable, "-m", "benchmarks.servers", kind, "--loop", loop]
+    if kind in BLOCKING:
+        command = [sys.executable, "-m", "benchmarks.blocking.servers", kind, "--style", loop]
+    else:
+        command = [sys.executable, "-m", "benchmarks.servers", kind, "--loop", loop]
     if read_len is not None:
         command += ["--read-len", str(read_len)]
     return [*command, "--certificate", certificate()] if kind == "tls" else command

@@ -9,6 +9,7 @@ as always, so what a loop makes it look at is counted with the calls.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -46,10 +47,12 @@ def instructions(out: Path | None) -> int:
     raise MeasurementError("callgrind wrote no total")
 
 
-def echo_instructions(loop: str, count: int, out: Path | None) -> tuple[int, int]:
+def echo_instructions(
+    loop: str, count: int, out: Path | None, *, kind: str = "echo", connections: int = 1
+) -> tuple[int, int]:
     """Total instructions of a server that answers `count` messages, and the count."""
-    with Server("echo", loop, under=valgrind(out), ready_within_s=READY_WITHIN_S) as server:
-        run_load("echo", server.address, connections=1, size=ECHO_SIZE, requests=count, stall=READY_WITHIN_S)
+    with Server(kind, loop, under=valgrind(out), ready_within_s=READY_WITHIN_S) as server:
+        run_load("echo", server.address, connections=connections, size=ECHO_SIZE, requests=count, stall=READY_WITHIN_S)
     return instructions(out), count
 
 
@@ -69,6 +72,14 @@ class Count:
     short: int
     long: int
     with_raw: bool = False
+    # Who takes part, where it is not everybody.
+    only: tuple[str, ...] = ()
+
+
+def _blocking(connections: int) -> Count:
+    run = functools.partial(echo_instructions, kind="blocking", connections=connections)
+    title = f"coro.sock echo of {ECHO_SIZE} B, {connections}"
+    return Count(title, run, 500, 2500, only=("grapeshot",))
 
 
 def _calls(kind: str, title: str) -> Count:
@@ -79,6 +90,8 @@ def _calls(kind: str, title: str) -> Count:
 
 COUNTS = {
     "echo": Count(f"Protocol echo of {ECHO_SIZE} B", echo_instructions, 500, 2500, with_raw=True),
+    "blocking-1": _blocking(1),
+    "blocking-10": _blocking(10),
     "call-soon-bulk": _calls("call_soon_bulk", "call_soon, bulk"),
     "call-soon-args": _calls("call_soon_args", "call_soon, two arguments"),
     "call-soon-chain": _calls("call_soon_chain", "call_soon, chain"),
@@ -110,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         count = COUNTS[name]
         counted[name] = {}
         for loop in loops:
-            if loop == RAW and not count.with_raw:
+            if (loop == RAW and not count.with_raw) or (count.only and loop not in count.only):
                 continue
             with tempfile.TemporaryDirectory() as folder:
                 try:

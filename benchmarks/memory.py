@@ -1,8 +1,9 @@
-"""Resident memory per idle connection of a Protocol echo server (Linux)."""
+"""Resident memory per idle connection of an echo server (Linux)."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from benchmarks._load import IdleConnections, MeasurementError, Server
 from benchmarks._machine import open_descriptors, raise_descriptor_limit, resident_kib
@@ -21,17 +22,17 @@ def _wait_for_descriptors(pid: int, at_least: int, at_most: int) -> None:
         time.sleep(0.02)
 
 
-def _settled_kib(pid: int) -> float:
-    """Return RSS as soon as two readings agree."""
+def _settled(read: Callable[[int], float], pid: int) -> float:
+    """Return what `read` says of the process as soon as two readings agree."""
     deadline = time.monotonic() + 10
     before = -1.0
-    while (now := resident_kib(pid)) != before and time.monotonic() < deadline:
+    while (now := read(pid)) != before and time.monotonic() < deadline:
         before = now
         time.sleep(0.1)
     return now
 
 
-def measure(loop: str, connections: int, touch_size: int = 0) -> dict[str, float]:
+def measure(loop: str, connections: int, touch_size: int = 0, kind: str = "echo") -> dict[str, float]:
     """KiB per connection, after a few have been served and closed.
 
     "kib" is what so many more need when some thousands are there already; "from_none_kib" is the plain difference to
@@ -42,19 +43,19 @@ def measure(loop: str, connections: int, touch_size: int = 0) -> dict[str, float
     limit = raise_descriptor_limit()
     if limit < FILLING_CONNECTIONS + connections + SPARE_DESCRIPTORS:
         raise MeasurementError(f"{connections} connections need more descriptors than the limit of {limit} allows")
-    with Server("echo", loop) as server:
-        base = open_descriptors(server.pid)
+    with Server(kind, loop) as server:
+        # A loop opens descriptors of its own when it first waits.
         with IdleConnections(server.address, WARM_UP_CONNECTIONS, touch_size=1024):
-            _wait_for_descriptors(server.pid, base + WARM_UP_CONNECTIONS, base + WARM_UP_CONNECTIONS)
-        _wait_for_descriptors(server.pid, 0, base)
-        before_kib = _settled_kib(server.pid)
+            pass
+        base = int(_settled(open_descriptors, server.pid))
+        before_kib = _settled(resident_kib, server.pid)
         with IdleConnections(server.address, FILLING_CONNECTIONS, touch_size=touch_size):
             held = base + FILLING_CONNECTIONS
             _wait_for_descriptors(server.pid, held, held)
-            filled_kib = _settled_kib(server.pid)
+            filled_kib = _settled(resident_kib, server.pid)
             with IdleConnections(server.address, connections, touch_size=touch_size):
                 _wait_for_descriptors(server.pid, held + connections, held + connections)
-                full_kib = _settled_kib(server.pid)
+                full_kib = _settled(resident_kib, server.pid)
         return {
             "kib": (full_kib - filled_kib) / connections,
             "from_none_kib": (full_kib - before_kib) / (FILLING_CONNECTIONS + connections),

@@ -1,0 +1,1 @@
+"""Blocking-style servers on coros beside those of their peers: `python -m benchmarks.blocking`."""

@@ -1,0 +1,37 @@
+"""Compares blocking-style servers with their peers: `python -m benchmarks.blocking [CASE ...]`. See README.md.
+
+Every run is a fresh process; the peers alternate within one run (A B C, then C B A, ...). Ratios are taken run by run,
+and their median counts.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from benchmarks.blocking.cases import ALL, CASES, QUICK, SETTINGS
+from benchmarks.blocking.styles import available
+from benchmarks.compare import RESULTS, Suite, main
+
+HOW = (
+    "Five alternated runs, a fresh process each; loads of 0.7 s after 0.4 s of warm-up; the server has one core and "
+    "the load another. Each number is the median with half of the range; ratios are calculated run by run and have "
+    "their range in brackets; below 1 grapeshot needs less. Servers have one cooperative thread for each connection: "
+    "grapeshot's coros, gevent's and runloom's, which run `while data := s.recv(n): s.sendall(data)`. Beside them "
+    "stand grapeshot's Protocols (protocol) and its tasks with `sock_recv` and `sock_sendall` (tasks), and epoll "
+    "without Python (raw)."
+)
+
+SUITE = Suite(
+    cases=CASES,
+    loops=ALL,
+    available=available,
+    packages=("grapeshot", "gevent", "greenlet", "runloom"),
+    settings=SETTINGS,
+    quick=QUICK,
+    committed=RESULTS / "blocking.json",
+    has_load=True,
+    page={"heading": "# Blocking-style servers", "how": HOW},
+)
+
+if __name__ == "__main__":
+    sys.exit(main(suite=SUITE, description=__doc__))

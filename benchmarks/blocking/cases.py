@@ -1,0 +1,54 @@
+"""The cases of blocking-style servers, with the bounds that they must keep."""
+
+from __future__ import annotations
+
+from benchmarks import memory
+from benchmarks._loops import RAW
+from benchmarks.blocking.styles import GEVENT, OURS, PROTOCOL, RUNLOOM, TASKS
+from benchmarks.cases import KIB, Bound, Case, Sample, Settings, load_sample
+
+ALL = (OURS, GEVENT, RUNLOOM, PROTOCOL, TASKS, RAW)
+SETTINGS = Settings(idle_connections=10_000)
+QUICK = Settings(seconds=0.3, warm_up_s=0.1, idle_connections=2000)
+
+# The servers that have no style: the kind of server, and its loop.
+OTHERS = {PROTOCOL: ("echo", OURS), TASKS: ("sock", OURS), RAW: ("echo", RAW)}
+SOCKETS = {"blocking": "coro.sock", "patched": "patched sockets"}
+
+
+def _echo(size: int, connections: int, *bounds: Bound, kind: str = "blocking", read_len: int) -> Case:
+    def measure(who: str, settings: Settings) -> Sample:
+        server, loop = OTHERS.get(who, (kind, who))
+        asked_for = None if who in (PROTOCOL, RAW) else read_len
+        options: dict[str, object] = {"size": size, "connections": connections}
+        return load_sample(server, "echo", loop, settings, options, asked_for)
+
+    name = f"{kind}-{size // KIB}k-{connections}"
+    title = f"{SOCKETS[kind]}: echo {size // KIB} KiB, {connections} connections, reads of {read_len // KIB} KiB"
+    peers = (GEVENT, RUNLOOM) if kind == "patched" else ALL[1:]
+    return Case(name, "Blocking-style servers", title, "cpu_us", "us CPU/request", bounds, measure, only=(OURS, *peers))
+
+
+def _idle(name: str, title: str, *bounds: Bound, touch_size: int) -> Case:
+    def measure(who: str, settings: Settings) -> Sample:
+        server, loop = OTHERS.get(who, ("blocking", who))
+        return memory.measure(loop, settings.idle_connections, touch_size, kind=server)
+
+    peers = (GEVENT, RUNLOOM, PROTOCOL, TASKS)
+    return Case(name, "Memory", title, "kib", "KiB/connection", bounds, measure, only=(OURS, *peers))
+
+
+_SMALL = (Bound(0.52, GEVENT), Bound(1.10, PROTOCOL))
+_PATCHED = (Bound(0.60, GEVENT),)
+
+CASES: tuple[Case, ...] = (
+    _echo(1 * KIB, 10, *_SMALL, read_len=4 * KIB),
+    _echo(1 * KIB, 100, *_SMALL, read_len=4 * KIB),
+    _echo(1 * KIB, 1000, *_SMALL, read_len=4 * KIB),
+    _echo(100 * KIB, 10, Bound(0.55, GEVENT), read_len=64 * KIB),
+    _echo(1 * KIB, 10, *_PATCHED, kind="patched", read_len=4 * KIB),
+    _echo(1 * KIB, 100, *_PATCHED, kind="patched", read_len=4 * KIB),
+    _echo(1 * KIB, 1000, *_PATCHED, kind="patched", read_len=4 * KIB),
+    _idle("idle", "an idle connection", Bound(4.5, None), touch_size=0),
+    _idle("idle-used", "an idle connection after one message of 1 KiB", touch_size=1024),
+)

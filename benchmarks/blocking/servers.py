@@ -1,0 +1,67 @@
+"""The blocking-style server that is put under load: `python -m benchmarks.blocking.servers KIND --style STYLE`.
+
+Each connection has a cooperative thread, which receives and sends in a loop. The program is the same for all styles. It
+prints `{"address": ...}` when it listens, or `{"unsupported": why}`. It ends when stdin is closed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+from typing import NoReturn
+
+from benchmarks._load import UnsupportedError
+from benchmarks._machine import raise_descriptor_limit
+from benchmarks.blocking.styles import STYLES, Style
+
+BACKLOG = 4096
+STDIN = 0
+
+
+def echo(connection: socket.socket, read_len: int) -> None:
+    try:
+        while data := connection.recv(read_len):
+            connection.sendall(data)
+    finally:
+        connection.close()
+
+
+def accept(listener: socket.socket, style: Style, read_len: int) -> NoReturn:
+    while True:
+        connection, _ = listener.accept()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        style.spawn(echo, connection, read_len)
+
+
+def serve(style: Style, read_len: int) -> NoReturn:
+    """Serves until stdin is closed, and ends the process: threads that wait have no end."""
+    listener = style.make_socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(BACKLOG)
+    style.spawn(accept, listener, style, read_len)
+    host, port = listener.getsockname()
+    print(json.dumps({"address": f"{host}:{port}"}), flush=True)
+    style.wait_readable(STDIN)
+    os._exit(0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=STYLES)
+    parser.add_argument("--style", required=True, help="grapeshot, gevent or runloom")
+    parser.add_argument("--read-len", type=int, default=65536, help="bytes that are asked for at once (65536)")
+    args = parser.parse_args()
+    raise_descriptor_limit()
+    try:
+        style = STYLES[args.kind][args.style]()
+    except UnsupportedError as error:
+        print(json.dumps({"unsupported": str(error)}), flush=True)
+        return
+    style.run(serve, style, args.read_len)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Ways to write a blocking-style server, each with the same few names, so that one program measures all of them."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from benchmarks._load import UnsupportedError
+from benchmarks._loops import RAW
+from benchmarks._machine import ROOT
+
+OURS, GEVENT, RUNLOOM = "grapeshot", "gevent", "runloom"
+# Not styles: what they stand beside. Both run in grapeshot's loop.
+PROTOCOL, TASKS = "protocol", "tasks"
+
+Function = Callable[..., Any]
+
+
+class Style(Protocol):
+    """What every style has."""
+
+    # Runs a program as a cooperative thread, until it returns.
+    run: Function
+    # Begins a function with its arguments as a thread of its own.
+    spawn: Function
+    # Makes a TCP socket whose calls let other threads of the style run while they wait.
+    make_socket: Function
+    # Waits until a descriptor can be read.
+    wait_readable: Function
+
+
+class Coros:
+    """grapeshot's coros, with the sockets that are made for them."""
+
+    def __init__(self) -> None:
+        from grapeshot import coro
+
+        self.run: Function = coro.run
+        self.spawn: Function = coro.spawn
+        self.make_socket: Function = coro.tcp_sock
+        self.wait_readable: Function = coro.wait_for_read
+
+
+class PatchedCoros(Coros):
+    """The same with Python's own `socket` module, patched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from grapeshot import coro
+
+        try:
+            coro.install("socket")
+        except ValueError as error:
+            raise UnsupportedError(str(error)) from error
+        self.make_socket: Function = socket.socket
+
+
+class Gevent:
+    """gevent's sockets. Those that it patches in are the same class."""
+
+    def __init__(self) -> None:
+        import gevent
+        import gevent.socket
+
+        def run(program: Function, *arguments: Any) -> Any:
+            return gevent.spawn(program, *arguments).get()
+
+        self.run: Function = run
+        self.spawn = gevent.spawn
+        self.make_socket = gevent.socket.socket
+        self.wait_readable = gevent.socket.wait_read
+
+
+class Runloom:
+    """runloom on one thread; it has only patched sockets."""
+
+    def __init__(self) -> None:
+        import runloom
+
+        runloom.monkey.patch()
+
+        def run(program: Function, *arguments: Any) -> None:
+            runloom.run(1, lambda: program(*arguments))
+
+        self.run: Function = run
+        self.spawn: Function = runloom.fiber
+        self.make_socket: Function = socket.socket
+        self.wait_readable: Function = lambda fd: runloom.wait_fd(fd, 1)
+
+
+STYLES: dict[str, dict[str, Callable[[], Style]]] = {
+    "blocking": {OURS: Coros, GEVENT: Gevent, RUNLOOM: Runloom},
+    "patched": {OURS: PatchedCoros, GEVENT: Gevent, RUNLOOM: Runloom},
+}
+
+
+def why_missing(name: str) -> str | None:
+    """Return why this style cannot take part here, or None. This tries it in a new process."""
+    if name == RAW:
+        return None if sys.platform == "linux" else "the raw server is made for epoll"
+    module = {OURS: "grapeshot.coro", PROTOCOL: "grapeshot", TASKS: "grapeshot"}.get(name, name)
+    command = [sys.executable, "-c", f"import {module}"]
+    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    if outcome.returncode == 0:
+        return None
+    lines = outcome.stderr.strip().splitlines()
+    return lines[-1] if lines else f"exit status {outcome.returncode}"
+
+
+def available(names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the names that can take part, and the reasons for the others, which are also printed."""
+    reasons = {name: why_missing(name) for name in names}
+    missing = {name: reason for name, reason in reasons.items() if reason is not None}
+    for name, reason in missing.items():
+        print(f"!!! {name} IS LEFT OUT: {reason}", file=sys.stderr, flush=True)
+    return [name for name in reasons if name not in missing], missing

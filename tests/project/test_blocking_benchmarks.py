@@ -1,0 +1,71 @@
+"""The harness that compares blocking-style servers: they answer in every installed style."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+from project.test_benchmarks import CAP_S, MESSAGE, connect, receive
+
+from benchmarks._load import BLOCKING, Child, server_command
+from benchmarks._loops import RAW
+from benchmarks.blocking import styles
+from benchmarks.blocking.__main__ import SUITE
+from benchmarks.blocking.cases import OTHERS
+from benchmarks.servers import KINDS
+
+pytest.importorskip("grapeshot.coro", reason="coros do not work here", exc_type=ImportError)
+
+SERVERS = [
+    pytest.param(kind, name, marks=pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"no {name} here"))
+    for kind, made in styles.STYLES.items()
+    for name in made
+]
+
+
+def unsupported(kind, style):
+    """Why the style has no such server, as the server says it."""
+    command = server_command(kind, style, None)
+    said = subprocess.run(command, input="", capture_output=True, text=True, timeout=CAP_S, check=True).stdout
+    return "unsupported" in said
+
+
+@pytest.mark.parametrize(("kind", "style"), SERVERS)
+def test_the_server_echoes_on_many_connections(kind, style):
+    if kind == "patched" and unsupported(kind, style):
+        pytest.skip("no patched sockets")
+    with Child(server_command(kind, style, 1000), None) as running:
+        connections = [connect(running.ready["address"]) for _ in range(5)]
+        try:
+            for _ in range(2):
+                for connection in connections:
+                    connection.sendall(MESSAGE)
+                for connection in reversed(connections):
+                    assert receive(connection, len(MESSAGE)) == MESSAGE
+        finally:
+            for connection in connections:
+                connection.close()
+
+
+def test_every_case_has_a_server_for_each_of_its_participants():
+    for case in SUITE.cases:
+        assert case.only[0] == styles.OURS
+        for who in case.only:
+            assert who in styles.STYLES["blocking"] or who in OTHERS, (case.name, who)
+        assert {bound.peer for bound in case.bounds} <= {None, *case.only}
+    assert set(BLOCKING) == set(styles.STYLES)
+    assert {kind for kind, loop in OTHERS.values() if loop != RAW} <= set(KINDS)
+
+
+def test_a_peer_that_is_not_installed_is_left_out_loudly(capsys, monkeypatch):
+    monkeypatch.setattr(styles, "why_missing", lambda name: "no module" if name == "runloom" else None)
+    assert styles.available(["grapeshot", "runloom"]) == (["grapeshot"], {"runloom": "no module"})
+    assert "runloom IS LEFT OUT: no module" in capsys.readouterr().err
+
+
+def test_a_missing_module_is_named():
+    assert styles.why_missing(styles.TASKS) is None
+    assert "no_such_module" in styles.why_missing("no_such_module")
+    assert styles.why_missing(RAW) is None or sys.platform != "linux"
