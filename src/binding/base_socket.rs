@@ -6,10 +6,11 @@
 use std::ffi::c_int;
 use std::os::fd::RawFd;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyType;
 
 /// The functions behind the two methods that are called for each operation.
 static FILENO: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
@@ -18,6 +19,8 @@ static GETTIMEOUT: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 static FAMILY: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 static KIND: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 static PROTOCOL: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
+/// Whether the first field of a socket object is its descriptor.
+static FIRST_IS_DESCRIPTOR: AtomicBool = AtomicBool::new(false);
 
 /// Whether the type is as expected. If not, nothing else here may be called.
 pub(crate) fn is_known() -> bool {
@@ -39,7 +42,46 @@ fn call<'py>(socket: &Bound<'py, PyAny>, function: &AtomicPtr<()>) -> PyResult<B
 /// The descriptor of a socket, -1 once it is closed.
 #[inline]
 pub(crate) fn descriptor(socket: &Bound<'_, PyAny>) -> PyResult<RawFd> {
+    if FIRST_IS_DESCRIPTOR.load(Ordering::Relaxed) {
+        // SAFETY: an instance of `_socket.socket`, whose first field was looked at in `learn_layout`.
+        return Ok(unsafe { first_field(socket) });
+    }
     call(socket, &FILENO)?.extract()
+}
+
+/// The int behind the head of an object.
+///
+/// # Safety
+/// The object is an instance of `_socket.socket`, which has at least one field.
+#[inline]
+unsafe fn first_field(socket: &Bound<'_, PyAny>) -> c_int {
+    // SAFETY: by the contract; another thread of a free-threaded build may write it, as a whole.
+    unsafe { (*socket.as_ptr().add(1).cast::<AtomicI32>()).load(Ordering::Relaxed) }
+}
+
+/// Finds out whether a socket object begins with its descriptor, as it does in all known versions of CPython: looks at
+/// one that is not open yet, while it is open, and after it was closed. Without a descriptor for it nothing is learned.
+pub(crate) fn learn_layout(py: Python<'_>) -> PyResult<()> {
+    let raw = py.import("_socket")?.getattr("socket")?.cast_into::<PyType>()?;
+    // SAFETY: a live type.
+    let basic_len = unsafe { (*raw.as_type_ptr()).tp_basicsize } as usize;
+    if !is_known() || basic_len < size_of::<ffi::PyObject>() + size_of::<c_int>() {
+        return Ok(());
+    }
+    let socket = raw.call_method1("__new__", (&raw,))?;
+    let agrees = |socket: &Bound<'_, PyAny>| -> PyResult<bool> {
+        // SAFETY: an instance, with space for the field.
+        Ok(call(socket, &FILENO)?.extract::<c_int>()? == unsafe { first_field(socket) })
+    };
+    let mut is_first = agrees(&socket)?;
+    if socket.call_method0("__init__").is_err() {
+        return Ok(());
+    }
+    is_first &= agrees(&socket)?;
+    socket.call_method0("close")?;
+    is_first &= agrees(&socket)?;
+    FIRST_IS_DESCRIPTOR.store(is_first, Ordering::Relaxed);
+    Ok(())
 }
 
 /// The timeout that the C type knows.

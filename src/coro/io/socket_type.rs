@@ -400,6 +400,7 @@ fn make_type<'py>(base: &Bound<'py, PyType>) -> PyResult<Bound<'py, PyType>> {
         };
         place.store(owner.getattr(name)?.into_ptr(), Ordering::Release);
     }
+    base_socket::learn_layout(py)?;
     // SAFETY: a live type.
     let base_len = unsafe { (*base.as_type_ptr()).tp_basicsize } as usize;
     let offset = base_len.next_multiple_of(align_of::<Extra>());
