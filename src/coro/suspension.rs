@@ -18,7 +18,7 @@ use super::pystate;
 use super::runtime::{current, with_runtime};
 use super::scheduler::make_ready;
 use crate::binding::errors;
-use crate::binding::native_type::none;
+use crate::binding::native_type::{This, none};
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::pyloop::LoopObject;
 
@@ -150,9 +150,28 @@ pub(super) unsafe fn wait_in_steps<S, F>(kept: S, step: F) -> *mut ffi::PyObject
 where
     F: Fn(Python<'static>, &mut S, Option<Outcome<'static>>) -> PyResult<Begun<'static, ()>>,
 {
-    enum Next {
-        Leave(PreparedSwitch),
-        Return(*mut ffi::PyObject),
+    /// What to do next. Two words are returned in registers, so nothing of it lies on the stack of a coro that waits.
+    struct Next {
+        /// Where to keep the coro's stack pointer; None: the call is over.
+        sp_place: Option<NonNull<usize>>,
+        /// The address of the thread's own stack, or the object to return (null: an exception is set).
+        word: *mut ffi::PyObject,
+    }
+
+    impl Next {
+        fn leave(switch: &PreparedSwitch) -> Self {
+            Self {
+                sp_place: Some(switch.sp_place),
+                word: ptr::without_provenance_mut(switch.main_sp),
+            }
+        }
+
+        fn over(value: *mut ffi::PyObject) -> Self {
+            Self {
+                sp_place: None,
+                word: value,
+            }
+        }
     }
 
     #[inline(never)]
@@ -162,7 +181,7 @@ where
     {
         // SAFETY: attached (contract of the caller).
         let py = unsafe { Python::assume_attached() };
-        errors::at_boundary(py, Next::Return(ptr::null_mut()), || {
+        errors::at_boundary(py, Next::over(ptr::null_mut()), || {
             let outcome = if is_first {
                 None
             } else {
@@ -172,10 +191,10 @@ where
                 return Err(PyRuntimeError::new_err("the call is over"));
             };
             match step(py, state, outcome) {
-                Ok(Begun::Waits(())) => Ok(Next::Leave(prepare_switch(running(py)?)?)),
+                Ok(Begun::Waits(())) => Ok(Next::leave(&prepare_switch(running(py)?)?)),
                 Ok(Begun::IsOver(value)) => {
                     *kept = None;
-                    Ok(Next::Return(value.into_ptr()))
+                    Ok(Next::over(value.into_ptr()))
                 }
                 Err(error) => {
                     *kept = None;
@@ -188,14 +207,14 @@ where
     let mut kept = Some(kept);
     let mut is_first = true;
     loop {
-        match make_step(&mut kept, &step, is_first) {
-            Next::Leave(switch) => {
-                // SAFETY: `make_step` has checked that this is a coro's stack.
-                unsafe { leave(&switch) };
-                is_first = false;
-            }
-            Next::Return(value) => return value,
-        }
+        let next = make_step(&mut kept, &step, is_first);
+        let Some(sp_place) = next.sp_place else {
+            return next.word;
+        };
+        let main_sp = next.word.addr();
+        // SAFETY: `make_step` has checked that this is a coro's stack.
+        unsafe { leave(&PreparedSwitch { sp_place, main_sp }) };
+        is_first = false;
     }
 }
 
@@ -224,7 +243,15 @@ pub(super) fn can_suspend(coro: Coro<'_>) -> bool {
 /// The running coro, if waits concern a loop: not in a process that a coro has forked, whose loop runs in the parent.
 #[inline]
 pub(super) fn current_on_loop(py: Python<'_>) -> Option<Coro<'_>> {
-    current(py).filter(|_| !with_runtime(|runtime| runtime.is_forked.get()))
+    let object = with_runtime(|runtime| {
+        if runtime.is_forked.get() {
+            ptr::null_mut()
+        } else {
+            runtime.current.get()
+        }
+    });
+    // SAFETY: the running coro is kept by the runtime's table.
+    (!object.is_null()).then(|| unsafe { This::new(py, object) })
 }
 
 /// Whether the coro must not leave its stack: the garbage collector runs on it, or it has forked and this is the child.

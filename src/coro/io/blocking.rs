@@ -12,18 +12,18 @@ use crate::binding::errors;
 use crate::coro::sync::Limit;
 use crate::event_loop::reactor::Direction;
 
-/// When a wait has to end, on the clock of `now_ns`. None: never.
+/// When a wait has to end, on the clock of `now_ns`. The largest number: never.
 #[derive(Clone, Copy)]
-pub(super) struct End(Option<u64>);
+pub(super) struct End(u64);
 
 impl End {
     /// The end of waits that begin now.
     pub(super) fn new(limit: Limit) -> Self {
         Self(match limit {
-            Limit::Endless => None,
-            Limit::AtOnce => Some(0),
+            Limit::Endless => u64::MAX,
+            Limit::AtOnce => 0,
             // The cast saturates: centuries are as good as no limit.
-            Limit::For { timeout_s } => Some(now_ns().saturating_add((timeout_s * 1e9).ceil() as u64)),
+            Limit::For { timeout_s } => now_ns().saturating_add((timeout_s * 1e9).ceil() as u64),
         })
     }
 }
@@ -32,8 +32,9 @@ impl End {
 /// meanwhile; an exception from it ends the wait.
 pub(super) fn wait_ready(py: Python<'_>, fd: RawFd, direction: Direction, end: End) -> PyResult<bool> {
     let is_write = direction == Direction::Write;
+    let end_ns = (end.0 != u64::MAX).then_some(end.0);
     loop {
-        match py.detach(|| readiness::wait_ready(fd, is_write, end.0)) {
+        match py.detach(|| readiness::wait_ready(fd, is_write, end_ns)) {
             Ok(is_ready) => return Ok(is_ready),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {
                 // SAFETY: attached.

@@ -28,7 +28,6 @@ use crate::event_loop::reactor::{Direction, Reactor};
 /// its coro waits.
 #[derive(Clone, Copy)]
 pub(super) struct RawArgs {
-    pub(super) slf: *mut ffi::PyObject,
     values: *const *mut ffi::PyObject,
     positional: usize,
     pub(super) kwnames: *mut ffi::PyObject,
@@ -36,13 +35,11 @@ pub(super) struct RawArgs {
 
 impl RawArgs {
     pub(super) fn new(
-        slf: *mut ffi::PyObject,
         values: *const *mut ffi::PyObject,
         count: ffi::Py_ssize_t,
         kwnames: *mut ffi::PyObject,
     ) -> Self {
         Self {
-            slf,
             values,
             positional: count as usize,
             kwnames,
@@ -191,7 +188,9 @@ fn go_on<O: Operation>(
     let coro = suspension::current_on_loop(py);
     match (call.state, outcome) {
         (State::Waiting, outcome) => {
-            call.wait.end(py, Some(&socket.extra().waiting));
+            if let Some(coro) = crate::coro::runtime::current(py) {
+                call.wait.end(coro, Some(&socket.extra().waiting));
+            }
             outcome.transpose()?;
         }
         (State::Yielded, outcome) => {
@@ -205,7 +204,10 @@ fn go_on<O: Operation>(
                     && let Some(fd) = unreported_descriptor(socket, coro)?
                 {
                     socket.extra().is_drained.set(false);
-                    return begin_wait(call, socket, fd, Direction::Read);
+                    let target = target(socket, fd, Direction::Read);
+                    call.wait.begin_in(coro, target)?;
+                    call.state = State::Waiting;
+                    return Ok(Begun::Waits(()));
                 }
                 if let Begun::Waits(()) = suspension::begin_act(coro)? {
                     call.state = State::Yielded;
@@ -270,6 +272,18 @@ fn attempt<O: Operation>(
     }
 }
 
+/// What a call waits for.
+#[inline]
+fn target<'a, 'py>(socket: &'a Socket<'py>, fd: RawFd, direction: Direction) -> Target<'a, 'py> {
+    Target {
+        object: socket.object(),
+        waiting: Some(&socket.extra().waiting),
+        fd,
+        direction,
+        is_anew: false,
+    }
+}
+
 /// Waits if a coro calls. In another thread, the wait is over when this returns.
 #[inline]
 fn begin_wait<O: Operation>(
@@ -278,14 +292,7 @@ fn begin_wait<O: Operation>(
     fd: RawFd,
     direction: Direction,
 ) -> Step {
-    let target = Target {
-        object: socket.object(),
-        waiting: Some(&socket.extra().waiting),
-        fd,
-        direction,
-        is_anew: false,
-    };
-    Ok(match call.wait.begin(target)? {
+    Ok(match call.wait.begin(target(socket, fd, direction))? {
         WaitState::Suspends => {
             call.state = State::Waiting;
             Begun::Waits(())

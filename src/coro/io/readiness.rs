@@ -13,6 +13,7 @@ use crate::binding::errors;
 use crate::binding::native_type::{Args, bool_object, none};
 use crate::binding::signature::{Receiver, Signature};
 use crate::coro::coroutine::Outcome;
+use crate::coro::runtime::current;
 use crate::coro::scheduler;
 use crate::coro::suspension::{self, Begun};
 use crate::coro::sync::Limit;
@@ -62,7 +63,7 @@ impl Kept {
         let py = object.py();
         let waiting = socket.map(|socket| &socket.extra().waiting);
         if self.has_begun {
-            let is_ready = self.wait.end(py, waiting);
+            let is_ready = current(py).is_some_and(|coro| self.wait.end(coro, waiting));
             outcome.transpose()?;
             if is_ready {
                 return Ok(Begun::IsOver(none(py)));

@@ -175,7 +175,6 @@ impl Operation for SendTo {
             *place = resolved.as_ptr();
         }
         let args = RawArgs::new(
-            self.args.slf,
             replaced.as_ptr(),
             replaced.len() as ffi::Py_ssize_t,
             self.args.kwnames,

@@ -88,7 +88,7 @@ macro_rules! waiting_method {
             count: ffi::Py_ssize_t,
             kwnames: *mut ffi::PyObject,
         ) -> *mut ffi::PyObject {
-            let args = RawArgs::new(slf, args, count, kwnames);
+            let args = RawArgs::new(args, count, kwnames);
             // SAFETY: only CPython calls this, attached, through the method table of the type.
             unsafe { call::run(slf, $make(args)) }
         }

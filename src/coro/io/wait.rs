@@ -89,12 +89,20 @@ pub(super) enum WaitState {
     IsReady,
 }
 
+/// How long the waits of one call may last together.
+#[derive(Clone, Copy)]
+enum Lasting {
+    /// From the first wait on.
+    For(Limit),
+    /// In a thread without coros, which has waited before.
+    Until(blocking::End),
+}
+
 /// The waits of one call, on the stack of the coro meanwhile.
 pub(super) struct Wait {
-    limit: Limit,
+    lasting: Lasting,
+    /// Of a coro that has waited before.
     deadline: Option<Deadline<'static>>,
-    /// The same for a thread without coros.
-    blocking: Option<blocking::End>,
     fd: RawFd,
     direction: Direction,
 }
@@ -102,9 +110,8 @@ pub(super) struct Wait {
 impl Wait {
     pub(super) const fn new() -> Self {
         Self {
-            limit: Limit::Endless,
+            lasting: Lasting::For(Limit::Endless),
             deadline: None,
-            blocking: None,
             fd: -1,
             direction: Direction::Read,
         }
@@ -112,7 +119,7 @@ impl Wait {
 
     /// How long all waits of the call may last together, from the first one on.
     pub(super) fn set_limit(&mut self, limit: Limit) {
-        self.limit = limit;
+        self.lasting = Lasting::For(limit);
     }
 
     /// Begins a wait. The system call would have blocked just now, or the operation is under way.
@@ -120,20 +127,32 @@ impl Wait {
     /// Raises `TimeoutError` if the time is over, `SimultaneousError` if another coro waits for the same.
     pub(super) fn begin(&mut self, target: Target<'_, 'static>) -> PyResult<WaitState> {
         let py = target.object.py();
-        if suspension::current_on_loop(py).is_none() {
-            let end = *self
-                .blocking
-                .get_or_insert_with(|| blocking::End::new(self.limit));
-            return if blocking::wait_ready(py, target.fd, target.direction, end)? {
-                Ok(WaitState::IsReady)
-            } else {
-                Err(timed_out())
-            };
+        if suspension::current_on_loop(py).is_some() {
+            self.begin_in(suspension::suspendable(py)?, target)?;
+            return Ok(WaitState::Suspends);
         }
-        let coro = suspension::suspendable(py)?;
+        let end = match self.lasting {
+            Lasting::For(limit) => blocking::End::new(limit),
+            Lasting::Until(end) => end,
+        };
+        self.lasting = Lasting::Until(end);
+        if blocking::wait_ready(py, target.fd, target.direction, end)? {
+            Ok(WaitState::IsReady)
+        } else {
+            Err(timed_out())
+        }
+    }
+
+    /// `begin` in the running coro, which can be suspended here.
+    #[inline]
+    pub(super) fn begin_in(&mut self, coro: Coro<'static>, target: Target<'_, 'static>) -> PyResult<()> {
         // Both may run destructors, so they come before the last checks.
         if self.deadline.is_none() {
-            self.deadline = Some(Deadline::outside_of_queues(coro, self.limit)?);
+            let limit = match self.lasting {
+                Lasting::For(limit) => limit,
+                Lasting::Until(_) => Limit::Endless,
+            };
+            self.deadline = Some(Deadline::outside_of_queues(coro, limit)?);
         } else {
             suspension::forget_wake_value(coro);
         }
@@ -142,14 +161,12 @@ impl Wait {
         enter(coro, target)?;
         (self.fd, self.direction) = (target.fd, target.direction);
         coro.status.set(Status::Waiting);
-        Ok(WaitState::Suspends)
+        Ok(())
     }
 
     /// Ends the wait of a coro that runs again, however it was woken. Returns whether the event was there.
-    pub(super) fn end(&self, py: Python<'_>, waiting: Option<&Waiting>) -> bool {
-        let Some(coro) = crate::coro::runtime::current(py) else {
-            return false;
-        };
+    pub(super) fn end(&self, coro: Coro<'_>, waiting: Option<&Waiting>) -> bool {
+        let py = coro.py();
         if let Some(waiting) = waiting {
             let is_its = waiting
                 .get(py, self.direction)
@@ -202,17 +219,24 @@ fn enter(coro: Coro<'_>, target: Target<'_, '_>) -> PyResult<()> {
         // The object was closed.
         return Err(errors::os_error(&std::io::Error::from_raw_os_error(libc::EBADF)));
     }
-    watching::refuse_transport(owner, py, fd)?;
-    if target
+    let entry = || WaiterRef::new(coro.to_bound(), wake);
+    let is_free = target
         .waiting
-        .is_some_and(|waiting| waiting.get(py, direction).is_some())
-    {
+        .is_none_or(|waiting| waiting.get(py, direction).is_none());
+    if is_free && !target.is_anew && reactor.wait_again(target.object, fd, direction, entry) {
+        if let Some(waiting) = target.waiting {
+            waiting.set(direction, coro);
+        }
+        return Ok(());
+    }
+    watching::refuse_transport(owner, py, fd)?;
+    if !is_free {
         return Err(simultaneous(py, fd, direction));
     }
     if reactor.is_watched_for_other(fd, target.object) || reactor.watcher(fd, direction).is_some() {
         end_stale(py, reactor, fd, direction)?;
     }
-    let entry = WaiterRef::new(coro.to_bound(), wake);
+    let entry = entry();
     match reactor.wait_once(target.object, fd, direction, entry, target.is_anew) {
         Ok(replaced) => {
             if let Some(replaced) = replaced {

@@ -26,7 +26,7 @@ use std::os::fd::RawFd;
 use std::ptr::NonNull;
 
 use grapeshot_core::queue::read_size::ReadSize;
-use grapeshot_core::sys::poller::{Event, Interest};
+use grapeshot_core::sys::poller::{Event, Interest, Readiness};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyWeakrefReference;
@@ -106,6 +106,24 @@ impl Watch {
             .cast_into::<PyWeakrefReference>()
             .ok()?
             .upgrade()
+    }
+
+    /// Takes out the object that waits to read, if the event is for nothing else and the poller's registration stays as
+    /// it is. That is so for nearly all events of sockets.
+    #[inline]
+    fn take_only_reader(&self, event: Event) -> Option<WaiterRef> {
+        let is_usual = event.readiness == Readiness::READ
+            && self.armed.get() == Interest::READ.on_change()
+            && self.socket.is_set()
+            && self.writer.get().is_none();
+        match self.reader.get() {
+            Some(Watcher::Once(waiter)) if is_usual => {
+                self.reader.set(None);
+                self.is_reported.set(true);
+                Some(waiter)
+            }
+            _ => None,
+        }
     }
 
     /// Remembers the socket object, if it supports weak references.
@@ -293,6 +311,33 @@ impl Reactor {
         Ok(before)
     }
 
+    /// `wait_once` for a socket that has waited before, if nothing waits in this direction and the poller need not be
+    /// told. Otherwise it does nothing and returns false.
+    #[inline]
+    pub(crate) fn wait_again(
+        &self,
+        socket: &Bound<'_, PyAny>,
+        fd: RawFd,
+        direction: Direction,
+        waiter: impl FnOnce() -> WaiterRef,
+    ) -> bool {
+        let Some(watch) = self.watch(fd) else { return false };
+        let watch = watch.get();
+        let armed = watch.armed.get();
+        let has_handle = |direction| matches!(watch.side(direction).get(), Some(Watcher::Handle(..)));
+        let is_armed = armed.with(direction.interest().on_change()) == armed;
+        if !is_armed
+            || watch.side(direction).get().is_some()
+            || Direction::BOTH.into_iter().any(has_handle)
+            || !watch.is_of(socket)
+        {
+            return false;
+        }
+        self.poll_next(direction.interest());
+        watch.side(direction).set(Some(Watcher::Once(waiter())));
+        true
+    }
+
     /// Whether something waits on `fd` under another object than `target`, in either direction.
     #[inline]
     pub(crate) fn is_watched_for_other(&self, fd: RawFd, target: &Bound<'_, PyAny>) -> bool {
@@ -441,6 +486,11 @@ impl Reactor {
     /// Handles an event of a watched descriptor. It runs no callback: handles are queued, and waiters queue their own
     /// work.
     pub(super) fn dispatch_watch(&self, py: Python<'_>, event: Event, watch: WatchRef) -> PyResult<()> {
+        if let Some(waiter) = watch.get().take_only_reader(event) {
+            let result = waiter.wake(py);
+            waiter.release(py);
+            return result;
+        }
         let fd = (event.token.0 & u64::from(u32::MAX)) as RawFd;
         if event.readiness.has_more() {
             watch.get().has_more.set(true);
