@@ -48,6 +48,15 @@ impl ReadSize {
         }
     }
 
+    /// Whether a read of at most `len_bytes` may go directly into an object of that length: the last read would have
+    /// filled at least about half of it.
+    #[inline]
+    #[must_use]
+    pub fn suits(&self, len_bytes: usize) -> bool {
+        len_bytes <= MAX_DIRECT_LEN
+            && usize::from(self.units.get()) * UNIT * 2 >= len_bytes.max(MIN_DIRECT_LEN)
+    }
+
     /// Notes a read of `len_bytes` into `capacity` bytes. If the buffer is full, there may be more to read, so the next
     /// read goes through the scratch buffer.
     #[inline]
@@ -138,6 +147,22 @@ mod tests {
         assert_ne!(size.capacity(), 0, "the count does not wrap");
         size.reset();
         assert_eq!(size.capacity(), 0);
+    }
+
+    #[test]
+    fn a_read_that_would_fill_half_of_the_object_goes_directly() {
+        for (last, asked_for, suits) in [
+            (65_536, 65_536, true),
+            (36_864, 65_536, true),
+            (20_000, 65_536, false),
+            (MIN_DIRECT_LEN - 1, 4096, false),
+            (MIN_DIRECT_LEN, 4096, true),
+            (200_000, MAX_DIRECT_LEN, true),
+            (200_000, MAX_DIRECT_LEN + 1, false),
+        ] {
+            assert_eq!(after(last, 1).suits(asked_for), suits, "{last}, {asked_for}");
+        }
+        assert!(!ReadSize::new().suits(1));
     }
 
     proptest! {

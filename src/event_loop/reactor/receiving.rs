@@ -1,7 +1,8 @@
 //! `recv` on a socket that waits in the fd table: where the data goes.
 //!
 //! Small and irregular reads go through the loop's scratch buffer into a `bytes` of exactly their size. Steady reads of a
-//! larger size go straight into a `bytes` of that size (`read_size`).
+//! larger size go straight into a `bytes` of that size (`read_size`), and so do large reads of which the last one filled
+//! half of what the program asks for.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -23,8 +24,8 @@ impl Reactor {
     /// Receives up to `len` bytes, at least 1, without blocking. None: a datagram may be longer than the scratch buffer,
     /// so the caller must receive it in another way.
     ///
-    /// A direct read happens only after an event, since most first attempts find nothing, and only from a stream, of
-    /// which nothing is lost if there was more.
+    /// A direct read of steady size happens only after an event, since most first attempts find nothing. It reads less
+    /// than asked for only from a stream, of which nothing is lost if there was more.
     #[inline]
     pub(crate) fn receive<'py>(
         &self,
@@ -34,11 +35,7 @@ impl Reactor {
         is_after_event: bool,
         is_stream: impl Fn() -> bool,
     ) -> PyResult<Option<io::Result<Received<'py>>>> {
-        let expected = if is_after_event {
-            self.read_capacity(fd).min(len)
-        } else {
-            0
-        };
+        let expected = self.read_capacity(fd, len, is_after_event);
         if expected > 0 && (expected == len || is_stream()) {
             let received = receive_direct(py, fd, expected)?;
             if let Ok(received) = &received {

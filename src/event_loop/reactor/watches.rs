@@ -358,10 +358,21 @@ impl Reactor {
                 .unwrap_or(false)
     }
 
-    /// The number of bytes to allocate for the next read of a socket that waits now and then. 0 means that the read
-    /// goes through the scratch buffer.
-    pub(crate) fn read_capacity(&self, fd: RawFd) -> usize {
-        self.watch(fd).map_or(0, |watch| watch.get().read_size.capacity())
+    /// The number of bytes to allocate for the next read of at most `len` bytes of a socket that waits now and then. 0
+    /// means that the read goes through the scratch buffer.
+    pub(crate) fn read_capacity(&self, fd: RawFd, len: usize, is_after_event: bool) -> usize {
+        let Some(watch) = self.watch(fd) else { return 0 };
+        let size = &watch.get().read_size;
+        let steady = if is_after_event {
+            size.capacity().min(len)
+        } else {
+            0
+        };
+        if steady == 0 && size.suits(len) {
+            len
+        } else {
+            steady
+        }
     }
 
     /// A read has returned less than it could. Returns whether this means that nothing is left: not if an event was for

@@ -45,6 +45,34 @@ def test_echo(world):
     world.run(main)
 
 
+def test_reads_of_all_sizes_in_turn_return_what_was_sent(world):
+    """Small and large parts, through the loop's buffer and without it: each step is awaited before the next one."""
+    lengths = [102_400, 102_400, 10, 102_400, 8192, 8191, 65_536, 65_536, 102_400, 200_000, 1, 40_000] * 3
+
+    def receive(connection):
+        for number, length in enumerate(lengths):
+            message, asked_for = b"", (65_536, 4096, 262_144)[number % 3]
+            while len(message) < length:
+                part = connection.recv(asked_for)
+                assert 0 < len(part) <= asked_for
+                message += part
+            assert message == BIG[number : number + length]
+            connection.sendall(b"+")
+        assert connection.recv(65_536) == b""
+
+    def main():
+        near, far = world.tcp_pair()
+        with near, far:
+            receiver = world.spawn(receive, far)
+            for number, length in enumerate(lengths):
+                near.sendall(BIG[number : number + length])
+                assert near.recv(1) == b"+"
+            near.shutdown(socket.SHUT_WR)
+            receiver.join()
+
+    world.run(main)
+
+
 def test_many_echoes_at_once():
     """100 connections, each with its own coro, and their clients."""
 
