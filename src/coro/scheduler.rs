@@ -146,7 +146,8 @@ fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
         }
         let to = (*fiber).sp;
         arch::switch(runtime.main_sp.as_ptr(), to);
-        if (*fiber).taken.is_some() || (*fiber).used_len() > thread_locals::MIN_DEPTH {
+        let is_deep = (*fiber).used_len() > thread_locals::MIN_DEPTH;
+        if (*fiber).taken.is_some() || (is_deep && runtime.thread_locals.is_needed(coro.py())) {
             take_thread_locals(runtime, coro, fiber);
         }
         pystate::unprotect(thread);
