@@ -7,6 +7,8 @@ from support import coro_is_available, run_script
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 
+PARTS = "thread, queue, time, socket, dns, select, ssl, os, subprocess, signal, futures"
+
 
 def run(code):
     return run_script(None, code).splitlines()
@@ -44,7 +46,7 @@ def test_parts():
         "False True",
         "True",
         "True",
-        *["install() has no part 'tme'; the parts are: thread, queue, time"] * 2,
+        *[f"install() has no part 'tme'; the parts are: {PARTS}"] * 2,
     ]
 
 
@@ -115,3 +117,88 @@ def test_what_keeps_the_originals():
         print(threading.Lock is originals[0], time.sleep is originals[2])
         """
     ) == ["False False"]
+
+
+def test_parts_that_need_others_and_the_one_by_choice():
+    assert run(
+        """
+        import concurrent.futures, socket, select, os
+        from grapeshot import coro
+        # Not as a plain name, which would be replaced as well.
+        kept = [concurrent.futures.ThreadPoolExecutor]
+        coro.install("subprocess")
+        print([name for name in ("thread", "time", "select", "os", "socket", "subprocess") if coro.is_patched(name)])
+        coro.install()
+        print(concurrent.futures.ThreadPoolExecutor is kept[0], coro.is_patched("futures"))
+        coro.install(futures=True)
+        pool = [concurrent.futures.ThreadPoolExecutor]
+        print(pool[0] is kept[0], issubclass(pool[0], kept[0]))
+        print(issubclass(socket.socket, coro.get_original("socket", "socket")))
+        """
+    ) == ["['time', 'select', 'os', 'subprocess']", "True False", "False True", "True"]
+
+
+def test_threads_of_a_pool_are_real_or_coros():
+    assert run(
+        """
+        from grapeshot import coro
+        coro.install(futures=True)
+        import concurrent.futures, threading, time
+        real_ident = coro.get_original("_thread", "get_ident")
+        real_pool = concurrent.futures.ThreadPoolExecutor.__mro__[1]
+        def work(number):
+            time.sleep(0.01)
+            return real_ident()
+        def main():
+            for kind in (concurrent.futures.ThreadPoolExecutor, real_pool):
+                with kind(4) as executor:
+                    idents = set(executor.map(work, range(8)))
+                    print(idents == {real_ident()}, real_ident() in idents)
+            executor = concurrent.futures.ThreadPoolExecutor(2)
+            print(executor.submit(divmod, 7, 2).result(), executor.submit(divmod, 7, 0).exception())
+            # Its threads wait for work when their loop ends.
+        coro.run(main)
+        """
+    ) == ["True True", "False False", "(3, 1) integer division or modulo by zero"]
+
+
+def test_a_task_of_the_loop_serves_the_blocking_code():
+    """Each call can only end because the loop runs while it waits."""
+    assert run(
+        """
+        from grapeshot import coro
+        coro.install()
+        import asyncio, grapeshot, os, select, socket, subprocess, sys, threading, urllib.request
+        async def answer(reader, writer):
+            await reader.readuntil(b"\\r\\n\\r\\n")
+            await asyncio.sleep(0.01)
+            writer.write(b"HTTP/1.0 200 OK\\r\\nContent-Length: 2\\r\\n\\r\\nhi")
+            writer.close()
+        def fetch(port):
+            return urllib.request.urlopen(f"http://localhost:{port}/").read()
+        def read_pipe(read):
+            return os.read(read, 10)
+        def wait_selecting(read):
+            return bool(select.select([read], [], [])[0])
+        async def write(fd, data):
+            await asyncio.sleep(0.01)
+            os.write(fd, data)
+        async def main():
+            server = await asyncio.start_server(answer, "127.0.0.1", 0)
+            port = server.sockets[0].getsockname()[1]
+            print(await asyncio.gather(*[coro.run_sync(fetch, port) for _ in range(3)]))
+            read, end = os.pipe()
+            print(await asyncio.gather(coro.run_sync(wait_selecting, read), write(end, b"data")))
+            print(await coro.run_sync(read_pipe, read))
+            print(await asyncio.gather(coro.run_sync(read_pipe, read), write(end, b"more")))
+            child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+            async def tell():
+                await asyncio.sleep(0.01)
+                child.stdin.write(b"go\\n")
+                child.stdin.close()
+            print(await asyncio.gather(coro.run_sync(child.wait), tell()))
+            server.close()
+            await server.wait_closed()
+        grapeshot.run(main())
+        """
+    ) == ["[b'hi', b'hi', b'hi']", "[True, None]", "b'data'", "[b'more', None]", "[0, None]"]

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["PatchWarning", "get_original", "install", "install_thread_emulation", "is_patched"]
 
 # The parts, in the order in which they are patched.
-_PARTS = ("thread", "queue", "time")
+_PARTS = ("thread", "queue", "time", "socket", "dns", "select", "ssl", "os", "subprocess", "signal", "futures")
+# Those that have to be asked for.
+_BY_CHOICE = {"futures"}
+# What a part is built on.
+_NEEDS = {"ssl": ("socket",), "subprocess": ("time", "select", "os"), "futures": ("thread", "queue")}
 _patched: set[str] = set()
 
 
@@ -32,7 +36,10 @@ def _choose(parts: tuple[str, ...], switches: dict[str, bool]) -> list[str]:
     for name in (*parts, *switches):
         if name not in _PARTS:
             raise ValueError(f"install() has no part {name!r}; the parts are: {', '.join(_PARTS)}")
-    return [name for name in _PARTS if switches.get(name, not parts or name in parts)]
+    chosen = {name for name in _PARTS if switches.get(name, name in parts if parts else name not in _BY_CHOICE)}
+    for name in list(chosen):
+        chosen.update(needed for needed in _NEEDS.get(name, ()) if switches.get(needed, True))
+    return [name for name in _PARTS if name in chosen]
 
 
 def _load(part: str) -> Any:
@@ -45,17 +52,52 @@ def _load(part: str) -> Any:
         from . import _queue
 
         return _queue
-    from . import _time
+    if part == "time":
+        from . import _time
 
-    return _time
+        return _time
+    if part == "socket":
+        from . import _socket
+
+        return _socket
+    if part == "dns":
+        from . import _dns
+
+        return _dns
+    if part == "select":
+        from . import _select
+
+        return _select
+    if part == "ssl":
+        from . import _ssl
+
+        return _ssl
+    if part == "os":
+        from . import _os
+
+        return _os
+    if part == "subprocess":
+        from . import _subprocess
+
+        return _subprocess
+    if part == "signal":
+        from . import _signal
+
+        return _signal
+    from . import _futures
+
+    return _futures
 
 
 def install(*parts: str, **switches: bool) -> None:
     """Replace the blocking parts of the standard library by such that let other coros run while a coro waits.
 
-    Without arguments it patches all parts. With names (``install("thread", "time")``) it patches these, and with
-    keywords (``install(queue=False)``) it leaves parts out. It belongs first in a program; a second call does nothing
-    for the parts that are patched already.
+    Without arguments it patches all parts but ``futures``. With names (``install("thread", "time")``) it patches these
+    and what they need, and with keywords (``install(queue=False)``) it leaves parts out. ``install(futures=True)`` also
+    makes the threads of ``ThreadPoolExecutor`` coros. It belongs first in a program; a second call does nothing for the
+    parts that are patched already.
+
+    The parts are ``thread queue time socket dns select ssl os subprocess signal futures``.
 
     Warns:
         PatchWarning: modules that were imported earlier hold originals, such as ``from time import sleep``. Plain

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 HAS_HANDLES = sys.version_info >= (3, 13)
+# Where a Thread has its handle.
+HANDLE_NAME = "_os_thread_handle" if sys.version_info >= (3, 14) else "_handle"
 
 _Lock = _core.thread_lock
 _ident = _core._coro_ident
@@ -237,10 +239,9 @@ def watch_running_threads() -> None:
     for thread in threading.enumerate():
         watched: Any = thread
         if HAS_HANDLES:
-            name = "_os_thread_handle" if hasattr(watched, "_os_thread_handle") else "_handle"
-            handle = getattr(watched, name)
+            handle = getattr(watched, HANDLE_NAME)
             if not isinstance(handle, ThreadHandle):
-                setattr(watched, name, ThreadHandle.around(handle))
+                setattr(watched, HANDLE_NAME, ThreadHandle.around(handle))
         elif watched is not threading.main_thread():
             lock = watched._tstate_lock
             if lock is not None and type(lock) is _thread.LockType:

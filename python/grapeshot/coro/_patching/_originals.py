@@ -25,7 +25,8 @@ _views: dict[str, types.ModuleType] = {}
 _KEEPERS = ["asyncio", "grapeshot", "_frozen_importlib", "_frozen_importlib_external", "importlib"]
 _KEEPERS += ["concurrent.futures.thread", "concurrent.futures.process"]
 # Modules that are patched themselves: what they have from each other is theirs.
-_PATCHED = {"threading", "_thread", "queue", "_queue", "time"}
+_PATCHED = {"threading", "_thread", "queue", "_queue", "time", "socket", "_socket", "select", "ssl", "os", "posix"}
+_PATCHED |= {"selectors", "signal", "_signal", "concurrent.futures"}
 # Of these no keeper uses a replaced name, and a view would cost them time: loops read the clock.
 _NOT_VIEWED = {"time"}
 

@@ -7,6 +7,7 @@ Everywhere else, and in what keeps the originals, a thread is a real one. Locks 
 from __future__ import annotations
 
 import _thread
+import concurrent.futures.thread
 import contextvars
 import sys
 import threading
@@ -15,7 +16,7 @@ from grapeshot import _core
 from grapeshot.coro._errors import CancelledError
 from grapeshot.coro._hiding import spawn_hiding
 
-from . import _handles, _imports, _originals
+from . import _handles, _idents, _imports, _originals
 from ._handles import HAS_HANDLES, Running, Sentinel, ThreadHandle
 from ._local import local
 
@@ -43,6 +44,8 @@ _running: set[Any] = set()
 # Those in which Ctrl-C was raised, and its exception.
 _interrupted: dict[Any, BaseException] = {}
 _count_real = _thread._count
+# The handle of the main thread while a coro stands for it.
+_main_handle: list[Any] = []
 
 
 def count() -> int:
@@ -56,10 +59,37 @@ def join_all() -> None:
     while True:
         left = [thread for thread in threading.enumerate() if not thread.daemon and thread is not me]
         left = [thread for thread in left if thread is not threading.main_thread() and thread.is_alive()]
+        # Those of executors end when the interpreter tells them, later.
+        left = [thread for thread in left if thread not in concurrent.futures.thread._threads_queues]
         if not left:
             return
         for thread in left:
             thread.join()
+
+
+def begin_main() -> None:
+    """Let the running coro stand for the main thread from now on: the first coro of a program.
+
+    Threads that it starts are then no daemons, unless the program says so.
+    """
+    coro = _core._coro_current()
+    main: Any = threading.main_thread()
+    main._ident = coro.id
+    threading._active[coro.id] = main  # type: ignore[attr-defined]
+    if HAS_HANDLES:
+        _main_handle.append(getattr(main, _handles.HANDLE_NAME))
+        setattr(main, _handles.HANDLE_NAME, make_thread_handle(coro.id))
+    coro._stands_for_main_thread = True
+
+
+def end_main() -> None:
+    """Undo that. The main thread is itself again."""
+    main: Any = threading.main_thread()
+    threading._active.pop(main._ident, None)  # type: ignore[attr-defined]
+    main._ident = _real_ident()
+    if HAS_HANDLES:
+        setattr(main, _handles.HANDLE_NAME, _main_handle.pop())
+    threading._active[main._ident] = main  # type: ignore[attr-defined]
 
 
 # ---------------------------------------------------------------- starting
@@ -338,8 +368,7 @@ def patch() -> None:
     ``_active_limbo_lock`` and ``_shutdown_locks_lock`` of threading stay real. No coro can be suspended while it holds
     one, so nobody waits long for them; and the start of a real thread, which takes the first, is no wait of a coro.
     """
-    import concurrent.futures.process
-    import concurrent.futures.thread  # noqa: F401
+    import concurrent.futures.process  # noqa: F401
 
     _handles.watch_running_threads()
     for module_name, names in _replacements().items():
@@ -352,3 +381,4 @@ def patch() -> None:
     _show_real_threads()
     _keep_process_pools_real()
     _imports.patch()
+    _idents.patch()

@@ -1,0 +1,124 @@
+"""``signal`` of :func:`grapeshot.coro.install`.
+
+Handlers run in the main thread between two instructions, as always: in the coro that runs then, or in the loop. Plain
+code relies on one thing more: an exception that a handler raises interrupts what the program is waiting for. So such an
+exception is raised in the coro that has set the handler, where it waits, if that is not the one that runs. ``sigwait``
+and its relatives let other coros run; as nothing tells of a signal that is blocked, they look again and again.
+"""
+
+from __future__ import annotations
+
+import signal as _module
+
+from grapeshot import _core
+
+from . import _originals, _waits
+from ._waits import Countdown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_signal, _getsignal = _module.signal, _module.getsignal
+_pause, _sigtimedwait = _module.pause, _module.sigtimedwait
+_current_or_none = _core._coro_current_or_none
+
+# The pauses between two looks at blocked signals, in seconds.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
+
+# signal -> the program's handler, and the coro that has set it (None: no coro)
+_handlers: dict[int, tuple[Any, Any]] = {}
+# Locks that coros in pause() wait for.
+_pausing: list[Any] = []
+
+
+def _deliver(number: int, frame: Any) -> None:
+    """The handler that Python knows: calls the program's."""
+    handler, owner = _handlers.get(number, (None, None))
+    if handler is None:
+        return
+    pausing, _pausing[:] = _pausing[:], []
+    for lock in pausing:
+        lock.release()
+    try:
+        handler(number, frame)
+    except BaseException as exc:
+        if owner is None or owner.done() or owner is _current_or_none():
+            raise
+        # It would end the loop, or hit whoever runs just now.
+        owner.raise_exception(exc)
+
+
+def signal(signalnum: Any, handler: Any, /) -> Any:
+    """Set the action for the given signal. An exception of the handler is raised in this coro, where it waits."""
+    if not callable(handler) or handler in (_module.SIG_IGN, _module.SIG_DFL):
+        before = _signal(signalnum, handler)
+        known = _handlers.pop(int(signalnum), None)
+    else:
+        before = _signal(signalnum, _deliver)
+        known = _handlers.get(int(signalnum))
+        _handlers[int(signalnum)] = (handler, _current_or_none())
+    return known[0] if before is _deliver and known is not None else before
+
+
+def getsignal(signalnum: Any, /) -> Any:
+    """Return the current action for the given signal."""
+    handler = _getsignal(signalnum)
+    return _handlers[int(signalnum)][0] if handler is _deliver else handler
+
+
+def pause() -> None:
+    """Wait until a signal handler has run. Other coros run meanwhile."""
+    if not _waits.can_wait():
+        _pause()
+        return
+    lock = _core.thread_lock()
+    lock.acquire()
+    _pausing.append(lock)
+    try:
+        lock.acquire()
+    finally:
+        if lock in _pausing:
+            _pausing.remove(lock)
+
+
+def _look_for(sigset: Any, limit_s: float | None) -> Any:
+    left_s = Countdown(limit_s)
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        is_last = left_s.is_over()
+        found = _sigtimedwait(sigset, 0)
+        if found is not None or is_last:
+            return found
+        rest_s = left_s()
+        _waits.sleep(pause_s if rest_s is None else min(rest_s, pause_s))
+        pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+
+def sigtimedwait(sigset: Any, timeout: Any, /) -> Any:
+    """Wait for one of the signals, for at most ``timeout`` seconds. Other coros run meanwhile."""
+    if not _waits.can_wait() or not isinstance(timeout, (int, float)) or not timeout >= 0:
+        return _sigtimedwait(sigset, timeout)
+    return _look_for(sigset, timeout)
+
+
+def _without_limit(name: str) -> Any:
+    original = getattr(_module, name)
+
+    def wait(sigset: Any, /) -> Any:
+        if not _waits.can_wait():
+            return original(sigset)
+        found = _look_for(list(sigset), None)
+        return _module.Signals(found.si_signo) if name == "sigwait" else found
+
+    wait.__name__ = wait.__qualname__ = name
+    wait.__doc__ = original.__doc__
+    return wait
+
+
+def patch() -> None:
+    """Replace the names. Handlers that are set already stay as they are."""
+    for name, new in (("signal", signal), ("getsignal", getsignal), ("pause", pause), ("sigtimedwait", sigtimedwait)):
+        _originals.replace("signal", name, new)
+    for name in ("sigwait", "sigwaitinfo"):
+        _originals.replace("signal", name, _without_limit(name))

@@ -1,0 +1,191 @@
+"""``socket`` of :func:`grapeshot.coro.install`: sockets whose calls let other coros run while they wait.
+
+The class derives from ``socket.socket``, so objects of either are sockets to everybody. Other than for
+:class:`grapeshot.coro.sock`, several coros may wait for the same on one socket, as threads may: the second one waits by
+itself (``_waits``), and when both are woken, who comes first gets the data.
+"""
+
+from __future__ import annotations
+
+import _socket
+import socket as _module
+
+from grapeshot.coro._errors import ClosedError, SimultaneousError
+from grapeshot.coro._socket_base import READ, WRITE, CoroSocket, Countdown
+
+from . import _originals, _waits
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_accept, _recv, _recv_into = CoroSocket.accept, CoroSocket.recv, CoroSocket.recv_into
+_recvfrom, _recvfrom_into = CoroSocket.recvfrom, CoroSocket.recvfrom_into
+_recvmsg, _recvmsg_into = CoroSocket.recvmsg, CoroSocket.recvmsg_into
+_send, _sendto, _sendmsg = CoroSocket.send, CoroSocket.sendto, CoroSocket.sendmsg
+_wait, _setblocking = CoroSocket._wait, CoroSocket.setblocking
+# Its methods never wait, as the descriptor does not block.
+_plain = _socket.socket
+_AT_ONCE = _module.MSG_DONTWAIT
+
+
+def _is_at_once(flags: Any) -> bool:
+    """Whether the flags of a call say that it must not wait."""
+    return isinstance(flags, int) and bool(flags & _AT_ONCE)
+
+
+class SharedWaits(CoroSocket):
+    """Sockets for which several coros may wait, in the same direction."""
+
+    __slots__ = ()
+
+    def _wait(self, direction: int, timeout: float | None = None, /) -> None:
+        try:
+            _wait(self, direction, timeout)
+        except SimultaneousError:
+            self._wait_beside(direction, timeout)
+
+    def _wait_beside(self, direction: int, timeout: float | None) -> None:
+        """Wait beside another coro, which is in the fd table."""
+        fd = self.fileno()
+        if fd < 0:
+            raise ClosedError("the socket is closed")
+        mask = _waits.READABLE if direction == READ else _waits.WRITABLE
+        if not _waits.wait_for_events([(fd, mask)], timeout):
+            raise TimeoutError("timed out")
+
+    def _share(self, call: Callable[..., Any], direction: int, args: Any, kwargs: Any = {}) -> Any:  # noqa: B006
+        """Repeat a call that finds another coro waiting. None of them has taken anything."""
+        left_s = Countdown(self.gettimeout())
+        while True:
+            self._wait_beside(direction, left_s())
+            try:
+                return call(self, *args, **kwargs)
+            except SimultaneousError:
+                continue
+
+    def setblocking(self, flag: Any, /) -> None:
+        # Raises EBADF, as the original does, if the descriptor was closed behind its back.
+        _plain.setblocking(self, False)
+        _setblocking(self, flag)
+
+    def accept(self) -> tuple[Any, Any]:
+        try:
+            return _accept(self)
+        except SimultaneousError:
+            return self._share(_accept, READ, ())  # type: ignore[no-any-return]
+
+    def recv(self, *args: Any) -> bytes:
+        if len(args) > 1 and _is_at_once(args[1]):
+            return _plain.recv(self, *args)
+        try:
+            return _recv(self, *args)
+        except SimultaneousError:
+            return self._share(_recv, READ, args)  # type: ignore[no-any-return]
+
+    def recv_into(self, *args: Any, **kwargs: Any) -> int:
+        if _is_at_once(args[2] if len(args) > 2 else kwargs.get("flags", 0)):
+            return _plain.recv_into(self, *args, **kwargs)
+        try:
+            return _recv_into(self, *args, **kwargs)
+        except SimultaneousError:
+            return self._share(_recv_into, READ, args, kwargs)  # type: ignore[no-any-return]
+
+    def recvfrom(self, *args: Any) -> tuple[bytes, Any]:
+        if len(args) > 1 and _is_at_once(args[1]):
+            return _plain.recvfrom(self, *args)
+        try:
+            return _recvfrom(self, *args)
+        except SimultaneousError:
+            return self._share(_recvfrom, READ, args)  # type: ignore[no-any-return]
+
+    def recvfrom_into(self, *args: Any, **kwargs: Any) -> tuple[int, Any]:
+        if _is_at_once(args[2] if len(args) > 2 else kwargs.get("flags", 0)):
+            return _plain.recvfrom_into(self, *args, **kwargs)
+        try:
+            return _recvfrom_into(self, *args, **kwargs)
+        except SimultaneousError:
+            return self._share(_recvfrom_into, READ, args, kwargs)  # type: ignore[no-any-return]
+
+    def recvmsg(self, *args: Any) -> Any:
+        if len(args) > 2 and _is_at_once(args[2]):
+            return _plain.recvmsg(self, *args)
+        try:
+            return _recvmsg(self, *args)
+        except SimultaneousError:
+            return self._share(_recvmsg, READ, args)
+
+    def recvmsg_into(self, *args: Any) -> Any:
+        if len(args) > 2 and _is_at_once(args[2]):
+            return _plain.recvmsg_into(self, *args)
+        try:
+            return _recvmsg_into(self, *args)
+        except SimultaneousError:
+            return self._share(_recvmsg_into, READ, args)
+
+    def send(self, *args: Any) -> int:
+        if len(args) > 1 and _is_at_once(args[1]):
+            return _plain.send(self, *args)
+        try:
+            return _send(self, *args)
+        except SimultaneousError:
+            return self._share(_send, WRITE, args)  # type: ignore[no-any-return]
+
+    def sendto(self, *args: Any) -> int:
+        if len(args) > 2 and _is_at_once(args[1]):
+            return _plain.sendto(self, *args)
+        try:
+            return _sendto(self, *args)
+        except SimultaneousError:
+            return self._share(_sendto, WRITE, args)  # type: ignore[no-any-return]
+
+    def sendmsg(self, *args: Any) -> int:
+        if len(args) > 2 and _is_at_once(args[2]):
+            return _plain.sendmsg(self, *args)
+        try:
+            return _sendmsg(self, *args)
+        except SimultaneousError:
+            return self._share(_sendmsg, WRITE, args)  # type: ignore[no-any-return]
+
+    def sendall(self, data: Any, flags: int = 0, /) -> None:
+        # Not the native method: what it has sent is not known after an error, so it could not be repeated.
+        left_s: Countdown | None = None
+        try:
+            sent = self.send(data, flags) if flags else _send(self, data)
+        except SimultaneousError:
+            sent = 0
+        if type(data) is bytes and sent == len(data):
+            return
+        with memoryview(data) as view, view.cast("B") as octets:
+            while sent < len(octets):
+                try:
+                    sent += _plain.send(self, octets[sent:], flags)
+                except BlockingIOError:
+                    if self.gettimeout() == 0 or _is_at_once(flags):
+                        raise
+                    left_s = left_s or Countdown(self.gettimeout())
+                    self._wait(WRITE, left_s())
+
+
+class socket(SharedWaits):  # noqa: N801
+    """A socket. Where a coro calls, others run while it waits; elsewhere it blocks the thread, as usual."""
+
+    __slots__ = ()
+
+
+socket.__module__ = "socket"
+socket._accepted_class = socket
+
+# Functions that make sockets. The originals find the class under its name, so those that keep it need their own.
+_MAKERS = ("create_connection", "create_server", "fromfd", "has_dualstack_ipv6", "socketpair")
+
+
+def patch() -> None:
+    """Replace the names. ``_socket`` stays as it is."""
+    names = dict(vars(_module))
+    for name in _MAKERS:
+        if hasattr(_module, name):
+            names[name] = _originals.clone_function(names[name], names)
+            _originals.show("socket", name, names[name])
+    _originals.replace("socket", "socket", socket)

@@ -1,0 +1,187 @@
+"""`python -m grapeshot.coro`: arguments, exit status, tracebacks and Ctrl-C are those of plain Python."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import zipfile
+
+import pytest
+from support import coro_is_available
+
+pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+
+WAYS = ((), ("-m", "grapeshot.coro"))
+
+
+def run(way, *arguments, cwd=None):
+    return subprocess.run(
+        [sys.executable, *way, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False, cwd=cwd
+    )
+
+
+def run_both(*arguments, cwd=None):
+    """Runs it plain and patched, checks that both are alike, and returns the patched one."""
+    plain, patched = (run(way, *arguments, cwd=cwd) for way in WAYS)
+    assert patched.returncode == plain.returncode, patched.stderr
+    assert patched.stdout == plain.stdout
+    assert patched.stderr == plain.stderr
+    return patched
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(code, name="script.py"):
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(code))
+        return path
+
+    return write
+
+
+def test_program_is_main_and_has_its_arguments(script, tmp_path):
+    script("NAME = __name__", "beside.py")
+    path = script(
+        """
+        import sys, beside
+        print(__name__, __file__, sys.argv, sys.path[0], __spec__, sys.modules["__main__"].__dict__ is globals())
+        print(beside.NAME, sorted(name for name in globals() if name.startswith("__")))
+        import pickle
+        class Kind: pass
+        print(type(pickle.loads(pickle.dumps(Kind()))) is Kind)
+        """
+    )
+    done = run_both(path, "one", "--two", cwd=tmp_path)
+    assert "'one', '--two'" in done.stdout
+
+
+def test_asyncio_sees_no_running_loop(script):
+    path = script(
+        """
+        import asyncio, threading
+        async def main(text):
+            await asyncio.sleep(0.01)
+            return text
+        def work():
+            print(asyncio._get_running_loop(), asyncio.run(main("thread")))
+        print(asyncio._get_running_loop(), asyncio.run(main("main")))
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        """
+    )
+    assert run_both(path).stdout == "None main\nNone thread\n"
+
+
+def test_module_and_code_and_archive(script, tmp_path):
+    script("import sys; print(__name__, sys.argv, __spec__.name, sys.path[0] == sys.argv[1])", "module.py")
+    assert run_both("-m", "module", tmp_path, "x", cwd=tmp_path).returncode == 0
+    assert run_both("-c", "import sys; print(__name__, sys.argv, sys.path[0])", "x").stdout == "__main__ ['-c', 'x'] \n"
+    archive = tmp_path / "app.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("__main__.py", "import sys, helper; print(__name__, sys.argv, helper.X)")
+        file.writestr("helper.py", "X = 5")
+    assert run_both(archive, "y").returncode == 0
+    assert run_both("-m", "no_such_module", cwd=tmp_path).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("import sys; sys.exit()", 0),
+        ("import sys; sys.exit(7)", 7),
+        ("raise SystemExit('a message')", 1),
+        ("import os; os._exit(9)", 9),
+        ("import atexit; atexit.register(print, 'atexit'); print('end')", 0),
+        ("import threading; threading.Thread(target=lambda: 1 / 0, name='T').run()", 1),
+    ],
+)
+def test_exit_status(script, code, status):
+    assert run_both(script(code)).returncode == status
+
+
+def test_traceback(script):
+    path = script(
+        """
+        def fail():
+            raise ValueError("wrong")
+        try:
+            1 / 0
+        except ZeroDivisionError:
+            fail()
+        """
+    )
+    assert "ValueError: wrong" in run_both(path).stderr
+    assert "SyntaxError" in run_both(script("def f(:\n")).stderr
+    assert run_both(script("import sys; sys.excepthook = lambda *a: print('hook', a[1]); 1 / 0")).returncode == 1
+
+
+def test_missing_file(tmp_path):
+    done = run(WAYS[1], tmp_path / "none.py")
+    assert done.returncode == 2
+    assert "No such file or directory" in done.stderr
+
+
+def test_waits_for_threads_that_are_no_daemons(script):
+    path = script(
+        """
+        import threading, time, sys
+        def late():
+            time.sleep(0.05)
+            print("late")
+            threading.Thread(target=later).start()
+        def later():
+            time.sleep(0.01)
+            print("later")
+        threading.Thread(target=late).start()
+        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+        print("end")
+        sys.exit(3)
+        """
+    )
+    assert run_both(path).stdout == "end\nlate\nlater\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "interrupt(); time.sleep(60)",
+        """
+        try:
+            interrupt()
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            print("caught")
+        time.sleep(0.01)
+        sys.exit(4)
+        """,
+        """
+        threading.Timer(0.05, interrupt).start()
+        try:
+            socket.create_server(("127.0.0.1", 0)).accept()
+        finally:
+            print("finally")
+        """,
+        "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)",
+    ],
+    ids=["sleep", "caught", "accept", "term"],
+)
+def test_signals_reach_the_program(script, code):
+    head = """
+import os, signal, socket, sys, threading, time, warnings
+warnings.simplefilter("ignore")
+def interrupt():
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+"""
+    plain, patched = (run(way, script(head + textwrap.dedent(code))) for way in WAYS)
+    assert (patched.returncode, patched.stdout) == (plain.returncode, plain.stdout), patched.stderr
+    assert patched.stderr.splitlines()[-1:] == plain.stderr.splitlines()[-1:]
+
+
+def test_usage():
+    done = run(WAYS[1])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("usage: python -m grapeshot.coro script.py")
+    assert run(WAYS[1], "--help").stdout == done.stderr
+    assert run(WAYS[1], "-m").returncode == 2
