@@ -41,6 +41,8 @@ MODULES: dict[str, dict[str, str]] = {
     "test_xmlrpc": {},
     "test_wsgiref": {},
     "test_ssl": {},
+    "test_subprocess": {},
+    "test_time": {},
     "test_socket": {
         "GeneralModuleTests.testRefCountGetNameInfo": "a Python function keeps its arguments while its error lives",
         "NonBlockingTCPTests.testSetBlocking": NONBLOCKING,

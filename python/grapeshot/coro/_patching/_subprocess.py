@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import subprocess
 import types
+import warnings
 
 from . import _os, _waits
 
@@ -56,6 +57,10 @@ def open_pipe(file: Any, mode: str = "r", buffering: int = -1, *args: Any, **kwa
     """``io.open`` for the ends of pipes, in binary mode; all other files are the original's."""
     if not isinstance(file, int) or mode not in ("rb", "wb") or args or kwargs:
         return _open(file, mode, buffering, *args, **kwargs)
+    if buffering == 1:
+        # As the original.
+        text = "line buffering (buffering=1) isn't supported in binary mode, the default buffer size will be used"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
     raw = PipeIO(file, mode)
     if buffering == 0:
         return raw
