@@ -10,7 +10,7 @@ import sys
 import threading
 
 import pytest
-from support import coro_is_available, in_thread, wait_until
+from support import coro_is_available, in_thread, run_script, wait_until
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 if coro_is_available():
@@ -103,12 +103,27 @@ def test_what_is_no_child():
             lambda: coro.waitpid(os.getpid()),
             lambda: coro.waitpid(1),
             lambda: coro.waitpid(2**22 + 5),
-            lambda: coro.waitpid(-1),
         ):
             with pytest.raises(ChildProcessError):
                 call()
 
     coro.run(main)
+
+
+def test_any_child_where_there_is_none():
+    """In a process of its own: other tests may have left helpers of the standard library running in this one."""
+    code = """
+        from grapeshot import coro
+
+        def main():
+            try:
+                coro.waitpid(-1)
+            except ChildProcessError:
+                print("none")
+
+        coro.run(main)
+    """
+    assert run_script(None, code) == "none\n"
 
 
 def test_a_child_that_somebody_else_has_waited_for(way):
