@@ -154,7 +154,9 @@ def test_500_concurrent_clients(app: App, kind: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "reset"])
-def test_client_disconnects_in_the_middle_of_its_body(app: App, how: str) -> None:
+def test_client_disconnects_in_the_middle_of_its_body(app: App, kind: str, scheme: str, how: str) -> None:
+    if kind == "asyncio" and scheme == "https" and sys.version_info < (3, 12):
+        pytest.skip("asyncio's TLS of 3.11 does not always tell of a lost connection")
     for _ in range(3):
         wire = Wire(app.port, app.for_client)
         wire.send(head("POST", "/digest", f"Content-Length: {len(PAYLOAD)}") + PAYLOAD[: 1024 * 1024])
