@@ -21,6 +21,7 @@ EITHER_WAY = {
     "test_latency_warning",
     "test_cpython",
     "test_limits",
+    "test_lock_tests",
     "test_main",
     "test_messages",
     "test_native_functions",

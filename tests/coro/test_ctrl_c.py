@@ -310,7 +310,8 @@ coro.run(main)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
     assert out == "finally\n"
-    assert err.rstrip().endswith("KeyboardInterrupt")
+    # The watchdog's record of the coro may come before it, after it and in between.
+    assert "\nKeyboardInterrupt" in err
     assert "in compute\n" in err
     assert process.returncode == -signal.SIGINT
 
