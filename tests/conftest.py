@@ -25,6 +25,7 @@ import pytest
 from support import expect_failure, has_uvloop, loop_factory, wait_until
 
 WATCHDOG_S = 30.0
+HANG_S = 900.0
 
 _stderr_fd = -1
 
@@ -123,9 +124,10 @@ def _short_waits_for_expected_failures(request: pytest.FixtureRequest) -> Iterat
 @pytest.fixture(autouse=True)
 def _watchdog(request: pytest.FixtureRequest) -> Iterator[None]:
     if _kind(request.node) is None:
-        yield
-        return
-    _arm_watchdog(request.node)
+        # Only so that a test that hangs does not hang all.
+        faulthandler.dump_traceback_later(HANG_S, exit=True, file=_stderr_fd)
+    else:
+        _arm_watchdog(request.node)
     yield
     faulthandler.cancel_dump_traceback_later()
 

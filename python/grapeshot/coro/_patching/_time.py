@@ -26,9 +26,8 @@ def sleep(seconds: Any, /) -> None:
     if not _can_wait():
         return _sleep(seconds)
     if not isinstance(seconds, float):
-        # As the original, which takes no strings and no decimals.
         if not hasattr(type(seconds), "__index__"):
-            raise TypeError(f"'{type(seconds).__name__}' object cannot be interpreted as an integer")
+            return _sleep(seconds)  # raises TypeError: it takes no strings and no decimals
         seconds = seconds.__index__()
     if seconds != seconds:
         raise ValueError("Invalid value NaN (not a number)")
