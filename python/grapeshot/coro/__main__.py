@@ -121,7 +121,7 @@ class _Program:
         module = types.ModuleType("__main__")
         module.__dict__.update(__builtins__=__builtins__, __spec__=None)
         if sys.version_info < (3, 14):
-            module.__dict__["__annotations__"] = {}
+            module.__dict__.update(__annotations__={})
         sys.modules["__main__"] = module
         try:
             self._run(module.__dict__)
