@@ -77,7 +77,9 @@ def _prepare_script(path: str, rest: list[str]) -> Callable[[dict[str, Any]], No
             loader = importlib.machinery.SourceFileLoader("__main__", absolute)
             with io.open_code(absolute) as file:
                 code = compile(file.read(), absolute, "exec", dont_inherit=True)
-        names.update(__file__=absolute, __cached__=None, __loader__=loader)
+        names.update(__file__=absolute, __loader__=loader)
+        if sys.version_info < (3, 15):
+            names.update(__cached__=None)
         exec(code, names)
 
     return run

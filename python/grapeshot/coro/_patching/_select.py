@@ -40,7 +40,10 @@ def select(rlist: Any, wlist: Any, xlist: Any, timeout: Any = None, /) -> tuple[
     """Wait until one or more file descriptors are ready for some kind of I/O. Other coros run meanwhile."""
     if not _waits.can_wait():
         return _select(rlist, wlist, xlist, timeout)
-    limit_s = _limit_of(timeout, 1.0, "timeout must be a float or None")
+    try:
+        limit_s = _limit_of(timeout, 1.0, "")
+    except TypeError:
+        return _select([], [], [], timeout)  # raises it with the interpreter's own text
     if limit_s is not None and limit_s < 0:
         raise ValueError("timeout must be non-negative")
     _waits.act()
