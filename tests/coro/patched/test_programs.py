@@ -427,19 +427,6 @@ TLS = """
     secure.close()
     print(sorted(errors))
     near, far = socket.socketpair()
-    def shake():
-        with context.wrap_socket(far, server_side=True, suppress_ragged_eofs=False) as connection:
-            try:
-                print(connection.recv(10), connection.recv(10))
-            except ssl.SSLEOFError as error:
-                print(type(error).__name__)
-    thread = threading.Thread(target=shake)
-    thread.start()
-    connection = trusting.wrap_socket(near, server_hostname="localhost")
-    connection.write(b"hello")
-    socket.socket(fileno=connection.detach()).close()
-    thread.join()
-    near, far = socket.socketpair()
     near.settimeout(0.01)
     try:
         trusting.wrap_socket(near, server_hostname="localhost")
