@@ -732,6 +732,34 @@ pub(crate) fn weaklist_member(offset: usize) -> *mut c_void {
     )
 }
 
+/// The allocation of a `tp_new` whose type takes no arguments. The object comes zeroed. A subclass with an `__init__` of
+/// its own may take arguments. TypeError for others.
+///
+/// # Safety
+/// Attached, with the three arguments of `tp_new`.
+pub(crate) unsafe fn alloc_without_arguments(
+    py: Python<'_>,
+    kind: *mut ffi::PyTypeObject,
+    args: *mut ffi::PyObject,
+    kwargs: *mut ffi::PyObject,
+) -> PyResult<Bound<'_, PyAny>> {
+    let address = |init: Option<ffi::initproc>| init.map(|init| init as usize);
+    // SAFETY: by the contract: a type, a tuple, and a dict or null. The allocation returns a new reference, or null with
+    // an exception set.
+    unsafe {
+        let is_empty =
+            ffi::PyTuple_GET_SIZE(args) == 0 && (kwargs.is_null() || ffi::PyDict_Size(kwargs) == 0);
+        if !is_empty && address((*kind).tp_init) == address(ffi::PyBaseObject_Type.tp_init) {
+            let kind = Bound::from_borrowed_ptr(py, kind.cast()).cast_into_unchecked::<PyType>();
+            return Err(PyTypeError::new_err(format!(
+                "{}() takes no arguments",
+                kind.name()?
+            )));
+        }
+        Bound::from_owned_ptr_or_err(py, ffi::PyType_GenericAlloc(kind, 0))
+    }
+}
+
 /// Adds native methods to a heap type whose objects have the layout of these methods. The type is one that a lower room
 /// has created, or a subclass of it.
 pub(crate) fn extend_type(kind: &Bound<'_, PyAny>, methods: Vec<ffi::PyMethodDef>) -> PyResult<()> {

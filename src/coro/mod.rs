@@ -52,7 +52,6 @@ mod watchdog;
 /// Adds the types and functions of the coro mode to the native module.
 pub(crate) fn register(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
     methods::register(module)?;
-    io::register(module)?;
     sync::register(module)?;
     threads::register(module)
 }

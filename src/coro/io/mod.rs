@@ -27,9 +27,5 @@ mod socket;
 mod socket_type;
 mod wait;
 
-use pyo3::prelude::*;
-
-pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    readiness::register(module)?;
-    socket_type::register(module)
-}
+pub(super) use readiness::{end_closed_wait, is_on_loop, wait_functions};
+pub(super) use socket_type::socket_type;

@@ -1,15 +1,11 @@
 //! Waits that make no system call of their own: `wait_for_read`, `wait_for_write`, and `_wait` of sockets.
 
-use std::ptr;
-
 use pyo3::exceptions::{PyPermissionError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyString;
 
 use super::socket::Socket;
 use super::wait::{Target, Wait, WaitState};
-use crate::binding::errors;
 use crate::binding::native_type::{Args, bool_object, none};
 use crate::binding::signature::{Receiver, Signature};
 use crate::coro::coroutine::Outcome;
@@ -200,59 +196,39 @@ pub(super) fn wait_method() -> ffi::PyMethodDef {
 }
 
 /// `_coro_end_closed_wait(sock, is_write, coro)`: another thread has closed the socket.
-unsafe extern "C" fn end_closed_wait(
-    _: *mut ffi::PyObject,
-    args: *const *mut ffi::PyObject,
-    count: ffi::Py_ssize_t,
-    kwnames: *mut ffi::PyObject,
-) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls this attached, with the arguments of a METH_FASTCALL|METH_KEYWORDS call.
-    unsafe {
-        let py = Python::assume_attached();
-        errors::at_boundary(py, ptr::null_mut(), || {
-            let args = Args::new(py, args, count, kwnames, &END_CLOSED_WAIT);
-            if let (Some(socket), Some(is_write), Some(coro)) = (args.get(0), args.get(1), args.get(2))
-                && let Some(socket) = Socket::from_object(&socket)
-            {
-                let direction = if is_write.is_truthy()? {
-                    Direction::Write
-                } else {
-                    Direction::Read
-                };
-                let coro = scheduler::coro_from(&coro)?;
-                let still_waits = socket
-                    .extra()
-                    .waiting
-                    .get(py, direction)
-                    .is_some_and(|known| known.as_ptr() == coro.as_ptr());
-                if still_waits && coro.thread.get() == current_thread() {
-                    super::wait::end_closed(coro);
-                }
-            }
-            Ok(none(py).into_ptr())
-        })
+pub(in crate::coro) fn end_closed_wait<'py>(
+    py: Python<'py>,
+    args: Args<'_, 'py>,
+) -> PyResult<Bound<'py, PyAny>> {
+    if let (Some(socket), Some(is_write), Some(coro)) = (args.get(0), args.get(1), args.get(2))
+        && let Some(socket) = Socket::from_object(&socket)
+    {
+        let direction = if is_write.is_truthy()? {
+            Direction::Write
+        } else {
+            Direction::Read
+        };
+        let coro = scheduler::coro_from(&coro)?;
+        let still_waits = socket
+            .extra()
+            .waiting
+            .get(py, direction)
+            .is_some_and(|known| known.as_ptr() == coro.as_ptr());
+        if still_waits && coro.thread.get() == current_thread() {
+            super::wait::end_closed(coro);
+        }
     }
+    Ok(none(py))
 }
 
-static END_CLOSED_WAIT: Signature = Signature::new("_coro_end_closed_wait(sock, is_write, coro, /)");
-
-/// `_coro_is_in_coro()`: whether a coro runs here whose loop can let it wait.
-unsafe extern "C" fn is_on_loop(
-    _: *mut ffi::PyObject,
-    _: *const *mut ffi::PyObject,
-    _: ffi::Py_ssize_t,
-    _: *mut ffi::PyObject,
-) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls this attached.
-    let py = unsafe { Python::assume_attached() };
-    bool_object(py, suspension::current_on_loop(py).is_some()).into_ptr()
+/// `_coro_is_on_loop()`: whether a coro runs here whose loop can let it wait.
+pub(in crate::coro) fn is_on_loop<'py>(py: Python<'py>, _: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+    Ok(bool_object(py, suspension::current_on_loop(py).is_some()))
 }
 
-static IS_ON_LOOP: Signature = Signature::new("_coro_is_on_loop()");
-
-/// Adds the functions to the module. Those for users belong to `grapeshot.coro`.
-pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let public = [
+/// The functions that wait, for users.
+pub(in crate::coro) fn wait_functions() -> [ffi::PyMethodDef; 2] {
+    [
         waiting_row!(
             step_of_function,
             Direction::Read,
@@ -271,46 +247,5 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             "wait_for_write(fd, /, timeout=None)",
             "Wait until a descriptor, or an object with fileno(), can be written; see wait_for_read()."
         ),
-    ];
-    for definition in public {
-        add(module, definition, "_coro_", "grapeshot.coro")?;
-    }
-    add(
-        module,
-        END_CLOSED_WAIT.row(
-            end_closed_wait,
-            Receiver::Module,
-            "End a wait on a socket that another thread has closed.",
-        ),
-        "",
-        "grapeshot._core",
-    )?;
-    add(
-        module,
-        IS_ON_LOOP.row(
-            is_on_loop,
-            Receiver::Module,
-            "Whether a coro runs here that can wait on its loop.",
-        ),
-        "",
-        "grapeshot._core",
-    )
-}
-
-fn add(
-    module: &Bound<'_, PyModule>,
-    definition: ffi::PyMethodDef,
-    prefix: &str,
-    owner: &str,
-) -> PyResult<()> {
-    let py = module.py();
-    let owner = PyString::new(py, owner);
-    let definition = Box::leak(Box::new(definition));
-    // SAFETY: the definition is leaked, its name a C string.
-    let (name, made) = unsafe {
-        let name = std::ffi::CStr::from_ptr(definition.ml_name);
-        let made = ffi::PyCFunction_NewEx(definition, ptr::null_mut(), owner.as_ptr());
-        (name, Bound::from_owned_ptr_or_err(py, made)?)
-    };
-    module.add(format!("{prefix}{}", name.to_string_lossy()).as_str(), made)
+    ]
 }

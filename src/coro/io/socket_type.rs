@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyFloat, PyInt, PyString, PyTuple, PyType};
+use pyo3::types::{PyDict, PyFloat, PyInt, PyTuple, PyType};
 
 use super::accepting::{Accept, AcceptMany, resolved};
 use super::call::{self, RawArgs};
@@ -449,42 +449,10 @@ fn make_type<'py>(base: &Bound<'py, PyType>) -> PyResult<Bound<'py, PyType>> {
     Ok(kind)
 }
 
-static SIGNATURE: Signature = Signature::new("_coro_socket_type(base, /)");
-
-unsafe extern "C" fn socket_type(
-    _: *mut ffi::PyObject,
-    args: *const *mut ffi::PyObject,
-    count: ffi::Py_ssize_t,
-    kwnames: *mut ffi::PyObject,
-) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls this attached, with the arguments of a METH_FASTCALL|METH_KEYWORDS call.
-    unsafe {
-        let py = Python::assume_attached();
-        errors::at_boundary(py, ptr::null_mut(), || {
-            let args = Args::new(py, args, count, kwnames, &SIGNATURE);
-            let Some(base) = args.get(0) else {
-                return Err(PyTypeError::new_err("_coro_socket_type() takes socket.socket"));
-            };
-            make_type(&base.cast_into::<PyType>()?).map(Bound::into_ptr)
-        })
-    }
-}
-
-pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let row = SIGNATURE.row(
-        socket_type,
-        Receiver::Module,
-        "Return the native type of sockets, which derives from socket.socket.",
-    );
-    let definition = Box::leak(Box::new(row));
-    let py = module.py();
-    let owner = PyString::new(py, "grapeshot._core");
-    // SAFETY: the definition is leaked.
-    let made = unsafe {
-        Bound::from_owned_ptr_or_err(
-            py,
-            ffi::PyCFunction_NewEx(definition, ptr::null_mut(), owner.as_ptr()),
-        )?
+/// `_coro_socket_type(base)`: the native type of sockets, which derives from `socket.socket`.
+pub(in crate::coro) fn socket_type<'py>(_: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let Some(base) = args.get(0) else {
+        return Err(PyTypeError::new_err("_coro_socket_type() takes socket.socket"));
     };
-    module.add("_coro_socket_type", made)
+    Ok(make_type(&base.cast_into::<PyType>()?)?.into_any())
 }

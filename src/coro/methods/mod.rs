@@ -13,7 +13,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use super::{scheduler, suspension, sync};
+use super::{io, scheduler, suspension, sync};
 use crate::binding::errors;
 use crate::binding::native_type::Args;
 use crate::binding::signature::{Receiver, Signature};
@@ -277,6 +277,21 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             "Return whether a coro runs here that could wait."
         ),
         function!(
+            io::socket_type,
+            "_coro_socket_type(base, /)",
+            "Return the native type of sockets, which derives from socket.socket."
+        ),
+        function!(
+            io::end_closed_wait,
+            "_coro_end_closed_wait(sock, is_write, coro, /)",
+            "End a wait on a socket that another thread has closed."
+        ),
+        function!(
+            io::is_on_loop,
+            "_coro_is_on_loop()",
+            "Whether a coro runs here that can wait on its loop."
+        ),
+        function!(
             functions::unwatch,
             "_coro_unwatch()",
             "Let the watchdog ignore this thread until its next run."
@@ -342,7 +357,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     for definition in functions() {
         add(module, definition, "", c"grapeshot._core")?;
     }
-    for definition in public_functions() {
+    for definition in public_functions().into_iter().chain(io::wait_functions()) {
         add(module, definition, "_coro_", c"grapeshot.coro")?;
     }
     suspension::set_end_sleep(&module.getattr("_coro_end_sleep")?);

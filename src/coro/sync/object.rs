@@ -13,7 +13,8 @@ use super::limit::Deadline;
 use crate::binding::deallocation::{drop_contents, free_memory};
 use crate::binding::errors;
 use crate::binding::native_type::{
-    NativeType, This, getset_slot, methods_slot, new_type, none, slot, weaklist_member, with_critical_section,
+    NativeType, This, alloc_without_arguments, getset_slot, methods_slot, new_type, none, slot,
+    weaklist_member, with_critical_section,
 };
 use crate::coro::coroutine::Coro;
 use crate::coro::errors::{self as coro_errors, ErrorClass};
@@ -274,19 +275,7 @@ unsafe extern "C" fn new<T: Primitive>(
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
-            let args = Bound::from_borrowed_ptr(py, args).cast_into_unchecked::<PyTuple>();
-            let kwargs = Bound::from_borrowed_ptr_or_opt(py, kwargs)
-                .map(|kwargs| kwargs.cast_into_unchecked::<PyDict>());
-            let address = |init: Option<ffi::initproc>| init.map(|init| init as usize);
-            let has_init = address((*kind).tp_init) != address(ffi::PyBaseObject_Type.tp_init);
-            if !has_init && (!args.is_empty() || kwargs.is_some_and(|kwargs| !kwargs.is_empty())) {
-                let kind = Bound::from_borrowed_ptr(py, kind.cast()).cast_into_unchecked::<PyType>();
-                return Err(PyTypeError::new_err(format!(
-                    "{}() takes no arguments",
-                    kind.name()?
-                )));
-            }
-            let object = Bound::from_owned_ptr_or_err(py, ffi::PyType_GenericAlloc(kind, 0))?;
+            let object = alloc_without_arguments(py, kind, args, kwargs)?;
             T::init(object.as_ptr().cast());
             let head = &*object.as_ptr().cast::<Head>();
             head.maker.set(current_thread());

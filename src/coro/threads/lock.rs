@@ -11,10 +11,11 @@ use pyo3::types::{PyTuple, PyType};
 
 use super::limit;
 use super::waiters::{Party, Source, Waiters, take_or_wait, take_through_interruptions};
+use crate::binding::deallocation::{drop_contents, free_memory};
 use crate::binding::errors;
 use crate::binding::native_type::{
-    Args, NativeType, This, bool_object, leak_table, method, new_type, none, represent, slot,
-    weaklist_member, with_critical_section,
+    Args, NativeType, This, alloc_without_arguments, bool_object, method, methods_slot, new_type, none,
+    represent, slot, weaklist_member, with_critical_section,
 };
 use crate::coro::interruption;
 use crate::coro::runtime;
@@ -282,10 +283,7 @@ fn make<'py, const R: bool>(
     let slots = [
         slot(ffi::Py_tp_new, new::<R> as *mut c_void),
         slot(ffi::Py_tp_repr, repr::<R> as *mut c_void),
-        slot(
-            ffi::Py_tp_methods,
-            leak_table(methods, ffi::PyMethodDef::zeroed()),
-        ),
+        methods_slot(methods),
         slot(
             ffi::Py_tp_members,
             weaklist_member(std::mem::offset_of!(LockObject<R>, weakrefs)),
@@ -306,18 +304,7 @@ unsafe extern "C" fn new<const R: bool>(
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
-            let has_own_init = (*kind).tp_init.map(|init| init as usize)
-                != ffi::PyBaseObject_Type.tp_init.map(|init| init as usize);
-            let is_empty =
-                ffi::PyTuple_GET_SIZE(args) == 0 && (kwargs.is_null() || ffi::PyDict_Size(kwargs) == 0);
-            if !is_empty && !has_own_init {
-                let kind = Bound::from_borrowed_ptr(py, kind.cast()).cast_into_unchecked::<PyType>();
-                return Err(PyTypeError::new_err(format!(
-                    "{}() takes no arguments",
-                    kind.name()?
-                )));
-            }
-            let object = Bound::from_owned_ptr_or_err(py, ffi::PyType_GenericAlloc(kind, 0))?;
+            let object = alloc_without_arguments(py, kind, args, kwargs)?;
             Waiters::init(&raw mut (*object.as_ptr().cast::<LockObject<R>>()).waiters);
             Ok(object.into_ptr())
         })
@@ -333,12 +320,8 @@ unsafe extern "C" fn dealloc<const R: bool>(slf: *mut ffi::PyObject) {
         if !(*slf.cast::<LockObject<R>>()).weakrefs.get().is_null() {
             ffi::PyObject_ClearWeakRefs(slf);
         }
-        ptr::drop_in_place(slf.cast::<LockObject<R>>());
-        let kind = ffi::Py_TYPE(slf);
-        if let Some(free) = (*kind).tp_free {
-            free(slf.cast());
-        }
-        ffi::Py_DECREF(kind.cast());
+        drop_contents::<LockObject<R>>(slf);
+        free_memory(slf);
     }
 }
 

@@ -12,10 +12,11 @@ use pyo3::types::PyType;
 
 use super::limit;
 use super::waiters::{Party, Source, Waiters, take_or_wait};
+use crate::binding::deallocation::{drop_contents, free_memory};
 use crate::binding::errors;
 use crate::binding::native_type::{
-    Args, NativeType, This, bool_object, class_getitem, leak_table, method, new_type, none, slot,
-    weaklist_member, with_critical_section,
+    Args, NativeType, This, alloc_without_arguments, bool_object, class_getitem, method, methods_slot,
+    new_type, none, slot, weaklist_member, with_critical_section,
 };
 use crate::coro::sync::item_queue::ItemQueue;
 use crate::coro::sync::limit::Limit;
@@ -183,10 +184,7 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
     ];
     let slots = [
         slot(ffi::Py_tp_new, new as *mut c_void),
-        slot(
-            ffi::Py_tp_methods,
-            leak_table(methods, ffi::PyMethodDef::zeroed()),
-        ),
+        methods_slot(methods),
         slot(
             ffi::Py_tp_members,
             weaklist_member(std::mem::offset_of!(QueueObject, weakrefs)),
@@ -207,18 +205,7 @@ unsafe extern "C" fn new(
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
-            let has_own_init = (*kind).tp_init.map(|init| init as usize)
-                != ffi::PyBaseObject_Type.tp_init.map(|init| init as usize);
-            let is_empty =
-                ffi::PyTuple_GET_SIZE(args) == 0 && (kwargs.is_null() || ffi::PyDict_Size(kwargs) == 0);
-            if !is_empty && !has_own_init {
-                let kind = Bound::from_borrowed_ptr(py, kind.cast()).cast_into_unchecked::<PyType>();
-                return Err(PyTypeError::new_err(format!(
-                    "{}() takes no arguments",
-                    kind.name()?
-                )));
-            }
-            let object = Bound::from_owned_ptr_or_err(py, ffi::PyType_GenericAlloc(kind, 0))?;
+            let object = alloc_without_arguments(py, kind, args, kwargs)?;
             let body = object.as_ptr().cast::<QueueObject>();
             (&raw mut (*body).items).write(ItemQueue::new());
             Waiters::init(&raw mut (*body).waiters);
@@ -232,17 +219,11 @@ unsafe extern "C" fn new(
 unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
     // SAFETY: attached; nobody else knows the object. Its fields are dropped, then the memory is freed.
     unsafe {
-        let py = Python::assume_attached();
         ffi::PyObject_GC_UnTrack(slf.cast());
         if !(*slf.cast::<QueueObject>()).weakrefs.get().is_null() {
             ffi::PyObject_ClearWeakRefs(slf);
         }
-        QueueObject::clear(This::new(py, slf));
-        ptr::drop_in_place(slf.cast::<QueueObject>());
-        let kind = ffi::Py_TYPE(slf);
-        if let Some(free) = (*kind).tp_free {
-            free(slf.cast());
-        }
-        ffi::Py_DECREF(kind.cast());
+        drop_contents::<QueueObject>(slf);
+        free_memory(slf);
     }
 }
