@@ -52,8 +52,13 @@ def why_missing(name: str) -> str | None:
     if name == RAW:
         return None if sys.platform == "linux" else "the raw server is made for epoll"
     code = "import sys; from benchmarks._loops import loop_factory; loop_factory(sys.argv[1])().close()"
+    return why_it_fails(code, name)
+
+
+def why_it_fails(code: str, *arguments: str) -> str | None:
+    """Return the last line of what the code says in a new process, or None if it succeeds."""
     outcome = subprocess.run(
-        [sys.executable, "-c", code, name], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
     if outcome.returncode == 0:
         return None
@@ -61,7 +66,9 @@ def why_missing(name: str) -> str | None:
     return lines[-1] if lines else f"exit status {outcome.returncode}"
 
 
-def available(names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
+def available(
+    names: Iterable[str], why_missing: Callable[[str], str | None] = why_missing
+) -> tuple[list[str], dict[str, str]]:
     """Return the names that can be used, and the reasons for the others, which are also printed."""
     usable: list[str] = []
     missing: dict[str, str] = {}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from benchmarks import _loops
 from benchmarks._load import UnsupportedError
 from benchmarks._loops import RAW
-from benchmarks._machine import ROOT
 
 OURS, GEVENT, RUNLOOM = "grapeshot", "gevent", "runloom"
 # Not styles: what they stand beside. Both run in grapeshot's loop.
@@ -102,18 +101,9 @@ def why_missing(name: str) -> str | None:
     if name == RAW:
         return None if sys.platform == "linux" else "the raw server is made for epoll"
     module = {OURS: "grapeshot.coro", PROTOCOL: "grapeshot", TASKS: "grapeshot"}.get(name, name)
-    command = [sys.executable, "-c", f"import {module}"]
-    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    if outcome.returncode == 0:
-        return None
-    lines = outcome.stderr.strip().splitlines()
-    return lines[-1] if lines else f"exit status {outcome.returncode}"
+    return _loops.why_it_fails(f"import {module}")
 
 
 def available(names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
     """Return the names that can take part, and the reasons for the others, which are also printed."""
-    reasons = {name: why_missing(name) for name in names}
-    missing = {name: reason for name, reason in reasons.items() if reason is not None}
-    for name, reason in missing.items():
-        print(f"!!! {name} IS LEFT OUT: {reason}", file=sys.stderr, flush=True)
-    return [name for name in reasons if name not in missing], missing
+    return _loops.available(names, why_missing)

@@ -9,13 +9,11 @@ from __future__ import annotations
 import collections
 import heapq
 import itertools
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from benchmarks._machine import ROOT
+from benchmarks import _loops
 
 # asyncio's tasks in grapeshot's loop: not a style, but they stand beside coros.
 TASKS = "tasks"
@@ -163,18 +161,9 @@ STYLES: dict[str, Callable[[], Style]] = {"grapeshot": Coros, "greenlet": Greenl
 def why_missing(name: str) -> str | None:
     """Return why this style cannot take part here, or None. This tries it in a new process."""
     module = {"grapeshot": "grapeshot.coro", TASKS: "grapeshot"}.get(name, name)
-    command = [sys.executable, "-c", f"import {module}"]
-    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    if outcome.returncode == 0:
-        return None
-    lines = outcome.stderr.strip().splitlines()
-    return lines[-1] if lines else f"exit status {outcome.returncode}"
+    return _loops.why_it_fails(f"import {module}")
 
 
 def available(names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
     """Return the names that can take part, and the reasons for the others, which are also printed."""
-    reasons = {name: why_missing(name) for name in names}
-    missing = {name: reason for name, reason in reasons.items() if reason is not None}
-    for name, reason in missing.items():
-        print(f"!!! {name} IS LEFT OUT: {reason}", file=sys.stderr, flush=True)
-    return [name for name in reasons if name not in missing], missing
+    return _loops.available(names, why_missing)
