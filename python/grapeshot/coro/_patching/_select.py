@@ -21,12 +21,16 @@ _Poll = _module.poll
 _Epoll = _module.epoll
 
 
-def _limit_of(timeout: Any, unit_s: float, message: str) -> float | None:
-    """Return a timeout in seconds, None for no limit. The errors are those of the module."""
+def _is_limit(timeout: Any) -> bool:
+    return timeout is None or isinstance(timeout, float) or hasattr(type(timeout), "__index__")
+
+
+def _limit_of(timeout: Any, unit_s: float) -> float | None:
+    """Return a timeout in seconds, None for no limit. The errors are those of ``poll``."""
     if timeout is None:
         return None
-    if not isinstance(timeout, float) and not hasattr(type(timeout), "__index__"):
-        raise TypeError(message)
+    if not _is_limit(timeout):
+        raise TypeError("timeout must be an integer or None")
     if timeout != timeout:
         raise ValueError("Invalid value NaN (not a number)")
     return timeout * unit_s  # type: ignore[no-any-return]
@@ -40,10 +44,9 @@ def select(rlist: Any, wlist: Any, xlist: Any, timeout: Any = None, /) -> tuple[
     """Wait until one or more file descriptors are ready for some kind of I/O. Other coros run meanwhile."""
     if not _waits.can_wait():
         return _select(rlist, wlist, xlist, timeout)
-    try:
-        limit_s = _limit_of(timeout, 1.0, "")
-    except TypeError:
-        return _select([], [], [], timeout)  # raises it with the interpreter's own text
+    if not _is_limit(timeout):
+        return _select([], [], [], timeout)  # raises TypeError, with the interpreter's own text
+    limit_s = _limit_of(timeout, 1.0)
     if limit_s is not None and limit_s < 0:
         raise ValueError("timeout must be non-negative")
     _waits.act()
@@ -96,7 +99,7 @@ class _Polling:
             self._is_polling = False
 
     def _poll_as_coro(self, timeout: Any) -> list[tuple[int, int]]:
-        limit_s = _limit_of(timeout, 0.001, "timeout must be an integer or None")
+        limit_s = _limit_of(timeout, 0.001)
         if limit_s is not None and limit_s > 0x7FFFFFFF / 1000:
             raise OverflowError("timeout is too large")
         left_s = Countdown(None if limit_s is None or limit_s < 0 else limit_s)
@@ -172,7 +175,7 @@ class epoll:  # noqa: N801
         own = self._epoll
         if not _waits.can_wait():
             return own.poll(timeout, maxevents)  # type: ignore[no-any-return]
-        limit_s = _limit_of(timeout, 1.0, "timeout must be an integer or None")
+        limit_s = _limit_of(timeout, 1.0)
         left_s = Countdown(None if limit_s is None or limit_s < 0 else limit_s)
         _waits.act()
         while True:
