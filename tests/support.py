@@ -50,6 +50,14 @@ def spawn_blocked(function: Callable[..., Any], *args: Any, **kwargs: Any) -> An
     return co
 
 
+def until_waiting(*coros: Any) -> None:
+    """Lets coros run until these wait."""
+    from grapeshot import coro
+
+    while not all(co._status == "waiting" for co in coros):
+        coro.yield_slice()
+
+
 def gil_is_enabled() -> bool:
     """Whether this build has a GIL, or is free-threaded and runs with it."""
     return getattr(sys, "_is_gil_enabled", lambda: True)()

@@ -11,7 +11,7 @@ import threading
 import tty
 
 import pytest
-from support import coro_is_available, in_thread
+from support import coro_is_available, in_thread, until_waiting
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 if coro_is_available():
@@ -29,11 +29,6 @@ def run(request):
 def pipe(**options):
     read_end, write_end = os.pipe()
     return coro.fd_sock(read_end, **options), coro.fd_sock(write_end, **options)
-
-
-def until_waiting(*coros):
-    while not all(co._status == "waiting" for co in coros):
-        coro.yield_slice()
 
 
 # ---- descriptors that become ready ---------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import sys
 import threading
 
 import pytest
-from support import coro_is_available, in_thread, run_script, wait_until
+from support import coro_is_available, in_thread, run_script, until_waiting, wait_until
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 if coro_is_available():
@@ -50,11 +50,6 @@ class Child:
         self.end()
         # The status was fetched by the test, and Popen finds none.
         self.process.wait()
-
-
-def until_waiting(*coros):
-    while not all(co._status == "waiting" for co in coros):
-        coro.yield_slice()
 
 
 def test_the_status_of_a_child(way):

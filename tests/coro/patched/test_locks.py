@@ -1,8 +1,7 @@
-"""The locks and the queue of patched threads, between coros and real threads, without any patching."""
+"""The locks of patched threads, between coros and real threads, without any patching."""
 
 from __future__ import annotations
 
-import _queue
 import _thread
 import gc
 import random
@@ -13,7 +12,7 @@ import time
 import weakref
 
 import pytest
-from support import coro_is_available, run_script, spawn_blocked, wait_until
+from support import coro_is_available, run_script, spawn_blocked
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 if coro_is_available():
@@ -377,173 +376,6 @@ def test_signal_interrupts_the_main_thread():
     assert output == "'out' 2 False\nTrue\n"
 
 
-# ---------------------------------------------------------------- where a coro cannot wait
-
-
-class Cycle:
-    """Garbage for the collector, whose finalizer calls a function."""
-
-    def __init__(self, function):
-        self.myself = self
-        self.function = function
-
-    def __del__(self):
-        self.function()
-
-
-def collect_in_coro(function, **options):
-    """Runs a function as a finalizer that the collector calls on a coro's stack. Returns its outcome."""
-    outcome = []
-
-    def finalize():
-        try:
-            outcome.append(function())
-        except RuntimeError as exc:
-            outcome.append(exc)
-
-    def main():
-        Cycle(finalize)
-        gc.collect()
-
-    coro.run(lambda: coro.spawn(main, **options).join())
-    return outcome[0]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_finalizer_takes_a_free_lock(kind):
-    lock = make(kind)
-
-    def use():
-        with lock:
-            return "done"
-
-    assert collect_in_coro(use) == "done"
-    assert repr(lock).startswith("<unlocked")
-
-
-def test_finalizer_waits_for_a_real_thread():
-    lock = make("thread_lock")
-    held = threading.Event()
-
-    def hold():
-        with lock:
-            held.set()
-            wait_until(lambda: waiting_count(lock), "the finalizer to wait")
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait()
-    assert collect_in_coro(lock.acquire) is True
-    thread.join()
-
-
-def test_finalizer_does_not_wait_for_a_coro():
-    lock = make("thread_lock")
-
-    def hold():
-        with lock:
-            coro.sleep_relative(60)
-
-    def use():
-        return lock.acquire()
-
-    outcome = []
-
-    def finalize():
-        try:
-            use()
-        except RuntimeError as exc:
-            outcome.append(str(exc))
-
-    def main():
-        holder = spawn_blocked(hold)
-        Cycle(finalize)
-        gc.collect()
-        assert lock.acquire(False) is False
-        holder.shutdown()
-        holder.join()
-
-    coro.run(main)
-    assert "garbage collector" in outcome[0]
-    assert "no real thread holds the lock" in outcome[0]
-    assert not lock.locked()
-
-
-def test_finalizer_waits_on_an_own_stack():
-    lock = make("thread_lock")
-
-    def main():
-        lock.acquire()
-        coro.spawn(lambda: (coro.yield_slice(), lock.release()))
-        result = []
-        Cycle(lambda: result.append(lock.acquire()))
-        gc.collect()
-        return result
-
-    assert coro.run(lambda: coro.spawn(main, stack="own").join()) == [True]
-
-
-# ---------------------------------------------------------------- the queue
-
-
-def test_queue_interface():
-    queue = _core.thread_queue()
-    assert queue.empty()
-    assert queue.qsize() == 0
-    queue.put(1, False, 5)
-    queue.put_nowait(item=2)
-    assert queue.qsize() == 2
-    assert (queue.get(), queue.get_nowait()) == (1, 2)
-    for arguments in ({"block": False}, {"timeout": 0}, {"timeout": 0.01}):
-        with pytest.raises(_queue.Empty):
-            queue.get(**arguments)
-    with pytest.raises(ValueError, match="non-negative"):
-        queue.get(timeout=-1)
-    with pytest.raises(TypeError):
-        queue.get(timeout="1")
-    assert _core.thread_queue[int]
-    reference = weakref.ref(queue)
-    queue.put(queue)
-    del queue
-    gc.collect()
-    assert reference() is None
-
-
-def test_queue_between_coros_and_threads():
-    queue, back = _core.thread_queue(), _core.thread_queue()
-
-    def serve():
-        while (item := queue.get()) is not None:
-            back.put(item * 2)
-
-    def main():
-        thread = threading.Thread(target=serve)
-        thread.start()
-        results = []
-        for number in range(200):
-            queue.put(number)
-            results.append(back.get())
-        queue.put(None)
-        thread.join()
-        return results
-
-    assert coro.run(main) == [2 * number for number in range(200)]
-
-
-def test_interrupted_get_loses_no_item():
-    queue = _core.thread_queue()
-
-    def main():
-        first, second = spawn_blocked(queue.get), spawn_blocked(queue.get)
-        queue.put("item")
-        assert queue.empty()
-        first.shutdown()
-        first.join()
-        return second.join()
-
-    assert coro.run(main) == "item"
-
-
 # ---------------------------------------------------------------- storms
 
 
@@ -629,40 +461,6 @@ def test_storm_over_one_lock():
     assert given_up[0] > 0
     assert not lock.locked()
     assert waiting_count(lock) == 0
-
-
-def test_storm_over_one_queue():
-    """Producers and consumers on both sides; each item comes once."""
-    queue = _core.thread_queue()
-    got = []
-
-    def produce(first):
-        for number in range(first, first + 300):
-            queue.put(number)
-
-    def consume():
-        while (item := queue.get()) is not None:
-            got.append(item)
-
-    def main():
-        threads = [threading.Thread(target=consume) for _ in range(3)]
-        threads += [threading.Thread(target=produce, args=(1000 * number,)) for number in range(1, 4)]
-        for thread in threads:
-            thread.start()
-        consumers = [coro.spawn(consume) for _ in range(5)]
-        for number in range(4, 8):
-            coro.spawn(produce, 1000 * number)
-        while len(got) < 7 * 300:
-            coro.sleep_relative(0.001)
-        for _ in range(8):
-            queue.put(None)
-        for consumer in consumers:
-            consumer.join()
-        for thread in threads:
-            thread.join()
-
-    coro.run(main)
-    assert sorted(got) == [1000 * first + number for first in range(1, 8) for number in range(300)]
 
 
 # ---------------------------------------------------------------- fork

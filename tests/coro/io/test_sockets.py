@@ -1,0 +1,221 @@
+"""The socket objects: types, subclasses, makers, the collector; and how they resolve names."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import pickle
+import socket
+import threading
+import weakref
+
+import pytest
+from support import HOST, coro_is_available, until_waiting, wait_until
+
+import grapeshot
+
+pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+if coro_is_available():
+    from grapeshot import coro
+
+
+# ---- objects -------------------------------------------------------------------------------------------------------
+
+
+def test_they_are_sockets():
+    near, far = coro.socketpair()
+    assert isinstance(near, socket.socket)
+    assert repr(near).startswith("<grapeshot.coro.sock fd=")
+    assert near.family is socket.AF_UNIX
+    assert near.type is socket.SOCK_STREAM
+    with pytest.raises(TypeError, match="cannot pickle"):
+        pickle.dumps(near)
+    copy = near.dup()
+    assert type(copy) is coro.sock
+    copy.settimeout(3)
+    again = copy.dup()
+    assert again.gettimeout() == 3
+    for sock in (near, far, copy, again):
+        sock.close()
+
+
+def test_makers():
+    made = {
+        coro.tcp_sock: (socket.AF_INET, socket.SOCK_STREAM),
+        coro.udp_sock: (socket.AF_INET, socket.SOCK_DGRAM),
+        coro.unix_sock: (socket.AF_UNIX, socket.SOCK_STREAM),
+        lambda: coro.make_socket(socket.AF_UNIX, socket.SOCK_DGRAM): (socket.AF_UNIX, socket.SOCK_DGRAM),
+    }
+    if socket.has_ipv6:
+        made[coro.tcp6_sock] = (socket.AF_INET6, socket.SOCK_STREAM)
+        made[coro.udp6_sock] = (socket.AF_INET6, socket.SOCK_DGRAM)
+    for maker, kind in made.items():
+        try:
+            sock = maker()
+        except OSError:
+            assert kind[0] == socket.AF_INET6
+            continue
+        with sock:
+            assert type(sock) is coro.sock
+            assert (sock.family, sock.type) == kind
+            assert not os.get_blocking(sock.fileno())
+
+
+def test_subclasses():
+    class Counting(coro.sock):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.count = 0
+
+        def recv(self, *args):
+            self.count += 1
+            return super().recv(*args)
+
+    def main():
+        with Counting() as listener, coro.tcp_sock() as client:
+            listener.bind((HOST, 0))
+            listener.listen()
+            client.connect(listener.getsockname())
+            accepted, _ = listener.accept()
+            assert type(accepted) is Counting
+            with accepted:
+                reader = coro.spawn(accepted.recv, 10)
+                until_waiting(reader)
+                client.sendall(b"x")
+                assert reader.join() == b"x"
+                assert accepted.count == 1
+
+    coro.run(main)
+
+
+def test_cycles_are_collected():
+    class Holder(coro.sock):
+        pass
+
+    def main():
+        near, far = Holder(), Holder()
+        near.other, far.other = far, near
+        near.close()
+        far.close()
+        return weakref.ref(near)
+
+    reference = coro.run(main)
+    gc.collect()
+    assert reference() is None
+
+
+def test_a_socket_that_is_not_closed_warns(world):
+    if world.kind == "threads":
+        pytest.skip("the same objects as for coros")
+    with pytest.warns(ResourceWarning, match="unclosed"):
+        world.socket()
+
+
+def test_an_object_that_was_never_opened():
+    unopened = coro.sock.__new__(coro.sock)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        unopened.recv(1)
+    assert unopened.fileno() == -1
+
+
+def test_asyncio_uses_them():
+    """With the timeout 0 they are ordinary sockets to it."""
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        near, far = coro.socketpair()
+        with near, far:
+            near.setblocking(False)
+            far.setblocking(False)
+            await loop.sock_sendall(near, b"abc")
+            assert await loop.sock_recv(far, 10) == b"abc"
+            reader, writer = await asyncio.open_connection(sock=near)
+            writer.write(b"x")
+            assert await coro.run_sync(lambda: (far.settimeout(None), far.recv(1))[1]) == b"x"
+            writer.close()
+            await writer.wait_closed()
+
+    grapeshot.run(main())
+
+
+# ---- names ---------------------------------------------------------------------------------------------------------
+
+
+def test_names_are_resolved_in_another_thread(monkeypatch):
+    from grapeshot.coro import _dns
+
+    threads = []
+
+    def look_up(host, *args):
+        threads.append(threading.get_ident())
+        assert host == "name.test"
+        return [(socket.AF_INET, socket.SOCK_DGRAM, 0, "", (HOST, 0))]
+
+    monkeypatch.setattr(_dns, "_getaddrinfo", look_up)
+
+    def main():
+        with coro.tcp_sock() as listener, coro.tcp_sock() as client, coro.udp_sock() as receiver:
+            listener.bind(("name.test", 0))
+            listener.listen()
+            client.connect(("name.test", listener.getsockname()[1]))
+            receiver.bind((HOST, 0))
+            with coro.udp_sock() as sender:
+                assert sender.sendto(b"x", ("name.test", receiver.getsockname()[1])) == 1
+                assert sender.sendto(b"y", 0, ("name.test", receiver.getsockname()[1])) == 1
+            assert receiver.recv(10) == b"x"
+            assert receiver.recv(10) == b"y"
+            listener.accept()[0].close()
+
+    coro.run(main)
+    assert len(threads) == 4
+    assert threading.get_ident() not in threads
+
+
+def test_literals_ask_nobody(monkeypatch):
+    from grapeshot.coro import _dns
+
+    monkeypatch.setattr(_dns, "_getaddrinfo", None)
+    monkeypatch.setattr(_dns, "run_in_thread", None)
+
+    def main():
+        with coro.tcp_sock() as listener, coro.tcp_sock() as client, coro.udp_sock() as receiver:
+            listener.bind(("", 0))
+            listener.listen()
+            client.connect((HOST, listener.getsockname()[1]))
+            receiver.bind((HOST, 0))
+            with coro.udp_sock() as sender:
+                sender.sendto(b"x", receiver.getsockname())
+            assert receiver.recv(1) == b"x"
+            listener.accept()[0].close()
+
+    coro.run(main)
+
+
+def test_a_name_that_does_not_resolve(world):
+    def main():
+        with world.socket() as client:
+            with pytest.raises(socket.gaierror):
+                client.connect(("name.invalid", 1))
+            with pytest.raises(socket.gaierror):
+                client.connect_ex(("name.invalid", 1))
+
+    world.run(main)
+
+
+def test_other_coros_run_while_one_waits():
+    """The loop turns: a coro that waits for input does not stop it."""
+
+    def main():
+        near, far = coro.socketpair()
+        with near, far:
+            reader = coro.spawn(far.recv, 10)
+            for _ in range(100):
+                coro.yield_slice()
+            assert not reader.done()
+            near.sendall(b"x")
+            wait = reader.join()
+            assert wait == b"x"
+
+    coro.run(main)
+    wait_until(lambda: True)
