@@ -129,6 +129,9 @@ TOUCHES_ASYNCIO = {
     "coro._hiding",
 }
 
+# What only an extra installs. A module below the name imports it, and nothing that is imported without it does.
+EXTRAS = {"coro.wsgi": "httptools", "coro.gunicorn": "gunicorn"}
+
 # Type checkers know this module and no interpreter has it: an import outside `if TYPE_CHECKING` fails at once.
 TYPE_CHECKERS_ONLY = {"_typeshed"}
 
@@ -150,6 +153,11 @@ def python_modules(root: Path) -> dict[str, Path]:
         parts = path.relative_to(package).with_suffix("").parts
         modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return modules
+
+
+def extra_of(module: str) -> str | None:
+    """The package of an extra that this module imports, or may import."""
+    return next((needed for room, needed in EXTRAS.items() if f"{module}.".startswith(f"{room}.")), None)
 
 
 def python_imports(path: Path, module: str, known: set[str]) -> Iterator[tuple[int, str]]:
@@ -184,7 +192,7 @@ def python_errors(root: Path) -> Iterator[str]:
         for line, name in python_imports(path, module, {*modules, "_core"}):
             top = name.split(".")[0]
             if top != PACKAGE:
-                if top not in sys.stdlib_module_names | TYPE_CHECKERS_ONLY:
+                if top not in sys.stdlib_module_names | TYPE_CHECKERS_ONLY | {extra_of(module)}:
                     yield f"{where}:{line}: the package needs the standard library only, not {name}"
                 if top == "asyncio" and module.startswith("coro") and module not in TOUCHES_ASYNCIO:
                     yield f"{where}:{line}: in coro only {', '.join(sorted(TOUCHES_ASYNCIO))} touch asyncio"
@@ -193,6 +201,10 @@ def python_errors(root: Path) -> Iterator[str]:
             layers = python_layer(module), python_layer(target)
             if target != module and layers[0] < layers[1]:
                 yield f"{where}:{line}: {module} may not import {name}"
+            if any(
+                f"{target}.".startswith(f"{below}.") and not f"{module}.".startswith(f"{below}.") for below in EXTRAS
+            ):
+                yield f"{where}:{line}: {module} may not import {name}, which needs an extra"
             edges[module].add(target)
     yield from (f"python/{PACKAGE}: a circle of imports: {' -> '.join(circle)}" for circle in circles(edges))
 
@@ -395,6 +407,7 @@ def test_cargo_refuses_python_and_the_extension_in_the_core(tmp_path):
         ("_planted.py", "def f():\n    from grapeshot import run", "_planted may not import grapeshot"),
         ("_planted.py", "import importlib\nimportlib.import_module('._run', 'grapeshot')", "not import grapeshot._run"),
         ("_planted.py", "import aiohttp", "standard library only, not aiohttp"),
+        ("coro/planted.py", "import httptools", "standard library only, not httptools"),
         ("coro/planted.py", "import asyncio", "touch asyncio"),
         ("coro/planted.py", "from .. import install", "coro.planted may not import grapeshot"),
     ],
@@ -407,6 +420,17 @@ def test_a_planted_python_edge_is_caught(tree, file, line, why):
     assert len(errors) == 1
     assert errors[0].startswith(f"python/{PACKAGE}/{file}")
     assert why in errors[0]
+
+
+def test_what_needs_an_extra_is_imported_by_nothing_else(tree):
+    folder = tree / "python" / PACKAGE / "coro" / "wsgi"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("import httptools\nfrom . import _part\n", encoding="utf-8")
+    (folder / "_part.py").write_text("import httptools\n", encoding="utf-8")
+    assert list(python_errors(tree)) == []
+    (folder.parent / "planted.py").write_text("from . import wsgi\n", encoding="utf-8")
+    [error] = python_errors(tree)
+    assert error.endswith("coro.planted may not import grapeshot.coro.wsgi, which needs an extra")
 
 
 def test_a_planted_circle_is_caught(tree):

@@ -1,0 +1,177 @@
+"""``python -m grapeshot.coro.wsgi module:application``: serve a WSGI application after ``coro.install()``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import pkgutil
+import signal
+import socket
+import sys
+
+from grapeshot import coro
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m grapeshot.coro.wsgi",
+        description="Serves a blocking-style WSGI application: a coro for each connection, and everything patched.",
+    )
+    parser.add_argument("application", help="MODULE[:NAME], NAME is 'application' by default; NAME() calls a factory")
+    parser.add_argument("--host", help="address or name to listen on (127.0.0.1)")
+    parser.add_argument("--port", type=int, help="port to listen on (8000)")
+    parser.add_argument("--bind", action="append", default=[], help="HOST:PORT, unix:PATH or fd:N, several times")
+    parser.add_argument("--unix", action="append", default=[], metavar="PATH", help="unix socket to listen on")
+    parser.add_argument("--chdir", help="change to this directory before the application is imported")
+    parser.add_argument("--certfile", help="certificate for TLS")
+    parser.add_argument("--keyfile", help="its key, if that is in another file")
+    parser.add_argument("--limit", type=int, default=1000, help="connections per address at the same time (1000)")
+    parser.add_argument("--backlog", type=int, default=2048, help="length of the system's queue of clients (2048)")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds that a client may take (60)")
+    parser.add_argument("--keepalive-timeout", type=float, default=60.0, help="seconds between two requests (60)")
+    parser.add_argument("--grace", type=float, default=30.0, help="seconds for requests under way at the end (30)")
+    parser.add_argument("--max-target-size", type=int, default=8190, help="bytes of the target (8190)")
+    parser.add_argument("--max-headers", type=int, default=100, help="fields of a request (100)")
+    parser.add_argument("--max-header-size", type=int, default=8190, help="bytes of one of them (8190)")
+    parser.add_argument("--max-head-size", type=int, default=65536, help="bytes of all of them (65536)")
+    parser.add_argument("--max-body", type=int, default=1 << 30, help="bytes of a body; 0: no limit (1 GiB)")
+    parser.add_argument("--access-log", metavar="FILE", help="where requests are logged; -: stdout (nowhere)")
+    parser.add_argument("--error-log", metavar="FILE", default="-", help="where errors are logged; -: stderr (-)")
+    parser.add_argument("--log-level", default="INFO", help="of the error log (INFO); DEBUG shows refused requests")
+    return parser
+
+
+def _logger(name: str, file: str, stream: Any, level: str, layout: str) -> logging.Logger:
+    handler = logging.StreamHandler(stream) if file == "-" else logging.FileHandler(file)
+    handler.setFormatter(logging.Formatter(layout))
+    logger = logging.getLogger(name)
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    logger.propagate = False
+    return logger
+
+
+def _load(name: str) -> Any:
+    """Import an application: ``module``, ``module:name``, ``module:name.attribute`` or ``module:factory()``."""
+    module, _, attribute = name.partition(":")
+    attribute = attribute or "application"
+    try:
+        found: Any = pkgutil.resolve_name(f"{module}:{attribute.removesuffix('()')}")
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise ValueError(f"there is no module {module!r}") from error
+    except AttributeError as error:
+        raise ValueError(f"the module {module!r} has no {attribute!r}") from error
+    if attribute.endswith("()"):
+        found = found()
+    if not callable(found):
+        raise ValueError(f"{name!r} cannot be called")
+    return found
+
+
+def _addresses(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return where to listen, as arguments of ``serve``."""
+    binds = [*options.bind, *(f"unix:{path}" for path in options.unix)]
+    if options.host is not None or options.port is not None or not binds:
+        address = {"host": options.host or "127.0.0.1", "port": 8000 if options.port is None else options.port}
+        return [address, *map(_address, binds)]
+    return [*map(_address, binds)]
+
+
+def _address(bind: str) -> dict[str, Any]:
+    kind, _, rest = bind.partition(":")
+    if kind == "unix" and rest:
+        return {"path": rest}
+    if kind == "fd" and rest.isdigit():
+        return {"sock": socket.socket(fileno=int(rest))}
+    host, _, port = bind.rpartition(":")
+    if not port.isdigit():
+        raise ValueError(f"{bind!r} is neither HOST:PORT nor unix:PATH nor fd:N")
+    return {"host": host.strip("[]"), "port": int(port)}
+
+
+def _context(options: argparse.Namespace) -> Any:
+    if options.certfile is None:
+        return None
+    import ssl
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(options.certfile, options.keyfile)
+    return context
+
+
+def _serve(options: argparse.Namespace) -> None:
+    from grapeshot.coro import wsgi
+
+    access_log = None
+    if options.access_log is not None:
+        access_log = _logger("grapeshot.wsgi.access", options.access_log, sys.stdout, "INFO", "%(message)s")
+    layout = "%(asctime)s [%(process)d] %(levelname)s %(message)s"
+    error_log = _logger("grapeshot.wsgi", options.error_log, sys.stderr, options.log_level.upper(), layout)
+    application: Callable[..., Any] = coro.call_blocking(_load, options.application)
+    context = _context(options)
+    ending = coro.event()
+    servers: list[wsgi.Server] = []
+    for address in _addresses(options):
+        server = wsgi.serve(
+            application,
+            **address,
+            limit=options.limit,
+            ssl=context,
+            backlog=options.backlog,
+            timeout=options.timeout,
+            keepalive_timeout=options.keepalive_timeout,
+            max_target_size=options.max_target_size,
+            max_headers=options.max_headers,
+            max_header_size=options.max_header_size,
+            max_head_size=options.max_head_size,
+            max_body=options.max_body or None,
+            access_log=access_log,
+            error_log=error_log,
+        )
+        servers.append(server)
+        for sock in server.sockets:
+            error_log.info("Listening on %s", _text(sock.getsockname(), context is not None))
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        coro.signal_handler.register(signum, lambda _: ending.set())
+    ending.wait()
+    error_log.info("Ending: up to %g seconds for requests under way", options.grace)
+    # A second signal ends the program at once.
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        coro.signal_handler.unregister(signum)
+        signal.signal(signum, signal.SIG_DFL)
+    for server in servers:
+        server.close()
+    coro.in_parallel([(server.stop, (options.grace,)) for server in servers])
+
+
+def _text(address: Any, is_secure: bool) -> str:
+    if not isinstance(address, tuple):
+        return f"unix:{os.fsdecode(address)}"
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    return f"{'https' if is_secure else 'http'}://{host}:{address[1]}"
+
+
+def main() -> None:
+    parser = _parser()
+    options = parser.parse_args()
+    if options.chdir is not None:
+        os.chdir(options.chdir)
+        sys.path[0] = os.getcwd()
+    coro.install()
+    try:
+        coro.run(_serve, options, name="server")
+    except (ImportError, OSError, ValueError) as error:
+        if isinstance(error, ImportError) and error.name != "httptools":
+            raise
+        parser.exit(1, f"{parser.prog}: error: {error}\n")
+
+
+main()

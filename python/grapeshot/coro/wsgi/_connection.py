@@ -1,0 +1,330 @@
+"""One connection: requests one after the other, each answered before the next one is looked at.
+
+    wait (idle) ---> head arrives ---> application runs, and reads the body ---> answer ---> wait, or
+         |                |                                 |                                 |
+         '- closed, late -'------- 4xx, 5xx ----------------'---> say so, stop sending, drain, close
+
+It runs in a coro of its own, which hides the loop.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+
+from ._body import NO_BODY, Body
+from ._log import line
+from ._request import Request, RequestError, RequestParser
+from ._response import FileWrapper, Response, plain
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ._settings import Settings
+
+_READ_LEN = 64 * 1024
+# How much of a body that nobody has read is read to keep a connection, and how much before one ends, so that the
+# client gets the answer before it is told that nobody reads. And how long that may take, in seconds.
+_MOST_UNREAD = 64 * 1024
+_MOST_LINGERING = 1024 * 1024
+_LINGERING_S = 2.0
+
+
+class GoneError(ConnectionError):
+    """The client has gone, or takes nothing."""
+
+
+class Connection:
+    """A connection of a client to a server."""
+
+    def __init__(self, settings: Settings, coro: Any, sock: Any, address: Any, is_secure: bool) -> None:
+        self._settings = settings
+        self._application = settings.application
+        self._sock = sock
+        self._is_secure = is_secure
+        self._coro = coro
+        self._peer = address[0] if isinstance(address, tuple) else ""
+        self._parser = RequestParser(_template(sock, address, is_secure), settings, self._pull)
+        self._timeout_s = settings.keepalive_timeout_s
+        # It waits for a request of which nothing has arrived.
+        self.is_idle = False
+        # No further request is served: an answer that begins now says that it is the last one.
+        self.is_ending = False
+        sock.settimeout(self._timeout_s)
+
+    def serve(self) -> None:
+        """Serve until the connection ends."""
+        try:
+            while (request := self._next()) is not None:
+                if not self._answer(request):
+                    return
+        except RequestError as error:
+            self._refuse(error)
+        except GoneError:
+            pass
+        finally:
+            self._parser.close()
+
+    def end(self) -> None:
+        """Serve no further request. If the connection is idle, it ends now."""
+        self.is_ending = True
+        if self.is_idle:
+            if self._is_secure:
+                self._coro.raise_exception(GoneError("the server ends"))
+                return
+            try:
+                # A request that has arrived by now is still answered.
+                self._sock.shutdown(socket.SHUT_RD)
+            except OSError:
+                pass  # the client was faster
+
+    # ------------------------------------------------------------------ receiving
+
+    def _next(self) -> Request | None:
+        """Return the next request, None if there is none."""
+        parser = self._parser
+        if parser.requests:
+            return parser.requests.popleft()
+        if parser.error is None and not parser.is_in_head:
+            if self.is_ending:
+                return None
+            self._set_timeout(self._settings.keepalive_timeout_s)
+            self.is_idle = True
+            try:
+                data = self._sock.recv(_READ_LEN)
+            except OSError:
+                return None  # also: nothing came in time
+            finally:
+                self.is_idle = False
+            if not data:
+                return None
+            parser.feed(data)
+            if parser.requests:
+                return parser.requests.popleft()
+        return self._rest_of_head()
+
+    def _rest_of_head(self) -> Request | None:
+        """Receive the rest of a head, which has a limit of time of its own: it may come byte by byte."""
+        parser = self._parser
+        end_s = time.monotonic() + self._settings.timeout_s
+        while not parser.requests:
+            if parser.error is not None:
+                raise parser.error
+            self._set_timeout(max(end_s - time.monotonic(), 0.001))
+            try:
+                data = self._sock.recv(_READ_LEN)
+            except TimeoutError:
+                if not parser.is_in_head:
+                    return None
+                raise RequestError("408 Request Timeout", "the head of the request took too long") from None
+            except OSError:
+                return None
+            if not data:
+                return None
+            parser.feed(data)
+        return parser.requests.popleft()
+
+    def _pull(self, body: Body) -> None:
+        """Receive more of a body. Raises OSError if it does not come."""
+        parser = self._parser
+        if parser.error is not None:
+            raise parser.error
+        if body.expects_continue:
+            body.expects_continue = False
+            self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._set_timeout(self._settings.timeout_s)
+        try:
+            data = self._sock.recv(_READ_LEN)
+        except TimeoutError:
+            parser.error = RequestError("408 Request Timeout", "the body of the request took too long")
+        except OSError as error:
+            parser.error = GoneError(str(error))
+        else:
+            if data:
+                parser.feed(data)
+            else:
+                parser.error = GoneError("the client has closed the connection within the body of a request")
+        if parser.error is not None and not body.is_complete:
+            raise parser.error
+
+    def _set_timeout(self, timeout_s: float) -> None:
+        if timeout_s != self._timeout_s:
+            self._timeout_s = timeout_s
+            self._sock.settimeout(timeout_s)
+
+    # ------------------------------------------------------------------ sending
+
+    def send(self, data: Any) -> None:
+        """Send everything. Each part that the client takes gives it time for the next one."""
+        self._set_timeout(self._settings.timeout_s)
+        try:
+            sent = self._sock.send(data)
+            if sent < len(data):
+                rest = memoryview(data)[sent:]
+                while rest:
+                    rest = rest[self._sock.send(rest) :]
+        except OSError as error:
+            raise GoneError(str(error)) from error
+
+    def send_file(self, file: Any, offset: int, count: int) -> int:
+        self._set_timeout(self._settings.timeout_s)
+        try:
+            return self._sock.sendfile(file, offset, count)  # type: ignore[no-any-return]
+        except OSError as error:
+            raise GoneError(str(error)) from error
+
+    # ------------------------------------------------------------------ a request
+
+    def _answer(self, request: Request) -> bool:
+        """Call the application and send what it returns; return whether the connection can go on."""
+        begin_s = time.monotonic() if self._settings.access_log is not None else 0.0
+        response = Response(request, self)
+        try:
+            self._run(request, response)
+        except GoneError as error:
+            self._settings.error_log.debug("%s: %s", _name(request), error)
+            response.keep_alive = False
+            return False
+        except (Exception, SystemExit) as error:
+            self._fail(request, response, error)
+        finally:
+            if self._settings.access_log is not None:
+                elapsed_s = time.monotonic() - begin_s
+                self._settings.access_log.info("%s", line(request.environ, response, elapsed_s))
+        if response.problem is not None:
+            self._settings.error_log.error("%s: %s", _name(request), response.problem)
+        if not _is_complete(request):
+            return self._skip_body(request, response.keep_alive)
+        if not response.keep_alive:
+            self._end_sending()
+        return response.keep_alive
+
+    def _run(self, request: Request, response: Response) -> None:
+        result = self._application(request.environ, response.start_response)
+        try:
+            if type(result) is list and len(result) == 1:
+                response.write_whole(result[0])
+            elif type(result) is not FileWrapper or not response.write_file(result):
+                self._write_parts(result, response)
+            response.finish()
+        finally:
+            if hasattr(result, "close"):
+                result.close()
+
+    def _write_parts(self, result: Any, response: Response) -> None:
+        try:
+            is_single = len(result) == 1
+        except TypeError:
+            is_single = False
+        for part in result:
+            if is_single:
+                response.write_whole(part)
+            else:
+                response.write(part)
+            if response.is_full and response.problem is not None:
+                break
+
+    def _fail(self, request: Request, response: Response, error: BaseException) -> None:
+        """Answer for an application that has raised, if its answer has not begun; else the connection is cut."""
+        refusal = self._parser.error if self._parser.error is error else None
+        if isinstance(refusal, RequestError):
+            self._settings.error_log.debug("%s: %s", _name(request), refusal)
+            status = refusal.status
+        else:
+            status = "500 Internal Server Error"
+            self._settings.error_log.error("Error in the answer to %s", _name(request), exc_info=error)
+        response.keep_alive = False
+        if response.has_begun:
+            # The client sees that the answer is not complete.
+            self._sock.close()
+            raise GoneError("cut") from error
+        response.status = status
+        self.send(plain(status, status[4:]) if request.environ["REQUEST_METHOD"] != "HEAD" else _head_only(status))
+
+    def _refuse(self, error: RequestError) -> None:
+        """Answer a request that was not understood."""
+        self._settings.error_log.debug("Refused a request of %s: %s", self._peer or "a client", error)
+        if self._settings.access_log is not None:
+            self._settings.access_log.info('%s "-" %s', self._peer or "-", error.status[:3])
+        try:
+            self.send(plain(error.status, f"{error.status[4:]}: {error}"))
+        except GoneError:
+            return
+        self._end_sending()
+
+    # ------------------------------------------------------------------ the end of a request
+
+    def _skip_body(self, request: Request, keep_alive: bool) -> bool:
+        """Read what the application has left of a body, if that is little and on its way."""
+        body = request.body
+        if body is None or not keep_alive or body.expects_continue or self._parser.error is not None:
+            self._end_sending()
+            return False
+        skipped = 0
+        try:
+            while not body.is_complete and skipped <= _MOST_UNREAD:
+                body.buffer.clear()
+                self._pull(body)
+                skipped += len(body.buffer)
+        except OSError:
+            pass
+        if not body.is_complete:
+            self._end_sending()
+        return body.is_complete
+
+    def _end_sending(self) -> None:
+        """End the connection so that the client gets all of the answer: unread data would reset it."""
+        sock, skipped = self._sock, 0
+        if self._is_secure:
+            return  # the end of a TLS stream is said when the handler returns
+        end_s = time.monotonic() + _LINGERING_S
+        try:
+            sock.shutdown(socket.SHUT_WR)
+            while skipped <= _MOST_LINGERING and (left_s := end_s - time.monotonic()) > 0:
+                self._set_timeout(left_s)
+                data = sock.recv(_READ_LEN)
+                if not data:
+                    return
+                skipped += len(data)
+        except OSError:
+            pass
+
+
+def _is_complete(request: Request) -> bool:
+    return request.body is None or request.body.is_complete
+
+
+def _name(request: Request) -> str:
+    return f"{request.environ['REQUEST_METHOD']} {request.environ['RAW_URI']}"
+
+
+def _head_only(status: str) -> bytes:
+    return plain(status, "").partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+
+
+def _template(sock: Any, address: Any, is_secure: bool) -> dict[str, Any]:
+    """Return what the environs of all requests of a connection begin with."""
+    here = sock.getsockname()
+    template: dict[str, Any] = {
+        "SCRIPT_NAME": "",
+        "SERVER_NAME": "localhost",
+        "SERVER_PORT": "443" if is_secure else "80",
+        "SERVER_SOFTWARE": "grapeshot",
+        "REMOTE_ADDR": "",
+        "wsgi.version": (1, 0),
+        "wsgi.url_scheme": "https" if is_secure else "http",
+        "wsgi.input": NO_BODY,
+        "wsgi.input_terminated": True,
+        "wsgi.errors": sys.stderr,
+        "wsgi.multithread": True,
+        "wsgi.multiprocess": False,
+        "wsgi.run_once": False,
+        "wsgi.file_wrapper": FileWrapper,
+    }
+    if isinstance(here, tuple):
+        template.update(SERVER_NAME=here[0], SERVER_PORT=str(here[1]))
+    if isinstance(address, tuple):
+        template.update(REMOTE_ADDR=address[0], REMOTE_PORT=str(address[1]))
+    return template

@@ -1,0 +1,332 @@
+"""Requests out of bytes: httptools parses, and this module makes environs of it and refuses what is not safe to serve.
+
+One parser belongs to one connection. It never waits: it is fed what was received, and ``requests`` fills up.
+
+    feed(bytes) ---> llhttp ---> on_header ... on_headers_complete ---> requests ---> on_body ... on_message_complete
+                       |                |
+                       '---- error <----'     looked at once the requests before it are answered
+
+llhttp is strict where smuggling begins: bare LF, folded lines, spaces before a colon, Content-Length with
+Transfer-Encoding or twice, chunk sizes. What it leaves to its user is checked here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from urllib.parse import unquote_to_bytes
+
+try:
+    import httptools
+except ImportError as error:
+    raise ImportError("grapeshot.coro.wsgi needs httptools: pip install 'grapeshot[wsgi]'", name="httptools") from error
+
+from ._body import Body
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from ._settings import Settings
+
+# What llhttp knows and what is not of HTTP: RTSP's, and that of Icecast.
+_NOT_HTTP = {"ANNOUNCE", "DESCRIBE", "FLUSH", "GET_PARAMETER", "PAUSE", "PLAY", "RECORD", "REDIRECT", "SET_PARAMETER"}
+_NOT_HTTP |= {"SETUP", "SOURCE", "TEARDOWN"}
+# Fields that have one value. A second one would be read differently by others on the way.
+_SINGLE = {"HTTP_HOST", "CONTENT_TYPE", "CONTENT_LENGTH", "HTTP_TRANSFER_ENCODING"}
+# Fields that change how a message is read, or who sent it, have no place behind it.
+_NO_TRAILERS = {b"authorization", b"content-length", b"host", b"te", b"trailer", b"transfer-encoding"}
+# RFC 3986, 3.2.2 and 3.2.3: a host (or nothing), perhaps with a port.
+_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?")
+_ABSOLUTE = re.compile(r"(?i:https?)://([^/?#]+)(.*)", re.DOTALL)
+# The names of fields that were seen, and their keys in an environ. Clients choose the names, so it has an end.
+_keys: dict[bytes, str] = {b"Content-Type": "CONTENT_TYPE", b"Content-Length": "CONTENT_LENGTH"}
+_MOST_KEYS = 1000
+_methods: dict[bytes, str] = {}
+
+
+class RequestError(OSError):
+    """A request that is answered with an error of HTTP. Applications see it where they read a body."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class Request:
+    """A request whose head has arrived."""
+
+    __slots__ = ("body", "environ", "is_http11", "keep_alive")
+
+    def __init__(self, environ: dict[str, Any], body: Body | None, is_http11: bool, keep_alive: bool) -> None:
+        self.environ = environ
+        # None if it has none: its wsgi.input is empty.
+        self.body = body
+        self.is_http11 = is_http11
+        self.keep_alive = keep_alive
+
+
+class RequestParser:
+    """Makes requests of what a connection receives. ``template`` is the environ that they begin with."""
+
+    def __init__(self, template: dict[str, Any], settings: Settings, pull: Callable[[Body], None]) -> None:
+        self._template = template
+        self._settings = settings
+        self._pull: Any = pull
+        self._parser: Any = httptools.HttpRequestParser(self)
+        # Heads that have arrived, in order. The body of the last one may be on its way.
+        self.requests: deque[Request] = deque()
+        self.error: BaseException | None = None
+        self._environ: dict[str, Any] = {}
+        self._url = b""
+        self._current: Request | None = None
+        # A message has begun, and its head is not complete.
+        self.is_in_head = False
+        self._is_replaying = False
+        self._fields = 0
+        self._head_len = 0
+        self._fed_len = 0
+        self._most_fed = settings.max_target_size + settings.max_head_size + 4 * settings.max_headers
+        self._checked_host: str | None = None
+
+    def feed(self, data: bytes) -> None:
+        """Parse. An error is kept in ``error``, because requests before it have to be answered first."""
+        was_waiting = self._current is None
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserCallbackError as error:
+            self.error = error.__context__ or error
+        except httptools.HttpParserError as error:
+            self.error = _refusal(error)
+        else:
+            if was_waiting and self._current is None and not self.requests:
+                # llhttp skips empty lines before a request, and keeps what is not complete.
+                self._fed_len += len(data)
+                if self._fed_len > self._most_fed:
+                    self.error = _too_long()
+
+    def close(self) -> None:
+        """Let go of what holds this object: llhttp by its callbacks, and the connection."""
+        self._parser = self._pull = None
+
+    # ------------------------------------------------------------------ called by httptools
+
+    def on_message_begin(self) -> None:
+        if self._is_replaying:
+            return
+        self._environ = self._template.copy()
+        self._url = b""
+        self._fields = self._head_len = 0
+        self.is_in_head = True
+
+    def on_url(self, url: bytes) -> None:
+        if self._is_replaying:
+            return
+        self._url = self._url + url if self._url else url
+        if len(self._url) > self._settings.max_target_size:
+            raise RequestError("414 URI Too Long", "the target of the request is too long")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._fields += 1
+        settings, field_len = self._settings, len(name) + len(value)
+        self._head_len += field_len
+        if (
+            self._fields > settings.max_headers
+            or field_len > settings.max_header_size
+            or self._head_len > settings.max_head_size
+        ):
+            raise _too_long()
+        if not self.is_in_head:
+            # A trailer. It is not part of the environ.
+            if name.lower() in _NO_TRAILERS and not self._is_replaying:
+                raise RequestError("400 Bad Request", f"a trailer named {name.decode()}")
+            return
+        key = _keys.get(name)
+        if key is None:
+            key = _remember(name)
+        if not key:
+            return
+        text = value.decode("latin-1").rstrip(" \t")
+        environ = self._environ
+        if key in environ:
+            if key in _SINGLE:
+                raise RequestError("400 Bad Request", f"{name.decode()} twice")
+            text = f"{environ[key]}{'; ' if key == 'HTTP_COOKIE' else ','}{text}"
+        environ[key] = text
+
+    def on_headers_complete(self) -> None:
+        if self._is_replaying:
+            return
+        parser, environ = self._parser, self._environ
+        version = parser.get_http_version()
+        if version == "1.1":
+            is_http11 = True
+        elif version == "1.0":
+            is_http11 = False
+        else:
+            raise RequestError("505 HTTP Version Not Supported", f"HTTP/{version}")
+        environ["SERVER_PROTOCOL"] = "HTTP/1.1" if is_http11 else "HTTP/1.0"
+        raw_method = parser.get_method()
+        method = _methods.get(raw_method)
+        if method is None:
+            method = _method(raw_method)
+        environ["REQUEST_METHOD"] = method
+        self._set_target(environ, method)
+        self._check_host(environ, is_http11)
+        request = Request(environ, None, is_http11, parser.should_keep_alive())
+        if "CONTENT_LENGTH" in environ or "HTTP_TRANSFER_ENCODING" in environ:
+            self._set_body(request, environ)
+        elif "HTTP_EXPECT" in environ:
+            _expects_continue(environ)
+        self.is_in_head = False
+        self._fed_len = 0
+        self._current = request
+        self.requests.append(request)
+
+    def on_body(self, data: bytes) -> None:
+        request = self._current
+        if request is not None and request.body is not None:
+            body = request.body
+            body.buffer += data
+            body.received += len(data)
+            if body.received > self._settings.max_body:
+                raise _too_large()
+
+    def on_message_complete(self) -> None:
+        request = self._current
+        if request is None or (self._parser.should_upgrade() and not self._is_replaying):
+            return
+        self._is_replaying = False
+        if request.body is not None:
+            request.body.is_complete = True
+        self._current = None
+
+    # ------------------------------------------------------------------ parts of a head
+
+    def _set_target(self, environ: dict[str, Any], method: str) -> None:
+        target = self._url.decode("ascii")
+        environ["RAW_URI"] = environ["REQUEST_URI"] = target
+        path = target
+        if path[0] != "/":
+            if path == "*":
+                if method != "OPTIONS":
+                    raise RequestError("400 Bad Request", "the target * belongs to OPTIONS")
+                path = ""
+            else:
+                match = _ABSOLUTE.fullmatch(path)
+                if match is None:
+                    raise RequestError("400 Bad Request", "a target of an unknown form")
+                authority, path = match.groups()
+                # RFC 9112, 3.2.2: it counts instead of the field.
+                if "HTTP_HOST" in environ:
+                    self._check_host(environ, True)
+                environ["HTTP_HOST"] = authority
+                if path[:1] != "/":
+                    path = f"/{path}"
+        if "#" in path:
+            path = path[: path.index("#")]
+        path, _, environ["QUERY_STRING"] = path.partition("?")
+        if "%" in path:
+            path = unquote_to_bytes(path).decode("latin-1")
+        environ["PATH_INFO"] = path
+
+    def _check_host(self, environ: dict[str, Any], is_http11: bool) -> None:
+        host = environ.get("HTTP_HOST")
+        if host is None:
+            if is_http11:
+                raise RequestError("400 Bad Request", "a request of HTTP/1.1 without Host")
+        elif host != self._checked_host:
+            if _HOST.fullmatch(host) is None:
+                raise RequestError("400 Bad Request", "Host is no host")
+            self._checked_host = host
+
+    def _set_body(self, request: Request, environ: dict[str, Any]) -> None:
+        coding = environ.get("HTTP_TRANSFER_ENCODING")
+        if coding is not None:
+            if not request.is_http11:
+                raise RequestError("400 Bad Request", "Transfer-Encoding in a request of HTTP/1.0")
+            if coding.lower() != "chunked":
+                raise RequestError("501 Not Implemented", "a Transfer-Encoding that is not chunked")
+            is_empty = False
+        else:
+            length = int(environ["CONTENT_LENGTH"] or "0")
+            if length > self._settings.max_body:
+                raise _too_large()
+            is_empty = length == 0
+        is_asked = _expects_continue(environ)
+        if not is_empty:
+            body = Body(self._pull, is_asked and request.is_http11)
+            request.body = environ["wsgi.input"] = body
+
+    # ------------------------------------------------------------------ Upgrade
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Go on after a request that asks for another protocol, which RFC 9110 (7.8) lets a server ignore.
+
+        llhttp takes what follows for the other protocol. It is the body if the request has one, and a proxy in front
+        may see it so, too. A second parser gets a head with the same framing and no Upgrade.
+        """
+        request = self._current
+        self._parser = httptools.HttpRequestParser(self)
+        if request is None:
+            return
+        if request.body is None:
+            self._current = None
+        else:
+            self._is_replaying = True
+            length = request.environ.get("CONTENT_LENGTH")
+            framing = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+            self._parser.feed_data(f"POST / HTTP/1.1\r\n{framing}\r\n\r\n".encode())
+        if rest:
+            self.feed(rest)
+
+
+def _remember(name: bytes) -> str:
+    """Return the key of a field in an environ; "" for names that look like others there."""
+    text = name.decode("ascii").upper()
+    if "_" in text:
+        # X_Forwarded_For would be X-Forwarded-For, which a proxy has checked.
+        key = ""
+    elif text in ("CONTENT-TYPE", "CONTENT-LENGTH"):
+        key = text.replace("-", "_")
+    else:
+        key = f"HTTP_{text.replace('-', '_')}"
+    if len(_keys) < _MOST_KEYS:
+        _keys[name] = key
+    return key
+
+
+def _method(raw: bytes) -> str:
+    method = raw.decode("ascii")
+    if method in _NOT_HTTP or method == "CONNECT":
+        raise RequestError("501 Not Implemented", f"the method {method}")
+    _methods[raw] = method
+    return method
+
+
+def _expects_continue(environ: dict[str, Any]) -> bool:
+    expected = environ.get("HTTP_EXPECT")
+    if expected is not None and expected.lower() != "100-continue":
+        raise RequestError("417 Expectation Failed", "an expectation that is not 100-continue")
+    return expected is not None
+
+
+def _too_long() -> RequestError:
+    return RequestError("431 Request Header Fields Too Large", "the head of the request is too long")
+
+
+def _too_large() -> RequestError:
+    return RequestError("413 Content Too Large", "the body of the request is too large")
+
+
+def _refusal(error: Exception) -> RequestError:
+    """Return what is answered to an error of llhttp, which says in words what is wrong."""
+    words = str(error)
+    if isinstance(error, httptools.HttpParserInvalidMethodError):
+        return RequestError("501 Not Implemented", words)
+    if "HTTP version" in words or "PRI/Upgrade" in words:
+        return RequestError("505 HTTP Version Not Supported", words)
+    return RequestError("400 Bad Request", words)

@@ -1,0 +1,180 @@
+"""WSGI applications on `grapeshot.coro.wsgi` in a thread, on gunicorn in processes, and clients that send raw bytes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.apps.wire import HOST, TIMEOUT_S, parse_head
+from tests.support import CAP_S
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class Served:
+    """`wsgi.serve(application, ...)` on a loop in a thread of its own. With `with` it starts, and stops gracefully."""
+
+    def __init__(self, application: Callable[..., Any], grace_s: float = CAP_S, **options: Any) -> None:
+        self._application, self._grace_s, self._options = application, grace_s, options
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.contexts: list[dict[str, Any]] = []
+        self.port = 0
+
+    def _run(self) -> None:
+        from grapeshot import coro
+
+        try:
+            coro.run(self._main)
+        finally:
+            self._ready.set()
+
+    def _main(self) -> None:
+        from grapeshot import coro
+        from grapeshot.coro import bridge, wsgi
+
+        self.loop = bridge.own_loop()
+        self.loop.set_exception_handler(lambda _loop, context: self.contexts.append(context))
+        options = self._options
+        where = {} if {"path", "sock"} & options.keys() else {"host": HOST, "port": 0}
+        self.server = wsgi.serve(self._application, **where, **options)
+        self._ending = coro.event()
+        if where:
+            self.port = self.server.sockets[0].getsockname()[1]
+        self._ready.set()
+        self._ending.wait()
+        self.server.stop(self._grace_s)
+
+    def __enter__(self) -> Served:
+        self._thread.start()
+        assert self._ready.wait(CAP_S)
+        assert self._thread.is_alive(), "the server did not start"
+        return self
+
+    def begin_stop(self) -> None:
+        self.loop.call_soon_threadsafe(self._ending.set)
+
+    def join(self) -> None:
+        self._thread.join(3 * CAP_S)
+        assert not self._thread.is_alive(), "the server does not end"
+        assert self.contexts == []
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread.is_alive():
+            self.begin_stop()
+        self.join()
+
+
+class Process:
+    """A server in a process of its own, whose output is kept. `close()` ends it."""
+
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None, cwd: Path = REPOSITORY) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=cwd,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"} | (env or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.output: list[str] = []
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._changed:
+                self.output.append(line.rstrip())
+                self._changed.notify_all()
+
+    def wait_line(self, *texts: str, count: int = 1) -> str:
+        """Wait for a line that contains all of the texts, or for the last of `count` such lines; return it."""
+
+        def found() -> list[str]:
+            return [line for line in self.output if all(text in line for text in texts)]
+
+        with self._changed:
+            is_there = self._changed.wait_for(lambda: len(found()) >= count, TIMEOUT_S)
+            assert is_there, f"{texts!r} is not in the output: {self.output}"
+            return found()[count - 1]
+
+    def finish(self) -> int:
+        code = self.process.wait(TIMEOUT_S)
+        self._reader.join(TIMEOUT_S)
+        return code
+
+    def close(self) -> None:
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)  # also what it has started
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+        self._reader.join(TIMEOUT_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def connect(address: Any) -> socket.socket:
+    """Connect to a port of this machine, or to a path."""
+    if isinstance(address, int):
+        return socket.create_connection((HOST, address), TIMEOUT_S)
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(TIMEOUT_S)
+    sock.connect(address)
+    return sock
+
+
+def talk(address: Any, data: bytes, *, half_close: bool = True) -> bytes:
+    """Send bytes and return everything that comes back until the server closes."""
+    with connect(address) as sock:
+        try:
+            sock.sendall(data)
+            if half_close:
+                sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # the server has had enough
+        return drain(sock)
+
+
+def drain(sock: socket.socket) -> bytes:
+    received = b""
+    try:
+        while data := sock.recv(65536):
+            received += data
+    except ConnectionResetError:
+        pass
+    return received
+
+
+def replies(data: bytes) -> list[tuple[int, dict[str, str], bytes]]:
+    """Split what a server has sent into answers: status, fields, body. Bodies have a length or end with the data."""
+    found = []
+    while data:
+        head, _, data = data.partition(b"\r\n\r\n")
+        status, fields = parse_head(head.split(b"\r\n"))
+        length = int(fields.get("content-length", len(data)))
+        if status < 200 or "transfer-encoding" in fields:
+            length = 0 if status < 200 else len(data)
+        found.append((status, fields, data[:length]))
+        data = data[length:]
+    return found
+
+
+def statuses(data: bytes) -> list[int]:
+    return [status for status, _, _ in replies(data)]
