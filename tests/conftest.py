@@ -13,18 +13,22 @@ import faulthandler
 import gc
 import inspect
 import os
+import signal
 import socket
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
 from support import expect_failure, has_uvloop, loop_factory, wait_until
 
 WATCHDOG_S = 30.0
+# After this time more, a test that the signal could not end ends with its process.
+GRACE_S = 30.0
 HANG_S = 900.0
 
 _stderr_fd = -1
@@ -37,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "xfail_on(when=True, **reasons): the named kinds of loop behave differently here (strict xfail)",
         "skip_on(when=True, **reasons): the named kinds of loop cannot run this test (skip)",
         "leaks_on(**reasons): the named kinds of loop leak resources here (no audit)",
-        "watchdog(seconds): replaces the default time after which the test process is ended with a traceback",
+        "watchdog(seconds): replaces the default time after which a test fails with a traceback of all threads",
     ):
         config.addinivalue_line("markers", line)
 
@@ -126,15 +130,32 @@ def _watchdog(request: pytest.FixtureRequest) -> Iterator[None]:
     if _kind(request.node) is None:
         # Only so that a test that hangs does not hang all.
         faulthandler.dump_traceback_later(HANG_S, exit=True, file=_stderr_fd)
+        yield
     else:
+        seconds = _watchdog_s(request.node)
+        before = signal.signal(signal.SIGALRM, _end_test)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
         _arm_watchdog(request.node)
-    yield
+        yield
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
     faulthandler.cancel_dump_traceback_later()
 
 
-def _arm_watchdog(item: pytest.Item) -> None:
+def _end_test(_signum: int, _frame: FrameType | None) -> None:
+    """Fails the test that runs. Ending the process would lose the other tests of a pytest-xdist worker."""
+    faulthandler.dump_traceback(file=_stderr_fd)
+    pytest.fail("the test did not end in time")
+
+
+def _watchdog_s(item: pytest.Item) -> float:
     marker = item.get_closest_marker("watchdog")
-    faulthandler.dump_traceback_later(marker.args[0] if marker else WATCHDOG_S, exit=True, file=_stderr_fd)
+    return marker.args[0] if marker else WATCHDOG_S
+
+
+def _arm_watchdog(item: pytest.Item) -> None:
+    """Ends the process if the signal does not end the test, or a fixture hangs in its teardown."""
+    faulthandler.dump_traceback_later(_watchdog_s(item) + GRACE_S, exit=True, file=_stderr_fd)
 
 
 @pytest.hookimpl(trylast=True)
