@@ -41,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "xfail_on(when=True, **reasons): the named kinds of loop behave differently here (strict xfail)",
         "skip_on(when=True, **reasons): the named kinds of loop cannot run this test (skip)",
         "leaks_on(**reasons): the named kinds of loop leak resources here (no audit)",
+        "slow: .ci/run runs it on two versions of CPython only, .ci/matrix on all",
         "watchdog(seconds): replaces the default time after which a test fails with a traceback of all threads",
     ):
         config.addinivalue_line("markers", line)

@@ -16,7 +16,10 @@ from pathlib import Path
 import pytest
 from support import coro_is_available
 
-pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter"),
+]
 
 WORK = """
 import asyncio, faulthandler, functools, gc, random, signal, sys, time, tracemalloc

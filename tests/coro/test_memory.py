@@ -14,7 +14,10 @@ from support import coro_is_available, run_script
 
 import grapeshot
 
-pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter"),
+]
 if coro_is_available():
     from grapeshot import _core, coro
 

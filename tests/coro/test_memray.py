@@ -14,7 +14,10 @@ import textwrap
 import pytest
 from support import coro_is_available
 
-pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter"),
+]
 
 # The head of the scripts. Each block has a different length. `check` compares the functions that memray names for a
 # block, the innermost first, with the functions that ran.

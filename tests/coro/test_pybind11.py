@@ -15,7 +15,10 @@ from pathlib import Path
 import pytest
 from support import coro_is_available
 
-pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter"),
+]
 
 SOURCE = """
 #include <functional>

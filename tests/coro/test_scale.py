@@ -19,6 +19,7 @@ import pytest
 from support import coro_is_available
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter"),
     pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc"),
 ]

@@ -14,6 +14,8 @@ import pytest
 from support import coro_is_available, run_script
 from tls.contexts import HOSTNAME, authority, certificate
 
+pytestmark = pytest.mark.slow
+
 HEAD = """
 import asyncio, logging, os, socket, ssl, sys, threading, time
 

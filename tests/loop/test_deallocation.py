@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from support import coro_is_available, run_script
 
+pytestmark = pytest.mark.slow
+
 HEAD = """
 import asyncio, functools, gc, threading, warnings
 
