@@ -75,6 +75,8 @@ pub(super) struct CoroObject {
     pub(super) has_own_stack: Cell<bool>,
     /// asyncio's functions see no running loop in it.
     pub(super) hides_loop: Cell<bool>,
+    /// The descriptor that it waits for has had an event, which has made it ready.
+    pub(super) has_event: Cell<bool>,
     /// It has started, its own stack is promised, and it has not run yet.
     pub(super) is_promised: Cell<bool>,
     /// The coro has raised an exception that nobody has seen yet.

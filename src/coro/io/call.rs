@@ -18,10 +18,9 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::socket::Socket;
-use super::wait::{Target, Wait, WaitState};
+use super::wait::{Target, Wait, WaitState, reactor_of};
 use crate::coro::coroutine::{Coro, Outcome};
 use crate::coro::suspension::{self, Begun};
-use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::{Direction, Reactor};
 
 /// The arguments of a `METH_FASTCALL|METH_KEYWORDS` call. The caller keeps them until the method returns, also while
@@ -200,13 +199,7 @@ fn go_on<O: Operation>(
             call.wait.set_limit(socket.extra().limit());
             let is_waiting_call = !socket.extra().is_at_once();
             if let Some(coro) = coro.filter(|coro| is_waiting_call && suspension::can_suspend(*coro)) {
-                if call.operation.is_hopeless(socket)
-                    && let Some(fd) = unreported_descriptor(socket, coro)?
-                {
-                    socket.extra().is_drained.set(false);
-                    let target = target(socket, fd, Direction::Read);
-                    call.wait.begin_in(coro, target)?;
-                    call.state = State::Waiting;
+                if call.operation.is_hopeless(socket) && begin_hopeless(call, socket, coro)? {
                     return Ok(Begun::Waits(()));
                 }
                 if let Begun::Waits(()) = suspension::begin_act(coro)? {
@@ -220,16 +213,25 @@ fn go_on<O: Operation>(
     attempt(call, socket, coro, has_waited)
 }
 
-/// The descriptor of a socket that had no event for reading since its last read. None if there was one: another wait has
+/// Waits for data of a socket that had no event for reading since its last read. False if there was one: another wait has
 /// used it up, and the data may still be there.
 #[inline]
-fn unreported_descriptor(socket: &Socket<'_>, coro: Coro<'_>) -> PyResult<Option<RawFd>> {
-    let fd = socket.descriptor()?;
-    let is_reported = match coro.event_loop.get(socket.py()) {
-        Some(event_loop) => LoopObject::of(&event_loop).reactor().is_reported(fd),
-        None => true,
-    };
-    Ok((!is_reported && fd >= 0).then_some(fd))
+fn begin_hopeless<O: Operation>(
+    call: &mut Call<O>,
+    socket: &Socket<'static>,
+    coro: Coro<'static>,
+) -> PyResult<bool> {
+    let (fd, extra) = (socket.descriptor()?, socket.extra());
+    extra.is_drained.set(false);
+    if !call.wait.begin_again(coro, fd, &extra.waiting) {
+        let is_reported = reactor_of(coro).is_none_or(|reactor| reactor.is_reported(fd));
+        if is_reported || fd < 0 {
+            return Ok(false);
+        }
+        call.wait.begin_in(coro, target(socket, fd, Direction::Read))?;
+    }
+    call.state = State::Waiting;
+    Ok(true)
 }
 
 /// Attempts until the call is done or has to wait.
@@ -240,12 +242,9 @@ fn attempt<O: Operation>(
     coro: Option<Coro<'static>>,
     mut has_waited: bool,
 ) -> Step {
-    let event_loop = coro.and_then(|coro| coro.event_loop.get(socket.py()));
     loop {
         let surroundings = Surroundings {
-            reactor: event_loop
-                .as_ref()
-                .map(|event_loop| LoopObject::of(event_loop).reactor()),
+            reactor: coro.and_then(reactor_of),
             has_waited,
         };
         match call.operation.attempt(socket, &surroundings)? {

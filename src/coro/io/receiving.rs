@@ -4,6 +4,8 @@
 //! `BlockingIOError` where a wait is needed; so their arguments, results and errors are Python's.
 
 use std::io;
+use std::num::NonZeroUsize;
+use std::os::fd::RawFd;
 
 use grapeshot_core::sys::socket;
 use pyo3::exceptions::{PyEOFError, PyTypeError, PyValueError};
@@ -75,16 +77,28 @@ impl Operation for Repeated {
 }
 
 /// `recv(bufsize, flags=0)`
-pub(super) struct Recv(pub(super) RawArgs);
+pub(super) struct Recv {
+    args: RawArgs,
+    /// The number of bytes of an ordinary call.
+    len: Option<NonZeroUsize>,
+}
 
 impl Recv {
-    /// The number of bytes of an ordinary call.
     #[inline]
-    fn len(&self) -> Option<usize> {
-        match self.0.only_positional() {
+    pub(super) fn new(args: RawArgs) -> Self {
+        let len = match args.only_positional() {
             Some(&[number]) => ordinary_len(number),
             _ => None,
+        };
+        Self {
+            args,
+            len: len.and_then(NonZeroUsize::new),
         }
+    }
+
+    #[inline]
+    fn len(&self) -> Option<usize> {
+        self.len.map(NonZeroUsize::get)
     }
 }
 
@@ -107,15 +121,16 @@ impl Operation for Recv {
         }
         let Some(len) = self.len() else {
             socket.extra().is_drained.set(false);
-            return by_base(socket, Method::Recv, Direction::Read, &self.0);
+            return by_base(socket, Method::Recv, Direction::Read, &self.args);
         };
-        match receive(socket, surroundings, len)? {
+        let fd = socket.descriptor()?;
+        match receive(socket, surroundings, fd, len)? {
             Some(Ok(received)) => {
-                socket.note_read(surroundings.reactor, received.len_bytes, received.capacity)?;
+                socket.note_read(surroundings.reactor, fd, received.len_bytes, received.capacity);
                 Ok(Attempt::Done(received.data))
             }
             Some(Err(error)) => failed(&error, Direction::Read),
-            None => by_base(socket, Method::Recv, Direction::Read, &self.0),
+            None => by_base(socket, Method::Recv, Direction::Read, &self.args),
         }
     }
 }
@@ -125,9 +140,10 @@ impl Operation for Recv {
 fn receive<'py>(
     socket: &Socket<'py>,
     surroundings: &Surroundings<'_>,
+    fd: RawFd,
     len: usize,
 ) -> PyResult<Option<io::Result<Received<'py>>>> {
-    let (py, fd) = (socket.py(), socket.descriptor()?);
+    let py = socket.py();
     match surroundings.reactor {
         Some(reactor) => reactor.receive(py, fd, len, surroundings.has_waited, || socket.is_stream()),
         None if len <= MAX_UNKNOWN_LEN || socket.is_stream() => {
@@ -203,7 +219,7 @@ impl Operation for RecvInto {
         drop(buffer);
         match received {
             Ok(len_bytes) => {
-                socket.note_read(surroundings.reactor, len_bytes, capacity)?;
+                socket.note_read(surroundings.reactor, fd, len_bytes, capacity);
                 Ok(Attempt::Done(len_bytes.into_pyobject(py)?.into_any()))
             }
             Err(error) => failed(&error, Direction::Read),
@@ -323,7 +339,7 @@ impl Operation for RecvExact {
                 }
                 Ok(len_bytes) => {
                     self.done += len_bytes;
-                    socket.note_read(surroundings.reactor, len_bytes, missing)?;
+                    socket.note_read(surroundings.reactor, fd, len_bytes, missing);
                     if self.done < data.capacity() {
                         return Ok(Attempt::Continues);
                     }

@@ -127,6 +127,7 @@ impl<'py> Socket<'py> {
         matches!(self.stream(), StreamKind::Internet | StreamKind::Other)
     }
 
+    #[inline]
     fn stream(&self) -> StreamKind {
         let known = self.extra().stream.get();
         if known != StreamKind::Unknown {
@@ -150,23 +151,14 @@ impl<'py> Socket<'py> {
         })
     }
 
-    /// Notes a read of `len_bytes` where it could have been `capacity`, in a coro of the reactor's loop.
+    /// Notes a read from `fd` of `len_bytes` where it could have been `capacity`, in a coro of the reactor's loop.
     #[inline]
-    pub(super) fn note_read(
-        &self,
-        reactor: Option<&Reactor>,
-        len_bytes: usize,
-        capacity: usize,
-    ) -> PyResult<()> {
+    pub(super) fn note_read(&self, reactor: Option<&Reactor>, fd: RawFd, len_bytes: usize, capacity: usize) {
         let is_drained = len_bytes > 0
             && len_bytes < capacity
             && self.stream() == StreamKind::Internet
-            && match reactor {
-                Some(reactor) => reactor.note_short_read(self.descriptor()?),
-                None => false,
-            };
+            && reactor.is_some_and(|reactor| reactor.note_short_read(fd));
         self.extra().is_drained.set(is_drained);
-        Ok(())
     }
 
     /// Ends the waits on this socket: its descriptor is about to be closed, or to be taken from it.
@@ -229,6 +221,7 @@ impl Extra {
     /// `__init__` has set the descriptor, perhaps not for the first time: nothing is known of it.
     pub(super) fn begin(&self, timeout_s: Option<f64>) {
         self.is_drained.set(false);
+        self.waiting.forget_stamp();
         self.stream.set(StreamKind::Unknown);
         self.set_timeout_s(timeout_s);
     }

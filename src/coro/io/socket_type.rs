@@ -131,7 +131,7 @@ const fn repeated(args: RawArgs, method: Method, direction: Direction) -> Repeat
 fn receiving_methods() -> Vec<ffi::PyMethodDef> {
     vec![
         waiting_method!(
-            Recv,
+            Recv::new,
             "recv(bufsize, flags=0, /)",
             "Receive up to bufsize bytes; b'' at the end."
         ),

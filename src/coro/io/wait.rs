@@ -31,6 +31,8 @@ use crate::event_loop::watching;
 pub(super) struct Waiting {
     reader: Cell<*mut ffi::PyObject>,
     writer: Cell<*mut ffi::PyObject>,
+    /// What the fd table has noted of the last wait on this object, for `Reactor::wait_again`; 0 for nothing.
+    stamp: Cell<u64>,
     /// `forks()` when a coro was noted last.
     forks: Cell<u32>,
 }
@@ -59,6 +61,24 @@ impl Waiting {
     fn set(&self, direction: Direction, coro: Coro<'_>) {
         drop(self.take(coro.py(), direction));
         self.place(direction).set(coro.to_bound().into_ptr());
+    }
+
+    /// Takes the coro out if it is this one.
+    #[inline]
+    fn take_if(&self, coro: Coro<'_>, direction: Direction) -> bool {
+        let place = self.place(direction);
+        let is_its = place.get() == coro.as_ptr();
+        if is_its {
+            place.set(ptr::null_mut());
+            // SAFETY: the reference of the place, which has given it up.
+            drop(unsafe { Bound::from_owned_ptr(coro.py(), coro.as_ptr()) });
+        }
+        is_its
+    }
+
+    /// The object gets another descriptor.
+    pub(super) fn forget_stamp(&self) {
+        self.stamp.set(0);
     }
 
     /// Takes the coro out.
@@ -160,24 +180,52 @@ impl Wait {
         self.check_time()?;
         enter(coro, target)?;
         (self.fd, self.direction) = (target.fd, target.direction);
+        coro.has_event.set(false);
         coro.status.set(Status::Waiting);
         Ok(())
     }
 
-    /// Ends the wait of a coro that runs again, however it was woken. Returns whether the event was there.
-    pub(super) fn end(&self, coro: Coro<'_>, waiting: Option<&Waiting>) -> bool {
-        let py = coro.py();
-        if let Some(waiting) = waiting {
-            let is_its = waiting
-                .get(py, self.direction)
-                .is_some_and(|known| known.as_ptr() == coro.as_ptr());
-            if !is_its {
-                // Closed meanwhile, which has ended the wait. The number may belong to another file by now.
-                return true;
-            }
-            // This coro runs, so this is not its last reference.
-            drop(waiting.take(py, self.direction));
+    /// `begin_in` for a read that would find nothing, if nothing but that is to be done: there is no limit, no
+    /// interruption and no value of an earlier wait, the socket has waited before, and there was no event since. Otherwise
+    /// it does nothing and returns false.
+    #[inline]
+    pub(super) fn begin_again(&mut self, coro: Coro<'static>, fd: RawFd, waiting: &Waiting) -> bool {
+        let is_plain = matches!(self.lasting, Lasting::For(Limit::Endless))
+            && !coro.wake_value.is_set()
+            && !coro.wake_exception.is_set();
+        let place = waiting.place(Direction::Read);
+        if !is_plain || !place.get().is_null() {
+            return false;
         }
+        let entry = || WaiterRef::new(coro.to_bound(), wake);
+        let has_begun = reactor_of(coro)
+            .is_some_and(|reactor| reactor.wait_again(fd, waiting.stamp.get(), Direction::Read, true, entry));
+        if has_begun {
+            place.set(coro.to_bound().into_ptr());
+            (self.fd, self.direction) = (fd, Direction::Read);
+            coro.has_event.set(false);
+            coro.status.set(Status::Waiting);
+        }
+        has_begun
+    }
+
+    /// Ends the wait of a coro that runs again, however it was woken. Returns whether the event was there.
+    #[inline]
+    pub(super) fn end(&self, coro: Coro<'_>, waiting: Option<&Waiting>) -> bool {
+        if let Some(waiting) = waiting
+            && !waiting.take_if(coro, self.direction)
+        {
+            // Closed meanwhile, which has ended the wait. The number may belong to another file by now.
+            return true;
+        }
+        // The event has removed the entry.
+        coro.has_event.replace(false) || self.leave(coro)
+    }
+
+    /// Takes the coro out of the fd table. Returns whether it was not there any more.
+    #[cold]
+    fn leave(&self, coro: Coro<'_>) -> bool {
+        let py = coro.py();
         let Some(event_loop) = coro.event_loop.get(py) else {
             return false;
         };
@@ -205,6 +253,14 @@ fn timed_out() -> PyErr {
     PyTimeoutError::new_err("timed out")
 }
 
+/// The reactor of the coro's loop.
+#[inline]
+pub(super) fn reactor_of(coro: Coro<'_>) -> Option<&Reactor> {
+    // SAFETY: null, or the loop, which a coro keeps from its start to its end.
+    let event_loop = unsafe { coro.event_loop.as_ptr().cast::<LoopObject>().as_ref() };
+    event_loop.map(LoopObject::reactor)
+}
+
 /// Enters the coro into the fd table of its loop.
 fn enter(coro: Coro<'_>, target: Target<'_, '_>) -> PyResult<()> {
     let py = coro.py();
@@ -223,10 +279,12 @@ fn enter(coro: Coro<'_>, target: Target<'_, '_>) -> PyResult<()> {
     let is_free = target
         .waiting
         .is_none_or(|waiting| waiting.get(py, direction).is_none());
-    if is_free && !target.is_anew && reactor.wait_again(target.object, fd, direction, entry) {
-        if let Some(waiting) = target.waiting {
-            waiting.set(direction, coro);
-        }
+    if let Some(waiting) = target.waiting
+        && is_free
+        && !target.is_anew
+        && reactor.wait_again(fd, waiting.stamp.get(), direction, false, entry)
+    {
+        waiting.set(direction, coro);
         return Ok(());
     }
     watching::refuse_transport(owner, py, fd)?;
@@ -237,7 +295,9 @@ fn enter(coro: Coro<'_>, target: Target<'_, '_>) -> PyResult<()> {
         end_stale(py, reactor, fd, direction)?;
     }
     let entry = entry();
-    match reactor.wait_once(target.object, fd, direction, entry, target.is_anew) {
+    // The object may have got another file with the same number since its last wait.
+    let is_anew = target.is_anew || target.waiting.is_some_and(|waiting| waiting.stamp.get() == 0);
+    match reactor.wait_once(target.object, fd, direction, entry, is_anew) {
         Ok(replaced) => {
             if let Some(replaced) = replaced {
                 replaced.end(py);
@@ -254,6 +314,7 @@ fn enter(coro: Coro<'_>, target: Target<'_, '_>) -> PyResult<()> {
         return Err(interruption);
     }
     if let Some(waiting) = target.waiting {
+        waiting.stamp.set(reactor.stamp(fd));
         waiting.set(direction, coro);
     }
     Ok(())
@@ -268,6 +329,7 @@ unsafe fn wake(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     let coro: Coro<'_> = unsafe { This::new(py, object) };
     // A coro leaves the fd table before it does anything else. So one that waits, waits for this event.
     if coro.status.get() == Status::Waiting && !coro.wait_node.is_queued() {
+        coro.has_event.set(true);
         scheduler::make_ready(coro);
     }
     Ok(())

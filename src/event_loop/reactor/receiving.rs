@@ -35,13 +35,20 @@ impl Reactor {
         is_after_event: bool,
         is_stream: impl Fn() -> bool,
     ) -> PyResult<Option<io::Result<Received<'py>>>> {
-        let expected = self.read_capacity(fd, len, is_after_event);
+        // Valid to the end: receiving runs no other code, nor does making a `bytes` object.
+        let watch = self.watch(fd);
+        let note = |len_bytes, capacity| {
+            if let Some(watch) = watch {
+                watch.note_read(len_bytes, capacity);
+            }
+        };
+        let expected = watch.map_or(0, |watch| watch.read_capacity(len, is_after_event));
         if expected > 0 && (expected == len || is_stream()) {
             let received = receive_direct(py, fd, expected)?;
             if let Ok(received) = &received {
                 // A read that is as long as was asked for says nothing about what there is.
                 let limit = if expected == len { usize::MAX } else { expected };
-                self.note_read(fd, received.len_bytes, limit);
+                note(received.len_bytes, limit);
             }
             return Ok(Some(received));
         }
@@ -63,7 +70,7 @@ impl Reactor {
             ))
         });
         if let Ok(Some(Ok(received))) = &received {
-            self.note_read(fd, received.len_bytes, 0);
+            note(received.len_bytes, 0);
         }
         received
     }

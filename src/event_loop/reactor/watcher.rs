@@ -21,6 +21,13 @@ pub(crate) enum Direction {
 impl Direction {
     pub(super) const BOTH: [Self; 2] = [Self::Read, Self::Write];
 
+    pub(super) fn other(self) -> Self {
+        match self {
+            Self::Read => Self::Write,
+            Self::Write => Self::Read,
+        }
+    }
+
     pub(super) fn interest(self) -> Interest {
         match self {
             Self::Read => Interest::READ,

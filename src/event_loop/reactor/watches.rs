@@ -24,6 +24,7 @@ use std::ffi::{c_int, c_void};
 use std::io;
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use grapeshot_core::queue::read_size::ReadSize;
 use grapeshot_core::sys::poller::{Event, Interest, Readiness};
@@ -36,6 +37,9 @@ use super::{FdUse, Reactor};
 use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::source::WaiterRef;
 
+/// The next stamp of a watch.
+static STAMPS: AtomicU64 = AtomicU64::new(1);
+
 /// The watchers of one descriptor.
 struct Watch {
     reader: Cell<Option<Watcher>>,
@@ -44,6 +48,9 @@ struct Watch {
     armed: Cell<Interest>,
     /// A weak reference to the socket object of the last `wait_once`; empty if there was none.
     socket: ObjectCell,
+    /// Changes whenever `socket` does, and no other watch of the process has it: who knows it need not ask `socket`. 0 if
+    /// that is empty.
+    stamp: Cell<u64>,
     /// An event of that socket was for more than ordinary data.
     has_more: Cell<bool>,
     /// The socket was reported as readable since a read has last found that nothing is left. Whoever was woken, or
@@ -132,9 +139,17 @@ impl Watch {
         self.has_more.set(false);
         self.is_reported.set(false);
         match PyWeakrefReference::new(socket) {
-            Ok(reference) => self.socket.set(reference.into_any()),
-            Err(_) => drop(self.socket.take(socket.py())),
+            Ok(reference) => {
+                self.socket.set(reference.into_any());
+                self.stamp.set(STAMPS.fetch_add(1, Ordering::Relaxed));
+            }
+            Err(_) => self.forget_socket(socket.py()),
         }
+    }
+
+    fn forget_socket(&self, py: Python<'_>) {
+        self.stamp.set(0);
+        drop(self.socket.take(py));
     }
 }
 
@@ -149,6 +164,7 @@ impl WatchRef {
             writer: Cell::new(None),
             armed: Cell::new(Interest::NONE),
             socket: ObjectCell::empty(),
+            stamp: Cell::new(0),
             has_more: Cell::new(false),
             is_reported: Cell::new(false),
             read_size: ReadSize::new(),
@@ -158,9 +174,32 @@ impl WatchRef {
 
     /// The watch, valid while the entry is in the table and no other code runs.
     fn get(&self) -> &Watch {
-        // SAFETY: each use looks up the reference in the table. The watch lives until `release`, which follows its
-        // removal from the table.
+        // SAFETY: the reference was looked up in the table, and no other code has run since. The watch lives until
+        // `release`, which follows its removal from the table.
         unsafe { self.0.as_ref() }
+    }
+
+    /// The number of bytes to allocate for the next read of at most `len` bytes of a socket that waits now and then. 0
+    /// means that the read goes through the scratch buffer.
+    #[inline]
+    pub(super) fn read_capacity(self, len: usize, is_after_event: bool) -> usize {
+        let size = &self.get().read_size;
+        let steady = if is_after_event {
+            size.capacity().min(len)
+        } else {
+            0
+        };
+        if steady == 0 && size.suits(len) {
+            len
+        } else {
+            steady
+        }
+    }
+
+    /// Records a read of `len_bytes` into `capacity` bytes.
+    #[inline]
+    pub(super) fn note_read(self, len_bytes: usize, capacity: usize) {
+        self.get().read_size.note(len_bytes, capacity);
     }
 
     /// The interest that the poller has registered.
@@ -206,7 +245,8 @@ impl WatchRef {
 }
 
 impl Reactor {
-    fn watch(&self, fd: RawFd) -> Option<WatchRef> {
+    #[inline]
+    pub(super) fn watch(&self, fd: RawFd) -> Option<WatchRef> {
         match self.fd_use(fd) {
             Some(FdUse::Watch(watch)) => Some(watch),
             _ => None,
@@ -245,7 +285,7 @@ impl Reactor {
             if !watch.is_armed(py) {
                 watch.get().armed.set(Interest::NONE);
             }
-            drop(watch.get().socket.take(py));
+            watch.get().forget_socket(py);
         }
         let before = watch.get().side(direction).replace(watcher);
         // A new handle is always registered again: the descriptor may have been closed and its number given to another
@@ -311,25 +351,34 @@ impl Reactor {
         Ok(before)
     }
 
-    /// `wait_once` for a socket that has waited before, if nothing waits in this direction and the poller need not be
-    /// told. Otherwise it does nothing and returns false.
+    /// The stamp of the last `wait_once` on `fd`, for `wait_again`; 0 if there is none.
+    pub(crate) fn stamp(&self, fd: RawFd) -> u64 {
+        self.watch(fd).map_or(0, |watch| watch.get().stamp.get())
+    }
+
+    /// `wait_once` for a socket that has waited before and knows the stamp of that wait, if nothing waits in this
+    /// direction and the poller need not be told. With `unless_reported` there must have been no event for reading since
+    /// `note_short_read` either. Otherwise it does nothing and returns false.
     #[inline]
     pub(crate) fn wait_again(
         &self,
-        socket: &Bound<'_, PyAny>,
         fd: RawFd,
+        stamp: u64,
         direction: Direction,
+        unless_reported: bool,
         waiter: impl FnOnce() -> WaiterRef,
     ) -> bool {
         let Some(watch) = self.watch(fd) else { return false };
         let watch = watch.get();
         let armed = watch.armed.get();
-        let has_handle = |direction| matches!(watch.side(direction).get(), Some(Watcher::Handle(..)));
+        let other = watch.side(direction.other()).get();
         let is_armed = armed.with(direction.interest().on_change()) == armed;
-        if !is_armed
+        if watch.stamp.get() != stamp
+            || stamp == 0
+            || !is_armed
             || watch.side(direction).get().is_some()
-            || Direction::BOTH.into_iter().any(has_handle)
-            || !watch.is_of(socket)
+            || matches!(other, Some(Watcher::Handle(..)))
+            || (unless_reported && watch.is_reported.get())
         {
             return false;
         }
@@ -358,23 +407,6 @@ impl Reactor {
                 .unwrap_or(false)
     }
 
-    /// The number of bytes to allocate for the next read of at most `len` bytes of a socket that waits now and then. 0
-    /// means that the read goes through the scratch buffer.
-    pub(crate) fn read_capacity(&self, fd: RawFd, len: usize, is_after_event: bool) -> usize {
-        let Some(watch) = self.watch(fd) else { return 0 };
-        let size = &watch.get().read_size;
-        let steady = if is_after_event {
-            size.capacity().min(len)
-        } else {
-            0
-        };
-        if steady == 0 && size.suits(len) {
-            len
-        } else {
-            steady
-        }
-    }
-
     /// A read has returned less than it could. Returns whether this means that nothing is left: not if an event was for
     /// more than ordinary data, such as the end of the stream.
     #[inline]
@@ -389,13 +421,6 @@ impl Reactor {
     #[inline]
     pub(crate) fn is_reported(&self, fd: RawFd) -> bool {
         self.watch(fd).is_some_and(|watch| watch.get().is_reported.get())
-    }
-
-    /// Records a read of `len_bytes` into `capacity` bytes.
-    pub(crate) fn note_read(&self, fd: RawFd, len_bytes: usize, capacity: usize) {
-        if let Some(watch) = self.watch(fd) {
-            watch.get().read_size.note(len_bytes, capacity);
-        }
     }
 
     /// Ends the wait of `waiter` on `fd`, if it is still the watcher there.

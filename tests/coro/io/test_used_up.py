@@ -205,6 +205,26 @@ def test_init_once_more_for_a_socket_of_another_kind():
     coro.run(main)
 
 
+def test_init_once_more_with_the_same_number():
+    """The registration was that of the file which had the number before."""
+
+    def main():
+        near, far = tcp_pair()
+        read_short(near, far)
+        number = near.detach()
+        other, other_far = socket.socketpair()
+        os.dup2(other.fileno(), number)
+        near.__init__(fileno=number)
+        with near, far, other, other_far:
+            reader = coro.spawn(near.recv, 100)
+            while reader._status != "waiting":
+                coro.yield_slice()
+            other_far.send(b"a")
+            assert reader.join(timeout=10) == b"a"
+
+    coro.run(main)
+
+
 # ---- the child of a fork ---------------------------------------------------------------------------------------------
 
 
