@@ -13,7 +13,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
-use binding::native_type::extend_type;
+use binding::native_type;
 use event_loop::{loop_methods, pyloop};
 
 /// The extension module `grapeshot._core`.
@@ -46,18 +46,6 @@ fn bind_methods(kind: &Bound<'_, PyType>) -> PyResult<()> {
     methods.extend(transports::loop_methods());
     methods.extend(sock::loop_methods());
     methods.extend(dns::loop_methods());
-    let mut missing = Vec::with_capacity(methods.len());
-    for method in methods {
-        // SAFETY: method tables consist of C string literals.
-        let name = unsafe { std::ffi::CStr::from_ptr(method.ml_name) }.to_string_lossy();
-        let base = kind
-            .py()
-            .import("grapeshot._core")?
-            .getattr("Loop")?
-            .getattr(name.as_ref())?;
-        if kind.getattr(name.as_ref())?.is(&base) {
-            missing.push(method);
-        }
-    }
-    extend_type(kind.as_any(), missing)
+    let base = kind.py().import("grapeshot._core")?.getattr("Loop")?;
+    native_type::bind_methods(kind, &base, methods)
 }

@@ -33,6 +33,7 @@ __all__ = [
     "_coro_act",
     "_coro_after_fork",
     "_coro_begins_thread",
+    "_coro_bind_socket_methods",
     "_coro_can_wait",
     "_coro_check_function",
     "_coro_current",
@@ -1421,6 +1422,12 @@ def _coro_wait_for_write(fd: FileDescriptorLike, /, timeout: float | None = None
 
 def _coro_socket_type(base: type[socket], /) -> type[Any]:
     """Return the native type of sockets whose calls let other coros run. It derives from ``socket.socket``."""
+
+def _coro_bind_socket_methods(kind: type[socket], /) -> None:
+    """Put the native methods of sockets on ``kind`` itself, except those that it replaces.
+
+    Raises TypeError unless it derives from the native type.
+    """
 
 def _coro_is_on_loop() -> bool:
     """Whether a coro runs here that can wait on its loop: not in the child of a coro that has forked."""

@@ -760,6 +760,24 @@ pub(crate) unsafe fn alloc_without_arguments(
     }
 }
 
+/// Adds the native methods of `base` to its subclass `kind` too, except those that `kind` or a class between them
+/// replaces. CPython specializes only calls of methods that it finds on the exact type of the object.
+pub(crate) fn bind_methods(
+    kind: &Bound<'_, PyType>,
+    base: &Bound<'_, PyAny>,
+    methods: Vec<ffi::PyMethodDef>,
+) -> PyResult<()> {
+    let mut missing = Vec::with_capacity(methods.len());
+    for method in methods {
+        // SAFETY: method tables consist of C string literals.
+        let name = unsafe { CStr::from_ptr(method.ml_name) }.to_string_lossy();
+        if kind.getattr(name.as_ref())?.is(&base.getattr(name.as_ref())?) {
+            missing.push(method);
+        }
+    }
+    extend_type(kind.as_any(), missing)
+}
+
 /// Adds native methods to a heap type whose objects have the layout of these methods. The type is one that a lower room
 /// has created, or a subclass of it.
 pub(crate) fn extend_type(kind: &Bound<'_, PyAny>, methods: Vec<ffi::PyMethodDef>) -> PyResult<()> {

@@ -28,4 +28,4 @@ mod socket_type;
 mod wait;
 
 pub(super) use readiness::{end_closed_wait, is_on_loop, wait_functions};
-pub(super) use socket_type::socket_type;
+pub(super) use socket_type::{bind_methods, socket_type};

@@ -22,7 +22,7 @@ use super::readiness;
 use super::receiving::{Recv, RecvExact, RecvInto, Repeated};
 use super::sending::{SendAll, SendOnce, SendTo};
 use super::socket::{Extra, SOCKET_TYPE, Socket, set_type};
-use crate::binding::native_type::{Args, bool_object, leak_table, none, slot};
+use crate::binding::native_type::{self, Args, bool_object, leak_table, none, slot};
 use crate::binding::signature::{Receiver, Signature};
 use crate::binding::{base_socket, errors};
 use crate::event_loop::reactor::Direction;
@@ -447,6 +447,24 @@ fn make_type<'py>(base: &Bound<'py, PyType>) -> PyResult<Bound<'py, PyType>> {
     kind.setattr("_accepted_class", py.None())?;
     set_type(kind.clone().into_ptr().cast(), offset);
     Ok(kind)
+}
+
+/// `_coro_bind_socket_methods(kind)`: puts the native methods on the class itself, for the interpreter's specialized calls.
+pub(in crate::coro) fn bind_methods<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let base = SOCKET_TYPE.load(Ordering::Acquire);
+    let kind = args.get(0).map(Bound::cast_into::<PyType>).transpose()?;
+    // SAFETY: attached; null, or a type that is never freed, and a live type.
+    let kind = kind
+        .filter(|kind| unsafe { !base.is_null() && ffi::PyType_IsSubtype(kind.as_type_ptr(), base) != 0 });
+    let Some(kind) = kind else {
+        return Err(PyTypeError::new_err(
+            "a subclass of the native socket type is required",
+        ));
+    };
+    // SAFETY: as above.
+    let base = unsafe { Bound::from_borrowed_ptr(py, base.cast()) };
+    native_type::bind_methods(&kind, &base, methods())?;
+    Ok(none(py))
 }
 
 /// `_coro_socket_type(base)`: the native type of sockets, which derives from `socket.socket`.

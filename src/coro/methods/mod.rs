@@ -282,6 +282,11 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             "Return the native type of sockets, which derives from socket.socket."
         ),
         function!(
+            io::bind_methods,
+            "_coro_bind_socket_methods(kind, /)",
+            "Put the native methods of sockets on the class itself, except those that it replaces."
+        ),
+        function!(
             io::end_closed_wait,
             "_coro_end_closed_wait(sock, is_write, coro, /)",
             "End a wait on a socket that another thread has closed."

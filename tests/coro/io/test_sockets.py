@@ -17,7 +17,7 @@ import grapeshot
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 if coro_is_available():
-    from grapeshot import coro
+    from grapeshot import _core, coro
 
 
 # ---- objects -------------------------------------------------------------------------------------------------------
@@ -38,6 +38,24 @@ def test_they_are_sockets():
     assert again.gettimeout() == 3
     for sock in (near, far, copy, again):
         sock.close()
+
+
+def test_the_native_methods_are_those_of_the_class_itself():
+    for name in ("recv", "recv_into", "send", "sendall", "recv_exact", "accept"):
+        assert vars(coro.sock)[name].__objclass__ is coro.sock
+
+    class Shouting(coro.sock):
+        def recv(self, *args):
+            return super().recv(*args).upper()
+
+    _core._coro_bind_socket_methods(Shouting)
+    near, far = socket.socketpair()
+    with far, Shouting(fileno=near.detach()) as sock:
+        far.send(b"abc")
+        assert sock.recv(10) == b"ABC"
+    for other in (socket.socket, int):
+        with pytest.raises(TypeError, match="native socket type"):
+            _core._coro_bind_socket_methods(other)
 
 
 def test_makers():
