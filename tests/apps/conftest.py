@@ -19,7 +19,7 @@ import pytest
 
 from tests.apps import requirements
 from tests.apps.certificates import Certificates
-from tests.apps.daemons import Postgres, PostgresAddress, Redis, RedisAddress
+from tests.apps.daemons import MariaDB, MariaDBAddress, Memcached, Postgres, PostgresAddress, Redis, RedisAddress
 
 KINDS = {"asyncio": "asyncio:SelectorEventLoop", "grapeshot": "grapeshot:new_event_loop"}
 HANG_AFTER_S = 90.0
@@ -53,6 +53,20 @@ def postgres_server(certificates: Certificates) -> Iterator[PostgresAddress]:
     """The address of the PostgreSQL server that the tests start."""
     with Postgres(certificates) as server:
         yield server.address
+
+
+@pytest.fixture(scope="session")
+def mariadb_server(certificates: Certificates) -> Iterator[MariaDBAddress]:
+    """The address of the MariaDB server that the tests start."""
+    with MariaDB(certificates) as server:
+        yield server.address
+
+
+@pytest.fixture(scope="session")
+def memcached_server(certificates: Certificates) -> Iterator[int]:
+    """The port of the memcached server that the tests start."""
+    with Memcached(certificates) as server:
+        yield server.port
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

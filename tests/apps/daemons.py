@@ -16,7 +16,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from tests.apps.certificates import Certificates
 from tests.apps.requirements import program
@@ -219,7 +219,7 @@ class Postgres(Daemon):
             "ssl": "on",
             "ssl_cert_file": self.certificate,
             "ssl_key_file": self.key,
-            "max_connections": 50,
+            "max_connections": 100,
             "lc_messages": "C",
         }
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
@@ -227,3 +227,85 @@ class Postgres(Daemon):
 
     def is_ready(self, log: str) -> bool:
         return "database system is ready to accept connections" in log
+
+
+@dataclasses.dataclass(frozen=True)
+class MariaDBAddress:
+    port: int
+    path: str
+    user: str
+    password: str
+    database: str
+
+
+class MariaDB(Daemon):
+    """MariaDB: a password and TLS over TCP and on its unix socket, nothing synced to disk. As root it runs as another
+    account.
+    """
+
+    # Small files, and none of them synced: the data lives as long as the tests.
+    SETTINGS: ClassVar[dict[str, str]] = {
+        "innodb-log-file-size": "4M",
+        "innodb-buffer-pool-size": "8M",
+        "innodb-flush-method": "nosync",
+        "innodb-flush-log-at-trx-commit": "0",
+        "innodb-doublewrite": "OFF",
+        "innodb-fast-shutdown": "2",
+        "innodb-use-native-aio": "OFF",  # io_uring may be out of reach in a container
+        "sync-frm": "OFF",
+    }
+
+    def __init__(self, certificates: Certificates) -> None:
+        self.install, self.program = (
+            program(name, "Debian: mariadb-server", "/usr/sbin", "/usr/local/mysql/*bin")
+            for name in ("mariadb-install-db", "mariadbd")
+        )
+        if os.geteuid() == 0:
+            self.user = "mysql"  # the package makes it; the server refuses to run as root
+        super().__init__(certificates)
+
+    def prepare(self) -> None:
+        self.options = ["--no-defaults", f"--datadir={self.folder / 'data'}"]
+        self.options += [f"--{name}={value}" for name, value in self.SETTINGS.items()]
+        self.run(self.install, *self.options, "--skip-test-db", "--auth-root-authentication-method=normal")
+        self.files = [
+            f"--ssl-cert={self.write('cert.pem', self.certificates.chain)}",
+            f"--ssl-key={self.write('key.pem', self.certificates.key)}",
+        ]
+        self.first = self.write(
+            "first.sql",
+            "CREATE DATABASE tests;\n"
+            "CREATE USER tester@'%' IDENTIFIED BY 'a password';\n"
+            "GRANT ALL ON tests.* TO tester@'%';\n"
+            "GRANT PROCESS ON *.* TO tester@'%';\n",
+        )
+
+    def command(self) -> list[str]:
+        path = str(self.folder / "mariadb.sock")
+        self.address = MariaDBAddress(free_port(), path, "tester", "a password", "tests")
+        command = [self.program, *self.options, *self.files, f"--init-file={self.first}", f"--socket={path}"]
+        command += [f"--bind-address={HOST}", f"--port={self.address.port}", f"--pid-file={self.folder / 'pid'}"]
+        return [*command, "--skip-log-bin", "--skip-name-resolve", "--max-connections=200"]
+
+    def is_ready(self, log: str) -> bool:
+        return "ready for connections" in log
+
+
+class Memcached(Daemon):
+    """memcached over TCP. As root it runs as another account."""
+
+    def __init__(self, certificates: Certificates) -> None:
+        self.program = program("memcached", "Debian: memcached")
+        if os.geteuid() == 0:
+            self.user = "nobody"
+        super().__init__(certificates)
+
+    def prepare(self) -> None:
+        pass
+
+    def command(self) -> list[str]:
+        self.port = free_port()
+        return [self.program, "-vv", "--listen", HOST, "--port", str(self.port), "--udp-port", "0", "--threads", "1"]
+
+    def is_ready(self, log: str) -> bool:
+        return "server listening" in log

@@ -9,7 +9,7 @@ from __future__ import annotations
 import select as _module
 import selectors
 
-from . import _originals, _waits
+from . import _c_waits, _originals, _waits
 from ._waits import Countdown
 
 TYPE_CHECKING = False
@@ -220,3 +220,4 @@ def patch() -> None:
     changed.SelectSelector._select = staticmethod(select)
     changed.PollSelector._selector_cls = staticmethod(poll)
     changed.EpollSelector._selector_cls = epoll
+    _c_waits.patch()

@@ -1,0 +1,61 @@
+"""Libraries that wait in C unless they are told not to.
+
+Such a library is changed when it is imported, or at once if it was imported before. What it then uses is its own other
+way, which is written in Python and waits by a patched function.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+
+def _change_psycopg(waiting: Any) -> None:
+    """Let psycopg 3 wait by ``select.poll``, unless its user has chosen a function."""
+    if "PSYCOPG_WAIT_FUNC" not in os.environ and waiting.wait is getattr(waiting, "wait_c", None):
+        waiting.wait = getattr(waiting, "wait_poll", waiting.wait_selector)
+
+
+# the module -> what changes it
+_CHANGES: dict[str, Callable[[Any], None]] = {"psycopg.waiting": _change_psycopg}
+
+
+class _Finder:
+    """Stands first in ``sys.meta_path``. The other finders find the module; this one changes it after its import."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        change = _CHANGES.get(name)
+        if change is None:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is _Finder else finder.find_spec(name, path, target)
+            if spec is not None:
+                _change_afterwards(spec.loader, change)
+                return spec
+        return None
+
+
+def _change_afterwards(loader: Any, change: Callable[[Any], None]) -> None:
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        change(module)
+
+    loader.exec_module = exec_module
+
+
+def patch() -> None:
+    """Change what is loaded, and what will be."""
+    sys.meta_path.insert(0, _Finder)
+    for name, change in _CHANGES.items():
+        if name in sys.modules:
+            change(sys.modules[name])

@@ -1,0 +1,243 @@
+"""Servers that answer late, and servers that give trouble, for the tests of blocking clients.
+
+They are asyncio's, on its own loop in a real thread of the test's process. A slow server answers nobody before as many
+clients as it is told wait for it at once, and then DELAY_S later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, Self
+
+from tests.support import HOST
+
+DELAY_S = 0.2
+
+Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
+Serve = Callable[[Reader, Writer], Awaitable[None]]
+
+
+class Crowd:
+    """Lets all go when enough have come."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.most = 0  # how many have waited at once
+        self._now = 0
+        self._is_complete = asyncio.Event()
+
+    async def wait(self) -> None:
+        self._now += 1
+        self.most = max(self.most, self._now)
+        if self._now == self.size:
+            self._is_complete.set()
+        try:
+            await self._is_complete.wait()
+            await asyncio.sleep(DELAY_S)
+        finally:
+            self._now -= 1
+
+
+class SlowServers:
+    """`with` starts the thread; the methods start servers and return their ports."""
+
+    def __init__(self, crowd_size: int) -> None:
+        self._size = crowd_size
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self.crowds: list[Crowd] = []  # one for each slow server
+        self.signed: list[bytes] = []  # the first line of each HTTP request that was signed for AWS
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._ready.wait(30)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(30)
+        self._silent.close()
+
+    async def _run(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._servers: list[asyncio.Server] = []
+        self._silent = socket.create_server((HOST, 0), backlog=100)
+        self._ready.set()
+        await self._stop.wait()
+        for server in self._servers:
+            server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def start(self, serve: Serve) -> int:
+        """Start a server whose connections are served by this coroutine function."""
+        return asyncio.run_coroutine_threadsafe(self._start(serve), self._loop).result(30)
+
+    async def _start(self, serve: Serve) -> int:
+        async def connected(reader: Reader, writer: Writer) -> None:
+            task = asyncio.current_task()
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            try:
+                await serve(reader, writer)
+            except (ConnectionError, asyncio.IncompleteReadError):
+                pass  # the client is gone
+            finally:
+                writer.close()
+
+        server = await asyncio.start_server(connected, HOST, 0, backlog=1000)
+        self._servers.append(server)
+        port: int = server.sockets[0].getsockname()[1]
+        return port
+
+    # ---------------------------------------------------------------- trouble
+
+    def resetting(self, greeting: bytes) -> int:
+        """Resets each connection as soon as the client has said something."""
+
+        async def serve(reader: Reader, writer: Writer) -> None:
+            writer.write(greeting)
+            await reader.read(1)
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+
+        return self.start(serve)
+
+    def silent(self) -> int:
+        """Lets clients connect, and never says anything."""
+        port: int = self._silent.getsockname()[1]
+        return port
+
+    # ---------------------------------------------------------------- late answers
+
+    def _crowd(self) -> Crowd:
+        self.crowds.append(Crowd(self._size))
+        return self.crowds[-1]
+
+    def proxy(self, port: int) -> int:
+        """Passes everything on to a server. From there, data comes late the first time."""
+        crowd = self._crowd()
+
+        async def serve(reader: Reader, writer: Writer) -> None:
+            far_reader, far_writer = await asyncio.open_connection(HOST, port)
+
+            async def forward() -> None:
+                while data := await reader.read(1 << 16):
+                    far_writer.write(data)
+                    await far_writer.drain()
+                far_writer.write_eof()
+
+            forwarding = asyncio.create_task(forward())
+            try:
+                is_first = True
+                while data := await far_reader.read(1 << 16):
+                    if is_first:
+                        await crowd.wait()
+                    is_first = False
+                    writer.write(data)
+                    await writer.drain()
+            finally:
+                forwarding.cancel()
+                far_writer.close()
+
+        return self.start(serve)
+
+    def http(self) -> int:
+        """Answers each request with its path."""
+        crowd = self._crowd()
+
+        async def serve(reader: Reader, writer: Writer) -> None:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                if b"\r\nAuthorization: AWS4-HMAC-SHA256 Credential=" in head:
+                    self.signed.append(head.split(b"\r\n")[0])
+                path = head.split()[1]
+                await crowd.wait()
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(path), path))
+                await writer.drain()
+
+        return self.start(serve)
+
+    def lines(self, greeting: bytes, answer: Callable[[bytes], bytes | None]) -> int:
+        """Speaks a protocol of lines. A line is answered by what `answer` returns, late if that ends with LATE."""
+        crowd = self._crowd()
+
+        async def serve(reader: Reader, writer: Writer) -> None:
+            writer.write(greeting)
+            while line := await reader.readline():
+                reply = answer(line.rstrip(b"\r\n"))
+                if reply is None:
+                    continue
+                if reply.endswith(LATE):
+                    reply = reply.removesuffix(LATE)
+                    await crowd.wait()
+                writer.write(reply)
+                await writer.drain()
+
+        return self.start(serve)
+
+
+LATE = b"\0"
+
+
+# What the servers of lines say. The clients call themselves by a number, and the late reply has it.
+
+
+def smtp() -> tuple[bytes, Callable[[bytes], bytes | None]]:
+    def answer(line: bytes) -> bytes | None:
+        word = line[:4].upper()
+        if word == b"MAIL":
+            return b"250 ok\r\n"
+        if word == b"VRFY":
+            return b"252 %b\r\n" % line[5:] + LATE
+        return {b"EHLO": b"250 here\r\n", b"QUIT": b"221 bye\r\n"}.get(word, b"500 what?\r\n")
+
+    return b"220 here\r\n", answer
+
+
+def pop3() -> tuple[bytes, Callable[[bytes], bytes | None]]:
+    def answer(line: bytes) -> bytes | None:
+        if line.startswith(b"TOP "):
+            return b"+OK\r\nSubject: %b\r\n.\r\n" % line.split()[1] + LATE
+        return b"+OK\r\n"
+
+    return b"+OK here\r\n", answer
+
+
+def imap() -> tuple[bytes, Callable[[bytes], bytes | None]]:
+    def answer(line: bytes) -> bytes | None:
+        tag, command, *rest = line.split()
+        if command == b"CAPABILITY":
+            return b"* CAPABILITY IMAP4REV1\r\n%b OK done\r\n" % tag
+        if command == b"SELECT":
+            return b"* %b EXISTS\r\n%b OK [READ-WRITE] done\r\n" % (rest[0], tag) + LATE
+        if command == b"LOGOUT":
+            return b"* BYE\r\n%b OK done\r\n" % tag
+        return b"%b OK done\r\n" % tag
+
+    return b"* OK here\r\n", answer
+
+
+def ftp() -> tuple[bytes, Callable[[bytes], bytes | None]]:
+    def answer(line: bytes) -> bytes | None:
+        word, _, rest = line.partition(b" ")
+        if word == b"SIZE":
+            return b"213 %b\r\n" % rest + LATE
+        replies = {
+            b"USER": b"331 password\r\n",
+            b"PASS": b"230 in\r\n",
+            b"TYPE": b"200 ok\r\n",
+            b"QUIT": b"221 bye\r\n",
+        }
+        return replies.get(word, b"500 what?\r\n")
+
+    return b"220 here\r\n", answer
+
+
+LINE_SERVERS: dict[str, Any] = {"smtp": smtp, "pop3": pop3, "imap": imap, "ftp": ftp}
