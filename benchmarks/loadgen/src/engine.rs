@@ -1,15 +1,19 @@
-//! The closed loop over long-lived connections: as many requests as there are places (`connections` times `depth`) are
-//! under way at any time, and each reply issues the next request.
+//! The load over long-lived connections. In the closed loop as many requests as there are places (`connections` times
+//! `depth`) are under way at any time, and each reply issues the next request. In the open loop requests come due at a
+//! constant rate ([`Arrivals`]), and a place takes the next one that is due.
 //!
 //! One thread owns everything. What is sent and what counts as a reply is the [`Exchange`]'s business.
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::AsRawFd as _;
 use std::time::Duration;
 
+use anyhow::bail;
 use mio::{Events, Interest, Poll, Token};
 
 use crate::Window;
+use crate::arrivals::Arrivals;
 use crate::report::{Meter, Phase, Report};
 use crate::target::Target;
 use crate::wire::{self, BUFFER_LEN, TlsClient, Wire};
@@ -18,6 +22,11 @@ use crate::wire::{self, BUFFER_LEN, TlsClient, Wire};
 pub(crate) trait Exchange {
     /// What is kept per connection between two reads.
     type State: Default;
+
+    /// The HTTP request that turns a new connection into one of this kind, if it needs that.
+    fn upgrade(&self) -> Option<&[u8]> {
+        None
+    }
 
     fn request_len(&self) -> usize;
 
@@ -79,12 +88,13 @@ impl<W: Wire, S> Connection<W, S> {
         Ok(())
     }
 
-    /// Reads until the socket is empty and goes on with the next requests.
+    /// Reads until the socket is empty, and goes on with the next requests: at once, or when they are due.
     fn receive<E: Exchange<State = S>>(
         &mut self,
         index: usize,
         buffer: &mut [u8],
         meter: &mut Meter,
+        arrivals: &mut Option<Arrivals>,
         exchange: &mut E,
     ) -> Result<(), String> {
         loop {
@@ -107,8 +117,12 @@ impl<W: Wire, S> Connection<W, S> {
                     let started_ns = self.started_ns.pop_front().ok_or("more replies than requests")?;
                     meter.record(started_ns, now_ns);
                 }
-                self.issue(index, complete, now_ns, meter, exchange)
-                    .map_err(|error| format!("send: {error}"))?;
+                match arrivals {
+                    Some(arrivals) => arrivals.give_back(index, complete),
+                    None => self
+                        .issue(index, complete, now_ns, meter, exchange)
+                        .map_err(|error| format!("send: {error}"))?,
+                }
             }
             if !self.stream.may_hold_more(count, buffer.len()) {
                 return Ok(());
@@ -129,8 +143,12 @@ pub(crate) fn run<E: Exchange>(
 ) -> anyhow::Result<Report> {
     match (&window.address, window.tls) {
         (&Target::Inet(address), false) => {
-            run_over(mode, window, depth, exchange, |index| wire::tcp(address, index))
+            let upgrade = exchange.upgrade().map(<[u8]>::to_vec);
+            run_over(mode, window, depth, exchange, |index| {
+                wire::tcp(address, index, upgrade.as_deref())
+            })
         }
+        (_, _) if exchange.upgrade().is_some() => bail!("websockets are loaded over TCP without TLS only"),
         (Target::Unix(path), false) => run_over(mode, window, depth, exchange, |_| wire::unix(path)),
         (&Target::Inet(address), true) => {
             let client = TlsClient::new(window.coalesce)?;
@@ -141,6 +159,46 @@ pub(crate) fn run<E: Exchange>(
             run_over(mode, window, depth, exchange, |_| client.unix(path))
         }
     }
+}
+
+/// Issues the requests that have come due, as far as there are places for them.
+fn issue_due<E: Exchange, W: Wire>(
+    arrivals: &mut Arrivals,
+    connections: &mut [Option<Connection<W, E::State>>],
+    meter: &mut Meter,
+    exchange: &mut E,
+) {
+    arrivals.advance(meter.now_ns());
+    while let Some((index, due_ns)) = arrivals.take() {
+        let Some(connection) = &mut connections[index] else {
+            continue;
+        };
+        if let Err(error) = connection.issue(index, 1, due_ns, meter, exchange) {
+            meter.fail(&format!("send: {error}"));
+            connections[index] = None;
+        }
+    }
+}
+
+/// Waits until a socket is ready or the time is over. `epoll_wait` would round the time up to milliseconds.
+fn wait(poll: &mut Poll, events: &mut Events, at_most_ns: u64) -> io::Result<()> {
+    let mut watched = libc::pollfd {
+        fd: poll.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    #[cfg(target_os = "linux")]
+    if at_most_ns > 0 {
+        let time = libc::timespec {
+            tv_sec: libc::time_t::try_from(at_most_ns / 1_000_000_000).unwrap_or(libc::time_t::MAX),
+            tv_nsec: libc::c_long::try_from(at_most_ns % 1_000_000_000).unwrap_or(0),
+        };
+        // SAFETY: both places outlive the call, there is one descriptor, and the signal mask is left as it is.
+        unsafe { libc::ppoll(&raw mut watched, 1, &raw const time, std::ptr::null()) };
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (&mut watched, at_most_ns); // no such call: it polls without sleeping
+    poll.poll(events, Some(Duration::ZERO))
 }
 
 fn run_over<E: Exchange, W: Wire>(
@@ -167,8 +225,10 @@ fn run_over<E: Exchange, W: Wire>(
         }));
     }
 
+    let places = (0..depth).flat_map(|_| 0..window.connections);
+    let mut arrivals = window.rate.map(|rate| Arrivals::new(rate, places));
     let mut meter = Meter::start(window)?;
-    for (index, slot) in connections.iter_mut().enumerate() {
+    for (index, slot) in connections.iter_mut().enumerate().filter(|_| arrivals.is_none()) {
         let now_ns = meter.now_ns();
         let Some(connection) = slot else { continue };
         if let Err(error) = connection.issue(index, u64::from(depth), now_ns, &mut meter, &mut exchange) {
@@ -181,6 +241,15 @@ fn run_over<E: Exchange, W: Wire>(
     let mut buffer = vec![0_u8; BUFFER_LEN];
     loop {
         let (phase, left_ns) = meter.advance();
+        if phase == Phase::Drain
+            && let Some(waiting) = arrivals.take()
+        {
+            let under_way = connections.iter().flatten().flat_map(|open| &open.started_ns);
+            meter.record_unanswered(under_way.copied().chain(waiting.waiting()));
+        }
+        if let Some(arrivals) = &mut arrivals {
+            issue_due(arrivals, &mut connections, &mut meter, &mut exchange);
+        }
         let mut open = connections.iter().flatten();
         // Looking at all connections is only for the end (of the budget or of the time), not for every turn.
         if (phase == Phase::Drain || meter.is_spent())
@@ -192,12 +261,16 @@ fn run_over<E: Exchange, W: Wire>(
             meter.fail(&"no reply arrived any more");
             break;
         }
-        let timeout = if window.spin {
-            Duration::ZERO
-        } else {
-            Duration::from_nanos(left_ns.min(100_000_000))
+        let mut timeout_ns = left_ns.min(100_000_000);
+        if let Some(arrivals) = &arrivals {
+            timeout_ns = timeout_ns.min(arrivals.left_ns(meter.now_ns()));
+        }
+        let waited = match (window.spin, window.rate) {
+            (true, _) => poll.poll(&mut events, Some(Duration::ZERO)),
+            (false, Some(_)) => wait(&mut poll, &mut events, timeout_ns),
+            (false, None) => poll.poll(&mut events, Some(Duration::from_nanos(timeout_ns))),
         };
-        match poll.poll(&mut events, Some(timeout)) {
+        match waited {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(error.into()),
@@ -209,7 +282,7 @@ fn run_over<E: Exchange, W: Wire>(
             };
             let mut outcome = Ok(());
             if event.is_readable() {
-                outcome = connection.receive(index, &mut buffer, &mut meter, &mut exchange);
+                outcome = connection.receive(index, &mut buffer, &mut meter, &mut arrivals, &mut exchange);
             }
             if outcome.is_ok() && event.is_writable() {
                 outcome = connection

@@ -1,4 +1,4 @@
-//! Lives that consist of a TLS handshake: connect, full handshake, close.
+//! Lives that consist of a TLS handshake: connect, handshake, close. Handshakes are full, or resume an earlier session.
 //!
 //! The client says `close_notify` as soon as the handshake is complete on its side, and the life ends well only when the
 //! server has answered with its own and then closed: a server cannot encrypt that before it has verified the handshake,
@@ -12,29 +12,35 @@ use mio::net::TcpStream;
 
 use crate::churn::must_wait;
 use crate::sockets;
-use crate::tls::TlsStream;
+use crate::tls::{Ticket, TlsStream};
 use crate::turnover::{Lives, Step};
 use crate::wire::{BUFFER_LEN, TlsClient};
 
 pub(crate) struct Life {
     stream: TlsStream<TcpStream>,
     has_said_goodbye: bool,
+    must_resume: bool,
 }
 
 pub(crate) struct Handshakes {
     address: SocketAddr,
     client: TlsClient,
     buffer: Vec<u8>,
+    /// Whether handshakes resume, and the ticket of the last one that ended.
+    resumes: bool,
+    ticket: Option<Ticket>,
 }
 
 impl Handshakes {
     /// # Errors
     /// When there is no OpenSSL 3.
-    pub(crate) fn new(address: SocketAddr) -> anyhow::Result<Self> {
+    pub(crate) fn new(address: SocketAddr, resumes: bool) -> anyhow::Result<Self> {
         Ok(Self {
             address,
             client: TlsClient::new(false)?,
             buffer: vec![0; BUFFER_LEN],
+            resumes,
+            ticket: None,
         })
     }
 }
@@ -77,10 +83,26 @@ impl Lives for Handshakes {
 
     fn begin(&mut self, ordinal: u64) -> anyhow::Result<Life> {
         let socket = TcpStream::from_std(sockets::start_connect(self.address, ordinal)?);
+        let mut stream = self.client.start(socket)?;
+        if let Some(ticket) = &self.ticket {
+            stream.resume(ticket)?;
+        }
         Ok(Life {
-            stream: self.client.start(socket)?,
+            stream,
             has_said_goodbye: false,
+            must_resume: self.ticket.is_some(),
         })
+    }
+
+    fn end(&mut self, life: &mut Life) -> io::Result<()> {
+        let session = life.stream.session();
+        if life.must_resume && !session.is_resumed() {
+            return Err(io::Error::other("the server has not resumed the session"));
+        }
+        if self.resumes {
+            self.ticket = session.ticket().or_else(|| self.ticket.take());
+        }
+        Ok(())
     }
 
     fn source(life: &mut Life) -> &mut impl Source {

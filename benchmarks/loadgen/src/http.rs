@@ -4,11 +4,19 @@
 use crate::engine::Exchange;
 use crate::target::Target;
 
+/// What every reply must have.
+#[derive(Clone, Copy)]
+pub(crate) struct Expected {
+    pub(crate) status: u16,
+    pub(crate) length: Option<usize>,
+}
+
 pub(crate) struct Http {
     requests: Vec<u8>,
     request_len: usize,
-    expect_status: u16,
-    expect_length: Option<usize>,
+    /// The request for the other path, as long as the ordinary one, and how often it is sent.
+    other: Option<(Vec<u8>, u64)>,
+    expected: Expected,
 }
 
 /// What is left of a reply between two reads.
@@ -19,24 +27,33 @@ pub(crate) struct Partial {
 }
 
 impl Http {
+    /// `other`: another path, and in how many requests of a connection it is asked for once.
     pub(crate) fn new(
         address: &Target,
         path: &str,
+        other: Option<(&str, u64)>,
         depth: u32,
-        expect_status: u16,
-        expect_length: Option<usize>,
+        expected: Expected,
     ) -> Self {
         let host = match address {
             Target::Inet(address) => address.to_string(),
             Target::Unix(_) => "localhost".into(),
         };
-        let request =
-            format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: loadgen\r\nAccept: */*\r\n\r\n");
+        // Requests have one length, so the header that nobody reads is as long as the other path needs it.
+        let request = |path: &str, agent_len: usize| {
+            let agent = "loadgen".repeat(agent_len.div_ceil(7));
+            format!(
+                "GET {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: {}\r\nAccept: */*\r\n\r\n",
+                &agent[..agent_len]
+            )
+        };
+        let longest = path.len().max(other.map_or(0, |(path, _)| path.len()));
+        let own = request(path, 7 + longest - path.len());
         Self {
-            requests: request.repeat(depth as usize).into(),
-            request_len: request.len(),
-            expect_status,
-            expect_length,
+            requests: own.repeat(depth as usize).into(),
+            request_len: own.len(),
+            other: other.map(|(path, every)| (request(path, 7 + longest - path.len()).into(), every)),
+            expected,
         }
     }
 
@@ -50,8 +67,8 @@ impl Http {
             return Ok(None);
         };
         let status = response.code.unwrap_or_default();
-        if status != self.expect_status {
-            return Err(format!("status {status}, expected {}", self.expect_status));
+        if status != self.expected.status {
+            return Err(format!("status {status}, expected {}", self.expected.status));
         }
         let mut length = None;
         for header in response.headers {
@@ -66,7 +83,7 @@ impl Http {
             }
         }
         let length = length.ok_or("a reply without a Content-Length")?;
-        match self.expect_length {
+        match self.expected.length {
             Some(expected) if expected != length => {
                 Err(format!("a body of {length} bytes, expected {expected}"))
             }
@@ -82,8 +99,16 @@ impl Exchange for Http {
         self.request_len
     }
 
-    fn requests(&mut self, _connection: usize, _first: u64, count: usize) -> &[u8] {
-        &self.requests[..(count * self.request_len).min(self.requests.len())]
+    fn requests(&mut self, connection: usize, first: u64, count: usize) -> &[u8] {
+        let Some((other, every)) = &self.other else {
+            return &self.requests[..(count * self.request_len).min(self.requests.len())];
+        };
+        // One at a time, and by its number alone: a request that was sent in part is asked for again.
+        if (first + connection as u64) % every == *every - 1 {
+            other
+        } else {
+            &self.requests[..self.request_len]
+        }
     }
 
     fn replies(&mut self, state: &mut Partial, _connection: usize, mut input: &[u8]) -> Result<u64, String> {
@@ -122,9 +147,27 @@ impl Exchange for Http {
 mod tests {
     use super::*;
 
+    const EXPECTED: Expected = Expected {
+        status: 200,
+        length: Some(5),
+    };
+
     fn http() -> Http {
         let address = "127.0.0.1:80".parse().expect("an address");
-        Http::new(&address, "/", 2, 200, Some(5))
+        Http::new(&address, "/", None, 2, EXPECTED)
+    }
+
+    #[test]
+    fn the_other_path_is_asked_for_once_in_so_many_requests() {
+        let address = "127.0.0.1:80".parse().expect("an address");
+        let mut http = Http::new(&address, "/", Some(("/other", 5)), 1, EXPECTED);
+        let length = http.request_len();
+        let found = (0..100).filter(|&number| {
+            let request = http.requests(3, number, 1);
+            assert_eq!(request.len(), length);
+            request.starts_with(b"GET /other HTTP/1.1\r\n")
+        });
+        assert_eq!(found.count(), 20);
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! `loadgen`: a closed-loop load from one thread, and the raw epoll echo servers.
+//! `loadgen`: a load from one thread, in a closed loop or at a constant rate, and the raw epoll echo servers.
 //!
 //! Every load writes one JSON object to stdout (see [`report`]) and exits with 1 when anything was wrong with the
 //! replies. `raw-server` prints `{"address": ...}` like the Python servers do and ends when its stdin is closed.
 
+mod arrivals;
 mod churn;
 mod cpu_clock;
 mod datagrams;
@@ -18,6 +19,7 @@ mod sockets;
 mod target;
 mod tls;
 mod turnover;
+mod websocket;
 mod wire;
 
 use std::io::Write as _;
@@ -26,6 +28,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use anyhow::ensure;
 use clap::{Args, Parser, Subcommand};
 
 use target::Target;
@@ -47,8 +50,10 @@ enum Command {
     Http(HttpArgs),
     /// Connect, exchange messages, close; again and again
     Churn(ChurnArgs),
-    /// Connect, full TLS 1.3 handshake, close; again and again
-    Handshake(Window),
+    /// Connect, TLS 1.3 handshake, close; again and again
+    Handshake(HandshakeArgs),
+    /// Binary messages on websockets; every one must come back as it was sent
+    Websocket(WebsocketArgs),
     /// UDP datagrams from many sockets, one under way on each; every one must come back
     Datagrams(DatagramsArgs),
     /// Hold idle connections until stdin is closed
@@ -93,9 +98,24 @@ pub(crate) struct Window {
     /// Poll without sleeping, so that the server never pays for waking the load's core
     #[arg(long)]
     spin: bool,
+    /// Requests per second at a constant rate, whatever the server does (echo, reply, http, websocket); a latency begins
+    /// when its request is due. Without it each reply issues the next request
+    #[arg(long, value_parser = parse_rate, conflicts_with = "requests")]
+    rate: Option<f64>,
     /// Give up when no reply arrives for this many seconds
     #[arg(long = "stall", default_value = "30", value_parser = parse_seconds)]
     stall: Duration,
+}
+
+impl Window {
+    /// The window of a load that knows no rate.
+    ///
+    /// # Errors
+    /// When there is one.
+    fn closed(&self) -> anyhow::Result<&Self> {
+        ensure!(self.rate.is_none(), "this load has no --rate");
+        Ok(self)
+    }
 }
 
 #[derive(Args)]
@@ -133,9 +153,39 @@ struct HttpArgs {
     /// Length that every body must have
     #[arg(long)]
     expect_length: Option<usize>,
+    /// Another path for one of --every requests of a connection; its reply must be as long
+    #[arg(long, requires = "every")]
+    other_path: Option<String>,
+    /// How often the other path is asked for: once in so many requests
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..), requires = "other_path")]
+    every: Option<u64>,
     /// Requests under way per connection
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
     depth: u32,
+}
+
+#[derive(Args)]
+struct HandshakeArgs {
+    #[command(flatten)]
+    window: Window,
+    /// Resume an earlier session; only the first handshakes are full
+    #[arg(long)]
+    resume: bool,
+}
+
+#[derive(Args)]
+struct WebsocketArgs {
+    #[command(flatten)]
+    window: Window,
+    /// Bytes per message
+    #[arg(long, default_value_t = 1024, value_parser = parse_size)]
+    size: usize,
+    /// Messages under way per connection
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    depth: u32,
+    /// Compare the content of every n-th reply (1: of all)
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..))]
+    verify_every: u64,
 }
 
 #[derive(Args)]
@@ -203,6 +253,13 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }
 
+fn parse_rate(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(rate) if (0.001..=1e7).contains(&rate) => Ok(rate),
+        _ => Err(format!("{text:?} is not a rate between 0.001 and 1e7 per second")),
+    }
+}
+
 fn parse_size(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(size @ 1..=0x1000_0000) => Ok(size),
@@ -225,13 +282,12 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             engine::run("reply", &args.window, args.depth, exchange)?
         }
         Command::Http(args) => {
-            let exchange = http::Http::new(
-                &args.window.address,
-                &args.path,
-                args.depth,
-                args.expect_status,
-                args.expect_length,
-            );
+            let other = args.other_path.as_deref().zip(args.every);
+            let expected = http::Expected {
+                status: args.expect_status,
+                length: args.expect_length,
+            };
+            let exchange = http::Http::new(&args.window.address, &args.path, other, args.depth, expected);
             engine::run("http", &args.window, args.depth, exchange)?
         }
         Command::Churn(args) => {
@@ -242,11 +298,16 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
                 leave_every: args.leave_every,
             };
             let lives = churn::Churn::new(args.window.address.inet()?, shape);
-            turnover::run("churn", &args.window, lives)?
+            turnover::run("churn", args.window.closed()?, lives)?
         }
-        Command::Handshake(window) => {
-            let lives = handshake::Handshakes::new(window.address.inet()?)?;
-            turnover::run("handshake", &window, lives)?
+        Command::Handshake(args) => {
+            let lives = handshake::Handshakes::new(args.window.address.inet()?, args.resume)?;
+            turnover::run("handshake", args.window.closed()?, lives)?
+        }
+        Command::Websocket(args) => {
+            let exchange =
+                websocket::WebSocket::new(&args.window.address, args.size, args.depth, args.verify_every);
+            engine::run("websocket", &args.window, args.depth, exchange)?
         }
         Command::Datagrams(args) => {
             let shape = datagrams::Shape {
@@ -254,7 +315,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
                 verify_every: args.verify_every,
                 resend_after: args.resend_after,
             };
-            datagrams::run(&args.window, shape)?
+            datagrams::run(args.window.closed()?, shape)?
         }
         Command::Certificate { folder } => {
             tls::certificate::make(&folder)?;

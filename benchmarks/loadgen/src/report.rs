@@ -13,8 +13,14 @@ pub(crate) struct Latency {
     p50: f64,
     p90: f64,
     p99: f64,
+    p999: f64,
     max: f64,
 }
+
+/// The quantiles of the curve that a chart shows: about evenly spaced in the number of nines.
+const CURVE: [f64; 14] = [
+    0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.99, 0.995, 0.9975, 0.999, 0.9995, 0.9999, 1.0,
+];
 
 #[derive(Serialize)]
 pub(crate) struct Report {
@@ -24,6 +30,12 @@ pub(crate) struct Report {
     seconds: f64,
     rps: f64,
     latency_us: Latency,
+    /// Pairs of a quantile and its latency in us.
+    curve_us: Vec<(f64, f64)>,
+    /// Requests per second that were asked for; null in the closed loop.
+    rate: Option<f64>,
+    /// Requests that were due in the measured window and had no reply at its end; their latencies so far are counted.
+    unanswered: u64,
     pub(crate) errors: u64,
     first_error: Option<String>,
     /// Datagrams sent again because no reply came in time; 0 for streams.
@@ -61,6 +73,8 @@ pub(crate) struct Meter {
     errors: u64,
     first_error: Option<String>,
     resent: u64,
+    rate: Option<f64>,
+    unanswered: u64,
     last_reply_ns: u64,
     stall_ns: u64,
 }
@@ -98,6 +112,8 @@ impl Meter {
             errors: 0,
             first_error: None,
             resent: 0,
+            rate: window.rate,
+            unanswered: 0,
             last_reply_ns: 0,
             stall_ns: as_ns(window.stall),
         };
@@ -168,6 +184,16 @@ impl Meter {
         }
     }
 
+    /// Counts the requests that were due and have no reply at the end of the measured window. A latency that is not over
+    /// would otherwise be missing, and these are the longest ones.
+    pub(crate) fn record_unanswered(&mut self, due_ns: impl Iterator<Item = u64>) {
+        let Some((end_ns, ..)) = self.closed else { return };
+        for due_ns in due_ns.filter(|&due_ns| due_ns < end_ns) {
+            self.unanswered += 1;
+            self.latency_ns.saturating_record((end_ns - due_ns).max(1));
+        }
+    }
+
     /// Something sent before was lost and is sent again.
     pub(crate) fn count_resent(&mut self) {
         if self.phase == Phase::Measure {
@@ -214,8 +240,12 @@ impl Meter {
                 p50: percentile_us(0.50),
                 p90: percentile_us(0.90),
                 p99: percentile_us(0.99),
+                p999: percentile_us(0.999),
                 max: self.latency_ns.max() as f64 / 1e3,
             },
+            curve_us: CURVE.iter().map(|&q| (q, percentile_us(q))).collect(),
+            rate: self.rate,
+            unanswered: self.unanswered,
             errors: self.errors,
             first_error: self.first_error,
             resent: self.resent,

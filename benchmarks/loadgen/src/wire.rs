@@ -8,7 +8,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use mio::event::Source;
 use mio::net::{TcpStream, UnixStream};
 
@@ -29,13 +29,37 @@ pub(crate) trait Wire: Read + Write + Source {
 impl Wire for TcpStream {}
 impl Wire for UnixStream {}
 
+/// `upgrade`: the HTTP request that must be answered by a change of protocol before the connection is used.
+///
 /// # Errors
-/// What connect says.
-pub(crate) fn tcp(address: SocketAddr, ordinal: u64) -> anyhow::Result<TcpStream> {
-    let stream =
+/// What connect says, and what is wrong with the answer.
+pub(crate) fn tcp(address: SocketAddr, ordinal: u64, upgrade: Option<&[u8]>) -> anyhow::Result<TcpStream> {
+    let mut stream =
         sockets::connect(address, ordinal).with_context(|| format!("connection {ordinal} to {address}"))?;
+    if let Some(request) = upgrade {
+        switch_protocols(&mut stream, request).with_context(|| format!("upgrade of connection {ordinal}"))?;
+    }
     stream.set_nonblocking(true)?;
     Ok(TcpStream::from_std(stream))
+}
+
+/// Sends the request and reads the head of its answer, byte by byte: what follows belongs to the other protocol.
+fn switch_protocols(stream: &mut BlockingTcp, request: &[u8]) -> anyhow::Result<()> {
+    stream.set_read_timeout(Some(HANDSHAKE_WITHIN))?;
+    stream.write_all(request)?;
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte)?;
+        head.push(byte[0]);
+    }
+    let first_line = String::from_utf8_lossy(&head);
+    let first_line = first_line.lines().next().unwrap_or_default();
+    ensure!(
+        first_line.starts_with("HTTP/1.1 101 "),
+        "the server said {first_line:?}"
+    );
+    Ok(())
 }
 
 /// # Errors

@@ -67,6 +67,11 @@ functions! {
     SSL_write: fn(Pointer, *const c_void, c_int) -> c_int;
     SSL_shutdown: fn(Pointer) -> c_int;
     SSL_get_error: fn(Pointer, c_int) -> c_int;
+    SSL_get1_session: fn(Pointer) -> Pointer;
+    SSL_set_session: fn(Pointer, Pointer) -> c_int;
+    SSL_session_reused: fn(Pointer) -> c_int;
+    SSL_SESSION_is_resumable: fn(Pointer) -> c_int;
+    SSL_SESSION_free: fn(Pointer);
 
     BIO_meth_new: fn(c_int, *const c_char) -> Pointer;
     BIO_meth_set_read: fn(Pointer, unsafe extern "C" fn(Pointer, *mut c_char, c_int) -> c_int) -> c_int;

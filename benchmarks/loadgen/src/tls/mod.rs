@@ -6,5 +6,5 @@ mod session;
 mod stream;
 
 pub(crate) use library::library;
-pub(crate) use session::{Context, Session};
+pub(crate) use session::{Context, Session, Ticket};
 pub(crate) use stream::{Scratch, TlsStream};

@@ -194,6 +194,19 @@ impl Drop for Context {
     }
 }
 
+/// What a session leaves behind for a later one that resumes it.
+pub(crate) struct Ticket {
+    library: &'static Library,
+    raw: Pointer,
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        // SAFETY: the reference is ours.
+        unsafe { (self.library.SSL_SESSION_free)(self.raw) };
+    }
+}
+
 pub(crate) struct Session {
     library: &'static Library,
     ssl: Pointer,
@@ -215,6 +228,38 @@ impl Session {
     pub(crate) fn is_established(&self) -> bool {
         // SAFETY: the session is ours.
         unsafe { (self.library.SSL_is_init_finished)(self.ssl) == 1 }
+    }
+
+    /// The ticket that the server has sent, if it has.
+    pub(crate) fn ticket(&self) -> Option<Ticket> {
+        // SAFETY: the session is ours; the reference that is returned becomes the ticket's.
+        unsafe {
+            let raw = (self.library.SSL_get1_session)(self.ssl);
+            if raw.is_null() {
+                return None;
+            }
+            let ticket = Ticket {
+                library: self.library,
+                raw,
+            };
+            ((self.library.SSL_SESSION_is_resumable)(raw) == 1).then_some(ticket)
+        }
+    }
+
+    /// Resumes the session that left this ticket. To be called before the handshake.
+    ///
+    /// # Errors
+    /// When OpenSSL does not take it.
+    pub(crate) fn resume(&mut self, ticket: &Ticket) -> io::Result<()> {
+        // SAFETY: both are ours; OpenSSL takes a reference of its own.
+        let outcome = unsafe { (self.library.SSL_set_session)(self.ssl, ticket.raw) };
+        self.check(outcome).map(drop)
+    }
+
+    /// Did the server resume a session?
+    pub(crate) fn is_resumed(&self) -> bool {
+        // SAFETY: the session is ours.
+        unsafe { (self.library.SSL_session_reused)(self.ssl) == 1 }
     }
 
     /// Has the peer said that it sends no more (`close_notify`)?

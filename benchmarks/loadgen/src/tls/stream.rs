@@ -7,7 +7,7 @@ use std::rc::Rc;
 use mio::event::Source;
 use mio::{Interest, Registry, Token};
 
-use super::session::{Context, Session};
+use super::session::{Context, Session, Ticket};
 use crate::wire::Wire;
 
 /// Room for ciphertext, shared by all connections of the thread.
@@ -95,6 +95,14 @@ impl<S: Read + Write> TlsStream<S> {
 
     pub(crate) fn session(&self) -> &Session {
         &self.session
+    }
+
+    /// Resumes an earlier session.
+    ///
+    /// # Errors
+    /// When OpenSSL does not take the ticket.
+    pub(crate) fn resume(&mut self, ticket: &Ticket) -> io::Result<()> {
+        self.session.resume(ticket)
     }
 
     /// Says that nothing more will be sent.
