@@ -18,6 +18,7 @@ LOADGEN      := benchmarks/loadgen/Cargo.toml
 BRIDGE       := examples/tokio_bridge/Cargo.toml
 # The stable ABI asks no interpreter, and so does not build anew for each.
 BRIDGE_ENV   := PYO3_NO_PYTHON=1 PYO3_BUILD_EXTENSION_MODULE=1 CARGO_TARGET_DIR=target/examples/abi3
+COMPARED     := $(addprefix benchmarks/results/,comparison.json coros.json blocking.json)
 LINTED       := python tests benchmarks examples
 
 # pyo3 asks an interpreter for its version; the same one for every command, so that nothing is built twice.
@@ -83,14 +84,15 @@ format: $(VENV)/.tools ## rewrite Rust and Python to the project's format
 
 # ---------------------------------------------------------------- measure
 
-bench: build loadgen ## compare with uvloop, all cases, and write the JSON (takes a while)
-	$(BIN)/python -m benchmarks.compare $(ARGS)
+bench: build loadgen ## compare with every loop that installs; JSON, tables and a page (an hour; ARGS=--quick: minutes)
+	$(BIN)/python -m benchmarks $(ARGS)
 
 tables: build ## write all tables (README, docs, benchmarks/results) from the committed JSON
 	$(BIN)/python tests/project/speed_table.py
 	$(BIN)/python -m benchmarks.feature_table
 	$(BIN)/python -m benchmarks.tables benchmarks/results/comparison.json --write benchmarks/results/comparison.md
 	$(BIN)/python -m benchmarks.tables benchmarks/results/coros.json --write benchmarks/results/coros.md
+	$(BIN)/python -m benchmarks.page $(wildcard $(COMPARED)) --write benchmarks/results/report.html
 
 churn: build loadgen ## connections come and go under load; RSS and open fds must stay flat
 	$(BIN)/python -m benchmarks.churn $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -12,7 +13,7 @@ import ssl
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -155,31 +156,44 @@ def raw_options(kind: str) -> list[str]:
     return []
 
 
-def server_command(kind: str, loop: str, read_len: int | None) -> list[str]:
+def flags(options: dict[str, object]) -> list[str]:
+    """Options of a program as its command line has them: True is a flag alone, None and False are not there."""
+    words = []
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            words.append(flag)
+        elif value is not None and value is not False:
+            words += [flag, str(value)]
+    return words
+
+
+def server_command(kind: str, loop: str, serving: dict[str, object] | None = None) -> list[str]:
     if loop == RAW:
         return [loadgen(), "raw-server", *raw_options(kind)]
     if kind in BLOCKING:
         command = [sys.executable, "-m", "benchmarks.blocking.servers", kind, "--style", loop]
     else:
         command = [sys.executable, "-m", "benchmarks.servers", kind, "--loop", loop]
-    if read_len is not None:
-        command += ["--read-len", str(read_len)]
+    command += flags(serving or {})
     return [*command, "--certificate", certificate()] if kind == "tls" else command
 
 
 class Server(Child):
-    """A server of benchmarks.servers (or the raw one) on the server's core."""
+    """A server of benchmarks.servers (or the raw one) on the server's core; one that only helps is on the load's."""
 
     def __init__(
         self,
         kind: str,
         loop: str,
+        serving: dict[str, object] | None = None,
         *,
-        read_len: int | None = None,
         under: Sequence[str] = (),
         ready_within_s: float = 60,
+        is_measured: bool = True,
     ) -> None:
-        super().__init__([*under, *server_command(kind, loop, read_len)], cores()[0], ready_within_s)
+        core = cores()[0 if is_measured else 1]
+        super().__init__([*under, *server_command(kind, loop, serving)], core, ready_within_s)
         # `address:port` or `unix:/path`.
         self.address: str = self.ready["address"]
         if loop == RAW:
@@ -187,14 +201,7 @@ class Server(Child):
 
 
 def load_command(mode: str, address: str, options: dict[str, object]) -> list[str]:
-    command = [loadgen(), mode, "--address", address]
-    for name, value in options.items():
-        flag = "--" + name.replace("_", "-")
-        if value is True:
-            command.append(flag)
-        elif value is not None and value is not False:
-            command += [flag, str(value)]
-    return command
+    return [loadgen(), mode, "--address", address, *flags(options)]
 
 
 def parse_report(output: str, mode: str) -> dict[str, Any]:
@@ -209,6 +216,26 @@ def parse_report(output: str, mode: str) -> dict[str, Any]:
     if report["errors"]:
         raise MeasurementError(f"the {mode} load saw {report['errors']} errors, the first: {report['first_error']}")
     return report
+
+
+@contextlib.contextmanager
+def load_beside(mode: str, address: str, **options: object) -> Iterator[None]:
+    """The same load beside what the block does; it must last longer than the block.
+
+    Raises MeasurementError when a reply was wrong or missing.
+    """
+    command = load_command(mode, address, options)
+    with on_core(cores()[1]):
+        load = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield
+        if load.poll() is not None:
+            raise MeasurementError(f"the {mode} load in the background ended too early")
+        parse_report(load.communicate()[0], mode)
+    finally:
+        if load.poll() is None:
+            load.kill()
+            load.communicate()
 
 
 def run_load(mode: str, address: str, **options: object) -> dict[str, Any]:

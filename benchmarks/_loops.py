@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from benchmarks._machine import ROOT
 
-LOOPS = ("grapeshot", "uvloop", "asyncio")
+LOOPS = ("grapeshot", "uvloop", "zuvloop", "rloop", "asyncio")
 # Not an event loop: the epoll server of the load generator's crate. It takes part where it can serve (plain echo).
 RAW = "raw"
 
@@ -24,9 +24,11 @@ PACKAGES = (
     "uvicorn",
     "httptools",
     "starlette",
+    "websockets",
+    "redis",
+    "asyncpg",
     "zuvloop",
     "rloop",
-    "rsloop",
 )
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]

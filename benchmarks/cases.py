@@ -1,127 +1,12 @@
-"""The cases that are compared, with the bounds that they must keep.
-
-A sample is what one run of one loop gave: a dict of numbers, of which `Case.metric` names the one that counts.
-"""
+"""The cases of the loop itself, in a closed loop, with the bounds that they must keep. `services.py` has the others."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from benchmarks import memory, micro, servers, startup
-from benchmarks._load import MeasurementError, Server, UnsupportedError, run_load
+from benchmarks import memory, micro, servers, services, startup
 from benchmarks._loops import RAW
-from benchmarks._machine import ROOT, child_environment, cores, on_core
-
-Sample = dict[str, float]
-PEER = "uvloop"
-KIB = 1024
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How long one run takes."""
-
-    seconds: float = 0.7
-    warm_up_s: float = 0.4
-    micro_s: float = 0.4
-    idle_connections: int = 8000
-    startup_pairs: int = 5
-    spin: bool = False
-
-
-@dataclass(frozen=True)
-class Bound:
-    """The most that grapeshot may need: a ratio to a peer, or (without one) a number in the case's own unit."""
-
-    at_most: float
-    peer: str | None = PEER
-
-
-@dataclass(frozen=True)
-class Case:
-    name: str
-    group: str
-    title: str
-    metric: str
-    unit: str
-    bounds: tuple[Bound, ...]
-    measure: Callable[[str, Any], Sample]
-    # Whether the raw server takes part.
-    with_raw: bool = False
-    # Who takes part, where it is not everybody.
-    only: tuple[str, ...] = ()
-
-
-def load_sample(
-    kind: str, mode: str, loop: str, settings: Settings, options: dict[str, object], read_len: int | None = None
-) -> Sample:
-    """One fresh server under one load: CPU per request is the main number, throughput and latency stand beside it."""
-    with Server(kind, loop, read_len=read_len) as server:
-        report = run_load(
-            mode,
-            server.address,
-            duration=settings.seconds,
-            warmup=settings.warm_up_s,
-            cpu_of=server.pid,
-            spin=settings.spin,
-            **options,
-        )
-    if not report["requests"]:
-        raise MeasurementError("not a single reply came in the measured time")
-    sample = {
-        "rps": report["rps"],
-        "p50_us": report["latency_us"]["p50"],
-        "p90_us": report["latency_us"]["p90"],
-        "p99_us": report["latency_us"]["p99"],
-        "max_us": report["latency_us"]["max"],
-        "requests": report["requests"],
-        "seconds": report["seconds"],
-    }
-    if report["resent"]:
-        sample["resent"] = report["resent"]
-    if report["load_cpu_s"] is not None:
-        sample["load_busy"] = report["load_cpu_s"] / report["seconds"]
-    if report["server_cpu_s"] is not None:
-        sample["server_busy"] = report["server_cpu_s"] / report["seconds"]
-        sample["cpu_us"] = report["server_cpu_s"] / report["requests"] * 1e6
-    return sample
-
-
-def own_sample(module: str, kind: str, loop: str, *options: str) -> Sample:
-    """One fresh process that measures itself: `options` are those of the module `benchmarks.<module>`."""
-    command = [sys.executable, "-m", f"benchmarks.{module}", kind, *options]
-    with on_core(cores()[0]):
-        process = subprocess.Popen(command, cwd=ROOT, env=child_environment(), stdout=subprocess.PIPE, text=True)
-    output = process.communicate()[0]
-    if process.returncode:
-        raise MeasurementError(f"{kind} on {loop} ended with {process.returncode}")
-    sample: Sample = json.loads(output)
-    if "unsupported" in sample:
-        raise UnsupportedError(sample["unsupported"])
-    return sample
-
-
-def _load(
-    name: str,
-    title: str,
-    bounds: tuple[Bound, ...],
-    *,
-    kind: str,
-    mode: str,
-    group: str = "Network",
-    with_raw: bool = False,
-    read_len: int | None = None,
-    **options: object,
-) -> Case:
-    def measure(loop: str, settings: Settings) -> Sample:
-        return load_sample(kind, mode, loop, settings, options, read_len)
-
-    return Case(name, group, title, "cpu_us", "us CPU/request", bounds, measure, with_raw)
+from benchmarks.measure import KIB, PEER, Bound, Case, Sample, Settings, load_case, own_sample
 
 
 @dataclass(frozen=True)
@@ -168,7 +53,7 @@ def _echo(
     if depth is not None:
         name, title = f"{name}-p{depth}", f"{title}, pipelined {depth} deep"
     limits = ((at_most, PEER), (raw, RAW))
-    return _load(
+    return load_case(
         name + variant,
         title + note,
         tuple(Bound(most, peer) for most, peer in limits if most is not None),
@@ -181,7 +66,7 @@ def _echo(
         depth=depth,
         tls=echo.is_tls,
         coalesce=coalesce,
-        read_len=read_len,
+        serving=None if read_len is None else {"read_len": read_len},
     )
 
 
@@ -207,7 +92,7 @@ def _startup() -> Case:
         return startup.measure(loop, settings.startup_pairs)
 
     title = "import, new loop, one iteration, close (beyond `import asyncio`)"
-    return Case("startup", "Start", title, "beyond_ms", "ms CPU", (Bound(0.5),), measure)
+    return Case("startup", "Start", title, "beyond_ms", "ms CPU", (Bound(0.5),), measure, references=("asyncio",))
 
 
 CASES: tuple[Case, ...] = (
@@ -235,7 +120,7 @@ CASES: tuple[Case, ...] = (
     _echo(100 * KIB, 10, kind="sock", at_most=None, variant="-r64k", note=", reads of 64 KiB"),
     _echo(1 * KIB, 100, kind="streams", at_most=0.80),
     _echo(100 * KIB, 10, kind="streams", at_most=0.75),
-    _load(
+    load_case(
         "split-4",
         f"a reply of {servers.SPLIT_REPLY_LEN} B in 4 writes, 100 connections",
         (Bound(0.46),),
@@ -245,7 +130,7 @@ CASES: tuple[Case, ...] = (
         reply_size=servers.SPLIT_REPLY_LEN,
         connections=100,
     ),
-    _load(
+    load_case(
         "connect-close",
         "connect, one message of 64 B, close, 50 at a time",
         (Bound(0.85),),
@@ -255,7 +140,7 @@ CASES: tuple[Case, ...] = (
         size=64,
         connections=50,
     ),
-    _load(
+    load_case(
         "aiohttp",
         "aiohttp hello, 50 connections",
         (Bound(0.85),),
@@ -265,7 +150,7 @@ CASES: tuple[Case, ...] = (
         connections=50,
         expect_length=13,
     ),
-    _load(
+    load_case(
         "uvicorn",
         "uvicorn + httptools hello, 50 connections",
         (Bound(0.85),),
@@ -290,7 +175,7 @@ CASES: tuple[Case, ...] = (
         note=", each message in one send",
         coalesce=True,
     ),
-    _load(
+    load_case(
         "tls-handshake",
         "TLS 1.3: connect, full handshake, close, 50 at a time",
         (Bound(1.0),),
@@ -319,4 +204,5 @@ CASES: tuple[Case, ...] = (
     _memory("idle", "an idle connection", (Bound(0.6, None),), 0),
     _memory("idle-used", "an idle connection after one message of 1 KiB", (), 1024),
     _startup(),
+    *services.CASES,
 )

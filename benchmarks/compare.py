@@ -1,4 +1,5 @@
-"""Compares the loops: `python -m benchmarks.compare [CASE ...]`. See README.md.
+"""Compares the loops: `python -m benchmarks.compare [CASE ...]`. `python -m benchmarks` does this, coros and
+blocking-style servers. See README.md.
 
 Every run is a fresh process; the loops alternate within one run (A B C, then C B A, ...), so that what changes on the
 machine in the meantime meets all of them. Ratios are taken run by run, and their median counts.
@@ -18,17 +19,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import tables
+from benchmarks import against, tables
 from benchmarks._load import MeasurementError, UnsupportedError, loadgen
 from benchmarks._loops import LOOPS, PACKAGES, RAW, available, versions
 from benchmarks._machine import ROOT, cores, describe
-from benchmarks.cases import CASES, Case, Sample, Settings
+from benchmarks._screen import Screen, open_screen, say, show
+from benchmarks.cases import CASES
+from benchmarks.measure import Case, Sample, Settings
+from benchmarks.standings import OURS
 
-SCHEMA = 1
+SCHEMA = 2
 RESULTS = ROOT / "benchmarks" / "results"
+# Of runs that are not what is committed: some cases, or some loops only.
+UNCOMMITTED = ROOT / "target" / "bench"
 # What must be the same for rows that stand in one table.
 SAME_MACHINE = ("processor", "cores", "system", "python", "free_threaded")
-QUICK = Settings(seconds=0.3, warm_up_s=0.1, micro_s=0.1, idle_connections=2000, startup_pairs=2)
+QUICK = Settings(
+    seconds=0.2,
+    warm_up_s=0.1,
+    micro_s=0.06,
+    idle_connections=2000,
+    startup_pairs=2,
+    steady_s=0.7,
+    many_timers=200_000,
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +62,8 @@ class Suite:
     has_load: bool
     # What its page says of itself beyond what is common: the heading, and how it was measured.
     page: dict[str, str]
+    # Those of `loops` that are shown beside the others and are no peers.
+    references: tuple[str, ...] = ()
 
 
 LOOP_SUITE = Suite(
@@ -60,11 +76,8 @@ LOOP_SUITE = Suite(
     committed=RESULTS / "comparison.json",
     has_load=True,
     page={},
+    references=(RAW,),
 )
-
-
-def say(*words: object, end: str = "\n") -> None:
-    print(*words, end=end, file=sys.stderr, flush=True)
 
 
 def now() -> str:
@@ -77,27 +90,39 @@ def participants(case: Case, loops: Sequence[str]) -> list[str]:
     return [loop for loop in loops if loop != RAW or case.with_raw]
 
 
-def run_case(case: Case, loops: Sequence[str], runs: int, settings: Any) -> dict[str, Any]:
+def prepare(case: Case, loops: Sequence[str], settings: Any) -> tuple[dict[str, Any], Case, str | None]:
+    """What is found out before the first run, the case with the measurement that follows from it, and why it is left
+    out, if it is.
+    """
+    if case.prepare is None:
+        return {}, case, None
+    try:
+        kept, measure = case.prepare(loops, settings)
+    except (UnsupportedError, MeasurementError) as error:
+        return {}, case, str(error)
+    return kept, dataclasses.replace(case, measure=measure), None
+
+
+def run_case(case: Case, loops: Sequence[str], runs: int, settings: Any, screen: Screen) -> dict[str, Any]:
     """Do all runs of one case. A loop that fails, or lacks the feature, is left out of the rest; the reason is kept."""
     samples: dict[str, list[Sample]] = {loop: [] for loop in loops}
     failures: dict[str, str] = {}
     unsupported: dict[str, str] = {}
     began = now()
-    for run in range(runs):
+    kept, case, left_out = prepare(case, loops, settings)
+    for run in range(0 if left_out else runs):
         for loop in loops if run % 2 == 0 else reversed(loops):
+            screen.take(loop)
             if loop in failures or loop in unsupported:
                 continue
             try:
                 samples[loop].append(case.measure(loop, settings))
             except UnsupportedError as error:
                 unsupported[loop] = str(error)
-                continue
             except MeasurementError as error:
                 failures[loop] = str(error)
-                say(f"\n!!! {case.name} FAILED ON {loop}: {error}")
-                continue
-            say(".", end="")
-    return {
+                screen.tell(f"{case.name} FAILED ON {loop}: {error}")
+    outcome = {
         "name": case.name,
         "group": case.group,
         "title": case.title,
@@ -108,7 +133,9 @@ def run_case(case: Case, loops: Sequence[str], runs: int, settings: Any) -> dict
         "samples": {loop: taken for loop, taken in samples.items() if taken and loop not in failures},
         "failures": failures,
         "unsupported": unsupported,
-    } | ({"peers": [loop for loop in case.only if loop != tables.OURS]} if case.only else {})
+    }
+    more = {"kept": kept, "grown_from": case.grown_from, "left_out": left_out}
+    return outcome | {name: value for name, value in more.items() if value}
 
 
 def choose_cases(patterns: Sequence[str] | None, cases: Sequence[Case] = CASES) -> list[Case]:
@@ -134,12 +161,16 @@ def compare(suite: Suite, cases: Sequence[Case], loops: Sequence[str], runs: int
     if server_core is None and suite.has_load:
         say("!!! server and load share a core or cannot be pinned: the numbers will be restless")
     started, machine = time.monotonic(), describe()
+    title = suite.page.get("heading", "# The loop").strip("# ")
+    who = [participants(case, usable) for case in cases]
     outcomes = []
-    for number, case in enumerate(cases, 1):
-        say(f"[{number}/{len(cases)}] {case.title} ", end="")
-        outcome = run_case(case, participants(case, usable), runs, settings)
-        outcomes.append(outcome | {"revision": machine["revision"]})
-        say(" " + tables.one_line(outcomes[-1]))
+    with open_screen(title, len(cases), runs * sum(map(len, who)), usable) as screen:
+        for case, taking_part in zip(cases, who, strict=True):
+            screen.begin(case.title)
+            outcome = run_case(case, taking_part, runs, settings, screen)
+            peers = [loop for loop in taking_part if loop not in (OURS, *suite.references, *case.references)]
+            outcomes.append(outcome | {"peers": peers, "revision": machine["revision"]})
+            screen.end(outcomes[-1])
     return {
         "schema": SCHEMA,
         "taken": now(),
@@ -157,7 +188,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """Return why the rows of two comparisons cannot be in one table. grapeshot's own version may differ."""
     pairs = [(f"settings: {name}", before["settings"].get(name), value) for name, value in after["settings"].items()]
     pairs += [(name, before["machine"].get(name), after["machine"][name]) for name in SAME_MACHINE]
-    shared = (before["versions"].keys() & after["versions"].keys()) - {tables.OURS}
+    shared = (before["versions"].keys() & after["versions"].keys()) - {OURS}
     pairs += [(name, before["versions"][name], after["versions"][name]) for name in sorted(shared)]
     return [f"{name} is {new!r}, and was {old!r}" for name, old, new in pairs if old != new]
 
@@ -183,28 +214,36 @@ def merge(before: dict[str, Any], after: dict[str, Any], cases: Sequence[Case] =
     }
 
 
-def parse(suite: Suite, description: str | None, arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(suites: Sequence[Suite], description: str | None, arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "cases", nargs="*", metavar="CASE", help="names or groups, * and ? allowed; all when none is given"
     )
     parser.add_argument("--cases", nargs="+", dest="more_cases", default=[], metavar="CASE", help="the same")
-    parser.add_argument("--quick", action="store_true", help="3 short runs and a short table, for a first look")
-    parser.add_argument("--loops", nargs="+", default=list(suite.loops), help="default: %(default)s")
+    parser.add_argument("--quick", action="store_true", help="3 short runs, for a first look")
+    loops = list(dict.fromkeys(loop for suite in suites for loop in suite.loops))
+    parser.add_argument("--loops", nargs="+", help=f"default: {' '.join(loops)}")
     parser.add_argument("--runs", type=int, help="alternated runs per case (5; 3 with --quick)")
-    default_s = f"({suite.settings.seconds:g}; {suite.quick.seconds:g} with --quick)"
-    parser.add_argument("--seconds", type=float, help=f"measured time of one run {default_s}")
-    if suite.has_load:
-        parser.add_argument("--spin", action="store_true", help="the load polls without sleeping")
-    file = suite.committed.name
-    parser.add_argument("--json", type=Path, help=f"where to write; a full comparison goes to {file} anyway")
+    parser.add_argument("--seconds", type=float, help="measured time of one run")
+    parser.add_argument("--spin", action="store_true", help="the load of the closed loop polls without sleeping")
+    files = ", ".join(suite.committed.name for suite in suites)
+    where = UNCOMMITTED.relative_to(ROOT)
     parser.add_argument(
-        "--merge", action="store_true", help=f"replace these rows in the JSON ({file}) and keep its others"
+        "--json", type=Path, help=f"where to write; else a full comparison goes to {files}, all others to {where}"
+    )
+    parser.add_argument("--merge", action="store_true", help="replace these rows in the JSON and keep its others")
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="OLD",
+        help="a JSON of earlier (or a folder with them): name what got worse beyond its spread, and exit with 1",
     )
     parser.add_argument("--table", action="store_true", help="print the table in Markdown")
     parser.add_argument("--list", action="store_true", help="list the cases")
     args = parser.parse_args(arguments)
     args.cases += args.more_cases
+    if args.json and len(suites) > 1:
+        parser.error("--json is for one suite: benchmarks.compare, benchmarks.coros or benchmarks.blocking")
     return args
 
 
@@ -217,29 +256,62 @@ def write(suite: Suite, result: dict[str, Any], path: Path, *, is_merged: bool) 
     say(f"written: {path} and its table, {path.with_suffix('.md').name}")
 
 
-def main(arguments: Sequence[str] | None = None, suite: Suite = LOOP_SUITE, description: str | None = __doc__) -> int:
-    args = parse(suite, description, arguments)
-    cases = choose_cases(args.cases, suite.cases)
-    if args.list:
-        for case in cases:
-            print(f"{case.name:<20} {case.group:<8} {case.title}")
-        return 0
+def run_suite(suite: Suite, cases: Sequence[Case], args: argparse.Namespace) -> tuple[Path, bool]:
+    """Measures, writes and shows; returns the path of the JSON, and whether a run failed or something got worse."""
     settings, runs = (suite.quick, 3) if args.quick else (suite.settings, 5)
     if args.seconds is not None:
         settings = dataclasses.replace(settings, seconds=args.seconds)
     if suite.has_load:
         settings = dataclasses.replace(settings, spin=args.spin)
-
-    result = compare(suite, cases, args.loops, args.runs or runs, settings)
-    is_full = not (args.quick or args.cases) and tuple(args.loops) == suite.loops and not result["missing"]
-    path: Path | None = args.json or (suite.committed if is_full or args.merge else None)
-    if path is not None:
-        write(suite, result, path, is_merged=args.merge)
+    loops = suite.loops if args.loops is None else [loop for loop in args.loops if loop in suite.loops or ":" in loop]
+    result = compare(suite, cases, loops, args.runs or runs, settings)
+    is_full = not (args.quick or args.cases or args.loops) and not result["missing"]
+    path: Path = args.json or (suite.committed if is_full or args.merge else UNCOMMITTED / suite.committed.name)
+    old = args.against / suite.committed.name if args.against and args.against.is_dir() else args.against
+    before = json.loads(old.read_text()) if old else None
+    write(suite, result, path, is_merged=args.merge)
     if args.table:
         print(tables.markdown(result))
-    elif path is None:
-        print(tables.brief(result))
-    return 1 if any(case["failures"] for case in result["cases"]) else 0
+    else:
+        show(result)
+    has_failed = any(outcome["failures"] for outcome in result["cases"])
+    if before:
+        lines, got_worse = against.report(before, result)
+        print("\n".join(lines))
+        has_failed |= got_worse
+    return path, has_failed
+
+
+def write_page(paths: Sequence[Path]) -> None:
+    """One page of all that has been measured now."""
+    from benchmarks import page
+
+    where = paths[0].with_name("report.html") if len(paths) > 1 else paths[0].with_suffix(".html")
+    try:
+        where.write_text(page.html([json.loads(path.read_text()) for path in paths]), encoding="utf-8")
+    except ImportError as error:
+        say(f"!!! no HTML page: {error}")
+    else:
+        say(f"written: {where}")
+
+
+def main(
+    arguments: Sequence[str] | None = None,
+    suites: Sequence[Suite] = (LOOP_SUITE,),
+    description: str | None = __doc__,
+) -> int:
+    args = parse(suites, description, arguments)
+    everything = [case for suite in suites for case in suite.cases]
+    chosen = {id(case) for case in choose_cases(args.cases, everything)}
+    work = [(suite, [case for case in suite.cases if id(case) in chosen]) for suite in suites]
+    if args.list:
+        for _, cases in work:
+            for case in cases:
+                print(f"{case.name:<20} {case.group:<22} {case.title}")
+        return 0
+    done = [run_suite(suite, cases, args) for suite, cases in work if cases]
+    write_page([path for path, _ in done])
+    return 1 if any(has_failed for _, has_failed in done) else 0
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from benchmarks._load import MeasurementError, loadgen
 from benchmarks._loops import LOOPS, available, versions
 from benchmarks._machine import cores, describe
-from benchmarks.cases import Sample, Settings, load_sample
+from benchmarks.measure import Sample, Settings, load_sample
 
 PATH = "/users/42"
 CONNECTIONS = 50

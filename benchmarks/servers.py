@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import socket
 import ssl
@@ -17,26 +16,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import cast
 
+from benchmarks import applications
 from benchmarks._loops import loop_factory
 from benchmarks._machine import raise_descriptor_limit
+from benchmarks._serving import BACKLOG, address_of, listen, options, say
 
-BACKLOG = 4096
 # The reply in 4 writes: what a small HTTP-like server does (status line, headers, body, end).
 SPLIT_REQUEST_LEN = 64
 SPLIT_REPLY_PARTS = (32, 160, 768, 64)
 SPLIT_REPLY_LEN = sum(SPLIT_REPLY_PARTS)
-
-
-class Options(argparse.Namespace):
-    """The command line; filled by main."""
-
-    kind: str
-    loop: str
-    certificate: Path
-    read_len: int
-
-
-options = Options()
 
 
 def pattern(length: int) -> bytes:
@@ -100,26 +88,6 @@ class DatagramEchoProtocol(asyncio.DatagramProtocol):
 
     def datagram_received(self, data: bytes, address: object) -> None:
         self.transport.sendto(data, cast("tuple[str, int]", address))
-
-
-def listen() -> socket.socket:
-    # The protocol is named because asyncio sets TCP_NODELAY only where it is: without that, a reply in several writes
-    # waits 40 ms for the client's delayed ACK.
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind(("127.0.0.1", 0))
-    sock.listen(BACKLOG)
-    sock.setblocking(False)
-    return sock
-
-
-def say(**ready: str) -> None:
-    print(json.dumps(ready), flush=True)
-
-
-def address_of(sock: socket.socket) -> str:
-    host, port = sock.getsockname()
-    return f"{host}:{port}"
 
 
 async def serve_protocol(
@@ -224,52 +192,6 @@ async def serve_streams(stop: asyncio.Future[None]) -> None:
     server.close()
 
 
-async def serve_aiohttp(stop: asyncio.Future[None]) -> None:
-    """An aiohttp application: `/` says hello, `/users/{user_id}` answers with JSON."""
-    from aiohttp import web
-
-    async def hello(request: web.Request) -> web.Response:
-        return web.Response(text="Hello, world!")
-
-    async def user(request: web.Request) -> web.Response:
-        user_id = int(request.match_info["user_id"])
-        return web.json_response({"id": user_id, "name": f"user {user_id}", "tags": ["reader", "writer"]})
-
-    app = web.Application()
-    app.add_routes([web.get("/", hello), web.get("/users/{user_id}", user)])
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    sock = listen()
-    await web.SockSite(runner, sock, backlog=BACKLOG).start()
-    say(address=address_of(sock))
-    await stop
-    await runner.cleanup()
-
-
-async def serve_uvicorn(stop: asyncio.Future[None]) -> None:
-    """A bare ASGI application under uvicorn with httptools, which must really be in use."""
-    import uvicorn
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-    headers = [(b"content-type", b"text/plain"), (b"content-length", b"13")]
-
-    async def hello(scope: object, receive: object, send: Callable[[dict[str, object]], Awaitable[None]]) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": b"Hello, world!"})
-
-    config = uvicorn.Config(hello, http="httptools", lifespan="off", access_log=False, log_level="warning")
-    config.load()
-    if config.http_protocol_class is not HttpToolsProtocol:
-        raise SystemExit(f"uvicorn uses {config.http_protocol_class}, not httptools")
-    server = uvicorn.Server(config)
-    sock = listen()
-    serving = asyncio.ensure_future(server.serve(sockets=[sock]))
-    say(address=address_of(sock))
-    await asyncio.wait((serving, stop), return_when=asyncio.FIRST_COMPLETED)
-    server.should_exit = True
-    await serving
-
-
 KINDS: dict[str, Callable[[asyncio.Future[None]], Awaitable[None]]] = {
     "echo": serve_echo,
     "buffered": serve_buffered,
@@ -279,8 +201,7 @@ KINDS: dict[str, Callable[[asyncio.Future[None]], Awaitable[None]]] = {
     "unix": serve_unix,
     "sock": serve_sock,
     "streams": serve_streams,
-    "aiohttp": serve_aiohttp,
-    "uvicorn": serve_uvicorn,
+    **applications.KINDS,
 }
 
 
@@ -307,6 +228,9 @@ def main() -> None:
     parser.add_argument("--certificate", type=Path, help="folder with cert.pem and key.pem, for tls")
     parser.add_argument(
         "--read-len", type=int, default=65536, help="bytes that sock and streams ask for at once (65536)"
+    )
+    parser.add_argument(
+        "--body-len", type=int, default=len(applications.HELLO), help="bytes of an HTTP body (%(default)s)"
     )
     parser.parse_args(namespace=options)
     if options.kind == "tls" and options.certificate is None:

@@ -5,27 +5,25 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-OURS = "grapeshot"
-PEER = "uvloop"
-STANDINGS = ("ahead", "equal", "behind")
-AGREE = 0.8  # the share of runs that must agree for a row to be ahead or behind
-Outcome = dict[str, Any]
-
-
-def values(outcome: Outcome, loop: str, metric: str) -> list[float]:
-    """One number per run, or none when the loop or the metric is not there."""
-    return [sample[metric] for sample in outcome["samples"].get(loop, []) if sample.get(metric) is not None]
-
-
-def ratios(outcome: Outcome, loop: str, peer: str) -> list[float]:
-    """Run by run, since the runs of one number lie next to each other in time."""
-    pairs = zip(values(outcome, loop, outcome["metric"]), values(outcome, peer, outcome["metric"]), strict=False)
-    return [own / other for own, other in pairs if other > 0]
+from benchmarks.standings import (
+    OURS,
+    RAW,
+    STANDINGS,
+    Outcome,
+    best_peer,
+    best_ratios,
+    count,
+    judge,
+    median,
+    ratios,
+    standing,
+    values,
+    verdict,
+)
 
 
 def number(value: float) -> str:
@@ -34,7 +32,7 @@ def number(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 100 else f"{value:.2f}"
 
 
-def with_spread(taken: Sequence[float]) -> str:
+def with_range(taken: Sequence[float]) -> str:
     """The median, and half of the range as a part of it."""
     if not taken:
         return "-"
@@ -49,100 +47,32 @@ def ratio_text(taken: Sequence[float]) -> str:
     return f"**{statistics.median(taken):.2f}** ({min(taken):.2f}-{max(taken):.2f})"
 
 
-def peers(outcome: Outcome) -> list[str]:
-    """Return the peers that grapeshot is compared with in this row."""
-    return list(outcome.get("peers", [PEER]))
+def best_cell(outcome: Outcome) -> str:
+    """The ratio to the best peer."""
+    best = best_peer(outcome)
+    return "-" if best is None else f"{ratio_text(ratios(outcome, OURS, best))} of {best}"
 
 
-def ratio_cell(outcome: Outcome) -> str:
-    """The ratios to all peers, one per line where there are several."""
-    against = peers(outcome)
-    if against == [PEER]:
-        return ratio_text(ratios(outcome, OURS, PEER))
-    taken = [(peer, ratios(outcome, OURS, peer)) for peer in against]
-    return "<br>".join(f"{ratio_text(found)} of {peer}" for peer, found in taken if found) or "-"
-
-
-def ratio_header(outcomes: Iterable[Outcome]) -> str:
-    against = {peer for outcome in outcomes for peer in peers(outcome)}
-    return f"{OURS} / {PEER if against == {PEER} else 'peer'}"
-
-
-def judge(outcome: Outcome, bound: dict[str, Any]) -> tuple[str, bool | None]:
-    """Return the bound as text, and whether it holds; None: grapeshot or the peer is missing."""
-    at_most, peer = bound["at_most"], bound["peer"]
-    if peer is None:
-        taken, text = values(outcome, OURS, outcome["metric"]), f"{at_most:g} {outcome['unit']}"
-    else:
-        taken, text = ratios(outcome, OURS, peer), f"{at_most:.2f}" + (f" of {peer}" if peer != PEER else "")
-    return text, statistics.median(taken) <= at_most if taken else None
-
-
-def verdict(outcome: Outcome, bound: dict[str, Any]) -> str:
-    _, holds = judge(outcome, bound)
-    if holds is None:
-        return "not measured"
-    if holds:
-        return "yes"
-    peer = bound["peer"]
-    taken = ratios(outcome, OURS, peer) if peer else values(outcome, OURS, outcome["metric"])
-    return f"**no** ({statistics.median(taken) / bound['at_most'] - 1:+.0%})"
-
-
-def standing(taken: Sequence[float]) -> str:
-    """`ahead`, `equal` or `behind`, by the ratios of the runs: ahead or behind where four of five runs agree."""
-    if not taken:
-        return "-"
-    if sum(ratio < 1 for ratio in taken) >= AGREE * len(taken):
-        return "ahead"
-    return "behind" if sum(ratio > 1 for ratio in taken) >= AGREE * len(taken) else "equal"
-
-
-def standing_cell(outcome: Outcome) -> str:
-    """The standing beside each peer, one per line where there are several."""
-    found = [standing(ratios(outcome, OURS, peer)) for peer in peers(outcome)]
-    return "<br>".join(text for text in found if text != "-") or "-"
+def raw_cell(outcome: Outcome) -> str:
+    """The ratio to the raw limit, where there is one."""
+    taken = ratios(outcome, OURS, RAW)
+    return f"{statistics.median(taken):.2f}" if taken else "-"
 
 
 def one_line(outcome: Outcome) -> str:
     """Return a case in one line, for people who watch the runs."""
-    metric = outcome["metric"]
-    parts = [f"{loop} {with_spread(values(outcome, loop, metric))}" for loop in outcome["samples"]]
-    taken = [(ratios(outcome, OURS, peer), "" if peer == PEER else f" of {peer}") for peer in peers(outcome)]
-    parts += [f"ratio {statistics.median(found):.2f}{whose}" for found, whose in taken if found]
+    parts = [f"{loop} {with_range(values(outcome, loop))}" for loop in outcome["samples"]]
+    if taken := best_ratios(outcome):
+        parts.append(f"{statistics.median(taken):.2f} of {best_peer(outcome)}: {standing(taken)}")
     parts += [f"bound {judge(outcome, bound)[0]}: {verdict(outcome, bound)}" for bound in outcome["bounds"]]
-    return ", ".join(parts)
+    return outcome.get("left_out") or ", ".join(parts)
 
 
 def cell(outcome: Outcome, loop: str) -> str:
     """The number, or why there is none: `-` where the loop does not take part or has no such thing."""
     if loop in outcome["failures"]:
         return "failed"
-    return with_spread(values(outcome, loop, outcome["metric"]))
-
-
-def brief(result: dict[str, Any]) -> str:
-    """The chosen rows in plain text, for a terminal."""
-    header = ["case", *result["loops"], ratio_header(result["cases"]), "bound", "holds"]
-    body = [
-        [
-            outcome["name"],
-            *(cell(outcome, loop) for loop in result["loops"]),
-            ratio_cell(outcome).replace("*", "").replace("<br>", "; "),
-            "; ".join(judge(outcome, bound)[0] for bound in outcome["bounds"]),
-            "; ".join(verdict(outcome, bound).replace("*", "") for bound in outcome["bounds"]),
-        ]
-        for outcome in result["cases"]
-    ]
-    widths = [max(len(line[index]) for line in (header, *body)) for index in range(len(header))]
-    lines = [
-        "  ".join(
-            text.ljust(width) if index == 0 else text.rjust(width)
-            for index, (text, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in (header, *body)
-    ]
-    return "\n".join([*lines, *(f"- {text}" for text in remarks(result))])
+    return with_range(values(outcome, loop))
 
 
 def remarks(result: dict[str, Any]) -> list[str]:
@@ -152,15 +82,44 @@ def remarks(result: dict[str, Any]) -> list[str]:
         for loop, reason in outcome.get("unsupported", {}).items():
             reasons.setdefault((loop, reason.strip(" :")), []).append(outcome["name"])
     lines = [f"{loop} has no {', '.join(names)}: {reason}." for (loop, reason), names in reasons.items()]
+    lines += [
+        f"{outcome['title']}: left out, since {outcome['left_out']}."
+        for outcome in result["cases"]
+        if outcome.get("left_out")
+    ]
+    lines += [growth for outcome in result["cases"] if (growth := growth_text(outcome, result["cases"]))]
     for outcome in result["cases"]:
+        if rate := outcome.get("kept", {}).get("rate_rps"):
+            lines.append(
+                f"{outcome['name']}: {rate:,} requests per second; the slowest is {outcome['kept']['slowest']}."
+            )
+        if tool := outcome.get("kept", {}).get("tool"):
+            lines.append(f"{outcome['name']}: loaded by {tool}.")
         for loop in outcome["samples"]:
             if resent := sum(values(outcome, loop, "resent")):
                 of = sum(values(outcome, loop, "requests"))
                 lines.append(f"{outcome['name']} on {loop}: {resent:,.0f} of {of:,.0f} datagrams were sent again.")
+            unanswered, of = (sum(values(outcome, loop, name)) for name in ("unanswered", "requests"))
+            if unanswered > 0.01 * of:
+                lines.append(
+                    f"{outcome['name']} on {loop}: {unanswered:,.0f} requests beside {of:,.0f} had no reply at the end."
+                )
+            if speedup := median(outcome, loop, "speedup"):
+                lines.append(f"{outcome['name']} on {loop}: two loops do {speedup:.2f} times what one does.")
             if early := sum(values(outcome, loop, "early")):
                 of = sum(values(outcome, loop, "sleeps"))
                 lines.append(f"{outcome['name']}, {loop}: {early:,.0f} of {of:,.0f} sleeps ended before their time.")
     return lines
+
+
+def growth_text(outcome: Outcome, outcomes: Sequence[Outcome]) -> str:
+    """How a row with much of something compares with the same one with little of it, loop by loop."""
+    smaller = next((other for other in outcomes if other["name"] == outcome.get("grown_from")), None)
+    if smaller is None:
+        return ""
+    pairs = [(loop, median(outcome, loop), median(smaller, loop)) for loop in outcome["samples"]]
+    parts = [f"{loop} {large / small:.2f}" for loop, large, small in pairs if large and small]
+    return f"{outcome['name']} as a multiple of {smaller['name']}: {', '.join(parts)}." if parts else ""
 
 
 def rows(header: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
@@ -169,55 +128,61 @@ def rows(header: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
 
 
 def main_table(outcomes: Sequence[Outcome], loops: Sequence[str]) -> list[str]:
-    header = [f"{outcomes[0]['group']}", *loops, ratio_header(outcomes), f"{OURS} is"]
+    has_raw = RAW in loops
+    header = [outcomes[0]["group"], *loops, f"{OURS} / best peer", f"{OURS} is", *([f"/ {RAW}"] if has_raw else [])]
     body = [
         [
             f"{outcome['title']}, {outcome['unit']}",
             *(cell(outcome, loop) for loop in loops),
-            ratio_cell(outcome),
-            standing_cell(outcome),
+            best_cell(outcome),
+            standing(best_ratios(outcome)),
+            *([raw_cell(outcome)] if has_raw else []),
         ]
         for outcome in outcomes
     ]
     return rows(header, body)
 
 
+LATENCIES = {"p50_us": "p50", "p99_us": "p99", "p999_us": "p99.9"}
+
+
+def load_cell(outcome: Outcome, loop: str) -> str:
+    rps = median(outcome, loop, "rps")
+    if rps is None:
+        return "-"
+    latencies = [f"{number(value)}" for name in LATENCIES if (value := median(outcome, loop, name)) is not None]
+    return f"{number(rps)}; {' / '.join(latencies)}" if latencies else number(rps)
+
+
+def load_header(outcomes: Sequence[Outcome]) -> str:
+    """Older files have no p99.9."""
+    known = [
+        text
+        for name, text in LATENCIES.items()
+        if any(values(outcome, loop, name) for outcome in outcomes for loop in outcome["samples"])
+    ]
+    return f"Requests/s; latency {' / '.join(known)} in us" if known else "Requests/s"
+
+
 def load_table(outcomes: Sequence[Outcome], loops: Sequence[str]) -> list[str]:
     """Return the table of throughput and latency."""
-    header = ["Requests/s; latency p50 / p99 in us", *loops]
-    body = []
-    for outcome in outcomes:
-        cells = [outcome["title"]]
-        for loop in loops:
-            rps, p50, p99 = (values(outcome, loop, metric) for metric in ("rps", "p50_us", "p99_us"))
-            if not rps:
-                cells.append("-")
-                continue
-            cells.append(
-                f"{number(statistics.median(rps))}; {number(statistics.median(p50))} / {number(statistics.median(p99))}"
-            )
-        body.append(cells)
-    return rows(header, body)
+    header = [load_header(outcomes), *loops]
+    measured = [outcome for outcome in outcomes if any(values(outcome, loop, "rps") for loop in loops)]
+    return rows(header, [[outcome["title"], *(load_cell(outcome, loop) for loop in loops)] for outcome in measured])
 
 
 def start_table(outcomes: Sequence[Outcome], loops: Sequence[str]) -> list[str]:
     header = ["Start, whole process in ms CPU", *loops]
-    return rows(header, [["", *(with_spread(values(outcomes[0], loop, "whole_ms")) for loop in loops)]])
+    return rows(header, [["", *(with_range(values(outcomes[0], loop, "whole_ms")) for loop in loops)]])
 
 
 def summary(result: dict[str, Any]) -> str:
-    """How many rows are ahead, equal and behind, peer by peer."""
-    counted: dict[str, Counter[str]] = {}
-    for outcome in result["cases"]:
-        for peer in peers(outcome):
-            counted.setdefault(peer, Counter())[standing(ratios(outcome, OURS, peer))] += 1
-    lines = []
-    for peer, standings in counted.items():
-        compared = sum(standings[word] for word in STANDINGS)
-        parts = ", ".join(f"{word} in {standings[word]}" for word in STANDINGS if standings[word])
-        if compared:
-            lines.append(f"Of the {compared} rows beside {peer}, {OURS} is {parts}.")
-    return " ".join(lines) or "Nothing was compared."
+    """How many rows are ahead, equal and behind."""
+    standings = count(result["cases"])
+    if not (compared := sum(standings.values())):
+        return "Nothing was compared."
+    parts = ", ".join(f"{word} in {standings[word]}" for word in STANDINGS if standings[word])
+    return f"Of the {compared} rows that have a peer, {OURS} beside the best peer is {parts}."
 
 
 def separate_parts(result: dict[str, Any]) -> str:
@@ -238,55 +203,69 @@ def how(settings: dict[str, Any]) -> str:
         f"{settings['runs']} alternated runs, a fresh process each; loads of {settings['seconds']:g} s after "
         f"{settings['warm_up_s']:g} s of warm-up{', spinning' if settings['spin'] else ''}; server on core "
         f"{settings['server_core']}, load on core {settings['load_core']}. Each number is the median with half of the "
-        "range. Ratios are calculated run by run and have their range in brackets; below 1 grapeshot needs less. A row "
-        "is ahead or behind if four of five runs agree, otherwise equal. The raw server is epoll without Python, for "
-        "TLS with the interpreter's OpenSSL."
+        "range. The best peer is the one with the lowest median. Ratios are calculated run by run and have their range "
+        "in brackets; below 1 grapeshot needs less. A row is equal if 1 is within the spread of its ratios (their "
+        "range, without one run at either end from five runs on), otherwise ahead or behind. The raw server is epoll "
+        "without Python, for TLS with the interpreter's OpenSSL."
     )
+
+
+def groups(result: dict[str, Any]) -> list[list[Outcome]]:
+    """The rows that are there, group by group."""
+    found: dict[str, list[Outcome]] = {}
+    for outcome in result["cases"]:
+        if not outcome.get("left_out"):
+            found.setdefault(outcome["group"], []).append(outcome)
+    return list(found.values())
+
+
+def shown_loops(result: dict[str, Any], outcomes: Sequence[Outcome]) -> list[str]:
+    """The loops with a number in these rows, or that failed."""
+    return [
+        loop
+        for loop in result["loops"]
+        if any(loop in outcome["samples"] or loop in outcome["failures"] for outcome in outcomes)
+    ]
+
+
+def how_text(result: dict[str, Any]) -> str:
+    return result.get("how") or how(result["settings"])
+
+
+def where(result: dict[str, Any]) -> str:
+    """Return when, on what machine and with what it was measured."""
+    machine = result["machine"]
+    packages = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    python = f"CPython {machine['python']}{' free-threaded' if machine['free_threaded'] else ''}"
+    return (
+        f"Taken {result['taken']}: {machine['processor']}, {machine['cores']} cores, {machine['system']}; "
+        f"{python} ({machine['python_compiler']}); {packages}; revision {machine['revision'] or 'unknown'}."
+    )
+
+
+def failures(result: dict[str, Any]) -> list[str]:
+    return [
+        f"{outcome['title']} on {loop} failed: {reason}"
+        for outcome in result["cases"]
+        for loop, reason in outcome["failures"].items()
+    ]
 
 
 def markdown(result: dict[str, Any]) -> str:
     """The whole page."""
-    machine, settings = result["machine"], result["settings"]
-    packages = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    python = f"CPython {machine['python']}{' free-threaded' if machine['free_threaded'] else ''}"
-    where = (
-        f"Taken {result['taken']}: {machine['processor']}, {machine['cores']} cores, {machine['system']}; "
-        f"{python} ({machine['python_compiler']}); {packages}; revision {machine['revision'] or 'unknown'}."
-    )
-    lines = [
-        result.get("heading", "# Comparison"),
-        "",
-        where,
-        "",
-        result.get("how") or how(settings),
-        "",
-        summary(result),
-    ]
+    lines = [result.get("heading", "# Comparison"), "", where(result), "", how_text(result), "", summary(result)]
     if parts := separate_parts(result):
         lines += ["", parts]
     lines += [f"\n**{name} was left out**: {reason}" for name, reason in result["missing"].items()]
-    groups = list(dict.fromkeys(outcome["group"] for outcome in result["cases"]))
-    for group in groups:
-        outcomes = [outcome for outcome in result["cases"] if outcome["group"] == group]
-        loops = [
-            loop
-            for loop in result["loops"]
-            if any(loop in outcome["samples"] or loop in outcome["failures"] for outcome in outcomes)
-        ]
+    for outcomes in groups(result):
+        loops = shown_loops(result, outcomes)
         lines += ["", *main_table(outcomes, loops)]
         if any(values(outcome, loop, "rps") for outcome in outcomes for loop in loops):
             lines += ["", *load_table(outcomes, loops)]
         if any(values(outcome, loop, "whole_ms") for outcome in outcomes for loop in loops):
             lines += ["", *start_table(outcomes, loops)]
-    if unsupported := remarks(result):
-        lines += ["", *(f"- {text}" for text in unsupported)]
-    failures = [
-        f"- {outcome['title']} on {loop}: {reason}"
-        for outcome in result["cases"]
-        for loop, reason in outcome["failures"].items()
-    ]
-    if failures:
-        lines += ["", "Failures:", "", *failures]
+    if notes := remarks(result) + failures(result):
+        lines += ["", *(f"- {text}" for text in notes)]
     return "\n".join(lines)
 
 

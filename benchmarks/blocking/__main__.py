@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 
+from benchmarks._loops import RAW
 from benchmarks.blocking.cases import ALL, CASES, QUICK, SETTINGS
-from benchmarks.blocking.styles import available
+from benchmarks.blocking.styles import PROTOCOL, TASKS, available
 from benchmarks.compare import RESULTS, Suite, main
 
 HOW = (
@@ -30,8 +31,9 @@ SUITE = Suite(
     quick=QUICK,
     committed=RESULTS / "blocking.json",
     has_load=True,
+    references=(PROTOCOL, TASKS, RAW),
     page={"heading": "# Blocking-style servers", "how": HOW},
 )
 
 if __name__ == "__main__":
-    sys.exit(main(suite=SUITE, description=__doc__))
+    sys.exit(main(suites=(SUITE,), description=__doc__))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks import memory
 from benchmarks._loops import RAW
 from benchmarks.blocking.styles import GEVENT, OURS, PROTOCOL, RUNLOOM, TASKS
-from benchmarks.cases import KIB, Bound, Case, Sample, Settings, load_sample
+from benchmarks.measure import KIB, Bound, Case, Sample, Settings, load_sample
 
 ALL = (OURS, GEVENT, RUNLOOM, PROTOCOL, TASKS, RAW)
 SETTINGS = Settings(idle_connections=10_000)
@@ -19,9 +19,9 @@ SOCKETS = {"blocking": "coro.sock", "patched": "patched sockets"}
 def _echo(size: int, connections: int, *bounds: Bound, kind: str = "blocking", read_len: int) -> Case:
     def measure(who: str, settings: Settings) -> Sample:
         server, loop = OTHERS.get(who, (kind, who))
-        asked_for = None if who in (PROTOCOL, RAW) else read_len
+        serving: dict[str, object] = {} if who in (PROTOCOL, RAW) else {"read_len": read_len}
         options: dict[str, object] = {"size": size, "connections": connections}
-        return load_sample(server, "echo", loop, settings, options, asked_for)
+        return load_sample(server, "echo", loop, settings, options, serving)
 
     name = f"{kind}-{size // KIB}k-{connections}"
     title = f"{SOCKETS[kind]}: echo {size // KIB} KiB, {connections} connections, reads of {read_len // KIB} KiB"

@@ -15,15 +15,15 @@ from benchmarks.coros.styles import available
 HOW = (
     "Five alternated runs, a fresh process each. CPU time per operation, the median with half of the range; ratios are "
     "calculated run by run and have their range in brackets; below 1 grapeshot needs less. greenlet runs behind a hub "
-    "written in Python (a deque of what is ready, a heap of timers), gevent unpatched; tasks are asyncio's, in "
-    "grapeshot's loop, and greenback runs in one of them."
+    "written in Python (a deque of what is ready, a heap of timers), gevent and runloom unpatched; tasks are "
+    "asyncio's, in grapeshot's loop, and greenback runs in one of them."
 )
 
 SUITE = Suite(
     cases=CASES,
     loops=ALL,
     available=available,
-    packages=("grapeshot", "greenlet", "gevent", "greenback"),
+    packages=("grapeshot", "greenlet", "gevent", "runloom", "greenback"),
     settings=CoroSettings(),
     quick=QUICK,
     committed=RESULTS / "coros.json",
@@ -32,4 +32,4 @@ SUITE = Suite(
 )
 
 if __name__ == "__main__":
-    sys.exit(main(suite=SUITE, description=__doc__))
+    sys.exit(main(suites=(SUITE,), description=__doc__))

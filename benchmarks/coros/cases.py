@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks._load import MeasurementError
-from benchmarks.cases import Bound, Case, Sample, own_sample
 from benchmarks.coros.styles import TASKS
+from benchmarks.measure import Bound, Case, Sample, own_sample
 
-OURS, GREENLET, GEVENT, GREENBACK = "grapeshot", "greenlet", "gevent", "greenback"
-ALL = (OURS, GREENLET, GEVENT, GREENBACK, TASKS)
+OURS, GREENLET, GEVENT, GREENBACK, RUNLOOM = "grapeshot", "greenlet", "gevent", "greenback", "runloom"
+ALL = (OURS, GREENLET, GEVENT, RUNLOOM, GREENBACK, TASKS)
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def _case(kind: str, title: str, *bounds: Bound, peers: tuple[str, ...], is_memo
     return Case(kind.replace("_", "-"), "Coros", title, metric, unit, bounds, measure, only=(OURS, *peers))
 
 
-GREEN = (GREENLET, GEVENT)
+GREEN = (GREENLET, GEVENT, RUNLOOM)
 
 CASES: tuple[Case, ...] = (
     _case(
@@ -52,8 +52,8 @@ CASES: tuple[Case, ...] = (
     _case("yield_sorted", "the same, inside sorted(key=)", Bound(0.60, GREENLET), peers=GREEN),
     _case("spawn", "spawn and finish", Bound(0.10, GREENLET), Bound(1.0, TASKS), peers=(*GREEN, TASKS)),
     _case("semaphore", "semaphores, there and back", Bound(0.25, GEVENT), peers=(GEVENT,)),
-    _case("fifo", "queues, there and back", Bound(0.25, GEVENT), peers=(GEVENT,)),
-    _case("channel", "channels, there and back", Bound(0.25, GEVENT), peers=(GEVENT,)),
+    _case("fifo", "queues, there and back", Bound(0.25, GEVENT), peers=(GEVENT, RUNLOOM)),
+    _case("channel", "channels, there and back", Bound(0.25, GEVENT), peers=(GEVENT, RUNLOOM)),
     _case("due_together", "10,000 sleep until one moment, each", Bound(0.4, GEVENT), peers=GREEN),
     _case("sleepers", "1,000 sleep 10 to 20 ms, each", Bound(0.4, GEVENT), peers=GREEN),
     _case("await_ended", "`await` of one that has ended", Bound(2000, None), peers=(TASKS,)),

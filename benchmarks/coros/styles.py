@@ -155,7 +155,43 @@ class Gevent:
         return channel.put, channel.get
 
 
-STYLES: dict[str, Callable[[], Style]] = {"grapeshot": Coros, "greenlet": Greenlets, "gevent": Gevent}
+class Runloom:
+    """runloom on one thread; nothing is patched."""
+
+    def __init__(self) -> None:
+        import runloom
+        import runloom.sync
+
+        def run(program: Function, *arguments: Any) -> Any:
+            outcome: list[Any] = []
+            runloom.run(1, lambda: outcome.append(program(*arguments)))
+            return outcome[0]
+
+        self.run = run
+        self.spawn = runloom.fiber
+        self.give_way = runloom.yield_now
+        self.wait = runloom.sync.park_self
+        self.sleep = runloom.sleep
+        self.semaphore = runloom.sync.Semaphore
+        self._channel = runloom.Chan
+
+    def fifo(self) -> tuple[Function, Function]:
+        """A channel with room for more than is ever put in: it has no queue without a bound."""
+        queue = self._channel(1024)
+        return queue.send, queue.recv
+
+    def channel(self) -> tuple[Function, Function]:
+        """As in `Coros`."""
+        channel = self._channel()
+        return channel.send, channel.recv
+
+
+STYLES: dict[str, Callable[[], Style]] = {
+    "grapeshot": Coros,
+    "greenlet": Greenlets,
+    "gevent": Gevent,
+    "runloom": Runloom,
+}
 
 
 def why_missing(name: str) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import textwrap
 from pathlib import Path
@@ -16,6 +15,8 @@ UNCHANGED = RESULTS.with_name("coros-unchanged.json")
 CALLGRIND = RESULTS.with_name("callgrind.json")
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "speed.md"
+LIGHT, DARK = (ROOT / "docs" / f"speed-{theme}.svg" for theme in ("light", "dark"))
+ALT = "CPU time of grapeshot and of other loops as multiples of the best of the others, in eight kinds of work"
 BEGIN, END = "<!-- speed table: begin -->\n", "<!-- speed table: end -->\n"
 INSTRUCTIONS = (
     "Instructions in user space, counted by callgrind (`make callgrind`). They do not depend on how busy the machine "
@@ -30,7 +31,7 @@ COUNTED = {
 }
 
 
-# The README's rows: what people run, and the calls that every program makes.
+# The rows of the README's chart: what people run, and the calls that every program makes.
 CHOSEN = {
     "echo-1k-100": "TCP echo, 1 KiB",
     "echo-100k-10": "TCP echo, 100 KiB",
@@ -38,31 +39,42 @@ CHOSEN = {
     "streams-1k-100": "asyncio streams echo, 1 KiB",
     "aiohttp": "aiohttp",
     "uvicorn": "uvicorn",
-    "call-soon-chain": "`call_soon`",
-    "call-later-cancel": "`call_later`, then cancel",
+    "call-soon-chain": "call_soon",
+    "call-later-cancel": "call_later, then cancel",
 }
 
 
-def compact(result: dict[str, Any]) -> str:
-    """The README's table: the CPU time of each loop in the chosen rows, and the ratio to uvloop."""
-    from benchmarks.tables import OURS, PEER, number, ratios, values
+def summary(result: dict[str, Any]) -> str:
+    """The README's chart with what it shows."""
+    from benchmarks.tables import summary
 
-    loops = [OURS, PEER, "asyncio"]
-    outcomes = {outcome["name"]: outcome for outcome in result["cases"]}
-    lines = [f"| | {' | '.join(loops)} | {OURS} / {PEER} |", "|---|---:|---:|---:|---:|"]
-    for name, title in CHOSEN.items():
-        outcome = outcomes[name]
-        unit = outcome["unit"].split()[0]
-        cells = [f"{number(statistics.median(values(outcome, loop, outcome['metric'])))} {unit}" for loop in loops]
-        ratio = statistics.median(ratios(outcome, OURS, PEER))
-        lines.append(f"| {title} | {' | '.join(cells)} | **{ratio:.2f}** |")
     machine, versions = result["machine"], result["versions"]
-    note = (
-        f"CPU time of the server per request, or of the process per call, on CPython {machine['python']} and Linux, "
-        f"{PEER} {versions[PEER]}; medians of {result['settings']['runs']} alternated runs. Lower is better. All rows, "
-        "the other numbers and the rules of the comparison are in [docs/speed.md](docs/speed.md)."
+    peers = ", ".join(
+        f"{name} {versions[name]}" for name in result["loops"] if name != "grapeshot" and name in versions
     )
-    return "\n".join([*lines, "", *textwrap.wrap(note, 118, break_on_hyphens=False)]) + "\n"
+    note = (
+        f"CPU time of the server per request, or of the process per call, beside {peers} and asyncio on CPython "
+        f"{machine['python']} and Linux; medians of {result['settings']['runs']} alternated runs, the band is their "
+        f"spread. {summary(result)} All rows, the other numbers and the rules of the comparison are in "
+        "[docs/speed.md](docs/speed.md)."
+    )
+    picture = [
+        "<picture>",
+        f'  <source media="(prefers-color-scheme: dark)" srcset="{DARK.relative_to(ROOT).as_posix()}">',
+        f'  <img alt="{ALT}" src="{LIGHT.relative_to(ROOT).as_posix()}">',
+        "</picture>",
+    ]
+    return "\n".join([*picture, "", *textwrap.wrap(note, 118, break_on_hyphens=False)]) + "\n"
+
+
+def charts(result: dict[str, Any]) -> dict[Path, str]:
+    """The two files of the README's chart."""
+    from benchmarks import charts
+
+    return {
+        LIGHT: charts.summary_chart("readme", CHOSEN, result, charts.LIGHT),
+        DARK: charts.summary_chart("readme", CHOSEN, result, charts.DARK),
+    }
 
 
 def instructions() -> str:
@@ -111,10 +123,10 @@ def expected() -> dict[Path, str]:
 
     result = json.loads(RESULTS.read_text(encoding="utf-8"))
     page = markdown(result | {"heading": "## The loop"}) + "\n\n" + instructions() + coros()
-    return {README: put(README, compact(result)), PAGE: put(PAGE, page)}
+    return {README: put(README, summary(result)), PAGE: put(PAGE, page)}
 
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
-    for path, text in expected().items():
+    for path, text in (expected() | charts(json.loads(RESULTS.read_text(encoding="utf-8")))).items():
         path.write_text(text, encoding="utf-8")

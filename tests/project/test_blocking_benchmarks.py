@@ -27,7 +27,7 @@ SERVERS = [
 
 def unsupported(kind, style):
     """Why the style has no such server, as the server says it."""
-    command = server_command(kind, style, None)
+    command = server_command(kind, style)
     said = subprocess.run(command, input="", capture_output=True, text=True, timeout=CAP_S, check=True).stdout
     return "unsupported" in said
 
@@ -36,7 +36,7 @@ def unsupported(kind, style):
 def test_the_server_echoes_on_many_connections(kind, style):
     if kind == "patched" and unsupported(kind, style):
         pytest.skip("no patched sockets")
-    with Child(server_command(kind, style, 1000), None) as running:
+    with Child(server_command(kind, style, {"read_len": 1000}), None) as running:
         connections = [connect(running.ready["address"]) for _ in range(5)]
         try:
             for _ in range(2):

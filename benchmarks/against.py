@@ -1,0 +1,85 @@
+"""What got worse since an earlier comparison: `python -m benchmarks.compare --against OLD.json`.
+
+Where both have a peer of one version in common, ratios to that peer are compared, so that a machine that was slower
+that day is no reason; otherwise the numbers themselves are. Worse is what lies beyond both spreads.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.standings import OURS, Outcome, peers, ratios, spread, values
+
+
+@dataclass(frozen=True)
+class Change:
+    name: str
+    # The peer that both were divided by, if any.
+    peer: str | None
+    before: float
+    after: float
+
+    def text(self) -> str:
+        of = f" of {self.peer}" if self.peer else ""
+        return (
+            f"{self.name}: {self.before:.3g}{of} before, {self.after:.3g}{of} now ({self.after / self.before - 1:+.0%})"
+        )
+
+
+def common_peer(before: Outcome, after: Outcome, same: set[str]) -> str | None:
+    """The first peer that was measured both times in the same version."""
+    return next((peer for peer in peers(after) if peer in same and ratios(before, OURS, peer)), None)
+
+
+def numbers(outcome: Outcome, peer: str | None) -> list[float]:
+    return values(outcome, OURS) if peer is None else ratios(outcome, OURS, peer)
+
+
+def same_versions(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
+    """The peers whose version is the same in both; asyncio's is the interpreter's."""
+    found = {name for name, version in after["versions"].items() if before["versions"].get(name) == version}
+    return found | ({"asyncio"} if before["machine"]["python"] == after["machine"]["python"] else set())
+
+
+def changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator[Change]:
+    """The rows of both that differ by more than their spreads, in either direction."""
+    earlier = {outcome["name"]: outcome for outcome in before["cases"]}
+    same = same_versions(before, after)
+    for outcome in after["cases"]:
+        old = earlier.get(outcome["name"])
+        if old is None or old["metric"] != outcome["metric"]:
+            continue
+        peer = common_peer(old, outcome, same)
+        was, now = numbers(old, peer), numbers(outcome, peer)
+        if was and now and (spread(now)[0] > spread(was)[1] or spread(now)[1] < spread(was)[0]):
+            yield Change(outcome["name"], peer, statistics.median(was), statistics.median(now))
+
+
+def lost(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """The rows that had a number before, and were measured now without one."""
+    earlier = {outcome["name"]: outcome for outcome in before["cases"]}
+    return [
+        outcome["name"]
+        for outcome in after["cases"]
+        if outcome["name"] in earlier and values(earlier[outcome["name"]], OURS) and not values(outcome, OURS)
+    ]
+
+
+def report(before: dict[str, Any], after: dict[str, Any]) -> tuple[list[str], bool]:
+    """Return the lines to print, and whether something got worse."""
+    found = list(changes(before, after))
+    worse = [change for change in found if change.after > change.before]
+    better = [change for change in found if change.after < change.before]
+    gone = lost(before, after)
+    lines = [f"worse: {change.text()}" for change in worse]
+    lines += [f"worse: {name} has no number now" for name in gone]
+    lines += [f"better: {change.text()}" for change in better]
+    compared = len({outcome["name"] for outcome in before["cases"]} & {outcome["name"] for outcome in after["cases"]})
+    lines.append(
+        f"{compared} rows compared with those of {before['taken']}: {len(worse) + len(gone)} worse, "
+        f"{len(better)} better, the others within their spread"
+    )
+    return lines, bool(worse or gone)

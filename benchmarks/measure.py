@@ -1,0 +1,142 @@
+"""What one run of one loop measures, and how: the parts that the cases are made of.
+
+A sample is what one run gave: a dict of numbers, of which `Case.metric` names the one that counts. Less is better.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks._load import MeasurementError, Server, UnsupportedError, run_load
+from benchmarks._machine import ROOT, child_environment, cores, on_core
+
+Sample = dict[str, Any]
+# loop, settings -> sample.
+Measure = Callable[[str, Any], Sample]
+PEER = "uvloop"
+KIB = 1024
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long one run takes."""
+
+    seconds: float = 0.7
+    warm_up_s: float = 0.4
+    micro_s: float = 0.4
+    idle_connections: int = 8000
+    startup_pairs: int = 5
+    # Of a load at a constant rate: tails need more requests than means.
+    steady_s: float = 1.5
+    # Connections of the rows about scale, and timers that are pending.
+    many_connections: int = 8000
+    many_timers: int = 1_000_000
+    spin: bool = False
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The most that grapeshot may need: a ratio to a peer, or (without one) a number in the case's own unit."""
+
+    at_most: float
+    peer: str | None = PEER
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    group: str
+    title: str
+    metric: str
+    unit: str
+    bounds: tuple[Bound, ...]
+    measure: Measure
+    # Whether the raw server takes part.
+    with_raw: bool = False
+    # Who takes part, where it is not everybody.
+    only: tuple[str, ...] = ()
+    # Who is shown and is no peer here, beside those of the suite.
+    references: tuple[str, ...] = ()
+    # What has to be found out first, once for all loops that take part: returns what is kept of it (the rate of a load,
+    # the tool that makes it), and how to measure then, instead of `measure`.
+    prepare: Callable[[Sequence[str], Any], tuple[dict[str, Any], Measure]] | None = None
+    # The name of the case that has the same load with fewer of something: the page shows this case's ratio to that one.
+    grown_from: str | None = None
+
+
+def load_sample(
+    kind: str,
+    mode: str,
+    loop: str,
+    settings: Settings,
+    options: dict[str, object],
+    serving: dict[str, object] | None = None,
+) -> Sample:
+    """One fresh server under one load: CPU per request is the main number, throughput and latency stand beside it.
+
+    `options` are those of the load generator; they may replace the settings' own.
+    """
+    with Server(kind, loop, serving) as server:
+        window: dict[str, object] = {"duration": settings.seconds, "warmup": settings.warm_up_s, "spin": settings.spin}
+        return sample_of(run_load(mode, server.address, **window | {"cpu_of": server.pid} | options))
+
+
+def sample_of(report: dict[str, Any]) -> Sample:
+    """What counts of the load generator's report.
+
+    Raises MeasurementError for a load without a reply.
+    """
+    if not report["requests"]:
+        raise MeasurementError("not a single reply came in the measured time")
+    latency_us = report["latency_us"]
+    sample: Sample = {f"{name}_us": latency_us[name] for name in ("p50", "p90", "p99", "p999", "max")}
+    sample |= {name: report[name] for name in ("rps", "requests", "seconds")}
+    sample |= {name: report[name] for name in ("resent", "unanswered") if report[name]}
+    if report["rate"] is not None:
+        sample["curve_us"] = report["curve_us"]
+    if report["load_cpu_s"] is not None:
+        sample["load_busy"] = report["load_cpu_s"] / report["seconds"]
+    if report["server_cpu_s"] is not None:
+        sample["server_busy"] = report["server_cpu_s"] / report["seconds"]
+        sample["cpu_us"] = report["server_cpu_s"] / report["requests"] * 1e6
+    return sample
+
+
+def own_sample(module: str, kind: str, loop: str, *options: str, is_pinned: bool = True) -> Sample:
+    """One fresh process that measures itself: `options` are those of the module `benchmarks.<module>`."""
+    command = [sys.executable, "-m", f"benchmarks.{module}", kind, *options]
+    with on_core(cores()[0] if is_pinned else None):
+        process = subprocess.Popen(command, cwd=ROOT, env=child_environment(), stdout=subprocess.PIPE, text=True)
+    output = process.communicate()[0]
+    if process.returncode:
+        raise MeasurementError(f"{kind} on {loop} ended with {process.returncode}")
+    sample: Sample = json.loads(output)
+    if "unsupported" in sample:
+        raise UnsupportedError(sample["unsupported"])
+    return sample
+
+
+def load_case(
+    name: str,
+    title: str,
+    bounds: tuple[Bound, ...] = (),
+    *,
+    kind: str,
+    mode: str,
+    group: str = "Network",
+    with_raw: bool = False,
+    grown_from: str | None = None,
+    serving: dict[str, object] | None = None,
+    **options: object,
+) -> Case:
+    """A load in a closed loop. `serving` are the options of the server, the others those of the load generator."""
+
+    def measure(loop: str, settings: Settings) -> Sample:
+        return load_sample(kind, mode, loop, settings, options, serving)
+
+    return Case(name, group, title, "cpu_us", "us CPU/request", bounds, measure, with_raw, grown_from=grown_from)

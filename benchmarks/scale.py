@@ -1,0 +1,187 @@
+"""What a loop costs when there is much of something, in this process: `python -m benchmarks.scale KIND --loop LOOP`.
+
+- `idle_timers`: a program that does nothing but has 1,000 timers, each of which fires once a second. Prints
+  `{"cpu_ms_per_s": ...}`.
+- `pending_timers`: a timer is set and cancelled while `--count` others wait. Prints `{"cpu_ns": per pair, ...}`.
+- `two_loops`: a loop in each of two threads, on one port (SO_REUSEPORT); each serves echoes and is also their client.
+  Prints `{"wall_us": per echo of both, "speedup": over one thread}`. Only where threads run side by side.
+
+A loop that lacks something prints `{"unsupported": why}`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import cast
+
+from benchmarks._loops import loop_factory
+from benchmarks.daemons import free_port
+
+Loop = asyncio.AbstractEventLoop
+IDLE_TIMERS, IDLE_PERIOD_S = 1000, 1.0
+PAIRS = 10_000
+SIZE, CLIENTS = 1024, 20
+
+
+def _nothing() -> None:
+    pass
+
+
+def idle_timers(factory: Callable[[], Loop], args: argparse.Namespace) -> dict[str, float]:
+    """The timers are spread over the period, so that each wakes the loop."""
+    loop = factory()
+    fired = 0
+
+    def fire() -> None:
+        nonlocal fired
+        fired += 1
+        loop.call_later(IDLE_PERIOD_S, fire)
+
+    try:
+        for number in range(IDLE_TIMERS):
+            loop.call_later(IDLE_PERIOD_S * number / IDLE_TIMERS, fire)
+        loop.run_until_complete(asyncio.sleep(args.warm_up))
+        before, cpu_s, wall_s = fired, time.process_time(), time.perf_counter()
+        loop.run_until_complete(asyncio.sleep(args.seconds))
+        cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
+    finally:
+        loop.close()
+    return {"cpu_ms_per_s": cpu_s * 1e3 / wall_s, "fired": fired - before, "seconds": wall_s}
+
+
+def pending_timers(factory: Callable[[], Loop], args: argparse.Namespace) -> dict[str, float]:
+    """The new timers are due in between the others."""
+    loop = factory()
+    deadlines = random.Random(1)
+    try:
+        for _ in range(args.count):
+            loop.call_later(deadlines.uniform(60, 120), _nothing)
+        rounds = []
+        for _ in range(7):
+            delays = [deadlines.uniform(60, 120) for _ in range(PAIRS)]
+            began = time.process_time_ns()
+            for timer in [loop.call_later(delay, _nothing) for delay in delays]:
+                timer.cancel()
+            rounds.append((time.process_time_ns() - began) / PAIRS)
+            loop.call_soon(loop.stop)
+            loop.run_forever()
+    finally:
+        loop.close()
+    return {"cpu_ns": sorted(rounds)[len(rounds) // 2], "pending": args.count}
+
+
+# ---------------------------------------------------------------- loops in threads
+
+
+class Echo(asyncio.Protocol):
+    """Sends each piece back."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.write(data)
+
+
+class Client(asyncio.Protocol):
+    """Sends the next message as soon as the one before is back."""
+
+    message = bytes(SIZE)
+
+    def __init__(self) -> None:
+        self.done = self.received = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.write(self.message)
+
+    def data_received(self, data: bytes) -> None:
+        self.received += len(data)
+        if self.received == SIZE:
+            self.received = 0
+            self.done += 1
+            self.transport.write(self.message)
+
+
+async def _serve(port: int, together: threading.Barrier, args: argparse.Namespace) -> float:
+    """Echoes per second of this loop's clients; the server of another loop may answer them."""
+    loop = asyncio.get_running_loop()
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    sock.bind(("127.0.0.1", port))
+    sock.listen(1024)
+    sock.setblocking(False)
+    server = await loop.create_server(Echo, sock=sock)
+    together.wait()
+    clients = [(await loop.create_connection(Client, "127.0.0.1", port))[1] for _ in range(CLIENTS)]
+    await asyncio.sleep(args.warm_up)
+    before, began = sum(client.done for client in clients), time.perf_counter()
+    await asyncio.sleep(args.seconds)
+    rate = (sum(client.done for client in clients) - before) / (time.perf_counter() - began)
+    # Not before the others have measured: their clients may be served here.
+    await loop.run_in_executor(None, together.wait)
+    for client in clients:
+        client.transport.abort()
+    server.close()
+    return rate
+
+
+def _rate(factory: Callable[[], Loop], threads: int, args: argparse.Namespace) -> float:
+    """Echoes per second of so many loops together."""
+    port, together = free_port(), threading.Barrier(threads)
+    rates: list[float] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            with asyncio.Runner(loop_factory=factory) as runner:
+                rates.append(runner.run(_serve(port, together, args)))
+        except BaseException as error:
+            errors.append(error)
+            together.abort()
+
+    running = [threading.Thread(target=run) for _ in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return sum(rates)
+
+
+def two_loops(factory: Callable[[], Loop], args: argparse.Namespace) -> dict[str, float]:
+    if getattr(sys, "_is_gil_enabled", lambda: True)():
+        raise NotImplementedError("the GIL is enabled")
+    one, two = _rate(factory, 1, args), _rate(factory, 2, args)
+    return {"wall_us": 1e6 / two, "rps": two, "rps_of_one": one, "speedup": two / one}
+
+
+KINDS = {"idle_timers": idle_timers, "pending_timers": pending_timers, "two_loops": two_loops}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("--loop", required=True, help="grapeshot, uvloop, asyncio or module:factory")
+    parser.add_argument("--seconds", type=float, default=1.0, help="measured time (1)")
+    parser.add_argument("--warm-up", type=float, default=0.2, help="seconds before it (0.2)")
+    parser.add_argument("--count", type=int, default=1000, help="timers that are pending (1000)")
+    args = parser.parse_args()
+    try:
+        outcome: dict[str, object] = {**KINDS[args.kind](loop_factory(args.loop), args)}
+    except NotImplementedError as error:
+        outcome = {"unsupported": f"{type(error).__name__}: {error}"}
+    print(json.dumps(outcome))
+
+
+if __name__ == "__main__":
+    main()

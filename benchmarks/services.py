@@ -1,0 +1,282 @@
+"""The cases of a service: tails at a constant rate, light clients among heavy ones, client libraries, many of a kind.
+
+`cases.py` has those of the loop itself, in a closed loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from benchmarks import daemons, tools
+from benchmarks._load import MeasurementError, Server, UnsupportedError, load_beside, run_load
+from benchmarks._loops import RAW
+from benchmarks.measure import (
+    KIB,
+    Bound,
+    Case,
+    Measure,
+    Sample,
+    Settings,
+    load_case,
+    load_sample,
+    own_sample,
+    sample_of,
+)
+
+# The peer of these rows' bounds is whichever is best, so they have none of their own.
+NO_BOUNDS: tuple[Bound, ...] = ()
+
+# ---------------------------------------------------------------- a constant rate
+
+
+@functools.cache
+def _capacity(kind: str, mode: str, loop: str, settings: Settings, options: tuple[tuple[str, object], ...]) -> float:
+    """Requests per second in the closed loop: the median of three short runs."""
+    short = replace(settings, seconds=min(settings.seconds, 0.4), warm_up_s=min(settings.warm_up_s, 0.2))
+    return statistics.median(load_sample(kind, mode, loop, short, dict(options))["rps"] for _ in range(3))
+
+
+def _steady(
+    name: str, title: str, percent: int, *, kind: str, mode: str, with_raw: bool = False, **options: object
+) -> Case:
+    """A load at this part of what the slowest loop can do, and the latencies of it."""
+
+    def prepare(loops: Sequence[str], settings: Settings) -> tuple[dict[str, Any], Measure]:
+        fixed = tuple(options.items())
+        capacity = {}
+        for loop in loops:
+            # One that cannot do this at all fails again when it is measured, and is named then.
+            with contextlib.suppress(MeasurementError, UnsupportedError):
+                if loop != RAW:
+                    capacity[loop] = _capacity(kind, mode, loop, settings, fixed)
+        if not capacity:
+            raise MeasurementError("no loop can do this")
+        slowest = min(capacity, key=lambda loop: capacity[loop])
+        rate = round(capacity[slowest] * percent / 100)
+        kept = {"rate_rps": rate, "slowest": slowest}
+        return kept, functools.partial(measure, rate)
+
+    def measure(rate: int, loop: str, settings: Settings) -> Sample:
+        return load_sample(kind, mode, loop, settings, {**options, "rate": rate, "duration": settings.steady_s})
+
+    title = f"{title}, at {percent} % of the slowest loop's capacity"
+    return Case(
+        f"{name}-{percent}%",
+        "Constant rate",
+        title,
+        "p99_us",
+        "us p99",
+        NO_BOUNDS,
+        no_measure,
+        with_raw,
+        prepare=prepare,
+    )
+
+
+def no_measure(loop: str, settings: Settings) -> Sample:
+    """In the place of what `prepare` returns."""
+    raise NotImplementedError
+
+
+def _steady_rows() -> list[Case]:
+    rows = []
+    for percent in (50, 80):
+        rows += [
+            _steady(
+                "rate-echo",
+                "Protocol echo 1 KiB, 50 connections",
+                percent,
+                kind="echo",
+                mode="echo",
+                with_raw=True,
+                connections=50,
+                size=KIB,
+            ),
+            _steady(
+                "rate-uvicorn", "uvicorn hello, 50 connections", percent, kind="uvicorn", mode="http", connections=50
+            ),
+            _steady(
+                "rate-aiohttp", "aiohttp hello, 50 connections", percent, kind="aiohttp", mode="http", connections=50
+            ),
+        ]
+    return rows
+
+
+# ---------------------------------------------------------------- sharing a loop with others
+
+LIGHT: dict[str, object] = {"size": 64, "connections": 4, "rate": 500}
+HEAVY: dict[str, object] = {"size": 100 * KIB, "connections": 8, "depth": 2}
+BURNING: dict[str, object] = {"connections": 100, "rate": 250, "path": "/", "other_path": "/burn", "every": 50}
+
+
+def _light_among_heavy() -> Case:
+    def measure(loop: str, settings: Settings) -> Sample:
+        window: dict[str, object] = {"duration": settings.steady_s, "warmup": settings.warm_up_s}
+        # It begins before the light one and ends after it.
+        heavy_s = settings.warm_up_s + settings.steady_s + 0.5
+        with Server("echo", loop) as server, load_beside("echo", server.address, **HEAVY | {"duration": heavy_s}):
+            return sample_of(run_load("echo", server.address, **LIGHT | window | {"cpu_of": server.pid}))
+
+    title = "64 B echo at 500/s, while 8 connections echo 100 KiB"
+    return Case("light-among-heavy", "Sharing", title, "p99_us", "us p99", NO_BOUNDS, measure, with_raw=True)
+
+
+def _burning() -> Case:
+    def measure(loop: str, settings: Settings) -> Sample:
+        options = BURNING | {"duration": max(1.0, settings.steady_s), "expect_length": 13}
+        return load_sample("aiohttp", "http", loop, settings, options)
+
+    title = "aiohttp at 250/s, 2 % of requests compute for 100 ms in the executor"
+    # The quantile of the others: what computes itself is above p98.
+    return Case("burning-executor", "Sharing", title, "p90_us", "us p90", NO_BOUNDS, measure)
+
+
+# ---------------------------------------------------------------- clients
+
+
+def _client(kind: str, title: str) -> Case:
+    """The client's process is measured; its server is the same for all loops, on the other core."""
+
+    def measure(loop: str, settings: Settings) -> Sample:
+        options = ("--loop", loop, "--seconds", str(settings.seconds), "--warm-up", str(settings.warm_up_s))
+        if kind == "aiohttp":
+            with Server("uvicorn", "grapeshot", is_measured=False) as served:
+                return own_sample("clients", kind, loop, *options, "--address", served.address)
+        with daemons.SERVERS[kind]() as address:
+            return own_sample("clients", kind, loop, *options, "--address", address)
+
+    def prepare(loops: Sequence[str], settings: Settings) -> tuple[dict[str, Any], Measure]:
+        if kind != "aiohttp" and not daemons.is_there(kind):
+            raise UnsupportedError(f"the server of {kind} is not installed")
+        return {}, measure
+
+    unit = "us CPU/operation"
+    return Case(f"client-{kind}", "Clients", title, "cpu_us", unit, NO_BOUNDS, no_measure, prepare=prepare)
+
+
+# ---------------------------------------------------------------- many of something
+
+
+def _pending_timers(count: int) -> Case:
+    """`count` is the number of the settings if it is not a thousand."""
+
+    def measure(loop: str, settings: Settings) -> Sample:
+        many = count if count == 1000 else settings.many_timers
+        return own_sample("scale", "pending_timers", loop, "--loop", loop, "--count", str(many))
+
+    name, text = ("timers-1k", "1,000") if count == 1000 else ("timers-1m", "1,000,000")
+    title = f"a timer set and cancelled while {text} are pending"
+    grown_from = None if count == 1000 else "timers-1k"
+    return Case(name, "Scale", title, "cpu_ns", "ns CPU/operation", NO_BOUNDS, measure, grown_from=grown_from)
+
+
+def _many_connections() -> Case:
+    def measure(loop: str, settings: Settings) -> Sample:
+        options: dict[str, object] = {"size": KIB, "connections": settings.many_connections}
+        # All of them at least once before it is measured.
+        return load_sample("echo", "echo", loop, settings, options | {"warmup": settings.warm_up_s + 0.3})
+
+    title = "Protocol echo 1 KiB, 8,000 connections"
+    unit = "us CPU/request"
+    return Case("echo-1k-8000", "Scale", title, "cpu_us", unit, NO_BOUNDS, measure, True, grown_from="echo-1k-100")
+
+
+def _idle_timers() -> Case:
+    def measure(loop: str, settings: Settings) -> Sample:
+        return own_sample("scale", "idle_timers", loop, "--loop", loop, "--seconds", str(settings.seconds))
+
+    title = "idle but for 1,000 timers, each once a second"
+    return Case("idle-timers", "Scale", title, "cpu_ms_per_s", "ms CPU/s", NO_BOUNDS, measure)
+
+
+def _two_loops() -> Case:
+    def measure(loop: str, settings: Settings) -> Sample:
+        return own_sample(
+            "scale", "two_loops", loop, "--loop", loop, "--seconds", str(settings.seconds), is_pinned=False
+        )
+
+    def prepare(loops: Sequence[str], settings: Settings) -> tuple[dict[str, Any], Measure]:
+        if getattr(sys, "_is_gil_enabled", lambda: True)():
+            raise UnsupportedError("threads run side by side only in a free-threaded interpreter")
+        return {}, measure
+
+    title = "two loops in two threads, one port (SO_REUSEPORT): echo 1 KiB, with its clients"
+    return Case("two-loops", "Scale", title, "wall_us", "us wall/echo", NO_BOUNDS, no_measure, prepare=prepare)
+
+
+# ---------------------------------------------------------------- other load tools
+
+
+def _with_tool(name: str) -> Case:
+    def measure(loop: str, settings: Settings) -> Sample:
+        return tools.sample(name, "uvicorn", loop, settings.steady_s)
+
+    def prepare(loops: Sequence[str], settings: Settings) -> tuple[dict[str, Any], Measure]:
+        tool = tools.version(name)
+        if tool is None:
+            raise UnsupportedError(f"{name} is not installed")
+        return {"tool": tool}, measure
+
+    title = f"uvicorn + httptools hello, {tools.CONNECTIONS} connections, loaded by {name}"
+    return Case(f"uvicorn-{name}", "HTTP", title, "cpu_us", "us CPU/request", NO_BOUNDS, no_measure, prepare=prepare)
+
+
+CASES: tuple[Case, ...] = (
+    load_case(
+        "aiohttp-10k",
+        "aiohttp, bodies of 10 KiB, 50 connections",
+        kind="aiohttp",
+        mode="http",
+        group="HTTP",
+        serving={"body_len": 10 * KIB},
+        connections=50,
+        expect_length=10 * KIB,
+    ),
+    load_case(
+        "uvicorn-10k",
+        "uvicorn + httptools, bodies of 10 KiB, 50 connections",
+        kind="uvicorn",
+        mode="http",
+        group="HTTP",
+        serving={"body_len": 10 * KIB},
+        connections=50,
+        expect_length=10 * KIB,
+    ),
+    load_case(
+        "websockets",
+        "websockets echo 1 KiB, 50 connections",
+        kind="websockets",
+        mode="websocket",
+        group="HTTP",
+        connections=50,
+        size=KIB,
+    ),
+    *(_with_tool(name) for name in tools.TOOLS),
+    load_case(
+        "tls-resume",
+        "TLS 1.3: connect, resumed handshake, close, 50 at a time",
+        kind="tls",
+        mode="handshake",
+        group="TLS",
+        with_raw=True,
+        connections=50,
+        resume=True,
+    ),
+    *_steady_rows(),
+    _light_among_heavy(),
+    _burning(),
+    _client("aiohttp", "aiohttp client, 50 GET at a time"),
+    _client("redis", "redis-py, SET and GET, 10 at a time"),
+    _client("asyncpg", "asyncpg, a prepared SELECT on each of 10 connections"),
+    _many_connections(),
+    _pending_timers(1000),
+    _pending_timers(1_000_000),
+    _idle_timers(),
+    _two_loops(),
+)

@@ -1,0 +1,169 @@
+"""What is made from a comparison's JSON: the page and its charts load nothing, and what got worse is named."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+
+import pytest
+from project import speed_table
+from project.test_benchmarks import GOOD, comparison, outcome
+
+from benchmarks import against, compare
+from benchmarks.standings import values
+
+COMMITTED = json.loads(speed_table.RESULTS.read_text(encoding="utf-8"))
+
+# ---------------------------------------------------------------- the page
+
+
+class Loads(HTMLParser):
+    """Collects what a browser would fetch, and scripts; also which elements were not closed."""
+
+    VOID = ("meta", "br", "img", "link", "input", "hr")
+
+    def __init__(self, text):
+        super().__init__()
+        self.found, self.open, self.ids, self.links = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        if tag in ("script", "link", "img", "iframe", "object", "embed", "source", "audio", "video"):
+            self.found.append(tag)
+        self.found += [value for name, value in attributes if name == "src"]
+        self.found += [f"{name} of {tag}" for name in given if name.startswith("on")]
+        self.ids += [given["id"]] if "id" in given else []
+        for name in ("href", "xlink:href"):
+            if name in given:
+                self.links.append(given[name])
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def page_of(*results):
+    pytest.importorskip("matplotlib")
+    from benchmarks import page
+
+    return page.html(results)
+
+
+def steady(name):
+    curve = [[0.0, 20.0], [0.5, 30.0], [0.9, 60.0], [0.99, 90.0], [0.999, 200.0], [1.0, 400.0]]
+    sample = {"cpu_ns": 90.0, "rps": 5000.0, "p50_us": 30.0, "p99_us": 90.0, "p999_us": 200.0, "curve_us": curve}
+    row = outcome(name, {})
+    return row | {
+        "samples": {"grapeshot": [sample], "uvloop": [sample]},
+        "kept": {"rate_rps": 5000, "slowest": "uvloop"},
+    }
+
+
+def test_the_page_is_one_file_that_loads_nothing():
+    made = comparison(outcome("spawn", GOOD), steady("rate-echo-50%"), missing={"rloop": "no <module>"})
+    text = page_of(made, made | {"heading": "# Coros"})
+    loads = Loads(text)
+    assert loads.found == []
+    assert loads.open == []
+    assert all(link.startswith("#") and link[1:] in loads.ids for link in loads.links)
+    assert not re.search(r"@import|url\((?!#)", text)
+    assert not re.search(r"https?://(?!www\.w3\.org/)", re.sub(r"<!DOCTYPE[^>]*>", "", text))
+    assert "title of spawn" in text
+    assert "no &lt;module&gt;" in text
+    assert "5,000/s" in text
+
+
+def test_the_committed_numbers_have_a_page():
+    text = page_of(COMMITTED)
+    assert Loads(text).found == []
+    titles = {row["title"] for row in COMMITTED["cases"] if values(row, "grapeshot") and not row.get("left_out")}
+    assert [title for title in titles if title.replace("&", "&amp;") not in text] == []
+
+
+def test_the_chart_of_the_readme_shows_the_committed_numbers():
+    """Not byte by byte: another version of the library draws the same numbers otherwise."""
+    pytest.importorskip("matplotlib")
+    made = speed_table.charts(COMMITTED)
+    for path, text in made.items():
+        committed = path.read_text(encoding="utf-8")
+        titles = [
+            [title.text for title in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}title")]
+            for svg in (text, committed)
+        ]
+        assert titles[0] == titles[1], "`make tables` makes it anew"
+        assert len(titles[0]) >= 3 * len(speed_table.CHOSEN)
+    light, dark = made.values()
+    assert light != dark
+
+
+# ---------------------------------------------------------------- what got worse
+
+
+def changed(before, after, **machine):
+    older, newer = comparison(*before), comparison(*after)
+    newer["machine"] = newer["machine"] | machine
+    return against.report(older, newer)
+
+
+FIVE = {"grapeshot": [40, 50, 50, 50, 60], "uvloop": [100] * 5}
+
+
+def test_what_got_worse_beyond_its_spread_is_named():
+    worse = outcome("spawn", {"grapeshot": [70, 80, 80, 80, 90], "uvloop": [100] * 5})
+    lines, got_worse = changed([outcome("spawn", FIVE)], [worse])
+    assert got_worse
+    assert lines[0] == "worse: spawn: 0.5 of uvloop before, 0.8 of uvloop now (+60%)"
+
+
+def test_what_stays_within_its_spread_is_not_named():
+    # One run of five may be anything.
+    same = outcome("spawn", {"grapeshot": [45, 50, 50, 51, 500], "uvloop": [100] * 5})
+    lines, got_worse = changed([outcome("spawn", FIVE)], [same])
+    assert not got_worse
+    assert lines == ["1 rows compared with those of then: 0 worse, 0 better, the others within their spread"]
+
+
+def test_a_machine_that_is_slower_as_a_whole_is_not_worse():
+    slower = {loop: [value * 2 for value in taken] for loop, taken in FIVE.items()}
+    assert not changed([outcome("spawn", FIVE)], [outcome("spawn", slower)])[1]
+    # Without a peer in common the numbers themselves count.
+    alone = [{"grapeshot": taken["grapeshot"]} for taken in (FIVE, slower)]
+    lines, got_worse = changed([outcome("spawn", alone[0])], [outcome("spawn", alone[1])])
+    assert got_worse
+    assert lines[0] == "worse: spawn: 50 before, 100 now (+100%)"
+
+
+def test_a_row_that_lost_its_number_is_worse():
+    lost = outcome("spawn", {"uvloop": [100] * 5}, failures={"grapeshot": "it ended with 1"})
+    lines, got_worse = changed([outcome("spawn", FIVE)], [lost])
+    assert got_worse
+    assert "worse: spawn has no number now" in lines
+
+
+def test_better_is_no_failure():
+    lines, got_worse = changed(
+        [outcome("spawn", FIVE)], [outcome("spawn", {"grapeshot": [10] * 5, "uvloop": [100] * 5})]
+    )
+    assert not got_worse
+    assert lines[0].startswith("better: spawn")
+
+
+def test_the_committed_comparison_is_not_worse_than_itself():
+    assert not against.report(COMMITTED, copy.deepcopy(COMMITTED))[1]
+
+
+# ---------------------------------------------------------------- the files
+
+
+def test_the_committed_comparison_has_what_the_tables_need():
+    assert COMMITTED["schema"] in (1, compare.SCHEMA)
+    assert {"taken", "machine", "versions", "settings", "loops", "missing", "cases"} <= COMMITTED.keys()
+    for row in COMMITTED["cases"]:
+        assert {"name", "group", "title", "metric", "unit", "bounds", "samples", "failures"} <= row.keys()
+        for loop in row["samples"]:
+            assert values(row, loop), (row["name"], loop)
