@@ -90,8 +90,7 @@ bench: build loadgen ## compare with every loop that installs; JSON, tables and 
 tables: build ## write all tables (README, docs, benchmarks/results) from the committed JSON
 	$(BIN)/python tests/project/speed_table.py
 	$(BIN)/python -m benchmarks.feature_table
-	$(BIN)/python -m benchmarks.tables benchmarks/results/comparison.json --write benchmarks/results/comparison.md
-	$(BIN)/python -m benchmarks.tables benchmarks/results/coros.json --write benchmarks/results/coros.md
+	for json in $(wildcard $(COMPARED)); do $(BIN)/python -m benchmarks.tables $$json --write $${json%json}md || exit 1; done
 	$(BIN)/python -m benchmarks.page $(wildcard $(COMPARED)) --write benchmarks/results/report.html
 
 churn: build loadgen ## connections come and go under load; RSS and open fds must stay flat

@@ -7,7 +7,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from benchmarks import tables
-from benchmarks.standings import OURS, RAW, Outcome, best_peer, best_ratios, judge, ratios, standing, verdict
+from benchmarks.standings import (
+    GOAL,
+    NEAR_RAW,
+    OURS,
+    RAW,
+    Outcome,
+    best_peer,
+    best_ratios,
+    judge,
+    ratios,
+    reaches_goal,
+    standing,
+    verdict,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -98,7 +111,8 @@ class LiveScreen(Screen):
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self.progress = Progress(*columns, console=console)
         self.task = self.progress.add_task(title, total=samples)
-        self.live: Live = Live(console=console, refresh_per_second=4, get_renderable=self.shown)
+        # The whole table is printed at the end, in the place of this one.
+        self.live: Live = Live(console=console, refresh_per_second=4, get_renderable=self.shown, transient=True)
 
     def shown(self) -> RenderableType:
         from rich.console import Group
@@ -111,7 +125,6 @@ class LiveScreen(Screen):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self.outcomes = []  # the whole table is printed at the end
         self.live.__exit__(*error)
 
     def begin(self, title: str) -> None:
@@ -156,5 +169,8 @@ def show(result: dict[str, Any]) -> None:
     title = result.get("heading", "# Comparison").strip("# ")
     found.print(table(title, result["cases"], result["loops"], has_bounds))
     found.print(tables.summary(result), soft_wrap=True)
+    missed = [outcome["name"] for outcome in result["cases"] if reaches_goal(outcome) is False]
+    if missed:
+        found.print(f"Above {GOAL} of the best peer and {NEAR_RAW} of {RAW}: {', '.join(missed)}.", soft_wrap=True)
     for text in tables.remarks(result):
         found.print(f"- {text}", markup=False, soft_wrap=True)

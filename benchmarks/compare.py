@@ -155,7 +155,10 @@ def choose_cases(patterns: Sequence[str] | None, cases: Sequence[Case] = CASES) 
 def compare(suite: Suite, cases: Sequence[Case], loops: Sequence[str], runs: int, settings: Any) -> dict[str, Any]:
     """Runs everything and returns what the JSON file holds."""
     usable, missing = suite.available(loops)
+    if OURS in missing:
+        raise SystemExit(f"there is nothing to compare: {missing[OURS]}")
     if suite.has_load:
+        say("building the load generator, if it has changed")
         loadgen()
     server_core, load_core = cores()
     if server_core is None and suite.has_load:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks._load import MeasurementError, loadgen
-from benchmarks._loops import LOOPS, available, versions
+from benchmarks._loops import available, versions
 from benchmarks._machine import cores, describe
 from benchmarks.measure import Sample, Settings, load_sample
 
@@ -63,7 +63,7 @@ def table(samples: dict[str, list[Sample]]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--loops", nargs="+", default=list(LOOPS), help="default: %(default)s")
+    parser.add_argument("--loops", nargs="+", default=["grapeshot", "uvloop", "asyncio"], help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=5, help="runs per loop (5)")
     parser.add_argument("--seconds", type=float, default=1.2, help="measured time of one run (1.2)")
     args = parser.parse_args(arguments)

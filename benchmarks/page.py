@@ -27,7 +27,8 @@ body { margin: 0 auto; max-width: 1280px; padding: 1.5rem 1rem 4rem; background:
   font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.7rem; margin: 0 0 .3rem; } h2 { font-size: 1.35rem; margin: 2.6rem 0 .4rem; }
 h3 { font-size: 1.05rem; margin: 1.8rem 0 .4rem; }
-p { margin: .4rem 0; max-width: 56rem; } .soft, figcaption { color: var(--soft); font-size: .87rem; }
+p { margin: .4rem 0; max-width: 56rem; } td .soft { white-space: nowrap; }
+.soft, figcaption { color: var(--soft); font-size: .87rem; }
 nav a { margin-right: 1rem; } a { color: inherit; }
 .tiles { display: flex; flex-wrap: wrap; gap: .7rem; margin: .9rem 0; padding: 0; list-style: none; }
 .tiles li { border: 1px solid var(--grid); border-radius: .5rem; padding: .45rem 1rem; min-width: 6.5rem; }

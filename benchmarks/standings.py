@@ -13,6 +13,8 @@ from typing import Any
 
 OURS = "grapeshot"
 RAW = "raw"
+# What grapeshot is to need of the best peer, or, where a peer is that near to it, of the raw server.
+GOAL, NEAR_RAW = 0.97, 1.06
 STANDINGS = ("ahead", "equal", "behind")
 Outcome = dict[str, Any]
 
@@ -89,6 +91,15 @@ def verdict(outcome: Outcome, bound: dict[str, Any]) -> str:
     peer = bound["peer"]
     taken = ratios(outcome, OURS, peer) if peer else values(outcome, OURS)
     return f"no ({statistics.median(taken) / bound['at_most'] - 1:+.0%})"
+
+
+def reaches_goal(outcome: Outcome) -> bool | None:
+    """Is it clearly ahead: at most GOAL of the best peer, or near the raw limit and not behind? None: not compared."""
+    taken, raw = best_ratios(outcome), ratios(outcome, OURS, RAW)
+    if not taken:
+        return None
+    is_near = bool(raw) and statistics.median(raw) <= NEAR_RAW
+    return statistics.median(taken) <= GOAL or (is_near and standing(taken) != "behind")
 
 
 def count(outcomes: Sequence[Outcome]) -> Counter[str]:

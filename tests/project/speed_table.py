@@ -11,6 +11,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "comparison.json"
 COROS = RESULTS.with_name("coros.json")
+BLOCKING = RESULTS.with_name("blocking.json")
+REPORT = RESULTS.with_name("report.html")
 UNCHANGED = RESULTS.with_name("coros-unchanged.json")
 CALLGRIND = RESULTS.with_name("callgrind.json")
 README = ROOT / "README.md"
@@ -102,8 +104,9 @@ def coros() -> str:
     from benchmarks.tables import markdown
 
     parts = []
-    if COROS.exists():
-        parts.append(markdown(json.loads(COROS.read_text(encoding="utf-8")) | {"heading": "## Coros"}))
+    for path, heading in ((COROS, "## Coros"), (BLOCKING, "## Blocking-style servers")):
+        if path.exists():
+            parts.append(markdown(json.loads(path.read_text(encoding="utf-8")) | {"heading": heading}))
     if UNCHANGED.exists():
         parts.append(unchanged(json.loads(UNCHANGED.read_text(encoding="utf-8"))))
     return "".join(f"\n{part}\n" for part in parts)

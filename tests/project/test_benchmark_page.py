@@ -167,3 +167,12 @@ def test_the_committed_comparison_has_what_the_tables_need():
         assert {"name", "group", "title", "metric", "unit", "bounds", "samples", "failures"} <= row.keys()
         for loop in row["samples"]:
             assert values(row, loop), (row["name"], loop)
+
+
+def test_the_committed_page_is_made_of_the_committed_numbers():
+    """But for its charts, which another version of the library draws otherwise."""
+    paths = [path for path in (speed_table.RESULTS, speed_table.COROS, speed_table.BLOCKING) if path.exists()]
+    made = page_of(*(json.loads(path.read_text(encoding="utf-8")) for path in paths))
+    committed = speed_table.REPORT.read_text(encoding="utf-8")
+    without_charts = [re.sub(r"<svg.*?</svg>", "", text, flags=re.DOTALL) for text in (made, committed)]
+    assert without_charts[0] == without_charts[1], "`make tables` makes it anew"

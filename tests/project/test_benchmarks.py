@@ -210,6 +210,15 @@ def test_the_best_peer_is_the_one_that_needs_least():
     assert standings.best_peer(row | {"peers": ["uvloop"]}) == "uvloop"
 
 
+@pytest.mark.parametrize(
+    ("peer", "raw", "reached"),
+    [(110, 50, True), (101, 50, False), (101, 96, True), (95, 96, False), (None, 96, None)],
+)
+def test_the_goal_is_to_be_clearly_ahead_or_near_the_raw_limit(peer, raw, reached):
+    samples = {"grapeshot": [100] * 3, "raw": [raw] * 3} | ({"uvloop": [peer] * 3} if peer else {})
+    assert standings.reaches_goal(outcome("echo", samples)) is reached
+
+
 def test_a_difference_below_zero_is_no_best_peer():
     row = outcome("startup", {"grapeshot": [3.0] * 3, "uvloop": [6.0] * 3, "asyncio": [-0.1, 0.1, -0.2]})
     assert standings.best_peer(row) == "uvloop"

@@ -133,6 +133,7 @@ COUNTED = {"call_soon_bulk": {"before": 1000.4, "now": 1001.0, "with_coros": 100
 
 def test_the_speed_page_has_the_coros_once_they_are_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(speed_table, "COROS", tmp_path / "coros.json")
+    monkeypatch.setattr(speed_table, "BLOCKING", tmp_path / "blocking.json")
     monkeypatch.setattr(speed_table, "UNCHANGED", tmp_path / "unchanged.json")
     assert speed_table.coros() == ""
     taken = comparison(outcome("spawn", {"grapeshot": [10], "gevent": [100]}, peers=["gevent"]), heading="# Coros")
