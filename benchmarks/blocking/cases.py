@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks import memory
 from benchmarks._loops import RAW
+from benchmarks.blocking import mixed
 from benchmarks.blocking.styles import GEVENT, OURS, PROTOCOL, RUNLOOM, TASKS
 from benchmarks.measure import KIB, Bound, Case, Sample, Settings, load_sample
 
@@ -16,14 +17,16 @@ OTHERS = {PROTOCOL: ("echo", OURS), TASKS: ("sock", OURS), RAW: ("echo", RAW)}
 SOCKETS = {"blocking": "coro.sock", "patched": "patched sockets"}
 
 
-def _echo(size: int, connections: int, *bounds: Bound, kind: str = "blocking", read_len: int) -> Case:
+def _echo(
+    size: int, connections: int, *bounds: Bound, kind: str = "blocking", read_len: int, variant: str = ""
+) -> Case:
     def measure(who: str, settings: Settings) -> Sample:
         server, loop = OTHERS.get(who, (kind, who))
         serving: dict[str, object] = {} if who in (PROTOCOL, RAW) else {"read_len": read_len}
         options: dict[str, object] = {"size": size, "connections": connections}
         return load_sample(server, "echo", loop, settings, options, serving)
 
-    name = f"{kind}-{size // KIB}k-{connections}"
+    name = f"{kind}-{size // KIB}k-{connections}{variant}"
     title = f"{SOCKETS[kind]}: echo {size // KIB} KiB, {connections} connections, reads of {read_len // KIB} KiB"
     peers = (GEVENT, RUNLOOM) if kind == "patched" else ALL[1:]
     return Case(name, "Blocking-style servers", title, "cpu_us", "us CPU/request", bounds, measure, only=(OURS, *peers))
@@ -38,6 +41,18 @@ def _idle(name: str, title: str, *bounds: Bound, touch_size: int) -> Case:
     return Case(name, "Memory", title, "kib", "KiB/connection", bounds, measure, only=(OURS, *peers))
 
 
+def _mixed() -> Case:
+    def measure(who: str, settings: Settings) -> Sample:
+        return mixed.measure(who, settings.seconds)
+
+    title = (
+        f"a light request beside {100 // mixed.BURN_EVERY} % that burn {mixed.BURN_MS} ms of CPU in a real thread, "
+        f"{mixed.REQUESTS_PER_S} requests per second"
+    )
+    bounds = (Bound(20, None),)
+    return Case("light", "Latency", title, "p99_ms", "ms, p99", bounds, measure, only=(OURS, GEVENT, RUNLOOM))
+
+
 _SMALL = (Bound(0.52, GEVENT), Bound(1.10, PROTOCOL))
 _PATCHED = (Bound(0.60, GEVENT),)
 
@@ -45,10 +60,13 @@ CASES: tuple[Case, ...] = (
     _echo(1 * KIB, 10, *_SMALL, read_len=4 * KIB),
     _echo(1 * KIB, 100, *_SMALL, read_len=4 * KIB),
     _echo(1 * KIB, 1000, *_SMALL, read_len=4 * KIB),
-    _echo(100 * KIB, 10, Bound(0.55, GEVENT), read_len=64 * KIB),
+    # As many bytes as asyncio's transports ask for, and less than a message.
+    _echo(100 * KIB, 10, Bound(0.55, GEVENT), read_len=256 * KIB),
+    _echo(100 * KIB, 10, Bound(0.55, GEVENT), read_len=64 * KIB, variant="-r64k"),
     _echo(1 * KIB, 10, *_PATCHED, kind="patched", read_len=4 * KIB),
     _echo(1 * KIB, 100, *_PATCHED, kind="patched", read_len=4 * KIB),
     _echo(1 * KIB, 1000, *_PATCHED, kind="patched", read_len=4 * KIB),
+    _mixed(),
     _idle("idle", "an idle connection", Bound(4.5, None), touch_size=0),
     _idle("idle-used", "an idle connection after one message of 1 KiB", touch_size=1024),
 )

@@ -1,7 +1,8 @@
 """The blocking-style server that is put under load: `python -m benchmarks.blocking.servers KIND --style STYLE`.
 
 Each connection has a cooperative thread, which receives and sends in a loop. The program is the same for all styles. It
-prints `{"address": ...}` when it listens, or `{"unsupported": why}`. It ends when stdin is closed.
+prints `{"address": ...}` when it listens, or `{"unsupported": why}`. It ends when stdin is closed. With `--burn-ms` a
+message that begins with `b` first burns so much CPU time in a real thread.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import argparse
 import json
 import os
 import socket
+import time
+from collections.abc import Callable
 from typing import NoReturn
 
 from benchmarks._load import UnsupportedError
@@ -28,20 +31,39 @@ def echo(connection: socket.socket, read_len: int) -> None:
         connection.close()
 
 
-def accept(listener: socket.socket, style: Style, read_len: int) -> NoReturn:
+def burn(cpu_s: float) -> None:
+    begin = time.thread_time()
+    while time.thread_time() - begin < cpu_s:
+        sum(range(1000))
+
+
+def echo_or_burn(connection: socket.socket, read_len: int, style: Style, cpu_s: float) -> None:
+    try:
+        while data := connection.recv(read_len):
+            if data.startswith(b"b"):
+                style.run_in_thread(burn, cpu_s)
+            connection.sendall(data)
+    finally:
+        connection.close()
+
+
+def accept(listener: socket.socket, style: Style, handler: Callable[..., None], *arguments: object) -> NoReturn:
     while True:
         connection, _ = listener.accept()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        style.spawn(echo, connection, read_len)
+        style.spawn(handler, connection, *arguments)
 
 
-def serve(style: Style, read_len: int) -> NoReturn:
+def serve(style: Style, read_len: int, burn_ms: float | None) -> NoReturn:
     """Serves until stdin is closed, and ends the process: threads that wait have no end."""
     listener = style.make_socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", 0))
     listener.listen(BACKLOG)
-    style.spawn(accept, listener, style, read_len)
+    if burn_ms is None:
+        style.spawn(accept, listener, style, echo, read_len)
+    else:
+        style.spawn(accept, listener, style, echo_or_burn, read_len, style, burn_ms / 1e3)
     host, port = listener.getsockname()
     print(json.dumps({"address": f"{host}:{port}"}), flush=True)
     style.wait_readable(STDIN)
@@ -53,6 +75,7 @@ def main() -> None:
     parser.add_argument("kind", choices=STYLES)
     parser.add_argument("--style", required=True, help="grapeshot, gevent or runloom")
     parser.add_argument("--read-len", type=int, default=65536, help="bytes that are asked for at once (65536)")
+    parser.add_argument("--burn-ms", type=float, help="CPU time that a message beginning with b burns in a thread")
     args = parser.parse_args()
     raise_descriptor_limit()
     try:
@@ -60,7 +83,7 @@ def main() -> None:
     except UnsupportedError as error:
         print(json.dumps({"unsupported": str(error)}), flush=True)
         return
-    style.run(serve, style, args.read_len)
+    style.run(serve, style, args.read_len, args.burn_ms)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ class Style(Protocol):
     make_socket: Function
     # Waits until a descriptor can be read.
     wait_readable: Function
+    # Calls a function in a real thread, and lets other threads of the style run meanwhile.
+    run_in_thread: Function
 
 
 class Coros:
@@ -41,6 +43,7 @@ class Coros:
         self.spawn: Function = coro.spawn
         self.make_socket: Function = coro.tcp_sock
         self.wait_readable: Function = coro.wait_for_read
+        self.run_in_thread: Function = coro.threads.run
 
 
 class PatchedCoros(Coros):
@@ -71,6 +74,7 @@ class Gevent:
         self.spawn = gevent.spawn
         self.make_socket = gevent.socket.socket
         self.wait_readable = gevent.socket.wait_read
+        self.run_in_thread = lambda function, *arguments: gevent.get_hub().threadpool.apply(function, arguments)
 
 
 class Runloom:
@@ -88,6 +92,7 @@ class Runloom:
         self.spawn: Function = runloom.fiber
         self.make_socket: Function = socket.socket
         self.wait_readable: Function = lambda fd: runloom.wait_fd(fd, 1)
+        self.run_in_thread: Function = runloom.blocking
 
 
 STYLES: dict[str, dict[str, Callable[[], Style]]] = {

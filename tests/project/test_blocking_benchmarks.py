@@ -11,18 +11,20 @@ from project.test_benchmarks import CAP_S, MESSAGE, connect, receive
 
 from benchmarks._load import BLOCKING, Child, server_command
 from benchmarks._loops import RAW
-from benchmarks.blocking import styles
+from benchmarks.blocking import mixed, styles
 from benchmarks.blocking.__main__ import SUITE
 from benchmarks.blocking.cases import OTHERS
 from benchmarks.servers import KINDS
 
 pytest.importorskip("grapeshot.coro", reason="coros do not work here", exc_type=ImportError)
 
-SERVERS = [
-    pytest.param(kind, name, marks=pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"no {name} here"))
-    for kind, made in styles.STYLES.items()
-    for name in made
-]
+
+def where_installed(name, *others):
+    reason = f"no {name} here"
+    return pytest.param(*others, name, marks=pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=reason))
+
+
+SERVERS = [where_installed(name, kind) for kind, made in styles.STYLES.items() for name in made]
 
 
 def unsupported(kind, style):
@@ -47,6 +49,14 @@ def test_the_server_echoes_on_many_connections(kind, style):
         finally:
             for connection in connections:
                 connection.close()
+
+
+@pytest.mark.parametrize("style", map(where_installed, styles.STYLES["blocking"]))
+def test_light_requests_are_measured_beside_burning_ones(style):
+    sample = mixed.measure(style, 0.1)
+    assert sample["requests"] == 300
+    # Each burns as long as it says; a light one need not wait for it.
+    assert sample["burning_p50_ms"] >= mixed.BURN_MS > sample["p50_ms"] > 0
 
 
 def test_every_case_has_a_server_for_each_of_its_participants():
