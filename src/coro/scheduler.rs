@@ -29,6 +29,7 @@ use super::runtime::{Runtime, with_runtime};
 use super::{hooks, latency, profiling, pystate, tasks, thread_locals};
 use crate::binding::native_type::This;
 use crate::event_loop::pyloop::LoopObject;
+use crate::event_loop::reactor::Reactor;
 
 /// The entry of a coro in the loop's ready queue.
 pub(super) unsafe fn resume_entry(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
@@ -193,6 +194,47 @@ fn queue(coro: Coro<'_>) {
         LoopObject::of(&event_loop)
             .reactor()
             .defer(coro.to_bound(), resume_entry);
+    }
+}
+
+/// So many ready coros, with what they use, do not stay in the near caches until their turn comes.
+const MIN_PREFETCHED: usize = 32;
+/// The most that is prefetched of a stack; the rest follows by itself when the beginning is copied.
+const MAX_PREFETCHED_LEN: usize = 1024;
+const LINE_LEN: usize = 64;
+
+/// Brings near what the next coros in the ready queue will use, while the running one makes a system call. What a fiber
+/// points to can be asked for only when the fiber itself is near, so it takes two steps.
+#[inline]
+pub(super) fn prefetch_next(reactor: &Reactor) {
+    if reactor.ready_len() >= MIN_PREFETCHED {
+        if let Some(fiber) = ready_fiber(reactor, 1) {
+            prefetch(fiber.cast(), size_of::<Fiber>());
+        }
+        if let Some(fiber) = ready_fiber(reactor, 0) {
+            // SAFETY: the fiber of a coro that is ready, so nobody else uses it.
+            let (saved, innermost) = unsafe { ((*fiber).saved.as_ref(), (*fiber).innermost) };
+            if let Some(saved) = saved {
+                prefetch(saved.as_ptr(), saved.len_bytes().min(MAX_PREFETCHED_LEN));
+                prefetch(innermost, 2 * LINE_LEN);
+            }
+        }
+    }
+}
+
+/// The fiber of a coro that so many entries of the ready queue are in front of, if it has one.
+#[inline]
+fn ready_fiber(reactor: &Reactor, offset: usize) -> Option<*mut Fiber> {
+    let object = reactor.deferred_at(offset, resume_entry)?;
+    // SAFETY: a coro, which the queue keeps; nothing else runs meanwhile.
+    let fiber = unsafe { (*object.cast::<CoroObject>()).fiber.get() };
+    (!fiber.is_null()).then_some(fiber)
+}
+
+#[inline]
+fn prefetch(start: *const u8, len_bytes: usize) {
+    for offset in (0..len_bytes).step_by(LINE_LEN) {
+        arch::prefetch(start.wrapping_add(offset));
     }
 }
 

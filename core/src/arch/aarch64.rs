@@ -29,7 +29,7 @@
 //!
 //! A new stack has the same frame with `start` in lr, `entry` in x19 and its argument in x20.
 
-use std::arch::naked_asm;
+use std::arch::{asm, naked_asm};
 use std::ffi::c_void;
 
 use super::Entry;
@@ -75,4 +75,11 @@ pub unsafe fn prepare(top: usize, entry: Entry, argument: *mut c_void) -> usize 
     // SAFETY: within the 256 bytes that the caller gives.
     unsafe { (sp as *mut [u64; FRAME_WORDS]).write(frame) };
     sp
+}
+
+/// Brings a cache line near.
+#[inline(always)]
+pub fn prefetch(address: *const u8) {
+    // SAFETY: the instruction ignores addresses that are not mapped.
+    unsafe { asm!("prfm pldl1keep, [{}]", in(reg) address, options(nostack, preserves_flags, readonly)) };
 }

@@ -6,6 +6,8 @@
 //!   restores the same from there. It returns when somebody switches back to the pointer in `*from`.
 //! - `unsafe fn prepare(top: usize, entry: Entry, argument: *mut c_void) -> usize`: lays out a new stack below `top`
 //!   (16 bytes aligned) such that the first switch to the result calls `entry(argument)`. The unwind chain ends there.
+//! - `fn prefetch(address: *const u8)`: asks the processor to bring the cache line of an address near. It never faults,
+//!   whatever the address; a hint only.
 //!
 //! It must not know what runs on the stacks. `IS_SUPPORTED` says whether there is such a file for this target.
 
@@ -24,7 +26,7 @@ mod imp;
 #[path = "none.rs"]
 mod imp;
 
-pub use imp::{IS_SUPPORTED, prepare, switch};
+pub use imp::{IS_SUPPORTED, prefetch, prepare, switch};
 
 #[cfg(all(test, unix, any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod tests;

@@ -22,3 +22,7 @@ pub unsafe extern "C" fn switch(_from: *mut usize, _to: usize) {
 pub unsafe fn prepare(_top: usize, _entry: Entry, _argument: *mut c_void) -> usize {
     std::process::abort()
 }
+
+/// Does nothing.
+#[inline(always)]
+pub fn prefetch(_address: *const u8) {}

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::ffi::c_void;
 use std::hint::black_box;
 
-use super::{prepare, switch};
+use super::{prefetch, prepare, switch};
 
 const STACK_LEN: usize = 256 * 1024;
 
@@ -174,4 +174,16 @@ fn the_unwind_chain_ends_at_the_start() {
     let pair = Pair::new(trace);
     pair.resume();
     assert!(pair.log.get() > 0);
+}
+
+#[test]
+fn any_address_may_be_asked_for() {
+    let here = 0_u8;
+    for address in [
+        &raw const here,
+        std::ptr::null(),
+        std::ptr::without_provenance(usize::MAX),
+    ] {
+        prefetch(address);
+    }
 }

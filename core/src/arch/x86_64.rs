@@ -22,6 +22,7 @@
 //! A new stack has the same frame with `start` as the return address, `entry` in r12 and its argument in r13.
 
 use std::arch::naked_asm;
+use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 use std::ffi::c_void;
 
 use super::Entry;
@@ -101,4 +102,11 @@ pub unsafe fn prepare(top: usize, entry: Entry, argument: *mut c_void) -> usize 
     // SAFETY: within the 128 bytes that the caller gives.
     unsafe { (sp as *mut [u64; 8]).write(frame) };
     sp
+}
+
+/// Brings a cache line near.
+#[inline(always)]
+pub fn prefetch(address: *const u8) {
+    // SAFETY: part of SSE, which every x86-64 has; the instruction ignores addresses that are not mapped.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
 }

@@ -93,6 +93,18 @@ impl<T: Copy> ReadyQueue<T> {
         Some(item)
     }
 
+    /// The element that so many others are in front of.
+    #[inline]
+    #[must_use]
+    pub fn get(&self, offset: usize) -> Option<T> {
+        if offset >= self.len() {
+            return None;
+        }
+        let index = self.index(self.head.wrapping_add(offset));
+        // SAFETY: positions from `head` up to `tail` are initialised, and `index` masks by the length of the ring.
+        Some(unsafe { self.ring.get_unchecked(index).assume_init_read() })
+    }
+
     /// The elements from the oldest to the newest.
     pub fn iter(&self) -> impl Iterator<Item = T> + '_ {
         (0..self.len()).map(|offset| {
@@ -192,6 +204,7 @@ mod tests {
         }
         assert_eq!(queue.capacity(), FIRST_CAPACITY * 4);
         assert!(queue.iter().eq(0..FIRST_CAPACITY * 3));
+        assert!((0..).map_while(|offset| queue.get(offset)).eq(queue.iter()));
         assert!(std::iter::from_fn(|| queue.pop_front()).eq(0..FIRST_CAPACITY * 3));
     }
 

@@ -16,6 +16,11 @@ pub struct Saved {
 }
 
 impl Saved {
+    /// Where the bytes are.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.data
+    }
+
     /// The length of the part that was used.
     pub fn len_bytes(&self) -> usize {
         self.len_bytes

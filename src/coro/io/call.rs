@@ -20,6 +20,7 @@ use pyo3::prelude::*;
 use super::socket::Socket;
 use super::wait::{Target, Wait, WaitState, reactor_of};
 use crate::coro::coroutine::{Coro, Outcome};
+use crate::coro::scheduler;
 use crate::coro::suspension::{self, Begun};
 use crate::event_loop::reactor::{Direction, Reactor};
 
@@ -210,6 +211,9 @@ fn go_on<O: Operation>(
         }
     }
     let has_waited = call.state == State::Waiting;
+    if has_waited && let Some(reactor) = coro.and_then(reactor_of) {
+        scheduler::prefetch_next(reactor);
+    }
     attempt(call, socket, coro, has_waited)
 }
 

@@ -135,6 +135,15 @@ impl Reactor {
         });
     }
 
+    /// The object of a queued entry that so many others are in front of, if it was queued with `run`. A borrowed pointer,
+    /// valid until other code runs.
+    #[inline]
+    pub(crate) fn deferred_at(&self, offset: usize, run: Deferred) -> Option<*mut ffi::PyObject> {
+        let entry = self.ready.borrow().get(offset)?;
+        let is_such = entry.run.is_some_and(|other| std::ptr::fn_addr_eq(other, run));
+        is_such.then_some(entry.object)
+    }
+
     /// The same from any thread: wakes the loop if it sleeps. The loop is not closed.
     pub(crate) fn defer_from_anywhere(&self, object: Bound<'_, PyAny>, run: Deferred) {
         let must_wake = if HAS_GIL {
