@@ -131,7 +131,7 @@ class RequestParser:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._fields += 1
-        settings, field_len = self._settings, len(name) + len(value)
+        settings, field_len = self._settings, len(name) + len(value) + 4  # with the colon and the ends
         self._head_len += field_len
         if (
             self._fields > settings.max_headers

@@ -1,0 +1,257 @@
+"""A worker class for gunicorn: ``gunicorn -k grapeshot.coro.gunicorn.Worker app:app``.
+
+Each connection has a coro of its own, and everything is patched (``coro.install()``). gunicorn parses the requests and
+makes the answers; its settings mean what they mean for its own asynchronous workers. asyncio's functions see no running
+loop in the application.
+
+    master (not patched) --- fork ---> worker: install(), load the application, run the loop
+                                                 |
+                 SIGTERM, max_requests, reload --'--> alive = False ---> close, wait for requests, end
+
+With ``--preload`` the master loads the application before that. Its modules then hold originals, most of which
+``install()`` replaces; it names the others in a PatchWarning. ``coro.install()`` at the top of gunicorn's configuration
+file patches the master, where everything does what the originals do, and avoids that.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from grapeshot import coro
+from grapeshot.coro import bridge
+
+try:
+    from gunicorn import util  # type: ignore[import-untyped]
+    from gunicorn.sock import ssl_context  # type: ignore[import-untyped]
+    from gunicorn.workers.base_async import AsyncWorker  # type: ignore[import-untyped]
+except ImportError as error:
+    raise ImportError("grapeshot.coro.gunicorn is a worker class of gunicorn, which is not installed") from error
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Any
+
+__all__ = ["Worker"]
+
+# How often the master is told that the worker lives, and the worker looks whether the master does.
+_BEAT_S = 1.0
+# The first part of a body up to this length is joined with the head, which is cheaper than a second call of the system.
+_JOIN_LEN = 64 * 1024
+
+
+class _Listener:
+    """What gunicorn asks a listening socket for, also once that is closed."""
+
+    def __init__(self, address: Any) -> None:
+        self._address = address
+
+    def getsockname(self) -> Any:
+        return self._address
+
+
+class _Settings:
+    """gunicorn's settings, each looked up once. gunicorn asks for 20 of them in each request."""
+
+    def __init__(self, cfg: Any) -> None:
+        self._cfg = cfg
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._cfg, name)
+        setattr(self, name, value)
+        return value
+
+    def set(self, name: str, value: Any) -> None:
+        """Change a setting, as a hook may do."""
+        cfg = self._cfg
+        cfg.set(name, value)
+        self.__dict__ = {"_cfg": cfg}
+
+
+class _KeepAlive(coro.timeout):
+    """Ends a block silently, without result, that takes longer than keep-alive lasts."""
+
+    def __exit__(  # type: ignore[override]
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        try:
+            super().__exit__(kind, exc, traceback)
+        except coro.TimeoutError:
+            return True
+        return False
+
+
+class _Client(coro.sock):
+    """A connection that sends the head of an answer together with what follows, which gunicorn sends apart."""
+
+    # Of the answer that begins: b"" until its head was sent, None afterwards.
+    _head: bytes | None = None
+
+    def begin_answer(self) -> None:
+        self._head = b""
+
+    def end_answer(self) -> None:
+        head, self._head = self._head, None
+        if head:
+            super().sendall(head)
+
+    def sendall(self, data: Any, flags: int = 0, /) -> None:
+        head = self._head
+        if head is None:
+            super().sendall(data, flags)
+        elif head:
+            self._head = None
+            super().sendall(head + data if len(data) <= _JOIN_LEN else head, flags)
+            if len(data) > _JOIN_LEN:
+                super().sendall(data, flags)
+        elif data[:7] == b"HTTP/1." and data[9:10] != b"1" and data[-4:] == b"\r\n\r\n":
+            self._head = data
+        else:
+            super().sendall(data, flags)  # 103 Early Hints
+
+    def send(self, data: Any, flags: int = 0, /) -> int:
+        self.end_answer()
+        return super().send(data, flags)
+
+    def sendfile(self, file: Any, offset: int = 0, count: int | None = None) -> int:
+        self.end_answer()
+        return super().sendfile(file, offset, count)
+
+
+_make_date: Callable[[float | None], str] = util.http_date
+_date = ""
+_date_s = 0
+
+
+def _http_date(timestamp: float | None = None) -> str:
+    """Do what gunicorn's function does, which makes the same text for each answer within a second."""
+    global _date, _date_s
+    if timestamp is not None:
+        return _make_date(timestamp)
+    now_s = int(time.time())
+    if now_s != _date_s:
+        _date, _date_s = _make_date(now_s), now_s
+    return _date
+
+
+class Worker(AsyncWorker):  # type: ignore[misc]  # gunicorn has no types
+    """Serves the connections of a worker process in coros."""
+
+    cfg: Any
+    _is_alive = True
+    _is_quitting = False
+    # The loop and what wakes its first coro, while it runs.
+    _loop: Any = None
+    _changed: Any = None
+
+    @property
+    def alive(self) -> bool:
+        """gunicorn sets it to False, in a signal handler, a thread (reload) or a request (max_requests)."""
+        return self._is_alive
+
+    @alive.setter
+    def alive(self, value: bool) -> None:
+        self._is_alive = value
+        if not value:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._changed.set)
+
+    def init_process(self) -> None:
+        """In the new process: patch before the application is imported, then go gunicorn's way."""
+        coro.install()
+        super().init_process()
+
+    def run(self) -> None:
+        self.cfg = _Settings(self.cfg)
+        util.http_date = _http_date
+        try:
+            coro.run(self._serve, name="worker")
+        finally:
+            self._loop = None
+
+    # ------------------------------------------------------------------ the first coro
+
+    def _serve(self) -> None:
+        self._changed = coro.event()
+        self._loop = bridge.own_loop()
+        context = ssl_context(self.cfg) if self.cfg.is_ssl else None
+        servers = [self._listen(listener, context) for listener in self.sockets]
+        while self.alive:
+            self.notify()
+            if self.ppid != os.getppid():
+                self.log.info("Parent changed, shutting down: %s", self)
+                break
+            self._changed.wait(_BEAT_S)
+        for server in servers:
+            server.close()
+        if self._is_quitting:
+            self.cfg.worker_int(self)
+        else:
+            self._wait_for(servers)
+        for server in servers:
+            server.stop(0)
+
+    def _listen(self, listener: Any, context: Any) -> coro.Server:
+        known = _Listener(listener.getsockname())
+
+        def handle(sock: Any, address: Any) -> None:
+            if context is None:
+                sock = _Client(sock.family, sock.type, sock.proto, fileno=sock.detach())
+            coro.call_blocking(self.handle, known, sock, address)
+
+        return coro.serve(
+            handle, sock=listener.sock, limit=self.worker_connections, ssl=context, backlog=self.cfg.backlog
+        )
+
+    def _wait_for(self, servers: list[coro.Server]) -> None:
+        """Wait until no connection is left, as long as ``graceful_timeout`` allows."""
+        end_s = time.monotonic() + self.cfg.graceful_timeout
+        while any(server.connections for server in servers):
+            left_s = end_s - time.monotonic()
+            if left_s <= 0:
+                self.log.warning("Worker graceful timeout (pid:%s)", self.pid)
+                return
+            self.notify()
+            if self._is_quitting:
+                return
+            next(server for server in servers if server.connections).wait_closed(min(left_s, _BEAT_S))
+
+    # ------------------------------------------------------------------ what the base class asks for
+
+    def timeout_ctx(self) -> _KeepAlive:
+        return _KeepAlive(self.cfg.keepalive)
+
+    def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> Any:
+        if type(sock) is not _Client:
+            return super().handle_request(listener_name, req, sock, addr)
+        sock.begin_answer()
+        try:
+            return super().handle_request(listener_name, req, sock, addr)
+        finally:
+            sock.end_answer()
+
+    def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
+        # A connection that is shut down at the end of the worker is no error of the request.
+        if not isinstance(exc, coro.Interrupted):
+            super().handle_error(req, client, addr, exc)
+
+    # ------------------------------------------------------------------ signals, in the middle of whatever runs
+
+    def handle_quit(self, sig: int, frame: Any) -> None:
+        # The base class ends the process here. That would be an exception in some request's coro.
+        if self._loop is None:
+            super().handle_quit(sig, frame)
+        self._is_quitting = True
+        self.alive = False
+
+    def handle_usr1(self, sig: int, frame: Any) -> None:
+        # It takes locks of logging, which the coro that runs may hold.
+        if self._loop is None:
+            super().handle_usr1(sig, frame)
+        else:
+            self._loop.call_soon_threadsafe(coro.spawn, super().handle_usr1, sig, frame)
