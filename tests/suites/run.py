@@ -35,6 +35,7 @@ DATA = HERE / "suites.toml"
 CONSTRAINTS = HERE / "constraints.txt"
 PLACE = HERE.parents[1] / "target" / "suites"
 SETTINGS = ("pytest.ini", "pyproject.toml")
+CORPUS = "requests"  # not a suite, but requests: corpus.py
 RERUNS = 2
 RANK = ("passed", "xfailed", "skipped", "failed")  # of a test's phases, the last of these counts
 
@@ -259,7 +260,9 @@ def load(file: Path = DATA) -> dict[str, dict[str, Any]]:
 def main() -> int:
     suites = load()
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("suites", nargs="*", metavar="suite", help=f"{', '.join(suites)}; all if none is given")
+    parser.add_argument(
+        "suites", nargs="*", metavar="suite", help=f"{', '.join([*suites, CORPUS])}; all if none is given"
+    )
     parser.add_argument("--subject", default="grapeshot", choices=["grapeshot", "uvloop"])
     parser.add_argument("--keep-baseline", action="store_true", help="take the last run's baseline")
     parser.add_argument("--json", type=Path, help="write the counts and problems to this file")
@@ -269,7 +272,13 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     reports = []
-    for name in arguments.suites or suites:
+    wanted = arguments.suites or [*suites, CORPUS]
+    corpus_code = (
+        subprocess.run([sys.executable, str(HERE / "corpus.py")], check=False).returncode if CORPUS in wanted else 0
+    )
+    for name in wanted:
+        if name == CORPUS:
+            continue
         reports.append(run_and_judge(name, suites[name], arguments.subject, arguments.keep_baseline))
         for problem in reports[-1].problems:
             lines = problem.splitlines()
@@ -277,7 +286,7 @@ def main() -> int:
     print_table(reports)
     if arguments.json:
         arguments.json.write_text(json.dumps([dataclasses.asdict(report) for report in reports], indent=1))
-    return 1 if any(report.problems for report in reports) else 0
+    return 1 if corpus_code or any(report.problems for report in reports) else 0
 
 
 def run_and_judge(name: str, suite: dict[str, Any], subject: str, keep_baseline: bool) -> Report:
