@@ -23,6 +23,8 @@ from benchmarks._machine import ROOT, child_environment, cores, on_core
 
 # The kinds of servers that are in `benchmarks.blocking`, where a style stands in the place of a loop.
 BLOCKING = ("blocking", "patched")
+# The same, of HTTP.
+WEB = ("wsgi", "gunicorn")
 CRATE = ROOT / "benchmarks" / "loadgen"
 
 
@@ -171,8 +173,9 @@ def flags(options: dict[str, object]) -> list[str]:
 def server_command(kind: str, loop: str, serving: dict[str, object] | None = None) -> list[str]:
     if loop == RAW:
         return [loadgen(), "raw-server", *raw_options(kind)]
-    if kind in BLOCKING:
-        command = [sys.executable, "-m", "benchmarks.blocking.servers", kind, "--style", loop]
+    if kind in (*BLOCKING, *WEB):
+        program = "web" if kind in WEB else "servers"
+        command = [sys.executable, "-m", f"benchmarks.blocking.{program}", kind, "--style", loop]
     else:
         command = [sys.executable, "-m", "benchmarks.servers", kind, "--loop", loop]
     command += flags(serving or {})
@@ -196,6 +199,8 @@ class Server(Child):
         super().__init__([*under, *server_command(kind, loop, serving)], core, ready_within_s)
         # `address:port` or `unix:/path`.
         self.address: str = self.ready["address"]
+        # Of the process that serves, if that is another one.
+        self.pid = self.ready.get("pid", self.pid)
         if loop == RAW:
             check_openssl(self.ready["openssl"])
 

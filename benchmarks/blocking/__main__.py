@@ -19,7 +19,7 @@ HOW = (
     "their range in brackets; below 1 grapeshot needs less. Servers have one cooperative thread for each connection: "
     "grapeshot's coros, gevent's and runloom's, which run `while data := s.recv(n): s.sendall(data)`. Beside them "
     "stand grapeshot's Protocols (protocol) and its tasks with `sock_recv` and `sock_sendall` (tasks), and epoll "
-    "without Python (raw)."
+    "without Python (raw). The WSGI servers serve one application that says hello."
 )
 
 SUITE = Suite(

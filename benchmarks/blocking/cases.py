@@ -53,6 +53,14 @@ def _mixed() -> Case:
     return Case("light", "Latency", title, "p99_ms", "ms, p99", bounds, measure, only=(OURS, GEVENT, RUNLOOM))
 
 
+def _web(kind: str, title: str, bound: Bound, connections: int = 50) -> Case:
+    def measure(who: str, settings: Settings) -> Sample:
+        return load_sample(kind, "http", who, settings, {"connections": connections, "expect_length": 13})
+
+    title = f"{title}: hello, {connections} connections"
+    return Case(f"{kind}-hello", "WSGI", title, "cpu_us", "us CPU/request", (bound,), measure, only=(OURS, GEVENT))
+
+
 _SMALL = (Bound(0.52, GEVENT), Bound(1.10, PROTOCOL))
 _PATCHED = (Bound(0.60, GEVENT),)
 
@@ -67,6 +75,8 @@ CASES: tuple[Case, ...] = (
     _echo(1 * KIB, 100, *_PATCHED, kind="patched", read_len=4 * KIB),
     _echo(1 * KIB, 1000, *_PATCHED, kind="patched", read_len=4 * KIB),
     _mixed(),
+    _web("wsgi", "coro.wsgi, gevent.pywsgi", Bound(0.5, GEVENT)),
+    _web("gunicorn", "gunicorn's worker classes", Bound(0.75, GEVENT)),
     _idle("idle", "an idle connection", Bound(4.5, None), touch_size=0),
     _idle("idle-used", "an idle connection after one message of 1 KiB", touch_size=1024),
 )

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 
 import pytest
 from project.test_benchmarks import CAP_S, MESSAGE, connect, receive
 
-from benchmarks._load import BLOCKING, Child, server_command
+from benchmarks._load import BLOCKING, WEB, Child, server_command
 from benchmarks._loops import RAW
-from benchmarks.blocking import mixed, styles
+from benchmarks.blocking import mixed, styles, web
 from benchmarks.blocking.__main__ import SUITE
 from benchmarks.blocking.cases import OTHERS
 from benchmarks.servers import KINDS
@@ -59,6 +60,22 @@ def test_light_requests_are_measured_beside_burning_ones(style):
     assert sample["burning_p50_ms"] >= mixed.BURN_MS > sample["p50_ms"] > 0
 
 
+@pytest.mark.parametrize("kind", WEB)
+@pytest.mark.parametrize("style", web.WORKERS)
+def test_the_web_server_says_hello(kind, style):
+    for module in {"wsgi": ["httptools"], "gunicorn": ["gunicorn"]}[kind] + [style]:
+        pytest.importorskip(module)
+    with Child(server_command(kind, style, None), None) as running:
+        os.kill(running.ready["pid"], 0)
+        with connect(running.ready["address"]) as connection:
+            for _ in range(3):
+                connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+                data = b""
+                while not data.endswith(b"Hello, world!"):
+                    data += connection.recv(1000)
+                assert data.startswith(b"HTTP/1.1 200 OK\r\n")
+
+
 def test_every_case_has_a_server_for_each_of_its_participants():
     for case in SUITE.cases:
         assert case.only[0] == styles.OURS
@@ -66,6 +83,7 @@ def test_every_case_has_a_server_for_each_of_its_participants():
             assert who in styles.STYLES["blocking"] or who in OTHERS, (case.name, who)
         assert {bound.peer for bound in case.bounds} <= {None, *case.only}
     assert set(BLOCKING) == set(styles.STYLES)
+    assert set(WEB) == set(web.KINDS)
     assert {kind for kind, loop in OTHERS.values() if loop != RAW} <= set(KINDS)
 
 
