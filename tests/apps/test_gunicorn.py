@@ -16,7 +16,7 @@ import pytest
 
 from tests.apps.certificates import Certificates
 from tests.apps.wire import HOST, Wire, chunk, head
-from tests.apps.wsgi_servers import Process, connect, replies, statuses, talk
+from tests.apps.wsgi_servers import Process, connect, only, statuses, talk
 from tests.support import coro_is_available, wait_until
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
@@ -149,11 +149,6 @@ class Gunicorn(Process):
 
 def request(path: str, method: str = "GET") -> bytes:
     return head(method, path, "Connection: close")
-
-
-def only(data: bytes) -> tuple[int, dict[str, str], bytes]:
-    [reply] = replies(data)
-    return reply
 
 
 Start = Callable[..., Gunicorn]
@@ -437,3 +432,53 @@ def test_preload(start: Start, config: str) -> None:
     server.signal(signal.SIGTERM)
     assert server.finish() == 0
     assert not config or not any("PatchWarning" in line for line in server.output)
+
+
+# ---------------------------------------------------------------- Django
+
+DJANGO = """
+import threading
+import django
+from django.conf import settings
+from django.core.wsgi import get_wsgi_application
+from django.http import HttpResponse
+from django.urls import path
+
+settings.configure(
+    ALLOWED_HOSTS=["*"],
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "db.sqlite3"}},
+    ROOT_URLCONF=__name__,
+    SECRET_KEY="x",
+)
+django.setup()
+from django.db import connection
+
+together = threading.Barrier(5)
+
+def count(request):
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 6 * 7")
+        together.wait()  # each has a connection of its own
+        return HttpResponse(f"{cursor.fetchone()[0]}")
+
+urlpatterns = [path("", count)]
+application = get_wsgi_application()
+"""
+
+
+@pytest.mark.parametrize("server", ["gunicorn", "wsgi"])
+def test_djangos_orm(server: str, tmp_path: Path) -> None:
+    (tmp_path / "served.py").write_text(DJANGO, encoding="utf-8")
+    bind = f"{HOST}:0"
+    command = {
+        "gunicorn": ["gunicorn", "--bind", bind, "--no-control-socket", *OURS, "served"],
+        "wsgi": ["grapeshot.coro.wsgi", "--bind", bind, "served"],
+    }[server]
+    with Process("-m", *command, cwd=tmp_path, env={"DJANGO_ALLOW_ASYNC_UNSAFE": ""}) as process:
+        port = int(process.wait_line("Listening", "http").partition(f"{HOST}:")[2].partition(" ")[0])
+        wires = [Wire(port) for _ in range(5)]
+        for wire in wires:
+            wire.send(head("GET", "/"))
+        assert [wire.reply().text for wire in wires] == ["42"] * 5
+        for wire in wires:
+            wire.close()

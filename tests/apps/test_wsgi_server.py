@@ -1,71 +1,29 @@
-"""`grapeshot.coro.wsgi.serve`: what PEP 3333 says, connections that stay, limits, slow clients and the end."""
+"""`grapeshot.coro.wsgi.serve`: what PEP 3333 says about environ, answers and errors."""
 
 from __future__ import annotations
 
-import io
-import itertools
-import logging
 import os
 import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 from wsgiref.validate import validator
 
 import pytest
 
-from tests.apps.certificates import Certificates
 from tests.apps.wire import Wire, chunk, head
-from tests.apps.wsgi_servers import Served, connect, drain, replies, statuses, talk
-from tests.support import coro_is_available, wait_until
+from tests.apps.wsgi_servers import TEXT, Errors, Served, connect, drain, hello, only, replies, statuses, talk
+from tests.support import coro_is_available
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 
-_numbers = itertools.count()
-TEXT = [("Content-Type", "text/plain")]
 GET = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
-
-
-def hello(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-    start_response("200 OK", TEXT)
-    return [b"hello"]
-
-
-def echo(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-    body = environ["wsgi.input"].read()
-    start_response("200 OK", [*TEXT, ("Content-Length", str(len(body)))])
-    return [body]
-
-
-def only(data: bytes) -> tuple[int, dict[str, str], bytes]:
-    [reply] = replies(data)
-    return reply
 
 
 def ask(application: Callable[..., Any], request: bytes = GET, **options: Any) -> tuple[int, dict[str, str], bytes]:
     with Served(application, **options) as served:
         return only(talk(served.port, request))
-
-
-class Errors(logging.Handler):
-    """An error log that keeps its records."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[logging.LogRecord] = []
-        self.logger = logging.getLogger(f"tests.apps.wsgi.{next(_numbers)}")
-        self.logger.setLevel(logging.ERROR)
-        self.logger.propagate = False
-        self.logger.addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
-
-    @property
-    def text(self) -> str:
-        return "\n".join(record.getMessage() for record in self.records)
 
 
 # ---------------------------------------------------------------- environ and answers
@@ -367,113 +325,6 @@ def test_other_errors_of_applications(what: str) -> None:
         assert statuses(talk(served.port, GET)) == [500]
         assert statuses(talk(served.port, GET)) == [500]  # the server goes on
     assert len(errors.records) == 2
-
-
-# ---------------------------------------------------------------- files
-
-
-@pytest.mark.parametrize("has_length", [True, False])
-@pytest.mark.parametrize("kind", ["file", "buffered", "memory", "gzip", "tls"])
-def test_file_wrapper(kind: str, has_length: bool, tmp_path: Path, certificates: Certificates) -> None:
-    import gzip
-
-    content = os.urandom(300_000)
-    path = tmp_path / "file"
-    path.write_bytes(gzip.compress(content) if kind == "gzip" else content)
-    files: list[Any] = []
-
-    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
-        if kind == "gzip":
-            file: Any = gzip.open(path)
-        elif kind == "memory":
-            file = io.BytesIO(content)
-        else:
-            file = path.open("rb", buffering=0 if kind == "file" else -1)
-        files.append(file)
-        assert file.read(3) == content[:3]
-        start_response("200 OK", [("Content-Length", "299990")] if has_length else [])
-        return environ["wsgi.file_wrapper"](file, 1000)
-
-    is_tls = kind == "tls"
-    errors = Errors()
-    options = {"ssl": certificates.for_server()} if is_tls else {}
-    with Served(application, error_log=errors.logger, **options) as served:
-        with Wire(served.port, certificates.for_client() if is_tls else None) as wire:
-            reply = wire.get("/")
-    wanted = content[3:]
-    assert reply.body == (wanted[:299990] if has_length else wanted)
-    assert [file.closed for file in files] == [True]
-    assert "shorter" not in errors.text
-
-
-# ---------------------------------------------------------------- bodies
-
-
-def test_expect_is_answered_when_the_body_is_read() -> None:
-    with Served(echo) as served, Wire(served.port) as wire:
-        wire.send(head("POST", "/", "Content-Length: 4", "Expect: 100-continue"))
-        assert wire.reply_head() == (100, {})
-        wire.send(b"body")
-        assert wire.reply().body == b"body"
-
-
-def test_a_body_that_nobody_asked_for_is_not_waited_for() -> None:
-    with Served(hello) as served, Wire(served.port) as wire:
-        wire.send(head("POST", "/", "Content-Length: 4", "Expect: 100-continue"))
-        assert wire.reply().body == b"hello"
-        assert wire.is_at_end()
-
-
-def test_what_is_left_of_a_body_is_skipped() -> None:
-    with Served(hello) as served, Wire(served.port) as wire:
-        wire.send(head("POST", "/", "Content-Length: 40000") + b"a" * 40000)
-        assert wire.reply().body == b"hello"
-        assert wire.get("/").body == b"hello"
-
-
-def test_lines_of_a_body() -> None:
-    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        source = environ["wsgi.input"]
-        parts = [source.readline(), source.readline(2), source.read(3), *source.readlines(1), *source]
-        start_response("200 OK", TEXT)
-        return [repr(parts).encode()]
-
-    body = b"one\ntwo three\nfour\nfive\nsix"
-    with Served(application) as served, Wire(served.port) as wire:
-        wire.send(head("POST", "/", "Transfer-Encoding: chunked"))
-        for octet in body:
-            wire.send(chunk(bytes([octet])))
-        wire.send(chunk(b""))
-        assert wire.reply().text == repr([b"one\n", b"tw", b"o t", b"hree\n", b"four\n", b"five\n", b"six"])
-
-
-def test_a_client_that_goes_within_a_body() -> None:
-    raised: list[BaseException] = []
-    errors = Errors()
-
-    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        try:
-            return echo(environ, start_response)
-        except OSError as error:
-            raised.append(error)
-            raise
-
-    with Served(application, error_log=errors.logger) as served:
-        assert talk(served.port, head("POST", "/", "Content-Length: 10") + b"part") == b""
-        wait_until(lambda: raised)
-    assert isinstance(raised[0], ConnectionError)
-    assert errors.text == ""
-
-
-def test_an_upgrade_is_ignored_and_its_body_is_a_body() -> None:
-    """llhttp takes what follows for the other protocol; a proxy may take it for the body of this request."""
-    inner = b"GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
-    fields = [b"Content-Length: %d" % len(inner), b"Transfer-Encoding: chunked"]
-    for field, body in zip(fields, [inner, b"%x\r\n%b\r\n0\r\n\r\n" % (len(inner), inner)], strict=True):
-        upgrade = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: h2c\r\n" + field + b"\r\n\r\n"
-        with Served(echo) as served:
-            got = replies(talk(served.port, upgrade + body + GET))
-        assert [(status, body) for status, _, body in got] == [(200, inner), (200, b"")]
 
 
 # ---------------------------------------------------------------- the loop is hidden, and others run meanwhile

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,40 @@ from tests.apps.wire import HOST, TIMEOUT_S, parse_head
 from tests.support import CAP_S
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+TEXT = [("Content-Type", "text/plain")]
+_numbers = itertools.count()
+
+
+def hello(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    start_response("200 OK", TEXT)
+    return [b"hello"]
+
+
+def echo(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    body = environ["wsgi.input"].read()
+    start_response("200 OK", [*TEXT, ("Content-Length", str(len(body)))])
+    return [body]
+
+
+class Errors(logging.Handler):
+    """An error log that keeps its records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+        self.logger = logging.getLogger(f"tests.apps.wsgi.{next(_numbers)}")
+        self.logger.setLevel(logging.ERROR)
+        self.logger.propagate = False
+        self.logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(record.getMessage() for record in self.records)
 
 
 class Served:
@@ -178,3 +214,8 @@ def replies(data: bytes) -> list[tuple[int, dict[str, str], bytes]]:
 
 def statuses(data: bytes) -> list[int]:
     return [status for status, _, _ in replies(data)]
+
+
+def only(data: bytes) -> tuple[int, dict[str, str], bytes]:
+    [reply] = replies(data)
+    return reply
