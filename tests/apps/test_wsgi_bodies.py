@@ -12,7 +12,7 @@ import pytest
 
 from tests.apps.certificates import Certificates
 from tests.apps.wire import Wire, chunk, head
-from tests.apps.wsgi_servers import TEXT, Errors, Served, echo, hello, replies, talk
+from tests.apps.wsgi_servers import TEXT, Errors, Served, echo, hello, replies, statuses, talk
 from tests.support import coro_is_available, wait_until
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
@@ -125,3 +125,63 @@ def test_an_upgrade_is_ignored_and_its_body_is_a_body() -> None:
         with Served(echo) as served:
             got = replies(talk(served.port, upgrade + body + GET))
         assert [(status, body) for status, _, body in got] == [(200, inner), (200, b"")]
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_only_some_of_many_requests_are_parsed_at_once() -> None:
+    """A short request becomes an environ of a hundred times its size."""
+    from grapeshot.coro import wsgi
+    from grapeshot.coro.wsgi import _connection
+
+    waiting: list[int] = []
+    connections: list[_connection.Connection] = []
+    count = 5000
+
+    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        waiting.append(len(connections[0]._parser.requests))
+        return hello(environ, start_response)
+
+    class Noted(_connection.Connection):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            connections.append(self)
+
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(wsgi, "Connection", Noted)
+        with Served(application) as served:
+            data = (
+                b"POST / HTTP/1.1\r\nHost:a\r\nContent-Length:3\r\n\r\nabc"
+                + b"GET / HTTP/1.1\r\nHost:a\r\n\r\n" * count
+            )
+            answers = talk(served.port, data)
+    assert answers.count(b"HTTP/1.1 200 OK") == len(waiting) == count + 1
+    assert max(waiting) < 200
+
+
+def test_a_connection_leaves_no_garbage() -> None:
+    import gc
+    import weakref
+
+    class Marker:
+        pass
+
+    seen: list[weakref.ref[Any]] = []
+
+    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        environ["marker"] = marker = Marker()
+        seen.extend((weakref.ref(marker), weakref.ref(start_response.__self__._connection)))
+        environ["wsgi.input"].read(1)
+        return hello(environ, start_response)
+
+    gc.collect()
+    gc.disable()
+    try:
+        with Served(application) as served:
+            data = head("GET", "/") + head("POST", "/", "Content-Length: 4") + b"body"
+            assert statuses(talk(served.port, data)) == [200, 200]
+            wait_until(lambda: served.server.connections == 0)
+            wait_until(lambda: not any(reference() for reference in seen))
+    finally:
+        gc.enable()

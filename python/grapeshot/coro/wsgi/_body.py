@@ -10,16 +10,22 @@ if TYPE_CHECKING:
 class Body:
     """The body of one request. It ends where the request ends, also without a Content-Length."""
 
-    __slots__ = ("_pull", "buffer", "expects_continue", "is_complete", "received")
+    __slots__ = ("_length", "_pull", "buffer", "expects_continue", "is_complete", "received")
 
-    def __init__(self, pull: Callable[[Body], None], expects_continue: bool) -> None:
+    def __init__(self, pull: Callable[[Body], None], length: int, expects_continue: bool) -> None:
         # Waits for the next part of the request, which comes into `buffer`.
         self._pull = pull
+        # -1 if it comes in chunks.
+        self._length = length
         # Whether the client waits to be told that it may send the body.
         self.expects_continue = expects_continue
         self.buffer = bytearray()
         self.is_complete = False
         self.received = 0
+
+    def left(self) -> int:
+        """Return how many bytes have not arrived yet, negative if nobody knows."""
+        return self._length - self.received
 
     def read(self, size: int | None = -1) -> bytes:
         """Return ``size`` bytes, or fewer at the end; all that is left if it is negative or None."""

@@ -85,8 +85,9 @@ class Connection:
     def _next(self) -> Request | None:
         """Return the next request, None if there is none."""
         parser = self._parser
-        if parser.requests:
-            return parser.requests.popleft()
+        request = parser.take()
+        if request is not None:
+            return request
         if parser.error is None and not parser.is_in_head:
             if self.is_ending:
                 return None

@@ -23,5 +23,5 @@ def line(environ: dict[str, Any], response: Response, elapsed_s: float) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return text of a client so that it ends neither its quotes nor the line."""
-    return text.replace("\\", "\\\\").replace('"', '\\"')
+    """Return text of a client so that it ends neither its quotes nor the line, and says nothing to a terminal."""
+    return text.encode("unicode_escape").decode().replace('"', '\\"')

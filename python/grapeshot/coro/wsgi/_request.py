@@ -44,6 +44,8 @@ _ABSOLUTE = re.compile(r"(?i:https?)://([^/?#]+)(.*)", re.DOTALL)
 _keys: dict[bytes, str] = {b"Content-Type": "CONTENT_TYPE", b"Content-Length": "CONTENT_LENGTH"}
 _MOST_KEYS = 1000
 _methods: dict[bytes, str] = {}
+# How much is parsed at once, unless it is a body: it limits how many small requests are kept.
+_PIECE_LEN = 4096
 
 
 class RequestError(OSError):
@@ -78,6 +80,7 @@ class RequestParser:
         # Heads that have arrived, in order. The body of the last one may be on its way.
         self.requests: deque[Request] = deque()
         self.error: BaseException | None = None
+        self.rest = b""
         self._environ: dict[str, Any] = {}
         self._url = b""
         self._current: Request | None = None
@@ -91,7 +94,33 @@ class RequestParser:
         self._checked_host: str | None = None
 
     def feed(self, data: bytes) -> None:
-        """Parse. An error is kept in ``error``, because requests before it have to be answered first."""
+        """Parse. An error is kept in ``error``, because requests before it have to be answered first.
+
+        Of small requests at once only some are parsed, because environs take far more memory than their bytes. The rest
+        waits in ``rest``.
+        """
+        current = self._current
+        if len(data) <= _PIECE_LEN or (
+            current is not None and current.body is not None and current.body.left() >= len(data)
+        ):
+            self._parse(data)
+            return
+        for end in range(_PIECE_LEN, len(data) + _PIECE_LEN, _PIECE_LEN):
+            self._parse(data[end - _PIECE_LEN : end])
+            if self.error is not None:
+                return
+            if self.requests and self._current is None:
+                self.rest = data[end:]
+                return
+
+    def take(self) -> Request | None:
+        """Return the next request that has arrived, None if there is none."""
+        while self.rest and not self.requests and self.error is None:
+            rest, self.rest = self.rest, b""
+            self.feed(rest)
+        return self.requests.popleft() if self.requests else None
+
+    def _parse(self, data: bytes) -> None:
         was_waiting = self._current is None
         try:
             self._parser.feed_data(data)
@@ -109,8 +138,10 @@ class RequestParser:
                     self.error = _too_long()
 
     def close(self) -> None:
-        """Let go of what holds this object: llhttp by its callbacks, and the connection."""
-        self._parser = self._pull = None
+        """Let go of what holds this object: llhttp by its callbacks, the connection, and the body of a request."""
+        self._parser = self._pull = self._current = None
+        self._environ = {}
+        self.requests.clear()
 
     # ------------------------------------------------------------------ called by httptools
 
@@ -250,15 +281,14 @@ class RequestParser:
                 raise RequestError("400 Bad Request", "Transfer-Encoding in a request of HTTP/1.0")
             if coding.lower() != "chunked":
                 raise RequestError("501 Not Implemented", "a Transfer-Encoding that is not chunked")
-            is_empty = False
+            length = -1
         else:
             length = int(environ["CONTENT_LENGTH"] or "0")
             if length > self._settings.max_body:
                 raise _too_large()
-            is_empty = length == 0
         is_asked = _expects_continue(environ)
-        if not is_empty:
-            body = Body(self._pull, is_asked and request.is_http11)
+        if length:
+            body = Body(self._pull, length, is_asked and request.is_http11)
             request.body = environ["wsgi.input"] = body
 
     # ------------------------------------------------------------------ Upgrade
