@@ -29,6 +29,8 @@ __all__ = [
     "StreamTransport",
     "TimerHandle",
     "WritePipeTransport",
+    "_after_fork",
+    "_before_fork",
     "_bind_methods",
     "_coro_act",
     "_coro_after_fork",
@@ -850,6 +852,12 @@ def _path_status(path: StrOrBytesPath) -> tuple[bool, int]:
 
 def _remove_path(path: StrOrBytesPath) -> None:
     """Remove the file at ``path``. Raises: as :func:`os.remove`."""
+
+def _before_fork() -> None:
+    """Send what the step that the thread's loop is running has written, before the process is forked."""
+
+def _after_fork() -> None:
+    """In the child of a fork: writes of the step that goes on there leave at once."""
 
 def _bind_methods(kind: type[Loop]) -> None:
     """Put the native methods on ``kind`` itself, except those that it defines; TypeError unless it is a Loop."""

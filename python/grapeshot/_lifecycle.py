@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
+import os
 import sys
 import threading
 import traceback
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
     _Ts = TypeVarTuple("_Ts")
+
+if hasattr(os, "register_at_fork"):
+    # Writes wait for the end of what the loop is running. Without this, parent and child would both send them.
+    os.register_at_fork(before=_core._before_fork, after_in_child=_core._after_fork)
 
 # --- running --------------------------------------------------------------------------------------
 

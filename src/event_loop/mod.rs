@@ -23,5 +23,19 @@ use pyo3::prelude::*;
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     handle::register(module)?;
     loop_methods::register(module)?;
+    module.add_function(wrap_pyfunction!(before_fork, module)?)?;
+    module.add_function(wrap_pyfunction!(after_fork, module)?)?;
     coroutine_method::register(module)
+}
+
+/// `_before_fork()`: sends what the running step has written, so that only the parent sends it.
+#[pyfunction(name = "_before_fork")]
+fn before_fork(py: Python<'_>) -> PyResult<()> {
+    reactor::flush_running(py)
+}
+
+/// `_after_fork()`, in the child: writes leave at once, since it may end in the middle of the step.
+#[pyfunction(name = "_after_fork")]
+fn after_fork() {
+    reactor::after_fork();
 }

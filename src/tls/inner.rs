@@ -76,7 +76,7 @@ impl Inner {
         };
         match self.direct(&transport) {
             InnerKind::Stream => stream::write(&transport, data),
-            InnerKind::Tls => writing::write(tls_of(&transport), data.as_any()),
+            InnerKind::Tls => writing::write_collected(tls_of(&transport), data.as_any()),
             InnerKind::Foreign => transport.call_method1(intern!(py, "write"), (data,)).map(drop),
         }
     }

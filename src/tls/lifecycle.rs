@@ -251,8 +251,10 @@ pub(super) fn inner_eof(this: Tls<'_>) -> PyResult<bool> {
 
 // ---- the end -------------------------------------------------------------------------------------------------
 
-/// Ends the connection now; what is not sent is lost.
+/// Ends the connection now; what is not sent is lost. Writes that were only collected are sent first, as they would have
+/// been had each left at once.
 pub(super) fn abort(this: Tls<'_>, exception: Option<Bound<'_, PyAny>>) -> PyResult<()> {
+    writing::send_collected(this)?;
     this.flags.set(Flags::CLOSED);
     if this.state.get() != State::Over && this.state.get() != State::Initial {
         this.state.set(State::Over);

@@ -57,6 +57,8 @@ fn force_close<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 fn is_closing<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
+    // As for plain streams: a write that fails is noticed here.
+    writing::send_held(this)?;
     let is_closing = this.flags.has(Flags::CLOSED) || this.inner.is_closing(py)?;
     Ok(bool_object(py, is_closing))
 }
@@ -92,6 +94,7 @@ fn limits<'py>(args: Args<'_, 'py>) -> PyResult<(Option<i64>, Option<i64>)> {
 
 fn set_write_buffer_limits<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let (high, low) = limits(args)?;
+    writing::send_held(this)?;
     this.backlog.watermarks.set(high, low)?;
     writing::control_app(this)?;
     Ok(none(this.py()))
@@ -107,10 +110,8 @@ fn get_write_buffer_limits<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py>
 }
 
 fn get_write_buffer_size<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
-    if this.state.get() == State::Open {
-        // Writes that were only collected do not wait for the peer, so they are encrypted before the answer.
-        writing::flush(this)?;
-    }
+    // Writes that were only collected do not wait for the peer, so they are encrypted before the answer.
+    writing::send_collected(this)?;
     let py = this.py();
     let len_bytes = this.backlog.len_bytes() + this.engine.unsent_len(py)?;
     Ok(len_bytes.into_pyobject(py)?.into_any())
@@ -147,6 +148,7 @@ fn get_read_buffer_size<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
 
 fn set_protocol<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
     if let Some(protocol) = args.get(0) {
+        writing::send_held(this)?;
         this.calls.bind(&protocol)?;
     }
     Ok(none(this.py()))
@@ -163,6 +165,9 @@ fn get_extra_info<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let default = default.unwrap_or_else(|| none(py));
     if let Some(known) = object::extra_dict(this)?.get_item(&name)? {
         return Ok(known);
+    }
+    if name.eq(intern!(py, "socket"))? {
+        writing::send_collected(this)?;
     }
     match this.inner.get(py) {
         Some(inner) => inner.call_method1(intern!(py, "get_extra_info"), (name, default)),

@@ -77,6 +77,8 @@ bitflags::bitflags! {
         const STARTED = 1 << 10;
         /// The connection was closed inside of the encryption, after which the closing goes on.
         const CLOSE_HELD = 1 << 11;
+        /// On the loop's list: writes are encrypted at the end of the running step.
+        const HELD = 1 << 12;
     }
 }
 

@@ -1,15 +1,19 @@
 //! The write side: plaintext is encrypted and handed to the inner transport.
 //!
-//! Outside a callback `write` encrypts at once. Inside the application's own callback writes are collected and
-//! encrypted when it returns: small ones share a record, and everything leaves in one write to the inner transport.
-//! While that is full, plaintext waits here, under the watermarks.
+//! Writes inside the application's own callback are collected and encrypted when it returns (corked), small ones in
+//! anything else that the loop runs at the end of that step (held): they share records, and everything leaves in one
+//! write to the inner transport. Other writes are encrypted at once. While the inner transport is full, plaintext waits
+//! here, under the watermarks.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 
+use grapeshot_core::queue::outbuf;
+use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::{Flags, State, Tls, lifecycle, shutdown};
+use crate::binding::native_type::This;
 use crate::transports::flow;
 use crate::transports::outgoing::Data;
 
@@ -32,24 +36,77 @@ pub(super) fn corked<R>(this: Tls<'_>, call: impl FnOnce() -> PyResult<R>) -> Py
     result
 }
 
+/// Whether a write of `new_len` bytes may wait for the end of the running step, in a backlog of `len_bytes` then.
+#[inline]
+fn may_hold(this: Tls<'_>, new_len: usize, len_bytes: usize) -> bool {
+    new_len <= RECORD_LEN
+        && len_bytes <= CORK_LEN
+        && this.backlog.watermarks.may_hold(len_bytes)
+        && this.reactor().may_hold()
+}
+
+/// The backlog waits for the end of the running step.
+#[inline]
+fn hold(this: Tls<'_>) {
+    this.flags.set(Flags::HELD);
+    this.reactor().hold(this.to_bound(), end_hold);
+}
+
+/// Encrypts and sends held plaintext, so that the caller sees the transport as if each write had left at once.
+/// Plaintext of the application's own callback stays.
+#[inline]
+pub(super) fn send_held(this: Tls<'_>) -> PyResult<()> {
+    if this.flags.has(Flags::HELD) && !this.flags.has(Flags::CORKED) {
+        return flush(this);
+    }
+    Ok(())
+}
+
+/// The same for all plaintext that is only collected. Messages of TLS itself stay: an error that they meet must not come
+/// before the data that was received with the end of the handshake.
+pub(super) fn send_collected(this: Tls<'_>) -> PyResult<()> {
+    if this.state.get() == State::Open && !this.backlog.is_empty() {
+        return flush(this);
+    }
+    Ok(())
+}
+
+/// The step that has written to the transport is over.
+///
+/// # Safety
+/// The loop calls this with a TLS transport, whose reference it holds.
+unsafe fn end_hold(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: the caller's contract.
+    let this: Tls<'_> = unsafe { This::new(py, object) };
+    // Still held meanwhile: what callbacks of the context write goes behind it.
+    let sent = if this.backlog.is_empty() {
+        Ok(())
+    } else {
+        flush(this)
+    };
+    this.flags.clear(Flags::HELD);
+    sent
+}
+
 /// `write(data)`.
 #[inline]
 pub(super) fn write(this: Tls<'_>, data: &Bound<'_, PyAny>) -> PyResult<()> {
     let source = Data::new(data)?;
-    if source.as_slice().is_empty() {
+    let new_len = source.as_slice().len();
+    if new_len == 0 {
         return Ok(());
     }
     if !may_write(this)? {
         return Ok(());
     }
-    let must_wait = this.state.get() != State::Open
-        || this
-            .flags
-            .has(Flags::CORKED | Flags::INNER_FULL | Flags::ENCRYPTING)
-        || !this.backlog.is_empty();
-    if must_wait {
+    if must_wait(this) {
         this.backlog.push(&source)?;
-        return after_push(this);
+        return after_push(this, new_len);
+    }
+    if may_hold(this, new_len, new_len) {
+        this.backlog.push(&source)?;
+        hold(this);
+        return Ok(());
     }
     this.flags.set(Flags::ENCRYPTING);
     let sent = encrypt_now(this, source.as_slice());
@@ -58,12 +115,19 @@ pub(super) fn write(this: Tls<'_>, data: &Bound<'_, PyAny>) -> PyResult<()> {
         Ok(sent) => sent,
         Err(error) => return lifecycle::fatal_error(this, error, "Fatal error on SSL protocol"),
     };
-    if sent < source.as_slice().len() {
+    if sent < new_len {
         this.backlog.push_rest(&source, sent)?;
     } else if this.backlog.is_empty() {
         return close_if_held(this);
     }
-    after_push(this)
+    after_push(this, new_len)
+}
+
+/// The same for another TLS transport above this one, which has collected data itself: neither that nor what waits
+/// before it is held.
+pub(super) fn write_collected(this: Tls<'_>, data: &Bound<'_, PyAny>) -> PyResult<()> {
+    write(this, data)?;
+    send_held(this)
 }
 
 /// `writelines(list_of_data)`: encrypted together.
@@ -79,10 +143,27 @@ pub(super) fn writelines(this: Tls<'_>, items: &Bound<'_, PyAny>) -> PyResult<()
     if sources.is_empty() || !may_write(this)? {
         return Ok(());
     }
+    let must_wait = must_wait(this);
+    let mut new_len = 0;
     for source in &sources {
+        new_len += source.as_slice().len();
         this.backlog.push(source)?;
     }
-    after_push(this)
+    if !must_wait && may_hold(this, new_len, new_len) {
+        hold(this);
+        return Ok(());
+    }
+    after_push(this, new_len)
+}
+
+/// Whether something comes before a write, so that it goes behind the backlog.
+#[inline]
+fn must_wait(this: Tls<'_>) -> bool {
+    this.state.get() != State::Open
+        || this
+            .flags
+            .has(Flags::CORKED | Flags::INNER_FULL | Flags::ENCRYPTING | Flags::HELD)
+        || !this.backlog.is_empty()
 }
 
 /// False after the end, where a write is ignored; from the sixth on with a warning, as in asyncio.
@@ -95,12 +176,15 @@ fn may_write(this: Tls<'_>) -> PyResult<bool> {
     Ok(false)
 }
 
-/// After plaintext was put into the backlog.
-fn after_push(this: Tls<'_>) -> PyResult<()> {
-    if this.flags.has(Flags::CORKED) && this.backlog.len_bytes() <= CORK_LEN {
-        return Ok(());
-    }
-    flush(this)
+/// After plaintext of `new_len` bytes was put into the backlog.
+fn after_push(this: Tls<'_>, new_len: usize) -> PyResult<()> {
+    let len_bytes = this.backlog.len_bytes();
+    let may_wait = if this.flags.has(Flags::CORKED) {
+        len_bytes <= CORK_LEN
+    } else {
+        this.flags.has(Flags::HELD) && may_hold(this, new_len, len_bytes) && !this.reactor().is_step_late()
+    };
+    if may_wait { Ok(()) } else { flush(this) }
 }
 
 /// Encrypts data that nothing waits before and hands it down: how much, less than all if the inner transport became
@@ -205,21 +289,11 @@ fn encrypt_front(this: Tls<'_>) -> PyResult<Option<usize>> {
 /// One record out of several chunks.
 #[inline(never)]
 fn encrypt_joined(this: Tls<'_>) -> PyResult<Option<usize>> {
-    let mut record = [const { MaybeUninit::<u8>::uninit() }; RECORD_LEN];
-    let len_bytes = this.backlog.peek(|backlog| {
+    let mut record = [const { MaybeUninit::uninit() }; RECORD_LEN];
+    let joined = this.backlog.peek(|backlog| {
         let mut slices = [const { MaybeUninit::<IoSlice<'_>>::uninit() }; 64];
-        let mut len_bytes = 0;
-        for slice in backlog.slices(&mut slices) {
-            let taken = slice.len().min(RECORD_LEN - len_bytes);
-            for (place, byte) in record[len_bytes..].iter_mut().zip(&slice[..taken]) {
-                place.write(*byte);
-            }
-            len_bytes += taken;
-        }
-        len_bytes
+        outbuf::join(backlog.slices(&mut slices), &mut record)
     });
-    // SAFETY: the loop has written the first `len_bytes` bytes.
-    let joined = unsafe { std::slice::from_raw_parts(record.as_ptr().cast::<u8>(), len_bytes) };
     this.engine.write(this.py(), joined)
 }
 

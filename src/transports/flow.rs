@@ -36,6 +36,13 @@ impl Watermarks {
         }
     }
 
+    /// Whether `len_bytes` may wait for the end of the running step. Not above the high mark: what `pause_writing` is
+    /// about must be tried at once.
+    #[inline]
+    pub(crate) fn may_hold(&self, len_bytes: usize) -> bool {
+        len_bytes <= self.high.get()
+    }
+
     pub(crate) fn is_paused(&self) -> bool {
         self.is_paused.get()
     }

@@ -83,13 +83,6 @@ async def test_writes_of_one_callback_leave_together(loop):
             assert data_segments_sent(transport.get_extra_info("socket")) == before + 1
 
 
-async def test_the_first_write_outside_of_a_callback_leaves_at_once(loop):
-    transport, _, peer = await connected(loop)
-    with peer:
-        transport.write(b"at once")
-        assert peer.sock.recv(100) == b"at once"  # the loop has run no iteration
-
-
 @linux_only
 @pytest.mark.skip_on(
     uvloop="resolves an address literal in libuv's pool of threads, which a test before may have started"

@@ -27,13 +27,16 @@ async def test_ciphertext_is_written_by_the_replaced_method(loop):
     transport, protocol, peer = await connected(loop)
     lower, seen = below(transport), []
     transport.write(b"one ")
+    await asyncio.sleep(0)  # writes are encrypted at the latest when this step of the task is over
     own = lower.write
     lower.write = lambda data: (seen.append(len(data)), own(data))
     transport.write(b"two ")
+    await asyncio.sleep(0)
     assert len(seen) == 1
     assert seen[0] > len(b"two ")
     del lower.write
     transport.write(b"three")
+    await asyncio.sleep(0)
     assert len(seen) == 1
     assert await peer.read_exactly(13) == b"one two three"
     await finish(transport, protocol, peer)
@@ -54,11 +57,14 @@ async def test_ciphertext_is_written_by_the_method_replaced_on_the_class(loop):
     transport, protocol, peer = await connected(loop)
     lower, seen = below(transport), []
     transport.write(b"one ")
+    await asyncio.sleep(0)
     own = type(lower).write
     with mock.patch.object(type(lower), "write", lambda self, data: (seen.append(self), own(self, data))):
         transport.write(b"two ")
+        await asyncio.sleep(0)
         assert seen == [lower]
     transport.write(b"three")
+    await asyncio.sleep(0)
     assert seen == [lower]
     assert await peer.read_exactly(13) == b"one two three"
     await finish(transport, protocol, peer)

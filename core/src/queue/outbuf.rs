@@ -15,6 +15,7 @@
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
+use std::ptr;
 
 /// The buffer keeps a deque of up to this capacity for later use.
 const KEPT_CAPACITY: usize = 8;
@@ -177,6 +178,21 @@ impl<C: AsRef<[u8]>> Default for OutBuf<C> {
     }
 }
 
+/// Copies the slices one behind the other into `place`, as much of them as it can hold, and returns the copy.
+#[inline]
+pub fn join<'a>(slices: &[IoSlice<'_>], place: &'a mut [MaybeUninit<u8>]) -> &'a [u8] {
+    let mut filled = 0;
+    for slice in slices {
+        let target = &mut place[filled..];
+        let count = slice.len().min(target.len());
+        // SAFETY: both have at least `count` bytes, and a mutable slice overlaps with no other.
+        unsafe { ptr::copy_nonoverlapping(slice.as_ptr(), target.as_mut_ptr().cast(), count) };
+        filled += count;
+    }
+    // SAFETY: the loop has initialised the first `filled` bytes, whose lifetime the result takes over.
+    unsafe { std::slice::from_raw_parts(place.as_ptr().cast(), filled) }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::IoSlice;
@@ -184,7 +200,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{KEPT_CAPACITY, OutBuf};
+    use super::{KEPT_CAPACITY, OutBuf, join};
 
     #[expect(clippy::needless_pass_by_value, reason = "the shape that advance() calls")]
     fn nothing_dropped(chunk: Vec<u8>) {
@@ -199,6 +215,16 @@ mod tests {
             .iter()
             .map(|slice| slice.to_vec())
             .collect()
+    }
+
+    #[test]
+    fn joins_what_there_is_space_for() {
+        let slices = [IoSlice::new(b"ab"), IoSlice::new(b""), IoSlice::new(b"cde")];
+        for space in 0..8 {
+            let mut place = vec![MaybeUninit::uninit(); space];
+            assert_eq!(join(&slices, &mut place), &b"abcde"[..space.min(5)]);
+        }
+        assert_eq!(join(&[], &mut [MaybeUninit::uninit(); 3]), b"");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use grapeshot_core::sys::waker::Waker;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use super::held::Holding;
 use super::signals::check_signals_at;
 use super::{FdUse, Reactor, SIGNAL_TOKEN, WAKER_TOKEN, closed_error, current_thread};
 use crate::binding::errors;
@@ -64,14 +65,16 @@ impl Reactor {
         if let Some(last) = self.last_made.take() {
             last.release(py);
         }
-        let result = loop {
-            if let Err(error) = self.iterate(py, event_loop) {
-                break Err(error);
-            }
+        let (holding, begun) = Holding::begin(py, self);
+        let mut result = begun;
+        while result.is_ok() {
+            result = self.iterate(py, event_loop);
             if self.is_stopping.load(Ordering::Relaxed) {
-                break Ok(());
+                break;
             }
-        };
+        }
+        drop(holding);
+        let result = self.end_step(py, result);
         self.is_stopping.store(false, Ordering::Relaxed);
         self.drain_inbox();
         self.track_kept(py);
@@ -154,6 +157,8 @@ impl Reactor {
         if timeout_ns != Some(0) {
             self.prepare_signals(py)?;
         }
+        // What signal handlers and finalizers have written since the last step.
+        self.end_step(py, Ok(()))?;
         let poller = self.poller.borrow();
         let Some(poller) = poller.as_ref() else {
             return Err(closed_error());
@@ -251,10 +256,11 @@ impl Reactor {
                 )
             }
         };
-        match look {
+        let result = match look {
             None => result,
             Some(look) => look.end(self, result),
-        }
+        };
+        self.end_step(py, result)
     }
 
     /// Runs the first `count` entries of the ready queue.
@@ -279,7 +285,7 @@ impl Reactor {
             };
             // SAFETY: the queue's reference, dropped once.
             unsafe { ffi::Py_DECREF(entry.object) };
-            result?;
+            self.end_step(py, result)?;
         }
         Ok(())
     }

@@ -33,6 +33,7 @@ use super::source::{Ready, SourceRef};
 
 mod descriptors;
 mod ghosts;
+mod held;
 mod iteration;
 mod queues;
 mod receiving;
@@ -41,6 +42,8 @@ mod targets;
 mod watcher;
 mod watches;
 
+use held::Held;
+pub(crate) use held::{after_fork, flush_running};
 use iteration::MAX_UNPOLLED_ITERATIONS;
 pub(crate) use receiving::{Received, receive_direct};
 use signals::Signals;
@@ -72,6 +75,7 @@ pub(crate) enum FdUse {
 
 pub(crate) struct Reactor {
     ready: RefCell<ReadyQueue<Ready>>,
+    held: Held,
     /// The newest handle made while the loop did not run, with a reference of its own: see `track_kept`.
     last_made: Cell<Option<HandleRef>>,
     timers: RefCell<TimerHeap<HandleRef>>,
@@ -119,6 +123,7 @@ impl Reactor {
         poller.add(waker.fd(), WAKER_TOKEN, Interest::READ)?;
         Ok(Self {
             ready: RefCell::new(ReadyQueue::new()),
+            held: Held::new(),
             last_made: Cell::new(None),
             timers: RefCell::new(TimerHeap::new()),
             cancelled_timers: Cell::new(0),
@@ -262,6 +267,10 @@ impl Reactor {
             // SAFETY: the queue's reference, dropped once.
             unsafe { ffi::Py_DECREF(entry.object) };
         }
+        while let Some(entry) = self.held.pop() {
+            // SAFETY: the list's reference, dropped once.
+            unsafe { ffi::Py_DECREF(entry.object) };
+        }
         loop {
             let first = self.timers.borrow().peek();
             let Some((_, handle)) = first else { break };
@@ -304,6 +313,7 @@ impl Reactor {
         let result = queued
             .chain(timers.iter().map(visit_handle))
             .chain(last)
+            .chain(self.held.objects().into_iter().map(visit_one))
             .find(|result| *result != 0);
         if let Some(result) = result {
             return result;

@@ -3,6 +3,7 @@
 use grapeshot_core::sys::poller::Interest;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
@@ -68,10 +69,13 @@ fn force_close<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 fn is_closing<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
+    // `StreamWriter.drain` and others ask here whether a write has failed.
+    writing::send_held(this)?;
     Ok(bool_object(this.py(), this.flags.has(Flags::CLOSING)))
 }
 
 fn is_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
+    writing::send_held(this)?;
     Ok(bool_object(
         this.py(),
         !this.flags.has(Flags::CLOSING | Flags::PAUSED),
@@ -119,6 +123,7 @@ fn get_write_buffer_limits<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'
 
 fn set_write_buffer_limits<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let limits = args.bind()?;
+    writing::send_held(this)?;
     this.outgoing.watermarks.set_from(limits)?;
     if this.flags.has(Flags::BLOCKED) {
         writing::maybe_pause(this)?;
@@ -128,6 +133,8 @@ fn set_write_buffer_limits<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Objec
 
 fn set_protocol<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     if let Some(protocol) = args.get(0) {
+        // If the kernel does not take all of it, that concerns the protocol that has written it.
+        writing::send_held(this)?;
         this.calls.bind(&protocol)?;
     }
     Ok(none(this.py()))
@@ -142,6 +149,9 @@ fn get_extra_info<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
         ));
     };
     let default = default.unwrap_or_else(|| none(py));
+    if name.eq(intern!(py, "socket"))? {
+        writing::uncork(this)?;
+    }
     let extra = object::extra_dict(this)?;
     if let Some(known) = extra.get_item(&name)? {
         return Ok(known);
@@ -393,6 +403,7 @@ fn methods() -> Vec<ffi::PyMethodDef> {
 /// The same view as `get_extra_info("socket")`: asyncio's is the socket itself.
 fn get_socket(this: Stream<'_>) -> Object<'_> {
     let py = this.py();
+    writing::uncork(this)?;
     match socket_of(this)? {
         Some(socket) if this.fd() >= 0 => socket_object::guarded(&socket),
         _ => Ok(none(py)),

@@ -62,6 +62,8 @@ bitflags::bitflags! {
         const MADE = 1 << 6;
         /// `loop.sendfile` writes to the socket, and nobody else may.
         const SENDFILE = 1 << 7;
+        /// On the loop's list: writes wait for the end of the running step.
+        const HELD = 1 << 8;
     }
 }
 
@@ -296,11 +298,12 @@ pub(crate) fn has_own_methods(transport: &Bound<'_, PyAny>) -> bool {
     OWN_METHODS.are_in_force(transport, &lifecycle::stream_of(transport).dict)
 }
 
-/// `transport.write(data)` for native users of a transport for which `has_own_methods` holds.
+/// `transport.write(data)` for native users of a transport for which `has_own_methods` holds. They have collected what
+/// belongs together, so it leaves at once, except in the protocol's own callbacks.
 #[inline]
 pub(crate) fn write(transport: &Bound<'_, PyAny>, data: &Bound<'_, PyBytes>) -> PyResult<()> {
     debug_assert!(is_stream(transport));
-    writing::write(lifecycle::stream_of(transport), data.as_ptr())
+    writing::write_collected(lifecycle::stream_of(transport), data.as_ptr())
 }
 
 /// Ends a transport for which `has_own_methods` holds at once, with `exception` (or None) for its `connection_lost`.

@@ -1,11 +1,21 @@
 //! The write side.
 //!
-//! Outside a callback `write` sends at once and queues the rest. Inside the protocol's own callback it is corked:
-//! the chunks are collected and leave in one system call as soon as the callback returns (a reply in four writes
-//! costs one `writev`). What the kernel does not take waits for writability, under the watermarks.
+//! Small writes are collected and leave in one system call (a reply in four writes costs one `writev`): those of the
+//! protocol's own callback when it returns (corked), those of anything else that the loop runs at the end of that step
+//! (held). Large ones leave at once, and so do all where no loop runs. What the kernel does not take waits for
+//! writability, under the watermarks.
+//!
+//! ```text
+//!   write --> in the own callback: corked ----.                     .---- small, in a step: held
+//!                                             v                     v
+//!   the callback returns, above CORK_LEN --> flush <-- end of the step, above HOLD_LEN, late, or somebody looks
+//! ```
 
-use std::io;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::RawFd;
 
+use grapeshot_core::queue::outbuf;
 use grapeshot_core::sys::socket;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
@@ -13,12 +23,19 @@ use pyo3::prelude::*;
 
 use super::{Flags, Stream, StreamBody, sync_interest};
 use crate::binding::errors;
+use crate::binding::native_type::This;
 use crate::transports::ending;
 use crate::transports::flow;
 use crate::transports::outgoing::Data;
 
 /// Corked data beyond this leaves at once: it fills system calls anyway, and must not count as unsent.
 const CORK_LEN: usize = 64 * 1024;
+
+/// Held data beyond this leaves at once, while it is in the processor's cache.
+const HOLD_LEN: usize = 16 * 1024;
+
+/// Several chunks with at most so many bytes are copied together.
+const JOINED_LEN: usize = 2 * 1024;
 
 /// Runs the protocol's callback `call` with writes corked, then sends what it has written. The outer error is
 /// for what must leave the loop, the inner result is the callback's.
@@ -41,6 +58,41 @@ pub(super) fn uncork(this: Stream<'_>) -> PyResult<()> {
         return Ok(());
     }
     flush(this)
+}
+
+/// Sends held data, so that the caller sees the transport as if each write had left at once. Corked data stays.
+#[inline]
+pub(super) fn send_held(this: Stream<'_>) -> PyResult<()> {
+    if this.flags.has(Flags::HELD) && !this.flags.has(Flags::CORKED) {
+        return uncork(this);
+    }
+    Ok(())
+}
+
+/// The step that has written to the transport is over.
+///
+/// # Safety
+/// The loop calls this with a stream transport, whose reference it holds.
+unsafe fn end_hold(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: the caller's contract.
+    let this: Stream<'_> = unsafe { This::new(py, object) };
+    // Still held meanwhile: what is written from inside (by the `fileno()` of an unusual socket object) comes behind.
+    let sent = uncork(this);
+    this.flags.clear(Flags::HELD);
+    sent
+}
+
+/// Whether a write of `len_bytes` to a transport with an empty out-buffer may wait for the end of the running step.
+#[inline]
+fn may_hold(this: Stream<'_>, len_bytes: usize) -> bool {
+    len_bytes <= HOLD_LEN && this.outgoing.watermarks.may_hold(len_bytes) && this.reactor().may_hold()
+}
+
+/// What is in the out-buffer waits for the end of the running step.
+#[inline]
+fn hold(this: Stream<'_>) {
+    this.flags.set(Flags::HELD);
+    this.reactor().hold(this.to_bound(), end_hold);
 }
 
 /// Sends from the out-buffer until it is empty or the kernel takes no more; then waits for writability.
@@ -66,8 +118,17 @@ fn send_buffered(this: Stream<'_>) -> io::Result<()> {
     let fd = this.usable_fd(this.py())?;
     this.outgoing.drain(|slices| match slices {
         [one] => socket::send(fd, one),
-        many => socket::send_vectored(fd, many),
+        many => send_many(fd, many),
     })
+}
+
+/// Sends several slices. Short ones are copied together, which takes the kernel less time.
+fn send_many(fd: RawFd, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+    if slices.iter().map(|slice| slice.len()).sum::<usize>() > JOINED_LEN {
+        return socket::send_vectored(fd, slices);
+    }
+    let mut joined = [const { MaybeUninit::uninit() }; JOINED_LEN];
+    socket::send(fd, outbuf::join(slices, &mut joined))
 }
 
 #[cold]
@@ -122,6 +183,18 @@ pub(super) fn shutdown(this: Stream<'_>) -> io::Result<()> {
 /// `write(data)`.
 #[inline]
 pub(super) fn write(this: Stream<'_>, data: *mut ffi::PyObject) -> PyResult<()> {
+    write_or_hold(this, data, true)
+}
+
+/// The same for native users that have collected data themselves. It is not held, and neither is what waits before it.
+#[inline]
+pub(super) fn write_collected(this: Stream<'_>, data: *mut ffi::PyObject) -> PyResult<()> {
+    write_or_hold(this, data, false)?;
+    send_held(this)
+}
+
+#[inline(always)]
+fn write_or_hold(this: Stream<'_>, data: *mut ffi::PyObject, is_small: bool) -> PyResult<()> {
     let py = this.py();
     // SAFETY: `data` is an argument of the running call, so it is alive.
     let data = unsafe { Bound::from_borrowed_ptr(py, data) };
@@ -129,11 +202,16 @@ pub(super) fn write(this: Stream<'_>, data: *mut ffi::PyObject) -> PyResult<()> 
     if !may_write(this, source.as_slice().is_empty(), "write")? {
         return Ok(());
     }
-    if this.flags.has(Flags::CORKED | Flags::BLOCKED) {
+    if this.flags.has(Flags::CORKED | Flags::BLOCKED | Flags::HELD) {
         this.outgoing.push(&source)?;
         return after_push(this);
     }
     let bytes = source.as_slice();
+    if is_small && may_hold(this, bytes.len()) {
+        this.outgoing.push(&source)?;
+        hold(this);
+        return Ok(());
+    }
     let fd = this.usable_fd(py);
     if this.flags.has(Flags::BLOCKED) {
         // The `fileno()` of an unusual socket object has written, more than was taken.
@@ -168,8 +246,12 @@ pub(super) fn writelines(this: Stream<'_>, items: &Bound<'_, PyAny>) -> PyResult
             this.outgoing.push(source)?;
         }
     }
-    if this.flags.has(Flags::CORKED | Flags::BLOCKED) {
+    if this.flags.has(Flags::CORKED | Flags::BLOCKED | Flags::HELD) {
         return after_push(this);
+    }
+    if may_hold(this, this.outgoing.len_bytes()) {
+        hold(this);
+        return Ok(());
     }
     flush(this)
 }
@@ -199,15 +281,18 @@ fn refused(this: Stream<'_>, method: &str) -> PyErr {
     PyRuntimeError::new_err(format!("unable to {method}; sendfile is in progress"))
 }
 
-/// After data was put behind other data: corked data leaves once there is enough of it, blocked data may pause.
+/// After data was put behind other data: corked and held data leaves once there is enough of it, blocked data may pause.
 fn after_push(this: Stream<'_>) -> PyResult<()> {
     if this.flags.has(Flags::BLOCKED) {
         return maybe_pause(this);
     }
-    if this.outgoing.len_bytes() > CORK_LEN {
-        return flush(this);
-    }
-    Ok(())
+    let len_bytes = this.outgoing.len_bytes();
+    let may_wait = if this.flags.has(Flags::CORKED) {
+        len_bytes <= CORK_LEN
+    } else {
+        may_hold(this, len_bytes) && !this.reactor().is_step_late()
+    };
+    if may_wait { Ok(()) } else { flush(this) }
 }
 
 /// Calls `pause_writing` if the unsent data has passed the high watermark.

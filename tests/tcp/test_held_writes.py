@@ -1,0 +1,566 @@
+"""When writes leave: small ones of one step together, at its end or before anything can tell the difference."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+
+import pytest
+from support import Peer, Recorder, connected, coro_is_available, gil_is_enabled, run_iterations, run_script, until
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel what only Linux tells")
+WORDS = (b"HTTP/1.1 200 OK\r\n", b"Content-Length: 5\r\n", b"\r\n", b"hello")
+REPLY = b"".join(WORDS)
+
+
+def segments_sent(transport) -> int:
+    """How many TCP segments with data this end has sent (Source: `struct tcp_info` of linux/tcp.h)."""
+    sock = transport.get_extra_info("socket")
+    [segments] = struct.unpack_from("=I", sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192), 156)
+    return segments
+
+
+async def unix_pair(loop, factory=Recorder):
+    """A transport, its protocol and the raw other end of a socket pair, on which data arrives while it is sent."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    transport, protocol = await loop.connect_accepted_socket(factory, ours)
+    return transport, protocol, Peer(theirs)
+
+
+def arrived(peer: Peer) -> bytes:
+    """What has come by now."""
+    try:
+        return peer.sock.recv(1 << 20)
+    except BlockingIOError:
+        return b""
+
+
+async def finish(transport, protocol):
+    transport.abort()
+    await until(lambda: protocol.is_lost, "connection_lost")
+
+
+def write_words(transport) -> None:
+    for word in WORDS[:2]:
+        transport.write(word)
+    transport.writelines(WORDS[2:])
+
+
+# ---------------------------------------------------------------- one step, one system call
+
+
+async def in_task(_loop, transport):
+    write_words(transport)
+
+
+async def in_call_soon(loop, transport):
+    loop.call_soon(write_words, transport)
+
+
+async def in_timer(loop, transport):
+    loop.call_later(0.0001, write_words, transport)
+
+
+async def in_reader(loop, transport):
+    ours, theirs = socket.socketpair()
+    done = loop.create_future()
+
+    def on_readable():
+        write_words(transport)
+        loop.remove_reader(ours)
+        done.set_result(None)
+
+    with ours, theirs:
+        loop.add_reader(ours, on_readable)
+        theirs.send(b"x")
+        await done
+
+
+async def in_callback_of_another_connection(loop, transport):
+    class Other(Recorder):
+        def data_received(self, data):
+            super().data_received(data)
+            write_words(transport)
+
+    other, protocol, peer = await unix_pair(loop, Other)
+    with peer:
+        await peer.send(b"x")
+        await until(lambda: protocol.data, "the data")
+        await finish(other, protocol)
+
+
+async def in_future_callback(loop, transport):
+    future = loop.create_future()
+    future.add_done_callback(lambda _future: write_words(transport))
+    future.set_result(None)
+
+
+async def in_eager_task(loop, transport):
+    async def write():
+        write_words(transport)
+
+    task = asyncio.Task(write(), loop=loop, eager_start=True)
+    assert task.done()
+
+
+STEPS = [in_task, in_call_soon, in_timer, in_reader, in_callback_of_another_connection, in_future_callback]
+if sys.version_info >= (3, 12):
+    STEPS.append(in_eager_task)
+
+
+@linux_only
+@pytest.mark.parametrize("is_debug", [False, True], ids=["plain", "debug"])
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
+@pytest.mark.xfail_on(asyncio="a system call per write", uvloop="a system call per write")
+async def test_writes_of_one_step_leave_together(loop, step, is_debug):
+    """Without Nagle's algorithm each system call sends a segment."""
+    loop.set_debug(is_debug)
+    transport, protocol, peer = await connected(loop)
+    with peer:
+        for _ in range(3):
+            before = segments_sent(transport)
+            await step(loop, transport)
+            assert await peer.read_exactly(len(REPLY)) == REPLY
+            assert segments_sent(transport) == before + 1
+        await finish(transport, protocol)
+
+
+@linux_only
+@pytest.mark.xfail_on(asyncio="a system call per write", uvloop="a system call per write")
+async def test_writes_of_a_stream_writer_leave_together(loop):
+    transport, protocol, peer = await connected(loop, lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()))
+    writer = asyncio.StreamWriter(transport, protocol, asyncio.StreamReader(), loop)
+    with peer:
+        before = segments_sent(transport)
+        for word in WORDS:
+            writer.write(word)
+        await writer.drain()
+        assert await peer.read_exactly(len(REPLY)) == REPLY
+        sent = segments_sent(transport) - before
+        writer.close()
+        await writer.wait_closed()
+    assert sent == 1
+
+
+@pytest.mark.skipif(not coro_is_available(), reason="no coros here")
+@pytest.mark.skip_on(asyncio="has no coros", uvloop="has no coros")
+async def test_writes_of_a_coro_leave_when_it_waits(loop):
+    from grapeshot import coro
+
+    transport, protocol, peer = await unix_pair(loop)
+    seen = []
+
+    def run():
+        write_words(transport)
+        seen.append(arrived(peer))
+        coro.yield_slice()
+        seen.append(arrived(peer))
+        transport.write(b"end")
+
+    with peer:
+        await coro.run_sync(run)
+        seen.append(arrived(peer))
+        assert seen == [b"", REPLY, b"end"]
+        await finish(transport, protocol)
+
+
+async def test_the_next_callback_of_the_iteration_finds_the_data(loop):
+    transport, protocol, peer = await unix_pair(loop)
+    found = []
+    with peer:
+        for number in range(3):
+            loop.call_soon(transport.write, b"%d" % number)
+            loop.call_soon(lambda: found.append(arrived(peer)))
+        await until(lambda: len(found) == 3)
+        assert found == [b"0", b"1", b"2"]
+        await finish(transport, protocol)
+
+
+async def test_many_transports_in_one_step(loop):
+    """Each gets its own data, in order, whatever is aborted or closed between."""
+    pairs = [await unix_pair(loop) for _ in range(10)]
+    for number, (transport, _, _) in enumerate(pairs):
+        transport.write(b"%d" % number)
+        transport.write(b".")
+    pairs[3][0].abort()
+    pairs[4][0].close()
+    for transport, _, _ in pairs:
+        if not transport.is_closing():
+            transport.write(b"!")
+    await asyncio.sleep(0)
+    for number, (transport, protocol, peer) in enumerate(pairs):
+        with peer:
+            end = b"" if number in {3, 4} else b"!"
+            assert arrived(peer) == b"%d." % number + end
+            await finish(transport, protocol)
+
+
+# ---------------------------------------------------------------- what leaves before the end of the step
+
+
+async def test_large_writes_leave_at_once(loop):
+    transport, protocol, peer = await unix_pair(loop)
+    with peer:
+        transport.write(b"head")
+        transport.write(b"x" * 50_000)
+        assert arrived(peer) == b"head" + b"x" * 50_000
+        transport.writelines([b"y" * 30_000, b"z" * 20_000])
+        assert arrived(peer) == b"y" * 30_000 + b"z" * 20_000
+        for _ in range(100):
+            transport.write(b"w" * 1000)
+        assert len(arrived(peer)) > 50_000  # what one step writes does not pile up
+        await finish(transport, protocol)
+
+
+async def test_nothing_is_held_beyond_the_high_mark(loop):
+    """With a high mark of 0, drain() waits for whatever the kernel has not taken."""
+    transport, protocol, peer = await unix_pair(loop)
+    with peer:
+        transport.set_write_buffer_limits(high=0)
+        transport.write(b"a")
+        assert arrived(peer) == b"a"
+        transport.set_write_buffer_limits(high=10)
+        transport.write(b"b" * 6)
+        transport.write(b"c" * 6)
+        assert arrived(peer) == b"b" * 6 + b"c" * 6
+        await finish(transport, protocol)
+
+
+LOOKS = {
+    "get_write_buffer_size": lambda transport: transport.get_write_buffer_size() == 0,
+    "is_closing": lambda transport: not transport.is_closing(),
+    "is_reading": lambda transport: transport.is_reading(),
+    "socket": lambda transport: transport.get_extra_info("socket").fileno() >= 0,
+    "_sock": lambda transport: transport._sock.fileno() >= 0,
+    "set_write_buffer_limits": lambda transport: transport.set_write_buffer_limits(high=100) is None,
+    "set_protocol": lambda transport: transport.set_protocol(transport.get_protocol()) is None,
+    "write_eof": lambda transport: transport.write_eof() is None,
+    "close": lambda transport: transport.close() is None,
+    "abort": lambda transport: transport.abort() is None,
+    "_force_close": lambda transport: transport._force_close(None) is None,
+}
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+@pytest.mark.skip_on(uvloop="its writes leave at the end of the iteration")
+async def test_what_could_tell_sends_first(loop, loop_kind, look):
+    transport, protocol, peer = await unix_pair(loop)
+    with peer:
+        if look is LOOKS["socket"]:
+            look(transport)  # the second call gets what is kept
+        transport.write(b"held, ")
+        transport.write(b"both")
+        assert peer.is_silent() == (loop_kind == "grapeshot")
+        assert look(transport)
+        assert arrived(peer) == b"held, both"
+        if not transport.is_closing() and look is not LOOKS["write_eof"]:
+            transport.write(b"; again")
+            await asyncio.sleep(0)
+            assert arrived(peer) == b"; again"
+        await finish(transport, protocol)
+
+
+@pytest.mark.skip_on(uvloop="its writes leave at the end of the iteration")
+async def test_a_step_that_takes_long_sends_at_once(loop):
+    transport, protocol, peer = await unix_pair(loop)
+    with peer:
+        transport.write(b"first, ")
+        began = time.monotonic()
+        while time.monotonic() < began + 0.03:  # longer than any tick of the kernel's coarse clock
+            pass
+        transport.write(b"second")
+        assert arrived(peer) == b"first, second"
+        transport.write(b"third")
+        assert arrived(peer) == b"third"
+        await asyncio.sleep(0)
+        transport.write(b"fourth")
+        await asyncio.sleep(0)
+        assert arrived(peer) == b"fourth"
+        await finish(transport, protocol)
+
+
+@pytest.mark.skip_on(uvloop="has no sendfile")
+async def test_sendfile_follows_what_was_written(loop, tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    transport, protocol, peer = await unix_pair(loop)
+    with peer, path.open("rb") as file:
+        transport.write(b"head ")
+        await loop.sendfile(transport, file)
+        transport.write(b" tail")
+        assert await peer.read_exactly(17) == b"head content tail"
+        await finish(transport, protocol)
+
+
+# ---------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("how", ["write", "writelines"])
+async def test_a_failed_write_is_seen_in_the_same_step(loop, how):
+    """As if it had left at once. `StreamWriter.drain` relies on it."""
+    transport, protocol, peer = await unix_pair(loop)
+    transport.pause_reading()
+    peer.close()
+    if how == "write":
+        transport.write(b"lost")
+    else:
+        transport.writelines([b"lo", b"st"])
+    transport.get_write_buffer_size()
+    assert transport.is_closing()
+    assert not transport.is_reading()
+    assert protocol.events == ["made"]
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert [type(error) for error in protocol.lost_with] == [BrokenPipeError]
+
+
+@pytest.mark.skip_on(uvloop="reports a failed write later")
+async def test_drain_raises_what_the_write_has_met(loop):
+    protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader())
+    transport, _, peer = await unix_pair(loop, lambda: protocol)
+    writer = asyncio.StreamWriter(transport, protocol, None, loop)
+    transport.pause_reading()
+    peer.close()
+    writer.write(b"lost")
+    with pytest.raises(ConnectionError):
+        await writer.drain()
+    with pytest.raises(BrokenPipeError):
+        await writer.wait_closed()
+
+
+async def test_a_write_that_fails_at_the_end_of_a_step(loop):
+    transport, protocol, peer = await unix_pair(loop)
+    transport.pause_reading()
+    peer.close()
+    transport.write(b"lost")
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert protocol.events == ["made", "lost"]
+    assert [type(error) for error in protocol.lost_with] == [BrokenPipeError]
+
+
+# ---------------------------------------------------------------- the ends of steps and runs
+
+
+def run_step(loop, step):
+    """Calls step(transport) in a callback of a run. Returns what the peer has then, and what the run raised."""
+    transport, protocol, peer = loop.run_until_complete(unix_pair(loop))
+    caught = None
+    loop.call_soon(step, transport)
+    with peer:
+        try:
+            loop.run_forever()
+        except BaseException as error:
+            caught = error
+        data = arrived(peer)
+        loop.run_until_complete(finish(transport, protocol))
+    return data, caught
+
+
+def test_stop(loop):
+    def step(transport):
+        transport.write(b"1")
+        loop.stop()
+        transport.write(b"2")
+
+    assert run_step(loop, step) == (b"12", None)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_an_exception_that_ends_the_run(loop, kind):
+    def step(transport):
+        transport.write(b"1")
+        raise kind
+
+    data, caught = run_step(loop, step)
+    assert data == b"1"
+    assert type(caught) is kind
+
+
+def test_an_exception_of_the_callback(loop, reported):
+    def step(transport):
+        transport.write(b"1")
+        loop.call_soon(loop.stop)
+        raise LookupError("no")
+
+    assert run_step(loop, step) == (b"1", None)
+    assert [type(error) for error in reported.exceptions] == [LookupError]
+
+
+def test_ctrl_c(loop):
+    def step(transport):
+        transport.write(b"1")
+        signal.raise_signal(signal.SIGINT)
+
+    data, caught = run_step(loop, step)
+    assert data == b"1"
+    assert type(caught) is KeyboardInterrupt
+
+
+def test_a_task_that_is_cancelled(loop):
+    async def work(transport):
+        try:
+            await asyncio.sleep(100)
+        finally:
+            transport.write(b"1")
+            transport.write(b"2")
+
+    def step(transport):
+        task = loop.create_task(work(transport))
+        task.add_done_callback(lambda _task: loop.stop())
+        loop.call_soon(task.cancel)
+
+    assert run_step(loop, step) == (b"12", None)
+
+
+def test_writes_outside_of_a_run_leave_at_once(loop):
+    transport, protocol, peer = loop.run_until_complete(unix_pair(loop))
+    with peer:
+        transport.write(b"at ")
+        transport.write(b"once")
+        assert arrived(peer) == b"at once"
+        run_iterations(loop)
+        transport.write(b"again")
+        assert arrived(peer) == b"again"
+        loop.run_until_complete(finish(transport, protocol))
+
+
+@pytest.mark.skip_on(uvloop="its writes leave at the end of the iteration")
+def test_a_loop_that_runs_inside_a_step(loop, new_loop):
+    """Nothing waits for the inner run: neither what was written before it, nor what it writes."""
+    seen = []
+
+    async def inner(transport, peer):
+        seen.append(arrived(peer))
+        transport.write(b"inside")
+        seen.append(arrived(peer))
+
+    async def outer():
+        transport, protocol, peer = await unix_pair(loop)
+        with peer:
+            transport.write(b"before")
+            asyncio._set_running_loop(None)
+            try:
+                new_loop().run_until_complete(inner(transport, peer))
+            finally:
+                asyncio._set_running_loop(loop)
+            transport.write(b"after, ")
+            transport.write(b"together")
+            await asyncio.sleep(0)
+            seen.append(arrived(peer))
+            await finish(transport, protocol)
+
+    loop.run_until_complete(outer())
+    assert seen == [b"before", b"inside", b"after, together"]
+
+
+@pytest.mark.skipif(not gil_is_enabled(), reason="other threads are refused there")
+@pytest.mark.skip_on(uvloop="the loop is not woken")
+async def test_a_write_of_another_thread_while_the_loop_waits(loop):
+    """asyncio forbids it, and programs do it. It cannot wait for a step of the loop, because there is none."""
+    transport, protocol, peer = await unix_pair(loop)
+    done = loop.create_future()
+    got = []
+
+    def run():
+        transport.write(b"from outside")
+        peer.sock.settimeout(5)
+        got.append(peer.sock.recv(100))
+        loop.call_soon_threadsafe(done.set_result, None)
+
+    thread = threading.Thread(target=run)
+    with peer:
+        thread.start()
+        await done
+        thread.join()
+        assert got == [b"from outside"]
+        await finish(transport, protocol)
+
+
+@pytest.mark.skip_on(uvloop="runs signal handlers by callbacks of the loop")
+async def test_a_write_of_a_signal_handler_while_the_loop_waits(loop):
+    """The handler runs between two steps, and nothing follows that could send for it."""
+    transport, protocol, peer = await unix_pair(loop)
+    done = loop.create_future()
+    got = []
+
+    def run():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        peer.sock.settimeout(5)
+        got.append(peer.sock.recv(100))
+        loop.call_soon_threadsafe(done.set_result, None)
+
+    loop.add_signal_handler(signal.SIGUSR2, lambda: None)  # so that signals wake asyncio's loop, too
+    before = signal.signal(signal.SIGUSR1, lambda *_: transport.write(b"from the handler"))
+    thread = threading.Thread(target=run)
+    try:
+        with peer:
+            thread.start()
+            await done
+            thread.join()
+            assert got == [b"from the handler"]
+            await finish(transport, protocol)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        loop.remove_signal_handler(signal.SIGUSR2)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.skip_on(uvloop="parent and child both send what was written before")
+@pytest.mark.parametrize("flags", [(), ("-X", "dev")], ids=["plain", "dev"])
+def test_fork(loop_kind, flags):
+    """What was written before is sent once. The child's own writes leave although no loop ends its step."""
+    out = run_script(
+        loop_kind,
+        """
+        import asyncio, os, socket
+
+        async def main():
+            loop = asyncio.get_running_loop()
+            ours, theirs = socket.socketpair()
+            transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
+            transport.write(b"parent, ")
+            if not (pid := os.fork()):
+                transport.write(b"child")
+                os._exit(0)
+            os.waitpid(pid, 0)
+            await asyncio.sleep(0)
+            print(theirs.recv(100))
+            theirs.close()
+            transport.abort()
+            await asyncio.sleep(0)
+
+        loop = new_event_loop()
+        loop.run_until_complete(main())
+        loop.close()
+        """,
+        flags=("-W", "ignore", *flags),
+    )
+    assert out.strip() == "b'parent, child'"
+
+
+def test_exit_inside_a_step(loop_kind):
+    out = run_script(
+        loop_kind,
+        """
+        import asyncio, atexit, socket, sys
+
+        ours, theirs = socket.socketpair()
+
+        async def main():
+            transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=ours)
+            transport.write(b"the ")
+            transport.write(b"end")
+            atexit.register(lambda: print(theirs.recv(100)))
+            sys.exit()
+
+        new_event_loop().run_until_complete(main())
+        """,
+        flags=("-W", "ignore"),
+    )
+    assert out.strip() == "b'the end'"
