@@ -13,6 +13,9 @@ from typing import Any
 
 from benchmarks.standings import OURS, Outcome, peers, ratios, spread, values
 
+# Fewer runs have no spread.
+LEAST_RUNS = 3
+
 
 @dataclass(frozen=True)
 class Change:
@@ -54,8 +57,17 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator[Change]:
             continue
         peer = common_peer(old, outcome, same)
         was, now = numbers(old, peer), numbers(outcome, peer)
-        if was and now and (spread(now)[0] > spread(was)[1] or spread(now)[1] < spread(was)[0]):
+        if min(len(was), len(now)) >= LEAST_RUNS and (
+            spread(now)[0] > spread(was)[1] or spread(now)[1] < spread(was)[0]
+        ):
             yield Change(outcome["name"], peer, statistics.median(was), statistics.median(now))
+
+
+def compared(before: dict[str, Any], after: dict[str, Any]) -> int:
+    """How many rows are in both with enough runs."""
+    earlier = {outcome["name"]: outcome for outcome in before["cases"]}
+    pairs = [(earlier[outcome["name"]], outcome) for outcome in after["cases"] if outcome["name"] in earlier]
+    return sum(min(len(values(old, OURS)), len(values(new, OURS))) >= LEAST_RUNS for old, new in pairs)
 
 
 def lost(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -77,9 +89,8 @@ def report(before: dict[str, Any], after: dict[str, Any]) -> tuple[list[str], bo
     lines = [f"worse: {change.text()}" for change in worse]
     lines += [f"worse: {name} has no number now" for name in gone]
     lines += [f"better: {change.text()}" for change in better]
-    compared = len({outcome["name"] for outcome in before["cases"]} & {outcome["name"] for outcome in after["cases"]})
     lines.append(
-        f"{compared} rows compared with those of {before['taken']}: {len(worse) + len(gone)} worse, "
-        f"{len(better)} better, the others within their spread"
+        f"{compared(before, after)} rows with {LEAST_RUNS} or more runs compared with those of {before['taken']}: "
+        f"{len(worse) + len(gone)} worse, {len(better)} better, the others within their spread"
     )
     return lines, bool(worse or gone)

@@ -1,4 +1,4 @@
-"""pyperformance's asyncio benchmarks on each loop: `python -m benchmarks.pyperf` (`pip install pyperformance` first).
+"""pyperformance's asyncio benchmarks on each loop: `python -m benchmarks.pyperf`.
 
 The benchmarks are those of pyperformance, unchanged; each of their processes begins by installing the loop as what
 `asyncio.new_event_loop` returns. Prints the mean of each in ms with its standard deviation, and writes a JSON if asked.

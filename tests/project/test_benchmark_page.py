@@ -125,7 +125,16 @@ def test_what_stays_within_its_spread_is_not_named():
     same = outcome("spawn", {"grapeshot": [45, 50, 50, 51, 500], "uvloop": [100] * 5})
     lines, got_worse = changed([outcome("spawn", FIVE)], [same])
     assert not got_worse
-    assert lines == ["1 rows compared with those of then: 0 worse, 0 better, the others within their spread"]
+    assert lines == [
+        "1 rows with 3 or more runs compared with those of then: 0 worse, 0 better, the others within their spread"
+    ]
+
+
+def test_fewer_runs_have_no_spread():
+    worse = outcome("spawn", {"grapeshot": [90, 90], "uvloop": [100] * 2})
+    lines, got_worse = changed([outcome("spawn", FIVE)], [worse])
+    assert not got_worse
+    assert lines[0].startswith("0 rows with 3 or more runs compared")
 
 
 def test_a_machine_that_is_slower_as_a_whole_is_not_worse():
