@@ -40,6 +40,7 @@ def _case(kind: str, title: str, *bounds: Bound, peers: tuple[str, ...], is_memo
 GREEN = (GREENLET, GEVENT, RUNLOOM)
 
 CASES: tuple[Case, ...] = (
+    _case("yield_alone", "yield and resume, alone", Bound(1.0, RUNLOOM), peers=GREEN),
     _case(
         "yield_shallow",
         "yield and resume, 1,000 of them",
@@ -47,13 +48,13 @@ CASES: tuple[Case, ...] = (
         Bound(0.15, GEVENT),
         peers=(*GREEN, TASKS),
     ),
-    _case("yield_deep", "the same, 20 Python frames deep", Bound(0.25, GREENLET), peers=GREEN),
+    _case("yield_deep", "the same, 20 Python frames deep", Bound(0.25, GREENLET), Bound(1.0, RUNLOOM), peers=GREEN),
     _case("yield_reduce", "the same, inside functools.reduce", Bound(0.45, GREENLET), peers=GREEN),
-    _case("yield_sorted", "the same, inside sorted(key=)", Bound(0.60, GREENLET), peers=GREEN),
+    _case("yield_sorted", "the same, inside sorted(key=)", Bound(0.60, GREENLET), Bound(1.0, RUNLOOM), peers=GREEN),
     _case("spawn", "spawn and finish", Bound(0.10, GREENLET), Bound(1.0, TASKS), peers=(*GREEN, TASKS)),
     _case("semaphore", "semaphores, there and back", Bound(0.25, GEVENT), peers=(GEVENT,)),
-    _case("fifo", "queues, there and back", Bound(0.25, GEVENT), peers=(GEVENT, RUNLOOM)),
-    _case("channel", "channels, there and back", Bound(0.25, GEVENT), peers=(GEVENT, RUNLOOM)),
+    _case("fifo", "queues, there and back", Bound(0.25, GEVENT), Bound(1.0, RUNLOOM), peers=(GEVENT, RUNLOOM)),
+    _case("channel", "channels, there and back", Bound(0.25, GEVENT), Bound(1.0, RUNLOOM), peers=(GEVENT, RUNLOOM)),
     _case("due_together", "10,000 sleep until one moment, each", Bound(0.4, GEVENT), peers=GREEN),
     _case("sleepers", "1,000 sleep 10 to 20 ms, each", Bound(0.4, GEVENT), peers=GREEN),
     _case("await_ended", "`await` of one that has ended", Bound(2000, None), peers=(TASKS,)),

@@ -51,6 +51,15 @@ def _giving_way(style: Style, body: Function) -> Taken:
     return taken
 
 
+def yield_alone(style: Style) -> Taken:
+    """One thread, and nothing else is ready."""
+    give_way = style.give_way
+    stopwatch = Stopwatch()
+    for _ in range(THREADS * TURNS):
+        give_way()
+    return stopwatch.taken(THREADS * TURNS)
+
+
 def yield_shallow(style: Style) -> Taken:
     """In the function of the thread itself."""
     give_way = style.give_way
@@ -237,6 +246,7 @@ def sleepers(style: Style) -> Taken:
 KINDS: dict[str, Round] = {
     kind.__name__: kind
     for kind in (
+        yield_alone,
         yield_shallow,
         yield_deep,
         yield_reduce,

@@ -37,6 +37,15 @@ pub(super) fn begin(runtime: &Runtime, coro: Coro<'_>) {
     start(runtime, coro.as_ptr(), Subject::Coro);
 }
 
+/// The running coro yields and goes on at once: its run ends at `now_ns`, and the next one begins. Returns false if
+/// somebody has to be told of that.
+#[inline]
+pub(super) fn renew(runtime: &Runtime, now_ns: u64) -> bool {
+    let late_ns = runtime.options.late_ns.get();
+    let pulse: &Pulse = &runtime.pulse;
+    late_ns == 0 || (!pulse.is_unwatched.load(Ordering::Relaxed) && pulse.renew(late_ns, now_ns))
+}
+
 /// A run begins. Whoever runs the object keeps it until the run has ended.
 #[inline]
 fn start(runtime: &Runtime, object: *mut ffi::PyObject, subject: Subject) {

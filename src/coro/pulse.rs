@@ -157,6 +157,18 @@ impl Pulse {
         (took_ns >= late_ns).then_some(took_ns)
     }
 
+    /// The run ends at `now_ns`, and another one of the same object begins. Returns false, and changes nothing, if the run
+    /// was too long.
+    #[inline]
+    pub(super) fn renew(&self, late_ns: u64, now_ns: u64) -> bool {
+        let since_ns = self.since_ns.load(Ordering::Relaxed);
+        let is_in_time = since_ns & HAS_ENDED == 0 && now_ns.saturating_sub(since_ns) < late_ns;
+        if is_in_time {
+            self.since_ns.store(now_ns & !HAS_ENDED, Ordering::Relaxed);
+        }
+        is_in_time
+    }
+
     pub(super) fn found(&self) -> MutexGuard<'_, Option<Found>> {
         // A panic cannot leave the value half written.
         self.found.lock().unwrap_or_else(PoisonError::into_inner)

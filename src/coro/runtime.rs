@@ -17,7 +17,7 @@ use pyo3::prelude::*;
 use super::coroutine::{Coro, CoroObject};
 use super::fiber::{Fiber, SharedSlot, describe_overflow};
 use super::pulse::{DEFAULT_LIMIT_NS, OwnPulse, late_after};
-use super::pystate::{Chunks, PyState, Relinked, ThreadStateRoot};
+use super::pystate::{Chunks, PyState, Relinked, Suspended, ThreadStateRoot};
 use super::thread_locals::Search;
 use super::{pystate, tasks};
 use crate::binding::deallocation;
@@ -113,13 +113,7 @@ pub(super) fn with_runtime<R>(body: impl FnOnce(&Runtime) -> R) -> R {
 /// The coro that runs here, or None on the thread's own stack.
 #[inline]
 pub(super) fn current(py: Python<'_>) -> Option<Coro<'_>> {
-    let object = with_runtime(|runtime| runtime.current.get());
-    if object.is_null() {
-        None
-    } else {
-        // SAFETY: the running coro is kept by the runtime's table.
-        Some(unsafe { This::new(py, object) })
-    }
+    with_runtime(|runtime| runtime.running(py))
 }
 
 /// The same in any thread, also in one that is about to end.
@@ -183,6 +177,14 @@ impl Runtime {
             },
             pulse: OwnPulse::new(),
         }
+    }
+
+    /// The coro that runs, or None on the thread's own stack.
+    #[inline]
+    pub(super) fn running<'py>(&self, py: Python<'py>) -> Option<Coro<'py>> {
+        let object = self.current.get();
+        // SAFETY: the running coro is kept by the table of live coros.
+        (!object.is_null()).then(|| unsafe { This::new(py, object) })
     }
 
     /// New references to the coros between their start and their end.
@@ -339,7 +341,13 @@ impl Runtime {
         // SAFETY: the stack is suspended in place; its frames are relinked while it still is.
         unsafe {
             fiber.innermost = fiber.state.innermost();
-            fiber.relinked.skip(fiber.innermost, &shared.stack);
+            let start = pystate::first_frame(occupant.cast(), size_of::<Fiber>());
+            fiber.relinked.skip(&Suspended {
+                slot: &shared.stack,
+                sp: fiber.sp,
+                innermost: fiber.innermost,
+                data: (start, fiber.state.data_top()),
+            });
             shared.stack.evict(fiber.sp, &saved);
         }
         fiber.saved = Some(saved);

@@ -14,9 +14,9 @@ use pyo3::prelude::*;
 use super::coroutine::{Coro, Outcome, Status};
 use super::errors::{self as coro_errors, ErrorClass};
 use super::interruption::raise_pending;
-use super::pystate;
-use super::runtime::{current, with_runtime};
+use super::runtime::{Runtime, current, with_runtime};
 use super::scheduler::make_ready;
+use super::{latency, pystate};
 use crate::binding::errors;
 use crate::binding::native_type::{This, none};
 use crate::event_loop::handle::HandleRef;
@@ -33,6 +33,20 @@ struct PreparedSwitch {
 /// has removed a stale `wake_value`.
 #[inline]
 fn prepare_switch(coro: Coro<'_>) -> PyResult<PreparedSwitch> {
+    with_runtime(|runtime| prepare_in(runtime, coro))
+}
+
+/// The same for the coro that runs, whichever it is.
+#[inline]
+fn prepare_running(py: Python<'_>) -> PyResult<PreparedSwitch> {
+    with_runtime(|runtime| match runtime.running(py) {
+        Some(coro) => prepare_in(runtime, coro),
+        None => Err(no_coro()),
+    })
+}
+
+#[inline]
+fn prepare_in(runtime: &Runtime, coro: Coro<'_>) -> PyResult<PreparedSwitch> {
     coro.acts.set(0);
     let Some(fiber) = NonNull::new(coro.fiber.get()) else {
         return Err(PyRuntimeError::new_err("the coro has no stack"));
@@ -41,7 +55,7 @@ fn prepare_switch(coro: Coro<'_>) -> PyResult<PreparedSwitch> {
     let sp_place = unsafe { NonNull::new_unchecked(&raw mut (*fiber.as_ptr()).sp) };
     Ok(PreparedSwitch {
         sp_place,
-        main_sp: with_runtime(|runtime| runtime.main_sp.get()),
+        main_sp: runtime.main_sp.get(),
     })
 }
 
@@ -67,7 +81,7 @@ unsafe fn leave(switch: &PreparedSwitch) {
 /// Gives the thread back to the scheduler until somebody wakes the coro. Returns the value or raises the exception of
 /// the wake. The caller has met the conditions of `prepare_switch`.
 #[inline]
-fn suspend(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
+pub(super) fn suspend(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
     let switch = prepare_switch(coro)?;
     // SAFETY: this is the coro's stack.
     unsafe { leave(&switch) };
@@ -110,7 +124,7 @@ where
         let py = unsafe { Python::assume_attached() };
         errors::at_boundary(py, Next::Return(ptr::null_mut()), || {
             Ok(match begin(py)? {
-                Begun::Waits(kept) => Next::Leave(prepare_switch(running(py)?)?, kept),
+                Begun::Waits(kept) => Next::Leave(prepare_running(py)?, kept),
                 Begun::IsOver(value) => Next::Return(value.into_ptr()),
             })
         })
@@ -191,7 +205,7 @@ where
                 return Err(PyRuntimeError::new_err("the call is over"));
             };
             match step(py, state, outcome) {
-                Ok(Begun::Waits(())) => Ok(Next::leave(&prepare_switch(running(py)?)?)),
+                Ok(Begun::Waits(())) => Ok(Next::leave(&prepare_running(py)?)),
                 Ok(Begun::IsOver(value)) => {
                     *kept = None;
                     Ok(Next::over(value.into_ptr()))
@@ -220,24 +234,31 @@ where
 
 /// The running coro.
 #[inline]
-fn running(py: Python<'_>) -> PyResult<Coro<'_>> {
-    current(py).ok_or_else(|| PyRuntimeError::new_err("no coro is running"))
+pub(super) fn running(py: Python<'_>) -> PyResult<Coro<'_>> {
+    current(py).ok_or_else(no_coro)
+}
+
+#[cold]
+fn no_coro() -> PyErr {
+    PyRuntimeError::new_err("no coro is running")
 }
 
 /// The running coro, if it can be suspended here: nothing unwinds, the garbage collector does not run on a stack that
 /// may be evicted, and no greenlet runs on the stack.
 #[inline]
 pub(super) fn suspendable(py: Python<'_>) -> PyResult<Coro<'_>> {
-    match current(py) {
-        Some(coro) if can_suspend(coro) => Ok(coro),
+    with_runtime(|runtime| match runtime.running(py) {
+        Some(coro) if !std::thread::panicking() && !is_held(runtime, coro) && !is_in_greenlet(coro) => {
+            Ok(coro)
+        }
         other => Err(not_suspendable(py, other.is_some())),
-    }
+    })
 }
 
 /// Whether the running coro can be suspended here.
 #[inline]
 pub(super) fn can_suspend(coro: Coro<'_>) -> bool {
-    !std::thread::panicking() && !is_held(coro) && !is_in_greenlet(coro)
+    !std::thread::panicking() && !with_runtime(|runtime| is_held(runtime, coro)) && !is_in_greenlet(coro)
 }
 
 /// The running coro, if waits concern a loop: not in a process that a coro has forked, whose loop runs in the parent.
@@ -256,8 +277,8 @@ pub(super) fn current_on_loop(py: Python<'_>) -> Option<Coro<'_>> {
 
 /// Whether the coro must not leave its stack: the garbage collector runs on it, or it has forked and this is the child.
 #[inline]
-fn is_held(coro: Coro<'_>) -> bool {
-    with_runtime(|runtime| runtime.collecting.get() == coro.as_ptr() || runtime.is_forked.get())
+fn is_held(runtime: &Runtime, coro: Coro<'_>) -> bool {
+    runtime.collecting.get() == coro.as_ptr() || runtime.is_forked.get()
 }
 
 /// Whether a greenlet runs on this coro's stack. A greenlet has frames of its own. If another coro or the loop went on
@@ -289,7 +310,7 @@ fn not_suspendable(py: Python<'_>, is_coro: bool) -> PyErr {
     }
     PyRuntimeError::new_err(if std::thread::panicking() {
         "a coro cannot yield while it panics"
-    } else if current(py).is_some_and(|coro| !is_held(coro)) {
+    } else if current(py).is_some_and(|coro| !with_runtime(|runtime| is_held(runtime, coro))) {
         "a coro cannot wait in a greenlet that it has started, only outside of greenlets"
     } else {
         "a coro cannot wait in what the garbage collector calls, unless it has a stack of its own"
@@ -310,8 +331,35 @@ pub(super) fn forget_wake_value(coro: Coro<'_>) {
 pub(super) fn begin_yield(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
     forget_wake_value(coro);
     raise_pending(coro)?;
+    if goes_on(coro) {
+        coro.acts.set(0);
+        return Ok(Begun::IsOver(none(coro.py())));
+    }
     make_ready(coro);
     Ok(Begun::Waits(()))
+}
+
+/// Whether the coro that yields would be the next thing to run, so that it need not leave its stack.
+#[inline]
+fn goes_on(coro: Coro<'_>) -> bool {
+    let py = coro.py();
+    let Some(event_loop) = coro.event_loop.get(py) else {
+        return false;
+    };
+    let event_loop = LoopObject::of(&event_loop);
+    with_runtime(|runtime| {
+        if runtime.options.evicts_always.get() {
+            return false;
+        }
+        let goes_on = event_loop
+            .reactor()
+            .skip_iteration(py, event_loop)
+            .is_some_and(|now_ns| latency::renew(runtime, now_ns));
+        if goes_on {
+            runtime.stats.switches.set(runtime.stats.switches.get() + 1);
+        }
+        goes_on
+    })
 }
 
 /// The running coro waits until somebody wakes it.
@@ -323,14 +371,7 @@ pub(super) fn begin_wait(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
     Ok(Begun::Waits(()))
 }
 
-/// Waits until somebody wakes the coro.
-#[inline]
-pub(super) fn wait(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
-    begin_wait(coro)?;
-    suspend(coro)
-}
-
-/// The same for a coro that offers something: the receiver takes it out of `wake_value`.
+/// The running coro waits, and offers something: the receiver takes it out of `wake_value`.
 #[inline]
 pub(super) fn wait_offering<'py>(coro: Coro<'py>, offer: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     raise_pending(coro)?;

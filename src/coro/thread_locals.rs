@@ -19,6 +19,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use grapeshot_core::sys::thread_locals::{Place, Variables};
 use pyo3::ffi;
@@ -70,21 +72,21 @@ impl Search {
     /// Whether an extension built with pybind11 is loaded, as far as its entries in the two dicts show.
     #[inline]
     pub(super) fn is_needed(&self, py: Python<'_>) -> bool {
-        // SAFETY: attached; borrowed references, or null.
-        unsafe {
-            let dicts = [
-                ffi::PyInterpreterState_GetDict(ffi::PyInterpreterState_Get()),
-                ffi::PyEval_GetBuiltins(),
-            ];
-            // The builtins of a frame are whatever the program has given to `exec`.
-            let is_dict = |object: *mut ffi::PyObject| !object.is_null() && ffi::PyDict_Check(object) != 0;
-            let len = |dict: *mut ffi::PyObject| if is_dict(dict) { ffi::PyDict_Size(dict) } else { 0 };
-            let lens = (len(dicts[0]), len(dicts[1]));
-            if self.dict_lens.replace(lens) != lens {
-                for dict in dicts {
-                    if let Some(dict) = Bound::from_borrowed_ptr_or_opt(py, dict) {
-                        self.look_into(&dict);
-                    }
+        let dicts = known_dicts(py);
+        // SAFETY: attached; dicts that are never freed, or null.
+        let len = |dict: *mut ffi::PyObject| unsafe {
+            if dict.is_null() {
+                0
+            } else {
+                (*dict.cast::<ffi::PyDictObject>()).ma_used
+            }
+        };
+        let lens = (len(dicts[0]), len(dicts[1]));
+        if self.dict_lens.replace(lens) != lens {
+            for dict in dicts {
+                // SAFETY: as above.
+                if let Some(dict) = unsafe { Bound::from_borrowed_ptr_or_opt(py, dict) } {
+                    self.look_into(&dict);
                 }
             }
         }
@@ -111,6 +113,28 @@ impl Search {
                 self.with_keys.set(true);
             }
         }
+    }
+}
+
+/// The interpreter's own dict, and that of the module `builtins`. Both are kept for good.
+static DICTS: [AtomicPtr<ffi::PyObject>; 2] = [const { AtomicPtr::new(ptr::null_mut()) }; 2];
+
+#[inline]
+fn known_dicts(py: Python<'_>) -> [*mut ffi::PyObject; 2] {
+    let builtins = DICTS[1].load(Ordering::Relaxed);
+    if builtins.is_null() {
+        find_dicts(py);
+    }
+    [DICTS[0].load(Ordering::Relaxed), DICTS[1].load(Ordering::Relaxed)]
+}
+
+#[cold]
+fn find_dicts(py: Python<'_>) {
+    // SAFETY: attached; the interpreter keeps its dict, or null is returned.
+    let own = unsafe { ffi::PyInterpreterState_GetDict(ffi::PyInterpreterState_Get()) };
+    DICTS[0].store(own, Ordering::Relaxed);
+    if let Ok(builtins) = py.import("builtins") {
+        DICTS[1].store(builtins.dict().into_ptr(), Ordering::Relaxed);
     }
 }
 

@@ -83,10 +83,11 @@ def test_spinning_coros_take_turns_with_each_other_and_with_tasks(count):
     assert 299 <= min(slices) <= 301
 
 
-def test_spinning_coros_do_not_starve_timers():
+@pytest.mark.parametrize("count", [1, 20])
+def test_spinning_coros_do_not_starve_timers(count):
     async def main():
         loop = asyncio.get_running_loop()
-        spinners = Spinners(20)
+        spinners = Spinners(count)
         woken = []
 
         def sleeper():
@@ -111,13 +112,14 @@ def test_spinning_coros_do_not_starve_timers():
     assert sorted(grapeshot.run(main())) == ["coro"] * 5 + ["task"] * 5
 
 
-def test_spinning_coros_do_not_starve_sockets_and_other_threads():
+@pytest.mark.parametrize("count", [1, 20])
+def test_spinning_coros_do_not_starve_sockets_and_other_threads(count):
     async def main():
         loop = asyncio.get_running_loop()
         left, right = socket.socketpair()
         for end in (left, right):
             end.setblocking(False)
-        spinners = Spinners(20)
+        spinners = Spinners(count)
         with left, right:
             received = []
             for number in range(50):
@@ -141,10 +143,11 @@ def test_spinning_coros_do_not_starve_sockets_and_other_threads():
     assert grapeshot.run(main()) == [b"%d" % number for number in range(50)] + [b"last", "called", "ran"]
 
 
-def test_spinning_coros_do_not_starve_signals():
+@pytest.mark.parametrize("count", [1, 20])
+def test_spinning_coros_do_not_starve_signals(count):
     async def main():
         loop = asyncio.get_running_loop()
-        spinners = Spinners(20)
+        spinners = Spinners(count)
         by_loop = loop.create_future()
         by_python = []
         loop.add_signal_handler(signal.SIGUSR1, lambda: by_loop.done() or by_loop.set_result("loop"))
@@ -163,6 +166,71 @@ def test_spinning_coros_do_not_starve_signals():
         return [result, *by_python]
 
     assert grapeshot.run(main()) == ["loop", "python"]
+
+
+@pytest.mark.parametrize("kind", ["coro", "task"])
+def test_what_yields_alone_goes_on_only_while_the_loop_runs(kind):
+    loop = grapeshot.new_event_loop()
+    seen = []
+
+    def work():
+        coro.yield_slice()
+        loop.stop()
+        seen.append("before")
+        coro.yield_slice()
+        seen.append("after")
+
+    async def task():
+        await asyncio.sleep(0)
+        loop.stop()
+        seen.append("before")
+        await asyncio.sleep(0)
+        seen.append("after")
+
+    async def begin():
+        return coro.spawn(work) if kind == "coro" else asyncio.create_task(task())
+
+    try:
+        started = loop.run_until_complete(begin())
+        loop.run_forever()
+        assert seen == ["before"]
+        loop.run_until_complete(started)
+        assert seen == ["before", "after"]
+    finally:
+        loop.close()
+
+
+def test_what_was_written_leaves_with_the_next_yield():
+    async def main():
+        loop = asyncio.get_running_loop()
+        left, right = socket.socketpair()
+        right.setblocking(False)
+        transport, _ = await loop.create_connection(asyncio.Protocol, sock=left)
+
+        def work():
+            received = b""
+            for number in range(100):
+                transport.write(bytes([number]))
+                coro.yield_slice()
+                received += right.recv(100)
+            return received
+
+        with right:
+            received = await coro.spawn(work)
+            transport.close()
+        return received
+
+    assert grapeshot.run(main()) == bytes(range(100))
+
+
+def test_a_yield_counts_as_a_switch_even_if_nothing_else_is_ready():
+    def main():
+        before = coro.stack_info()["switches"]
+        for _ in range(1000):
+            coro.yield_slice()
+        return coro.stack_info()["switches"] - before
+
+    assert coro.run(main) == 1000
 
 
 def test_handles_that_queue_themselves_again_do_not_starve_coros():

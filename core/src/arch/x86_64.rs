@@ -17,7 +17,8 @@
 //! ```
 //!
 //! The code pops the return address and jumps to it instead of returning. The processor would predict the wrong return
-//! address each time (30 ns per switch instead of 10).
+//! address each time (30 ns per switch instead of 10). The control words are nearly always the same on both stacks, and
+//! loading them is slow, so they are compared first. The exception flags in MXCSR are not callee-saved.
 //!
 //! A new stack has the same frame with `start` as the return address, `entry` in r12 and its argument in r13.
 
@@ -47,10 +48,17 @@ pub unsafe extern "C" fn switch(from: *mut usize, to: usize) {
         "sub rsp, 8",
         "stmxcsr [rsp]",
         "fnstcw [rsp + 4]",
+        "mov eax, [rsp]",
+        "movzx ecx, word ptr [rsp + 4]",
         "mov [rdi], rsp",
         "mov rsp, rsi",
-        "ldmxcsr [rsp]",
-        "fldcw [rsp + 4]",
+        "xor eax, [rsp]",
+        "test eax, 0xffc0",
+        "jnz 2f",
+        "3:",
+        "cmp cx, word ptr [rsp + 4]",
+        "jne 4f",
+        "5:",
         "add rsp, 8",
         "pop r15",
         "pop r14",
@@ -60,6 +68,12 @@ pub unsafe extern "C" fn switch(from: *mut usize, to: usize) {
         "pop rbp",
         "pop rcx",
         "jmp rcx",
+        "2:",
+        "ldmxcsr [rsp]",
+        "jmp 3b",
+        "4:",
+        "fldcw [rsp + 4]",
+        "jmp 5b",
     )
 }
 

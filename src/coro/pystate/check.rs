@@ -8,7 +8,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-use super::{CFrame, PREVIOUS_ITEM, chunk, field, imp, instrumentation};
+use super::{CFrame, PREVIOUS_ITEM, chunk, field, frames, imp, instrumentation};
 
 /// Levels of C recursion that the interpreter allows a thread (3.12 and 3.13).
 static C_LIMIT: AtomicI32 = AtomicI32::new(0);
@@ -88,10 +88,11 @@ pub(in crate::coro) fn self_check(py: Python<'_>) -> PyResult<Option<&'static st
             (has_running_loop(py, start)?, "the running loop"),
             (has_profile_object(py, start)?, "the profile function"),
         ];
-        Ok(checks
-            .iter()
-            .find(|(is_right, _)| !is_right)
-            .map(|(_, what)| *what))
+        let wrong = checks.iter().find(|(is_right, _)| !is_right);
+        if wrong.is_none() {
+            frames::measure(py)?;
+        }
+        Ok(wrong.map(|(_, what)| *what))
     }
 }
 

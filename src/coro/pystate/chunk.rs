@@ -46,6 +46,13 @@ pub(in crate::coro) unsafe fn tail(chunk: *mut u8) -> *mut c_void {
     unsafe { chunk.add(*field::<usize>(chunk, SIZE)).cast() }
 }
 
+/// Where the first frame of a root chunk goes; `tail` is its tail, of so many bytes.
+#[inline]
+pub(in crate::coro) fn first_frame(tail: *mut c_void, tail_len: usize) -> *mut u8 {
+    let chunk = tail.cast::<u8>().wrapping_sub(BLOCK_LEN - tail_len);
+    chunk.wrapping_add(DATA + size_of::<usize>())
+}
+
 /// The first of a chain of chunks.
 ///
 /// # Safety

@@ -8,15 +8,86 @@
 //!
 //! `f_back`, tracebacks and tools walk this chain at any time. Before a stack is evicted, the chain is linked past the
 //! entry frames; after the stack is restored, it is linked as before. Most coros have one entry frame.
+//!
+//! A walk along a long chain would bring each frame into the cache, only to find that the outermost one has to be
+//! changed, as last time. So the walk is left out where that is certain: the outermost frame is alive and leads to its
+//! entry frame, and between that and the stack pointer there is no space for another evaluation.
+
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use grapeshot_core::stack::StackSlot;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyCFunction, PyDict};
 
 use super::{field, imp};
 
+/// Shorter chains are walked: that is as quick.
+const MIN_LEN: usize = 4;
+
+/// The distance of the entry frames of two evaluations, measured where C code between them takes least: a generator that
+/// is resumed. Two evaluations and a wait take that and, below the inner entry frame, as much as one evaluation and a
+/// wait; so a stack with less than this below its outermost entry frame has no other. 0: unknown.
+static NESTED_LEN: AtomicUsize = AtomicUsize::new(0);
+
+const RESUME: &CStr = c"
+def resumed(distance):
+    yield distance()
+distance = next(resumed(distance))
+";
+
+/// Measures `NESTED_LEN`, once.
+pub(super) fn measure(py: Python<'_>) -> PyResult<()> {
+    if !imp::HAS_ENTRY_FRAMES {
+        return Ok(());
+    }
+    let globals = PyDict::new(py);
+    // SAFETY: called attached, and only from the lines above.
+    let distance = PyCFunction::new_closure(py, None, None, |args, _| unsafe { entry_distance(args.py()) })?;
+    globals.set_item("distance", distance)?;
+    py.run(RESUME, Some(&globals), None)?;
+    if let Some(distance) = globals.get_item("distance")? {
+        NESTED_LEN.store(distance.extract()?, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// The distance of the entry frames of a generator and of its caller; 0 if they are not where they should be.
+///
+/// # Safety
+/// Attached, called by a generator that C code has resumed for a Python function.
+unsafe fn entry_distance(_: Python<'_>) -> usize {
+    /// How far above this function an entry frame may lie.
+    const STACK_LEN: usize = 64 * 1024;
+    let mut chain = [std::ptr::null_mut::<u8>(); 4];
+    let here = (&raw const chain).addr();
+    // SAFETY: attached; a live chain of frames, of which the first four are there (contract).
+    unsafe {
+        let mut frame = imp::innermost(*field(ffi::PyThreadState_Get().cast(), imp::FRAME));
+        for place in &mut chain {
+            *place = frame;
+            if frame.is_null() {
+                return 0;
+            }
+            frame = *field(frame, imp::FRAME_PREVIOUS);
+        }
+    }
+    let (inner, outer) = (chain[1].addr(), chain[3].addr());
+    if here < inner && inner < outer && outer < here + STACK_LEN {
+        outer - inner
+    } else {
+        0
+    }
+}
+
 /// The changes in the chain of one evicted coro.
 pub(in crate::coro) struct Relinked {
+    /// Kept after `restore`, for the next `skip`.
     first: Option<Link>,
     more: Vec<Link>,
+    /// The last walk was long, and `first` is its only link: that of the frame at the start of the data stack.
+    is_outermost: bool,
 }
 
 /// A frame, and what its `previous` was.
@@ -26,28 +97,89 @@ struct Link {
     previous: *mut u8,
 }
 
+/// A suspended stack that is in place.
+pub(in crate::coro) struct Suspended<'a> {
+    pub(in crate::coro) slot: &'a StackSlot,
+    pub(in crate::coro) sp: usize,
+    /// The innermost Python frame.
+    pub(in crate::coro) innermost: *mut u8,
+    /// Where the data stack begins, and its top.
+    pub(in crate::coro) data: (*mut u8, *mut u8),
+}
+
 impl Relinked {
     pub(in crate::coro) const fn new() -> Self {
         Self {
             first: None,
             more: Vec::new(),
+            is_outermost: false,
         }
     }
 
-    /// Links the chain from `innermost` past the frames that lie in `slot`.
+    /// Links the chain of frames past those that lie on the stack.
     ///
     /// # Safety
-    /// The frames are those of a coro that is suspended in place in `slot`; nothing was relinked yet.
+    /// The stack is suspended in place; nothing is relinked.
     #[inline]
-    pub(in crate::coro) unsafe fn skip(&mut self, innermost: *mut u8, slot: &StackSlot) {
-        let mut frame = innermost;
+    pub(in crate::coro) unsafe fn skip(&mut self, stack: &Suspended<'_>) {
+        if !imp::HAS_ENTRY_FRAMES {
+            return; // no frame lies on a C stack
+        }
+        // SAFETY: by the contract.
+        unsafe {
+            if !self.is_outermost || !self.skip_outermost(stack) {
+                self.walk(stack);
+            }
+        }
+    }
+
+    /// Does it without a walk, if the outermost frame is the only one to be changed. Returns whether it is.
+    ///
+    /// # Safety
+    /// As for `skip`, and `first` is the link of a frame that lay at the start of the data stack.
+    unsafe fn skip_outermost(&self, stack: &Suspended<'_>) -> bool {
+        let Some(link) = self.first else {
+            return false;
+        };
+        let entry = link.previous.addr();
+        // SAFETY: the start of the data stack is memory of the coro, and a frame lies there unless the data stack is
+        // empty. The entry frame is on the used part of the stack.
+        unsafe {
+            let is_same = stack.data.1 != link.frame
+                && *field::<*mut u8>(link.frame, imp::FRAME_PREVIOUS) == link.previous
+                && stack.sp <= entry
+                && entry - stack.sp < NESTED_LEN.load(Ordering::Relaxed)
+                && entry < stack.slot.top();
+            if !is_same {
+                return false;
+            }
+            let next = *field::<*mut u8>(link.previous, imp::FRAME_PREVIOUS);
+            // From 3.15 on the thread's base frame ends the chain.
+            if !next.is_null() && !(*field::<*mut u8>(next, imp::FRAME_PREVIOUS)).is_null() {
+                return false;
+            }
+            *field(link.frame, imp::FRAME_PREVIOUS) = next;
+        }
+        // SAFETY: as above.
+        debug_assert!(!unsafe { leads_into(stack) }, "another entry frame");
+        true
+    }
+
+    /// Follows the whole chain.
+    ///
+    /// # Safety
+    /// As for `skip`.
+    #[inline]
+    unsafe fn walk(&mut self, stack: &Suspended<'_>) {
+        let (mut frame, mut len) = (stack.innermost, 0);
+        self.first = None;
         while !frame.is_null() {
             // SAFETY: a live frame; its chain is live until it ends in null.
             let place = unsafe { field::<*mut u8>(frame, imp::FRAME_PREVIOUS) };
             // SAFETY: as above.
             let previous = unsafe { *place };
             let mut next = previous;
-            while slot.contains(next as usize) {
+            while stack.slot.contains(next as usize) {
                 // SAFETY: an entry frame, on the stack that is still in place.
                 next = unsafe { *field::<*mut u8>(next, imp::FRAME_PREVIOUS) };
             }
@@ -57,7 +189,11 @@ impl Relinked {
                 unsafe { *place = next };
             }
             frame = next;
+            len += 1;
         }
+        self.is_outermost = len >= MIN_LEN
+            && self.more.is_empty()
+            && self.first.is_some_and(|link| link.frame == stack.data.0);
     }
 
     #[inline]
@@ -75,7 +211,7 @@ impl Relinked {
     /// The coro's stack is in its place again, and its frames are those that `skip` saw.
     #[inline]
     pub(in crate::coro) unsafe fn restore(&mut self) {
-        if let Some(link) = self.first.take() {
+        if let Some(link) = self.first {
             // SAFETY: the frame is alive: its coro has not run meanwhile.
             unsafe { *field(link.frame, imp::FRAME_PREVIOUS) = link.previous };
         }
@@ -84,4 +220,20 @@ impl Relinked {
             unsafe { *field(link.frame, imp::FRAME_PREVIOUS) = link.previous };
         }
     }
+}
+
+/// Whether a frame of the chain still leads into the stack.
+///
+/// # Safety
+/// As for `skip`.
+unsafe fn leads_into(stack: &Suspended<'_>) -> bool {
+    let mut frame = stack.innermost;
+    while !frame.is_null() {
+        if stack.slot.contains(frame as usize) {
+            return true;
+        }
+        // SAFETY: a live frame.
+        frame = unsafe { *field(frame, imp::FRAME_PREVIOUS) };
+    }
+    false
 }

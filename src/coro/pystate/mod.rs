@@ -57,9 +57,9 @@ mod instrumentation;
 mod profile;
 
 pub(super) use check::self_check;
-pub(super) use chunk::{Chunks, tail};
+pub(super) use chunk::{Chunks, first_frame, tail};
 pub(super) use code::{has_known_code, is_async_function};
-pub(super) use frames::Relinked;
+pub(super) use frames::{Relinked, Suspended};
 pub(super) use instrumentation::{update_shown, version};
 pub(super) use profile::{
     Event, Version, call_probe, frames, has_native_profile, has_version, is_tracing, set_up, tell,
@@ -229,6 +229,11 @@ impl PyState {
     pub(super) unsafe fn innermost(&self) -> *mut u8 {
         // SAFETY: the pointer is the coro's root or lies on its stack (contract).
         unsafe { imp::innermost(self.frame) }
+    }
+
+    /// The top of the data stack of a state that is not the thread's now.
+    pub(super) fn data_top(&self) -> *mut u8 {
+        self.chunk_top
     }
 
     /// Notes that the code of the frames has the instrumentation of now: the stack ran until now.

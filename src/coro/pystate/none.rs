@@ -38,6 +38,8 @@ pub(super) const EXC_STATE: usize = 0;
 pub(super) const C_RECURSION_REMAINING: Option<usize> = None;
 pub(super) const TRASH_NESTING: Option<usize> = None;
 pub(super) const EXECUTOR: Option<usize> = None;
+/// Whether each evaluation has a frame on the C stack.
+pub(super) const HAS_ENTRY_FRAMES: bool = false;
 pub(super) const FRAME_PREVIOUS: usize = 0;
 pub(super) const CODE_VERSION: Option<usize> = None;
 pub(super) const RUNNING_TASK: Option<usize> = None;

@@ -33,6 +33,8 @@ pub(super) const EXC_STATE: usize = 320; // _PyErr_StackItem PyThreadState.exc_s
 pub(super) const C_RECURSION_REMAINING: Option<usize> = None;
 pub(super) const TRASH_NESTING: Option<usize> = Some(168); // int PyThreadState.trash_delete_nesting
 pub(super) const EXECUTOR: Option<usize> = None;
+/// Whether each evaluation has a frame on the C stack.
+pub(super) const HAS_ENTRY_FRAMES: bool = false;
 pub(super) const FRAME_PREVIOUS: usize = 48; // void *_PyInterpreterFrame.previous
 pub(super) const CODE_VERSION: Option<usize> = None;
 

@@ -32,6 +32,8 @@ pub(super) const EXC_STATE: usize = 256; // _PyErr_StackItem PyThreadState.exc_s
 pub(super) const C_RECURSION_REMAINING: Option<usize> = Some(36); // int PyThreadState.c_recursion_remaining
 pub(super) const TRASH_NESTING: Option<usize> = Some(152); // int PyThreadState.trash.delete_nesting
 pub(super) const EXECUTOR: Option<usize> = None;
+/// Whether each evaluation has a frame on the C stack.
+pub(super) const HAS_ENTRY_FRAMES: bool = true;
 pub(super) const FRAME_PREVIOUS: usize = 8; // void *_PyInterpreterFrame.previous
 pub(super) const CODE_VERSION: Option<usize> = Some(160); // uint64_t PyCodeObject._co_instrumentation_version
 

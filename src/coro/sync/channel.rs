@@ -22,16 +22,18 @@ use pyo3::types::{PyTuple, PyType};
 use super::item_queue::ItemQueue;
 use super::limit::{Deadline, Limit};
 use super::object::{
-    FLAGS, Head, Object, Primitive, check_thread, dealloc, grant, make_type as make, offer_in_queue,
-    wait_in_queue,
+    Call, FLAGS, Head, Object, Primitive, Step, check_thread, dealloc, end, grant, make_type as make,
+    offer_in_queue, waiting_method,
 };
 use crate::binding::errors;
 use crate::binding::native_type::{
     Args, NativeType, This, bool_object, class_getitem, getter, method, none, slot, with_critical_section,
 };
+use crate::coro::coroutine::Outcome;
 use crate::coro::errors::{self as coro_errors, ErrorClass};
+use crate::coro::scheduler;
+use crate::coro::suspension::{self, Begun};
 use crate::coro::wait_queue::WaitQueue;
-use crate::coro::{scheduler, suspension};
 
 #[repr(C)]
 pub(super) struct ChannelObject {
@@ -195,23 +197,16 @@ fn deliver<'py>(
     }
 }
 
-/// The oldest value, waiting for one; None if the channel is closed. An exception that was sent is raised.
+/// One step of waiting for the oldest value; None if the channel is closed. An exception that was sent is raised.
 #[inline]
-fn wait_for_value(this: Channel<'_>, limit: Limit) -> PyResult<Option<Bound<'_, PyAny>>> {
-    check_thread(this)?;
-    if let Some(value) = received(this) {
-        return value;
-    }
-    if limit.is_at_once() {
-        return Err(no_value(this, limit));
-    }
-    let coro = suspension::suspendable(this.py())?;
-    let deadline = Deadline::new(coro, limit)?;
-    loop {
-        if let Some(value) = received(this) {
-            return value;
-        }
-        let wait = wait_in_queue(&this.receivers, coro, 0, &deadline);
+fn next_value(
+    this: Channel<'static>,
+    call: &mut Call,
+    outcome: Option<Outcome<'static>>,
+) -> PyResult<Step<Option<Bound<'static, PyAny>>>> {
+    let coro = if let Some(outcome) = outcome {
+        let coro = suspension::running(this.py())?;
+        let wait = end(coro, outcome);
         if wait.is_granted {
             this.promised.set(this.promised.get().saturating_sub(1));
         }
@@ -220,7 +215,30 @@ fn wait_for_value(this: Channel<'_>, limit: Limit) -> PyResult<Option<Bound<'_, 
             return Err(interruption);
         }
         if wait.is_late {
-            return Err(no_value(this, limit));
+            return Err(no_value(this, call.limit));
+        }
+        coro
+    } else {
+        check_thread(this)?;
+        if let Some(value) = received(this) {
+            return value.map(Step::IsOver);
+        }
+        if call.limit.is_at_once() {
+            return Err(no_value(this, call.limit));
+        }
+        let coro = suspension::suspendable(this.py())?;
+        call.deadline = Some(Deadline::new(coro, call.limit)?);
+        coro
+    };
+    if let Some(value) = received(this) {
+        return value.map(Step::IsOver);
+    }
+    match call.wait_in(&this.receivers, coro, 0) {
+        Ok(true) => Ok(Step::Waits),
+        Ok(false) => Err(no_value(this, call.limit)),
+        Err(interruption) => {
+            ChannelObject::promise(this);
+            Err(interruption)
         }
     }
 }
@@ -284,14 +302,21 @@ fn send_sequence<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(sent.into_pyobject(this.py())?.into_any())
 }
 
-fn receive<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    let limit = if args.values().is_empty() {
-        Limit::Endless
-    } else {
+fn receive(
+    this: Channel<'static>,
+    args: Args<'_, 'static>,
+    call: &mut Call,
+    outcome: Option<Outcome<'static>>,
+) -> PyResult<Begun<'static, ()>> {
+    if outcome.is_none() && !args.values().is_empty() {
         let [block, timeout] = args.bind()?;
-        Limit::new(block, timeout)?
-    };
-    wait_for_value(this, limit)?.ok_or_else(|| closed(this.py()))
+        call.limit = Limit::new(block, timeout)?;
+    }
+    match next_value(this, call, outcome)? {
+        Step::Waits => Ok(Begun::Waits(())),
+        Step::IsOver(Some(value)) => Ok(Begun::IsOver(value)),
+        Step::IsOver(None) => Err(closed(this.py())),
+    }
 }
 
 fn close<'py>(this: Channel<'py>, _: Args<'_, 'py>) -> Object<'py> {
@@ -323,9 +348,15 @@ unsafe extern "C" fn next(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
-            let this: Channel<'_> = This::new(py, slf);
+            let this: Channel<'static> = This::new(py, slf);
             ChannelObject::with_access(this, || {
-                Ok(wait_for_value(this, Limit::Endless)?.map_or(ptr::null_mut(), Bound::into_ptr))
+                let (mut call, mut outcome) = (Call::new(), None);
+                loop {
+                    match next_value(this, &mut call, outcome)? {
+                        Step::Waits => outcome = Some(suspension::suspend(suspension::running(py)?)),
+                        Step::IsOver(value) => return Ok(value.map_or(ptr::null_mut(), Bound::into_ptr)),
+                    }
+                }
             })
         })
     }
@@ -354,7 +385,7 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 "send_sequence(values, /)",
                 "Send each value of an iterable. Return how many there were."
             ),
-            method!(
+            waiting_method!(
                 T,
                 receive,
                 "receive(block=True, timeout=None)",

@@ -22,16 +22,18 @@ use pyo3::types::{PyList, PyType};
 use super::item_queue::ItemQueue;
 use super::limit::{Deadline, Limit};
 use super::object::{
-    FLAGS, Head, Object, Primitive, argument, check_thread, dealloc, grant, make_type as make,
-    offer_in_queue, type_name, wait_in_queue, waiting,
+    Call, FLAGS, Head, Object, Primitive, Step, argument, check_thread, dealloc, end, grant,
+    make_type as make, offer_in_queue, type_name, waiting, waiting_method,
 };
 use crate::binding::errors;
 use crate::binding::native_type::{
     Args, NativeType, This, class_getitem, getter, method, none, slot, with_critical_section,
 };
+use crate::coro::coroutine::Outcome;
 use crate::coro::errors::{self as coro_errors, ErrorClass};
+use crate::coro::interruption;
+use crate::coro::suspension::{self, Begun};
 use crate::coro::wait_queue::WaitQueue;
-use crate::coro::{interruption, suspension};
 
 #[repr(C)]
 pub(super) struct FifoObject {
@@ -191,23 +193,17 @@ fn wait_for_space<'py>(this: Fifo<'py>, item: Bound<'py, PyAny>, limit: Limit) -
     Ok(())
 }
 
-/// The oldest item, waiting for one; None if the timeout is over before.
+/// One step of waiting for the oldest item; None if the timeout is over before there is one.
 #[inline]
-fn wait_for_item(this: Fifo<'_>, limit: Limit) -> PyResult<Option<Bound<'_, PyAny>>> {
-    check_thread(this)?;
-    if let Some(item) = FifoObject::take(this) {
-        return Ok(Some(item));
-    }
-    if limit.is_at_once() {
-        return Ok(None);
-    }
-    let coro = suspension::suspendable(this.py())?;
-    let deadline = Deadline::new(coro, limit)?;
-    loop {
-        if let Some(item) = FifoObject::take(this) {
-            return Ok(Some(item));
-        }
-        let wait = wait_in_queue(&this.waiters, coro, 1, &deadline);
+fn next_item(
+    this: Fifo<'static>,
+    args: Args<'_, 'static>,
+    call: &mut Call,
+    outcome: Option<Outcome<'static>>,
+) -> PyResult<Step<Option<Bound<'static, PyAny>>>> {
+    let coro = if let Some(outcome) = outcome {
+        let coro = suspension::running(this.py())?;
+        let wait = end(coro, outcome);
         if wait.is_granted {
             this.promised.set(this.promised.get().saturating_sub(1));
         }
@@ -216,7 +212,31 @@ fn wait_for_item(this: Fifo<'_>, limit: Limit) -> PyResult<Option<Bound<'_, PyAn
             return Err(interruption);
         }
         if wait.is_late {
-            return Ok(None);
+            return Ok(Step::IsOver(None));
+        }
+        coro
+    } else {
+        call.limit = limit_of(args)?;
+        check_thread(this)?;
+        if let Some(item) = FifoObject::take(this) {
+            return Ok(Step::IsOver(Some(item)));
+        }
+        if call.limit.is_at_once() {
+            return Ok(Step::IsOver(None));
+        }
+        let coro = suspension::suspendable(this.py())?;
+        call.deadline = Some(Deadline::new(coro, call.limit)?);
+        coro
+    };
+    if let Some(item) = FifoObject::take(this) {
+        return Ok(Step::IsOver(Some(item)));
+    }
+    match call.wait_in(&this.waiters, coro, 1) {
+        Ok(true) => Ok(Step::Waits),
+        Ok(false) => Ok(Step::IsOver(None)),
+        Err(interruption) => {
+            FifoObject::promise(this);
+            Err(interruption)
         }
     }
 }
@@ -230,17 +250,35 @@ fn limit_of(args: Args<'_, '_>) -> PyResult<Limit> {
     Limit::new(block, timeout)
 }
 
-fn pop<'py>(this: Fifo<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    let limit = limit_of(args)?;
-    wait_for_item(this, limit)?.ok_or_else(|| {
-        let message = format!("the {} was empty{}", type_name(this), limit.describe());
-        coro_errors::new(this.py(), ErrorClass::Empty, &message)
-    })
+fn pop(
+    this: Fifo<'static>,
+    args: Args<'_, 'static>,
+    call: &mut Call,
+    outcome: Option<Outcome<'static>>,
+) -> PyResult<Begun<'static, ()>> {
+    match next_item(this, args, call, outcome)? {
+        Step::Waits => Ok(Begun::Waits(())),
+        Step::IsOver(Some(item)) => Ok(Begun::IsOver(item)),
+        Step::IsOver(None) => Err(empty(this, call.limit)),
+    }
 }
 
-fn pop_all<'py>(this: Fifo<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    let limit = limit_of(args)?;
-    let mut items: Vec<_> = wait_for_item(this, limit)?.into_iter().collect();
+#[cold]
+fn empty(this: Fifo<'_>, limit: Limit) -> PyErr {
+    let message = format!("the {} was empty{}", type_name(this), limit.describe());
+    coro_errors::new(this.py(), ErrorClass::Empty, &message)
+}
+
+fn pop_all(
+    this: Fifo<'static>,
+    args: Args<'_, 'static>,
+    call: &mut Call,
+    outcome: Option<Outcome<'static>>,
+) -> PyResult<Begun<'static, ()>> {
+    let Step::IsOver(first) = next_item(this, args, call, outcome)? else {
+        return Ok(Begun::Waits(()));
+    };
+    let mut items: Vec<_> = first.into_iter().collect();
     // Items that pushers add meanwhile are left for the next call.
     let most = match this.max_len.get() {
         0 => usize::MAX,
@@ -251,7 +289,7 @@ fn pop_all<'py>(this: Fifo<'py>, args: Args<'_, 'py>) -> Object<'py> {
     {
         items.push(item);
     }
-    Ok(PyList::new(this.py(), items)?.into_any())
+    Ok(Begun::IsOver(PyList::new(this.py(), items)?.into_any()))
 }
 
 fn max_len(this: Fifo<'_>) -> Object<'_> {
@@ -299,13 +337,13 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 "push(item, /, block=True, timeout=None)",
                 "Append an item. If there is a limit, wait for space. Raises Full after timeout seconds."
             ),
-            method!(
+            waiting_method!(
                 T,
                 pop,
                 "pop(block=True, timeout=None)",
                 "Wait for an item and return the oldest one. Raises Empty after timeout seconds."
             ),
-            method!(
+            waiting_method!(
                 T,
                 pop_all,
                 "pop_all(block=True, timeout=None)",

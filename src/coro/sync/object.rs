@@ -9,7 +9,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 
-use super::limit::Deadline;
+use super::limit::{Deadline, Limit};
 use crate::binding::deallocation::{drop_contents, free_memory};
 use crate::binding::errors;
 use crate::binding::native_type::{
@@ -148,15 +148,94 @@ pub(in crate::coro) fn wait_in_queue<'py>(
     request: i64,
     deadline: &Deadline<'py>,
 ) -> Wait<'py> {
-    if let Err(interruption) = interruption::raise_pending(coro) {
-        return Wait::interrupted(interruption);
+    match begin_in_queue(queue, coro, request, deadline) {
+        Ok(true) => end(coro, suspension::suspend(coro)),
+        Ok(false) => Wait::late(none(coro.py())),
+        Err(interruption) => Wait::interrupted(interruption),
     }
+}
+
+/// The first half of `wait_in_queue`, for methods that wait in steps; `end` is the other half. Returns false if the
+/// timeout is over.
+#[inline]
+fn begin_in_queue<'py>(
+    queue: &WaitQueue,
+    coro: Coro<'py>,
+    request: i64,
+    deadline: &Deadline<'py>,
+) -> PyResult<bool> {
+    interruption::raise_pending(coro)?;
     if deadline.is_over() {
-        return Wait::late(none(coro.py()));
+        return Ok(false);
     }
     queue.push(coro, request);
-    end(coro, suspension::wait(coro))
+    suspension::begin_wait(coro).inspect_err(|_| coro.wait_node.unlink())?;
+    Ok(true)
 }
+
+/// What a method that waits in steps has on the stack.
+pub(super) struct Call {
+    pub(super) limit: Limit,
+    /// None before the first wait.
+    pub(super) deadline: Option<Deadline<'static>>,
+}
+
+impl Call {
+    pub(super) const fn new() -> Self {
+        Self {
+            limit: Limit::Endless,
+            deadline: None,
+        }
+    }
+
+    /// `begin_in_queue` with the deadline of this call.
+    #[inline]
+    pub(super) fn wait_in(&self, queue: &WaitQueue, coro: Coro<'static>, request: i64) -> PyResult<bool> {
+        match &self.deadline {
+            Some(deadline) => begin_in_queue(queue, coro, request, deadline),
+            None => Ok(false),
+        }
+    }
+}
+
+/// How a step of such a method has ended.
+pub(super) enum Step<T> {
+    /// The coro waits.
+    Waits,
+    IsOver(T),
+}
+
+/// A row of a method table around `fn(This, Args, &mut Call, Option<Outcome>) -> PyResult<Begun<()>>`, which makes one
+/// step: see `suspension::wait_in_steps`.
+macro_rules! waiting_method {
+    ($layout:ty, $step:path, $signature:literal, $doc:literal) => {{
+        static SIGNATURE: $crate::binding::signature::Signature =
+            $crate::binding::signature::Signature::new($signature);
+        unsafe extern "C" fn raw(
+            slf: *mut pyo3::ffi::PyObject,
+            args: *const *mut pyo3::ffi::PyObject,
+            nargs: pyo3::ffi::Py_ssize_t,
+            kwnames: *mut pyo3::ffi::PyObject,
+        ) -> *mut pyo3::ffi::PyObject {
+            // SAFETY: only CPython calls this, attached, through the method table of the type with this layout; it keeps
+            // the arguments until this returns. A step that says that the coro waits has met the conditions.
+            unsafe {
+                $crate::coro::suspension::wait_in_steps(
+                    $crate::coro::sync::object::Call::new(),
+                    |py, call, outcome| {
+                        let this = $crate::binding::native_type::This::<$layout>::new(py, slf);
+                        $crate::binding::native_type::Args::new(py, args, nargs, kwnames, &SIGNATURE)
+                            .pass_to(this, |this, args| {
+                                <$layout>::with_access(this, || $step(this, args, call, outcome))
+                            })
+                    },
+                )
+            }
+        }
+        SIGNATURE.row(raw, $crate::binding::signature::Receiver::Object, $doc)
+    }};
+}
+pub(super) use waiting_method;
 
 /// The same for a coro that offers a value. The receiver finds the value in `wake_value`.
 #[inline]
@@ -179,7 +258,7 @@ pub(super) fn offer_in_queue<'py>(
 }
 
 #[inline]
-fn end<'py>(coro: Coro<'py>, result: PyResult<Bound<'py, PyAny>>) -> Wait<'py> {
+pub(super) fn end<'py>(coro: Coro<'py>, result: PyResult<Bound<'py, PyAny>>) -> Wait<'py> {
     let node = &coro.wait_node;
     // Whoever made the coro ready has removed it. It is still queued if it could not wait.
     node.unlink();

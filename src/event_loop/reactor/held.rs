@@ -63,6 +63,11 @@ impl Held {
         }
     }
 
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.is_empty.get()
+    }
+
     /// Takes the last entry. The caller releases its reference.
     pub(super) fn pop(&self) -> Option<Ready> {
         let entry = self.entries.borrow_mut().pop();

@@ -97,6 +97,8 @@ pub(crate) struct Reactor {
     events: RefCell<Events>,
     scratch: Cell<Vec<u8>>,
     unpolled_iterations: Cell<u32>,
+    /// Events of the last poll come behind the entries that run now.
+    has_events: Cell<bool>,
     last_poll_ns: Cell<u64>,
     /// `PyThread_get_thread_ident()` of the thread inside `run`; 0 if there is none.
     owner: AtomicU64,
@@ -138,6 +140,7 @@ impl Reactor {
             events: RefCell::new(Events::with_capacity(EVENTS_PER_POLL)),
             scratch: Cell::new(Vec::new()),
             unpolled_iterations: Cell::new(MAX_UNPOLLED_ITERATIONS),
+            has_events: Cell::new(false),
             last_poll_ns: Cell::new(0),
             owner: AtomicU64::new(0),
             visitors: RefCell::new(Vec::new()),

@@ -268,6 +268,15 @@ impl Reactor {
         self.expire_by_clock(py, event_loop)
     }
 
+    /// Whether a timer may be due; `now_ns` is the time of the native clock.
+    #[inline]
+    pub(super) fn may_be_due(&self, py: Python<'_>, event_loop: &LoopObject, now_ns: u64) -> bool {
+        match self.timers.borrow().peek() {
+            Some((key, _)) => key <= now_ns ^ SIGN || !event_loop.has_native_clock(py),
+            None => false,
+        }
+    }
+
     #[cold]
     fn expire_by_clock(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
         if !self.timers.borrow().is_empty() {
