@@ -391,6 +391,7 @@ pub(super) fn set_up<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
         if !pystate::has_known_code(&kind.getattr("join")?)? {
             return Ok(PyString::new(py, "the code objects of this interpreter are not known").into_any());
         }
+        pystate::keep_chunks(py);
         spawn::set_type(kind);
     }
     Ok(none(py))

@@ -55,6 +55,7 @@ mod code;
 mod frames;
 mod instrumentation;
 mod profile;
+mod spare_chunks;
 
 pub(super) use check::self_check;
 pub(super) use chunk::{Chunks, first_frame, tail};
@@ -64,6 +65,7 @@ pub(super) use instrumentation::{update_shown, version};
 pub(super) use profile::{
     Event, Version, call_probe, frames, has_native_profile, has_version, is_tracing, set_up, tell,
 };
+pub(super) use spare_chunks::keep_chunks;
 
 /// Bytes of stack that one level of C recursion may take (3.12 and 3.13). Measured on 3.13: `sorted(key=)` takes most,
 /// 1.3 KiB, because it keeps the runs that it merges on the stack; `repr`, `json`, `compile` and calls through C take

@@ -1,0 +1,104 @@
+//! Free chunks of data stacks, kept for the next call that needs one.
+//!
+//! CPython maps a chunk of 16 KiB when a frame does not fit into the last one, and unmaps it as soon as that frame
+//! returns. Where the small root chunk of a coro (`chunk`) is full, each call would cost a mapping, a page fault and an
+//! unmapping. Chunks come from the interpreter's arena allocator, so an allocator in front of it keeps some of them.
+//!
+//! It belongs to the process. Any thread that makes or ends a Python frame calls it, attached.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, TryLockError};
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+/// `DATA_STACK_CHUNK_SIZE` of CPython. Nothing else in an interpreter asks for arenas of this size; if something did,
+/// it would get such a block.
+const LEN: usize = 16 * 1024;
+/// How many are kept at most: half a megabyte.
+const KEPT: usize = 32;
+
+struct Free(*mut c_void);
+
+// SAFETY: a free block belongs to nobody but the list that it is in.
+unsafe impl Send for Free {}
+
+/// The allocator's context.
+struct Keeper {
+    /// The allocator that was there before. Its functions may be called from any attached thread.
+    base: ffi::PyObjectArenaAllocator,
+    kept: Mutex<Vec<Free>>,
+}
+
+impl Keeper {
+    /// Calls a function with the list; None where another thread has it (an interpreter with a GIL of its own, or one
+    /// that was there when the process forked). Nothing in here waits.
+    fn with_kept<R>(&self, function: impl FnOnce(&mut Vec<Free>) -> R) -> Option<R> {
+        match self.kept.try_lock() {
+            Ok(mut kept) => Some(function(&mut kept)),
+            Err(TryLockError::Poisoned(_) | TryLockError::WouldBlock) => None,
+        }
+    }
+}
+
+extern "C" fn allocate(context: *mut c_void, len: usize) -> *mut c_void {
+    // SAFETY: `install` gave the allocator this context, and it is never freed.
+    let keeper = unsafe { &*context.cast::<Keeper>() };
+    if len == LEN
+        && let Some(Some(block)) = keeper.with_kept(Vec::pop)
+    {
+        return block.0;
+    }
+    keeper
+        .base
+        .alloc
+        .map_or(ptr::null_mut(), |base| base(keeper.base.ctx, len))
+}
+
+extern "C" fn free(context: *mut c_void, block: *mut c_void, len: usize) {
+    // SAFETY: as in `allocate`.
+    let keeper = unsafe { &*context.cast::<Keeper>() };
+    let keep = |kept: &mut Vec<Free>| {
+        let has_place = kept.len() < kept.capacity();
+        if has_place {
+            kept.push(Free(block));
+        }
+        has_place
+    };
+    if len == LEN && keeper.with_kept(keep) == Some(true) {
+        return;
+    }
+    if let Some(base) = keeper.base.free {
+        base(keeper.base.ctx, block, len);
+    }
+}
+
+/// Puts the allocator in front of the interpreter's, once in a process.
+pub(in crate::coro) fn keep_chunks(_attached: Python<'_>) {
+    static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
+    if IS_INSTALLED.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let mut arena = ffi::PyObjectArenaAllocator {
+        ctx: ptr::null_mut(),
+        alloc: None,
+        free: None,
+    };
+    // SAFETY: attached; the pointers are to a live struct, and the new context lives as long as the process. What the
+    // interpreter has allocated already, it may free through the new allocator: that passes it on or keeps it.
+    unsafe {
+        ffi::PyObject_GetArenaAllocator(&raw mut arena);
+        let keeper = Box::leak(Box::new(Keeper {
+            base: arena,
+            kept: Mutex::new(Vec::with_capacity(KEPT)),
+        }));
+        arena = ffi::PyObjectArenaAllocator {
+            ctx: ptr::from_mut(keeper).cast(),
+            alloc: Some(allocate),
+            free: Some(free),
+        };
+        ffi::PyObject_SetArenaAllocator(&raw mut arena);
+    }
+}
