@@ -1,4 +1,4 @@
-"""Compares blocking-style servers with their peers: `python -m benchmarks.blocking [CASE ...]`. See README.md.
+"""Compares blocking-style servers and clients with their peers: `python -m benchmarks.blocking [CASE ...]`.
 
 Every run is a fresh process; the peers alternate within one run (A B C, then C B A, ...). Ratios are taken run by run,
 and their median counts.
@@ -19,7 +19,8 @@ HOW = (
     "their range in brackets; below 1 grapeshot needs less. Servers have one cooperative thread for each connection: "
     "grapeshot's coros, gevent's and runloom's, which run `while data := s.recv(n): s.sendall(data)`. Beside them "
     "stand grapeshot's Protocols (protocol) and its tasks with `sock_recv` and `sock_sendall` (tasks), and epoll "
-    "without Python (raw). The WSGI servers serve one application that says hello."
+    "without Python (raw). The WSGI servers serve one application that says hello. Clients are unmodified "
+    "libraries, patched, in ten threads of one process; their server has constant replies and a core of its own."
 )
 
 SUITE = Suite(

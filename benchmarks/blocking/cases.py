@@ -1,4 +1,4 @@
-"""The cases of blocking-style servers, with the bounds that they must keep."""
+"""The cases of blocking-style servers and clients, with the bounds that they must keep."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from benchmarks import memory
 from benchmarks._loops import RAW
 from benchmarks.blocking import mixed
 from benchmarks.blocking.styles import GEVENT, OURS, PROTOCOL, RUNLOOM, TASKS
-from benchmarks.measure import KIB, Bound, Case, Sample, Settings, load_sample
+from benchmarks.measure import KIB, Bound, Case, Sample, Settings, load_sample, own_sample
 
 ALL = (OURS, GEVENT, RUNLOOM, PROTOCOL, TASKS, RAW)
 SETTINGS = Settings(idle_connections=10_000)
@@ -61,6 +61,15 @@ def _web(kind: str, title: str, bound: Bound, connections: int = 50) -> Case:
     return Case(f"{kind}-hello", "WSGI", title, "cpu_us", "us CPU/request", (bound,), measure, only=(OURS, GEVENT))
 
 
+def _client(library: str, title: str) -> Case:
+    def measure(who: str, settings: Settings) -> Sample:
+        options = ("--style", who, "--seconds", str(settings.seconds))
+        return own_sample("blocking.clients", library, who, *options, is_pinned=False)  # it has a server
+
+    bounds, participants = (Bound(1.0, GEVENT),), (OURS, GEVENT, RUNLOOM)
+    return Case(library, "Clients", title, "cpu_ns", "ns CPU/call", bounds, measure, only=participants)
+
+
 _SMALL = (Bound(0.52, GEVENT), Bound(1.10, PROTOCOL))
 _PATCHED = (Bound(0.60, GEVENT),)
 
@@ -77,6 +86,9 @@ CASES: tuple[Case, ...] = (
     _mixed(),
     _web("wsgi", "coro.wsgi, gevent.pywsgi", Bound(0.5, GEVENT)),
     _web("gunicorn", "gunicorn's worker classes", Bound(0.75, GEVENT)),
+    _client("requests", "requests, patched: GET with a kept connection"),
+    _client("redis", "redis-py, patched: GET"),
+    _client("pymysql", "PyMySQL, patched: SELECT of one row"),
     _idle("idle", "an idle connection", Bound(4.5, None), touch_size=0),
     _idle("idle-used", "an idle connection after one message of 1 KiB", touch_size=1024),
 )

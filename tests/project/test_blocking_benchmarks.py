@@ -12,9 +12,11 @@ from project.test_benchmarks import CAP_S, MESSAGE, connect, receive
 
 from benchmarks._load import BLOCKING, WEB, Child, server_command
 from benchmarks._loops import RAW
-from benchmarks.blocking import mixed, styles, web
+from benchmarks.blocking import clients, mixed, styles, web
 from benchmarks.blocking.__main__ import SUITE
 from benchmarks.blocking.cases import OTHERS
+from benchmarks.blocking.styles import GEVENT, OURS
+from benchmarks.measure import own_sample
 from benchmarks.servers import KINDS
 
 pytest.importorskip("grapeshot.coro", reason="coros do not work here", exc_type=ImportError)
@@ -74,6 +76,18 @@ def test_the_web_server_says_hello(kind, style):
                 while not data.endswith(b"Hello, world!"):
                     data += connection.recv(1000)
                 assert data.startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+@pytest.mark.parametrize(
+    ("library", "style"), [*((library, OURS) for library in clients.LIBRARIES), ("pymysql", GEVENT)]
+)
+def test_a_client_calls_in_each_style(library, style):
+    for needed in (library, style):
+        if importlib.util.find_spec(needed) is None:
+            pytest.skip(f"no {needed} here")
+    sample = own_sample("blocking.clients", library, style, "--style", style, "--seconds", "0.001")
+    assert sample["rounds"] >= 3
+    assert sample["cpu_ns"] > 0
 
 
 def test_every_case_has_a_server_for_each_of_its_participants():
