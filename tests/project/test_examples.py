@@ -1,4 +1,7 @@
-"""The programs of examples/ run, serve, and stop cleanly on request, on grapeshot's loop and on asyncio's."""
+"""The programs of examples/ run, serve, and stop cleanly on request, those that have a choice on asyncio's loop, too.
+
+The one that needs Redis is tested in tests/apps.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from support import coro_is_available
 
 ROOT = Path(__file__).resolve().parents[2]
 CAP_S = 20.0
@@ -21,10 +25,20 @@ CAP_S = 20.0
 on_both_loops = pytest.mark.parametrize("loop_name", ["asyncio", "grapeshot"])
 
 
+needs_coros = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+
+
 @contextmanager
 def running(example: str, loop_name: str, *, stop: signal.Signals = signal.SIGTERM) -> Iterator[int]:
+    """Starts the example on a loop."""
+    with running_with(example, "--loop", loop_name, stop=stop) as port:
+        yield port
+
+
+@contextmanager
+def running_with(example: str, *arguments: str, stop: signal.Signals = signal.SIGTERM) -> Iterator[int]:
     """Starts the example and yields its port. Afterwards stops it and checks its exit status and its output."""
-    command = [sys.executable, "-W", "error", str(ROOT / "examples" / example), "--port", "0", "--loop", loop_name]
+    command = [sys.executable, "-W", "error", str(ROOT / "examples" / example), "--port", "0", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         first = process.stdout.readline()
@@ -85,3 +99,38 @@ def test_aiohttp_hello(loop_name):
             assert client.getresponse().status == 404
         finally:
             client.close()
+
+
+@needs_coros
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_chat_server(stop):
+    with ExitStack() as afterwards:
+
+        def enter(name):
+            client = afterwards.enter_context(socket.create_connection(("127.0.0.1", port), CAP_S))
+            lines = afterwards.enter_context(client.makefile("rw"))
+            assert lines.readline() == "What is your name?\n"
+            print(name, file=lines, flush=True)
+            return client, lines
+
+        with running_with("chat_server.py", stop=stop) as port:
+            _, ann = enter("Ann")
+            bob_client, bob = enter("Bob")
+            assert ann.readline() == "* Bob is here\n"
+            print("hello, Ann", file=bob, flush=True)
+            assert ann.readline() == "Bob: hello, Ann\n"
+            print("hello, Bob", file=ann, flush=True)
+            assert bob.readline() == "Ann: hello, Bob\n"
+            bob_client.shutdown(socket.SHUT_RDWR)
+            assert ann.readline() == "* Bob has left\n"
+        assert ann.readline() == ""
+
+
+@needs_coros
+def test_crawler():
+    command = [sys.executable, "-W", "error", str(ROOT / "examples" / "crawler.py"), "--demo"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=CAP_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    missing, summary = done.stdout.splitlines()
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/100: 404", missing)
+    assert re.fullmatch(r"102 pages in \d+\.\d s", summary)
