@@ -31,7 +31,7 @@ def measure(style: str, seconds: float) -> dict[str, float]:
 
     Raises MeasurementError when a reply is wrong or missing.
     """
-    command = [*server_command("blocking", style, 4096), "--burn-ms", str(BURN_MS)]
+    command = [*server_command("blocking", style, {"read_len": 4096}), "--burn-ms", str(BURN_MS)]
     with Child(command, cores()[0]) as server, on_core(cores()[1]):
         host, port = server.ready["address"].rsplit(":", 1)
         connections = [socket.create_connection((host, int(port))) for _ in range(CONNECTIONS)]

@@ -54,7 +54,7 @@ def test_the_server_echoes_on_many_connections(kind, style):
                 connection.close()
 
 
-@pytest.mark.parametrize("style", map(where_installed, styles.STYLES["blocking"]))
+@pytest.mark.parametrize("style", [where_installed(name) for name in styles.STYLES["blocking"]])
 def test_light_requests_are_measured_beside_burning_ones(style):
     sample = mixed.measure(style, 0.1)
     assert sample["requests"] == 300
@@ -67,7 +67,7 @@ def test_light_requests_are_measured_beside_burning_ones(style):
 def test_the_web_server_says_hello(kind, style):
     for module in {"wsgi": ["httptools"], "gunicorn": ["gunicorn"]}[kind] + [style]:
         pytest.importorskip(module)
-    with Child(server_command(kind, style, None), None) as running:
+    with Child(server_command(kind, style), None) as running:
         os.kill(running.ready["pid"], 0)
         with connect(running.ready["address"]) as connection:
             for _ in range(3):
