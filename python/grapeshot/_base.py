@@ -53,6 +53,8 @@ class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
     _borrow: staticmethod[[Any], Any] | Callable[[Any], Any] | None = None
     # whose tasks the loop runs, while such coros borrow it
     _ledger: Any = None
+    # what run_until_complete() waits for
+    _awaited: Any = None
     # errors
     _exception_handler: ExceptionHandler | None = None
     # asynchronous generators

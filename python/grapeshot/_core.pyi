@@ -396,6 +396,9 @@ class Loop:
             RuntimeError: the loop is running.
         """
 
+    def _forget_parent(self) -> None:
+        """In the child of a fork: drop what is scheduled and watched, without running any code; watch anew."""
+
     def _watch_child(self, pid: int, callback: Callable[[int | None], object]) -> None:
         """Call ``callback(returncode)`` in the current context, straight from the poller, when child ``pid`` has ended.
 
@@ -1372,14 +1375,18 @@ def _coro_shut_down(loop: Any, rounds: int, /) -> int:
 def _coro_end_thread() -> None:
     """Let this thread make no more coros."""
 
-def _coro_after_fork() -> None:
-    """In the child of a fork: if a coro has forked it cannot wait, and make others, here."""
+def _coro_after_fork() -> Coro[Any] | None:
+    """In the child of a fork: if a coro has forked, forget all others. It cannot wait, and make others, here.
+
+    Return the coro that has forked.
+    """
 
 def _coro_set_hooks(
     pending_loop: Callable[[], Any],
     watch_thread: Callable[[], object],
     wait_for: Callable[..., list[Any]],
     report_late: Callable[[str, str, float, list[tuple[CodeType, int]]], object],
+    end_child: Callable[[Any, bool], bool],
     run_forever: Callable[..., None],
     /,
 ) -> None:

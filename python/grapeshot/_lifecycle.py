@@ -86,6 +86,7 @@ def run_until_complete(loop: BaseLoop, future: Generator[Any, None, _T] | Awaita
         awaited._log_destroy_pending = False  # type: ignore[attr-defined]
     stop = functools.partial(_stop_when_done, loop)
     awaited.add_done_callback(stop)
+    loop._awaited = awaited
     try:
         loop.run_forever()
     except BaseException:
@@ -93,6 +94,7 @@ def run_until_complete(loop: BaseLoop, future: Generator[Any, None, _T] | Awaita
             awaited.exception()  # The caller gets it here and never sees the task: mark it as retrieved.
         raise
     finally:
+        loop._awaited = None
         awaited.remove_done_callback(stop)
     if not awaited.done():
         raise RuntimeError("Event loop stopped before Future completed.")

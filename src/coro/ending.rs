@@ -2,12 +2,14 @@
 //!
 //! Each coro is resumed with `Shutdown`, from the thread's own stack as the loop would do it, so that its `finally`
 //! blocks run. They may yield; a wait in them is interrupted again. A coro that does not end is abandoned: its stack,
-//! its frames and the objects that they refer to are never freed.
+//! its frames and the objects that they refer to are never freed. The same holds for the other coros in the child of a
+//! coro that forks.
 
 use pyo3::prelude::*;
 
 use super::coroutine::{Coro, Status};
 use super::errors::{self as coro_errors, ErrorClass};
+use super::function::store;
 use super::runtime::{current, with_runtime};
 use super::{interruption, scheduler};
 
@@ -52,6 +54,22 @@ pub(super) fn shut_down(
         }
     }
     leaving.map(|()| left)
+}
+
+/// In the child of a fork: only the running coro exists here. The others have ended as if shut down, but nothing of
+/// them runs: their stacks, frames and references stay as they are for good, as those of threads do.
+pub(super) fn forget_others(py: Python<'_>) {
+    for object in with_runtime(|runtime| runtime.take_others(py)) {
+        let coro = scheduler::coro_of(&object);
+        with_runtime(|runtime| runtime.forgo_stack(coro));
+        coro.wait_node.unlink();
+        coro.status.set(Status::Done);
+        let why = "the coro runs in the process that has forked";
+        store(coro, Err(coro_errors::new(py, ErrorClass::Shutdown, why)));
+        coro.is_unseen.set(false);
+        // The reference is kept for good.
+        let _ = object.into_ptr();
+    }
 }
 
 /// Resumes one coro. Raises `Shutdown` in it, unless the coro has only yielded and may do so.

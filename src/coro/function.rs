@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
 use super::coroutine::{Coro, Outcome, Status};
+use super::hooks;
 use super::interruption::raise_pending;
 use super::notifier::{self, report};
 use super::runtime::{Runtime, with_runtime};
@@ -132,22 +133,24 @@ pub(super) fn store(coro: Coro<'_>, outcome: PyResult<Bound<'_, PyAny>>) {
 pub(super) fn finish(runtime: &Runtime, coro: Coro<'_>) -> PyResult<()> {
     let py = coro.py();
     runtime.dismantle(coro);
-    runtime.is_forked.set(false);
+    let is_child = runtime.is_forked.replace(false);
     tasks::unregister(coro);
     let kept = runtime.leave(coro);
     drop(coro.context.take(py));
     let event_loop = coro.event_loop.get(py);
-    if let Some(callbacks) = coro.callbacks.take(py)
+    let leaving = coro.exception.get(py).and_then(|exception| {
+        let error = PyErr::from_value(exception);
+        errors::leaves_loop(py, &error).then_some(error)
+    });
+    let has_listeners = !is_child || hooks::end_child(&kept, leaving.is_some())?;
+    if has_listeners
+        && let Some(callbacks) = coro.callbacks.take(py)
         && let Some(event_loop) = &event_loop
         && !LoopObject::of(event_loop).reactor().is_closed()
         && let Err(error) = schedule_callbacks(coro, &callbacks, event_loop)
     {
         report(coro, error)?;
     }
-    let leaving = coro.exception.get(py).and_then(|exception| {
-        let error = PyErr::from_value(exception);
-        errors::leaves_loop(py, &error).then_some(error)
-    });
     drop(kept);
     match leaving {
         Some(error) => {

@@ -20,15 +20,15 @@ static WAIT_FOR: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 static RUN_FOREVER: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 /// Logs where a late run is.
 static REPORT_LATE: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
+/// The coro that has forked has ended in the child.
+static END_CHILD: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
 /// Takes the functions; they stay for good.
 pub(super) fn set(
-    pending_loop: Bound<'_, PyAny>,
-    watch_thread: Bound<'_, PyAny>,
-    wait_for: Bound<'_, PyAny>,
-    report_late: Bound<'_, PyAny>,
+    [pending_loop, watch_thread, wait_for, report_late, end_child]: [Bound<'_, PyAny>; 5],
     run_forever: Py<PyAny>,
 ) {
+    END_CHILD.store(end_child.into_ptr(), Ordering::Release);
     RUN_FOREVER.store(run_forever.into_ptr(), Ordering::Release);
     REPORT_LATE.store(report_late.into_ptr(), Ordering::Release);
     WAIT_FOR.store(wait_for.into_ptr(), Ordering::Release);
@@ -70,6 +70,13 @@ pub(super) fn watch_thread(py: Python<'_>) {
     if let Err(error) = call(py, &WATCH_THREAD) {
         error.write_unraisable(py, None);
     }
+}
+
+/// The coro that has forked has ended in the child; `leaves`: with an exception that leaves the loop. Returns whether
+/// those who wait for the coro exist in the child.
+#[cold]
+pub(super) fn end_child(coro: &Bound<'_, PyAny>, leaves: bool) -> PyResult<bool> {
+    find(coro.py(), &END_CHILD)?.call1((coro, leaves))?.is_truthy()
 }
 
 /// The code of the function that runs the loop. Its frame is between what has called the loop and what the loop calls.

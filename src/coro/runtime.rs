@@ -290,6 +290,22 @@ impl Runtime {
         unsafe { Bound::from_owned_ptr(coro.py(), object) }
     }
 
+    /// Takes all coros but the running one out of the table; the caller gets the references.
+    pub(super) fn take_others<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
+        let mut live = self.live.borrow_mut();
+        let mut taken = Vec::new();
+        for (place, object) in live.iter_mut().enumerate() {
+            if object.is_null() || *object == self.current.get() {
+                continue;
+            }
+            self.free_places.borrow_mut().push(place);
+            let object = std::mem::replace(object, ptr::null_mut());
+            // SAFETY: the table held a reference since `enter`.
+            taken.push(unsafe { Bound::from_owned_ptr(py, object) });
+        }
+        taken
+    }
+
     /// A stack for a new coro: one of its own, or one of the shared ones in rotation.
     fn assign_slot(&self, coro: Coro<'_>) -> PyResult<Rc<SharedSlot>> {
         let py = coro.py();

@@ -91,6 +91,13 @@ fn close<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
+fn forget_parent<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+    this.reactor
+        .forget_parent()
+        .map_err(|error| errors::os_error(&error))?;
+    Ok(none(this.py()))
+}
+
 fn signal_fd<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
     this.reactor.check_closed()?;
     let fd = this
@@ -190,6 +197,12 @@ pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
             "RuntimeError if this or another loop runs here."
         ),
         threadsafe_method!(LoopObject, run, "_run()", "Run iterations until stop()."),
+        threadsafe_method!(
+            LoopObject,
+            forget_parent,
+            "_forget_parent()",
+            "Drop in a forked child what the parent has scheduled and watches."
+        ),
         threadsafe_method!(
             LoopObject,
             loop_clock::attributes_changed,

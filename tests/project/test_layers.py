@@ -126,6 +126,7 @@ TOUCHES_ASYNCIO = {
     "coro._errors",
     "coro._borrowed_loop",
     "coro._borrowing",
+    "coro._fork",
     "coro._hiding",
 }
 

@@ -8,7 +8,7 @@ import os
 from grapeshot import _core, _lifecycle
 from grapeshot._loop import Loop
 
-from . import _ending, _errors, _latency
+from . import _ending, _errors, _fork, _latency
 from ._coroutine import Coro
 from ._event_loop import pending_loop
 from ._groups import wait_for
@@ -16,8 +16,12 @@ from ._groups import wait_for
 _reason = _core._coro_setup(_errors, Coro)
 if _reason is not None:
     raise ImportError(_reason)
-_core._coro_set_hooks(pending_loop, _ending.watch_thread, wait_for, _latency.report, _lifecycle.run_forever)
+_core._coro_set_hooks(
+    pending_loop, _ending.watch_thread, wait_for, _latency.report, _fork.end_child, _lifecycle.run_forever
+)
 # First in the list, because other callbacks may try to wait.
 gc.callbacks.insert(0, _core._coro_note_collection)
-os.register_at_fork(before=_core._coro_stop_watchdog, after_in_child=_core._coro_after_fork)
+os.register_at_fork(
+    before=_fork.before_fork, after_in_parent=_fork.after_fork_in_parent, after_in_child=_fork.after_fork_in_child
+)
 Loop._before_close = staticmethod(_ending.before_close)

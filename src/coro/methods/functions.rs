@@ -243,14 +243,18 @@ pub(super) fn end_thread<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> 
     Ok(none(py))
 }
 
-/// `_coro_after_fork()`, in the child.
+/// `_coro_after_fork()`, in the child. Returns the coro that has forked, or None.
 pub(super) fn after_fork<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     threads::after_fork();
+    let forker = running(py);
     with_runtime(|runtime| {
         watchdog::after_fork(&runtime.pulse);
-        runtime.is_forked.set(!runtime.current.get().is_null());
+        runtime.is_forked.set(forker.is_some());
     });
-    Ok(none(py))
+    if forker.is_some() {
+        ending::forget_others(py);
+    }
+    Ok(forker.map_or_else(|| none(py), This::to_bound))
 }
 
 /// `_coro_ident()`: `get_ident()` of the patched `_thread`.
@@ -321,13 +325,22 @@ pub(super) fn stop_watchdog<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'p
     Ok(none(py))
 }
 
-/// `_coro_set_hooks(pending_loop, watch_thread, wait_for, report_late, run_forever)`.
+/// `_coro_set_hooks(pending_loop, watch_thread, wait_for, report_late, end_child, run_forever)`.
 pub(super) fn set_hooks<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    if let (Some(pending_loop), Some(watch_thread), Some(wait_for), Some(report_late), Some(run_forever)) =
-        (args.get(0), args.get(1), args.get(2), args.get(3), args.get(4))
+    if let [
+        Some(pending_loop),
+        Some(watch_thread),
+        Some(wait_for),
+        Some(report_late),
+        Some(end_child),
+        Some(run),
+    ] = [0, 1, 2, 3, 4, 5].map(|index| args.get(index))
     {
-        let run_forever = report::code_of(&run_forever)?;
-        hooks::set(pending_loop, watch_thread, wait_for, report_late, run_forever);
+        let run_forever = report::code_of(&run)?;
+        hooks::set(
+            [pending_loop, watch_thread, wait_for, report_late, end_child],
+            run_forever,
+        );
         latency::install(scheduler::resume_entry);
     }
     Ok(none(py))

@@ -256,7 +256,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
         function!(
             functions::after_fork,
             "_coro_after_fork()",
-            "Note in a forked child that the loop belongs to the parent."
+            "Forget in a forked child the coros of the parent. Return the coro that has forked."
         ),
         function!(
             functions::ident,
@@ -320,7 +320,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
         ),
         function!(
             functions::set_hooks,
-            "_coro_set_hooks(pending_loop, watch_thread, wait_for, report_late, run_forever, /)",
+            "_coro_set_hooks(pending_loop, watch_thread, wait_for, report_late, end_child, run_forever, /)",
             "Set the functions of the package that the native code calls."
         ),
         function!(

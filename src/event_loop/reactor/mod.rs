@@ -12,6 +12,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::io;
+use std::mem;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, PoisonError};
@@ -241,6 +242,29 @@ impl Reactor {
         if let Some(waker) = &*self.waker.lock().unwrap_or_else(PoisonError::into_inner) {
             action(waker);
         }
+    }
+
+    /// In the child of a fork, in the thread that runs the loop: what is scheduled and watched is the parent's. It is
+    /// forgotten without running any code, so the references stay for good. The poller, the waker and the signals' pipe
+    /// are shared with the parent, and new ones take their place.
+    pub(crate) fn forget_parent(&self) -> io::Result<()> {
+        let (poller, waker) = (Poller::new()?, Waker::new()?);
+        poller.add(waker.fd(), WAKER_TOKEN, Interest::READ)?;
+        drop(self.poller.borrow_mut().replace(poller));
+        let shared = self
+            .waker
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .replace(waker);
+        drop(shared);
+        self.signals.forget();
+        while self.inbox.pop().is_some() {}
+        mem::forget(self.ready.replace(ReadyQueue::new()));
+        mem::forget(self.timers.replace(TimerHeap::new()));
+        self.cancelled_timers.set(0);
+        mem::forget(self.fds.replace(FdTable::new()));
+        self.stale_events.set(0);
+        Ok(())
     }
 
     // ---- end -------------------------------------------------------------------------------------------------

@@ -55,6 +55,12 @@ impl Signals {
         self.is_prepared.set(false);
     }
 
+    /// In the child of a fork, where no signal is written to the pipe (`grapeshot._signals`).
+    pub(super) fn forget(&self) {
+        drop(self.pipe.take());
+        self.is_prepared.set(false);
+    }
+
     /// Called when any thread closes the loop.
     pub(super) fn close(&self, py: Python<'_>) {
         let Some(pipe) = self.pipe.take() else { return };

@@ -1,0 +1,269 @@
+"""A coro forks: in the child only that coro goes on, as only the thread that forks does in any program."""
+
+from __future__ import annotations
+
+import pytest
+from support import coro_is_available, run_script
+
+pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+
+HEAD = """
+import asyncio, atexit, os, socket, sys, threading
+from grapeshot import coro
+
+PARENT = os.getpid()
+
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
+def where():
+    return "parent" if os.getpid() == PARENT else "child"
+
+def status(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+atexit.register(lambda: say("atexit", where()))
+"""
+
+# Coros and tasks in each state, each of which says when it ends.
+CROWD = """
+class Crowd:
+    def __init__(self):
+        self.lock, self.items = coro.mutex(), coro.fifo()
+        self.left, self.right = coro.socketpair()
+        self.gone = []
+        self.lock.acquire()
+        waits = {
+            "lock": self.lock.acquire, "fifo": self.items.pop, "ready": coro.yield_slice,
+            "sleep": lambda: coro.sleep_relative(60), "read": lambda: self.left.recv(1),
+            "own": lambda: coro.sleep_relative(60), "await": lambda: coro.await_(asyncio.sleep(60)),
+        }
+        self.coros = [
+            coro.spawn(self.wait, name, wait, name=name, stack="own" if name == "own" else "shared")
+            for name, wait in waits.items()
+        ]
+        coro.await_(self.begin_tasks())
+
+    async def begin_tasks(self):
+        self.task = asyncio.create_task(self.work())
+        await asyncio.sleep(0.001)
+
+    async def work(self):
+        async def numbers():
+            try:
+                yield 1
+            finally:
+                self.note("generator")
+        try:
+            async for number in numbers():
+                await asyncio.sleep(60)
+        finally:
+            self.note("task")
+
+    def note(self, name):
+        self.gone.append(name)
+        if where() == "child":
+            say("ended in the child:", name)
+
+    def wait(self, name, wait):
+        try:
+            while True:
+                wait()
+        finally:
+            self.note(name)
+"""
+
+
+def run(code, *, flags=("-W", "error", "-X", "faulthandler")):
+    """The lines that the script prints."""
+    return run_script(None, HEAD + code, flags=flags).split("\n")[:-1]
+
+
+@pytest.mark.parametrize(
+    ("ending", "expected"),
+    [
+        ("return 'returned'", ["returned child", "atexit child", "0"]),
+        ("sys.exit(3)", ["atexit child", "3"]),
+        ("raise LookupError('mine')", ["LookupError child", "atexit child", "0"]),
+        ("os._exit(5)", ["5"]),
+    ],
+)
+def test_the_first_coro_ends_in_the_child(ending, expected):
+    """`coro.run()` returns or raises in the child; nothing of the others runs there."""
+    lines = run(
+        CROWD
+        + f"""
+def main():
+    crowd = Crowd()
+    try:
+        pid = os.fork()
+        if not pid:
+            crowd.items.push("for nobody")
+            crowd.lock.release()
+            assert all(co.done() and co.join() is None for co in crowd.coros), crowd.coros
+            {ending}
+        say(status(pid))
+    finally:
+        say("main ends", where())
+    crowd.right.send(b"x")
+    return crowd
+
+try:
+    result = coro.run(main)
+except LookupError:
+    result = "LookupError"
+if where() == "parent":
+    say(sorted(result.gone))
+else:
+    say(result, where())
+    assert coro.run(lambda: coro.spawn(lambda: coro.sleep_relative(0.001)).join() or 7) == 7
+"""
+    )
+    ends = ["main ends child"] if "_exit" not in ending else []
+    everyone = ["await", "fifo", "generator", "lock", "own", "read", "ready", "sleep", "task"]
+    assert lines == [*ends, *expected, "main ends parent", str(everyone), "atexit parent"]
+
+
+@pytest.mark.parametrize(
+    ("ending", "expected"),
+    [("return", ["0"]), ("sys.exit(3)", ["atexit child", "3"]), ("raise LookupError('mine')", ["0"])],
+)
+def test_another_coro_ends_in_the_child(ending, expected):
+    """The child ends with it, as with a thread that has forked; SystemExit leaves the loop as it does elsewhere."""
+    lines = run(
+        CROWD
+        + f"""
+class Member:
+    def __del__(self):
+        if where() == "child":
+            say("freed in the child")
+
+async def main():
+    try:
+        member = Member()
+        return await coro.run_sync(work)
+    finally:
+        say("main ends", where())
+
+def fork():
+    pid = os.fork()
+    if not pid:
+        print("buffered")
+        {ending}
+    say(status(pid))
+
+def work():
+    crowd = Crowd()
+    try:
+        coro.spawn(fork).join()
+    finally:
+        say("work ends", where())
+    return sorted(crowd.gone)
+
+import grapeshot
+say(grapeshot.run(main()))
+""",
+        flags=("-X", "faulthandler"),
+    )
+    assert lines == ["buffered", *expected, "work ends parent", "main ends parent", "[]", "atexit parent"]
+
+
+def test_the_loop_of_the_parent_goes_on():
+    """The child closes its copy of the loop and of the sockets: the parent's waits are still registered."""
+    lines = run(
+        """
+def echo(sock):
+    while data := sock.recv(100):
+        sock.sendall(data)
+
+def exchange(sock, data):
+    sock.sendall(data)
+    return sock.recv_exact(len(data))
+
+def main():
+    pairs = [coro.socketpair() for _ in range(5)]
+    echoes = [coro.spawn(echo, left) for left, _ in pairs]
+    assert all(exchange(right, b"before") == b"before" for _, right in pairs)
+    asyncio_pair = socket.socketpair()
+    reader, writer = coro.await_(asyncio.open_connection(sock=asyncio_pair[0]))
+    pid = os.fork()
+    if not pid:
+        writer.close()
+        for sock in sum(pairs, ()):
+            sock.close()
+        sys.exit(3)
+    say(status(pid))
+    with coro.timeout(30):
+        assert all(exchange(right, b"after") == b"after" for _, right in pairs)
+        asyncio_pair[1].sendall(b"line\\n")
+        say(coro.await_(reader.readline()))
+        for _, right in pairs:
+            right.close()
+        for co in echoes:
+            co.join()
+    writer.close()
+    asyncio_pair[1].close()
+
+coro.run(main)
+""",
+        flags=("-X", "faulthandler"),  # sockets that the child has not closed
+    )
+    assert lines == ["atexit child", "3", "b'line\\n'", "atexit parent"]
+
+
+PROGRAM = """
+import os, sys, threading, time
+
+PARENT = os.getpid()
+released = threading.Event()
+
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
+def wait():
+    try:
+        released.wait()
+    finally:
+        say("wait ends", os.getpid() == PARENT)
+
+def fork(ending):
+    pid = os.fork()
+    if not pid:
+        print("buffered", ending, [thread.name for thread in threading.enumerate()])
+        if ending == "exit":
+            sys.exit(3)
+        return ending
+    say(ending, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+others = [threading.Thread(target=wait) for _ in range(2)]
+for thread in others:
+    thread.start()
+for ending in ("return", "exit"):
+    forker = threading.Thread(target=fork, args=(ending,), name="forker")
+    forker.start()
+    forker.join()
+try:
+    if fork("exit of the main thread") or not os.getpid() == PARENT:
+        sys.exit(4)
+finally:
+    say("main ends", os.getpid() == PARENT)
+released.set()
+"""
+
+
+@pytest.mark.parametrize("arguments", [(), ("-m", "grapeshot.coro")], ids=["threads", "coros"])
+def test_a_program_with_threads(arguments):
+    flags = ("-W", "ignore", "-X", "faulthandler", *arguments)  # DeprecationWarning of a fork beside threads
+    lines = run_script(None, PROGRAM, flags=flags).split("\n")[:-1]
+    assert sorted(lines) == [
+        "buffered exit ['forker']",
+        "buffered exit of the main thread ['MainThread']",
+        "buffered return ['forker']",
+        "exit 0",
+        "exit of the main thread 4",
+        "main ends False",
+        "main ends True",
+        "return 0",
+        "wait ends True",
+        "wait ends True",
+    ]
