@@ -275,6 +275,12 @@ pub(super) fn current_on_loop(py: Python<'_>) -> Option<Coro<'_>> {
     (!object.is_null()).then(|| unsafe { This::new(py, object) })
 }
 
+/// Whether the running coro has forked, and this is the child.
+#[inline]
+pub(super) fn is_forked() -> bool {
+    with_runtime(|runtime| runtime.is_forked.get())
+}
+
 /// Whether the coro must not leave its stack: the garbage collector runs on it, or it has forked and this is the child.
 #[inline]
 fn is_held(runtime: &Runtime, coro: Coro<'_>) -> bool {

@@ -30,6 +30,7 @@ EITHER_WAY = {
     "test_main",
     "test_memray",
     "test_messages",
+    "test_multiprocessing",
     "test_native_functions",
     "test_outcome",
     "test_patched_threads",

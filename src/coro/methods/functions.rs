@@ -274,7 +274,7 @@ pub(super) fn report_unraisable<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Ob
 /// callback of a loop that has coros.
 pub(super) fn begins_thread<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     let is_coro = if running(py).is_some() {
-        true
+        !suspension::is_forked()
     } else {
         let event_loop = tasks::running_loop(py)?;
         let live = with_runtime(|runtime| runtime.live(py));

@@ -270,7 +270,8 @@ fn find_way<'py>(py: Python<'py>, source: &impl Source, limit: Limit) -> PyResul
     if runtime::current_anywhere(py).is_some() {
         match suspension::suspendable(py) {
             Ok(coro) => return Ok(Way::Coro(coro, Deadline::new(coro, limit)?)),
-            Err(_) if source.holder().is_other_thread() => {}
+            // In the child of a fork a coro is its thread, and other threads are real.
+            Err(_) if source.holder().is_other_thread() || suspension::is_forked() => {}
             Err(error) => return Err(cannot_wait(py, source.what(), &error)),
         }
     }

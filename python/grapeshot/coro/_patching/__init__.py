@@ -20,11 +20,29 @@ if TYPE_CHECKING:
 __all__ = ["PatchWarning", "get_original", "install", "install_thread_emulation", "is_patched"]
 
 # The parts, in the order in which they are patched.
-_PARTS = ("thread", "queue", "time", "socket", "dns", "select", "ssl", "os", "subprocess", "signal", "futures")
+_PARTS = (
+    "thread",
+    "queue",
+    "time",
+    "socket",
+    "dns",
+    "select",
+    "ssl",
+    "os",
+    "subprocess",
+    "multiprocessing",
+    "signal",
+    "futures",
+)
 # Those that have to be asked for.
 _BY_CHOICE = {"futures"}
 # What a part is built on.
-_NEEDS = {"ssl": ("socket",), "subprocess": ("time", "select", "os"), "futures": ("thread", "queue")}
+_NEEDS = {
+    "ssl": ("socket",),
+    "subprocess": ("time", "select", "os"),
+    "multiprocessing": ("thread", "queue", "socket", "select", "os"),
+    "futures": ("thread", "queue"),
+}
 _patched: set[str] = set()
 
 
@@ -80,6 +98,10 @@ def _load(part: str) -> Any:
         from . import _subprocess
 
         return _subprocess
+    if part == "multiprocessing":
+        from . import _multiprocessing
+
+        return _multiprocessing
     if part == "signal":
         from . import _signal
 
@@ -97,7 +119,7 @@ def install(*parts: str, **switches: bool) -> None:
     makes the threads of ``ThreadPoolExecutor`` coros. It belongs first in a program; a second call does nothing for the
     parts that are patched already.
 
-    The parts are ``thread queue time socket dns select ssl os subprocess signal futures``.
+    The parts are ``thread queue time socket dns select ssl os subprocess multiprocessing signal futures``.
 
     Warns:
         PatchWarning: modules that were imported earlier hold originals, such as ``from time import sleep``. Plain

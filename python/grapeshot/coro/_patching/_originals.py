@@ -69,6 +69,13 @@ def view(module_name: str) -> types.ModuleType:
     return found
 
 
+def other_view(module_name: str, **names: Any) -> types.ModuleType:
+    """Return a view of its own for one module, which has other values under some names."""
+    made = _View(sys.modules[module_name])
+    made.__dict__.update({name: value for (module, name), value in originals.items() if module == module_name}, **names)
+    return made
+
+
 def show(module_name: str, name: str, value: object) -> None:
     """Set what a view shows under that name."""
     view(module_name).__dict__[name] = value
