@@ -131,6 +131,66 @@ SCRIPTS = {
         handler.close(); thread.join(); listener.close()
         print(sorted(received))
     """,
+    "syslog and mail": """
+        import logging, logging.handlers, os, socket, tempfile, threading
+        received = []
+        def serve_lines(listener, count):
+            # syslog over TCP ends its messages by a zero
+            connection, _ = listener.accept()
+            with connection:
+                data = b""
+                while data.count(b"\\0") < count:
+                    data += connection.recv(1000)
+            received.extend(("tcp", line) for line in data.split(b"\\0")[:-1])
+        def serve_datagrams(sock, name, count):
+            received.extend((name, sock.recv(1000).rstrip(b"\\0")) for _ in range(count))
+        def serve_mail(listener, count):
+            for _ in range(count):
+                connection, _ = listener.accept()
+                with connection, connection.makefile("rwb") as file:
+                    def say(line):
+                        file.write(line + b"\\r\\n")
+                        file.flush()
+                    say(b"220 here")
+                    while (line := file.readline().rstrip()) != b"quit":
+                        if line == b"data":
+                            say(b"354 go on")
+                            body = []
+                            while (line := file.readline().rstrip()) != b".":
+                                body.append(line)
+                            received.append(("mail", body[-1]))
+                        say(b"250 ok")
+                    say(b"221 bye")
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "log")
+            udp = socket.socket(type=socket.SOCK_DGRAM)
+            udp.bind(("127.0.0.1", 0))
+            unix = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            unix.bind(path)
+            tcp, mail = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
+            servers = [
+                threading.Thread(target=serve_datagrams, args=(udp, "udp", 5)),
+                threading.Thread(target=serve_datagrams, args=(unix, "unix", 5)),
+                threading.Thread(target=serve_lines, args=(tcp, 5)),
+                threading.Thread(target=serve_mail, args=(mail, 5)),
+            ]
+            for each in servers: each.start()
+            logger = logging.getLogger("x")
+            syslog = logging.handlers.SysLogHandler
+            handlers = [
+                syslog(udp.getsockname()),
+                syslog(path),
+                syslog(tcp.getsockname(), socktype=socket.SOCK_STREAM),
+                logging.handlers.SMTPHandler(mail.getsockname(), "a@localhost", ["b@localhost"], "news", timeout=20),
+            ]
+            for each in handlers: logger.addHandler(each)
+            loggers = [threading.Thread(target=logger.warning, args=("from %d", number)) for number in range(5)]
+            for each in loggers: each.start()
+            for each in loggers + servers: each.join()
+            for each in handlers: each.close()
+            for each in (udp, unix, tcp, mail): each.close()
+        print(sorted(received))
+    """,
     "pool": """
         import queue, threading, concurrent.futures, time
         jobs, results = queue.Queue(3), queue.SimpleQueue()
