@@ -139,8 +139,10 @@ impl Reactor {
     #[inline]
     pub(crate) fn skip_iteration(&self, py: Python<'_>, event_loop: &LoopObject) -> Option<u64> {
         let iterations = self.unpolled_iterations.get() + 1;
-        let is_alone =
-            iterations <= MAX_UNPOLLED_ITERATIONS && self.ready.borrow().is_empty() && !self.has_events.get();
+        let is_alone = iterations <= MAX_UNPOLLED_ITERATIONS
+            && self.ready.borrow().is_empty()
+            && !self.has_events.get()
+            && self.held.is_empty();
         if !is_alone || self.is_debug() || self.is_stopping() || self.owner() == 0 {
             return None;
         }
