@@ -1408,10 +1408,7 @@ def _coro_stop_watchdog() -> None:
     """End the watchdog until the next coro runs: before a fork; or at the exit, once it is through with a report."""
 
 def _coro_set_stack_slots(count: int, /) -> None:
-    """Let later coros of this thread share ``count`` stacks (1 to 4096).
-
-    Before the first call, up to eight coros have a stack each, and the others share one.
-    """
+    """Let later coros of this thread share ``count`` stacks (1 to 4096; 1 at the start)."""
 
 def _coro_evict_always(flag: bool, /) -> None:
     """Whether this thread's stacks are evicted and overwritten after each switch: for tests."""

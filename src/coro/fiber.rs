@@ -48,10 +48,6 @@ pub(super) struct SharedSlot {
     pub(super) stack: StackSlot,
     /// The fiber whose stack is in place, null if none.
     pub(super) occupant: Cell<*mut Fiber>,
-    /// One coro at a time has it.
-    pub(super) is_single: Cell<bool>,
-    /// How many coros have had it, if it is single.
-    pub(super) users: Cell<u32>,
 }
 
 impl SharedSlot {
@@ -60,8 +56,6 @@ impl SharedSlot {
         let shared = Rc::new(Self {
             stack,
             occupant: Cell::new(ptr::null_mut()),
-            is_single: Cell::new(false),
-            users: Cell::new(0),
         });
         shared.stack.set_owner(Rc::as_ptr(&shared).cast());
         shared

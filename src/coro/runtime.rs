@@ -26,11 +26,6 @@ use crate::event_loop::reactor::current_thread;
 
 /// How many I/O operations in a row may be ready at once before a coro yields, in a new thread.
 const DEFAULT_MAX_ACTS: u16 = 4;
-/// How many coros that live at the same time share their slot with nobody, in a new thread. So a few coros that switch
-/// often are not copied; each such slot takes as much memory as its deepest use.
-const DEFAULT_SINGLES: usize = 8;
-/// After so many coros a single slot gives back what a deep one has used.
-const USERS_PER_TRIM: u32 = 64;
 /// The length of one stack, in address space.
 pub(super) const STACK_LEN: usize = 8 * 1024 * 1024;
 /// What a thread has for its coros.
@@ -52,9 +47,6 @@ pub(super) struct Runtime {
     pub(super) main_sp: Cell<usize>,
     pub(super) thread_locals: Search,
     shared: RefCell<Vec<Rc<SharedSlot>>>,
-    /// Slots that one coro at a time has, while none has them, and how many there are in all.
-    singles: RefCell<Vec<Rc<SharedSlot>>>,
-    singles_made: Cell<usize>,
     /// Where stacks come from.
     stacks: Arenas,
     /// For the fault handler, unless the thread already has an alternate stack.
@@ -96,8 +88,6 @@ pub(super) struct StackReport {
 pub(super) struct Options {
     /// Stacks that coros share.
     pub(super) slots: Cell<usize>,
-    /// So many coros that live at the same time have a slot each, before others share.
-    pub(super) singles: Cell<usize>,
     /// After that long without a yield a warning is logged; 0 for never.
     pub(super) latency_ns: Cell<u64>,
     /// The same as the coarse clock shows it, see `latency`.
@@ -166,8 +156,6 @@ impl Runtime {
             main_sp: Cell::new(0),
             thread_locals: Search::new(),
             shared: RefCell::new(Vec::new()),
-            singles: RefCell::new(Vec::new()),
-            singles_made: Cell::new(0),
             stacks: Arenas::new(STACK_LEN, describe_overflow),
             alternate: RefCell::new(None),
             has_alternate: Cell::new(false),
@@ -179,7 +167,6 @@ impl Runtime {
             stats: Stats::default(),
             options: Options {
                 slots: Cell::new(1),
-                singles: Cell::new(DEFAULT_SINGLES),
                 latency_ns: Cell::new(DEFAULT_LIMIT_NS),
                 late_ns: Cell::new(late_after(DEFAULT_LIMIT_NS)),
                 max_acts: Cell::new(DEFAULT_MAX_ACTS),
@@ -318,9 +305,6 @@ impl Runtime {
                 }
             });
         }
-        if let Some(single) = self.take_single(py) {
-            return Ok(single);
-        }
         let mut shared = self.shared.borrow_mut();
         let count = self.options.slots.get().max(1);
         let index = self.next_slot.get() % count;
@@ -329,34 +313,6 @@ impl Runtime {
             shared.push(self.make_slot(py, || self.stacks.take())?);
         }
         Ok(Rc::clone(&shared[index]))
-    }
-
-    /// A slot that no other coro has; None if there are as many as there may be, or no memory.
-    fn take_single(&self, py: Python<'_>) -> Option<Rc<SharedSlot>> {
-        if self.singles_made.get() > self.options.singles.get() {
-            return None; // fewer are wanted now
-        }
-        if let Some(single) = self.singles.borrow_mut().pop() {
-            return Some(single);
-        }
-        if self.singles_made.get() == self.options.singles.get() {
-            return None;
-        }
-        let single = self.make_slot(py, || self.stacks.take()).ok()?;
-        single.is_single.set(true);
-        self.singles_made.set(self.singles_made.get() + 1);
-        Some(single)
-    }
-
-    /// Takes back the slot of a coro that has ended, if it was single.
-    fn give_single(&self, slot: &Rc<SharedSlot>) {
-        if slot.is_single.get() {
-            slot.users.set(slot.users.get().wrapping_add(1));
-            if slot.users.get().is_multiple_of(USERS_PER_TRIM) {
-                slot.stack.trim(slot.stack.top());
-            }
-            self.singles.borrow_mut().push(Rc::clone(slot));
-        }
     }
 
     fn make_slot<F>(&self, py: Python<'_>, take: F) -> PyResult<Rc<SharedSlot>>
@@ -517,7 +473,6 @@ impl Runtime {
                 return;
             };
             taken.slot.occupant.set(ptr::null_mut());
-            self.give_single(&taken.slot);
             tasks::end(taken, coro.py());
             let chunk = taken.state.chunk();
             fiber.drop_in_place();

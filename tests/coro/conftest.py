@@ -75,7 +75,5 @@ def eviction(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     else:
         monkeypatch.delenv("GRAPESHOT_CORO_EVICT", raising=False)
     _core._coro_evict_always(mode == "always")
-    # Without this the first coros of this thread would not share a stack.
-    _core._coro_set_stack_slots(1)
     yield mode
     _core._coro_evict_always(False)

@@ -139,9 +139,7 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
         function!(
             stacks::set_slots,
             "set_stack_slots(count, /)",
-            "\
-                Let new coros of this thread share count stacks (1 to 4096).\n\n\
-                Before the first call, up to eight coros have a stack each, and the others share one."
+            "Let new coros of this thread share count stacks (1 to 4096, initially 1)."
         ),
         function!(
             functions::set_selfishness,

@@ -52,9 +52,6 @@ pub(super) fn set_slots<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py
             "the number of slots must be between 1 and 4096",
         ));
     }
-    with_runtime(|runtime| {
-        runtime.options.slots.set(count);
-        runtime.options.singles.set(0);
-    });
+    with_runtime(|runtime| runtime.options.slots.set(count));
     Ok(none(py))
 }
