@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _read, _write, _readv = os.read, os.write, os.readv
 _readinto: Any = getattr(os, "readinto", None)
 _writev, _pwritev = os.writev, os.pwritev
+_system = os.system
 _waitpid, _wait3, _wait4, _waitid = os.waitpid, os.wait3, os.wait4, os.waitid
 _WNOWAIT, _WEXITED, _WSTOPPED, _WCONTINUED = os.WNOWAIT, os.WEXITED, os.WSTOPPED, os.WCONTINUED
 # The system writes this much to a pipe that is writable without blocking.
@@ -179,9 +180,27 @@ def waitid(idtype: int, ident: int, options: int, /) -> Any:
         _wait_for_child(idtype, ident, options)
 
 
+def system(command: Any) -> int:
+    """Execute the command in a subshell. Other coros run meanwhile."""
+    if not _waits.can_wait():
+        return _system(command)
+    outcome: list[Any] = []
+
+    def call() -> None:
+        try:
+            outcome.append(_system(command))
+        except BaseException as error:
+            outcome.append(error)
+
+    _handles.run_in_real_thread(call)
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]  # type: ignore[no-any-return]
+
+
 def patch() -> None:
     """Replace the names. ``posix`` stays as it is."""
-    for function in (read, readv, readinto, write, writev, waitpid, wait, wait3, wait4, waitid):
+    for function in (read, readv, readinto, write, writev, waitpid, wait, wait3, wait4, waitid, system):
         if hasattr(os, function.__name__):
             function.__module__ = "os"
             _originals.replace("os", function.__name__, function)
