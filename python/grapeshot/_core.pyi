@@ -55,7 +55,7 @@ __all__ = [
     "_coro_note_collection",
     "_coro_now",
     "_coro_panic",
-    "_coro_report_unraisable",
+    "_coro_report_error_of_thread",
     "_coro_run_number",
     "_coro_running_loop",
     "_coro_send_signal",
@@ -1282,7 +1282,7 @@ def _coro_begins_thread() -> bool:
 def _coro_can_wait() -> bool:
     """Whether a coro runs here that could wait."""
 
-def _coro_report_unraisable(exception: BaseException, where: object, /) -> None:
+def _coro_report_error_of_thread(exception: BaseException, function: object, /) -> None:
     """Give an exception that nobody can handle to ``sys.unraisablehook``."""
 
 def _coro_yield_slice() -> None:

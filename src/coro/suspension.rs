@@ -404,6 +404,14 @@ pub(super) fn begin_act(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
     Ok(Begun::IsOver(none(coro.py())))
 }
 
+/// The same for what is no I/O and has no second half.
+pub(super) fn act(coro: Coro<'_>) -> PyResult<()> {
+    if let Begun::Waits(()) = begin_act(coro)? {
+        suspend(coro)?;
+    }
+    Ok(())
+}
+
 /// `_coro_end_sleep`, which timers call.
 static END_SLEEP: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 /// An empty context for that call, so that no context is copied per sleep.

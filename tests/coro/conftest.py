@@ -47,6 +47,7 @@ EITHER_WAY = {
     "test_starting",
     "test_sync_objects",
     "test_task_api",
+    "test_thread_programs",
     "test_timers",
     "test_tools",
     "test_used_up",

@@ -262,16 +262,16 @@ pub(super) fn ident<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(threads::Party::running(py).ident().into_pyobject(py)?.into_any())
 }
 
-/// `_coro_report_unraisable(exception, object)`: to `sys.unraisablehook`.
-pub(super) fn report_unraisable<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    if let (Some(exception), Some(object)) = (args.get(0), args.get(1)) {
-        PyErr::from_value(exception).write_unraisable(py, Some(&object));
+/// `_coro_report_error_of_thread(exception, function)`: to `sys.unraisablehook`.
+pub(super) fn report_error_of_thread<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    if let (Some(exception), Some(function)) = (args.get(0), args.get(1)) {
+        threads::report_error_of(&function, PyErr::from_value(exception));
     }
     Ok(none(py))
 }
 
 /// `_coro_begins_thread()`: whether a patched thread that is started here is a coro. It is in a coro, and in a task or
-/// callback of a loop that has coros.
+/// callback of a loop that has coros; not in a process that a coro has forked, whose loop runs in the parent.
 pub(super) fn begins_thread<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     let is_coro = if running(py).is_some() {
         !suspension::is_forked()

@@ -262,8 +262,8 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             "Return the id of the running coro, elsewhere the ident of the thread."
         ),
         function!(
-            functions::report_unraisable,
-            "_coro_report_unraisable(exception, where, /)",
+            functions::report_error_of_thread,
+            "_coro_report_error_of_thread(exception, function, /)",
             "Give an exception that nobody can handle to sys.unraisablehook."
         ),
         function!(

@@ -96,7 +96,13 @@ fn acquire<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Objec
         Limit::Endless
     } else {
         let [blocking, timeout] = args.bind()?;
-        limit::of_acquire(blocking, timeout)?
+        let is_timed = timeout.is_some();
+        let limit = limit::of_acquire(blocking, timeout)?;
+        if !R && !is_timed && limit.is_at_once() && this.holder.get() == Party::running(this.py()) {
+            // `Condition.notify` asks so whether its caller holds the lock, and must not be interrupted.
+            return Ok(bool_object(this.py(), false));
+        }
+        limit
     };
     Ok(bool_object(this.py(), take_or_wait(this.py(), &*this, limit)?))
 }
@@ -304,7 +310,12 @@ unsafe extern "C" fn new<const R: bool>(
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
-            let object = alloc_without_arguments(py, kind, args, kwargs)?;
+            // Up to 3.14 `RLock` ignores arguments.
+            let object = if R && py.version_info() < (3, 15) {
+                Bound::from_owned_ptr_or_err(py, ffi::PyType_GenericAlloc(kind, 0))?
+            } else {
+                alloc_without_arguments(py, kind, args, kwargs)?
+            };
             Waiters::init(&raw mut (*object.as_ptr().cast::<LockObject<R>>()).waiters);
             Ok(object.into_ptr())
         })

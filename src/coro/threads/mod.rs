@@ -17,6 +17,10 @@ mod lock;
 mod simple_queue;
 mod waiters;
 
+use std::ffi::c_char;
+
+#[cfg(not(Py_3_13))]
+use pyo3::ffi;
 use pyo3::prelude::*;
 
 pub(super) use waiters::{Party, after_fork, forks};
@@ -25,4 +29,31 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("thread_lock", lock::make_type(module)?)?;
     module.add("thread_rlock", lock::make_recursive_type(module)?)?;
     module.add("thread_queue", simple_queue::make_type(module)?)
+}
+
+#[cfg(Py_3_13)]
+unsafe extern "C" {
+    fn PyErr_FormatUnraisable(format: *const c_char, ...);
+}
+#[cfg(not(Py_3_13))]
+unsafe extern "C" {
+    fn _PyErr_WriteUnraisableMsg(text: *const c_char, object: *mut ffi::PyObject);
+}
+
+/// Passes an exception of a thread's function to `sys.unraisablehook`, with the text of the interpreter's version.
+pub(super) fn report_error_of(function: &Bound<'_, PyAny>, error: PyErr) {
+    error.restore(function.py());
+    // SAFETY: attached, an exception is set, and `%R` (up to 3.12: the second argument) takes an object.
+    #[cfg(Py_3_13)]
+    unsafe {
+        PyErr_FormatUnraisable(
+            c"Exception ignored in thread started by %R".as_ptr(),
+            function.as_ptr(),
+        );
+    }
+    // SAFETY: as above.
+    #[cfg(not(Py_3_13))]
+    unsafe {
+        _PyErr_WriteUnraisableMsg(c"in thread started by".as_ptr(), function.as_ptr());
+    }
 }

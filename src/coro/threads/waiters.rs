@@ -215,9 +215,22 @@ pub(super) fn take_or_wait(py: Python<'_>, source: &impl Source, limit: Limit) -
         return Ok(true);
     }
     if limit.is_at_once() {
-        return Ok(false);
+        return poll(py, source);
     }
     wait_for(py, source, limit)
+}
+
+/// What was asked for at once is not there. Code for threads asks again and again in a loop, and relies on being
+/// preempted. So this is an act of the coro, as an I/O operation that does not wait: after too many in a row it yields.
+#[cold]
+fn poll(py: Python<'_>, source: &impl Source) -> PyResult<bool> {
+    match runtime::current(py) {
+        Some(coro) if suspension::can_suspend(coro) => {
+            suspension::act(coro)?;
+            Ok(source.take(py))
+        }
+        _ => Ok(false),
+    }
 }
 
 fn wait_for(py: Python<'_>, source: &impl Source, limit: Limit) -> PyResult<bool> {

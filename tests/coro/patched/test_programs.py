@@ -5,12 +5,10 @@ Servers and clients are threads of one process. Each script says in the end whet
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
-
 import pytest
 from support import coro_is_available
+
+from tests.coro.patched.same_output import check_same_output
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 
@@ -494,30 +492,6 @@ TLS = """
         print("timed out" in str(error))
     near.close(); far.close()
 """
-
-TAIL = """
-import sys
-print("patched" if "grapeshot.coro" in sys.modules else "plain", file=sys.stderr)
-"""
-
-
-def check_same_output(path, code, *arguments):
-    path.write_text(textwrap.dedent(code) + TAIL)
-    plain, patched = (
-        subprocess.run(
-            [sys.executable, *way, str(path), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            cwd=path.parent,
-        )
-        for way in ((), ("-m", "grapeshot.coro"))
-    )
-    assert (plain.returncode, plain.stderr) == (0, "plain\n"), plain.stderr
-    assert (patched.returncode, patched.stderr) == (0, "patched\n"), patched.stdout + patched.stderr
-    assert patched.stdout == plain.stdout
-    assert plain.stdout
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import warnings
 
-from . import _holders, _originals
+from . import _again, _holders, _originals
 from ._originals import get_original
 
 TYPE_CHECKING = False
@@ -144,6 +144,7 @@ def _install(parts: tuple[str, ...], switches: dict[str, bool]) -> None:
     for part in chosen:
         _load(part).patch()
         _patched.add(part)
+    _again.watch()
     _originals.give_views()
     news = {}
     for key in _originals.originals.keys() - before:

@@ -201,15 +201,19 @@ class ThreadHandle:
         return self._real is not None and self._real.is_done()
 
     def _set_done(self) -> None:
+        self._check_started()
         self._is_set = True
         if self._real is not None:
             self._real._set_done()
         if self.running is not None:
             self.running.finish()
 
-    def join(self, timeout: float | None = None) -> None:
+    def _check_started(self) -> None:
         if self._real is None and self._coro is None:
             raise RuntimeError("thread not started")
+
+    def join(self, timeout: float | None = None) -> None:
+        self._check_started()
         if self.is_done():
             return
         if self.ident == _ident():

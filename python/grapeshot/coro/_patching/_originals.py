@@ -7,6 +7,7 @@ have imported (:func:`keep`): asyncio, the executors of concurrent.futures, the 
 
 from __future__ import annotations
 
+import contextlib
 import pkgutil
 import sys
 import types
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 # (module, name) -> the original
 originals: dict[tuple[str, str], Any] = {}
+# module -> its replaced names, and what was put in their place
+_replacements: dict[str, dict[str, Any]] = {}
 # module -> the view that stands for it in modules that keep the originals
 _views: dict[str, types.ModuleType] = {}
 
@@ -51,6 +54,24 @@ def replace(module_name: str, name: str, new: object) -> None:
         originals[module_name, name] = original
         show(module_name, name, original)
         setattr(module, name, new)
+        _replacements.setdefault(module_name, {})[name] = new
+        _name_as(new, original, module_name)
+
+
+def _name_as(new: Any, original: Any, module_name: str) -> None:
+    """Give what was replaced the name of the original: in reprs, in help, and in pickles, which refer to it."""
+    if isinstance(new, types.FunctionType):
+        new.__module__ = module_name
+    elif callable(new) and isinstance(new, type) == isinstance(original, type):
+        for name in ("__module__", "__name__", "__qualname__"):
+            # The name of a native function is fixed.
+            with contextlib.suppress(AttributeError, TypeError):
+                setattr(new, name, getattr(original, name))
+
+
+def replacements(module_name: str) -> list[tuple[str, Any]]:
+    """Return the replaced names of a module, each with what is in its place."""
+    return list(_replacements.get(module_name, {}).items())
 
 
 def get_original(module: str, name: str) -> Any:

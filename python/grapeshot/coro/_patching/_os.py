@@ -202,5 +202,4 @@ def patch() -> None:
     """Replace the names. ``posix`` stays as it is."""
     for function in (read, readv, readinto, write, writev, waitpid, wait, wait3, wait4, waitid, system):
         if hasattr(os, function.__name__):
-            function.__module__ = "os"
             _originals.replace("os", function.__name__, function)

@@ -1,15 +1,62 @@
 """``queue.SimpleQueue`` of :func:`grapeshot.coro.install`.
 
-The other queues are Python code on :mod:`threading`, so they wait as its locks do.
+The other queues are Python code on :mod:`threading`, so they wait as its locks do. Code that asks them again and again
+without waiting relies on being preempted: these calls are acts, and after too many in a row the coro yields.
 """
 
 from __future__ import annotations
 
+import functools
 import queue
+from queue import Empty
 
 from grapeshot import _core
 
-from . import _originals
+from . import _again, _originals, _waits
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def _act() -> None:
+    if _waits.can_wait():
+        _waits.act()
+
+
+def _yield_in_vain(module: Any, name: str) -> None:
+    """Let a method that has found the queue empty or full be an act."""
+    method, errors = getattr(module.Queue, name), (module.Empty, module.Full)
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except errors:
+            _act()
+            raise
+
+    setattr(module.Queue, name, call)
+
+
+def _yield_after(module: Any, name: str) -> None:
+    """Let a method that only asks be an act."""
+    method = getattr(module.Queue, name)
+
+    @functools.wraps(method)
+    def call(self: Any) -> Any:
+        result = method(self)
+        _act()
+        return result
+
+    setattr(module.Queue, name, call)
+
+
+def _patch_queues(module: Any) -> None:
+    for name in ("get", "put"):
+        _yield_in_vain(module, name)
+    for name in ("empty", "full", "qsize"):
+        _yield_after(module, name)
 
 
 def patch() -> None:
@@ -20,3 +67,6 @@ def patch() -> None:
         _originals.show("queue", name, _originals.clone_class(getattr(queue, name), names))
     _originals.replace("_queue", "SimpleQueue", _core.thread_queue)
     _originals.replace("queue", "SimpleQueue", _core.thread_queue)
+    # What the queue raises stays what programs know.
+    _again.also("_queue", lambda module: setattr(module, "Empty", Empty))
+    _again.also("queue", _patch_queues)

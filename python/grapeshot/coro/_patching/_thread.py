@@ -11,6 +11,7 @@ import concurrent.futures.thread
 import contextvars
 import sys
 import threading
+import types
 
 from grapeshot import _core
 from grapeshot.coro._errors import CancelledError
@@ -107,7 +108,7 @@ def begins_coro(function: object) -> bool:
 def _report(function: object, exc: BaseException) -> None:
     """Report an exception of a thread's function that is no Thread."""
     if not isinstance(exc, (SystemExit, CancelledError)):
-        _core._coro_report_unraisable(exc, function)
+        _core._coro_report_error_of_thread(exc, function)
 
 
 def _run(function: Callable[..., object], args: Any, kwargs: Any, running: Running) -> None:
@@ -244,6 +245,10 @@ def excepthook(args: Any, /) -> None:
     if coro is not None and issubclass(args.exc_type, KeyboardInterrupt):
         _interrupted[coro] = args.exc_value or args.exc_type()
         return
+    if coro is not None and args.thread is None:
+        # The original would name the real thread.
+        thread = types.SimpleNamespace(name=str(coro.id))
+        args = threading.ExceptHookArgs((args.exc_type, args.exc_value, args.exc_traceback, thread))
     _excepthook(args)
 
 
@@ -359,6 +364,8 @@ def _replacements() -> dict[str, dict[str, Any]]:
         low["set_name"] = high["_set_name"] = set_name
     if threading.excepthook is _excepthook:
         high["excepthook"] = excepthook
+    # What programs restore.
+    high["__excepthook__"] = excepthook
     return {"_thread": low, "threading": high}
 
 

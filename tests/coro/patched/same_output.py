@@ -1,0 +1,33 @@
+"""Scripts that print the same plain and with `python -m grapeshot.coro`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+TAIL = """
+import sys
+print("patched" if "grapeshot.coro" in sys.modules else "plain", file=sys.stderr)
+"""
+
+
+def check_same_output(path: Path, code: str, *arguments: str) -> None:
+    """Runs a script plain and patched. Both have to end well and to print the same."""
+    path.write_text(textwrap.dedent(code) + TAIL)
+    plain, patched = (
+        subprocess.run(
+            [sys.executable, *way, str(path), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            cwd=path.parent,
+        )
+        for way in ((), ("-m", "grapeshot.coro"))
+    )
+    assert (plain.returncode, plain.stderr) == (0, "plain\n"), plain.stderr
+    assert (patched.returncode, patched.stderr) == (0, "patched\n"), patched.stdout + patched.stderr
+    assert patched.stdout == plain.stdout
+    assert plain.stdout

@@ -1,0 +1,136 @@
+"""Programs that rely on threads: on being preempted where they poll, and on names and imports.
+
+Plain and with `python -m grapeshot.coro` they print the same. Where they would hang, the time limit of the script ends
+them.
+"""
+
+from __future__ import annotations
+
+import pytest
+from support import coro_is_available
+
+from tests.coro.patched.same_output import check_same_output
+
+pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+
+SCRIPTS = {
+    "polling": """
+        import queue, threading, time
+
+        def get(function):
+            def poll():
+                try:
+                    function()
+                except queue.Empty:
+                    return False
+                return True
+            return poll
+
+        def put(function):
+            def poll():
+                try:
+                    function("item", False)
+                except queue.Full:
+                    return False
+                return True
+            return poll
+
+        def until(name, poll, release, prepare=lambda: None):
+            go, ready = threading.Event(), threading.Event()
+            def other():
+                prepare()
+                ready.set()
+                go.wait()
+                release()
+            thread = threading.Thread(target=other)
+            thread.start()
+            ready.wait()
+            go.set()
+            # From here on nothing waits.
+            end = time.monotonic() + 10
+            while not (is_there := poll()) and time.monotonic() < end:
+                pass
+            thread.join()
+            print(name, is_there)
+
+        lock, rlock, event = threading.Lock(), threading.RLock(), threading.Event()
+        until("lock", lambda: lock.acquire(False), lock.release, lock.acquire)
+        until("with timeout 0", lambda: lock.acquire(timeout=0), lock.release, lambda: lock.acquire(False))
+        until("rlock", lambda: rlock.acquire(blocking=False), rlock.release, rlock.acquire)
+        until("event", lambda: event.wait(0), event.set)
+        simple = queue.SimpleQueue()
+        until("simple get", get(lambda: simple.get(False)), lambda: simple.put(1))
+        until("simple get_nowait", get(simple.get_nowait), lambda: simple.put(1))
+        for kind in (queue.Queue, queue.LifoQueue, queue.PriorityQueue):
+            box = kind(1)
+            until("get", get(lambda: box.get(False)), lambda: box.put("item"))
+            until("get with timeout 0", get(lambda: box.get(timeout=0)), lambda: box.put("item"))
+            box.put("item")
+            until("put", put(box.put), box.get)
+            until("empty", box.empty, box.get)
+            until("full", box.full, lambda: box.put("item"))
+            until("qsize", lambda: box.qsize() == 0, box.get)
+    """,
+    "imported anew": """
+        import importlib, queue, socket, sys, threading
+
+        def meet(wait, wake):
+            results = []
+            thread = threading.Thread(target=lambda: results.append(wait()))
+            thread.start()
+            wake()
+            thread.join()
+            print(results)
+
+        del sys.modules["queue"], sys.modules["_queue"]
+        anew = importlib.import_module("queue")
+        print(anew is queue)
+        box = anew.SimpleQueue()
+        meet(box.get, lambda: box.put(1))
+        try:
+            box.get(False)
+        except anew.Empty:
+            print("empty")
+        importlib.reload(socket)
+        near, far = socket.socketpair()
+        meet(lambda: far.recv(10), lambda: near.send(b"x"))
+        near.close(); far.close()
+        print(importlib.reload(anew).__spec__.loader is anew.__loader__)
+    """,
+    "names": """
+        import io, _thread, pickle, queue, select, sys, threading, time
+        for kind in (type(threading.Lock()), type(threading.RLock()), queue.SimpleQueue, threading.local):
+            print(kind.__module__, kind.__qualname__)
+        print(repr(threading.Lock()).partition(" at ")[0])
+        print(time.sleep.__module__, select.select.__module__, threading.get_ident.__module__)
+        for function in (time.sleep, select.select):
+            print(pickle.loads(pickle.dumps(function)) is function)
+        # How errors of threads are told.
+        finished = threading.Lock()
+        finished.acquire()
+        def fail():
+            raise ValueError("text")
+        def show(unraisable):
+            is_function = unraisable.object is fail
+            print(str(unraisable.err_msg).partition(" at ")[0], is_function, repr(unraisable.exc_value))
+            finished.release()
+        sys.unraisablehook = show
+        _thread.start_new_thread(fail, ())
+        finished.acquire()
+        sys.stderr, real = io.StringIO(), sys.stderr
+        for hook in (threading.excepthook, threading.__excepthook__):
+            hook(threading.ExceptHookArgs((ValueError, ValueError("text"), None, None)))
+            print(f"Exception in thread {threading.get_ident()}:" in sys.stderr.getvalue())
+        sys.stderr = real
+        if sys.version_info >= (3, 13):
+            try:
+                _thread._ThreadHandle()._set_done()
+            except RuntimeError as error:
+                print(error)
+    """,
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_same_output(name, tmp_path):
+    check_same_output(tmp_path / "script.py", SCRIPTS[name])
