@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import concurrent.futures
 import concurrent.futures.thread as _module
+import contextlib
+import importlib
 import queue
 import sys
 import threading
@@ -55,7 +57,10 @@ def _make_class() -> type:
 
 
 def patch() -> None:
-    """Replace the class. asyncio and grapeshot keep the one with real threads."""
+    """Replace the class. asyncio, grapeshot and pools of interpreters keep the one with real threads."""
+    with contextlib.suppress(ImportError):
+        # Its class (3.14 and later) derives from the one that it finds. A call of an interpreter blocks its thread.
+        importlib.import_module("concurrent.futures.interpreter")
     kind = _make_class()
     concurrent.futures.ThreadPoolExecutor  # noqa: B018  # the package sets the name when somebody asks for it
     _originals.replace("concurrent.futures.thread", "ThreadPoolExecutor", kind)
