@@ -1,8 +1,8 @@
 """Runs CPython's own `test.lock_tests` on patched threading, in the main thread or in a coro.
 
-    python lock_subject.py thread|coro
+    python lock_subject.py thread|coro [PART/PARTS]
 
-Prints how many tests ran, and each that failed.
+Runs all of them, or every PARTS-th from the PART-th (from 0) on. Prints how many ran, and each that failed.
 """
 
 from __future__ import annotations
@@ -70,16 +70,17 @@ class BarrierTests(lock_tests.BarrierTests):
 
 
 def run() -> unittest.TestResult:
-    suite = unittest.TestSuite()
+    tests = []
     for name, value in list(globals().items()):
         if name.endswith("Tests") and isinstance(value, type):
-            suite.addTests(
+            tests += [
                 test
                 for test in unittest.defaultTestLoader.loadTestsFromTestCase(value)
                 if ".".join(test.id().split(".")[-2:]) not in LEFT_OUT
-            )
+            ]
+    part, _, parts = (sys.argv[2] if len(sys.argv) > 2 else "0/1").partition("/")
     result = unittest.TestResult()
-    suite.run(result)
+    unittest.TestSuite(tests[int(part) :: int(parts)]).run(result)
     return result
 
 
