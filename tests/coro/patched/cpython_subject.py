@@ -1,27 +1,33 @@
 """Runs one of CPython's own test modules.
 
-    python [-m grapeshot.coro] cpython_subject.py MODULE FILE [TEST TO SKIP]...
+    python [-m grapeshot.coro] cpython_subject.py MODULE FILE [--without REGEX] [--futures] [--skip TEST...]
 
-Writes a JSON object to FILE: {"ran": number, "skipped": number, "bad": {test: traceback}}. A test is named
-``Class.method``. Tests that are skipped here are not run.
+Writes a JSON object to FILE:
+
+    {"passed": [test...], "skipped": [test...], "left_out": [test...], "bad": {test: traceback}}
+
+A test is named ``Class.method``. Those to skip are left out, and those whose name the regular expression matches.
 """
 
 from __future__ import annotations
 
+import argparse
 import faulthandler
 import importlib
 import json
 import os
+import re
 import socket
 import sys
 import tempfile
 import traceback
 import unittest
+from collections.abc import Iterator
 from typing import Any
 
 from test import support
 
-LIMIT_S = 240
+LIMIT_S = 340
 
 
 def name_of(test: Any) -> str:
@@ -33,6 +39,8 @@ def name_of(test: Any) -> str:
 class Result(unittest.TestResult):
     def __init__(self) -> None:
         super().__init__()
+        self.passed: list[str] = []
+        self.left_out: list[str] = []
         self.bad: dict[str, str] = {}
 
     def startTest(self, test: Any) -> None:
@@ -42,6 +50,12 @@ class Result(unittest.TestResult):
 
     def _note(self, test: Any, error: Any) -> None:
         self.bad[name_of(test)] = "".join(traceback.format_exception(*error))
+
+    def addSuccess(self, test: Any) -> None:
+        self.passed.append(name_of(test))
+
+    def addExpectedFailure(self, test: Any, err: Any) -> None:
+        self.passed.append(name_of(test))
 
     def addError(self, test: Any, err: Any) -> None:
         self._note(test, err)
@@ -57,7 +71,7 @@ class Result(unittest.TestResult):
         self.bad[name_of(test)] = "unexpected success"
 
 
-def all_of(suite: Any) -> Any:
+def all_of(suite: Any) -> Iterator[Any]:
     for test in suite:
         if isinstance(test, unittest.TestSuite):
             yield from all_of(test)
@@ -65,29 +79,43 @@ def all_of(suite: Any) -> Any:
             yield test
 
 
-def run(module_name: str, skipped: set[str]) -> Result:
+def run(module_name: str, skipped: set[str], without: str | None) -> Result:
     # Nothing that costs minutes. The network is that of this machine for nearly all tests.
     support.use_resources = ["network"]
     module = importlib.import_module(f"test.{module_name}")
     tests = list(all_of(unittest.defaultTestLoader.loadTestsFromModule(module)))
-    suite = unittest.TestSuite(test for test in tests if name_of(test) not in skipped)
-    missing = skipped - {name_of(test) for test in tests}
+    names = {name_of(test) for test in tests}
+    chosen = [
+        test
+        for test in tests
+        if name_of(test) not in skipped and not (without is not None and re.search(without, name_of(test)))
+    ]
     result = Result()
-    suite.run(result)
-    for name in missing:
-        result.bad[name] = "there is no test of that name"
+    unittest.TestSuite(chosen).run(result)
+    result.left_out = sorted(skipped & names)
     return result
 
 
 def main() -> None:
-    module_name, path, *skipped = sys.argv[1:]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("module")
+    parser.add_argument("file")
+    parser.add_argument("--without")
+    parser.add_argument("--futures", action="store_true", help="the threads of executors are coros, too")
+    parser.add_argument("--skip", nargs="*", default=[])
+    options = parser.parse_args()
+    if options.futures:
+        from grapeshot import coro
+
+        coro.install("futures")
     faulthandler.dump_traceback_later(LIMIT_S, exit=True)
     os.chdir(tempfile.mkdtemp(prefix="cpython-"))
     # The thread of the resolver is there from now on. Tests count threads.
     socket.gethostbyname("localhost")
-    result = run(module_name, set(skipped))
-    with open(path, "w") as file:
-        json.dump({"ran": result.testsRun, "skipped": len(result.skipped), "bad": result.bad}, file)
+    result = run(options.module, set(options.skip), options.without)
+    skipped = [name_of(test) for test, _ in result.skipped]
+    with open(options.file, "w") as file:
+        json.dump({"passed": result.passed, "skipped": skipped, "left_out": result.left_out, "bad": result.bad}, file)
 
 
 if __name__ == "__main__":
