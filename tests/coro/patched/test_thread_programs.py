@@ -53,11 +53,10 @@ SCRIPTS = {
             thread.join()
             print(name, is_there)
 
-        lock, rlock, event = threading.Lock(), threading.RLock(), threading.Event()
+        lock, rlock = threading.Lock(), threading.RLock()
         until("lock", lambda: lock.acquire(False), lock.release, lock.acquire)
         until("with timeout 0", lambda: lock.acquire(timeout=0), lock.release, lambda: lock.acquire(False))
         until("rlock", lambda: rlock.acquire(blocking=False), rlock.release, rlock.acquire)
-        until("event", lambda: event.wait(0), event.set)
         simple = queue.SimpleQueue()
         until("simple get", get(lambda: simple.get(False)), lambda: simple.put(1))
         until("simple get_nowait", get(simple.get_nowait), lambda: simple.put(1))
