@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import socket
+import time
 from pathlib import Path
 
 BACKLOG = 4096
@@ -41,3 +42,10 @@ def say(**ready: str) -> None:
 def address_of(sock: socket.socket) -> str:
     host, port = sock.getsockname()
     return f"{host}:{port}"
+
+
+def burn(cpu_s: float) -> None:
+    """Computes for so much CPU time of this thread."""
+    end = time.thread_time() + cpu_s
+    while time.thread_time() < end:
+        sum(range(1000))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Awaitable, Callable
 
-from benchmarks._serving import BACKLOG, address_of, listen, options, say
+from benchmarks._serving import BACKLOG, address_of, burn, listen, options, say
 
 HELLO = b"Hello, world!"
 BURNT_S = 0.1
@@ -16,13 +15,6 @@ BURNT_S = 0.1
 def body() -> bytes:
     """What `/` answers: HELLO, again and again up to the length that was asked for."""
     return (HELLO * (options.body_len // len(HELLO) + 1))[: options.body_len]
-
-
-def burn() -> None:
-    """Computes for so much CPU time of this thread."""
-    end = time.thread_time() + BURNT_S
-    while time.thread_time() < end:
-        sum(range(10_000))
 
 
 async def serve_aiohttp(stop: asyncio.Future[None]) -> None:
@@ -39,7 +31,7 @@ async def serve_aiohttp(stop: asyncio.Future[None]) -> None:
         return web.json_response({"id": user_id, "name": f"user {user_id}", "tags": ["reader", "writer"]})
 
     async def compute(request: web.Request) -> web.Response:
-        await asyncio.get_running_loop().run_in_executor(None, burn)
+        await asyncio.get_running_loop().run_in_executor(None, burn, BURNT_S)
         return web.Response(text=text)
 
     app = web.Application()

@@ -111,8 +111,8 @@ class Client(asyncio.Protocol):
             self.transport.write(self.message)
 
 
-async def _serve(port: int, together: threading.Barrier, args: argparse.Namespace) -> float:
-    """Echoes per second of this loop's clients; the server of another loop may answer them."""
+async def _serve(port: int, together: threading.Barrier, args: argparse.Namespace) -> tuple[float, float]:
+    """Echoes per second of this loop's clients, which another loop may answer, and the CPU seconds of this thread."""
     loop = asyncio.get_running_loop()
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -123,21 +123,22 @@ async def _serve(port: int, together: threading.Barrier, args: argparse.Namespac
     together.wait()
     clients = [(await loop.create_connection(Client, "127.0.0.1", port))[1] for _ in range(CLIENTS)]
     await asyncio.sleep(args.warm_up)
-    before, began = sum(client.done for client in clients), time.perf_counter()
+    before, began, cpu_s = sum(client.done for client in clients), time.perf_counter(), time.thread_time()
     await asyncio.sleep(args.seconds)
-    rate = (sum(client.done for client in clients) - before) / (time.perf_counter() - began)
+    wall_s, cpu_s = time.perf_counter() - began, time.thread_time() - cpu_s
+    rate = (sum(client.done for client in clients) - before) / wall_s
     # Not before the others have measured: their clients may be served here.
     await loop.run_in_executor(None, together.wait)
     for client in clients:
         client.transport.abort()
     server.close()
-    return rate
+    return rate, cpu_s / wall_s
 
 
-def _rate(factory: Callable[[], Loop], threads: int, args: argparse.Namespace) -> float:
-    """Echoes per second of so many loops together."""
+def _rate(factory: Callable[[], Loop], threads: int, args: argparse.Namespace) -> tuple[float, float]:
+    """Echoes per second of so many loops together, and us of CPU for each."""
     port, together = free_port(), threading.Barrier(threads)
-    rates: list[float] = []
+    rates: list[tuple[float, float]] = []
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -155,14 +156,17 @@ def _rate(factory: Callable[[], Loop], threads: int, args: argparse.Namespace) -
         thread.join()
     if errors:
         raise errors[0]
-    return sum(rates)
+    rate, busy = (sum(part) for part in zip(*rates, strict=True))
+    return rate, busy / rate * 1e6
 
 
 def two_loops(factory: Callable[[], Loop], args: argparse.Namespace) -> dict[str, float]:
     if getattr(sys, "_is_gil_enabled", lambda: True)():
         raise NotImplementedError("the GIL is enabled")
-    one, two = _rate(factory, 1, args), _rate(factory, 2, args)
-    return {"wall_us": 1e6 / two, "rps": two, "rps_of_one": one, "speedup": two / one}
+    one, cpu_us_of_one = _rate(factory, 1, args)
+    two, cpu_us = _rate(factory, 2, args)
+    sample = {"wall_us": 1e6 / two, "rps": two, "speedup": two / one, "cpu_us": cpu_us}
+    return sample | {"rps_of_one": one, "cpu_us_of_one": cpu_us_of_one}
 
 
 KINDS = {"idle_timers": idle_timers, "pending_timers": pending_timers, "two_loops": two_loops}

@@ -105,7 +105,11 @@ def remarks(result: dict[str, Any]) -> list[str]:
                     f"{outcome['name']} on {loop}: {unanswered:,.0f} requests beside {of:,.0f} had no reply at the end."
                 )
             if speedup := median(outcome, loop, "speedup"):
-                lines.append(f"{outcome['name']} on {loop}: two loops do {speedup:.2f} times what one does.")
+                more = (median(outcome, loop, "cpu_us") or 0.0) / (median(outcome, loop, "cpu_us_of_one") or 1.0)
+                lines.append(
+                    f"{outcome['name']} on {loop}: two loops do {speedup:.2f} times what one does, "
+                    f"with {more:.2f} times the CPU for each."
+                )
             if early := sum(values(outcome, loop, "early")):
                 of = sum(values(outcome, loop, "sleeps"))
                 lines.append(f"{outcome['name']}, {loop}: {early:,.0f} of {of:,.0f} sleeps ended before their time.")

@@ -11,12 +11,12 @@ import argparse
 import json
 import os
 import socket
-import time
 from collections.abc import Callable
 from typing import NoReturn
 
 from benchmarks._load import UnsupportedError
 from benchmarks._machine import raise_descriptor_limit
+from benchmarks._serving import burn
 from benchmarks.blocking.styles import STYLES, Style
 
 BACKLOG = 4096
@@ -29,12 +29,6 @@ def echo(connection: socket.socket, read_len: int) -> None:
             connection.sendall(data)
     finally:
         connection.close()
-
-
-def burn(cpu_s: float) -> None:
-    begin = time.thread_time()
-    while time.thread_time() - begin < cpu_s:
-        sum(range(1000))
 
 
 def echo_or_burn(connection: socket.socket, read_len: int, style: Style, cpu_s: float) -> None:

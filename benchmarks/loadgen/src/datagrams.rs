@@ -114,7 +114,7 @@ impl Load {
             match judge(&self.echo, index, peer.sequence, self.shape.verify_every, reply)? {
                 Reply::Right if peer.is_waiting => {
                     let now_ns = self.meter.now_ns();
-                    self.meter.record(peer.started_ns, now_ns);
+                    self.meter.record(peer.started_ns, now_ns, true);
                     peer.sequence += 1;
                     return self.issue(index, now_ns);
                 }

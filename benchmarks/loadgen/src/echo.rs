@@ -2,6 +2,7 @@
 //! reply is the message itself or a fixed pattern of another length.
 
 use crate::engine::Exchange;
+use crate::http;
 
 pub(crate) const HEADER_LEN: usize = 16;
 
@@ -16,9 +17,17 @@ pub(crate) struct Echo {
     reply_len: usize,
     returns_message: bool,
     verify_every: u64,
+    /// In how many messages of a connection one begins with another byte, which the server knows as other work.
+    other: Option<Other>,
     /// `depth` messages one after the other; the numbers in front are written just before sending.
     messages: Vec<u8>,
     pattern: Vec<u8>,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct Other {
+    pub(crate) first_byte: u8,
+    pub(crate) every: u64,
 }
 
 /// Where a connection stands in the stream of replies.
@@ -45,14 +54,25 @@ impl Echo {
             reply_len: length,
             returns_message: reply_len.is_none(),
             verify_every,
+            other: None,
             messages: message.repeat(depth as usize),
             pattern: (0..length).map(pattern_byte).collect(),
         }
     }
 
+    /// The same with messages of another kind; only for those that are too short for a number in front.
+    pub(crate) fn with_other(mut self, other: Option<Other>) -> Self {
+        self.other = other;
+        self
+    }
+
     /// Is `part` what stands at `offset` of the reply to this message?
     pub(crate) fn is_right(&self, connection: usize, reply: u64, offset: usize, part: &[u8]) -> bool {
         let end = offset + part.len();
+        if offset == 0 && !self.is_counted(connection, reply) {
+            let first_byte = self.other.map(|other| other.first_byte);
+            return part.first().copied() == first_byte && part[1..] == self.pattern[1..end];
+        }
         if !self.returns_message || self.size < HEADER_LEN || offset >= HEADER_LEN {
             return part == &self.pattern[offset..end];
         }
@@ -66,12 +86,26 @@ impl Echo {
 impl Exchange for Echo {
     type State = Position;
 
+    fn is_counted(&self, connection: usize, number: u64) -> bool {
+        self.other
+            .is_none_or(|other| !http::is_other(connection, number, other.every))
+    }
+
     fn request_len(&self) -> usize {
         self.size
     }
 
     fn requests(&mut self, connection: usize, first: u64, count: usize) -> &[u8] {
-        let count = count.min(self.messages.len() / self.size);
+        let mut count = count.min(self.messages.len() / self.size);
+        if let Some(other) = self.other {
+            count = 1;
+            let is_other = http::is_other(connection, first, other.every);
+            self.messages[0] = if is_other {
+                other.first_byte
+            } else {
+                pattern_byte(0)
+            };
+        }
         if self.size >= HEADER_LEN {
             for (message, sequence) in self.messages.chunks_exact_mut(self.size).take(count).zip(first..) {
                 message[..HEADER_LEN].copy_from_slice(&header(connection as u64, sequence));
@@ -142,5 +176,31 @@ mod tests {
         assert_eq!(echo.replies(&mut Position::default(), 0, &reply), Ok(1));
         reply[500] ^= 1;
         assert!(echo.replies(&mut Position::default(), 0, &reply).is_err());
+    }
+
+    #[test]
+    fn one_of_so_many_messages_begins_with_another_byte() {
+        let other = Other {
+            first_byte: b'b',
+            every: 5,
+        };
+        let mut echo = Echo::new(8, 1, 1, None).with_other(Some(other));
+        let mut state = Position::default();
+        let others = (0..50).filter(|&number| {
+            let bytes = echo.requests(3, number, 1).to_vec();
+            assert_eq!(echo.replies(&mut state, 3, &bytes), Ok(1));
+            assert_eq!(echo.is_counted(3, number), bytes[0] != b'b');
+            bytes[0] == b'b'
+        });
+        assert_eq!(others.count(), 10);
+        let light = Echo::new(8, 1, 1, None).requests(3, 0, 1).to_vec();
+        let burning = (50..60)
+            .find(|&number| !echo.is_counted(3, number))
+            .expect("one of five");
+        let mut state = Position {
+            reply: burning,
+            offset: 0,
+        };
+        assert!(echo.replies(&mut state, 3, &light).is_err());
     }
 }

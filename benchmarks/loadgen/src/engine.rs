@@ -28,6 +28,11 @@ pub(crate) trait Exchange {
         None
     }
 
+    /// Whether the latency of this request of a connection counts: not if its work is of another kind.
+    fn is_counted(&self, _connection: usize, _number: u64) -> bool {
+        true
+    }
+
     fn request_len(&self) -> usize;
 
     /// The bytes of the requests `first .. first + count` of a connection; `count` is at most the depth.
@@ -47,6 +52,7 @@ struct Connection<W, S> {
     sent: u64,
     offset: usize,
     issued: u64,
+    answered: u64,
     started_ns: VecDeque<u64>,
 }
 
@@ -115,7 +121,8 @@ impl<W: Wire, S> Connection<W, S> {
                 let now_ns = meter.now_ns();
                 for _ in 0..complete {
                     let started_ns = self.started_ns.pop_front().ok_or("more replies than requests")?;
-                    meter.record(started_ns, now_ns);
+                    meter.record(started_ns, now_ns, exchange.is_counted(index, self.answered));
+                    self.answered += 1;
                 }
                 match arrivals {
                     Some(arrivals) => arrivals.give_back(index, complete),
@@ -221,6 +228,7 @@ fn run_over<E: Exchange, W: Wire>(
             sent: 0,
             offset: 0,
             issued: 0,
+            answered: 0,
             started_ns: VecDeque::with_capacity(depth as usize),
         }));
     }
@@ -244,8 +252,14 @@ fn run_over<E: Exchange, W: Wire>(
         if phase == Phase::Drain
             && let Some(waiting) = arrivals.take()
         {
-            let under_way = connections.iter().flatten().flat_map(|open| &open.started_ns);
-            meter.record_unanswered(under_way.copied().chain(waiting.waiting()));
+            let under_way = connections.iter().enumerate().flat_map(|(index, slot)| {
+                slot.iter()
+                    .flat_map(move |open| (open.answered..).zip(&open.started_ns).map(move |of| (index, of)))
+            });
+            let counted = under_way
+                .filter(|&(index, (number, _))| exchange.is_counted(index, number))
+                .map(|(_, (_, &due_ns))| due_ns);
+            meter.record_unanswered(counted.chain(waiting.waiting()));
         }
         if let Some(arrivals) = &mut arrivals {
             issue_due(arrivals, &mut connections, &mut meter, &mut exchange);

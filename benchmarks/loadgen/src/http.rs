@@ -19,6 +19,11 @@ pub(crate) struct Http {
     expected: Expected,
 }
 
+/// Is this request of the connection the one of so many that is of the other kind?
+pub(crate) fn is_other(connection: usize, number: u64, every: u64) -> bool {
+    (number + connection as u64) % every == every - 1
+}
+
 /// What is left of a reply between two reads.
 #[derive(Default)]
 pub(crate) struct Partial {
@@ -95,6 +100,12 @@ impl Http {
 impl Exchange for Http {
     type State = Partial;
 
+    fn is_counted(&self, connection: usize, number: u64) -> bool {
+        self.other
+            .as_ref()
+            .is_none_or(|(_, every)| !is_other(connection, number, *every))
+    }
+
     fn request_len(&self) -> usize {
         self.request_len
     }
@@ -104,7 +115,7 @@ impl Exchange for Http {
             return &self.requests[..(count * self.request_len).min(self.requests.len())];
         };
         // One at a time, and by its number alone: a request that was sent in part is asked for again.
-        if (first + connection as u64) % every == *every - 1 {
+        if is_other(connection, first, *every) {
             other
         } else {
             &self.requests[..self.request_len]
@@ -165,7 +176,9 @@ mod tests {
         let found = (0..100).filter(|&number| {
             let request = http.requests(3, number, 1);
             assert_eq!(request.len(), length);
-            request.starts_with(b"GET /other HTTP/1.1\r\n")
+            let is_other = request.starts_with(b"GET /other HTTP/1.1\r\n");
+            assert_eq!(http.is_counted(3, number), !is_other);
+            is_other
         });
         assert_eq!(found.count(), 20);
     }

@@ -131,6 +131,12 @@ struct EchoArgs {
     /// Compare the content of every n-th reply (1: of all)
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..))]
     verify_every: u64,
+    /// Let one of --every messages of a connection begin with this byte; its latency does not count (below 16 bytes)
+    #[arg(long, requires = "every")]
+    other_byte: Option<u8>,
+    /// How often a message is of the other kind: once in so many
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..), requires = "other_byte")]
+    every: Option<u64>,
 }
 
 #[derive(Args)]
@@ -153,7 +159,7 @@ struct HttpArgs {
     /// Length that every body must have
     #[arg(long)]
     expect_length: Option<usize>,
-    /// Another path for one of --every requests of a connection; its reply must be as long
+    /// Another path for one of --every requests of a connection; its reply must be as long, its latency does not count
     #[arg(long, requires = "every")]
     other_path: Option<String>,
     /// How often the other path is asked for: once in so many requests
@@ -271,7 +277,13 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     sockets::raise_descriptor_limit();
     let outcome = match command {
         Command::Echo(args) => {
-            let exchange = echo::Echo::new(args.size, args.depth, args.verify_every, None);
+            let other = args.other_byte.zip(args.every);
+            ensure!(
+                other.is_none() || args.size < echo::HEADER_LEN,
+                "--other-byte is for short messages"
+            );
+            let other = other.map(|(first_byte, every)| echo::Other { first_byte, every });
+            let exchange = echo::Echo::new(args.size, args.depth, args.verify_every, None).with_other(other);
             engine::run("echo", &args.window, args.depth, exchange)?
         }
         Command::Reply(ReplyArgs {

@@ -175,12 +175,15 @@ impl Meter {
         }
     }
 
-    pub(crate) fn record(&mut self, started_ns: u64, now_ns: u64) {
+    /// A reply has come; `is_counted`: its latency counts, too.
+    pub(crate) fn record(&mut self, started_ns: u64, now_ns: u64, is_counted: bool) {
         self.last_reply_ns = now_ns;
         if self.phase == Phase::Measure {
             self.requests += 1;
-            self.latency_ns
-                .saturating_record(now_ns.saturating_sub(started_ns).max(1));
+            if is_counted {
+                self.latency_ns
+                    .saturating_record(now_ns.saturating_sub(started_ns).max(1));
+            }
         }
     }
 

@@ -144,7 +144,7 @@ pub(crate) fn run<K: Lives>(mode: &'static str, window: &Window, mut lives: K) -
             match lives.go_on(&mut place.life, event.is_readable(), event.is_writable()) {
                 Ok(Step::Goes) => continue,
                 Ok(Step::Ends) => {
-                    meter.record(place.started_ns, meter.now_ns());
+                    meter.record(place.started_ns, meter.now_ns(), true);
                     if let Err(error) = lives.end(&mut place.life) {
                         meter.fail(&error);
                     }
