@@ -131,6 +131,7 @@ async def test_a_transport_takes_arguments_by_name(loop):
         transport.write(data=b"one ")
         transport.writelines(list_of_data=[b"two ", b"three"])
         assert transport.get_extra_info(name="nothing", default="default") == "default"
+        await asyncio.sleep(0)
         assert theirs.recv(100) == b"one two three"
         with pytest.raises(TypeError):
             transport.write(data=b"x", more=1)
