@@ -24,7 +24,8 @@ const STEP_LEN: usize = 64 * 1024;
 /// Collected writes beyond this are encrypted at once.
 const CORK_LEN: usize = 64 * 1024;
 
-/// Runs the application's callback `call` with its writes collected; the caller flushes.
+/// Runs the application's callback `call` with its writes collected; the caller flushes. If the callback raises, that
+/// ends the connection or leaves the loop, so what it has written is sent here.
 #[inline]
 pub(super) fn corked<R>(this: Tls<'_>, call: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
     let was_corked = this.flags.has(Flags::CORKED);
@@ -32,6 +33,9 @@ pub(super) fn corked<R>(this: Tls<'_>, call: impl FnOnce() -> PyResult<R>) -> Py
     let result = call();
     if !was_corked {
         this.flags.clear(Flags::CORKED);
+        if result.is_err() {
+            send_collected(this)?;
+        }
     }
     result
 }

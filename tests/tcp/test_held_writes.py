@@ -433,29 +433,32 @@ def test_writes_outside_of_a_run_leave_at_once(loop):
 @pytest.mark.skip_on(uvloop="its writes leave at the end of the iteration")
 def test_a_loop_that_runs_inside_a_step(loop, new_loop):
     """Nothing waits for the inner run: neither what was written before it, nor what it writes."""
-    seen = []
+    transport, protocol, peer = loop.run_until_complete(unix_pair(loop))
+    inner, seen = new_loop(), []
 
-    async def inner(transport, peer):
+    def inside():
         seen.append(arrived(peer))
         transport.write(b"inside")
         seen.append(arrived(peer))
+        inner.stop()
 
-    async def outer():
-        transport, protocol, peer = await unix_pair(loop)
-        with peer:
-            transport.write(b"before")
-            asyncio._set_running_loop(None)
-            try:
-                new_loop().run_until_complete(inner(transport, peer))
-            finally:
-                asyncio._set_running_loop(loop)
-            transport.write(b"after, ")
-            transport.write(b"together")
-            await asyncio.sleep(0)
-            seen.append(arrived(peer))
-            await finish(transport, protocol)
+    def step():
+        transport.write(b"before")
+        asyncio._set_running_loop(None)
+        try:
+            inner.call_soon(inside)
+            inner.run_forever()
+        finally:
+            asyncio._set_running_loop(loop)
+        transport.write(b"after, ")
+        transport.write(b"together")
+        loop.call_soon(loop.stop)
 
-    loop.run_until_complete(outer())
+    with peer:
+        loop.call_soon(step)
+        loop.run_forever()
+        seen.append(arrived(peer))
+        loop.run_until_complete(finish(transport, protocol))
     assert seen == [b"before", b"inside", b"after, together"]
 
 

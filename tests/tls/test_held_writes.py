@@ -132,3 +132,23 @@ async def test_a_write_that_fails(loop):
     await until(lambda: protocol.is_lost, "connection_lost")
     assert isinstance(protocol.lost_with[0], OSError)
     peer.close()
+
+
+@pytest.mark.parametrize("before", [b"", b"first, "], ids=["alone", "after a step"])
+async def test_what_a_callback_writes_before_it_raises(loop, reported, before):
+    class Raises(Recorder):
+        def data_received(self, data):
+            super().data_received(data)
+            if data == b"y":
+                self.transport.write(b"last words")
+                raise LookupError("no")
+
+    transport, protocol, peer = await quiet(loop, Raises)
+    if before:
+        transport.write(before)
+    await peer.write(b"y")
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert await peer.read_exactly(len(before) + 10) == before + b"last words"
+    assert [type(error) for error in protocol.lost_with] == [LookupError]
+    assert len(reported.exceptions) == 1
+    peer.close()

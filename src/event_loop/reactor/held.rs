@@ -35,7 +35,7 @@ fn with_running<R>(action: impl FnOnce(&Reactor) -> R) -> Option<R> {
 
 /// Sends what the step that runs in this thread has written. Before a fork: both processes would have it.
 pub(crate) fn flush_running(py: Python<'_>) -> PyResult<()> {
-    with_running(|reactor| reactor.end_step(py, Ok(()))).unwrap_or(Ok(()))
+    with_running(|reactor| reactor.flush_held(py)).unwrap_or(Ok(()))
 }
 
 /// In the child of a fork the step goes on, but no loop ends it.
@@ -143,17 +143,23 @@ impl Reactor {
 
     /// A step has returned `result`: what it has written leaves. Err is only for what must leave the loop.
     #[inline(always)]
-    pub(super) fn end_step(&self, py: Python<'_>, result: PyResult<()>) -> PyResult<()> {
-        if self.held.is_empty.get() {
-            return result;
+    pub(super) fn end_step(&self, py: Python<'_>, result: &mut PyResult<()>) {
+        if !self.held.is_empty.get() {
+            self.flush_into(py, result);
         }
+    }
+
+    /// Apart, so that a step without held writes costs one branch and no copy of its result.
+    #[inline(never)]
+    fn flush_into(&self, py: Python<'_>, result: &mut PyResult<()>) {
         let flushed = self.flush_held(py);
-        result.and(flushed)
+        if result.is_ok() {
+            *result = flushed;
+        }
     }
 
     /// Empties the list, in the order of the first writes.
-    #[inline(never)]
-    pub(super) fn flush_held(&self, py: Python<'_>) -> PyResult<()> {
+    fn flush_held(&self, py: Python<'_>) -> PyResult<()> {
         // What is called meanwhile sends at once, so that the list stays empty.
         let thread = self.held.thread.replace(0);
         let mut result = Ok(());

@@ -74,7 +74,7 @@ impl Reactor {
             }
         }
         drop(holding);
-        let result = self.end_step(py, result);
+        self.end_step(py, &mut result);
         self.is_stopping.store(false, Ordering::Relaxed);
         self.drain_inbox();
         self.track_kept(py);
@@ -185,7 +185,9 @@ impl Reactor {
             self.prepare_signals(py)?;
         }
         // What signal handlers and finalizers have written since the last step.
-        self.end_step(py, Ok(()))?;
+        let mut sent = Ok(());
+        self.end_step(py, &mut sent);
+        sent?;
         let poller = self.poller.borrow();
         let Some(poller) = poller.as_ref() else {
             return Err(closed_error());
@@ -283,11 +285,12 @@ impl Reactor {
                 )
             }
         };
-        let result = match look {
+        let mut result = match look {
             None => result,
             Some(look) => look.end(self, result),
         };
-        self.end_step(py, result)
+        self.end_step(py, &mut result);
+        result
     }
 
     /// Runs the first `count` entries of the ready queue.
@@ -296,7 +299,7 @@ impl Reactor {
             check_signals_at(py, index)?;
             let entry = self.ready.borrow_mut().pop_front();
             let Some(entry) = entry else { return Ok(()) };
-            let result = match entry.run {
+            let mut result = match entry.run {
                 None => {
                     let handle = HandleRef::from_owned(entry.object);
                     if self.is_plain() {
@@ -312,7 +315,8 @@ impl Reactor {
             };
             // SAFETY: the queue's reference, dropped once.
             unsafe { ffi::Py_DECREF(entry.object) };
-            self.end_step(py, result)?;
+            self.end_step(py, &mut result);
+            result?;
         }
         Ok(())
     }
