@@ -84,7 +84,7 @@ format: $(VENV)/.tools ## rewrite Rust and Python to the project's format
 
 # ---------------------------------------------------------------- measure
 
-bench: build loadgen ## compare with every loop that installs; JSON, tables and a page (an hour; ARGS=--quick: minutes)
+bench: build loadgen ## compare with every loop that installs; JSON, tables and a page (60 to 90 min; ARGS=--quick: 15 to 20)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 tables: build ## write all tables (README, docs, benchmarks/results) from the committed JSON

@@ -40,7 +40,7 @@ QUICK = Settings(
     micro_s=0.06,
     idle_connections=2000,
     startup_pairs=2,
-    steady_s=0.7,
+    steady_s=0.5,
     many_timers=200_000,
 )
 

@@ -9,7 +9,7 @@ from benchmarks.measure import KIB, Bound, Case, Sample, Settings, load_sample, 
 
 ALL = (OURS, GEVENT, RUNLOOM, PROTOCOL, TASKS, RAW)
 SETTINGS = Settings(idle_connections=10_000)
-QUICK = Settings(seconds=0.3, warm_up_s=0.1, idle_connections=2000, steady_s=0.7)
+QUICK = Settings(seconds=0.3, warm_up_s=0.1, idle_connections=2000, steady_s=0.5)
 
 # The servers that have no style: the kind of server, and its loop.
 OTHERS = {PROTOCOL: ("echo", OURS), TASKS: ("sock", OURS), RAW: ("echo", RAW)}
