@@ -15,7 +15,9 @@ file patches the master, where everything does what the originals do, and avoids
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import time
 
 from grapeshot import coro
@@ -95,21 +97,30 @@ class _Client(coro.sock):
     def end_answer(self) -> None:
         head, self._head = self._head, None
         if head:
-            super().sendall(head)
+            self._send_whole(head)
+
+    def _send_whole(self, data: Any, flags: int = 0) -> None:
+        try:
+            super().sendall(data, flags)
+        except BaseException:
+            # An application may catch it, and go on. The client would take what follows for the rest.
+            with contextlib.suppress(OSError):
+                super().shutdown(socket.SHUT_RDWR)
+            raise
 
     def sendall(self, data: Any, flags: int = 0, /) -> None:
         head = self._head
         if head is None:
-            super().sendall(data, flags)
+            self._send_whole(data, flags)
         elif head:
             self._head = None
-            super().sendall(head + data if len(data) <= _JOIN_LEN else head, flags)
+            self._send_whole(head + data if len(data) <= _JOIN_LEN else head, flags)
             if len(data) > _JOIN_LEN:
-                super().sendall(data, flags)
+                self._send_whole(data, flags)
         elif data[:7] == b"HTTP/1." and data[9:10] != b"1" and data[-4:] == b"\r\n\r\n":
             self._head = data
         else:
-            super().sendall(data, flags)  # 103 Early Hints
+            self._send_whole(data, flags)  # 103 Early Hints
 
     def send(self, data: Any, flags: int = 0, /) -> int:
         self.end_answer()
@@ -118,6 +129,10 @@ class _Client(coro.sock):
     def sendfile(self, file: Any, offset: int = 0, count: int | None = None) -> int:
         self.end_answer()
         return super().sendfile(file, offset, count)
+
+    def shutdown(self, how: int, /) -> None:
+        self.end_answer()
+        super().shutdown(how)
 
 
 _make_date: Callable[[float | None], str] = util.http_date

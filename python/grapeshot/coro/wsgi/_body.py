@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 class Body:
     """The body of one request. It ends where the request ends, also without a Content-Length."""
 
-    __slots__ = ("_length", "_pull", "buffer", "expects_continue", "is_complete", "received")
+    __slots__ = ("_length", "_pull", "buffer", "expects_continue", "is_complete", "may_continue", "received")
 
     def __init__(self, pull: Callable[[Body], None], length: int, expects_continue: bool) -> None:
         # Waits for the next part of the request, which comes into `buffer`.
@@ -19,6 +19,8 @@ class Body:
         self._length = length
         # Whether the client waits to be told that it may send the body.
         self.expects_continue = expects_continue
+        # Whether it can still be told: not once the answer has begun.
+        self.may_continue = True
         self.buffer = bytearray()
         self.is_complete = False
         self.received = 0
@@ -87,7 +89,10 @@ class _NoBody:
         return []
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter(())
+        return self
+
+    def __next__(self) -> bytes:
+        raise StopIteration
 
 
 NO_BODY = _NoBody()

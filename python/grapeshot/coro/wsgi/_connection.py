@@ -13,6 +13,8 @@ import socket
 import sys
 import time
 
+from grapeshot.coro._errors import CancelledError, Interrupted
+
 from ._body import NO_BODY, Body
 from ._log import line
 from ._request import Request, RequestError, RequestParser
@@ -52,6 +54,8 @@ class Connection:
         self.is_idle = False
         # No further request is served: an answer that begins now says that it is the last one.
         self.is_ending = False
+        # A part of the answer was not sent: nothing can follow it.
+        self._is_cut = False
         sock.settimeout(self._timeout_s)
 
     def serve(self) -> None:
@@ -134,7 +138,8 @@ class Connection:
             raise parser.error
         if body.expects_continue:
             body.expects_continue = False
-            self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+            if body.may_continue:
+                self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._set_timeout(self._settings.timeout_s)
         try:
             data = self._sock.recv(_READ_LEN)
@@ -159,7 +164,7 @@ class Connection:
 
     def send(self, data: Any) -> None:
         """Send everything. Each part that the client takes gives it time for the next one."""
-        self._set_timeout(self._settings.timeout_s)
+        self._begin_sending()
         try:
             sent = self._sock.send(data)
             if sent < len(data):
@@ -168,13 +173,23 @@ class Connection:
                     rest = rest[self._sock.send(rest) :]
         except OSError as error:
             raise GoneError(str(error)) from error
+        self._is_cut = False
 
     def send_file(self, file: Any, offset: int, count: int) -> int:
-        self._set_timeout(self._settings.timeout_s)
+        self._begin_sending()
         try:
-            return self._sock.sendfile(file, offset, count)  # type: ignore[no-any-return]
+            sent: int = self._sock.sendfile(file, offset, count)
         except OSError as error:
             raise GoneError(str(error)) from error
+        self._is_cut = False
+        return sent
+
+    def _begin_sending(self) -> None:
+        # An application may catch what interrupts a write, and go on. The client would take what follows for the rest.
+        if self._is_cut:
+            raise GoneError("a part of the answer was not sent")
+        self._is_cut = True
+        self._set_timeout(self._settings.timeout_s)
 
     # ------------------------------------------------------------------ a request
 
@@ -188,19 +203,29 @@ class Connection:
             self._settings.error_log.debug("%s: %s", _name(request), error)
             response.keep_alive = False
             return False
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if self._is_told_to_end(error):
+                raise
             self._fail(request, response, error)
         finally:
             if self._settings.access_log is not None:
                 elapsed_s = time.monotonic() - begin_s
-                self._settings.access_log.info("%s", line(request.environ, response, elapsed_s))
+                self._settings.access_log.info("%s", line(request, response, elapsed_s))
         if response.problem is not None:
             self._settings.error_log.error("%s: %s", _name(request), response.problem)
+        if self._is_cut:
+            return False
         if not _is_complete(request):
             return self._skip_body(request, response.keep_alive)
         if not response.keep_alive:
             self._end_sending()
         return response.keep_alive
+
+    def _is_told_to_end(self, error: BaseException) -> bool:
+        """Whether this is no error of the application. It may raise a CancelledError of its own."""
+        if isinstance(error, CancelledError):
+            return isinstance(error, Interrupted) or self._coro.cancelling() > 0
+        return isinstance(error, KeyboardInterrupt)
 
     def _run(self, request: Request, response: Response) -> None:
         result = self._application(request.environ, response.start_response)
@@ -217,7 +242,7 @@ class Connection:
     def _write_parts(self, result: Any, response: Response) -> None:
         try:
             is_single = len(result) == 1
-        except TypeError:
+        except (TypeError, AttributeError, NotImplementedError):
             is_single = False
         for part in result:
             if is_single:
@@ -242,7 +267,7 @@ class Connection:
             self._sock.close()
             raise GoneError("cut") from error
         response.status = status
-        self.send(plain(status, status[4:]) if request.environ["REQUEST_METHOD"] != "HEAD" else _head_only(status))
+        self.send(plain(status, status[4:]) if request.method != "HEAD" else _head_only(status))
 
     def _refuse(self, error: RequestError) -> None:
         """Answer a request that was not understood."""
@@ -298,7 +323,7 @@ def _is_complete(request: Request) -> bool:
 
 
 def _name(request: Request) -> str:
-    return f"{request.environ['REQUEST_METHOD']} {request.environ['RAW_URI']}"
+    return f"{request.method} {request.target}"
 
 
 def _head_only(status: str) -> bytes:

@@ -8,16 +8,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ._request import Request
     from ._response import Response
 
 
-def line(environ: dict[str, Any], response: Response, elapsed_s: float) -> str:
+def line(request: Request, response: Response, elapsed_s: float) -> str:
     """Return the line of one answer."""
     when = time.strftime("%d/%b/%Y:%H:%M:%S %z")
-    what = f"{environ['REQUEST_METHOD']} {environ['RAW_URI']} {environ['SERVER_PROTOCOL']}"
+    what = f"{request.method} {request.target} HTTP/{'1.1' if request.is_http11 else '1.0'}"
+    environ: dict[str, Any] = request.environ
     referrer, agent = environ.get("HTTP_REFERER", "-"), environ.get("HTTP_USER_AGENT", "-")
     return (
-        f'{environ["REMOTE_ADDR"] or "-"} - - [{when}] "{_quoted(what)}" {response.status[:3] or "-"} '
+        f'{environ.get("REMOTE_ADDR") or "-"} - - [{when}] "{_quoted(what)}" {response.status[:3] or "-"} '
         f'{response.sent_len} "{_quoted(referrer)}" "{_quoted(agent)}" {elapsed_s:.6f}'
     )
 

@@ -57,12 +57,16 @@ class RequestError(OSError):
 
 
 class Request:
-    """A request whose head has arrived."""
+    """A request whose head has arrived. Applications change the environ; the rest is what the client has sent."""
 
-    __slots__ = ("body", "environ", "is_http11", "keep_alive")
+    __slots__ = ("body", "environ", "is_http11", "keep_alive", "method", "target")
 
-    def __init__(self, environ: dict[str, Any], body: Body | None, is_http11: bool, keep_alive: bool) -> None:
+    def __init__(
+        self, environ: dict[str, Any], method: str, target: str, body: Body | None, is_http11: bool, keep_alive: bool
+    ) -> None:
         self.environ = environ
+        self.method = method
+        self.target = target
         # None if it has none: its wsgi.input is empty.
         self.body = body
         self.is_http11 = is_http11
@@ -207,7 +211,7 @@ class RequestParser:
         environ["REQUEST_METHOD"] = method
         self._set_target(environ, method)
         self._check_host(environ, is_http11)
-        request = Request(environ, None, is_http11, parser.should_keep_alive())
+        request = Request(environ, method, environ["RAW_URI"], None, is_http11, parser.should_keep_alive())
         if "CONTENT_LENGTH" in environ or "HTTP_TRANSFER_ENCODING" in environ:
             self._set_body(request, environ)
         elif "HTTP_EXPECT" in environ:

@@ -86,6 +86,7 @@ class Response:
         "_has_date",
         "_is_chunked",
         "_left",
+        "_length_field",
         "_request",
         "has_begun",
         "headers",
@@ -112,6 +113,8 @@ class Response:
         self._is_chunked = False
         # How many bytes of Content-Length are still to come; -1 if nobody knows.
         self._left = -1
+        # The application's own Content-Length, as it is sent.
+        self._length_field = b""
 
     # ------------------------------------------------------------------ for applications
 
@@ -184,6 +187,7 @@ class Response:
         lines = [f"HTTP/1.1 {status}\r\n"]
         self.keep_alive = self._request.keep_alive
         self._left = -1
+        self._length_field = b""
         self._has_date = False
         for name, value in headers:
             lower = _names.get(name)
@@ -195,7 +199,9 @@ class Response:
                 if not (value.isascii() and value.isdigit()) or self._left >= 0:
                     raise ValueError(f"{value!r} is no Content-Length, or not the only one")
                 self._left = int(value)
-            elif lower == "date":
+                self._length_field = f"{name}: {value}\r\n".encode()
+                continue
+            if lower == "date":
                 self._has_date = True
             elif lower == "connection":
                 if value.lower() == "close":
@@ -214,10 +220,14 @@ class Response:
             raise AssertionError("the application has not called start_response()")
         request, code = self._request, self.status[:3]
         fields = self._fields
-        if request.environ["REQUEST_METHOD"] == "HEAD":
+        if request.method == "HEAD":
             self._has_body = False
-        if code[0] == "1" or code in ("204", "304"):
+        if code[0] == "1" or code == "204":
+            # RFC 9110, 8.6: without Content-Length.
             self._has_body = False
+        elif code == "304":
+            self._has_body = False
+            fields += self._length_field
         elif self._left < 0:
             if length >= 0:
                 # An application may leave the body out of its answer to HEAD, so zero says nothing.
@@ -231,6 +241,8 @@ class Response:
                 fields += b"Transfer-Encoding: chunked\r\n"
             else:
                 self.keep_alive = False
+        else:
+            fields += self._length_field
         if self._connection.is_ending:
             self.keep_alive = False
         if not self.keep_alive:
@@ -239,6 +251,9 @@ class Response:
             fields += b"Connection: keep-alive\r\n"
         raw = fields + (b"\r\n" if self._has_date else date())
         self.has_begun = True
+        if request.body is not None:
+            # Nothing may come into the answer, and a client that waits learns from it that it need not.
+            request.body.may_continue = False
         if data and self._has_body:
             data = self._framed(data)
             if len(data) <= _JOIN_LEN:
