@@ -211,6 +211,36 @@ coro.run(main)
     assert lines == ["atexit child", "3", "b'line\\n'", "atexit parent"]
 
 
+def test_threading_forgets_the_threads_of_the_parent():
+    """The coro that forks is no Thread, and has not asked for the one that stands for it."""
+    lines = run(
+        """
+coro.install()
+
+def fork(released):
+    pid = os.fork()
+    if not pid:
+        say([thread.name for thread in threading.enumerate()], threading.current_thread() is threading.main_thread())
+        os._exit(0)
+    say(status(pid))
+
+def main():
+    released = threading.Event()
+    others = [threading.Thread(target=released.wait) for _ in range(2)]
+    for thread in others:
+        thread.start()
+    coro.spawn(fork, released).join()
+    released.set()
+    for thread in others:
+        thread.join()
+
+coro.run(main)
+""",
+        flags=("-X", "faulthandler"),  # what threading raises in the child goes to stderr
+    )
+    assert lines == ["['MainThread'] True", "0", "atexit parent"]
+
+
 PROGRAM = """
 import os, sys, threading, time
 

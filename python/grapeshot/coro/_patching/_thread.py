@@ -9,6 +9,7 @@ from __future__ import annotations
 import _thread
 import concurrent.futures.thread
 import contextvars
+import os
 import sys
 import threading
 import types
@@ -315,6 +316,16 @@ def _forget_dummy(coro: Any) -> None:
     threading._active.pop(coro.id, None)  # type: ignore[attr-defined]
 
 
+def _know_who_forks() -> None:
+    """Before a fork: have threading know the coro, also one that is no Thread.
+
+    Otherwise threading takes it, in the child, for the main thread of the system, finds that its number is another
+    one, and stops before it has forgotten the threads of the parent.
+    """
+    if _current_or_none() is not None:
+        threading.current_thread()
+
+
 def _keep_process_pools_real() -> None:
     """Let the thread that manages a pool of processes be a real one: it waits for pipes."""
     module = sys.modules.get("concurrent.futures.process")
@@ -385,6 +396,8 @@ def patch() -> None:
     if not HAS_HANDLES:
         threading.Thread._wait_for_tstate_lock = _handles.wait_for_tstate_lock  # type: ignore[attr-defined]
     _forget_dummies()
+    if HAS_HANDLES:
+        os.register_at_fork(before=_know_who_forks)
     _show_real_threads()
     _keep_process_pools_real()
     _imports.patch()
