@@ -92,6 +92,29 @@ def test_late_patching_names_and_repairs():
     ]
 
 
+def test_late_patching_repairs_the_program_itself_once():
+    """multiprocessing puts ``__main__`` into ``sys.modules`` under a second name."""
+    assert run(
+        """
+        import threading, warnings
+        from socket import socket
+        lock, rlock = threading.Lock(), threading.RLock()
+        class Mine(socket): pass
+        from grapeshot import coro
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            coro.install()
+        print(type(lock) is threading.Lock, type(rlock) is type(threading.RLock()))
+        [warning] = caught
+        print(str(warning.message).partition("; ")[2])
+        """
+    ) == [
+        "True True",
+        "these still use the originals: __main__ (class Mine); these held originals, which were replaced: "
+        "__main__ (socket)",
+    ]
+
+
 def test_first_line_of_a_program_warns_of_nothing():
     assert run("from grapeshot import coro\ncoro.install()\nprint('ok')") == ["ok"]
 

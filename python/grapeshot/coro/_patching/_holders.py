@@ -52,12 +52,17 @@ def repair(news: dict[tuple[str, str], Any]) -> Holders:
     """
     by_original = {id(_originals.originals[key]): new for key, new in news.items()}
     holders = Holders()
-    locks = [lock for module_name in list(sys.modules) for lock in _repair_names(holders, module_name, by_original)]
+    locks = [lock for module_name in _module_names() for lock in _repair_names(holders, module_name, by_original)]
     if any(id(kind) in by_original for kind in (_RealLock, _RealRLock)):
         for module_name, name in locks:
             _repair_lock(holders, module_name, name)
         _repair_logging()
     return holders
+
+
+def _module_names() -> list[str]:
+    """Return one name of each module: multiprocessing gives ``__main__`` a second one."""
+    return list({id(module): name for name, module in reversed(list(sys.modules.items()))}.values())
 
 
 def _repair_names(holders: Holders, module_name: str, by_original: dict[int, Any]) -> list[tuple[str, str]]:
