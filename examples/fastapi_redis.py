@@ -16,6 +16,7 @@ from grapeshot import coro
 coro.install()  # before what uses sockets is imported
 
 import argparse
+import contextlib
 import socket
 
 import fastapi
@@ -55,4 +56,5 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
     parser.add_argument("--redis", default="redis://127.0.0.1:6379", help="a URL of redis-py")
     options = parser.parse_args()
-    grapeshot.run(serve(options.host, options.port, options.redis))
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again once it has ended
+        grapeshot.run(serve(options.host, options.port, options.redis))
