@@ -301,7 +301,13 @@ def test_command_line_ends_after_the_last_request(folder: Path) -> None:
         (["served:nothing"], "has no 'nothing'"),
         (["served:released"], "cannot be called"),
         (["served", "--bind", "nonsense"], "'nonsense' is neither"),
-        (["served", "--unix", "/nowhere/s"], "No such file"),
+        (["served", "--unix", "/nowhere/s"], "unix:/nowhere/s: [Errno 2] No such file"),
+        (["served", "--bind", f"{HOST}:99999"], f"{HOST}:99999: bind(): port must be 0-65535"),
+        (["served", "--port", "99999"], "99999: bind(): port must be 0-65535"),
+        (["served", "--certfile", "nowhere"], "--certfile nowhere: [Errno 2] No such file"),
+        (["served", "--access-log", "nowhere/log"], "nowhere/log'"),
+        (["served", "--chdir", "nowhere"], "--chdir: [Errno 2] No such file"),
+        (["served", "--limit", "0"], "one connection at least"),
     ],
 )
 def test_command_line_says_what_is_wrong(folder: Path, arguments: list[str], text: str) -> None:
@@ -311,8 +317,16 @@ def test_command_line_says_what_is_wrong(folder: Path, arguments: list[str], tex
         assert not any("Traceback" in line for line in process.output)
 
 
+def test_command_line_shows_where_an_application_fails(folder: Path) -> None:
+    (folder / "broken.py").write_text("int('x')", encoding="utf-8")
+    with start(folder, "broken") as process:
+        assert process.finish() == 1
+        assert any("broken.py" in line for line in process.output)
+        assert process.output[-1].startswith("ValueError: invalid literal")
+
+
 def test_without_httptools(folder: Path) -> None:
     (folder / "httptools.py").write_text("raise ImportError", encoding="utf-8")
     with start(folder, "served") as process:
         assert process.finish() == 1
-        assert "grapeshot.coro.wsgi needs httptools: pip install 'grapeshot[wsgi]'" in process.output[-1]
+        assert "grapeshot.coro.wsgi needs httptools: pip install httptools" in process.output[-1]

@@ -357,6 +357,9 @@ def _bound(
     if path is not None:
         bound = _unix.bind(os.fspath(path))
         return [bound], _unix.file_remover(bound)
+    if isinstance(port, int) and not 0 <= port <= 65535:
+        # getaddrinfo would take the lowest 16 bits.
+        raise OverflowError("bind(): port must be 0-65535.")
     hosts = [None] if host in (None, "") else [host] if isinstance(host, str) else list(host or ())
     infos = [
         info

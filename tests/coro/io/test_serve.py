@@ -153,6 +153,8 @@ def test_arguments_that_are_wrong():
                 (ValueError, (echo, HOST, 0), {"path": "socket"}),
                 (ValueError, (echo,), {"path": "socket", "sock": busy}),
                 (ValueError, (echo,), {"sock": datagrams}),
+                (OverflowError, (echo, HOST, 65536), {}),
+                (OverflowError, (echo, "localhost", -1), {}),
                 (FileNotFoundError, (echo,), {"path": "/nowhere/socket"}),
                 (socket.gaierror, (echo, "name.invalid", 0), {}),
             ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import pkgutil
@@ -14,8 +15,23 @@ from grapeshot import coro
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
+
+
+class _UsageError(Exception):
+    """Something is wrong with the command line: the text says what, and nobody needs a traceback."""
+
+
+@contextlib.contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Report errors of this block without a traceback, those of the system with what they are about."""
+    try:
+        yield
+    except (OSError, OverflowError) as error:
+        raise _UsageError(f"{what}: {error}") from error
+    except ValueError as error:
+        raise _UsageError(str(error)) from error
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -36,11 +52,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds that a client may take (60)")
     parser.add_argument("--keepalive-timeout", type=float, default=60.0, help="seconds between two requests (60)")
     parser.add_argument("--grace", type=float, default=30.0, help="seconds for requests under way at the end (30)")
-    parser.add_argument("--max-target-size", type=int, default=8190, help="bytes of the target (8190)")
-    parser.add_argument("--max-headers", type=int, default=100, help="fields of a request (100)")
-    parser.add_argument("--max-header-size", type=int, default=8190, help="bytes of one of them (8190)")
-    parser.add_argument("--max-head-size", type=int, default=65536, help="bytes of all of them (65536)")
-    parser.add_argument("--max-body", type=int, default=1 << 30, help="bytes of a body; 0: no limit (1 GiB)")
+    parser.add_argument("--max-target-size", type=int, default=8190, help="bytes of a request's path and query (8190)")
+    parser.add_argument("--max-headers", type=int, default=100, help="header fields of a request (100)")
+    parser.add_argument("--max-header-size", type=int, default=8190, help="bytes of one header field (8190)")
+    parser.add_argument("--max-head-size", type=int, default=65536, help="bytes of all header fields together (65536)")
+    parser.add_argument("--max-body", type=int, default=1 << 30, help="bytes of a request's body; 0: no limit (1 GiB)")
     parser.add_argument("--access-log", metavar="FILE", help="where requests are logged; -: stdout (nowhere)")
     parser.add_argument("--error-log", metavar="FILE", default="-", help="where errors are logged; -: stderr (-)")
     parser.add_argument("--log-level", default="INFO", help="of the error log (INFO); DEBUG shows refused requests")
@@ -57,6 +73,16 @@ def _logger(name: str, file: str, stream: Any, level: str, layout: str) -> loggi
     return logger
 
 
+def _logs(options: argparse.Namespace) -> tuple[logging.Logger, logging.Logger | None]:
+    layout = "%(asctime)s [%(process)d] %(levelname)s %(message)s"
+    with _naming("--error-log"):
+        error_log = _logger("grapeshot.wsgi", options.error_log, sys.stderr, options.log_level.upper(), layout)
+    if options.access_log is None:
+        return error_log, None
+    with _naming("--access-log"):
+        return error_log, _logger("grapeshot.wsgi.access", options.access_log, sys.stdout, "INFO", "%(message)s")
+
+
 def _load(name: str) -> Any:
     """Import an application: ``module``, ``module:name``, ``module:name.attribute`` or ``module:factory()``."""
     module, _, attribute = name.partition(":")
@@ -66,23 +92,24 @@ def _load(name: str) -> Any:
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
             raise
-        raise ValueError(f"there is no module {module!r}") from error
+        raise _UsageError(f"there is no module {module!r}") from error
     except AttributeError as error:
-        raise ValueError(f"the module {module!r} has no {attribute!r}") from error
+        raise _UsageError(f"the module {module!r} has no {attribute!r}") from error
     if attribute.endswith("()"):
         found = found()
     if not callable(found):
-        raise ValueError(f"{name!r} cannot be called")
+        raise _UsageError(f"{name!r} cannot be called")
     return found
 
 
-def _addresses(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return where to listen, as arguments of ``serve``."""
+def _addresses(options: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
+    """Return where to listen, each with its arguments of ``serve``."""
     binds = [*options.bind, *(f"unix:{path}" for path in options.unix)]
+    found = [(bind, _address(bind)) for bind in binds]
     if options.host is not None or options.port is not None or not binds:
         address = {"host": options.host or "127.0.0.1", "port": 8000 if options.port is None else options.port}
-        return [address, *map(_address, binds)]
-    return [*map(_address, binds)]
+        found.insert(0, ("{host}:{port}".format_map(address), address))
+    return found
 
 
 def _address(bind: str) -> dict[str, Any]:
@@ -90,10 +117,11 @@ def _address(bind: str) -> dict[str, Any]:
     if kind == "unix" and rest:
         return {"path": rest}
     if kind == "fd" and rest.isdigit():
-        return {"sock": socket.socket(fileno=int(rest))}
+        with _naming(bind):
+            return {"sock": socket.socket(fileno=int(rest))}
     host, _, port = bind.rpartition(":")
     if not port.isdigit():
-        raise ValueError(f"{bind!r} is neither HOST:PORT nor unix:PATH nor fd:N")
+        raise _UsageError(f"{bind!r} is neither HOST:PORT nor unix:PATH nor fd:N")
     return {"host": host.strip("[]"), "port": int(port)}
 
 
@@ -103,39 +131,36 @@ def _context(options: argparse.Namespace) -> Any:
     import ssl
 
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(options.certfile, options.keyfile)
+    with _naming(f"--certfile {options.certfile}"):
+        context.load_cert_chain(options.certfile, options.keyfile)
     return context
 
 
 def _serve(options: argparse.Namespace) -> None:
     from grapeshot.coro import wsgi
 
-    access_log = None
-    if options.access_log is not None:
-        access_log = _logger("grapeshot.wsgi.access", options.access_log, sys.stdout, "INFO", "%(message)s")
-    layout = "%(asctime)s [%(process)d] %(levelname)s %(message)s"
-    error_log = _logger("grapeshot.wsgi", options.error_log, sys.stderr, options.log_level.upper(), layout)
+    error_log, access_log = _logs(options)
     application: Callable[..., Any] = coro.call_blocking(_load, options.application)
     context = _context(options)
     ending = coro.event()
     servers: list[wsgi.Server] = []
-    for address in _addresses(options):
-        server = wsgi.serve(
-            application,
-            **address,
-            limit=options.limit,
-            ssl=context,
-            backlog=options.backlog,
-            timeout=options.timeout,
-            keepalive_timeout=options.keepalive_timeout,
-            max_target_size=options.max_target_size,
-            max_headers=options.max_headers,
-            max_header_size=options.max_header_size,
-            max_head_size=options.max_head_size,
-            max_body=options.max_body or None,
-            access_log=access_log,
-            error_log=error_log,
-        )
+    settings = {
+        "limit": options.limit,
+        "ssl": context,
+        "backlog": options.backlog,
+        "timeout": options.timeout,
+        "keepalive_timeout": options.keepalive_timeout,
+        "max_target_size": options.max_target_size,
+        "max_headers": options.max_headers,
+        "max_header_size": options.max_header_size,
+        "max_head_size": options.max_head_size,
+        "max_body": options.max_body or None,
+        "access_log": access_log,
+        "error_log": error_log,
+    }
+    for bind, address in _addresses(options):
+        with _naming(bind):
+            server = wsgi.serve(application, **address, **settings)
         servers.append(server)
         for sock in server.sockets:
             error_log.info("Listening on %s", _text(sock.getsockname(), context is not None))
@@ -162,15 +187,14 @@ def _text(address: Any, is_secure: bool) -> str:
 def main() -> None:
     parser = _parser()
     options = parser.parse_args()
-    if options.chdir is not None:
-        os.chdir(options.chdir)
-        sys.path[0] = os.getcwd()
-    coro.install()
     try:
+        if options.chdir is not None:
+            with _naming("--chdir"):
+                os.chdir(options.chdir)
+            sys.path[0] = os.getcwd()
+        coro.install()
         coro.run(_serve, options, name="server")
-    except (ImportError, OSError, ValueError) as error:
-        if isinstance(error, ImportError) and error.name != "httptools":
-            raise
+    except _UsageError as error:
         parser.exit(1, f"{parser.prog}: error: {error}\n")
 
 
