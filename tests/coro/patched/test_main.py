@@ -56,6 +56,23 @@ def test_program_is_main_and_has_its_arguments(script, tmp_path):
     assert "'one', '--two'" in done.stdout
 
 
+def test_the_main_thread_is_listed_once(script):
+    path = script(
+        """
+        import threading
+        print(threading.active_count(), [thread.name for thread in threading.enumerate()])
+        start = threading.Barrier(2)
+        thread = threading.Thread(target=start.wait, name="other")
+        thread.start()
+        print(threading.active_count(), sorted(thread.name for thread in threading.enumerate()))
+        start.wait()
+        thread.join()
+        print(threading.active_count())
+        """
+    )
+    assert run_both(path).stdout == "1 ['MainThread']\n2 ['MainThread', 'other']\n1\n"
+
+
 def test_asyncio_sees_no_running_loop(script):
     path = script(
         """

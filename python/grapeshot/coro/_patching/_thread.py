@@ -94,6 +94,21 @@ def end_main() -> None:
     threading._active[main._ident] = main  # type: ignore[attr-defined]
 
 
+def enumerate_threads() -> list[threading.Thread]:
+    """Return all Thread objects that are alive.
+
+    The main thread has two idents while a coro stands for it: the coro's and its own, for code of the loop.
+    """
+    module: Any = threading
+    with module._active_limbo_lock:
+        return list(dict.fromkeys([*module._active.values(), *module._limbo.values()]))
+
+
+def active_count() -> int:
+    """Return the number of Thread objects that are alive."""
+    return len(enumerate_threads())
+
+
 # ---------------------------------------------------------------- starting
 
 
@@ -357,6 +372,8 @@ def _replacements() -> dict[str, dict[str, Any]]:
         "_CRLock": rlock,
         "local": local,
         "get_ident": get_ident,
+        "enumerate": enumerate_threads,
+        "active_count": active_count,
     }
     if HAS_HANDLES:
         low["lock"] = lock
