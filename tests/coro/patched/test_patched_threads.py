@@ -22,11 +22,13 @@ def test_threads_are_coros_that_overlap():
         real = set()
         get_real = coro.get_original("_thread", "get_ident")
         order = []
+        together = threading.Barrier(101)  # passed when all threads and the main one wait in it
         def work(number):
             real.add(get_real())
             for step in range(2):
-                time.sleep(0.01)
+                time.sleep(0.001)
                 order.append((step, number))
+                together.wait()
         def main():
             threads = [threading.Thread(target=work, args=(number,), name=f"T{number}") for number in range(100)]
             for thread in threads:
@@ -34,6 +36,8 @@ def test_threads_are_coros_that_overlap():
             assert len({thread.ident for thread in threads}) == 100
             assert all(thread.is_alive() for thread in threads)
             assert threading.active_count() >= 101
+            for step in range(2):
+                together.wait()
             for thread in threads:
                 thread.join()
             assert not any(thread.is_alive() for thread in threads)
