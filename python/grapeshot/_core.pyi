@@ -46,8 +46,8 @@ __all__ = [
     "_coro_end_wait",
     "_coro_evict_always",
     "_coro_fail_evictions",
+    "_coro_get_ident",
     "_coro_hide_loop",
-    "_coro_ident",
     "_coro_is_hidden",
     "_coro_is_on_loop",
     "_coro_live",
@@ -1273,7 +1273,7 @@ def _coro_current() -> Any:
 def _coro_current_or_none() -> Any:
     """Return the coro that runs, or None."""
 
-def _coro_ident() -> int:
+def _coro_get_ident() -> int:
     """Return the id of the coro that runs, elsewhere the ident of the thread."""
 
 def _coro_begins_thread() -> bool:

@@ -257,7 +257,7 @@ pub(super) fn after_fork<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> 
     Ok(forker.map_or_else(|| none(py), This::to_bound))
 }
 
-/// `_coro_ident()`: `get_ident()` of the patched `_thread`.
+/// `get_ident()` of the patched `_thread`.
 pub(super) fn ident<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(threads::Party::running(py).ident().into_pyobject(py)?.into_any())
 }

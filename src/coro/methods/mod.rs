@@ -257,11 +257,6 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             "Forget in a forked child the coros of the parent. Return the coro that has forked."
         ),
         function!(
-            functions::ident,
-            "_coro_ident()",
-            "Return the id of the running coro, elsewhere the ident of the thread."
-        ),
-        function!(
             functions::report_error_of_thread,
             "_coro_report_error_of_thread(exception, function, /)",
             "Give an exception that nobody can handle to sys.unraisablehook."
@@ -365,6 +360,13 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     for definition in public_functions().into_iter().chain(io::wait_functions()) {
         add(module, definition, "_coro_", c"grapeshot.coro")?;
     }
+    // It takes the place of the original, and pickles refer to that by name.
+    let ident = function!(
+        functions::ident,
+        "get_ident()",
+        "Return the id of the running coro, elsewhere the ident of the thread."
+    );
+    add(module, ident, "_coro_", c"_thread")?;
     suspension::set_end_sleep(&module.getattr("_coro_end_sleep")?);
     sync::set_end_wait(&module.getattr("_coro_end_wait")?);
     Ok(())

@@ -23,7 +23,7 @@ HAS_HANDLES = sys.version_info >= (3, 13)
 HANDLE_NAME = "_os_thread_handle" if sys.version_info >= (3, 14) else "_handle"
 
 _Lock = _core.thread_lock
-_ident = _core._coro_ident
+_ident = _core._coro_get_ident
 _real_ident = _thread.get_ident
 _start_real = _thread.start_new_thread
 

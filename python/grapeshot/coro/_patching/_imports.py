@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _get_ident = _thread.get_ident
 _can_wait = _core._coro_can_wait
-_coro_ident = _core._coro_ident
+_coro_ident = _core._coro_get_ident
 
 # the id of a coro -> the import lock for which it waits
 _waiting: dict[int, Any] = {}

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-get_ident = _core._coro_ident
+get_ident = _core._coro_get_ident
 _current_or_none = _core._coro_current_or_none
 _start_real = _thread.start_new_thread
 _real_ident = _thread.get_ident
