@@ -154,7 +154,7 @@ async def test_what_a_protocol_raises_is_reported(loop, reported):
 @pytest.mark.parametrize("how", ["terminate", "kill", "send_signal"])
 async def test_signals(loop, how):
     process = await running()
-    number = {"terminate": signal.SIGTERM, "kill": signal.SIGKILL, "send_signal": signal.SIGHUP}[how]
+    number = {"terminate": signal.SIGTERM, "kill": signal.SIGKILL, "send_signal": signal.SIGUSR1}[how]
     getattr(process, how)(*([number] if how == "send_signal" else []))
     assert await process.wait() == -number
     assert process.returncode == -number
