@@ -266,7 +266,14 @@ async def shouted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, te
 @pytest.mark.parametrize("direction", ["local", "remote", "socks"])
 def test_port_forwarding(run: Run, keys: Keys, direction: str) -> None:
     async def main() -> None:
-        behind = await asyncio.start_server(shout, HOST, 0)
+        ended = asyncio.Semaphore(0)
+
+        async def shout_to_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await shout(reader, writer)
+            await writer.wait_closed()
+            ended.release()
+
+        behind = await asyncio.start_server(shout_to_the_end, HOST, 0)
         port = behind.sockets[0].getsockname()[1]
         async with behind, serving(keys) as server, server.connect() as client:
             if direction == "local":
@@ -286,6 +293,8 @@ def test_port_forwarding(run: Run, keys: Keys, direction: str) -> None:
                 return await shouted(reader, writer, f"text {number}")
 
             assert await asyncio.gather(*map(ask, range(20))) == [f"TEXT {number}" for number in range(20)]
+            for _ in range(20):  # Python 3.11 does not wait for them with the server
+                await asyncio.wait_for(ended.acquire(), CAP_S)
             listener.close()
             await listener.wait_closed()
 
@@ -306,7 +315,7 @@ def test_forwarding_between_unix_sockets(run: Run, keys: Keys, tmp_path: Path) -
             listener = await client.forward_local_path(str(tmp_path / "front"), str(tmp_path / "behind"))
             reader, writer = await asyncio.open_unix_connection(str(tmp_path / "front"))
             assert await shouted(reader, writer, "over unix") == "OVER UNIX"
-            await asyncio.wait_for(ended.wait(), CAP_S)  # Python 3.11 does not wait for it with the server
+            await asyncio.wait_for(ended.wait(), CAP_S)  # as above
             listener.close()
             await listener.wait_closed()
 
