@@ -7,7 +7,7 @@ from support import coro_is_available, run_script
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 
-PARTS = "thread, queue, time, socket, dns, select, ssl, os, subprocess, multiprocessing, signal, futures"
+PARTS = "thread, queue, time, socket, dns, select, ssl, os, subprocess, multiprocessing, stdin, signal, futures"
 
 
 def run(code):

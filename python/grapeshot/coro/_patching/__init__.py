@@ -31,6 +31,7 @@ _PARTS = (
     "os",
     "subprocess",
     "multiprocessing",
+    "stdin",
     "signal",
     "futures",
 )
@@ -40,6 +41,7 @@ _BY_CHOICE = {"futures"}
 _NEEDS = {
     "ssl": ("socket",),
     "subprocess": ("time", "select", "os"),
+    "stdin": ("os",),
     "multiprocessing": ("thread", "queue", "socket", "select", "os"),
     "futures": ("thread", "queue"),
 }
@@ -102,6 +104,10 @@ def _load(part: str) -> Any:
         from . import _multiprocessing
 
         return _multiprocessing
+    if part == "stdin":
+        from . import _stdin
+
+        return _stdin
     if part == "signal":
         from . import _signal
 
@@ -119,7 +125,7 @@ def install(*parts: str, **switches: bool) -> None:
     makes the threads of ``ThreadPoolExecutor`` coros. It belongs first in a program; a second call does nothing for the
     parts that are patched already.
 
-    The parts are ``thread queue time socket dns select ssl os subprocess multiprocessing signal futures``.
+    The parts are ``thread queue time socket dns select ssl os subprocess multiprocessing stdin signal futures``.
 
     Warns:
         PatchWarning: modules that were imported earlier hold originals, such as ``from time import sleep``. Plain

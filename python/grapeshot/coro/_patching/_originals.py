@@ -31,7 +31,7 @@ _KEEPERS += ["concurrent.futures.thread", "concurrent.futures.process"]
 _PATCHED = {"threading", "_thread", "queue", "_queue", "time", "socket", "_socket", "select", "ssl", "os", "posix"}
 _PATCHED |= {"selectors", "signal", "_signal", "concurrent.futures"}
 # Of these no keeper uses a replaced name, and a view would cost them time: loops read the clock.
-_NOT_VIEWED = {"time"}
+_NOT_VIEWED = {"time", "builtins"}
 
 
 class _View(types.ModuleType):
