@@ -216,6 +216,12 @@ def test_a_graceful_end_with_tls(certificates: Certificates) -> None:
 
 # ---------------------------------------------------------------- the command line
 
+ASGI = """
+async def function(scope, receive, send): ...
+class Application:
+    async def __call__(self, scope, receive, send): ...
+instance = Application()
+"""
 APPLICATION = """
 import socket, threading, time
 from grapeshot import coro
@@ -242,6 +248,7 @@ def make():
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "served.py").write_text(APPLICATION, encoding="utf-8")
+    (tmp_path / "asgi.py").write_text(ASGI, encoding="utf-8")
     return tmp_path
 
 
@@ -300,6 +307,8 @@ def test_command_line_ends_after_the_last_request(folder: Path) -> None:
         (["nowhere"], "no module 'nowhere'"),
         (["served:nothing"], "has no 'nothing'"),
         (["served:released"], "cannot be called"),
+        (["asgi:function"], "'asgi:function' is async"),
+        (["asgi:instance"], "'asgi:instance' is async"),
         (["served", "--bind", "nonsense"], "'nonsense' is neither"),
         (["served", "--unix", "/nowhere/s"], "unix:/nowhere/s: [Errno 2] No such file"),
         (["served", "--bind", f"{HOST}:99999"], f"{HOST}:99999: bind(): port must be 0-65535"),

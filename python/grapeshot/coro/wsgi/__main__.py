@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import logging
 import os
 import pkgutil
@@ -99,6 +100,8 @@ def _load(name: str) -> Any:
         found = found()
     if not callable(found):
         raise _UsageError(f"{name!r} cannot be called")
+    if inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(type(found).__call__):
+        raise _UsageError(f"{name!r} is async, an ASGI application; this server is for WSGI")
     return found
 
 
