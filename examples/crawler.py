@@ -3,8 +3,8 @@
     python examples/crawler.py https://example.org/     # the pages of that site
     python examples/crawler.py --demo                   # a small, slow site in this process
 
-`coro.install()` makes the sockets wait as coros do. requests and urllib3 are what pip installs, and `fetch` is ordinary
-blocking code.
+Needs requests (`pip install requests`). `coro.install()` makes sockets wait as coros do; requests itself is unchanged,
+and `fetch` is ordinary blocking code.
 """
 
 from __future__ import annotations

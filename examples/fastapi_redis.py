@@ -5,8 +5,8 @@
     curl 127.0.0.1:8000/mail/ann &                              # waits for mail
     curl -X POST '127.0.0.1:8000/mail/ann?text=hello'
 
-A thousand requests can wait in BLPOP at the same time: each waits in a coro, not in a thread of a pool. asyncio goes on
-meanwhile.
+Needs a Redis server, and `pip install fastapi uvicorn redis`. A thousand requests can wait in BLPOP at the same time:
+each waits in a coro, not in a thread of a pool. asyncio goes on meanwhile.
 """
 
 from __future__ import annotations
