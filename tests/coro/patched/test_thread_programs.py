@@ -57,6 +57,22 @@ SCRIPTS = {
         until("lock", lambda: lock.acquire(False), lock.release, lock.acquire)
         until("with timeout 0", lambda: lock.acquire(timeout=0), lock.release, lambda: lock.acquire(False))
         until("rlock", lambda: rlock.acquire(blocking=False), rlock.release, rlock.acquire)
+        event, condition = threading.Event(), threading.Condition()
+        until("event", lambda: event.wait(0), event.set)
+        def wait():
+            with condition:
+                return condition.wait(0) or told
+        def tell():
+            with condition:
+                told.append(True)
+                condition.notify()
+        told = []
+        until("condition", lambda: bool(wait()), tell)
+        for kind in (threading.Semaphore, threading.BoundedSemaphore):
+            semaphore = kind(1)
+            semaphore.acquire()
+            until("semaphore", lambda: semaphore.acquire(False), semaphore.release)
+            until("with timeout 0", lambda: semaphore.acquire(timeout=0), semaphore.release)
         simple = queue.SimpleQueue()
         until("simple get", get(lambda: simple.get(False)), lambda: simple.put(1))
         until("simple get_nowait", get(simple.get_nowait), lambda: simple.put(1))

@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def _act() -> None:
-    if _waits.can_wait():
-        _waits.act()
-
-
 def _yield_in_vain(module: Any, name: str) -> None:
     """Let a method that has found the queue empty or full be an act."""
     method, errors = getattr(module.Queue, name), (module.Empty, module.Full)
@@ -33,7 +28,7 @@ def _yield_in_vain(module: Any, name: str) -> None:
         try:
             return method(*args, **kwargs)
         except errors:
-            _act()
+            _waits.note_poll()
             raise
 
     setattr(module.Queue, name, call)
@@ -46,7 +41,7 @@ def _yield_after(module: Any, name: str) -> None:
     @functools.wraps(method)
     def call(self: Any) -> Any:
         result = method(self)
-        _act()
+        _waits.note_poll()
         return result
 
     setattr(module.Queue, name, call)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import _thread
 import concurrent.futures.thread
 import contextvars
+import functools
 import os
 import sys
 import threading
@@ -18,7 +19,7 @@ from grapeshot import _core
 from grapeshot.coro._errors import CancelledError
 from grapeshot.coro._hiding import spawn_hiding
 
-from . import _handles, _idents, _imports, _originals
+from . import _again, _handles, _idents, _imports, _originals, _waits
 from ._handles import HAS_HANDLES, Running, Sentinel, ThreadHandle
 from ._local import local
 
@@ -350,6 +351,32 @@ def _keep_process_pools_real() -> None:
         manager.start = _start_really
 
 
+# ---------------------------------------------------------------- polling
+
+
+def _yield_in_vain(kind: Any, name: str) -> None:
+    """Let a method that has returned False be an act."""
+    method = getattr(kind, name)
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        if not result:
+            _waits.note_poll()
+        return result
+
+    setattr(kind, name, call)
+
+
+def _patch_polls(module: Any) -> None:
+    """Let others run where code asks again and again. Events ask their conditions, and so do barriers.
+
+    All of these are waits, which an interruption of the coro may end.
+    """
+    _yield_in_vain(module.Condition, "wait")
+    _yield_in_vain(module.Semaphore, "acquire")
+
+
 # ---------------------------------------------------------------- patching
 
 
@@ -412,6 +439,7 @@ def patch() -> None:
                 _originals.replace(module_name, name, new)
     if not HAS_HANDLES:
         threading.Thread._wait_for_tstate_lock = _handles.wait_for_tstate_lock  # type: ignore[attr-defined]
+    _again.also("threading", _patch_polls)
     _forget_dummies()
     if HAS_HANDLES:
         os.register_at_fork(before=_know_who_forks)

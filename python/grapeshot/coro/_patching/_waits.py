@@ -33,6 +33,12 @@ READABLE, WRITABLE = select.POLLIN, select.POLLOUT
 _LONGEST_S = 86400.0
 
 
+def note_poll() -> None:
+    """Note that the running coro has asked for something that is not there: after too many in a row it yields."""
+    if can_wait():
+        act()
+
+
 class Countdown:
     """What is left of a limit in seconds; None: no limit."""
 
