@@ -52,6 +52,7 @@ EITHER_WAY = {
     "test_tools",
     "test_used_up",
     "test_waitpid",
+    "test_watch_by_kqueue",
     "test_watch_file",
     "test_watchdog",
 }

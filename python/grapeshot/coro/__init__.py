@@ -35,6 +35,7 @@ from ._errors import (
     YieldFromMain,
 )
 from ._event_loop import event_loop, set_exit
+from ._file_events import FileEvent
 from ._files import fd_sock, file_sock
 from ._future import future
 from ._groups import Group, Pool, in_parallel, spawn_later
@@ -89,7 +90,7 @@ from ._sync import (
     semaphore,
 )
 from ._timeouts import timeout, with_timeout
-from ._watch_file import FileEvent, watch_file
+from ._watch_file import watch_file
 from ._where import compact_traceback, where, where_all
 from .bridge import await_, run, run_sync
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
+from coro.io import vnode_events
 from support import coro_is_available, in_thread
 
 pytestmark = [
@@ -16,6 +19,16 @@ pytestmark = [
 ]
 if coro_is_available():
     from grapeshot import coro
+    from grapeshot.coro import _inotify, _kqueue, _watch_file
+
+
+@pytest.fixture(params=["inotify", "kqueue"], autouse=True)
+def system(request, monkeypatch):
+    """The system's calls; Linux stands in for those of the others."""
+    if request.param == "kqueue":
+        monkeypatch.setattr(_kqueue, "_select", vnode_events)
+        monkeypatch.setattr(_watch_file, "select", vnode_events)
+    return request.param
 
 
 @pytest.fixture(params=["coros", "threads"])
@@ -158,9 +171,10 @@ def test_a_directory(tmp_path, run):
 
     def main():
         with coro.watch_file(f"{folder}/") as events:
+            (folder / "a").touch()
+            assert events.wait(10) == ("created", str(folder / "a"), None)
             (folder / "a").write_bytes(b"x")
-            assert events.wait() == ("created", str(folder / "a"), None)
-            assert events.wait() == ("modified", str(folder / "a"), None)
+            assert events.wait(10) == ("modified", str(folder / "a"), None)
             (folder / "a").rename(folder / "b")
             assert events.wait() == ("moved", str(folder / "a"), str(folder / "b"))
             (folder / "b").rename(outside)
@@ -224,6 +238,7 @@ def test_names_of_any_bytes(tmp_path):
     coro.run(main)
 
 
+@pytest.mark.parametrize("system", ["inotify"], indirect=True)
 def test_overflow(tmp_path):
     """The kernel drops events when its queue is full, and says so."""
     limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
@@ -245,6 +260,28 @@ def test_overflow(tmp_path):
             assert found.count("overflow") == 1
             (folder / "later").touch()
             assert kinds(all_events) == ["created"]
+
+    coro.run(main)
+
+
+def test_a_timeout_while_other_files_change(tmp_path, monkeypatch):
+    """Each time that it looks there is something, and nothing of the file."""
+    end = time.monotonic() + 10
+
+    def main():
+        with coro.watch_file(tmp_path / "file") as events:
+            receive = events._watch.receive
+
+            def receive_more(left_s):
+                if time.monotonic() < end:
+                    (tmp_path / "other").touch()
+                    (tmp_path / "other").unlink()
+                return receive(left_s)
+
+            monkeypatch.setattr(events._watch, "receive", receive_more)
+            with pytest.raises(TimeoutError):
+                events.wait(0.05)
+        assert time.monotonic() < end
 
     coro.run(main)
 
@@ -290,3 +327,11 @@ def test_what_cannot_be_watched(tmp_path):
         coro.watch_file(tmp_path / "file" / "below")
     with pytest.raises(TypeError):
         coro.watch_file(5)
+
+
+@pytest.mark.parametrize("system", ["inotify"], indirect=True)
+def test_a_system_that_has_neither(tmp_path, monkeypatch):
+    monkeypatch.setattr(_inotify, "_made", [])
+    monkeypatch.setattr(ctypes, "CDLL", lambda *args, **kwargs: object())
+    with pytest.raises(NotImplementedError, match="kqueue"):
+        coro.watch_file(tmp_path)
