@@ -55,7 +55,7 @@ for kind in None, 5, int, object, _core.fifo:
     print(refused(_core._coro_setup, _errors, kind))
 names = {name: 5 for name in dir(_errors)}
 print(refused(_core._coro_setup, SimpleNamespace(**names), coro.Coro))
-_core._coro_set_hooks(lambda: 5, print, print, print, lambda: 5)
+_core._coro_set_hooks(lambda: 5, print, print, print, print, lambda: 5)
 print(refused(coro.spawn, print))
 """) == ["TypeError"] * 6 + ["RuntimeError"]
 

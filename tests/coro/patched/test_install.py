@@ -77,7 +77,7 @@ def test_late_patching_names_and_repairs():
         [warning] = caught
         print(warning.category is coro.PatchWarning, issubclass(coro.PatchWarning, RuntimeWarning))
         print(warning.filename, str(warning.message))
-        print(early.sleep is time.sleep, early.Lock is threading.Lock, type(early.free) is threading.Lock)
+        print(early.sleep is time.sleep, early.Lock is threading.Lock, type(early.free) is type(threading.Lock()))
         print(type(logging._lock) is type(handler.lock) is type(threading.RLock()))
         print(reprlib.get_ident is threading.get_ident)
         """
@@ -104,7 +104,7 @@ def test_late_patching_repairs_the_program_itself_once():
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             coro.install()
-        print(type(lock) is threading.Lock, type(rlock) is type(threading.RLock()))
+        print(type(lock) is type(threading.Lock()), type(rlock) is type(threading.RLock()))
         [warning] = caught
         print(str(warning.message).partition("; ")[2])
         """

@@ -118,7 +118,7 @@ SCRIPTS = {
             print(kind.__module__, kind.__qualname__)
         print(repr(threading.Lock()).partition(" at ")[0])
         print(time.sleep.__module__, select.select.__module__, threading.get_ident.__module__)
-        for function in (time.sleep, select.select, threading.get_ident, _thread.get_ident):
+        for function in (time.sleep, select.select, threading.get_ident, _thread.get_ident, threading.Lock):
             print(pickle.loads(pickle.dumps(function)) is function)
         # How errors of threads are told.
         finished = threading.Lock()

@@ -377,14 +377,28 @@ def _patch_polls(module: Any) -> None:
     _yield_in_vain(module.Semaphore, "acquire")
 
 
+class _AllocateLock:
+    """``_thread.allocate_lock`` up to 3.12: pickle refers to it by its name, and in a class it is no method."""
+
+    __module__ = "_thread"
+    __name__ = "allocate_lock"
+
+    def __call__(self) -> Any:
+        return _core.thread_lock()
+
+    def __reduce__(self) -> str:
+        return self.__name__
+
+
 # ---------------------------------------------------------------- patching
 
 
 def _replacements() -> dict[str, dict[str, Any]]:
     lock, rlock = _core.thread_lock, _core.thread_rlock
+    allocate = lock if HAS_HANDLES else _AllocateLock()
     low: dict[str, Any] = {
-        "allocate_lock": lock,
-        "allocate": lock,
+        "allocate_lock": allocate,
+        "allocate": allocate,
         "LockType": lock,
         "RLock": rlock,
         "_local": local,
@@ -394,8 +408,8 @@ def _replacements() -> dict[str, dict[str, Any]]:
         "_count": count,
     }
     high: dict[str, Any] = {
-        "_allocate_lock": lock,
-        "Lock": lock,
+        "_allocate_lock": allocate,
+        "Lock": allocate,
         "_CRLock": rlock,
         "local": local,
         "get_ident": get_ident,
