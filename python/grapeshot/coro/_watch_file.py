@@ -38,7 +38,8 @@ class watch_file:  # noqa: N801  # Shrapnel's name
       meanwhile. Files that may not be read are not ``modified``, and neither are those that there was no descriptor
       left for, after an ``overflow``;
     - a truncation that changes no length is not seen, and what is no regular file and leaves the directory is
-      ``deleted``.
+      ``deleted``;
+    - a child that was forked cannot use the object.
 
     Raises:
         FileNotFoundError: the directory does not exist.
