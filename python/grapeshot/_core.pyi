@@ -927,8 +927,8 @@ class Coro(Generic[_T_co]):
         """Return where its stack is.
 
         ``kind`` (``shared`` or ``own``), ``where`` (``in place``, ``evicted``, or ``none`` before its first run and
-        after its end), ``slot`` (which of the shared stacks it uses, or None), ``bytes_used`` of C stack, and
-        ``frame_bytes``, the memory that its Python frames have. ScheduleError in another thread.
+        after its end), ``slot`` (which of the shared stacks it uses, None if it has one for itself), ``bytes_used`` of
+        C stack, and ``frame_bytes``, the memory that its Python frames have. ScheduleError in another thread.
         """
     def get_frame(self) -> FrameType | None:
         """Return the innermost frame of a suspended coro, None if it runs, has not begun or has ended."""
@@ -1407,8 +1407,11 @@ def _coro_send_signal(number: int, handler: object, /) -> bool:
 def _coro_stop_watchdog() -> None:
     """End the watchdog until the next coro runs: before a fork; or at the exit, once it is through with a report."""
 
-def _coro_set_stack_slots(count: int, /) -> None:
-    """Let later coros of this thread share ``count`` stacks (1 to 4096; 1 at the start)."""
+def _coro_set_stack_slots(count: int | None, /) -> None:
+    """Let later coros of this thread share ``count`` stacks (1 to 4096).
+
+    None, as at the start: up to eight coros that live at the same time have a stack each, and all others share one.
+    """
 
 def _coro_evict_always(flag: bool, /) -> None:
     """Whether this thread's stacks are evicted and overwritten after each switch: for tests."""

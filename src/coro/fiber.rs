@@ -48,6 +48,8 @@ pub(super) struct SharedSlot {
     pub(super) stack: StackSlot,
     /// The fiber whose stack is in place, null if none.
     pub(super) occupant: Cell<*mut Fiber>,
+    /// Only one coro at a time belongs to it (`slots`).
+    pub(super) is_single: Cell<bool>,
 }
 
 impl SharedSlot {
@@ -56,6 +58,7 @@ impl SharedSlot {
         let shared = Rc::new(Self {
             stack,
             occupant: Cell::new(ptr::null_mut()),
+            is_single: Cell::new(false),
         });
         shared.stack.set_owner(Rc::as_ptr(&shared).cast());
         shared

@@ -6,7 +6,7 @@
 //! | `pystate` | the part of the interpreter's thread state that belongs to a coro, per minor version |
 //! | `fiber` | the stack and the interpreter state of one coro |
 //! | `coroutine`, `function` | the `Coro` object; its function and the function's outcome |
-//! | `runtime`, `scheduler` | the stacks and coros of a thread; which coro runs |
+//! | `runtime`, `slots`, `scheduler` | the stacks and coros of a thread; which coro gets which slot, and which one runs |
 //! | `suspension`, `interruption` | how a coro waits; exceptions that are pending for it |
 //! | `wait_queue`, `sync` | queues of waiting coros; the primitives, from `semaphore` to `channel` |
 //! | `io` | waits on descriptors; sockets |
@@ -40,6 +40,7 @@ mod pystate;
 mod report;
 mod runtime;
 mod scheduler;
+mod slots;
 mod suspension;
 mod sync;
 mod tasks;

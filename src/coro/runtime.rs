@@ -18,6 +18,7 @@ use super::coroutine::{Coro, CoroObject};
 use super::fiber::{Fiber, SharedSlot, describe_overflow};
 use super::pulse::{DEFAULT_LIMIT_NS, OwnPulse, late_after};
 use super::pystate::{Chunks, PyState, Relinked, Suspended, ThreadStateRoot};
+use super::slots::Slots;
 use super::thread_locals::Search;
 use super::{pystate, tasks};
 use crate::binding::deallocation;
@@ -46,14 +47,12 @@ pub(super) struct Runtime {
     /// Where the thread's own stack was left.
     pub(super) main_sp: Cell<usize>,
     pub(super) thread_locals: Search,
-    shared: RefCell<Vec<Rc<SharedSlot>>>,
+    pub(super) slots: Slots,
     /// Where stacks come from.
     stacks: Arenas,
     /// For the fault handler, unless the thread already has an alternate stack.
     alternate: RefCell<Option<AlternateStack>>,
     has_alternate: Cell<bool>,
-    /// The index of the shared slot that the next coro gets.
-    next_slot: Cell<usize>,
     pool: RefCell<Pool>,
     chunks: RefCell<Chunks>,
     /// References to the coros between their start and their end; null where an entry is free.
@@ -78,7 +77,7 @@ pub(super) struct Stats {
 /// Where a coro's stack is.
 pub(super) struct StackReport {
     pub(super) place: &'static str,
-    /// The index of its shared slot.
+    /// The index of its slot, None if it shares that with nobody.
     pub(super) slot: Option<usize>,
     pub(super) used_len: usize,
     /// Memory of its Python frames.
@@ -86,8 +85,6 @@ pub(super) struct StackReport {
 }
 
 pub(super) struct Options {
-    /// Stacks that coros share.
-    pub(super) slots: Cell<usize>,
     /// After that long without a yield a warning is logged; 0 for never.
     pub(super) latency_ns: Cell<u64>,
     /// The same as the coarse clock shows it, see `latency`.
@@ -155,18 +152,16 @@ impl Runtime {
             collecting: Cell::new(ptr::null_mut()),
             main_sp: Cell::new(0),
             thread_locals: Search::new(),
-            shared: RefCell::new(Vec::new()),
+            slots: Slots::new(),
             stacks: Arenas::new(STACK_LEN, describe_overflow),
             alternate: RefCell::new(None),
             has_alternate: Cell::new(false),
-            next_slot: Cell::new(0),
             pool: RefCell::new(Pool::new()),
             chunks: RefCell::new(Chunks::new(size_of::<Fiber>())),
             live: RefCell::new(Vec::new()),
             free_places: RefCell::new(Vec::new()),
             stats: Stats::default(),
             options: Options {
-                slots: Cell::new(1),
                 latency_ns: Cell::new(DEFAULT_LIMIT_NS),
                 late_ns: Cell::new(late_after(DEFAULT_LIMIT_NS)),
                 max_acts: Cell::new(DEFAULT_MAX_ACTS),
@@ -213,14 +208,13 @@ impl Runtime {
         } else {
             fiber.used_len()
         };
-        let shared = self.shared.borrow();
         Some(StackReport {
             place: if fiber.saved.is_some() {
                 "evicted"
             } else {
                 "in place"
             },
-            slot: shared.iter().position(|shared| Rc::ptr_eq(shared, &fiber.slot)),
+            slot: self.slots.index_of(&fiber.slot),
             used_len,
             frames_len: fiber.state.frames_len(is_running),
         })
@@ -293,7 +287,7 @@ impl Runtime {
         taken
     }
 
-    /// A stack for a new coro: one of its own, or one of the shared ones in rotation.
+    /// A stack for a new coro: one of its own, or one of the thread's slots.
     fn assign_slot(&self, coro: Coro<'_>) -> PyResult<Rc<SharedSlot>> {
         let py = coro.py();
         if coro.has_own_stack.get() {
@@ -305,14 +299,7 @@ impl Runtime {
                 }
             });
         }
-        let mut shared = self.shared.borrow_mut();
-        let count = self.options.slots.get().max(1);
-        let index = self.next_slot.get() % count;
-        self.next_slot.set(index + 1);
-        while shared.len() <= index {
-            shared.push(self.make_slot(py, || self.stacks.take())?);
-        }
-        Ok(Rc::clone(&shared[index]))
+        self.slots.take(|| self.make_slot(py, || self.stacks.take()))
     }
 
     fn make_slot<F>(&self, py: Python<'_>, take: F) -> PyResult<Rc<SharedSlot>>
@@ -421,11 +408,10 @@ impl Runtime {
     #[cold]
     fn build(&self, coro: Coro<'_>, entry: Entry) -> PyResult<*mut Fiber> {
         let shared = self.assign_slot(coro)?;
-        self.evict(&shared).ok_or_else(no_memory)?;
-        if self.fails_on_purpose() {
+        let Some(chunk) = self.clear_for_new(&shared) else {
+            self.slots.give(&shared);
             return Err(no_memory());
-        }
-        let chunk = self.chunks.borrow_mut().take().ok_or_else(no_memory)?;
+        };
         // SAFETY: the tail of the block has the length and the alignment of a fiber, and does not move; the slot is
         // free, so its top can be written to.
         let fiber = unsafe {
@@ -453,6 +439,15 @@ impl Runtime {
         Ok(fiber)
     }
 
+    /// Evicts what lies in the slot, and takes the block for a new fiber. None if there is no memory for either.
+    fn clear_for_new(&self, shared: &SharedSlot) -> Option<*mut u8> {
+        self.evict(shared)?;
+        if self.fails_on_purpose() {
+            return None;
+        }
+        self.chunks.borrow_mut().take()
+    }
+
     /// Whether this allocation fails because a test has asked for that.
     #[inline]
     fn fails_on_purpose(&self) -> bool {
@@ -473,6 +468,7 @@ impl Runtime {
                 return;
             };
             taken.slot.occupant.set(ptr::null_mut());
+            self.slots.give(&taken.slot);
             tasks::end(taken, coro.py());
             let chunk = taken.state.chunk();
             fiber.drop_in_place();

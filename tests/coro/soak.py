@@ -151,7 +151,7 @@ def disturb(world: World) -> None:
     elif what == 4:
         look_around(world)
     elif what == 5:
-        coro.set_stack_slots(generator.choice([1, 1, 1, 2, 3, 8]))
+        coro.set_stack_slots(generator.choice([None, None, 1, 1, 2, 3, 8]))
     elif what == 6:
         gc.collect(generator.randrange(3))
     elif what == 7:

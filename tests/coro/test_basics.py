@@ -409,6 +409,7 @@ def test_running_out_of_memory_leaves_others_intact():
     async def main():
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _loop, context: reported.append(type(context["exception"])))
+        coro.set_stack_slots(1)
         threads = [coro.spawn(work, number) for number in range(5)]
         await asyncio.sleep(0)
         from grapeshot import _core

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import random
 import shutil
 import subprocess
@@ -64,9 +65,9 @@ def in_a_thread(fn: Callable[..., Any], *args: Any) -> Any:
     return value
 
 
-def in_slots(slots: int | str, fn: Callable[..., Any], argument_lists: list[tuple[Any, ...]]) -> list[Any]:
-    """Runs ``fn`` with each argument in a coro, on that many shared stacks or on stacks of their own. Returns the
-    results.
+def in_slots(slots: int | str | None, fn: Callable[..., Any], argument_lists: list[tuple[Any, ...]]) -> list[Any]:
+    """Runs ``fn`` with each argument in a coro, on that many shared stacks (None: as at the start) or on stacks of
+    their own. Returns the results.
     """
 
     def main() -> list[Any]:
@@ -82,11 +83,11 @@ def in_slots(slots: int | str, fn: Callable[..., Any], argument_lists: list[tupl
     return in_a_thread(main)
 
 
-SLOTS = [1, 2, 8, "own"]
+SLOTS = [None, 1, 2, 8, "own"]
 
 
-def count_of(slots: int | str) -> int:
-    return 4 * (8 if slots == "own" else int(slots))
+def count_of(slots: int | str | None) -> int:
+    return 4 * (slots if isinstance(slots, int) else 8)
 
 
 @pytest.mark.parametrize("slots", SLOTS)
@@ -208,3 +209,29 @@ def test_callee_saved_registers_are_the_coros(holder, slots):
     count = count_of(slots)
     work = [(coro.yield_slice, seed, 20) for seed in range(count)]
     assert in_slots(slots, holder.hold_registers, work) == [0] * count
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_free_slots_do_not_keep_what_was_deep(holder, eviction):
+    """Each of a few coros goes 4 MiB deep in a slot that only it has."""
+    if eviction == "always":
+        pytest.skip("copies of stacks are on the heap, which keeps memory in its own way")
+    deep = 4 * 2**20
+
+    def resident() -> int:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * mmap.PAGESIZE
+
+    def main() -> tuple[int, int]:
+        before = resident()
+        threads = [coro.spawn(holder.hold, coro.yield_slice, deep, number, 3) for number in range(7)]
+        coro.yield_slice()
+        most = resident() - before
+        assert [thread.join() for thread in threads] == [0] * 7
+        for _ in range(100):
+            coro.spawn(int).join()
+        return most, resident() - before
+
+    most, kept = in_a_thread(main)
+    assert most > 7 * deep
+    assert kept < deep

@@ -355,6 +355,7 @@ def test_stack_info_of_a_coro(eviction):
         return dig(level - 1) if level else coro.wait()
 
     async def main():
+        coro.set_stack_slots(1)
         new = coro.new(outer)
         assert new.stack_info() == {
             "kind": "shared",
@@ -426,12 +427,8 @@ def test_coros_share_as_many_stacks_as_are_set(count):
         slots = [thread.stack_info()["slot"] for thread in threads]
         return slots, [thread.join() for thread in threads]
 
-    before = coro.stack_info()["slots"]
     coro.set_stack_slots(count)
-    try:
-        slots, results = coro.run(main)
-    finally:
-        coro.set_stack_slots(before)
+    slots, results = coro.run(main)
     assert set(slots) == set(range(count))
     assert results == [number * 190 for number in range(4 * count)]
     for wrong in (0, 4097):

@@ -139,7 +139,10 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
         function!(
             stacks::set_slots,
             "set_stack_slots(count, /)",
-            "Let new coros of this thread share count stacks (1 to 4096, initially 1)."
+            "\
+                Let new coros of this thread share count stacks (1 to 4096).\n\n\
+                None, as at the start: up to eight coros that live at the same time have a stack each, and all others \
+                share one."
         ),
         function!(
             functions::set_selfishness,

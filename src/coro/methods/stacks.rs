@@ -20,7 +20,7 @@ pub(super) fn statistics<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> 
         dict.set_item("bytes_saved", stats.saved_len.get())?;
         dict.set_item("live", runtime.live_count())?;
         dict.set_item("started", stats.started.get())?;
-        dict.set_item("slots", runtime.options.slots.get())?;
+        dict.set_item("slots", runtime.slots.count())?;
         dict.set_item("evicts_always", runtime.options.evicts_always.get())
     })?;
     Ok(dict.into_any())
@@ -46,12 +46,12 @@ pub(super) fn coro_info<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
 }
 
 pub(super) fn set_slots<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    let count: usize = args.get(0).map_or(Ok(1), |count| count.extract())?;
-    if count == 0 || count > 4096 {
+    let count: Option<usize> = args.get(0).map_or(Ok(None), |count| count.extract())?;
+    if count.is_some_and(|count| count == 0 || count > 4096) {
         return Err(PyValueError::new_err(
-            "the number of slots must be between 1 and 4096",
+            "the number of slots must be between 1 and 4096, or None",
         ));
     }
-    with_runtime(|runtime| runtime.options.slots.set(count));
+    with_runtime(|runtime| runtime.slots.set_count(count));
     Ok(none(py))
 }
