@@ -381,9 +381,15 @@ pub(super) fn begin_wait(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
 #[inline]
 pub(super) fn wait_offering<'py>(coro: Coro<'py>, offer: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     raise_pending(coro)?;
+    begin_offer(coro, offer);
+    suspend(coro)
+}
+
+/// The running coro, for which no exception is pending, is about to wait with an offer.
+#[inline]
+pub(super) fn begin_offer<'py>(coro: Coro<'py>, offer: Bound<'py, PyAny>) {
     coro.wake_value.set(offer);
     coro.status.set(Status::Waiting);
-    suspend(coro)
 }
 
 /// The running coro begins an I/O operation. An operation that waits resets the count. After too many in a row that did

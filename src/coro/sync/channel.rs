@@ -22,14 +22,14 @@ use pyo3::types::{PyTuple, PyType};
 use super::item_queue::ItemQueue;
 use super::limit::{Deadline, Limit};
 use super::object::{
-    Call, FLAGS, Head, Object, Primitive, Step, check_thread, dealloc, end, grant, make_type as make,
+    Call, FLAGS, Head, Object, Primitive, Step, Wait, check_thread, dealloc, end, grant, make_type as make,
     offer_in_queue, waiting_method,
 };
 use crate::binding::errors;
 use crate::binding::native_type::{
     Args, NativeType, This, bool_object, class_getitem, getter, method, none, slot, with_critical_section,
 };
-use crate::coro::coroutine::Outcome;
+use crate::coro::coroutine::{Coro, Outcome};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::scheduler;
 use crate::coro::suspension::{self, Begun};
@@ -148,51 +148,108 @@ fn closed(py: Python<'_>) -> PyErr {
     coro_errors::new(py, ErrorClass::Closed, "the channel is closed")
 }
 
-/// Gives a value to a receiver, waiting for one.
+#[cold]
+fn late(py: Python<'_>, limit: Limit) -> PyErr {
+    let message = format!("nobody has received the value{}", limit.describe());
+    coro_errors::new(py, ErrorClass::Timeout, &message)
+}
+
+/// Gives a value to a receiver that waits. Returns the value if none does and the call may wait for one.
 #[inline]
-fn deliver<'py>(
+fn hand_over<'py>(
     this: Channel<'py>,
     value: Bound<'py, PyAny>,
     is_exception: bool,
     limit: Limit,
-) -> PyResult<()> {
+) -> PyResult<Option<Bound<'py, PyAny>>> {
     check_thread(this)?;
-    let py = this.py();
     if this.is_closing.get() {
-        return Err(closed(py));
+        return Err(closed(this.py()));
     }
     if !this.receivers.is_empty() {
         // There are receivers, so no sender waits.
         this.on_the_way.push(value, is_exception);
         ChannelObject::promise(this);
-        return Ok(());
+        return Ok(None);
     }
-    let late = || {
-        let message = format!("nobody has received the value{}", limit.describe());
-        coro_errors::new(py, ErrorClass::Timeout, &message)
-    };
     if limit.is_at_once() {
-        return Err(late());
+        return Err(late(this.py(), limit));
     }
-    let coro = suspension::suspendable(py)?;
-    let deadline = Deadline::new(coro, limit)?;
+    Ok(Some(value))
+}
+
+/// The same; the running coro is the one that will wait, and `call` has its deadline.
+#[inline]
+fn begin_send(
+    this: Channel<'static>,
+    args: Args<'_, 'static>,
+    call: &mut Call,
+) -> PyResult<Option<(Coro<'static>, Bound<'static, PyAny>)>> {
+    let value = match args.get(0) {
+        Some(value) if args.values().len() == 1 => value,
+        // The value has no name: no keyword matches an empty one.
+        _ => match args.bind()? {
+            [Some(value), block, timeout] => {
+                call.limit = Limit::new(block, timeout)?;
+                value
+            }
+            _ => return Err(PyTypeError::new_err("send() takes a value")),
+        },
+    };
+    let Some(value) = hand_over(this, value, false, call.limit)? else {
+        return Ok(None);
+    };
+    let coro = suspension::suspendable(this.py())?;
+    call.deadline = Some(Deadline::new(coro, call.limit)?);
     if !this.receivers.is_empty() || this.is_closing.get() {
         // A destructor has changed the channel meanwhile.
-        return deliver(this, value, is_exception, Limit::AtOnce);
+        hand_over(this, value, false, Limit::AtOnce)?;
+        return Ok(None);
+    }
+    Ok(Some((coro, value)))
+}
+
+/// Gives a value to a receiver, waiting for one without a limit.
+fn deliver<'py>(this: Channel<'py>, value: Bound<'py, PyAny>, is_exception: bool) -> PyResult<()> {
+    let Some(mut value) = hand_over(this, value, is_exception, Limit::Endless)? else {
+        return Ok(());
+    };
+    let coro = suspension::suspendable(this.py())?;
+    let deadline = Deadline::new(coro, Limit::Endless)?;
+    if !this.receivers.is_empty() || this.is_closing.get() {
+        // A destructor has changed the channel meanwhile.
+        return hand_over(this, value, is_exception, Limit::AtOnce).map(drop);
     }
     let request = if is_exception { EXCEPTION } else { 0 };
-    let mut value = value;
     loop {
         let wait = offer_in_queue(&this.senders, coro, request, value, &deadline);
-        match wait.result {
-            Ok(_) if wait.is_granted => return Ok(()),
-            Ok(_) if wait.is_late => return Err(late()),
-            Ok(offer) => value = offer,
-            Err(interruption) => {
-                // Drops the value, unless a receiver has taken it.
-                suspension::forget_wake_value(coro);
-                return Err(interruption);
-            }
+        match sent(coro, wait)? {
+            Sent::Taken => return Ok(()),
+            Sent::Late => return Err(late(this.py(), Limit::Endless)),
+            Sent::Back(offer) => value = offer,
+        }
+    }
+}
+
+/// What has become of an offer.
+enum Sent<'py> {
+    Taken,
+    Late,
+    /// The sender was woken for another reason.
+    Back(Bound<'py, PyAny>),
+}
+
+/// After the wait of a sender. Err: the wait was interrupted.
+#[inline]
+fn sent<'py>(coro: Coro<'py>, wait: Wait<'py>) -> PyResult<Sent<'py>> {
+    match wait.result {
+        Ok(_) if wait.is_granted => Ok(Sent::Taken),
+        Ok(_) if wait.is_late => Ok(Sent::Late),
+        Ok(offer) => Ok(Sent::Back(offer)),
+        Err(interruption) => {
+            // Drops the value, unless a receiver has taken it.
+            suspension::forget_wake_value(coro);
+            Err(interruption)
         }
     }
 }
@@ -259,17 +316,30 @@ fn no_value(this: Channel<'_>, limit: Limit) -> PyErr {
     coro_errors::new(this.py(), ErrorClass::Timeout, &message)
 }
 
-fn send<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    let (value, limit) = match args.get(0) {
-        Some(value) if args.values().len() == 1 => (value, Limit::Endless),
-        // The value has no name: no keyword matches an empty one.
-        _ => match args.bind()? {
-            [Some(value), block, timeout] => (value, Limit::new(block, timeout)?),
-            _ => return Err(PyTypeError::new_err("send() takes a value")),
-        },
+fn send(
+    this: Channel<'static>,
+    args: Args<'_, 'static>,
+    call: &mut Call,
+    outcome: Option<Outcome<'static>>,
+) -> PyResult<Begun<'static, ()>> {
+    let py = this.py();
+    let (coro, value) = if let Some(outcome) = outcome {
+        let coro = suspension::running(py)?;
+        match sent(coro, end(coro, outcome))? {
+            Sent::Taken => return Ok(Begun::IsOver(none(py))),
+            Sent::Late => return Err(late(py, call.limit)),
+            Sent::Back(offer) => (coro, offer),
+        }
+    } else if let Some(begun) = begin_send(this, args, call)? {
+        begun
+    } else {
+        return Ok(Begun::IsOver(none(py)));
     };
-    deliver(this, value, false, limit)?;
-    Ok(none(this.py()))
+    if call.offer_in(&this.senders, coro, value)? {
+        Ok(Begun::Waits(()))
+    } else {
+        Err(late(py, call.limit))
+    }
 }
 
 fn send_exception<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
@@ -287,7 +357,7 @@ fn send_exception<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
             "an exception is required, or an exception class and its arguments",
         ));
     }
-    deliver(this, exception, true, Limit::Endless)?;
+    deliver(this, exception, true)?;
     Ok(none(py))
 }
 
@@ -295,7 +365,7 @@ fn send_sequence<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let mut sent = 0_usize;
     if let Some(values) = args.get(0) {
         for value in values.try_iter()? {
-            deliver(this, value?, false, Limit::Endless)?;
+            deliver(this, value?, false)?;
             sent += 1;
         }
     }
@@ -367,7 +437,7 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
     make::<T>(
         module,
         vec![
-            method!(
+            waiting_method!(
                 T,
                 send,
                 "send(value, /, block=True, timeout=None)",

@@ -196,6 +196,24 @@ impl Call {
             None => Ok(false),
         }
     }
+
+    /// The same for a coro that offers a value. The receiver finds the value in `wake_value`.
+    #[inline]
+    pub(super) fn offer_in(
+        &self,
+        queue: &WaitQueue,
+        coro: Coro<'static>,
+        offer: Bound<'static, PyAny>,
+    ) -> PyResult<bool> {
+        // This comes first: an error drops the offer, and its destructor must not find a running coro in the queue.
+        interruption::raise_pending(coro)?;
+        if self.deadline.as_ref().is_none_or(Deadline::is_over) {
+            return Ok(false);
+        }
+        queue.push(coro, 0);
+        suspension::begin_offer(coro, offer);
+        Ok(true)
+    }
 }
 
 /// How a step of such a method has ended.
