@@ -134,8 +134,8 @@ impl Reactor {
     }
 
     /// Whether the next iteration would do nothing but run an entry that is queued now: no other entry is ready, no timer
-    /// is due, no write is held, and it would not poll. Then this call has been that iteration: what runs goes on instead of queueing an
-    /// entry. Returns the time of the native clock.
+    /// is due, no write is held, and it would not poll. Then this call has been that iteration: what runs goes on instead
+    /// of queueing an entry. Returns the time of the native clock.
     #[inline]
     pub(crate) fn skip_iteration(&self, py: Python<'_>, event_loop: &LoopObject) -> Option<u64> {
         let iterations = self.unpolled_iterations.get() + 1;
