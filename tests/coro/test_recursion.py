@@ -149,7 +149,8 @@ def test_the_alternate_stack_goes_with_its_thread():
         print(mappings() - before)
     """)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 20
+    # The C library maps some for itself, more or less at random.
+    assert int(done.stdout) < 60
 
 
 # ---------------------------------------------------------------------------------------------- the interpreter counts
