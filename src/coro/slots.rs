@@ -10,8 +10,8 @@
 //! nothing else, so each of them has a slot that it shares with nobody. Between a thousand coros a few more slots save
 //! nothing, and each slot keeps as much memory as its deepest use.
 //!
-//! Belongs to its thread; `take` and `give` are called on the thread's own stack. It must not know how slots are made, nor
-//! what lies in them.
+//! Belongs to its thread; `take` and `give` are called on the thread's own stack. It must not know how slots are made,
+//! nor what lies in them.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -110,7 +110,8 @@ impl Slots {
         Some(single)
     }
 
-    /// Takes back the slot of a coro that has ended, or could not begin: nothing lies in it, or another coro's stack if it is shared.
+    /// Takes back the slot of a coro that has ended, or could not begin: nothing lies in it, or another coro's stack if it
+    /// is shared.
     pub(super) fn give(&self, slot: &Rc<SharedSlot>) {
         if !slot.is_single.get() {
             return;

@@ -35,15 +35,10 @@ def folder(tmp_path):
 
 def told(events):
     """The events that are there, without the directory."""
-    found = []
-    while True:
-        try:
-            event = events.wait(0)
-        except TimeoutError:
-            return found
-        if event is None:
-            return [*found, None]
-        found.append(tuple(os.path.basename(each) if each else each for each in event))
+    return [
+        event and tuple(os.path.basename(each) if each else each for each in event)
+        for event in vnode_events.events_of(events)
+    ]
 
 
 def open_descriptors():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from coro.io import vnode_events
-from support import coro_is_available, in_thread
+from support import coro_is_available, in_thread, until_waiting
 
 pytestmark = [
     pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter"),
@@ -37,22 +37,9 @@ def run(request):
     return coro.run if request.param == "coros" else in_thread
 
 
-def until_waiting(co):
-    while co._status != "waiting":
-        coro.yield_slice()
-
-
 def kinds(events):
     """The kinds of all events that are there."""
-    found = []
-    while True:
-        try:
-            event = events.wait(0)
-        except TimeoutError:
-            return found
-        if event is None:
-            return [*found, None]
-        found.append(event.kind)
+    return [event and event.kind for event in vnode_events.events_of(events)]
 
 
 def test_the_life_of_a_file(tmp_path, run):

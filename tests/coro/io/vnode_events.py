@@ -138,3 +138,14 @@ def _checked(result: int) -> int:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return result
+
+
+def events_of(watch):
+    """What a watch has to tell now, and None at its end."""
+    found = []
+    while None not in found:
+        try:
+            found.append(watch.wait(0))
+        except TimeoutError:
+            break
+    return found
