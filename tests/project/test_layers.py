@@ -139,7 +139,7 @@ TYPE_CHECKERS_ONLY = {"_typeshed"}
 
 def python_layer(module: str) -> int:
     """The layer of a module: native core, method modules, the loop, what uses the loop, the package itself."""
-    if module in {"", "__main__"}:
+    if module in {"", "__main__", "_startup"}:
         return 4
     if module in {"_policy", "_run", "_runner"} or module.split(".")[0] == "coro":
         return 3

@@ -1,0 +1,42 @@
+"""``python -m grapeshot app.py``: run a program with :func:`grapeshot.install` called before it.
+
+Arguments, exit status, tracebacks and Ctrl-C are those of ``python app.py``. ``enable`` and ``disable`` are commands of
+this module: a script of such a name is run as ``./enable``.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from grapeshot import _program, install
+
+_USAGE = """\
+usage: python -m grapeshot script.py [argument ...]
+       python -m grapeshot -m module [argument ...]
+       python -m grapeshot -c code [argument ...]
+       python -m grapeshot enable [--user]
+       python -m grapeshot disable
+
+Runs a program with grapeshot as asyncio's event loop.
+enable: from now on GRAPESHOT_INSTALL=1 in the environment does the same in every process of this Python, by a file in
+        its site-packages (--user: in the user's).
+disable: removes that file.
+"""
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    if arguments[:1] in (["enable"], ["disable"]):
+        from grapeshot import _site
+
+        sys.exit(_site.main(arguments))
+    program = _program.prepare(arguments)
+    if program is None:
+        is_help = arguments[:1] in (["-h"], ["--help"])
+        (sys.stdout if is_help else sys.stderr).write(_USAGE)
+        sys.exit(0 if is_help else 2)
+    install()
+    _program.end(_program.execute(program))
+
+
+main()

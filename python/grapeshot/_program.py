@@ -1,0 +1,161 @@
+"""Runs a program as the interpreter does: a script, a directory or an archive, ``-m module`` or ``-c code``.
+
+``python -m grapeshot`` and ``python -m grapeshot.coro`` give it what follows on their command lines. The program is
+``__main__``; its arguments, exit status, tracebacks and end by Ctrl-C are those of plain Python. It runs in the main
+thread. This module knows nothing of loops and coros.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from collections.abc import Callable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Program = Callable[[dict[str, Any]], None]
+
+
+def prepare(arguments: list[str]) -> Program | None:
+    """Set ``sys.argv`` and ``sys.path`` as the interpreter would; return what runs the program in a namespace.
+
+    None if the arguments name no program. Ends this process with status 2 if the file cannot be read.
+    """
+    if not arguments:
+        return None
+    kind, rest = arguments[0], arguments[1:]
+    if kind not in ("-c", "-m"):
+        return None if kind.startswith("-") else _prepare_script(kind, rest)
+    if not rest:
+        return None
+    sys.argv = [kind, *rest[1:]]
+    if kind == "-c":
+        _set_first_path("")
+        return lambda names: exec(_compile_text(rest[0]), names)
+    _set_first_path(os.getcwd())
+    return lambda _: _run_module(rest[0], True)
+
+
+def _compile_text(source: str) -> types.CodeType:
+    if sys.version_info >= (3, 14):
+        import textwrap
+
+        source = textwrap.dedent(source)
+    if sys.version_info >= (3, 13):
+        # Tracebacks show the lines of -c.
+        import linecache
+
+        linecache.cache["<string>"] = (len(source), None, [f"{line}\n" for line in source.splitlines()], "<string>")
+    return compile(source, "<string>", "exec", dont_inherit=True)
+
+
+def _prepare_script(path: str, rest: list[str]) -> Program:
+    import pkgutil
+
+    sys.argv = [path, *rest]
+    if pkgutil.get_importer(path) is not None:
+        # A directory or an archive with a __main__.py.
+        sys.path[: 0 if sys.flags.safe_path else 1] = [path]
+        return lambda _: _run_module("__main__", False)
+    try:
+        open(path, "rb").close()
+    except OSError as error:
+        problem = f"can't open file {os.path.abspath(path)!r}: [Errno {error.errno}] {error.strerror}"
+        sys.stderr.write(f"{sys.executable}: {problem}\n")
+        sys.exit(2)
+    _set_first_path(os.path.dirname(os.path.realpath(path)))
+    return lambda names: _run_file(path, names)
+
+
+def _run_file(path: str, names: dict[str, Any]) -> None:
+    import importlib.machinery
+    import io
+
+    absolute = os.path.abspath(path)
+    if path.endswith(".pyc"):
+        loader: Any = importlib.machinery.SourcelessFileLoader("__main__", path)
+        code = loader.get_code("__main__")
+    else:
+        loader = importlib.machinery.SourceFileLoader("__main__", absolute)
+        with io.open_code(absolute) as file:
+            code = compile(file.read(), absolute, "exec", dont_inherit=True)
+    names.update(__file__=absolute, __loader__=loader)
+    if sys.version_info < (3, 15):
+        names.update(__cached__=None)
+    exec(code, names)
+
+
+def _set_first_path(path: str) -> None:
+    """``sys.path[0]`` is the directory of ``-m grapeshot`` so far, unless the interpreter leaves it out."""
+    if not sys.flags.safe_path:
+        sys.path[:1] = [path]
+
+
+def _run_module(name: str, sets_argv: bool) -> None:
+    import runpy
+
+    runpy._run_module_as_main(name, sets_argv)  # type: ignore[attr-defined]
+
+
+def execute(program: Program, *passing: type[BaseException]) -> BaseException | None:
+    """Run it as ``__main__``; report and return what it raises. Exceptions of the types ``passing`` are raised."""
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__builtins__=__builtins__, __spec__=None)
+    if sys.version_info < (3, 14):
+        module.__dict__.update(__annotations__={})
+    sys.modules["__main__"] = module
+    try:
+        program(module.__dict__)
+    except passing:
+        raise
+    except BaseException as exc:
+        outcome = exc
+    else:
+        return None
+    if isinstance(outcome, SystemExit) and not _inspects():
+        return outcome
+    return report(outcome)
+
+
+def _inspects() -> bool:
+    """Whether the interpreter goes on with its prompt (``python -i``)."""
+    return bool(sys.flags.inspect or os.environ.get("PYTHONINSPECT"))
+
+
+def report(exc: BaseException) -> BaseException:
+    """Print it as the interpreter would, without the frames of this module, and return it."""
+    traceback = exc.__traceback__
+    while traceback is not None and traceback.tb_frame.f_globals is globals():
+        traceback = traceback.tb_next
+    exc = exc.with_traceback(traceback)
+    sys.last_type, sys.last_value, sys.last_traceback = type(exc), exc, traceback
+    if sys.version_info >= (3, 12):
+        sys.last_exc = exc
+    try:
+        sys.excepthook(type(exc), exc, traceback)
+    except SystemExit:
+        raise
+    except BaseException as failure:
+        inner = failure.__traceback__ and failure.__traceback__.tb_next
+        sys.stderr.write("Error in sys.excepthook:\n")
+        sys.__excepthook__(type(failure), failure.with_traceback(inner), inner)
+        sys.stderr.write("\nOriginal exception was:\n")
+        sys.__excepthook__(type(exc), exc, traceback)
+    return exc
+
+
+def end(outcome: BaseException | None) -> None:
+    """End this process as a program with that outcome ends, or let the interpreter's prompt begin."""
+    if _inspects():
+        return
+    if isinstance(outcome, SystemExit):
+        sys.exit(outcome.code)
+    if isinstance(outcome, KeyboardInterrupt):
+        # It is printed already. The interpreter ends by the signal, as it does by itself.
+        sys.excepthook = lambda *_: None
+        raise outcome
+    if outcome is not None:
+        sys.exit(1)
