@@ -30,7 +30,7 @@ fn is_closed<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> 
 }
 
 fn stop<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
-    this.reactor.stop();
+    this.reactor.set_stopping(true);
     Ok(none(this.py()))
 }
 
@@ -156,6 +156,27 @@ unsafe extern "C" fn set_slow_callback_duration(
     }
 }
 
+unsafe extern "C" fn set_stopping(
+    slf: *mut ffi::PyObject,
+    value: *mut ffi::PyObject,
+    _: *mut c_void,
+) -> c_int {
+    // SAFETY: CPython calls setters attached with an object of the type; value is null on deletion.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, -1, || {
+            let Some(value) = Bound::from_borrowed_ptr_or_opt(py, value) else {
+                return Err(pyo3::exceptions::PyAttributeError::new_err(
+                    "cannot delete _stopping",
+                ));
+            };
+            let is_stopping = value.is_truthy()?;
+            This::<LoopObject>::new(py, slf).reactor.set_stopping(is_stopping);
+            Ok(0)
+        })
+    }
+}
+
 /// The native methods of the loop from this room.
 pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
     let mut methods = vec![
@@ -244,12 +265,15 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             timer_handles,
             c"The timers that wait, the earliest first, as a tuple; cancelled ones may be among them."
         ),
-        getter!(
-            LoopObject,
-            c"_stopping",
-            is_stopping,
-            c"True after stop() until the run has ended."
-        ),
+        ffi::PyGetSetDef {
+            set: Some(set_stopping),
+            ..getter!(
+                LoopObject,
+                c"_stopping",
+                is_stopping,
+                c"True after stop() until the run has ended. Sanic sets it to take a stop back."
+            )
+        },
         threadsafe_getter!(
             LoopObject,
             c"_thread_id",

@@ -71,7 +71,7 @@ def memcached_server(certificates: Certificates) -> Iterator[int]:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if requirements.ABSENT:
-        terminalreporter.section("NOT TESTED: programs are missing on this machine", sep="=")
+        terminalreporter.section("NOT TESTED: programs or packages are missing on this machine", sep="=")
         for what, where_from in requirements.ABSENT.items():
             terminalreporter.write_line(f"{what} ({where_from}): everything that needs it was left out")
 

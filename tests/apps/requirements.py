@@ -1,12 +1,14 @@
-"""Programs that the application tests need. A missing program skips the test, or fails it.
+"""Programs and packages that the application tests need. A missing one skips the test, or fails it.
 
-A test that lacks a program is skipped with the reason, and the summary of the run repeats the reason (see
-conftest.py). With `REQUIRE_SERVERS=1` in the environment, as in the project's CI, the test fails instead.
+A test that lacks something is skipped with the reason, and the summary of the run repeats the reason (see conftest.py).
+With `REQUIRE_SERVERS=1` in the environment, as in the project's CI, a test that lacks a program fails instead, and with
+`REQUIRE_FRAMEWORKS=1`, as in .ci/matrix, a test that lacks a package of the extra `frameworks`.
 """
 
 from __future__ import annotations
 
 import glob
+import importlib.util
 import os
 import shutil
 from typing import NoReturn
@@ -17,13 +19,19 @@ REQUIRE = "REQUIRE_SERVERS"
 ABSENT: dict[str, str] = {}  # what was looked for in vain in this run, and where it comes from
 
 
-def absent(what: str, where_from: str) -> NoReturn:
+def absent(what: str, where_from: str, variable: str = REQUIRE) -> NoReturn:
     """Skips the test, or fails it where everything is required."""
     ABSENT[what] = where_from
     reason = f"{what} is not installed ({where_from})"
-    if os.environ.get(REQUIRE, "0") not in ("", "0"):
-        pytest.fail(f"{reason}, and {REQUIRE} is set", pytrace=False)
+    if os.environ.get(variable, "0") not in ("", "0"):
+        pytest.fail(f"{reason}, and {variable} is set", pytrace=False)
     pytest.skip(reason)
+
+
+def framework(module: str) -> None:
+    """Skips the test if a module that only the extra `frameworks` installs is not there."""
+    if importlib.util.find_spec(module) is None:
+        absent(module, "pip install grapeshot[frameworks]", "REQUIRE_FRAMEWORKS")
 
 
 def program(name: str, where_from: str, *beside: str) -> str:

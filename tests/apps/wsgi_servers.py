@@ -111,9 +111,15 @@ class Served:
 class Process:
     """A server in a process of its own, whose output is kept. `close()` ends it."""
 
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None, cwd: Path = REPOSITORY) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        cwd: Path = REPOSITORY,
+        python: str | Path = sys.executable,
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, *arguments],
+            [python, *arguments],
             cwd=cwd,
             env=os.environ | {"PYTHONUNBUFFERED": "1"} | (env or {}),
             stdout=subprocess.PIPE,

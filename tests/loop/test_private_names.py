@@ -31,6 +31,16 @@ def test_of_a_loop(new_loop):
     assert loop._closed is True
 
 
+def test_a_stop_can_be_taken_back(loop):
+    """Sanic does so before it runs the shutdown of an application."""
+    loop.stop()
+    loop._stopping = False
+    assert loop.run_until_complete(asyncio.sleep(0, "done")) == "done"
+    loop._stopping = True
+    loop.run_forever()
+    assert loop._stopping is False
+
+
 def test_what_is_to_run(loop):
     """Home Assistant cancels timers through this name, and monitoring counts pending callbacks."""
     assert len(loop._ready) == len(loop._scheduled) == 0

@@ -131,7 +131,11 @@ TOUCHES_ASYNCIO = {
 }
 
 # What only an extra installs. A module below the name imports it, and nothing that is imported without it does.
-EXTRAS = {"coro.wsgi": "httptools", "coro.gunicorn": "gunicorn"}
+EXTRAS = {
+    "coro.gunicorn": {"gunicorn"},
+    "coro.wsgi": {"httptools"},
+    "gunicorn": {"uvicorn", "uvicorn_worker"},
+}
 
 # Type checkers know this module and no interpreter has it: an import outside `if TYPE_CHECKING` fails at once.
 TYPE_CHECKERS_ONLY = {"_typeshed"}
@@ -141,7 +145,7 @@ def python_layer(module: str) -> int:
     """The layer of a module: native core, method modules, the loop, what uses the loop, the package itself."""
     if module in {"", "__main__", "_startup"}:
         return 4
-    if module in {"_policy", "_run", "_runner"} or module.split(".")[0] == "coro":
+    if module in {"_policy", "_run", "_runner", "gunicorn"} or module.split(".")[0] == "coro":
         return 3
     return {"_core": 0, "_loop": 2}.get(module, 1)
 
@@ -156,9 +160,9 @@ def python_modules(root: Path) -> dict[str, Path]:
     return modules
 
 
-def extra_of(module: str) -> str | None:
-    """The package of an extra that this module imports, or may import."""
-    return next((needed for room, needed in EXTRAS.items() if f"{module}.".startswith(f"{room}.")), None)
+def extras_of(module: str) -> set[str]:
+    """The packages of extras that this module imports, or may import."""
+    return next((needed for room, needed in EXTRAS.items() if f"{module}.".startswith(f"{room}.")), set())
 
 
 def python_imports(path: Path, module: str, known: set[str]) -> Iterator[tuple[int, str]]:
@@ -193,7 +197,7 @@ def python_errors(root: Path) -> Iterator[str]:
         for line, name in python_imports(path, module, {*modules, "_core"}):
             top = name.split(".")[0]
             if top != PACKAGE:
-                if top not in sys.stdlib_module_names | TYPE_CHECKERS_ONLY | {extra_of(module)}:
+                if top not in sys.stdlib_module_names | TYPE_CHECKERS_ONLY | extras_of(module):
                     yield f"{where}:{line}: the package needs the standard library only, not {name}"
                 if top == "asyncio" and module.startswith("coro") and module not in TOUCHES_ASYNCIO:
                     yield f"{where}:{line}: in coro only {', '.join(sorted(TOUCHES_ASYNCIO))} touch asyncio"

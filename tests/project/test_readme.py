@@ -14,11 +14,11 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from project.markdown import ROOT, Block, blocks, pages
+from project.markdown import ROOT, RUN_AS_FRAMEWORKS, Block, blocks, pages
 from support import coro_is_available, free_port
 
 CAP_S = 30.0
-BLOCKS = [block for page in pages() for block in blocks(page)]
+BLOCKS = [block for page in pages() if page not in RUN_AS_FRAMEWORKS for block in blocks(page)]
 
 SCRIPTS = [block for block in BLOCKS if block.language == "python" and "save" not in block.words]
 COMMANDS = [block for block in BLOCKS if block.language == "bash" and "serves" not in block.words]

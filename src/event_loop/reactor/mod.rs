@@ -192,8 +192,8 @@ impl Reactor {
         self.is_stopping.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn stop(&self) {
-        self.is_stopping.store(true, Ordering::Relaxed);
+    pub(crate) fn set_stopping(&self, is_stopping: bool) {
+        self.is_stopping.store(is_stopping, Ordering::Relaxed);
     }
 
     #[inline]

@@ -1,0 +1,170 @@
+"""The commands and programs of docs/frameworks.md, in real processes, each on grapeshot's loop.
+
+All run in a virtual environment of their own, which sees the packages of this one, and where `python -m grapeshot
+enable` was run. The number 8000 in a block stands for a free port.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import grapeshot
+from tests.apps.requirements import framework
+from tests.apps.wsgi_servers import Process
+from tests.project.markdown import RUN_AS_FRAMEWORKS, Block, blocks
+from tests.support import free_port
+
+CAP_S = 60.0
+BLOCKS = [block for page in RUN_AS_FRAMEWORKS for block in blocks(page)]
+SERVERS = [block for block in BLOCKS if "serves" in block.words]
+PRINTING = [block for block in BLOCKS if "prints" in block.words]
+
+
+@pytest.fixture(scope="session")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment where GRAPESHOT_INSTALL counts."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    packages = next(iter((folder / "lib").glob("python*/site-packages")))
+    lines = [f"import site; site.addsitedir({path!r})" for path in sys.path if Path(path).name == "site-packages"]
+    lines.append(str(Path(grapeshot.__file__).parents[1]))
+    (packages / "these.pth").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    found = folder / "bin" / "python"
+    subprocess.run([str(found), "-m", "grapeshot", "enable"], check=True, stdout=subprocess.DEVNULL)
+    return found
+
+
+class Command:
+    """A command of a page: `VARIABLE=value program argument ...`, with a port of its own."""
+
+    def __init__(self, block: Block, python: Path, folder: Path) -> None:
+        for needed in filter(None, block.words.get("needs", "").split(",")):
+            framework(needed)
+        if tuple(map(int, block.words.get("python", "3.11").split("."))) > sys.version_info:
+            pytest.skip(f"the block is for Python {block.words['python']}")
+        self.port = free_port()
+        for saved in BLOCKS:
+            if saved.page == block.page and saved.line < block.line and "save" in saved.words:
+                (folder / saved.words["save"]).write_text(self._with_port(saved.text), encoding="utf-8")
+        self.env = {"HOME": str(folder), "PATH": f"{python.parent}:{os.environ['PATH']}"}
+        self.python, self.folder = python, folder
+        if block.language == "python":
+            (folder / "block.py").write_text(block.text, encoding="utf-8")
+            self.arguments = ["block.py"]
+            return
+        words = shlex.split(self._with_port(block.text))
+        while re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            name, _, value = words.pop(0).partition("=")
+            self.env[name] = value
+        program, *arguments = words
+        # Not the script `uvicorn`: it names the Python of the environment that uvicorn is installed in.
+        self.arguments = arguments if program == "python" else ["-m", program, *arguments]
+
+    def _with_port(self, text: str) -> str:
+        return re.sub(r"\b8000\b", str(self.port), text)
+
+    def start(self) -> Process:
+        return Process(*self.arguments, env=self.env, cwd=self.folder, python=self.python)
+
+
+def names(found: list[Block]) -> list[str]:
+    return [f"{block.page.stem}:{block.line}" for block in found]
+
+
+@pytest.mark.parametrize("block", SERVERS, ids=names(SERVERS))
+def test_a_server_of_the_pages(block: Block, python: Path, tmp_path: Path) -> None:
+    command = Command(block, python, tmp_path)
+    with command.start() as server:
+        assert get(f"http://127.0.0.1:{command.port}/", server) == block.words["serves"]
+        if "end" not in block.words:
+            server.process.terminate()
+            assert server.process.wait(CAP_S) in {0, -15}, server.output
+    assert not any("Traceback" in line for line in server.output), server.output
+
+
+@pytest.mark.parametrize("block", PRINTING, ids=names(PRINTING))
+def test_a_program_of_the_pages(block: Block, python: Path, tmp_path: Path) -> None:
+    with Command(block, python, tmp_path).start() as program:
+        status = program.process.wait(CAP_S)
+    assert (status, block.words["prints"] in "\n".join(program.output)) == (0, True), program.output
+
+
+def get(url: str, server: Process) -> str:
+    """Returns the body as soon as the server answers."""
+    give_up_s = time.monotonic() + CAP_S
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=CAP_S) as response:
+                text: str = response.read().decode().strip()
+                return text
+        except (urllib.error.URLError, ConnectionError) as error:
+            assert server.process.poll() is None, server.output
+            assert time.monotonic() < give_up_s, f"{error}\n{server.output}"
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("options", "answer"),
+    [("--loop asyncio", "asyncio.unix_events"), ("--loop grapeshot:new_event_loop", "grapeshot._loop")],
+)
+def test_the_applications_tell_the_loops_apart(python: Path, tmp_path: Path, options: str, answer: str) -> None:
+    shown = next(block for block in SERVERS if block.text.startswith("uvicorn app:app"))
+    text = shown.text.replace("--loop grapeshot:new_event_loop", options)
+    command = Command(Block(shown.page, shown.line, shown.language, text, shown.words), python, tmp_path)
+    with command.start() as server:
+        assert get(f"http://127.0.0.1:{command.port}/", server) == f"Hello from {answer}"
+
+
+def test_a_notebooks_kernel(python: Path, tmp_path: Path) -> None:
+    """The kernel specification of the page, started and asked by Jupyter's own client."""
+    framework("ipykernel")
+    framework("jupyter_client")
+    kernel = tmp_path / "kernels" / "grapeshot" / "kernel.json"
+    kernel.parent.mkdir(parents=True)
+    [shown] = [block for block in BLOCKS if block.words.get("save") == "kernel.json"]
+    kernel.write_text(json.dumps(json.loads(shown.text)), encoding="utf-8")
+    (tmp_path / "ask.py").write_text(ASK_KERNEL, encoding="utf-8")
+    environment = {
+        "HOME": str(tmp_path),
+        "JUPYTER_PATH": str(tmp_path),
+        "PATH": f"{python.parent}:{os.environ['PATH']}",
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+    }
+    with Process("ask.py", env=environment, cwd=tmp_path, python=python) as asking:
+        assert asking.process.wait(CAP_S) == 0, asking.output
+    assert "the loop is grapeshot._loop" in asking.output
+
+
+ASK_KERNEL = """
+from jupyter_client.manager import KernelManager
+
+manager = KernelManager(kernel_name="grapeshot", transport="ipc")
+manager.start_kernel()
+client = manager.client()
+client.start_channels()
+client.wait_for_ready(timeout=60)
+code = "import asyncio; await asyncio.sleep(0); print('the loop is', type(asyncio.get_running_loop()).__module__)"
+reply = client.execute_interactive(code, timeout=60)
+assert reply["content"]["status"] == "ok", reply
+client.stop_channels()
+manager.shutdown_kernel()
+"""
+
+
+def test_every_section_has_a_program() -> None:
+    """With a broken parser nothing would run, and nothing would fail."""
+    sections = re.findall(r"^## (.*)$", RUN_AS_FRAMEWORKS[0].read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(sections) >= 17
+    assert len(SERVERS) >= 14
+    assert len(PRINTING) >= 8
