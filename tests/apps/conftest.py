@@ -10,13 +10,16 @@ import gc
 import importlib
 import os
 import resource
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+import grapeshot
 from tests.apps import requirements
 from tests.apps.certificates import Certificates
 from tests.apps.daemons import MariaDB, MariaDBAddress, Memcached, Postgres, PostgresAddress, Redis, RedisAddress
@@ -39,6 +42,20 @@ def _enough_descriptors() -> None:
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     """For localhost and 127.0.0.1."""
     return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment where GRAPESHOT_INSTALL counts."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    packages = next(iter((folder / "lib").glob("python*/site-packages")))
+    lines = [f"import site; site.addsitedir({path!r})" for path in sys.path if Path(path).name == "site-packages"]
+    lines.append(str(Path(grapeshot.__file__).parents[1]))
+    (packages / "these.pth").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    found = folder / "bin" / "python"
+    subprocess.run([str(found), "-m", "grapeshot", "enable"], check=True, stdout=subprocess.DEVNULL)
+    return found
 
 
 @pytest.fixture(scope="session")

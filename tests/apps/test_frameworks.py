@@ -10,8 +10,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -19,63 +17,15 @@ from pathlib import Path
 
 import pytest
 
-import grapeshot
+from tests.apps.pages import CAP_S, Command, of_page
 from tests.apps.requirements import framework
 from tests.apps.wsgi_servers import Process
-from tests.project.markdown import RUN_AS_FRAMEWORKS, Block, blocks
-from tests.support import free_port
+from tests.project.markdown import ROOT, Block
 
-CAP_S = 60.0
-BLOCKS = [block for page in RUN_AS_FRAMEWORKS for block in blocks(page)]
+PAGE = ROOT / "docs" / "frameworks.md"
+BLOCKS = of_page(PAGE)
 SERVERS = [block for block in BLOCKS if "serves" in block.words]
 PRINTING = [block for block in BLOCKS if "prints" in block.words]
-
-
-@pytest.fixture(scope="session")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment where GRAPESHOT_INSTALL counts."""
-    folder = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    packages = next(iter((folder / "lib").glob("python*/site-packages")))
-    lines = [f"import site; site.addsitedir({path!r})" for path in sys.path if Path(path).name == "site-packages"]
-    lines.append(str(Path(grapeshot.__file__).parents[1]))
-    (packages / "these.pth").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    found = folder / "bin" / "python"
-    subprocess.run([str(found), "-m", "grapeshot", "enable"], check=True, stdout=subprocess.DEVNULL)
-    return found
-
-
-class Command:
-    """A command of a page: `VARIABLE=value program argument ...`, with a port of its own."""
-
-    def __init__(self, block: Block, python: Path, folder: Path) -> None:
-        for needed in filter(None, block.words.get("needs", "").split(",")):
-            framework(needed)
-        if tuple(map(int, block.words.get("python", "3.11").split("."))) > sys.version_info:
-            pytest.skip(f"the block is for Python {block.words['python']}")
-        self.port = free_port()
-        for saved in BLOCKS:
-            if saved.page == block.page and saved.line < block.line and "save" in saved.words:
-                (folder / saved.words["save"]).write_text(self._with_port(saved.text), encoding="utf-8")
-        self.env = {"HOME": str(folder), "PATH": f"{python.parent}:{os.environ['PATH']}"}
-        self.python, self.folder = python, folder
-        if block.language == "python":
-            (folder / "block.py").write_text(block.text, encoding="utf-8")
-            self.arguments = ["block.py"]
-            return
-        words = shlex.split(self._with_port(block.text))
-        while re.fullmatch(r"[A-Z_]+=.*", words[0]):
-            name, _, value = words.pop(0).partition("=")
-            self.env[name] = value
-        program, *arguments = words
-        # Not the script `uvicorn`: it names the Python of the environment that uvicorn is installed in.
-        self.arguments = arguments if program == "python" else ["-m", program, *arguments]
-
-    def _with_port(self, text: str) -> str:
-        return re.sub(r"\b8000\b", str(self.port), text)
-
-    def start(self) -> Process:
-        return Process(*self.arguments, env=self.env, cwd=self.folder, python=self.python)
 
 
 def names(found: list[Block]) -> list[str]:
@@ -84,7 +34,7 @@ def names(found: list[Block]) -> list[str]:
 
 @pytest.mark.parametrize("block", SERVERS, ids=names(SERVERS))
 def test_a_server_of_the_pages(block: Block, python: Path, tmp_path: Path) -> None:
-    command = Command(block, python, tmp_path)
+    command = Command(block, BLOCKS, python, tmp_path)
     with command.start() as server:
         assert get(f"http://127.0.0.1:{command.port}/", server) == block.words["serves"]
         if "end" not in block.words:
@@ -95,7 +45,7 @@ def test_a_server_of_the_pages(block: Block, python: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("block", PRINTING, ids=names(PRINTING))
 def test_a_program_of_the_pages(block: Block, python: Path, tmp_path: Path) -> None:
-    with Command(block, python, tmp_path).start() as program:
+    with Command(block, BLOCKS, python, tmp_path).start() as program:
         status = program.process.wait(CAP_S)
     assert (status, block.words["prints"] in "\n".join(program.output)) == (0, True), program.output
 
@@ -121,7 +71,7 @@ def get(url: str, server: Process) -> str:
 def test_the_applications_tell_the_loops_apart(python: Path, tmp_path: Path, options: str, answer: str) -> None:
     shown = next(block for block in SERVERS if block.text.startswith("uvicorn app:app"))
     text = shown.text.replace("--loop grapeshot:new_event_loop", options)
-    command = Command(Block(shown.page, shown.line, shown.language, text, shown.words), python, tmp_path)
+    command = Command(shown, BLOCKS, python, tmp_path, shlex.split(text))
     with command.start() as server:
         assert get(f"http://127.0.0.1:{command.port}/", server) == f"Hello from {answer}"
 
@@ -164,7 +114,7 @@ manager.shutdown_kernel()
 
 def test_every_section_has_a_program() -> None:
     """With a broken parser nothing would run, and nothing would fail."""
-    sections = re.findall(r"^## (.*)$", RUN_AS_FRAMEWORKS[0].read_text(encoding="utf-8"), re.MULTILINE)
+    sections = re.findall(r"^## (.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(sections) >= 17
     assert len(SERVERS) >= 14
     assert len(PRINTING) >= 8

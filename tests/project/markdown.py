@@ -8,10 +8,11 @@ A block may be preceded by a comment `<!-- test: word="value" word=value -->`. T
     save=app.py       the block is a file of that name, which later blocks of the page use; it is not run by itself
     serves="text"     the command serves HTTP, and `GET /` answers with this text (a bash block; `--port N` is replaced)
 
-tests/apps/test_frameworks.py runs the pages of RUN_AS_FRAMEWORKS, where bash blocks may print, too, 8000 stands for a
-free port, and `needs=package` names what only the extra `frameworks` installs. There is one word more:
+tests/apps runs the pages of RUN_AS_FRAMEWORKS, where bash blocks may print, too, 8000 stands for a free port, and
+`needs=package` names what only the extra `frameworks` installs. There are two words more:
 
     end=kill          the server is killed in the end, because on any loop it may miss SIGTERM soon after its start
+    run=name          what a test of that name in tests/apps/test_scaling.py starts
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN_AS_FRAMEWORKS = [ROOT / "docs" / "frameworks.md"]
-_WORDS = {"end", "needs", "prints", "python", "save", "serves"}
+RUN_AS_FRAMEWORKS = [ROOT / "docs" / "frameworks.md", ROOT / "docs" / "scaling.md"]
+_WORDS = {"end", "needs", "prints", "python", "run", "save", "serves"}
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\s*$")
 _DIRECTIVE = re.compile(r"^\s*<!-- test: (?P<words>.*) -->$")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")

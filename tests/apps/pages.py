@@ -1,0 +1,80 @@
+"""Runs the blocks of pages whose programs need servers and frameworks: see tests/project/markdown.py for the words."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.apps.requirements import framework
+from tests.apps.wsgi_servers import Process
+from tests.project.markdown import Block, blocks
+from tests.support import free_port
+
+CAP_S = 60.0
+
+
+def of_page(page: Path) -> list[Block]:
+    found = list(blocks(page))
+    assert found, f"{page} has no blocks"
+    return found
+
+
+class Command:
+    """A command of a page: `VARIABLE=value program argument ...`, with numbers of the page replaced by free ports.
+
+    The files of the page that stand before it are in its folder.
+    """
+
+    def __init__(
+        self,
+        block: Block,
+        page: list[Block],
+        python: Path,
+        folder: Path,
+        words: list[str] | None = None,
+        numbers: dict[str, int] | None = None,
+    ) -> None:
+        for needed in filter(None, block.words.get("needs", "").split(",")):
+            framework(needed)
+        if tuple(map(int, block.words.get("python", "3.11").split("."))) > sys.version_info:
+            pytest.skip(f"the block is for Python {block.words['python']}")
+        self.python, self.folder, self._block, self._page = python, folder, block, page
+        self._words = words if words is not None else shlex.split(block.text)
+        self.env = {"HOME": str(folder), "PATH": f"{python.parent}:{os.environ['PATH']}"}
+        self._numbers = {"8000": free_port(), **(numbers or {})}
+
+    @property
+    def port(self) -> int:
+        return self._numbers["8000"]
+
+    def use_port_of(self, other: Command) -> None:
+        self._numbers = other._numbers
+
+    def _replaced(self, text: str) -> str:
+        return re.sub(r"\b\d+\b", lambda match: str(self._numbers.get(match[0], match[0])), text)
+
+    def _save(self) -> None:
+        for saved in self._page:
+            if "save" in saved.words and (saved.line < self._block.line or self._block.words.get("run")):
+                (self.folder / saved.words["save"]).write_text(self._replaced(saved.text), encoding="utf-8")
+
+    def start(self, *arguments: str) -> Process:
+        """Start it, or Python with other arguments in the same place."""
+        self._save()
+        if arguments:
+            return Process(*arguments, env=self.env, cwd=self.folder, python=self.python)
+        if self._block.language == "python":
+            (self.folder / "block.py").write_text(self._block.text, encoding="utf-8")
+            return self.start("block.py")
+        words = [self._replaced(word) for word in self._words]
+        while re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            name, _, value = words.pop(0).partition("=")
+            self.env[name] = value
+        program, *rest = words
+        # Not the script `uvicorn`: it names the Python of the environment that uvicorn is installed in.
+        return self.start(*(rest if program == "python" else ["-m", program, *rest]))
