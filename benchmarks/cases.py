@@ -70,6 +70,19 @@ def _echo(
     )
 
 
+def _split(name: str, by: str, *, kind: str) -> Case:
+    return load_case(
+        name,
+        f"a reply of {servers.SPLIT_REPLY_LEN} B in 4 writes{by}, 100 connections",
+        (Bound(0.46),),
+        kind=kind,
+        mode="reply",
+        size=servers.SPLIT_REQUEST_LEN,
+        reply_size=servers.SPLIT_REPLY_LEN,
+        connections=100,
+    )
+
+
 def _micro(name: str, title: str, at_most: float | None) -> Case:
     def measure(loop: str, settings: Settings) -> Sample:
         return own_sample("micro", name, loop, "--loop", loop, "--seconds", str(settings.micro_s))
@@ -120,16 +133,8 @@ CASES: tuple[Case, ...] = (
     _echo(100 * KIB, 10, kind="sock", at_most=None, variant="-r64k", note=", reads of 64 KiB"),
     _echo(1 * KIB, 100, kind="streams", at_most=0.80),
     _echo(100 * KIB, 10, kind="streams", at_most=0.75),
-    load_case(
-        "split-4",
-        f"a reply of {servers.SPLIT_REPLY_LEN} B in 4 writes, 100 connections",
-        (Bound(0.46),),
-        kind="split",
-        mode="reply",
-        size=servers.SPLIT_REQUEST_LEN,
-        reply_size=servers.SPLIT_REPLY_LEN,
-        connections=100,
-    ),
+    _split("split-4", "", kind="split"),
+    _split("split-4-task", " by a task", kind="split-task"),
     load_case(
         "connect-close",
         "connect, one message of 64 B, close, 50 at a time",

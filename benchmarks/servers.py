@@ -14,7 +14,7 @@ import ssl
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 from benchmarks import applications
 from benchmarks._loops import loop_factory
@@ -78,6 +78,22 @@ class SplitReplyProtocol(asyncio.Protocol):
                 self.transport.write(part)
 
 
+class TaskReplyProtocol(SplitReplyProtocol):
+    """The same from a task of its own for what each read brings, as the applications of HTTP servers write."""
+
+    __slots__ = ()
+
+    tasks: ClassVar[set[asyncio.Task[None]]] = set()
+
+    def data_received(self, data: bytes) -> None:
+        task = asyncio.get_running_loop().create_task(self.reply(data))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def reply(self, data: bytes) -> None:
+        super().data_received(data)
+
+
 class DatagramEchoProtocol(asyncio.DatagramProtocol):
     """Send each datagram back to its sender."""
 
@@ -110,13 +126,17 @@ async def serve_buffered(stop: asyncio.Future[None]) -> None:
     await serve_protocol(BufferedEchoProtocol, stop)
 
 
-async def serve_split(stop: asyncio.Future[None]) -> None:
+async def serve_split(stop: asyncio.Future[None], factory: type[SplitReplyProtocol] = SplitReplyProtocol) -> None:
     whole, at, parts = pattern(SPLIT_REPLY_LEN), 0, []
     for length in SPLIT_REPLY_PARTS:
         parts.append(whole[at : at + length])
         at += length
-    SplitReplyProtocol.parts = tuple(parts)
-    await serve_protocol(SplitReplyProtocol, stop)
+    factory.parts = tuple(parts)
+    await serve_protocol(factory, stop)
+
+
+async def serve_split_task(stop: asyncio.Future[None]) -> None:
+    await serve_split(stop, TaskReplyProtocol)
 
 
 def server_context() -> ssl.SSLContext:
@@ -196,6 +216,7 @@ KINDS: dict[str, Callable[[asyncio.Future[None]], Awaitable[None]]] = {
     "echo": serve_echo,
     "buffered": serve_buffered,
     "split": serve_split,
+    "split-task": serve_split_task,
     "tls": serve_tls,
     "udp": serve_udp,
     "unix": serve_unix,

@@ -85,8 +85,9 @@ def test_the_tls_server_echoes_over_tls_1_3(certificate):
         assert receive(sock, len(MESSAGE)) == MESSAGE
 
 
-def test_the_split_server_replies_with_the_pattern():
-    with server("split") as running, connect(running.ready["address"]) as sock:
+@pytest.mark.parametrize("kind", ["split", "split-task"])
+def test_the_split_server_replies_with_the_pattern(kind):
+    with server(kind) as running, connect(running.ready["address"]) as sock:
         sock.sendall(bytes(servers.SPLIT_REQUEST_LEN))
         assert receive(sock, servers.SPLIT_REPLY_LEN) == servers.pattern(servers.SPLIT_REPLY_LEN)
 
