@@ -14,6 +14,7 @@ _USAGE = """\
 usage: python -m grapeshot script.py [argument ...]
        python -m grapeshot -m module [argument ...]
        python -m grapeshot -c code [argument ...]
+       python -m grapeshot - [argument ...]     (a program on the standard input)
        python -m grapeshot enable [--user]
        python -m grapeshot disable
 

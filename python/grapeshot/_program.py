@@ -11,6 +11,7 @@ import os
 import sys
 import types
 from collections.abc import Callable
+from importlib import machinery
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +28,10 @@ def prepare(arguments: list[str]) -> Program | None:
     if not arguments:
         return None
     kind, rest = arguments[0], arguments[1:]
+    if kind == "-" and not sys.stdin.isatty():
+        sys.argv = list(arguments)
+        _set_first_path("")
+        return _run_stdin
     if kind not in ("-c", "-m"):
         return None if kind.startswith("-") else _prepare_script(kind, rest)
     if not rest:
@@ -71,21 +76,29 @@ def _prepare_script(path: str, rest: list[str]) -> Program:
 
 
 def _run_file(path: str, names: dict[str, Any]) -> None:
-    import importlib.machinery
     import io
 
     absolute = os.path.abspath(path)
     if path.endswith(".pyc"):
-        loader: Any = importlib.machinery.SourcelessFileLoader("__main__", path)
+        loader: Any = machinery.SourcelessFileLoader("__main__", path)
         code = loader.get_code("__main__")
     else:
-        loader = importlib.machinery.SourceFileLoader("__main__", absolute)
+        loader = machinery.SourceFileLoader("__main__", absolute)
         with io.open_code(absolute) as file:
             code = compile(file.read(), absolute, "exec", dont_inherit=True)
-    names.update(__file__=absolute, __loader__=loader)
+    names.update(__loader__=loader)
+    _run_code(code, absolute, names)
+
+
+def _run_code(code: types.CodeType, file: str, names: dict[str, Any]) -> None:
+    names.update(__file__=file)
     if sys.version_info < (3, 15):
         names.update(__cached__=None)
     exec(code, names)
+
+
+def _run_stdin(names: dict[str, Any]) -> None:
+    _run_code(compile(sys.stdin.buffer.read(), "<stdin>", "exec", dont_inherit=True), "<stdin>", names)
 
 
 def _set_first_path(path: str) -> None:
@@ -103,7 +116,7 @@ def _run_module(name: str, sets_argv: bool) -> None:
 def execute(program: Program, *passing: type[BaseException]) -> BaseException | None:
     """Run it as ``__main__``; report and return what it raises. Exceptions of the types ``passing`` are raised."""
     module = types.ModuleType("__main__")
-    module.__dict__.update(__builtins__=__builtins__, __spec__=None)
+    module.__dict__.update(__builtins__=__builtins__, __spec__=None, __loader__=machinery.BuiltinImporter)
     if sys.version_info < (3, 14):
         module.__dict__.update(__annotations__={})
     sys.modules["__main__"] = module

@@ -75,6 +75,7 @@ def test_module_code_archive_and_compiled_file(script, tmp_path):
     script("import sys; print(__name__, sys.argv, __spec__.name, sys.path[0])", "module.py")
     assert run_both("-m", "module", "-x", cwd=tmp_path).returncode == 0
     assert run_both("-c", "import sys; print(__name__, sys.argv, sys.path[0])", "x").stdout == "__main__ ['-c', 'x'] \n"
+    assert "BuiltinImporter" in run_both("-c", "print(sorted(globals()), __loader__)").stdout
     assert run_both("-m", "no_such_module", cwd=tmp_path).returncode == 1
     archive = tmp_path / "app.zip"
     with zipfile.ZipFile(archive, "w") as file:
@@ -86,6 +87,18 @@ def test_module_code_archive_and_compiled_file(script, tmp_path):
     script("import sys; print(__name__, __file__, sys.argv)", "plain.py")
     subprocess.run([sys.executable, "-m", "compileall", "-q", "-b", "plain.py"], cwd=tmp_path, check=True)
     assert run_both("plain.pyc", "z", cwd=tmp_path).returncode == 0
+
+
+def test_program_on_stdin():
+    code = """
+import sys
+print(sys.argv, sys.path[0], __name__, sorted(globals()), __file__, repr(__loader__)[:40], sys.stdin.read())
+def fail():
+    1 / 0
+fail()
+"""
+    assert run_both("-", "x", "-y", input=code).returncode == 1
+    assert "SyntaxError" in run_both("-", input="def f(:").stderr
 
 
 def test_options_of_the_interpreter_hold(script, tmp_path):

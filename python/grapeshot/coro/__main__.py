@@ -16,6 +16,7 @@ _USAGE = """\
 usage: python -m grapeshot.coro script.py [argument ...]
        python -m grapeshot.coro -m module [argument ...]
        python -m grapeshot.coro -c code [argument ...]
+       python -m grapeshot.coro - [argument ...]     (a program on the standard input)
 
 Runs a program in a coro after coro.install(): where it blocks, others of its threads run.
 """
