@@ -28,7 +28,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help venv build loadgen demo test test-rust test-python conformance soak lint format bench tables churn callgrind wheel audit clean
+.PHONY: help venv build loadgen demo test test-rust test-python conformance soak lint format bench tables churn callgrind pgo wheel audit clean
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -103,6 +103,10 @@ callgrind: build ## instructions per echo and per call_soon (needs valgrind)
 
 wheel: ## the sdist and a wheel for each CPython that is here, audited and tested, in dist/ (ARGS=3.13: for one)
 	.ci/wheel $(ARGS)
+
+pgo: venv ## a profile-guided release build into .venv, from a profile of the benchmark's own cases
+	.ci/pgo profile $(BIN)/python
+	.ci/pgo build $(BIN)/python python/grapeshot
 
 audit: ## licences and advisories of all dependencies, and the workflow files
 	.ci/audit

@@ -1,0 +1,100 @@
+"""What publishes the project: pinned actions, few rights, one version, and an sdist that has what its pages link."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import grapeshot
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def test_there_are_workflows():
+    assert [path.name for path in WORKFLOWS] == ["ci.yml", "matrix.yml", "release.yml"]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_actions_are_pinned_by_commit(path):
+    uses = re.findall(r"uses: *(\S+)(.*)", path.read_text())
+    assert uses
+    for action, comment in uses:
+        assert re.fullmatch(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}", action), action
+        assert re.fullmatch(r" # v\d+\.\d+\.\d+", comment), f"{action}: which version is that?"
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_a_workflow_has_no_rights_and_each_job_its_own(path):
+    text = path.read_text()
+    assert re.search(r"^permissions: \{\}$", text, re.MULTILINE)
+    jobs = text.split("\njobs:\n", 1)[1]
+    for job in re.split(r"(?m)^  (?=[\w-]+:$)", jobs)[1:]:
+        assert "\n    permissions:\n" in job, job.splitlines()[0]
+        assert "\n    timeout-minutes: " in job, job.splitlines()[0]
+        if job.startswith("publish:"):
+            assert "environment:" in job
+            assert "github.ref_type == 'tag'" in job
+        else:
+            assert "id-token" not in job
+
+
+def test_one_action_has_one_version():
+    versions = {}
+    for path in WORKFLOWS:
+        for action, commit in re.findall(r"uses: *([^@\s]+)@([0-9a-f]{40})", path.read_text()):
+            versions.setdefault(action, set()).add(commit)
+    assert {action: commits for action, commits in versions.items() if len(commits) > 1} == {}
+
+
+def test_the_version_stands_in_one_place():
+    version = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
+    assert grapeshot.__version__ == version
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert "version" in project["dynamic"]
+    assert "version" not in project
+    for name in ("core/Cargo.toml", "python/grapeshot/__init__.py", "CITATION.cff", "docs/releasing.md"):
+        assert f'"{version}"' not in (ROOT / name).read_text(), name
+
+
+def test_the_wheels_are_for_the_versions_that_the_project_names():
+    """The workflow, the script, the metadata and .ci/run speak of the same interpreters."""
+    classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
+    named = {each.rpartition(" ")[2] for each in classifiers if re.search(r":: 3\.\d+$", each)}
+    release = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    built = set(re.search(r'INTERPRETERS: "(.*)"', release)[1].split())
+    assert {version.rstrip("t") for version in built} == named
+    local = set(re.search(r"ALL_VERSIONS=\((.*)\)", (ROOT / ".ci" / "wheel").read_text())[1].split())
+    assert {version.rstrip("t") for version in local} == named
+    assert local <= built
+
+
+def linked_files(page):
+    """The files of the project that a page links."""
+    for target in re.findall(r"\]\(([^)#\s]+)", (ROOT / page).read_text()):
+        if "://" not in target:
+            yield (ROOT / page).parent.joinpath(target).resolve()
+
+
+@pytest.mark.slow
+def test_the_sdist_has_what_its_pages_link(tmp_path):
+    maturin = Path(sys.executable).with_name("maturin")
+    if not maturin.exists():
+        pytest.skip("maturin is not installed beside this interpreter")
+    subprocess.run([maturin, "sdist", "--out", tmp_path], cwd=ROOT, check=True, capture_output=True, timeout=120)
+    [archive] = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        names = {name.partition("/")[2] for name in tar.getnames()}
+    for page in ("README.md", "CONTRIBUTING.md", "docs/coro.md", "docs/releasing.md"):
+        assert page in names
+        for target in linked_files(page):
+            inside = str(target.relative_to(ROOT))
+            assert inside in names or any(name.startswith(inside + "/") for name in names), f"{page} links {inside}"
+    assert "benchmarks/loadgen/Cargo.toml" in names
+    assert not [name for name in names if name.endswith((".so", ".pyc")) or "/target/" in f"/{name}"]
