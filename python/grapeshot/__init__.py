@@ -9,8 +9,9 @@ Four ways in, from the shortest to the most explicit::
 
 Importing the package changes nothing in asyncio; only :func:`install` does, and :func:`uninstall` undoes it.
 
-Two names are made on first use: ``__version__``, which reads the installed metadata, and ``EventLoopPolicy``, which
-exists only on Python versions that have event loop policies and causes no deprecation warning.
+Some names are made on first use: ``__version__``, which reads the installed metadata; ``EventLoopPolicy``, which exists
+only on Python versions that have event loop policies and causes no deprecation warning; ``tree``, which shows what is
+going on.
 """
 
 from ._loop import Loop, new_event_loop
@@ -19,14 +20,15 @@ from ._run import install, run, uninstall
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ._policy import EventLoopPolicy as EventLoopPolicy
+    from ._tree import tree as tree
 
     __version__: str
 
 __all__ = ["Loop", "install", "new_event_loop", "run", "uninstall"]
 
-_LAZY_NAMES = ("EventLoopPolicy", "__version__")
+_LAZY_NAMES = ("EventLoopPolicy", "__version__", "tree")
 
-if not TYPE_CHECKING:  # a type checker sees the two names above, and still reports any other name
+if not TYPE_CHECKING:  # a type checker sees the names above, and still reports any other name
 
     def __getattr__(name):
         if name == "__version__":
@@ -39,6 +41,8 @@ if not TYPE_CHECKING:  # a type checker sees the two names above, and still repo
             except ImportError as exc:
                 raise AttributeError(f"module {__name__!r} has no attribute {name!r}: {exc}") from None
             value = _policy.EventLoopPolicy
+        elif name == "tree":
+            from ._tree import tree as value
         else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = value

@@ -145,7 +145,7 @@ def python_layer(module: str) -> int:
     """The layer of a module: native core, method modules, the loop, what uses the loop, the package itself."""
     if module in {"", "__main__", "_startup"}:
         return 4
-    if module in {"_policy", "_run", "_runner", "gunicorn"} or module.split(".")[0] == "coro":
+    if module in {"_policy", "_run", "_runner", "_tree", "_waits", "gunicorn"} or module.split(".")[0] == "coro":
         return 3
     return {"_core": 0, "_loop": 2}.get(module, 1)
 

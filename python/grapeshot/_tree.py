@@ -1,0 +1,255 @@
+"""``grapeshot.tree()``: what a loop and its process do at this moment, as text and as objects.
+
+The coros and tasks come from ``_waits``. Timers, sockets and threads are read from the loop, from ``/dev/fd`` and from
+the interpreter. Nothing is recorded while programs run, so it cannot tell since when somebody waits.
+"""
+
+from __future__ import annotations
+
+import _socket
+import asyncio
+import dataclasses
+import errno
+import gc
+import os
+import stat
+import sys
+import threading
+from collections.abc import Iterator
+
+from . import _core, _waits
+from ._waits import Node
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+# The text has at most so many timers, sockets and threads each.
+_SHOWN = 100
+_KINDS = {_socket.SOCK_STREAM: "tcp", _socket.SOCK_DGRAM: "udp"}
+_WORKER = ("thread.py", "_worker")
+
+
+@dataclasses.dataclass
+class Timer:
+    """A callback that is scheduled for later."""
+
+    due_s: float
+    """Seconds until it is due."""
+    callback: str
+    """The handle as text."""
+
+    def __str__(self) -> str:
+        return f"due in {self.due_s:.3f} s: {self.callback}"
+
+
+@dataclasses.dataclass
+class Socket:
+    """An open socket of the process, whoever uses it."""
+
+    fd: int
+    kind: str
+    """``"tcp"``, ``"udp"``, ``"unix"``, ``"unix datagram"`` or the numbers of family and type."""
+    local: str
+    peer: str | None
+    """None if it is not connected."""
+    is_listening: bool
+    owner: str | None
+    """The transport of this loop that has it, and its protocol, or the coro that waits for it."""
+
+    def __str__(self) -> str:
+        way = f"listens on {self.local}" if self.is_listening else self.local or "unnamed"
+        peer = "" if self.peer is None else f" -> {self.peer or 'unnamed'}"
+        return f"fd {self.fd} {self.kind} {way}{peer}{'' if self.owner is None else f': {self.owner}'}"
+
+
+@dataclasses.dataclass
+class Thread:
+    """A thread of the interpreter, except the one that looks."""
+
+    name: str
+    is_executor: bool
+    """Whether it belongs to the loop's default executor."""
+    is_idle: bool
+    """Whether it is an executor's thread without work."""
+    stack: list[str]
+
+    def __str__(self) -> str:
+        kind = "executor thread" if self.is_executor else "thread"
+        return f"{kind} {self.name!r} {'is idle' if self.is_idle else 'runs'}"
+
+
+@dataclasses.dataclass
+class Tree:
+    """What a loop and its process do at one moment. ``str(tree)`` is the text."""
+
+    heading: str
+    """How many coros and tasks there are, and the loop."""
+    nodes: list[Node]
+    """All coros and tasks."""
+    roots: list[Node]
+    """Those that nobody waits for; the others are below them or below a circle."""
+    circles: list[list[Node]]
+    """Who waits for each other, each before what it waits for, and the first one again."""
+    timers: list[Timer]
+    sockets: list[Socket]
+    threads: list[Thread]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the text."""
+        yield self.heading
+        yield from _waits.tree_lines(self.roots, self.circles)
+        yield from _section("timer", self.timers)
+        yield from _section("socket", self.sockets)
+        yield from _section("other thread", self.threads)
+
+
+def tree(loop: asyncio.AbstractEventLoop | None = None) -> Tree:
+    """Return what is going on in ``loop`` (default: the one that runs here) and in the process.
+
+    These are the coros and tasks, each above what it waits for, with their stacks; the timers that are set; the
+    sockets of the process with the addresses of both sides, and whose they are; and the other threads. On loops other
+    than grapeshot's and asyncio's own, timers are left out. It runs no other code of the program than the ``repr`` of
+    what it shows, and is meant for the loop's thread: in another one it sees no coros and no timers.
+    """
+    seen = running_loop() if loop is None else loop
+    waits = _waits.Waits(seen)
+    roots, circles = waits.roots()
+    return Tree(waits.heading(), waits.nodes(), roots, circles, _timers(seen), _sockets(seen, waits), _threads(seen))
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the loop that runs here, also in a coro that hides it; None where none runs."""
+    loop: asyncio.AbstractEventLoop | None = _core._coro_running_loop()
+    return asyncio._get_running_loop() if loop is None else loop
+
+
+def _section(what: str, items: list[Any]) -> Iterator[str]:
+    if items:
+        yield ""
+        yield _waits.count(len(items), what)
+    for item in items[:_SHOWN]:
+        yield f"  {item}"
+        for line in getattr(item, "stack", ()):
+            yield f"    {line}"
+    if len(items) > _SHOWN:
+        yield f"  and {len(items) - _SHOWN} more"
+
+
+def _timers(loop: Any) -> list[Timer]:
+    pending = _waits.timers_of(loop)
+    now = loop.time() if pending else 0.0
+    return [Timer(timer.when() - now, repr(timer)) for timer in sorted(pending, key=lambda timer: timer.when())]
+
+
+# ---------------------------------------------------------------- sockets
+
+
+def _sockets(loop: Any, waits: _waits.Waits) -> list[Socket]:
+    owners = _owners(loop, waits)
+    found: list[Socket] = []
+    for fd in _open_fds():
+        try:
+            if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+                continue
+            found.append(_describe(fd, owners.get(fd)))
+        except OSError:
+            continue  # closed meanwhile by another thread, or the descriptor of the listing itself
+    return found
+
+
+def _open_fds() -> list[int]:
+    try:
+        return sorted(map(int, os.listdir("/dev/fd")))
+    except OSError:
+        return []
+
+
+def _describe(fd: int, owner: str | None) -> Socket:
+    is_blocking = os.get_blocking(fd)
+    # The base class: a program may have patched the other one. It owns a duplicate, and the original stays as it is.
+    sock = _socket.socket(fileno=os.dup(fd))
+    try:
+        kind = _KINDS.get(sock.type, f"type {sock.type}")
+        if sock.family == _socket.AF_UNIX:
+            kind = "unix" if sock.type == _socket.SOCK_STREAM else "unix datagram"
+        elif sock.family not in (_socket.AF_INET, _socket.AF_INET6):
+            kind = f"family {sock.family} type {sock.type}"
+        try:
+            is_listening = bool(sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_ACCEPTCONN))
+        except OSError:
+            is_listening = False
+        try:
+            peer = _address(sock.getpeername())
+        except OSError as exc:
+            if exc.errno not in (errno.ENOTCONN, errno.EINVAL):
+                raise
+            peer = None
+        return Socket(fd, kind, _address(sock.getsockname()), peer, is_listening, owner)
+    finally:
+        sock.close()
+        if os.get_blocking(fd) != is_blocking:  # socket.setdefaulttimeout() applies to each new object
+            os.set_blocking(fd, is_blocking)
+
+
+def _address(address: Any) -> str:
+    if isinstance(address, tuple) and len(address) >= 2 and isinstance(address[0], str):
+        return f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
+    return os.fsdecode(address) if isinstance(address, (bytes, str)) else str(address)
+
+
+def _owners(loop: Any, waits: _waits.Waits) -> dict[int, str]:
+    """Return whose the descriptors are, as far as the loop and its coros tell."""
+    owners: dict[int, str] = {}
+    for co in waits.coros:
+        wait = _core._coro_wait_info(co)
+        if wait is not None and wait[0] != "queue":
+            owners[wait[1]] = _waits.name_of(co)
+    for transport in _transports(loop):
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.fileno() >= 0:
+            owners[sock.fileno()] = f"{type(transport).__name__} of {_innermost_protocol(transport)!r}"
+    return owners
+
+
+def _transports(loop: Any) -> Iterator[Any]:
+    if _waits.is_elsewhere(loop):
+        return
+    if isinstance(loop, _core.Loop):
+        # What the loop keeps alive: it has a list of its descriptors for the collector.
+        known: Any = gc.get_referents(loop)
+    else:
+        known = list(getattr(loop, "_transports", {}).values())
+    for each in known:
+        if isinstance(each, asyncio.BaseTransport) and not each.is_closing():
+            yield each
+
+
+def _innermost_protocol(transport: Any) -> Any:
+    """Return the application's protocol, which TLS may lie below."""
+    protocol = transport.get_protocol()
+    above = getattr(protocol, "_app_protocol", None)
+    return protocol if above is None else above
+
+
+# ---------------------------------------------------------------- threads
+
+
+def _threads(loop: Any) -> list[Thread]:
+    workers = getattr(getattr(loop, "_default_executor", None), "_threads", ())
+    frames = sys._current_frames()
+    found: list[Thread] = []
+    for thread in threading.enumerate():
+        frame = frames.get(thread.ident or 0)
+        if frame is None or thread.ident == threading.get_ident():
+            continue
+        is_idle = (os.path.basename(frame.f_code.co_filename), frame.f_code.co_name) == _WORKER
+        stack = [] if is_idle else _waits.stack_lines(_waits.thread_frames(frame))
+        found.append(Thread(thread.name, thread in workers, is_idle, stack))
+    return found
+
+
+_waits.LOOKING.add(__file__)

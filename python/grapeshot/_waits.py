@@ -1,0 +1,306 @@
+"""Who waits for whom: the tasks of a loop, and its coros once there are any, as a tree with their stacks.
+
+Nothing is recorded while programs run; all of it is read from what is there at this moment. It runs no other code of
+the program than the ``repr`` of what is waited for. What only coros have is read by ``coro._run_info``, which sets
+``coro_part`` when coros are imported: nobody else needs them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+
+from . import _core
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any, Protocol
+
+    class CoroPart(Protocol):
+        """What is known of the coros of a loop."""
+
+        coros: list[Any]
+
+        def look(self, co: Any) -> tuple[str | None, list[Any]]:
+            """Return in words what a coro waits for (None: its ``_awaited``), and which coros that means."""
+
+        def frames(self, co: Any) -> Iterator[FrameType]:
+            """Yield the frames of a coro, the outermost first."""
+
+
+# Makes the above for a loop, None before coros are imported.
+coro_part: Callable[[Any], CoroPart] | None = None
+# Files whose frames are this look itself, and are no part of a stack.
+LOOKING = {__file__}
+
+_INDENT = "  "
+_NAMES_AWAITERS = sys.version_info >= (3, 14)
+_ASYNCIO = os.path.join(os.path.dirname(asyncio.__file__), "")
+_TASK_GROUP_FILE = sys.modules["asyncio.taskgroups"].__file__
+
+
+@dataclasses.dataclass
+class Node:
+    """A coro or a task."""
+
+    kind: str
+    """``"coro"`` or ``"task"``."""
+    name: str
+    state: str
+    """What it waits for, in words, or that it runs or is ready."""
+    stack: list[str]
+    """The lines of its stack, as in a traceback."""
+    below: list[Node]
+    """What it waits for among the coros and tasks; one that several wait for is the same object in each place."""
+    waiter: Any = dataclasses.field(repr=False, compare=False)
+    """The coro or task itself."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r}"
+
+
+class Waits:
+    """The coros and tasks of a loop (None: of this thread), and who of them waits for whom."""
+
+    def __init__(self, loop: Any) -> None:
+        part = None if coro_part is None else coro_part(loop)
+        self.coros: list[Any] = [] if part is None else part.coros
+        # asyncio's tasks, and the coros, which are tasks to asyncio
+        every: set[Any] = set() if loop is None else asyncio.all_tasks(loop)
+        self.tasks = sorted((task for task in every if not is_coro(task)), key=lambda task: str(task.get_name()))
+        self.loop = loop
+        running = None if loop is None else asyncio.current_task(loop)
+        self._every: list[Any] = [*self.tasks, *self.coros]
+        self._timers = _timers_by_future(loop)
+        self._known = set(self._every)
+        # What each waits for, in words, and which of the others that is (in order, without repetition).
+        self._words: dict[Any, str] = {}
+        self._below: dict[Any, dict[Any, None]] = {}
+        for co in self.coros:
+            assert part is not None
+            words, holders = part.look(co)
+            self._below[co] = dict.fromkeys(other for other in holders if other in self._known)
+            if words == "waits":
+                words = self._sleep_of(co) or words
+            if words is None:
+                self._await(co, co._awaited)
+            else:
+                self._words[co] = words
+        for task in self.tasks:
+            self._look_at_task(task, task is running)
+        for waiter in self._every:
+            # Python 3.14 and later notes who awaits a future, also through groups of tasks.
+            for other in getattr(waiter, "_asyncio_awaited_by", None) or ():
+                if other in self._known:
+                    self._below[other][waiter] = None
+        self._nodes = {each: self._node(each, part) for each in self._every}
+        for each, others in self._below.items():
+            self._nodes[each].below.extend(self._nodes[other] for other in others)
+
+    def _look_at_task(self, task: Any, is_running: bool) -> None:
+        self._below[task] = {}
+        awaited = getattr(task, "_fut_waiter", None)
+        if awaited is None:
+            self._words[task] = "runs" if is_running else "is ready"
+        else:
+            self._await(task, awaited)
+
+    def _await(self, waiter: Any, awaited: Any) -> None:
+        """A future, a task, a coro, or a future of asyncio.gather() or of a task group."""
+        inside = [awaited, *(getattr(awaited, "_children", None) or ())]
+        if not _NAMES_AWAITERS:
+            inside += _group_members(waiter)
+        self._below[waiter] = dict.fromkeys(other for other in inside if other in self._known and other is not waiter)
+        named = [name_of(other) for other in self._below[waiter]]
+        self._words[waiter] = f"waits for {', '.join(named)}" if named else self._words_of(waiter, awaited)
+
+    def _words_of(self, waiter: Any, awaited: Any) -> str:
+        """Return in words what waiting for this future means, where that can be seen."""
+        timer = self._timers.get(id(awaited))
+        if timer is not None:
+            return f"waits for a timer, due in {timer.when() - self.loop.time():.3f} s"
+        callbacks = getattr(awaited, "_callbacks", None) or ()
+        if any(getattr(callback[0], "__qualname__", "").startswith("_chain_future") for callback in callbacks):
+            return "waits for a call in another thread"
+        frames = [] if is_coro(waiter) else list(coroutine_frames(waiter.get_coro()))
+        if frames and frames[-1].f_code.co_filename.startswith(_ASYNCIO):
+            owner = frames[-1].f_locals.get("self")  # the lock, the queue, the stream
+            if owner is not None:
+                return f"waits for {owner!r}"
+        return f"waits for {awaited!r}"
+
+    def _sleep_of(self, co: Any) -> str | None:
+        """Return how long a coro sleeps that waits for nothing else."""
+        timer = self._timers.get(id(co))
+        if timer is None or timer._callback is not _core._coro_end_sleep:
+            return None
+        return f"sleeps for another {timer.when() - self.loop.time():.3f} s"
+
+    def _node(self, waiter: Any, part: CoroPart | None) -> Node:
+        frames = part.frames(waiter) if part is not None and is_coro(waiter) else coroutine_frames(waiter.get_coro())
+        kind = "coro" if is_coro(waiter) else "task"
+        return Node(kind, str(waiter.get_name()), self._words[waiter], stack_lines(frames), [], waiter)
+
+    # ------------------------------------------------------------------ the tree
+
+    def heading(self) -> str:
+        """Return how many coros and tasks there are."""
+        of_loop = "" if self.loop is None else f" of {self.loop!r}"
+        return f"{count(len(self.coros), 'coro')} and {count(len(self.tasks), 'task')}{of_loop}"
+
+    def nodes(self) -> list[Node]:
+        """Return all coros and tasks."""
+        return list(self._nodes.values())
+
+    def roots(self) -> tuple[list[Node], list[list[Node]]]:
+        """Return those that nobody waits for, and each circle that leads to what is not below one of them."""
+        waiters = {other: each for each, others in self._below.items() for other in others}
+        roots = [each for each in self._every if each not in waiters]
+        shown: set[Any] = set()
+        for root in roots:
+            self._reach(root, shown)
+        circles: list[list[Node]] = []
+        for each in self._every:
+            if each not in shown:
+                # All that is left is in a circle or below one, and so is what waits for it.
+                circle = _circle(each, waiters)
+                self._reach(circle[0], shown)
+                circles.append([self._nodes[member] for member in circle])
+        return [self._nodes[root] for root in roots], circles
+
+    def _reach(self, root: Any, shown: set[Any]) -> None:
+        left = [root]
+        while left:
+            each = left.pop()
+            if each not in shown:
+                shown.add(each)
+                left.extend(self._below[each])
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the tree."""
+        roots, circles = self.roots()
+        yield from tree_lines(roots, circles)
+
+
+def timers_of(loop: Any) -> list[Any]:
+    """Return the timers that are set on a loop. None of a loop of another thread, nor where it does not show them."""
+    if is_elsewhere(loop):
+        return []
+    return [timer for timer in getattr(loop, "_scheduled", ()) if not timer.cancelled()]
+
+
+def is_elsewhere(loop: Any) -> bool:
+    """Whether a loop runs in another thread, so that only that one may look at what it has."""
+    return getattr(loop, "_thread_id", None) not in (None, threading.get_ident())
+
+
+def _timers_by_future(loop: Any) -> dict[int, Any]:
+    """Return the timers that complete a future (``asyncio.sleep``), by the id of that future."""
+    timers = timers_of(loop)
+    return {id(args[0]): timer for timer in timers if (args := timer._args) and asyncio.isfuture(args[0])}
+
+
+def tree_lines(roots: list[Node], circles: list[list[Node]]) -> Iterator[str]:
+    """Yield the lines of a tree."""
+    shown: set[int] = set()
+    for root in roots:
+        yield from _lines_from(root, shown)
+    for circle in circles:
+        yield f"These wait for each other: {' -> '.join(map(str, circle))}"
+        yield from _lines_from(circle[0], shown)
+
+
+def _lines_from(root: Node, shown: set[int]) -> Iterator[str]:
+    """Yield a node and what is below it. A list of its own: trees may be deeper than Python's stack."""
+    left = [(root, 0)]
+    while left:
+        node, depth = left.pop()
+        indent = _INDENT * depth
+        if id(node) in shown:
+            yield f"{indent}{node}: see above"
+            continue
+        shown.add(id(node))
+        yield f"{indent}{node} {node.state}"
+        for line in node.stack:
+            yield f"{indent}{_INDENT}{line}"
+        left.extend((other, depth + 1) for other in reversed(node.below))
+
+
+def count(number: int, what: str) -> str:
+    """Return a number and a noun."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def is_coro(waiter: Any) -> bool:
+    """Whether this task of asyncio's is a coro."""
+    return isinstance(waiter, _core.Coro)
+
+
+def name_of(waiter: Any) -> str:
+    """Return the kind and the name."""
+    return f"{'coro' if is_coro(waiter) else 'task'} {waiter.get_name()!r}"
+
+
+def _circle(waiter: Any, waiters: dict[Any, Any]) -> list[Any]:
+    """Return those who wait for each other above this one, each before what it waits for, and the first one again."""
+    way: dict[Any, None] = {}
+    while waiter not in way:
+        way[waiter] = None
+        waiter = waiters[waiter]
+    upward = list(way)
+    return [waiter, *reversed(upward[upward.index(waiter) :])]
+
+
+def _group_members(task: Any) -> list[Any]:
+    """Return the tasks of the group at whose end a task waits."""
+    members: list[Any] = []
+    get_coro = getattr(task, "get_coro", None)
+    for frame in coroutine_frames(None if get_coro is None else get_coro()):
+        if frame.f_code.co_filename == _TASK_GROUP_FILE and "exit" in frame.f_code.co_name:
+            members.extend(getattr(frame.f_locals.get("self"), "_tasks", ()))
+    return sorted(members, key=lambda member: str(member.get_name()))
+
+
+# ---------------------------------------------------------------- stacks
+
+
+def stack_lines(frames: Iterator[FrameType]) -> list[str]:
+    """Return the lines of a stack, as in a traceback."""
+    summary = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in frames)
+    return [line for entry in summary.format() for line in entry.rstrip("\n").split("\n")]
+
+
+def thread_frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the frames of a thread, the outermost first, up to the look at them."""
+    found: list[FrameType] = []
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    for each in reversed(found):
+        if each.f_code.co_filename in LOOKING:
+            return
+        yield each
+
+
+def coroutine_frames(steps: Any) -> Iterator[FrameType]:
+    """Yield the frames of a suspended coroutine, and of what it awaits."""
+    seen = 0
+    while steps is not None and seen < 1000:
+        frame = first_of(steps, "cr_frame", "gi_frame", "ag_frame")
+        if frame is not None:
+            if frame.f_code.co_filename in LOOKING:
+                return
+            yield frame
+        steps = first_of(steps, "cr_await", "gi_yieldfrom", "ag_await")
+        seen += 1
+
+
+def first_of(steps: Any, *names: str) -> Any:
+    """Return the first of these attributes that there is."""
+    return next((value for name in names if (value := getattr(steps, name, None)) is not None), None)
