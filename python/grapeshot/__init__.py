@@ -11,7 +11,7 @@ Importing the package changes nothing in asyncio; only :func:`install` does, and
 
 Some names are made on first use: ``__version__``, which reads the installed metadata; ``EventLoopPolicy``, which exists
 only on Python versions that have event loop policies and causes no deprecation warning; ``tree``, which shows what is
-going on.
+going on; and ``backdoor``, a Python prompt in a process that runs.
 """
 
 from ._loop import Loop, new_event_loop
@@ -19,6 +19,7 @@ from ._run import install, run, uninstall
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from . import backdoor as backdoor
     from ._policy import EventLoopPolicy as EventLoopPolicy
     from ._tree import tree as tree
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Loop", "install", "new_event_loop", "run", "uninstall"]
 
-_LAZY_NAMES = ("EventLoopPolicy", "__version__", "tree")
+_LAZY_NAMES = ("EventLoopPolicy", "__version__", "backdoor", "tree")
 
 if not TYPE_CHECKING:  # a type checker sees the names above, and still reports any other name
 
@@ -43,6 +44,8 @@ if not TYPE_CHECKING:  # a type checker sees the names above, and still reports 
             value = _policy.EventLoopPolicy
         elif name == "tree":
             from ._tree import tree as value
+        elif name == "backdoor":
+            import grapeshot.backdoor as value
         else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = value

@@ -1,7 +1,7 @@
 """``python -m grapeshot app.py``: run a program with :func:`grapeshot.install` called before it.
 
-Arguments, exit status, tracebacks and Ctrl-C are those of ``python app.py``. ``enable`` and ``disable`` are commands of
-this module: a script of such a name is run as ``./enable``.
+Arguments, exit status, tracebacks and Ctrl-C are those of ``python app.py``. ``enable``, ``disable`` and ``attach`` are
+commands of this module: a script of such a name is run as ``./enable``.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ usage: python -m grapeshot script.py [argument ...]
        python -m grapeshot - [argument ...]     (a program on the standard input)
        python -m grapeshot enable [--user]
        python -m grapeshot disable
+       python -m grapeshot attach [--plain] PATH
 
 Runs a program with grapeshot as asyncio's event loop.
 enable: from now on GRAPESHOT_INSTALL=1 in the environment does the same in every process of this Python, by a file in
         its site-packages (--user: in the user's).
 disable: removes that file.
+attach: opens a Python prompt inside a process that has opened a back door (grapeshot.backdoor) at PATH.
 """
 
 
@@ -31,6 +33,10 @@ def main() -> None:
         from grapeshot import _site
 
         sys.exit(_site.main(arguments))
+    if arguments[:1] == ["attach"]:
+        from grapeshot import _attach
+
+        sys.exit(_attach.main(arguments[1:]))
     program = _program.prepare(arguments)
     if program is None:
         is_help = arguments[:1] in (["-h"], ["--help"])

@@ -51,6 +51,8 @@ class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
     # what coros that hide the loop must have: a plain function that makes a borrowed loop in such a coro (in one of the
     # loop that it is given), or returns None elsewhere
     _borrow: staticmethod[[Any], Any] | Callable[[Any], Any] | None = None
+    # what a back door that is asked for must do when a loop begins to run: a plain function, as above
+    _on_run: staticmethod[[Any], None] | Callable[[Any], None] | None = None
     # whose tasks the loop runs, while such coros borrow it
     _ledger: Any = None
     # what run_until_complete() waits for

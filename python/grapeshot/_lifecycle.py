@@ -55,7 +55,10 @@ def run_forever(loop: BaseLoop) -> None:
         finalizer=functools.partial(_on_asyncgen_dropped, loop),
     )
     asyncio._set_running_loop(loop)
+    on_run = BaseLoop._on_run
     try:
+        if on_run is not None:
+            on_run(loop)
         loop._run()
     finally:
         asyncio._set_running_loop(None)

@@ -1,6 +1,4 @@
-"""The tables of README.md, docs/speed.md and docs/scaling.md, made from the committed JSON only. `make tables` writes
-them anew.
-"""
+"""The speed tables of README.md and docs/speed.md, made from the committed JSON only. `make tables` rewrites both."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ BLOCKING = RESULTS.with_name("blocking.json")
 REPORT = RESULTS.with_name("report.html")
 UNCHANGED = RESULTS.with_name("coros-unchanged.json")
 CALLGRIND = RESULTS.with_name("callgrind.json")
-SCALING = RESULTS.with_name("scaling.json")
 README = ROOT / "README.md"
-SCALING_PAGE = ROOT / "docs" / "scaling.md"
 PAGE = ROOT / "docs" / "speed.md"
 LIGHT, DARK = (ROOT / "docs" / f"speed-{theme}.svg" for theme in ("light", "dark"))
 ALT = "CPU time of grapeshot and of other loops as multiples of the best of the others, in eight kinds of work"
@@ -125,18 +121,12 @@ def put(page: Path, table: str) -> str:
 
 
 def expected() -> dict[Path, str]:
-    """Returns the expected text of the pages."""
-    from benchmarks import scaling
+    """Returns the expected text of the two pages."""
     from benchmarks.tables import markdown
 
     result = json.loads(RESULTS.read_text(encoding="utf-8"))
     page = markdown(result | {"heading": "## The loop"}) + "\n\n" + instructions() + coros()
-    workers = scaling.table(json.loads(SCALING.read_text(encoding="utf-8")))
-    return {
-        README: put(README, summary(result)),
-        PAGE: put(PAGE, page),
-        SCALING_PAGE: put(SCALING_PAGE, workers),
-    }
+    return {README: put(README, summary(result)), PAGE: put(PAGE, page)}
 
 
 if __name__ == "__main__":

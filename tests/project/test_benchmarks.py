@@ -15,7 +15,7 @@ import sys
 import pytest
 import trustme
 
-from benchmarks import compare, micro, scaling, servers, standings, tables
+from benchmarks import compare, micro, servers, standings, tables
 from benchmarks._load import Child, UnsupportedError
 from benchmarks._machine import ROOT
 from benchmarks._screen import show
@@ -137,24 +137,6 @@ def test_a_call_is_made(kind):
 
 
 # ---------------------------------------------------------------- cases
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_workers_are_compared(tmp_path):
-    """A short run, which keeps the rows of other versions; the page's table is made from such a file."""
-    path = tmp_path / "scaling.json"
-    results = json.loads((ROOT / "benchmarks" / "results" / "scaling.json").read_text(encoding="utf-8"))
-    results["2.7"] = results.popitem()[1]
-    path.write_text(json.dumps(results), encoding="utf-8")
-    command = [sys.executable, "-m", "benchmarks.scaling", "--rounds", "2", "--seconds", "0.1", "--write", str(path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    written = json.loads(path.read_text(encoding="utf-8"))
-    assert written["2.7"] == results["2.7"]
-    assert scaling.table(written) == done.stdout
-    [measured] = [result for result in written.values() if result["rounds"] == 2]
-    assert {"1 process", "2 processes"} <= measured["rows"].keys()
-    assert all(rate > 0 and cpu_us > 0 for rounds in measured["rows"].values() for rate, cpu_us in rounds)
 
 
 def test_every_case_has_a_name_of_its_own():

@@ -132,20 +132,27 @@ TOUCHES_ASYNCIO = {
 
 # What only an extra installs. A module below the name imports it, and nothing that is imported without it does.
 EXTRAS = {
+    "_attach._prompt": {"prompt_toolkit"},
     "coro.gunicorn": {"gunicorn"},
     "coro.wsgi": {"httptools"},
     "gunicorn": {"uvicorn", "uvicorn_worker"},
 }
+# Modules that import such a room, and do without it where the extra is not installed.
+DO_WITHOUT = {"_attach": "_attach._prompt"}
 
 # Type checkers know this module and no interpreter has it: an import outside `if TYPE_CHECKING` fails at once.
 TYPE_CHECKERS_ONLY = {"_typeshed"}
+
+
+# Rooms of the Python package that use the loop, and that it does not know.
+ABOVE_THE_LOOP = {"_attach", "backdoor", "coro", "gunicorn"}
 
 
 def python_layer(module: str) -> int:
     """The layer of a module: native core, method modules, the loop, what uses the loop, the package itself."""
     if module in {"", "__main__", "_startup"}:
         return 4
-    if module in {"_policy", "_run", "_runner", "_tree", "_waits", "gunicorn"} or module.split(".")[0] == "coro":
+    if module in {"_policy", "_run", "_runner", "_tree", "_waits"} or module.split(".")[0] in ABOVE_THE_LOOP:
         return 3
     return {"_core": 0, "_loop": 2}.get(module, 1)
 
@@ -188,6 +195,19 @@ def python_imports(path: Path, module: str, known: set[str]) -> Iterator[tuple[i
                 yield node.lineno, "<computed>"
 
 
+def is_guarded(path: Path, line: int) -> bool:
+    """Whether an import lies in a function, in a `try` that catches ImportError."""
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    return any(
+        isinstance(node, ast.Try)
+        and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0)
+        and any(handler.type is not None and "ImportError" in ast.unparse(handler.type) for handler in node.handlers)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+    )
+
+
 def python_errors(root: Path) -> Iterator[str]:
     """Yields every import of python/grapeshot that the layers forbid, as `file:line: why`."""
     modules = python_modules(root)
@@ -207,7 +227,10 @@ def python_errors(root: Path) -> Iterator[str]:
             if target != module and layers[0] < layers[1]:
                 yield f"{where}:{line}: {module} may not import {name}"
             if any(
-                f"{target}.".startswith(f"{below}.") and not f"{module}.".startswith(f"{below}.") for below in EXTRAS
+                f"{target}.".startswith(f"{below}.")
+                and not f"{module}.".startswith(f"{below}.")
+                and not (DO_WITHOUT.get(module) == below and is_guarded(path, line))
+                for below in EXTRAS
             ):
                 yield f"{where}:{line}: {module} may not import {name}, which needs an extra"
             edges[module].add(target)
@@ -455,3 +478,20 @@ def test_a_planted_circle_of_rust_modules_is_caught(tree):
     assert rust_circles(tree, "src/coro") == [["deep", "here", "there"]]
     (room / "deep" / "inner.rs").write_text("use super::other;\n", encoding="utf-8")
     assert rust_circles(tree, "src/coro") == []
+
+
+@pytest.mark.parametrize(
+    ("code", "is_fine"),
+    [
+        ("def f():\n    try:\n        from . import _prompt\n    except ImportError:\n        pass\n", True),
+        ("def f():\n    from . import _prompt\n", False),
+        ("def f():\n    try:\n        pass\n    except ImportError:\n        from . import _prompt\n", False),
+        ("try:\n    from . import _prompt\nexcept ImportError:\n    pass\n", False),
+    ],
+)
+def test_only_a_guarded_import_may_want_an_extra(tree, code, is_fine):
+    folder = tree / "python" / PACKAGE / "_attach"
+    folder.mkdir()
+    (folder / "_prompt.py").write_text("import prompt_toolkit\n", encoding="utf-8")
+    (folder / "__init__.py").write_text(code, encoding="utf-8")
+    assert (list(python_errors(tree)) == []) == is_fine

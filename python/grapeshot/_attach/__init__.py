@@ -1,0 +1,85 @@
+"""The client of a back door: ``python -m grapeshot attach PATH``.
+
+Lines are edited by prompt_toolkit (the extra ``attach``), by readline where that is not installed, and just read where
+the input is no terminal. The prompt itself, completion and all else happen in the process at the other end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+
+from ._editors import PipeEditor, ReadlineEditor
+from ._link import Link
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+# Ctrl-C without any answer, after which the client leaves.
+_PATIENCE = 3
+
+
+def main(arguments: list[str]) -> int:
+    """Attach to a back door, with the arguments of the command; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m grapeshot attach",
+        description="Open a Python prompt inside a process that has opened a back door (grapeshot.backdoor).",
+    )
+    parser.add_argument("path", help="the unix socket of the back door")
+    parser.add_argument("--plain", action="store_true", help="do without prompt_toolkit, even if it is installed")
+    options = parser.parse_args(arguments)
+    return _attach(options.path, options.plain)
+
+
+def _attach(path: str, plain: bool) -> int:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.connect(path)
+    except OSError as exc:
+        sock.close()
+        sys.stderr.write(f"{path}: {exc.strerror or exc}\n")
+        return 1
+    with sock:
+        is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        link = Link(sock, shows_banner=is_terminal)
+        editor = _make_editor(link, plain) if is_terminal else PipeEditor()
+        link.start(editor.stop)
+        return _talk(link, editor)
+
+
+def _make_editor(link: Link, plain: bool) -> Any:
+    if not plain:
+        try:
+            from ._prompt import PromptEditor
+        except ImportError as exc:
+            sys.stderr.write(f"Plain line editing ({exc}; pip install prompt_toolkit).\n")
+        else:
+            return PromptEditor(link)
+    return ReadlineEditor(link)
+
+
+def _talk(link: Link, editor: Any) -> int:
+    unanswered = 0
+    heard = -1
+    has_ended = is_interrupted = False
+    while True:
+        try:
+            if is_interrupted:
+                is_interrupted = False
+                unanswered = unanswered + 1 if link.heard == heard else 1
+                heard = link.heard
+                if unanswered == _PATIENCE:
+                    sys.stderr.write("\nThe process does not answer: something blocks its loop.\n")
+                    return 1
+                link.send(b"i")
+            prompt = link.next_prompt()
+            if prompt is None:
+                return 0 if has_ended or link.is_greeted else 1
+            link.send(b"s", editor.read(prompt))
+        except KeyboardInterrupt:
+            is_interrupted = True
+        except EOFError:
+            has_ended = True
+            link.send(b"e")

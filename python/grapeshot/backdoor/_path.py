@@ -1,0 +1,178 @@
+"""The socket file of a back door: in which directories it may lie, what it replaces, and who may connect.
+
+A name is trusted if nobody but root and this user could have put it there or can change it. The file never exists with
+a wider mode than 0600: the socket is made in a directory that only this user can enter, and linked to its place.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import struct
+import sys
+import tempfile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_BACKLOG = 16
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def check_directory(directory: str) -> None:
+    """Check that only root and this user can change what lies in ``directory``, which is a real path.
+
+    It and each directory above must belong to root or to this user, and must not be writable by the group or by others,
+    unless it is sticky, as /tmp. Access lists count: what they allow to others shows in the bits of the group.
+
+    Raises:
+        PermissionError: somebody else could replace the socket, or a directory above.
+        OSError: the directory is not there.
+    """
+    trusted = {0, os.geteuid()}
+    while True:
+        status = os.lstat(directory)
+        if not stat.S_ISDIR(status.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, "not a directory", directory)
+        if status.st_uid not in trusted:
+            raise PermissionError(errno.EPERM, f"the directory belongs to the user {status.st_uid}", directory)
+        if status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
+            raise PermissionError(errno.EPERM, "others can write to the directory, and it is not sticky", directory)
+        above = os.path.dirname(directory)
+        if above == directory:
+            return
+        directory = above
+
+
+class SocketFile:
+    """A listening socket, and its file of mode 0600."""
+
+    def __init__(self, path: str) -> None:
+        """Listen at ``path``, in the place of a socket that a dead process has left.
+
+        Raises:
+            PermissionError: the directory is not safe (:func:`check_directory`), or another user's socket lies there.
+            FileExistsError: something lies there that is no socket: a file, a symbolic link.
+            OSError: EADDRINUSE: a process listens there; or the system refuses the name.
+        """
+        folder, name = os.path.split(os.path.abspath(path))
+        if not name:
+            raise IsADirectoryError(errno.EISDIR, "a path of a socket is needed", path)
+        folder = os.path.realpath(folder)
+        check_directory(folder)
+        self.path = os.path.join(folder, name)
+        self._pid = os.getpid()
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.sock.setblocking(False)
+            self._bind(folder, name)
+            self._identity = _identity(self.path)
+        except BaseException:
+            self.sock.close()
+            raise
+
+    def _bind(self, folder: str, name: str) -> None:
+        with tempfile.TemporaryDirectory(prefix=".bd", dir=folder) as private:  # of mode 0700
+            # Tools that list sockets show this path. It has the name, too.
+            made = os.path.join(private, name)
+            self.sock.bind(made)
+            os.chmod(made, 0o600)
+            self.sock.listen(_BACKLOG)
+            while True:
+                try:
+                    os.link(made, self.path)
+                    return
+                except FileExistsError:
+                    _remove_stale(self.path, private)
+
+    def close(self) -> None:
+        """Close the socket and remove its file, if it is still this one. In a forked child the file stays."""
+        self.sock.close()
+        if os.getpid() != self._pid:
+            return
+        try:
+            if _identity(self.path) == self._identity:
+                os.unlink(self.path)
+        except FileNotFoundError:
+            pass
+
+
+def _identity(path: str) -> tuple[int, int]:
+    status = os.lstat(path)
+    return status.st_dev, status.st_ino
+
+
+def _remove_stale(path: str, private: str) -> None:
+    """Take away the socket of a dead process. Raises what :class:`SocketFile` does if something else lies there."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(status.st_mode):
+        what = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "something"
+        raise FileExistsError(errno.EEXIST, f"{what} that is no socket lies there", path)
+    if status.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, f"a socket of the user {status.st_uid} lies there", path)
+    if _is_alive(path):
+        raise OSError(errno.EADDRINUSE, "a process listens there", path)
+    # Another process may do the same now, and have a socket of its own there already.
+    taken = f"{os.path.join(private, os.path.basename(path))}.old"
+    try:
+        os.rename(path, taken)
+    except FileNotFoundError:
+        return
+    if _identity(taken) != (status.st_dev, status.st_ino):
+        os.link(taken, path)
+        os.unlink(taken)
+        raise OSError(errno.EADDRINUSE, "another process has begun to listen there", path)
+    os.unlink(taken)
+
+
+def _is_alive(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except BlockingIOError:
+            return True  # its queue is full
+        return True
+
+
+# ---------------------------------------------------------------- the peer
+
+
+def _linux(sock: socket.socket) -> int:
+    _pid, uid, _gid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return uid  # type: ignore[no-any-return]
+
+
+def _openbsd(sock: socket.socket) -> int:
+    uid, _gid, _pid = struct.unpack("IIi", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return uid  # type: ignore[no-any-return]
+
+
+def _xucred(sock: socket.socket) -> int:
+    """macOS and FreeBSD: LOCAL_PEERCRED gives a struct xucred, which begins with its version and the uid."""
+    data = sock.getsockopt(0, getattr(socket, "LOCAL_PEERCRED", 1), 128)
+    version, uid = struct.unpack_from("=II", data)
+    if version != 0:
+        raise OSError(errno.EPROTO, f"struct xucred of the unknown version {version}")
+    return uid  # type: ignore[no-any-return]
+
+
+def _find_peer_function() -> Callable[[socket.socket], int] | None:
+    system: str = sys.platform  # a variable: a type checker knows of one system only
+    if system == "linux":
+        return _linux
+    if system.startswith("openbsd"):
+        return _openbsd
+    return _xucred if system.startswith(("darwin", "freebsd", "dragonfly")) else None
+
+
+# Returns the effective uid with which the other side has connected; None where nobody knows how to ask.
+peer_uid = _find_peer_function()

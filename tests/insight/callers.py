@@ -1,0 +1,102 @@
+"""Clients of a back door: raw sockets in the loop of the test, and processes of other users."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+import warnings
+from typing import Any
+
+import pytest
+from support import Peer
+
+PROMPTS = (">>> ", "... ")
+NOBODY = 65534
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can become another user")
+
+
+class Caller(Peer):
+    """Speaks plain text, as `nc -U` does."""
+
+    def __init__(self, path: Any) -> None:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.connect(os.fspath(path))
+        except OSError:
+            sock.close()
+            raise
+        super().__init__(sock)
+
+    async def read_until(self, end: str) -> str:
+        text = ""
+        while not text.endswith(end):
+            data = await self.recv()
+            assert data, f"the connection has ended after {text!r}"
+            text += data.decode()
+        return text.removesuffix(end)
+
+    async def greeted(self) -> Caller:
+        await self.read_until(">>> ")
+        return self
+
+    async def ask(self, *lines: str) -> str:
+        """The output of a command, which may have several lines."""
+        await self.send("".join(f"{line}\n" for line in lines).encode())
+        return (await self.read_until(">>> ")).replace("... ", "")
+
+
+async def call(path: Any) -> Caller:
+    return await Caller(path).greeted()
+
+
+async def connected_as_nobody(path: Any) -> tuple[int, int]:
+    """A process of another user that has connected and sent a command: (its id, where it writes what it has got)."""
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+                sock.settimeout(10)
+                sock.connect(os.fspath(path))
+                got = b""
+                try:
+                    sock.sendall(b"import os; open(os.devnull)\n")
+                    while data := sock.recv(1000):
+                        got += data
+                except ConnectionError:
+                    pass
+                os.write(writer, b"got " + got)
+        except BaseException as exc:
+            os.write(writer, repr(exc).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    return pid, reader
+
+
+async def output_of(pid: int, reader: int) -> bytes:
+    os.set_blocking(reader, False)
+    try:
+        while True:
+            try:
+                data = os.read(reader, 10_000)
+            except BlockingIOError:
+                await asyncio.sleep(0.001)
+            else:
+                return data
+    finally:
+        os.close(reader)
+        os.waitpid(pid, 0)
+
+
+def without_coros(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the back door believe that the program has no coros, so that its clients are tasks."""
+    monkeypatch.delitem(sys.modules, "grapeshot.coro", raising=False)

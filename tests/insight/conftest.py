@@ -1,0 +1,20 @@
+"""A back door at a path of the test, on each kind of loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from insight.callers import without_coros
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o700)
+    return tmp_path / "app.bd"
+
+
+@pytest.fixture
+def tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients are tasks, whatever other tests have imported."""
+    without_coros(monkeypatch)

@@ -1,0 +1,88 @@
+"""Programs under a pseudo-terminal: what they show, and keys for them."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import sys
+import time
+from typing import Any
+
+from support import CAP_S
+
+# What moves the cursor, sets colours and modes; and what asks for the cursor's place, which a terminal answers.
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
+ASKS_PLACE = b"\x1b[6n"
+
+
+class Terminal:
+    """A Python program on a terminal of its own."""
+
+    def __init__(self, *arguments: Any, **variables: str) -> None:
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24", **variables}
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.execve(sys.executable, [sys.executable, *map(str, arguments)], environment)
+        self._raw = b""
+        self._text = ""
+        self._seen = 0
+
+    @property
+    def shown(self) -> str:
+        """What it has shown since what was waited for last."""
+        return self._text[self._seen :]
+
+    def type(self, keys: str) -> None:
+        os.write(self.fd, keys.encode())
+
+    def _take(self) -> bool:
+        """Takes what it shows. False: it has ended."""
+        if not select.select([self.fd], [], [], 0.05)[0]:
+            return True
+        try:
+            data = os.read(self.fd, 65536)
+        except OSError:
+            return False
+        if ASKS_PLACE in data:
+            os.write(self.fd, b"\x1b[1;1R")
+        self._raw += data
+        self._text = CONTROL.sub("", self._raw.decode(errors="replace"))
+        return bool(data)
+
+    def wait_for(self, text: str) -> None:
+        """Waits until it shows a text, behind the one that was waited for last."""
+        give_up = time.monotonic() + CAP_S
+        while text not in self.shown:
+            assert time.monotonic() < give_up, f"waited for {text!r}, and it shows {self.shown!r}"
+            assert self._take() or text in self.shown, f"it has ended after {self.shown!r}"
+        self._seen = self._text.index(text, self._seen) + len(text)
+
+    def press_until(self, key: str, text: str) -> None:
+        """Presses a key again and again until it shows a text. Keys that come too fast count as one."""
+        give_up = time.monotonic() + CAP_S
+        while text not in self.shown:
+            assert time.monotonic() < give_up, f"waited for {text!r}, and it shows {self.shown!r}"
+            self.type(key)
+            next_press = time.monotonic() + 0.3
+            while time.monotonic() < next_press and text not in self.shown:
+                self._take()
+
+    def finish(self) -> int:
+        """Waits for the end. Returns the exit status."""
+        give_up = time.monotonic() + CAP_S
+        while self._take():
+            assert time.monotonic() < give_up, f"it does not end, and shows {self.shown!r}"
+        _, status = os.waitpid(self.pid, 0)
+        self.pid = 0
+        return os.waitstatus_to_exitcode(status)
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        if self.pid:
+            os.kill(self.pid, 9)
+            os.waitpid(self.pid, 0)
+        os.close(self.fd)

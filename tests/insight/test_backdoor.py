@@ -1,0 +1,365 @@
+"""The prompt of the back door, on each kind of loop: what a client types, and what it sees."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import sys
+
+import pytest
+from insight.callers import Caller, call
+from support import until
+
+from grapeshot import backdoor
+
+pytestmark = pytest.mark.usefixtures("tasks")
+
+
+async def test_expressions_and_statements(loop, path):
+    with backdoor.serve(path) as server:
+        assert server.path == str(path)
+        with await call(path) as caller:
+            assert await caller.ask("1 + 1") == "2\n"
+            assert await caller.ask("_ * 21") == "42\n"
+            assert await caller.ask("None") == ""
+            assert await caller.ask("x = [1]") == ""
+            assert await caller.ask("x, loop is asyncio.get_running_loop()") == "([1], True)\n"
+            assert await caller.ask("import sys; print('out'); print('err', file=sys.stderr)") == "out\nerr\n"
+            assert await caller.ask("asyncio.current_task().get_name()") == "'backdoor client 1'\n"
+
+
+async def test_await_at_top_level(loop, path):
+    with backdoor.serve(path), await call(path) as caller:
+        assert await caller.ask("await asyncio.sleep(0.001, 'slept')") == "'slept'\n"
+        lines = ["async with asyncio.timeout(5):", "  for n in range(3):", "    await asyncio.sleep(0, n)", ""]
+        assert await caller.ask(*lines) == "0\n1\n2\n"
+        # While a command waits, everything else goes on, other clients among it.
+        await caller.send(b"gate = asyncio.Event()\nasyncio.open_gate = gate.set\nawait gate.wait()\n")
+        await caller.read_until(">>> >>> ")
+        try:
+            with await call(path) as other:
+                assert await other.ask("asyncio.open_gate()") == ""
+        finally:
+            del asyncio.open_gate
+        assert await caller.read_until(">>> ") == "True\n"
+
+
+async def test_several_lines(loop, path):
+    with backdoor.serve(path), await call(path) as caller:
+        await caller.send(b"def f(x):\n")
+        await caller.read_until("... ")
+        await caller.send(b"  return x + 1\n")
+        await caller.read_until("... ")
+        assert await caller.ask("") == ""
+        assert await caller.ask("f(1)") == "2\n"
+        assert await caller.ask("'''a", "b'''") == "'a\\nb'\n"
+        await caller.send(b"f(\r\n")  # as telnet-like clients end lines
+        await caller.read_until("... ")
+        assert await caller.ask("5)\r") == "6\n"
+
+
+async def test_syntax_errors_and_tracebacks(loop, path):
+    with backdoor.serve(path), await call(path) as caller:
+        text = await caller.ask("1 +* 2")
+        assert "1 +* 2\n" in text
+        assert text.endswith("SyntaxError: invalid syntax\n")
+        assert await caller.ask("def f(x):", "  return 1 / x", "") == ""
+        text = await caller.ask("f(0)")
+        lines = [line for line in text.splitlines() if "^" not in line and "~" not in line]
+        assert lines == [
+            "Traceback (most recent call last):",
+            '  File "<backdoor 1.2>", line 1, in <module>',
+            "    f(0)",
+            '  File "<backdoor 1.1>", line 2, in f',
+            "    return 1 / x",
+            "ZeroDivisionError: division by zero",
+        ]
+        for name in ("KeyboardInterrupt", "asyncio.CancelledError"):
+            assert (await caller.ask(f"raise {name}")).endswith(f"{name.split('.')[-1]}\n")
+        await caller.ask("class Unspeakable(Exception):", "  def __str__(self): return 1 / 0", "")
+        assert "Unspeakable" in await caller.ask("raise Unspeakable")
+        assert await caller.ask("'goes on'") == "'goes on'\n"
+        assert "\\ud800" in await caller.ask("print('\\ud800')")
+
+
+@pytest.mark.parametrize("word", ["exit", "quit", " exit ", "exit()", "quit()", "raise SystemExit", "EOF"])
+async def test_each_way_to_leave_closes_that_client_alone(loop, path, word):
+    with backdoor.serve(path), await call(path) as stays, await call(path) as leaves:
+        if word == "EOF":
+            leaves.shutdown()
+        else:
+            await leaves.send(f"{word}\n".encode())
+        assert await leaves.is_ended()
+        assert await stays.ask("6 * 7") == "42\n"
+
+
+async def test_exit_in_the_middle_of_a_command_is_text(loop, path):
+    with backdoor.serve(path), await call(path) as caller:
+        assert await caller.ask("'''", "exit", "'''") == "'\\nexit\\n'\n"
+
+
+async def test_what_was_sent_before_the_end_is_run(loop, path):
+    with backdoor.serve(path), await call(path) as caller:
+        await caller.send(b"await asyncio.sleep(0.01, 'first')\n'second'")
+        caller.shutdown()
+        assert (await caller.read_to_end()).decode() == "'first'\n>>> 'second'\n>>> "
+
+
+# ------------------------------------------------------------------ output
+
+
+async def test_output_goes_to_its_client_only(loop, path, capsys):
+    below = sys.stdout, sys.stderr, sys.displayhook
+
+    async def program():
+        for _ in range(50):
+            print("of the program")
+            await asyncio.sleep(0)
+
+    with backdoor.serve(path):
+        assert (sys.stdout, sys.stderr, sys.displayhook) == below  # nothing is replaced without clients
+        with await call(path) as first, await call(path) as second:
+            printing = loop.create_task(program())
+            talk = ["for n in range(20):", "  print('of {}'); await asyncio.sleep(0)", ""]
+            texts = await asyncio.gather(
+                first.ask(*(line.format("first") for line in talk)),
+                second.ask(*(line.format("second") for line in talk)),
+            )
+            await printing
+            assert texts == ["of first\n" * 20, "of second\n" * 20]
+            assert await first.ask("1") == "1\n"
+            assert await second.ask("2") == "2\n"
+            assert await first.ask("_") == "1\n"
+    await until(lambda: (sys.stdout, sys.stderr, sys.displayhook) == below, "the streams to be put back")
+    assert capsys.readouterr().out == "of the program\n" * 50
+
+
+async def test_tasks_and_threads_of_a_command_write_to_its_client(loop, path, capsys):
+    with backdoor.serve(path), await call(path) as caller:
+        assert await caller.ask("await asyncio.create_task(asyncio.sleep(0, print('task')))") == "task\n"
+        assert await caller.ask("await asyncio.to_thread(print, 'thread')") == "thread\n"
+        assert await caller.ask("h = loop.call_soon(print, 'callback'); await asyncio.sleep(0.001)") == "callback\n"
+        await caller.ask("gate = asyncio.Event()")
+        await caller.ask("async def late():", "  await gate.wait(); print('late')", "")
+        await caller.ask("task, asyncio.late = asyncio.create_task(late()), gate.set")
+    # What it prints once its client is gone goes where the program's output goes.
+    asyncio.late()
+    del asyncio.late
+    await until(lambda: "late\n" in capsys.readouterr().out, "the output")
+
+
+async def test_lines_that_come_together_let_others_run(loop, path):
+    with backdoor.serve(path), await call(path) as caller:
+        ticks = 0
+
+        def tick():
+            nonlocal ticks, handle
+            ticks += 1
+            handle = loop.call_soon(tick)
+
+        handle = loop.call_soon(tick)
+        await caller.send(b"1\n" * 100 + b"exit\n")
+        assert (await caller.read_to_end()).decode() == "1\n>>> " * 100
+        handle.cancel()
+        assert ticks >= 100
+
+
+async def test_a_stream_that_the_program_replaces_stays(loop, path, monkeypatch):
+    mine = io.StringIO()
+    with backdoor.serve(path) as server:
+        with await call(path) as caller:
+            monkeypatch.setattr(sys, "stdout", mine)
+            assert await caller.ask("print('to the new stream')") == ""
+        await until(lambda: not server._sessions, "the session to end")
+        assert sys.stdout is mine
+    assert mine.getvalue() == "to the new stream\n"
+
+
+async def test_a_client_that_does_not_read(loop, path):
+    """Its output is bounded, and the loop goes on. Once it reads again, it is told what it has missed."""
+    from grapeshot.backdoor import _wire
+
+    with backdoor.serve(path) as server, await call(path) as caller:
+        await caller.send(b"for _ in range(100):\n  print('x' * 1_000_000); await asyncio.sleep(0)\n\n'done'\n")
+        (session,) = server._sessions
+        wire = session.wire
+        await until(lambda: wire._dropped_len > 90_000_000 and not session._runs_command, "output to be dropped")
+        assert _wire.MOST_OUTPUT // 2 < len(wire._to_send) <= _wire.MOST_OUTPUT
+        with await call(path) as other:
+            assert await other.ask("'alive'") == "'alive'\n"
+        # The next command waits until it has read.
+        assert wire._lines
+        text = await caller.read_until("'done'\n>>> ")
+        assert "bytes of output were dropped: they were not read in time]" in text
+        assert len(text) < _wire.MOST_OUTPUT + 2_000_000
+
+
+async def test_output_that_is_larger_than_the_socket_buffer_arrives(loop, path):
+    with backdoor.serve(path), await call(path) as caller:
+        text = await caller.ask("print('\\u00e4' * 1_000_000)")
+        assert text == "\u00e4" * 1_000_000 + "\n"
+
+
+async def test_a_line_that_never_ends_is_refused(loop, path):
+    with backdoor.serve(path), await call(path) as caller:
+        try:
+            await caller.send(b"x" * 3_000_000)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        try:
+            text = (await caller.read_to_end()).decode()
+        except ConnectionResetError:
+            return
+        assert "this line is too long" in text
+
+
+# ------------------------------------------------------------------ interruption and loss
+
+
+@pytest.mark.parametrize("command", ["await asyncio.sleep(1000)", "await asyncio.Event().wait()"])
+async def test_ctrl_c_interrupts_what_is_awaited(loop, path, command):
+    with backdoor.serve(path) as server, await call(path) as caller:
+        await caller.send(f"{command}\n'not run'\n".encode())
+        (session,) = server._sessions
+        await until(lambda: session._runs_command, "the command to wait")
+        await caller.send(b"\x03")
+        assert await caller.read_until(">>> ") == "\nKeyboardInterrupt\n"
+        assert session.task.cancelling() == 0
+        assert await caller.ask("await asyncio.sleep(0, 'works')") == "'works'\n"
+        # A command may catch it.
+        lines = ["try:", "  await asyncio.sleep(1000)", "except asyncio.CancelledError:", "  print('caught')", ""]
+        await caller.send("\n".join([*lines, ""]).encode())
+        await until(lambda: session._runs_command, "the command to wait")
+        await caller.send(b"\x03")
+        assert await caller.read_until("caught\n>>> ") is not None
+        assert await caller.ask("await asyncio.sleep(0, 'works')") == "'works'\n"
+
+
+async def test_ctrl_c_at_the_prompt_forgets_what_was_typed(loop, path):
+    with backdoor.serve(path), await call(path) as caller:
+        await caller.send(b"def f():\n")
+        await caller.read_until("... ")
+        await caller.send(b"\x03")
+        assert await caller.read_until(">>> ") == "\nKeyboardInterrupt\n"
+        assert await caller.ask("1 + 1") == "2\n"
+
+
+async def test_a_client_that_vanishes_ends_its_command(loop, path):
+    with backdoor.serve(path) as server:
+        caller = await call(path)
+        lines = ["try:", "  await asyncio.sleep(1000)", "finally:", "  asyncio.ended = True", ""]
+        await caller.send("\n".join([*lines, ""]).encode())
+        (session,) = server._sessions
+        await until(lambda: session._runs_command, "the command to wait")
+        caller.close()
+        await until(lambda: not server._sessions, "the session to end")
+        assert asyncio.ended
+        del asyncio.ended
+
+
+async def test_a_client_that_vanishes_after_its_last_line(loop, path):
+    """It has ended its side, so that nothing is read any more; then it goes."""
+    with backdoor.serve(path) as server:
+        caller = await call(path)
+        await caller.send(b"await asyncio.sleep(1000)\n")
+        caller.shutdown()
+        (session,) = server._sessions
+        await until(lambda: session._runs_command and session.wire._has_ended, "the command to wait")
+        caller.close()
+        await until(lambda: not server._sessions, "the session to end")
+
+
+async def test_a_reset_while_output_waits(loop, path):
+    with backdoor.serve(path) as server:
+        caller = await call(path)
+        await caller.send(b"print('x' * 3_000_000); await asyncio.sleep(1000)\n")
+        (session,) = server._sessions
+        await until(lambda: session.wire._to_send, "output to wait")
+        caller.close()
+        await until(lambda: not server._sessions, "the session to end")
+
+
+async def test_many_clients_come_and_go(loop, path):
+    with backdoor.serve(path) as server:
+        callers = [await call(path) for _ in range(30)]
+        texts = await asyncio.gather(*(caller.ask(f"{n} * 2") for n, caller in enumerate(callers)))
+        assert texts == [f"{n * 2}\n" for n in range(30)]
+        for caller in callers:
+            caller.close()
+        await until(lambda: not server._sessions, "the sessions to end")
+
+
+async def test_closing_the_server_ends_its_clients(loop, path):
+    server = backdoor.serve(path)
+    with await call(path) as idle, await call(path) as busy:
+        await busy.send(b"await asyncio.sleep(1000)\n")
+        await until(lambda: any(session._runs_command for session in server._sessions), "the command to wait")
+        server.close()
+        server.close()
+        assert server.is_closed
+        assert not path.exists()
+        for caller in (idle, busy):
+            assert (await caller.read_to_end()).decode().endswith("[the back door is closed]\n")
+        await until(lambda: not server._sessions, "the sessions to end")
+    with pytest.raises(FileNotFoundError):
+        Caller(path)
+
+
+async def test_a_client_may_close_the_server(loop, path):
+    with backdoor.serve(path) as server:
+        server._namespace["server"] = server
+        with await call(path) as caller:
+            await caller.send(b"server.close()\n")
+            assert await caller.is_ended()
+        assert server.is_closed
+
+
+def test_the_end_of_the_run_closes_it(new_loop, path):
+    async def main():
+        backdoor.serve(path)
+        return await call(path)
+
+    loop = new_loop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        caller = runner.run(main())
+        assert path.exists()
+    assert not path.exists()
+    caller.close()
+
+
+def test_without_a_loop_it_says_so(path):
+    with pytest.raises(RuntimeError, match="no event loop runs here"):
+        backdoor.serve(path)
+
+
+# ------------------------------------------------------------------ the names
+
+
+async def test_help_lists_the_helpers(loop, path):
+    with backdoor.serve(path, namespace={"answer": 42}), await call(path) as caller:
+        text = await caller.ask("help")
+        for name in ("tree()", "tasks()", "where(what)", "loop", "answer", "help(x)"):
+            assert f"\n  {name} " in f"\n{text}"
+        assert await caller.ask("help()") == text
+        assert await caller.ask("answer") == "42\n"
+        assert "Return the absolute value" in await caller.ask("help(abs)")
+        assert "would wait for the input of the process" in await caller.ask("input()")
+
+
+async def test_helpers_show_what_goes_on(loop, path):
+    async def patient(event):
+        await event.wait()
+
+    event = asyncio.Event()
+    waiting = loop.create_task(patient(event), name="patient one")
+    with backdoor.serve(path), await call(path) as caller:
+        line = next(line for line in (await caller.ask("tasks()")).splitlines() if "patient one" in line)
+        assert "asyncio.locks.Event" in line
+        text = await caller.ask("where('patient')")
+        assert text.startswith("task 'patient one' waits for")
+        assert "in patient\n      await event.wait()\n" in text
+        assert "backdoor client" not in text
+        assert "task 'patient one'" in await caller.ask("where()")
+        assert "task 'patient one'" in await caller.ask("tree()")
+    event.set()
+    await waiting
