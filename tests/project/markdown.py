@@ -4,7 +4,7 @@ A block may be preceded by a comment `<!-- test: word="value" word=value -->`. T
 
     prints="text"     the block's output contains this text (a Python block)
     python=3.12       the block needs that Python or a later one
-    needs=coro        the block needs an interpreter that has coros
+    needs=coro        the block needs an interpreter that has coros; needs=msgspec: that package; both: coro,msgspec
     save=app.py       the block is a file of that name, which later blocks of the page use; it is not run by itself
     serves="text"     the command serves HTTP, and `GET /` answers with this text (a bash block; `--port N` is replaced)
 

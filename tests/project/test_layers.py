@@ -131,11 +131,14 @@ TOUCHES_ASYNCIO = {
 }
 
 # What only an extra installs. A module below the name imports it, and nothing that is imported without it does.
+# Modules that need the same one may import each other.
 EXTRAS = {
     "_attach._prompt": {"prompt_toolkit"},
     "coro.gunicorn": {"gunicorn"},
+    "coro.rpc": {"msgspec"},
     "coro.wsgi": {"httptools"},
     "gunicorn": {"uvicorn", "uvicorn_worker"},
+    "rpc": {"msgspec"},
 }
 # Modules that import such a room, and do without it where the extra is not installed.
 DO_WITHOUT = {"_attach": "_attach._prompt"}
@@ -226,11 +229,8 @@ def python_errors(root: Path) -> Iterator[str]:
             layers = python_layer(module), python_layer(target)
             if target != module and layers[0] < layers[1]:
                 yield f"{where}:{line}: {module} may not import {name}"
-            if any(
-                f"{target}.".startswith(f"{below}.")
-                and not f"{module}.".startswith(f"{below}.")
-                and not (DO_WITHOUT.get(module) == below and is_guarded(path, line))
-                for below in EXTRAS
+            if not extras_of(target) <= extras_of(module) and not (
+                f"{target}.".startswith(f"{DO_WITHOUT.get(module)}.") and is_guarded(path, line)
             ):
                 yield f"{where}:{line}: {module} may not import {name}, which needs an extra"
             edges[module].add(target)
@@ -459,6 +459,18 @@ def test_what_needs_an_extra_is_imported_by_nothing_else(tree):
     (folder.parent / "planted.py").write_text("from . import wsgi\n", encoding="utf-8")
     [error] = python_errors(tree)
     assert error.endswith("coro.planted may not import grapeshot.coro.wsgi, which needs an extra")
+
+
+def test_what_needs_the_same_extra_may_be_imported(tree):
+    package = tree / "python" / PACKAGE
+    (package / "coro").mkdir()
+    (package / "rpc").mkdir()
+    (package / "rpc" / "__init__.py").write_text("import msgspec\n", encoding="utf-8")
+    (package / "coro" / "rpc.py").write_text("from grapeshot import rpc\n", encoding="utf-8")
+    assert list(python_errors(tree)) == []
+    (package / "_planted.py").write_text("from . import rpc\n", encoding="utf-8")
+    [error] = python_errors(tree)
+    assert error.endswith("_planted may not import grapeshot.rpc, which needs an extra")
 
 
 def test_a_planted_circle_is_caught(tree):

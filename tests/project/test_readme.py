@@ -52,8 +52,11 @@ def is_too_new(block: Block) -> bool:
 def test_python_block_runs(block, tmp_path):
     if is_too_new(block):
         pytest.skip(f"the block is for Python {block.words['python']}")
-    if block.words.get("needs") == "coro" and not coro_is_available():
-        pytest.skip("no coros on this interpreter")
+    for needed in filter(None, block.words.get("needs", "").split(",")):
+        if needed == "coro" and not coro_is_available():
+            pytest.skip("no coros on this interpreter")
+        elif needed != "coro":
+            pytest.importorskip(needed)
     script = tmp_path / "block.py"
     script.write_text(block.text, encoding="utf-8")
     command = [sys.executable, "-W", "error", str(script)]

@@ -1,0 +1,59 @@
+"""Calls between processes: many at a time over one connection, answered in any order.
+
+    >>> server = rpc.Server()
+    >>> @server.method
+    ... async def add(a, b):
+    ...     return a + b
+    >>> await server.listen("127.0.0.1", 7000)
+
+    >>> async with rpc.Client("127.0.0.1", 7000) as client:
+    ...     await client.call("add", 1, 2)
+    3
+
+It runs on any asyncio loop. :mod:`grapeshot.coro.rpc` has the same names for coros: ``client.call("add", 1, 2)``
+returns 3. Messages are msgpack (``pip install 'grapeshot[rpc]'`` installs msgspec). docs/rpc.md has it all.
+"""
+
+from __future__ import annotations
+
+from ._client import Client
+from ._codecs import Codec, Msgpack, Pickle
+from ._errors import (
+    BadArguments,
+    BadResult,
+    ConnectionLost,
+    DeadlineExceeded,
+    PacketTooLarge,
+    ProtocolError,
+    RemoteCancelled,
+    RemoteError,
+    RpcError,
+    UnknownMethod,
+)
+from ._packet_stream import PacketStream
+from ._server import Server
+from ._stream import Stream
+
+__all__ = [
+    "BadArguments",
+    "BadResult",
+    "Client",
+    "Codec",
+    "ConnectionLost",
+    "DeadlineExceeded",
+    "Msgpack",
+    "PacketStream",
+    "PacketTooLarge",
+    "Pickle",
+    "ProtocolError",
+    "RemoteCancelled",
+    "RemoteError",
+    "RpcError",
+    "Server",
+    "Stream",
+    "UnknownMethod",
+]
+
+for _name in __all__:  # for tracebacks, `help` and pickles
+    globals()[_name].__module__ = __name__
+del _name

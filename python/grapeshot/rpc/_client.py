@@ -1,0 +1,254 @@
+"""The client: one connection that is made when it is needed, and made again when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import ssl as _ssl
+from collections.abc import Coroutine
+from os import PathLike
+from types import TracebackType
+from typing import Any, Self, TypedDict
+
+from ._client_connection import ClientConnection, Request
+from ._codecs import Codec, Msgpack
+from ._deadline import current_deadline, earliest
+from ._errors import ConnectionLost, DeadlineExceeded, NotLeft, ProtocolError
+from ._messages import MIN_PACKET
+from ._packet_stream import MAX_PACKET
+from ._stream import Stream
+
+# Between attempts to connect: a random part of a time that doubles.
+_FIRST_DELAY_S = 0.05
+_MAX_DELAY_S = 5.0
+# Trying again does not mend these.
+_FATAL = (_ssl.SSLError, PermissionError, ProtocolError)
+
+
+class ClientOptions(TypedDict, total=False):
+    """The keywords of :class:`Client`."""
+
+    path: str | PathLike[str] | None
+    ssl: _ssl.SSLContext | None
+    server_hostname: str | None
+    codec: Codec | None
+    max_packet: int
+    connect_timeout: float
+    stream_window: int
+
+
+class Client:
+    """Calls the methods of a :class:`Server` at ``host`` and ``port``, or at the unix socket ``path``.
+
+    Any number of tasks may call at a time; all calls go through one connection, which the first one opens. Calls wait
+    while the server has as many under way as it accepts, or does not read. It belongs to one loop.
+
+    Args:
+        ssl: the context for TLS; with ``load_cert_chain`` it shows a client's certificate.
+        server_hostname: the name that the server's certificate has to have, by default ``host``.
+        codec: :class:`Msgpack` unless given. :class:`Pickle` needs ``path``.
+        max_packet: the longest answer that is accepted, in bytes.
+        connect_timeout: for how many seconds calls wait for a connection, over all attempts.
+        stream_window: how many items of a stream the server may send ahead of its reader.
+
+    Raises:
+        ValueError: the address or an option makes no sense.
+    """
+
+    def __init__(
+        self,
+        host: str | None = None,
+        port: int | None = None,
+        *,
+        path: str | PathLike[str] | None = None,
+        ssl: _ssl.SSLContext | None = None,
+        server_hostname: str | None = None,
+        codec: Codec | None = None,
+        max_packet: int = MAX_PACKET,
+        connect_timeout: float = 10.0,
+        stream_window: int = 16,
+    ) -> None:
+        if (path is None) == (host is None) or (host is None) != (port is None):
+            raise ValueError("give either host and port, or path")
+        if stream_window < 1 or max_packet < MIN_PACKET:
+            raise ValueError(f"stream_window must be at least 1, and max_packet {MIN_PACKET}")
+        self._codec = codec if codec is not None else Msgpack()
+        if self._codec.is_for_one_user and path is None:
+            raise ValueError(f"{self._codec.name} is for unix sockets only: whoever connects can run any code")
+        self._host, self._port = host, port
+        self._path = None if path is None else os.fspath(path)
+        self._ssl = ssl
+        self._server_hostname = server_hostname or (host or "" if ssl is not None else None)
+        self._max_packet = max_packet
+        self._connect_timeout_s = connect_timeout
+        self._stream_window = stream_window
+        # The one that takes calls.
+        self._connection: ClientConnection | None = None
+        # All that are open: those that have said goodbye still bring answers.
+        self._connections: set[ClientConnection] = set()
+        self._connecting: asyncio.Task[Exception | None] | None = None
+        self._is_closed = False
+        # Since when there was neither a connection nor an answer, as the loop's time().
+        self._trouble_since: float | None = None
+        self._delay_s = _FIRST_DELAY_S
+
+    def __repr__(self) -> str:
+        where = self._path if self._path is not None else f"{self._host}:{self._port}"
+        state = "closed" if self._is_closed else "connected" if self._connection is not None else "not connected"
+        return f"<{type(self).__name__} of {where}, {state}>"
+
+    # ------------------------------------------------------------------ calls
+
+    def call(self, method: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+        """Call a method; return its result (``await client.call("add", 1, 2)``).
+
+        The server runs it at most once. ``timeout`` is in seconds and is sent along: the handler is cancelled when it
+        is over. A call that a handler makes has the handler's deadline as well. Cancelling the call
+        cancels the handler. A method's own parameter ``timeout`` is given by position.
+
+        Raises:
+            RemoteError: the method has raised; its subclasses say that it does not exist, or cannot be called so.
+            DeadlineExceeded: not in time (a TimeoutError).
+            ConnectionLost: no connection, or it was lost; ``sent`` says whether the method may have run.
+            PacketTooLarge: the arguments are longer than the server accepts.
+            TypeError: the codec does not know the type of an argument.
+        """
+        inherited = current_deadline.get()
+        if timeout is None and inherited is None:
+            return self._call((method, args, kwargs, None, 0))
+        return self._call_in_time(method, args, kwargs, timeout, inherited)
+
+    def stream(self, method: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> Stream:
+        """Call a method that streams its results (``async for item in client.stream("rows", "users")``).
+
+        ``timeout`` is for all of the stream. Reading it raises what :meth:`call` does.
+        """
+        return Stream(self._connected, (method, args, kwargs, current_deadline.get(), self._stream_window), timeout)
+
+    async def _call(self, request: Request) -> Any:
+        while True:
+            connection = self._connection
+            if connection is None:
+                connection = await self._connected()
+            future = connection.new_future()
+            number = connection.start(future, request)
+            try:
+                return await future
+            except NotLeft:
+                continue
+            except asyncio.CancelledError:
+                connection.abandon(number, future)
+                raise
+            finally:
+                del future  # its exception has this frame
+
+    async def _call_in_time(
+        self, method: str, args: Any, kwargs: Any, timeout: float | None, inherited: float | None
+    ) -> Any:
+        deadline = earliest(inherited, timeout)
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self._call((method, args, kwargs, deadline, 0))
+        except TimeoutError as error:
+            if isinstance(error, DeadlineExceeded):
+                raise
+            raise DeadlineExceeded(f"{method} has not answered in time") from None
+
+    # ------------------------------------------------------------------ the connection
+
+    async def connect(self) -> None:
+        """Open the connection now and not with the first call. Raises ConnectionLost as a call does."""
+        await self._connected()
+
+    async def _connected(self) -> ClientConnection:
+        """Return the connection that takes calls, and make it first if there is none."""
+        while self._connection is None:
+            if self._is_closed:
+                raise ConnectionLost("the client is closed", sent=False)
+            if self._connecting is None:
+                self._connecting = asyncio.get_running_loop().create_task(self._connect())
+            connecting = self._connecting
+            await asyncio.wait([connecting])
+            error = None if connecting.cancelled() else connecting.result()
+            if error is not None:
+                message = str(error) or type(error).__name__
+                raise ConnectionLost(f"there is no connection: {message}", sent=False) from error
+        return self._connection
+
+    async def _connect(self) -> Exception | None:
+        """Make the connection; return why there is none."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                if self._trouble_since is None:
+                    self._trouble_since = loop.time()
+                else:
+                    await asyncio.sleep(random.uniform(0, self._delay_s))
+                    self._delay_s = min(self._delay_s * 2, _MAX_DELAY_S)
+                try:
+                    async with asyncio.timeout_at(self._trouble_since + self._connect_timeout_s):
+                        self._connection = await self._open()
+                    return None
+                except (OSError, ConnectionLost, ProtocolError) as error:
+                    if isinstance(error, _FATAL) or loop.time() >= self._trouble_since + self._connect_timeout_s:
+                        self._forget_trouble()
+                        return error
+        finally:
+            self._connecting = None
+
+    async def _open(self) -> ClientConnection:
+        connection = ClientConnection(self._codec, self._max_packet, self._on_leaving)
+        self._connections.add(connection)
+        loop = asyncio.get_running_loop()
+        tls: dict[str, Any] = {"ssl": self._ssl, "server_hostname": self._server_hostname}
+        try:
+            if self._path is not None:
+                await loop.create_unix_connection(lambda: connection, self._path, **tls)
+            elif self._host is not None and self._port is not None:
+                await loop.create_connection(lambda: connection, self._host, self._port, **tls)
+            await connection.made
+            if not connection.takes_calls:  # it has said goodbye in the same breath
+                raise ConnectionLost("the server has closed the connection", sent=False)
+        except BaseException:
+            connection.abort()
+            if connection.made.done() and not connection.made.cancelled():
+                connection.made.exception()  # seen
+            connection.made.cancel()
+            if not connection.is_attached:
+                self._connections.discard(connection)
+            raise
+        return connection
+
+    def _on_leaving(self, connection: ClientConnection) -> None:
+        if not connection.is_open:
+            self._connections.discard(connection)
+        if self._connection is connection:
+            self._connection = None
+            if connection.has_answers:
+                self._forget_trouble()
+
+    def _forget_trouble(self) -> None:
+        self._trouble_since = None
+        self._delay_s = _FIRST_DELAY_S
+
+    async def close(self) -> None:
+        """Close the connection at once. Calls under way raise ConnectionLost, and so do later ones."""
+        self._is_closed = True
+        connecting = self._connecting
+        if connecting is not None:
+            connecting.cancel()
+            await asyncio.wait([connecting])
+        for connection in list(self._connections):
+            connection.leave("the client is closed")
+        while self._connections:
+            await asyncio.wait([connection.lost for connection in self._connections])
+
+    async def __aenter__(self) -> Self:
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()

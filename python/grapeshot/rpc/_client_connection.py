@@ -1,0 +1,272 @@
+"""One connection of a client: numbers of calls, what waits for an answer, and what waits to be sent.
+
+    start() --- full? ---> queue ---.          full: the transport is, or the server has as many calls as it accepts
+        |                           | an answer has come, or the transport has written
+        v                           v
+    pending[number] <---------------'  ---- RESULT, ERROR, END, loss of the connection ----> the target is done
+
+A target is a future, or the inbox of a stream: it has ``done``, ``set_result`` and ``set_exception``. One that is
+cancelled leaves None behind, because the server has the call under way until it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from . import _messages as messages
+from ._codecs import Codec
+from ._errors import ConnectionLost, NotLeft, ProtocolError
+from ._inbox import Inbox
+from ._messages import CANCEL, CREDIT, END, ERROR, GOODBYE, ITEM, REQUEST, RESULT, STREAM
+from ._packet_stream import PacketStream
+from ._peer import check_same_user
+
+Target = asyncio.Future[Any] | Inbox
+# Method, positional and keyword arguments, deadline, and how many items of a stream the client takes (0: no stream).
+Request = tuple[str, tuple[Any, ...], dict[str, Any], float | None, int]
+
+
+class ClientConnection(PacketStream):
+    """Calls ``on_leaving(self)`` as soon as it takes no more calls: the server says goodbye, or the connection ends."""
+
+    def __init__(self, codec: Codec, max_packet: int, on_leaving: Callable[[ClientConnection], None]) -> None:
+        super().__init__(max_packet)
+        self._codec = codec
+        self._encode, self._decode = codec.encode, codec.decode
+        self._on_leaving = on_leaving
+        # Done when the server has said hello, with the reason if it has not.
+        self.made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Whether a request has to wait in the queue.
+        self.is_full = True
+        self.has_answers = False
+        # From the hello to the goodbye.
+        self.takes_calls = False
+        self._max_calls = 0
+        self._pending: dict[int, Target | None] = {}
+        self._queue: deque[tuple[Target, Request]] = deque()
+        self._last = 0
+        # The last number that was handed to the transport.
+        self._last_left = 0
+        # What a goodbye says: calls after this number have not run.
+        self._last_taken: int | None = None
+        self._reason: BaseException | str | None = None
+
+    # ------------------------------------------------------------------ calls
+
+    def new_future(self) -> asyncio.Future[Any]:
+        return self._loop.create_future()
+
+    def start(self, target: Target, request: Request) -> int:
+        """Send a request, or queue it; return its number, 0 if it is queued.
+
+        Raises what the codec raises, or PacketTooLarge: then nothing is sent.
+        """
+        if self.is_full:
+            self._queue.append((target, request))
+            if not self.is_open:  # its end has been handled
+                self._fail_queue()
+            return 0
+        return self._send_request(target, request)
+
+    def abandon(self, number: int, target: Target) -> None:
+        """Cancel a call that nobody waits for any more. One that is queued is dropped there, since it is done."""
+        if not number:
+            # it was queued, and has left since
+            number = next((key for key, value in self._pending.items() if value is target), 0)
+        if self._pending.get(number) is target:
+            self._pending[number] = None
+            self.send_packet(self._encode((CANCEL, number)))
+
+    def credit(self, number: int, count: int) -> None:
+        """Let the server send so many items more."""
+        if number in self._pending:
+            self.send_packet(self._encode((CREDIT, number, count)))
+
+    def _send_request(self, target: Target, request: Request) -> int:
+        method, args, kwargs, deadline, window = request
+        # before it is sent: flush() notes it
+        self._last = number = self._last + 1
+        if window:
+            message: tuple[Any, ...] = (STREAM, number, method, args, kwargs, self._left_s(deadline), window)
+            assert isinstance(target, Inbox)
+            target.number = number
+        elif kwargs or deadline is not None:
+            message = (REQUEST, number, method, args, kwargs, self._left_s(deadline))
+        else:
+            message = (REQUEST, number, method, args)
+        self.send_packet(self._encode(message))
+        self._pending[number] = target
+        if len(self._pending) >= self._max_calls:
+            self.is_full = True
+        return number
+
+    def _left_s(self, deadline: float | None) -> float | None:
+        return None if deadline is None else max(0.0, deadline - self._loop.time())
+
+    def _send_queue(self) -> None:
+        """Send what has waited, as far as that goes."""
+        queue = self._queue
+        while queue and self.takes_calls and self.can_write and len(self._pending) < self._max_calls:
+            target, request = queue.popleft()
+            if target.done():
+                continue
+            try:
+                self._send_request(target, request)
+            except Exception as error:
+                target.set_exception(error)
+        self.is_full = (
+            bool(queue) or not self.takes_calls or not self.can_write or len(self._pending) >= self._max_calls
+        )
+
+    def flush(self) -> None:
+        if self.is_open:
+            self._last_left = self._last
+        super().flush()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.is_full = True
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._send_queue()
+
+    # ------------------------------------------------------------------ the connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if self._codec.is_for_one_user:
+            try:
+                check_same_user(transport.get_extra_info("socket"))
+            except PermissionError as error:
+                self._reason = error
+                self.abort()
+                return
+        self.send_packet(messages.Hello(self._codec.name, self.max_packet, 0).encode())
+
+    def leave(self, reason: str) -> None:
+        """Close the connection. Calls under way end with this reason."""
+        if self._reason is None:
+            self._reason = reason
+        self._stop_taking()
+        self.flush()
+        if self.pending_bytes():
+            self.abort()
+        self.close()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        if self._reason is None:
+            self._reason = exc
+        self._stop_taking()
+        if not self.made.done():
+            reason = self._reason
+            error = reason if isinstance(reason, Exception) else ConnectionLost(self._text(), sent=False)
+            self.made.set_exception(error)
+        last_sent = self._last_left if self._last_taken is None else min(self._last_left, self._last_taken)
+        pending, self._pending = self._pending, {}
+        for number, target in pending.items():
+            self._fail(target, is_sent=number <= last_sent)
+        self._fail_queue()
+        self.lost.set_result(None)
+
+    def closing(self, error: ProtocolError) -> None:
+        self._reason = error
+        self._stop_taking()
+
+    def _stop_taking(self) -> None:
+        self.takes_calls = False
+        self.is_full = True
+        self._on_leaving(self)
+
+    def _fail_queue(self) -> None:
+        queue, self._queue = self._queue, deque()
+        for target, _ in queue:
+            self._fail(target, is_sent=False)
+
+    def _fail(self, target: Target | None, is_sent: bool) -> None:
+        if target is None or target.done():
+            return
+        error: Exception = NotLeft()
+        if is_sent:
+            error = ConnectionLost(self._text(), sent=True)
+            error.__cause__ = self._reason if isinstance(self._reason, BaseException) else None
+        target.set_exception(error)
+
+    def _text(self) -> str:
+        return f"the connection was lost: {self._reason}" if self._reason else "the server has closed the connection"
+
+    # ------------------------------------------------------------------ answers
+
+    def packet_received(self, packet: bytes) -> None:
+        if not self.made.done():
+            self._take_hello(packet)
+            return
+        try:
+            message = self._decode(packet)
+            kind, number = message[0], message[1]
+        except Exception as error:
+            raise ProtocolError(f"the server has sent what cannot be decoded: {error!r}") from error
+        # A target stays pending until its message has proved right: a wrong one ends it with the connection.
+        try:
+            if kind == RESULT:
+                target = self._pending[number]
+                if target is not None and not target.done():
+                    target.set_result(message[2])
+            elif kind == ITEM:
+                target = self._pending[number]
+                if target is not None:
+                    target.add(message[2])  # type: ignore[union-attr]  # AttributeError: an item of a call
+                return
+            elif kind == ERROR:
+                target = self._pending[number]
+                remote = messages.error_of(message[2:])
+                if target is not None and not target.done():
+                    target.set_exception(remote)
+            elif kind == END:
+                target = self._pending[number]
+                if target is not None:
+                    target.end()  # type: ignore[union-attr]
+            elif kind == GOODBYE:
+                self._take_goodbye(number, message[2])
+                return
+            else:
+                raise ProtocolError(f"the server has sent a message of kind {kind!r}")
+        except (LookupError, TypeError, AttributeError) as wrong:
+            raise ProtocolError(f"the server has sent a wrong message: {wrong!r}") from wrong
+        del self._pending[number]
+        self.has_answers = True
+        if self.is_full:
+            self._send_queue()
+            self._close_if_done()
+
+    def _take_hello(self, packet: bytes) -> None:
+        hello = messages.decode_hello(packet, self._codec.name)
+        if hello.max_calls < 1:
+            raise ProtocolError("the peer is no server")
+        self.max_sent_packet = hello.max_packet
+        self._max_calls = hello.max_calls
+        self.takes_calls = True
+        self.made.set_result(None)
+        self._send_queue()
+
+    def _take_goodbye(self, last_taken: int, reason: str | None) -> None:
+        """Answers to what the server has taken still come; the rest goes to the next connection."""
+        if type(last_taken) is not int:
+            raise TypeError("a goodbye without a number")
+        self._last_taken = last_taken
+        if reason is not None:
+            self._reason = ProtocolError(f"the server has refused to go on: {reason}")
+        self._stop_taking()
+        for number in [number for number in self._pending if number > last_taken]:
+            self._fail(self._pending.pop(number), is_sent=False)
+        self._fail_queue()
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if not self.takes_calls and not self._pending:
+            self.close()

@@ -1,0 +1,366 @@
+"""One connection of a server: the calls that it has under way.
+
+    REQUEST ---> the handler ---> ends at once ------------------------> RESULT or ERROR
+                     '----------> a Call, which knows what runs ---> done, cancelled, deadline ---> RESULT, ERROR, END
+
+Nothing more is read while the client does not read its answers: what a connection holds in memory is bounded by its
+limits. A client keeps reading, so that this cannot stop both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import traceback
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from . import _messages as messages
+from ._codecs import Codec
+from ._deadline import current_deadline
+from ._errors import ProtocolError
+from ._handlers import BadCallError, BadResultError, Handler, Running, accepts
+from ._messages import CANCEL, CREDIT, END, ERROR, GOODBYE, ITEM, REQUEST, RESULT, STREAM
+from ._packet_stream import PacketStream
+from ._peer import check_same_user
+
+_logger = logging.getLogger("grapeshot.rpc")
+
+# How long a client may take until it has said hello.
+_HELLO_S = 10.0
+# A deadline beyond this is none that a timer knows.
+_MAX_LEFT_S = 1e8
+_MAX_TEXT = 16 * 1024
+_NO_KWARGS: dict[str, Any] = {}
+
+
+class Request(NamedTuple):
+    """What REQUEST and STREAM say."""
+
+    number: Any
+    method: Any
+    args: Any
+    kwargs: Any
+    left_s: Any
+    credit: Any
+
+
+class Owner(Protocol):
+    """The server: its options, and its list of connections."""
+
+    codec: Codec
+    max_calls: int
+    max_packet: int
+    tracebacks: bool
+
+    def attach(self, connection: ServerConnection, /) -> None: ...
+    def detach(self, connection: ServerConnection, /) -> None: ...
+
+
+class Call:
+    """A call that did not end at once; the outlet of its stream, if it is one."""
+
+    __slots__ = ("_connection", "_credit", "_handler", "_is_late", "_number", "_running", "_timer", "_waiter")
+
+    def __init__(self, connection: ServerConnection, number: int, handler: Handler, credit: int) -> None:
+        self._connection = connection
+        self._number = number
+        self._handler = handler
+        self._credit = credit
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_late = False
+        # None before it begins, and once it was cancelled: a handler is cancelled once, and may then take its time.
+        self._running: Running | None = None
+
+    def run(self, running: Running, deadline: float | None) -> None:
+        """Wait for the end of what runs, and for the deadline."""
+        self._running = running
+        running.add_done_callback(self._finish)
+        if deadline is not None:
+            self._timer = asyncio.get_running_loop().call_at(deadline, self._expire)
+
+    def cancel(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.cancel()
+
+    def _expire(self) -> None:
+        self._is_late = self._running is not None
+        self.cancel()
+
+    def _finish(self, running: Running) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._running = None
+        self._connection.finish(self._number, self._handler, running, is_late=self._is_late)
+
+    # ------------------------------------------------------------------ the outlet
+
+    def send_item(self, item: Any) -> None:
+        """Send an item. Raises BadResultError if it cannot be sent."""
+        self._credit -= 1
+        try:
+            self._connection.send((ITEM, self._number, item))
+        except Exception as error:
+            raise BadResultError(error) from error
+
+    def is_ready(self) -> bool:
+        """Whether the client takes one more item, and the transport too."""
+        return self._credit > 0 and self._connection.can_write
+
+    async def wait_ready(self) -> None:
+        while not self.is_ready():
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    def add_credit(self, count: int) -> None:
+        self._credit += count
+        self.wake()
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class ServerConnection(PacketStream):
+    def __init__(self, server: Owner, methods: Mapping[str, Handler]) -> None:
+        super().__init__(server.max_packet)
+        self._server = server
+        self._methods = methods
+        self._codec = server.codec
+        self._encode, self._decode = server.codec.encode, server.codec.decode
+        self._max_calls = server.max_calls
+        self._calls: dict[int, Call] = {}
+        self._last = 0
+        self._is_greeted = False
+        self._is_leaving = False
+        self._hello_timer: asyncio.TimerHandle | None = None
+
+    # ------------------------------------------------------------------ the connection
+
+    @property
+    def calls(self) -> int:
+        """How many calls are under way."""
+        return len(self._calls)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._server.attach(self)
+        if self._codec.is_for_one_user:
+            try:
+                check_same_user(transport.get_extra_info("socket"))
+            except PermissionError as error:
+                _logger.warning("a connection was refused: %s", str(error))
+                self.abort()
+                return
+        self._hello_timer = self._loop.call_later(_HELLO_S, self.abort)
+        self.send_packet(messages.Hello(self._codec.name, self.max_packet, self._max_calls).encode())
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+        self.cancel_calls()
+        self._server.detach(self)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.hold()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        for call in list(self._calls.values()):
+            call.wake()
+        self.take_again()
+
+    def closing(self, error: ProtocolError) -> None:
+        _logger.warning("a client has broken the protocol: %s", str(error))
+        if self._is_greeted:
+            self.send((GOODBYE, self._last, self._sendable(str(error))))
+
+    def say_goodbye(self) -> None:
+        """Take no more calls; close the connection when the last one is answered."""
+        if self._is_leaving or not self.is_open:
+            return
+        self._is_leaving = True
+        self.send((GOODBYE, self._last, None))
+        self._close_if_done()
+
+    def cancel_calls(self) -> None:
+        for call in list(self._calls.values()):
+            call.cancel()
+
+    def _close_if_done(self) -> None:
+        if self._is_leaving and not self._calls:
+            self.close()
+
+    # ------------------------------------------------------------------ requests
+
+    def packet_received(self, packet: bytes) -> None:
+        if not self._is_greeted:
+            self._take_hello(packet)
+            return
+        try:
+            kind, number, *fields = self._decode(packet)
+        except Exception as error:
+            raise ProtocolError(f"a message cannot be decoded: {error!r}") from error
+        try:
+            if kind == REQUEST:
+                if len(fields) == 2:
+                    method, args = fields
+                    request = Request(number, method, args, _NO_KWARGS, None, 0)
+                else:
+                    method, args, kwargs, left_s = fields
+                    request = Request(number, method, args, kwargs, left_s, 0)
+            elif kind == STREAM:
+                request = Request(number, *fields)
+                _check_credit(request.credit)
+            else:
+                self._take_control(kind, number, fields)
+                return
+        except (LookupError, TypeError, ValueError) as error:
+            raise ProtocolError(f"a wrong message: {error!r}") from error
+        self._take_request(request, is_stream=kind == STREAM)
+
+    def _take_hello(self, packet: bytes) -> None:
+        hello = messages.decode_hello(packet, self._codec.name)
+        self._is_greeted = True
+        self.max_sent_packet = hello.max_packet
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+
+    def _take_control(self, kind: Any, number: Any, fields: list[Any]) -> None:
+        """Cancel a call, or let a stream send more; the call may have ended meanwhile."""
+        call = self._calls.get(number)
+        if kind == CANCEL:
+            if call is not None:
+                call.cancel()
+        elif kind == CREDIT:
+            [count] = fields
+            _check_credit(count)
+            if call is not None:
+                call.add_credit(count)
+        else:
+            raise ValueError(f"its kind is {kind!r}")
+
+    def _take_request(self, request: Request, is_stream: bool) -> None:
+        number, method, args, kwargs, left_s, _ = request
+        if type(number) is not int or number <= self._last:
+            raise ProtocolError(f"a request with the number {number!r} after {self._last}")
+        if type(method) is not str or not isinstance(args, list | tuple) or type(kwargs) is not dict:
+            raise ProtocolError("a wrong request")
+        if self._is_leaving:
+            return  # the goodbye has told the client that it does not run
+        self._last = number
+        if len(self._calls) >= self._max_calls:
+            raise ProtocolError(f"more than {self._max_calls} calls under way")
+        if left_s is None:
+            self._run(request, is_stream, None)
+            return
+        if not isinstance(left_s, int | float) or not 0 <= left_s < _MAX_LEFT_S:
+            raise ProtocolError(f"{left_s!r} seconds left")
+        deadline = self._loop.time() + left_s
+        context = contextvars.copy_context()
+        context.run(current_deadline.set, deadline)
+        context.run(self._run, request, is_stream, deadline)
+
+    def _run(self, request: Request, is_stream: bool, deadline: float | None) -> None:
+        number, method, args, kwargs, _, credit = request
+        handler = self._methods.get(method)
+        if handler is None:
+            self._send_error(number, messages.UNKNOWN_METHOD, "UnknownMethod", f"there is no method {method!r}")
+            return
+        function, start, handler_streams = handler
+        if handler_streams != is_stream:
+            why = f"{method} streams its results" if handler_streams else f"{method} does not stream"
+            self._send_error(number, messages.BAD_ARGUMENTS, "BadArguments", why)
+            return
+        # one that is not streamed and ends at once needs none
+        call = Call(self, number, handler, credit) if is_stream else None
+        try:
+            if start is None:
+                value = function(*args, **kwargs)
+            else:
+                running = start(call, function, args, kwargs)
+        except Exception as error:
+            if isinstance(error, TypeError) and not accepts(function, args, kwargs):
+                error = BadCallError(error)
+            self._send_exception(number, error)
+            return
+        if start is None:
+            self._send_result(number, value)
+        elif running.done():
+            self.finish(number, handler, running)
+        else:
+            call = self._calls[number] = call or Call(self, number, handler, 0)
+            call.run(running, deadline)
+
+    # ------------------------------------------------------------------ answers
+
+    def send(self, message: tuple[Any, ...]) -> None:
+        """Send a message. Raises what the codec raises, or PacketTooLarge."""
+        self.send_packet(self._encode(message))
+
+    def finish(self, number: int, handler: Handler, running: Running, is_late: bool = False) -> None:
+        """Answer a call that has ended."""
+        self._calls.pop(number, None)
+        if running.cancelled():
+            if is_late:
+                self._send_error(number, messages.DEADLINE, "DeadlineExceeded", "the handler was cancelled in time")
+            else:
+                self._send_error(number, messages.CANCELLED, "CancelledError", "the handler was cancelled")
+        else:
+            try:
+                value = running.result()
+            except BaseException as error:
+                self._send_exception(number, error)
+            else:
+                if handler.is_stream:
+                    self.send((END, number))
+                else:
+                    self._send_result(number, value)
+        if self._is_leaving:
+            self._close_if_done()
+
+    def _send_result(self, number: int, value: Any) -> None:
+        try:
+            self.send_packet(self._encode((RESULT, number, value)))
+        except Exception as error:
+            self._send_error(number, messages.BAD_RESULT, type(error).__qualname__, _text_of(error))
+
+    def _send_exception(self, number: int, error: BaseException) -> None:
+        _logger.debug("call %d has raised", number, exc_info=error)
+        code = messages.RAISED
+        if isinstance(error, BadCallError | BadResultError):
+            code = messages.BAD_ARGUMENTS if isinstance(error, BadCallError) else messages.BAD_RESULT
+            error = error.args[0]
+        kind = type(error)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        lines = "".join(traceback.format_exception(error)) if self._server.tracebacks else None
+        self._send_error(number, code, name, _text_of(error), lines)
+
+    def _send_error(self, number: int, code: int, type_name: str, message: str, lines: str | None = None) -> None:
+        texts = [None if text is None else self._sendable(text) for text in (type_name, message, lines)]
+        self.send((ERROR, number, code, *texts))
+
+    def _sendable(self, text: str) -> str:
+        """The text, or its beginning, without what UTF-8 has no bytes for. Three of them fit into each packet."""
+        limit = min(_MAX_TEXT, self.max_sent_packet // 24)  # a character may become six bytes
+        return text[:limit].encode("utf-8", "backslashreplace").decode()
+
+
+def _check_credit(count: Any) -> None:
+    if type(count) is not int or count < 1:
+        raise ValueError("credit that is none")
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(its text cannot be made)"

@@ -1,0 +1,113 @@
+"""The results of a streaming call, as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import Any
+
+from ._client_connection import ClientConnection, Request
+from ._deadline import earliest
+from ._errors import DeadlineExceeded, NotLeft
+from ._inbox import Inbox
+
+
+class Stream(AsyncIterator[Any]):
+    """Made by :meth:`Client.stream`; ``async for item in stream``. The call begins with the first item asked for.
+
+    The server runs at most ``stream_window`` items ahead of the reader. Leaving the loop early cancels the handler: at
+    once with ``async with`` or :meth:`aclose`, else when the stream is collected.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Awaitable[ClientConnection]], request: Request, timeout: float | None
+    ) -> None:
+        self._connect = connect
+        self._request = request
+        # Until the call begins.
+        self._timeout_s = timeout
+        self._inbox: Inbox | None = None
+        self._connection: ClientConnection | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._taken = 0
+
+    async def __anext__(self) -> Any:
+        inbox = self._inbox
+        if inbox is None or not inbox.items:
+            inbox = await self._wait()
+        item = inbox.items.popleft()
+        self._taken += 1
+        if self._taken * 2 >= self._request[4] and self._connection is not None:
+            self._connection.credit(inbox.number, self._taken)
+            self._taken = 0
+        return item
+
+    async def _wait(self) -> Inbox:
+        """Wait for the next item. Raises StopAsyncIteration at the end."""
+        if self._timeout_s is not None:
+            method, args, kwargs, deadline, window = self._request
+            self._request = (method, args, kwargs, earliest(deadline, self._timeout_s), window)
+            self._timeout_s = None
+        try:
+            async with asyncio.timeout_at(self._request[3]):
+                return await self._wait_for_item()
+        except TimeoutError as error:
+            self.cancel()
+            if isinstance(error, DeadlineExceeded):
+                raise
+            raise DeadlineExceeded(f"{self._request[0]} has not ended in time") from None
+
+    async def _wait_for_item(self) -> Inbox:
+        while True:
+            inbox = self._inbox
+            if inbox is None:
+                self._connection = await self._connect()
+                inbox = self._inbox = Inbox()
+                self._loop = asyncio.get_running_loop()
+                self._connection.start(inbox, self._request)
+            while not inbox.items and not inbox.done():
+                await inbox.wait()
+            if inbox.items:
+                return inbox
+            error = inbox.take_error()
+            if isinstance(error, NotLeft):
+                self._inbox = None
+            elif error is not None:
+                raise error
+            else:
+                raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Cancel the call if it still runs, as :meth:`cancel` does."""
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Cancel the call if it still runs. No item comes after this."""
+        inbox = self._inbox
+        if inbox is None:
+            self._inbox = inbox = Inbox()
+        elif self._connection is not None and not inbox.done():
+            self._connection.abandon(inbox.number, inbox)
+        inbox.items.clear()
+        inbox.end()
+
+    async def __aenter__(self) -> Stream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.cancel()
+
+    def __del__(self) -> None:
+        inbox, connection, loop = self._inbox, self._connection, self._loop
+        if inbox is None or inbox.done() or connection is None or loop is None or loop.is_closed():
+            return
+        # the collector may run in any thread, and in the middle of anything
+        loop.call_soon_threadsafe(_drop, connection, inbox)
+
+
+def _drop(connection: ClientConnection, inbox: Inbox) -> None:
+    connection.abandon(inbox.number, inbox)
+    inbox.end()

@@ -1,0 +1,7 @@
+"""The tests of grapeshot.rpc need its extra."""
+
+from __future__ import annotations
+
+import importlib.util
+
+collect_ignore_glob = [] if importlib.util.find_spec("msgspec") else ["test_*.py"]

@@ -1,0 +1,142 @@
+"""Any bytes at all, made by hypothesis: the server lives, and a packet stream cuts them as it should."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+
+import msgspec
+import pytest
+from rpc.ends import RawClient, ends, raw_client
+from support import HOST, until
+
+from grapeshot import rpc
+
+hypothesis = pytest.importorskip("hypothesis")
+from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+# from 3.14 on, hypothesis may warn of its own generator
+pytestmark = pytest.mark.filterwarnings("ignore:It looks like `register_random`")
+
+SETTINGS = settings(
+    max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
+)
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-10, 2**63) | st.floats() | st.text(max_size=5) | st.binary(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+METHODS = st.sampled_from(["add", "later", "numbers", "fail", "hold", ""])
+# Nearly right: most fields have the right type.
+MESSAGES = st.one_of(
+    st.tuples(st.just(1), st.integers(0, 9), METHODS, st.lists(VALUES, max_size=3)),
+    st.tuples(st.sampled_from([1, 2]), st.integers(0, 9), METHODS, VALUES, VALUES, VALUES, st.integers(-1, 5)),
+    st.tuples(st.sampled_from([3, 4]), st.integers(0, 9), st.integers(-1, 5)),
+    st.lists(VALUES, max_size=6),
+).map(msgspec.msgpack.encode)
+PACKETS = st.lists(st.one_of(st.binary(max_size=40), MESSAGES), max_size=8)
+
+
+def test_a_server_survives_any_packets(new_loop):
+    """After each of them: the connection is closed or answers, nothing is reported, and nothing is left under way."""
+    loop = new_loop()
+    reported = []
+    loop.set_exception_handler(lambda _loop, context: reported.append(context))
+
+    async def attempt(both, packets, tail):
+        async with raw_client(both.port) as raw:
+            raw.say_hello()
+            for packet in packets:
+                raw.send(packet)
+            raw.writer.write(tail)
+            if raw.writer.can_write_eof():
+                raw.writer.write_eof()
+            await raw.packet()
+            await asyncio.wait_for(raw.rest(), 10)
+        await until(lambda: both.server.connections == 0 and both.server.calls == 0)
+        assert await both.client().call("add", 1) == 2
+        await both.clients.pop().close()
+        await until(lambda: both.server.connections == 0)
+
+    async def serve(inbox):
+        async with ends(max_packet=1000) as both:
+            inbox.append(both)
+            await inbox_closed.wait()
+
+    inbox: list = []
+    inbox_closed = asyncio.Event()
+    serving = loop.create_task(serve(inbox))
+    loop.run_until_complete(asyncio.sleep(0))
+    while not inbox:
+        loop.run_until_complete(asyncio.sleep(0))
+
+    @SETTINGS
+    @given(PACKETS, st.binary(max_size=8))
+    def check(packets, tail):
+        loop.run_until_complete(attempt(inbox[0], packets, tail))
+        assert reported == []
+
+    check()
+    inbox_closed.set()
+    loop.run_until_complete(serving)
+
+
+class Taking(rpc.PacketStream):
+    def __init__(self) -> None:
+        super().__init__(max_packet=50)
+        self.packets: list[bytes] = []
+        self.errors: list[str] = []
+
+    def packet_received(self, packet: bytes) -> None:
+        self.packets.append(packet)
+        if packet.startswith(b"hold"):
+            self.hold()
+            asyncio.get_running_loop().call_soon(self.take_again)
+
+    def closing(self, error: rpc.ProtocolError) -> None:
+        self.errors.append(str(error))
+
+
+def test_a_packet_stream_cuts_any_bytes_in_any_pieces(new_loop):
+    loop = new_loop()
+
+    async def attempt(packets, cuts, oversized):
+        stream: list[Taking] = []
+
+        def make() -> Taking:
+            stream.append(Taking())
+            return stream[0]
+
+        server = await loop.create_server(make, HOST, 0)
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        raw = RawClient(reader, writer)
+        data = b"".join(struct.pack(">I", len(packet)) + packet for packet in packets)
+        data += struct.pack(">I", 51) + b"content" if oversized else b""
+        position = 0
+        for cut in [*cuts, len(data)]:
+            if writer.is_closing():  # the length was refused before the content came
+                break
+            writer.write(data[position : position + cut])
+            position += cut
+            await asyncio.sleep(0)
+        if oversized:
+            await raw.rest()
+        await until(lambda: stream and len(stream[0].packets) == len(packets))
+        assert stream[0].packets == packets
+        assert len(stream[0].errors) == oversized
+        writer.close()
+        server.close()
+        await until(lambda: not stream[0].is_attached)
+
+    @settings(SETTINGS, max_examples=60)
+    @given(
+        st.lists(st.one_of(st.binary(max_size=50), st.just(b"hold")), max_size=10),
+        st.lists(st.integers(1, 30), max_size=20),
+        st.booleans(),
+    )
+    def check(packets, cuts, oversized):
+        loop.run_until_complete(attempt(packets, cuts, oversized))
+
+    check()

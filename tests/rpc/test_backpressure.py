@@ -1,0 +1,88 @@
+"""A slow end bounds what the other end holds in memory."""
+
+from __future__ import annotations
+
+import asyncio
+
+from rpc.ends import ends, raw_client
+from support import until
+
+MIB = 1024 * 1024
+
+
+async def test_a_server_that_does_not_read_bounds_what_the_client_sends(loop):
+    async with ends() as both:
+        client = both.client()
+        await client.call("add", 1)
+        [connection] = both.server._connections
+        connection._transport.pause_reading()
+        calls = [asyncio.create_task(client.call("later", bytes(MIB))) for _ in range(100)]
+        await until(lambda: not client._connection.can_write)
+        for _ in range(100):
+            await asyncio.sleep(0)
+            assert client._connection.pending_bytes() < 3 * MIB
+        waiting = len(client._connection._queue)
+        assert waiting > 50
+        cancelled = calls.pop()  # one that waits
+        cancelled.cancel()
+        connection._transport.resume_reading()
+        results = await asyncio.gather(*calls)
+        assert [len(result) for result in results] == [MIB] * 99
+        assert cancelled.cancelled()
+
+
+async def test_a_client_that_does_not_read_bounds_what_the_server_answers(loop):
+    """Small requests with large answers: the server stops taking requests, those that came already included."""
+    async with ends() as both, raw_client(both.port) as raw:
+        raw.say_hello(max_packet=2 * MIB)
+        for number in range(1, 201):
+            raw.send_message(1, number, "blob", [MIB])
+        await until(lambda: both.server._connections and not next(iter(both.server._connections)).can_write)
+        [connection] = both.server._connections
+        for _ in range(100):
+            await asyncio.sleep(0)
+            assert connection.pending_bytes() < 3 * MIB
+        assert connection._last < 100
+        await raw.packet()
+        numbers = [(await raw.message())[1] for _ in range(200)]
+        assert numbers == list(range(1, 201))
+
+
+async def test_a_client_beyond_the_limit_of_calls_is_refused(loop):
+    async with ends(max_calls=2) as both, raw_client(both.port) as raw:
+        raw.say_hello()
+        for number in (1, 2, 3):
+            raw.send_message(1, number, "hold", [number])
+        await raw.packet()
+        assert await raw.message() == [9, 3, "more than 2 calls under way"]
+        assert await raw.rest() == b""
+        await until(lambda: sorted(both.methods.cancelled) == [1, 2])
+        assert await both.client().call("add", 1) == 2
+
+
+async def test_clients_do_not_hold_up_each_other(loop):
+    async with ends(max_calls=2) as both:
+        slow, quick = both.client(), both.client()
+        calls = [asyncio.create_task(slow.call("hold", number)) for number in range(5)]
+        await until(lambda: len(both.methods.begun) == 2)
+        assert await quick.call("add", 1) == 2
+        both.methods.released.set()
+        assert await asyncio.gather(*calls) == list(range(5))
+
+
+async def test_a_client_that_says_no_hello_is_closed_in_time(loop, monkeypatch):
+    monkeypatch.setattr("grapeshot.rpc._server_connection._HELLO_S", 0.02)
+    async with ends() as both, raw_client(both.port) as raw:
+        await raw.packet()
+        assert await raw.rest() == b""
+        await until(lambda: both.server.connections == 0)
+
+
+async def test_closing_does_not_wait_for_a_peer_that_does_not_read(loop, monkeypatch):
+    monkeypatch.setattr("grapeshot.rpc._packet_stream._LINGER_S", 0.05)
+    async with ends() as both, raw_client(both.port) as raw:
+        raw.say_hello(max_packet=20 * MIB)
+        raw.send_message(1, 1, "blob", [15 * MIB])
+        await until(lambda: both.server._connections and not next(iter(both.server._connections)).can_write)
+        await both.server.close()
+        assert both.server.connections == 0

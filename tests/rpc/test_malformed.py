@@ -1,0 +1,235 @@
+"""Whatever bytes a peer sends: its own connection is closed with a reason, and the rest goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+
+import msgspec
+import pytest
+from rpc.ends import ends, raw_client
+from support import HOST, until
+
+from grapeshot import rpc
+
+encode = msgspec.msgpack.encode
+
+NOT_DECODABLE = {
+    "nothing": b"",
+    "no msgpack": b"\xc1",
+    "a part of a string": b"\x94\x01\x01\xa4bl",
+    "bytes behind the message": encode((3, 1)) + b"\0",
+    "a number": encode(7),
+    "an empty list": encode([]),
+    "a map": encode({"a": 1, "b": 2}),
+    "a text": encode("ab"),
+    "nested too deep": b"\x91" * 100_000,
+    "a list longer than memory": b"\xdd\xff\xff\xff\xff",
+    "an unknown kind": encode((99, 1)),
+    "a kind of the server": encode((5, 1, "value")),
+    "a text as kind": encode(("1", 1, "add", [])),
+}
+NO_REQUEST = {
+    "too short": (1, 1),
+    "too long": (1, 1, "add", [1], {}, None, 7, 8),
+    "a number that is none": (1, "1", "add", [1]),
+    "number 0": (1, 0, "add", [1]),
+    "a method that is none": (1, 1, ["add"], [1]),
+    "arguments that are none": (1, 1, "add", 1),
+    "keywords that are none": (1, 1, "add", [1], [], None),
+    "a deadline that is none": (1, 1, "add", [1], {}, "soon"),
+    "a deadline in the past": (1, 1, "add", [1], {}, -1.0),
+    "a deadline that is no number": (1, 1, "add", [1], {}, float("nan")),
+    "an endless deadline": (1, 1, "add", [1], {}, float("inf")),
+    "no credit": (2, 1, "numbers", [1], {}, None, 0),
+    "credit that is none": (2, 1, "numbers", [1], {}, None, "1"),
+    "a stream without fields": (2, 1),
+    "cancels nothing": (3, [1]),
+    "credit without a count": (4, 1),
+    "negative credit": (4, 1, -5),
+}
+
+
+async def test_errors_fit_into_the_smallest_packet(loop):
+    async with ends() as both, raw_client(both.port) as raw:
+        raw.say_hello(max_packet=512)
+        raw.send_message(1, 1, "fail", ["\U0001f600" * 1000])
+        raw.send_message(1, 2, "nothing" * 1000, [])
+        raw.send_message(1, 3, "blob", [600])
+        await raw.packet()
+        assert sorted([(await raw.message())[:3] for _ in range(3)]) == [[6, 1, 0], [6, 2, 1], [6, 3, 3]]
+        raw.send_message("\U0001f600" * 1000, 4)
+        await refused(raw, both)
+
+
+async def refused(raw, both) -> None:
+    """The server says why, and closes; others are served as before."""
+    kind, _, reason = await raw.message()
+    assert kind == 9
+    assert reason
+    assert await raw.rest() == b""
+    assert await both.client().call("add", 1) == 2
+
+
+@pytest.mark.parametrize("packet", NOT_DECODABLE.values(), ids=NOT_DECODABLE)
+async def test_a_packet_that_is_no_message(loop, packet):
+    async with ends() as both, raw_client(both.port) as raw:
+        raw.say_hello()
+        raw.send(packet)
+        await raw.packet()
+        await refused(raw, both)
+
+
+@pytest.mark.parametrize("message", NO_REQUEST.values(), ids=NO_REQUEST)
+async def test_a_message_that_is_no_request(loop, message):
+    async with ends() as both, raw_client(both.port) as raw:
+        raw.say_hello()
+        raw.send_message(*message)
+        await raw.packet()
+        await refused(raw, both)
+
+
+async def test_a_number_that_was_used(loop):
+    async with ends() as both, raw_client(both.port) as raw:
+        raw.say_hello()
+        raw.send_message(1, 5, "add", [1])
+        raw.send_message(1, 5, "add", [1])
+        await raw.packet()
+        assert await raw.message() == [5, 5, 2]
+        await refused(raw, both)
+
+
+async def test_keywords_that_are_no_names(loop):
+    async with ends() as both, raw_client(both.port) as raw:
+        raw.say_hello()
+        raw.send_message(1, 1, "add", [1], {"b": 5}, None)
+        raw.send_message(1, 2, "add", [1], {5: 5}, None)
+        await raw.packet()
+        assert await raw.message() == [5, 1, 6]
+        assert (await raw.message())[:3] == [6, 2, 2]
+
+
+async def test_cancelling_and_crediting_what_is_over_does_nothing(loop):
+    async with ends() as both, raw_client(both.port) as raw:
+        raw.say_hello()
+        raw.send_message(1, 1, "add", [1])
+        raw.send_message(3, 1)
+        raw.send_message(4, 1, 5)
+        raw.send_message(3, 77)
+        raw.send_message(1, 2, "add", [2])
+        await raw.packet()
+        assert [await raw.message() for _ in range(2)] == [[5, 1, 2], [5, 2, 3]]
+
+
+@pytest.mark.parametrize("length", [1_000_001, 2**31, 2**32 - 1])
+async def test_a_packet_that_is_too_long_is_refused_before_it_comes(loop, length):
+    async with ends(max_packet=1_000_000) as both, raw_client(both.port) as raw:
+        raw.say_hello()
+        raw.send(b"begin", length)
+        await raw.packet()
+        await refused(raw, both)
+
+
+HELLOS = {
+    "http": b"GET / HTTP/1.1\r\n",
+    "no hello": encode((1, 1, "add", [1])),
+    "a list": b"[]",
+    "deep": b"[" * 100_000,
+    "another version": json.dumps({"grapeshot.rpc": 2, "codec": "msgpack", "max_packet": 1, "max_calls": 0}).encode(),
+    "another codec": json.dumps({"grapeshot.rpc": 1, "codec": "pickle", "max_packet": 1, "max_calls": 0}).encode(),
+    "odd limits": json.dumps({"grapeshot.rpc": 1, "codec": "msgpack", "max_packet": "1", "max_calls": 0}).encode(),
+    "too small a limit": json.dumps(
+        {"grapeshot.rpc": 1, "codec": "msgpack", "max_packet": 511, "max_calls": 0}
+    ).encode(),
+    "no limits": json.dumps({"grapeshot.rpc": 1, "codec": "msgpack"}).encode(),
+}
+
+
+@pytest.mark.parametrize("hello", HELLOS.values(), ids=HELLOS)
+async def test_a_wrong_hello(loop, hello):
+    async with ends() as both, raw_client(both.port) as raw:
+        raw.send(hello)
+        raw.send_message(1, 1, "add", [1])
+        await raw.packet()
+        assert await raw.rest() == b""
+        assert await both.client().call("add", 1) == 2
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
+async def test_packets_in_pieces(loop, size):
+    async with ends() as both, raw_client(both.port) as raw:
+        raw.say_hello()
+        await raw.packet()
+        data = b""
+        for number in (1, 2, 3):
+            request = encode((1, number, "add", ["x" * 200, "y"]))
+            data += struct.pack(">I", len(request)) + request
+        for start in range(0, len(data), size):
+            raw.writer.write(data[start : start + size])
+            await asyncio.sleep(0)
+        assert [await raw.message() for _ in range(3)] == [[5, number, "x" * 200 + "y"] for number in (1, 2, 3)]
+
+
+async def test_a_connection_that_ends_within_a_packet(loop):
+    async with ends() as both:
+        async with raw_client(both.port) as raw:
+            raw.say_hello()
+            raw.send_message(1, 1, "hold", [1])
+            raw.send(b"the rest never comes", 1000)
+            await until(lambda: both.methods.begun)
+        await until(lambda: both.server.connections == 0 and both.methods.cancelled == [1])
+
+
+# ---------------------------------------------------------------- a server that is none
+
+
+ANSWERS = {
+    "no msgpack": b"\xc1",
+    "an unknown number": encode((5, 99, None)),
+    "an unknown kind": encode((77, 1, None)),
+    "an item of a call": encode((7, 1, None)),
+    "an end of a call": encode((8, 1)),
+    "an error without fields": encode((6, 1)),
+    "an error of no code": encode((6, 1, 99, "a", "b", None)),
+    "a result without a value": encode((5, 1)),
+    "a list as number": encode((5, [], 1)),
+    "a goodbye without fields": encode((9, 1)),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+async def test_a_wrong_answer_ends_the_call(loop, answer):
+    class Wrong(asyncio.Protocol):
+        def connection_made(self, transport):
+            self.transport = transport
+            hello = b'{"grapeshot.rpc":1,"codec":"msgpack","max_packet":1000,"max_calls":9}'
+            transport.write(struct.pack(">I", len(hello)) + hello)
+
+        def data_received(self, data):
+            if b"add" in data:
+                self.transport.write(struct.pack(">I", len(answer)) + answer)
+
+    server = await loop.create_server(Wrong, HOST, 0)
+    client = rpc.Client(*server.sockets[0].getsockname())
+    with pytest.raises(rpc.ConnectionLost) as caught:
+        await client.call("add", 1, timeout=5)
+    assert caught.value.sent
+    assert isinstance(caught.value.__cause__, rpc.ProtocolError)
+    await client.close()
+    server.close()
+
+
+async def test_a_peer_that_speaks_another_protocol(loop):
+    class Http(asyncio.Protocol):
+        def connection_made(self, transport):
+            transport.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    server = await loop.create_server(Http, HOST, 0)
+    client = rpc.Client(*server.sockets[0].getsockname())
+    with pytest.raises(rpc.ConnectionLost) as caught:
+        await client.call("add", 1)
+    assert not caught.value.sent
+    assert isinstance(caught.value.__cause__, rpc.ProtocolError)
+    await client.close()
+    server.close()
