@@ -1,0 +1,1 @@
+"""Calls between processes beside grpc.aio and rpyc: `python -m benchmarks.rpc`."""
