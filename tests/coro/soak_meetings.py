@@ -85,7 +85,8 @@ def sends(world: World) -> None:
             check(channel.receive() == number, "channel: not in order")
         producer.join()
     finally:
-        if not producer.done():
+        # On a stack of its own, even the call of `shutdown` may collect garbage whose finalizer waits: others run.
+        with contextlib.suppress(coro.DeadCoroutine):
             producer.shutdown()
 
 
@@ -201,8 +202,10 @@ def runs_in_tasks(world: World) -> None:
 
 
 def runs_in_threads(world: World) -> None:
-    # The executor ends before the coros that are left when a loop is closed.
-    if world.generator.random() < 0.2 and not world.is_closing:
+    # The executor ends before the coros that are left when a loop is closed. On a stack of its own, a finalizer of the
+    # collector may let others run while `submit` holds a lock of the whole process.
+    is_safe = not world.is_closing and coro.current().stack_info()["kind"] == "shared"
+    if world.generator.random() < 0.2 and is_safe:
         check(coro.threads.run(sum, range(10)) == 45, "a wrong sum of a thread")
 
 
