@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 
 import pytest
 from support import coro_is_available, spawn_blocked, wait_until
@@ -120,3 +121,56 @@ def test_finalizer_waits_on_an_own_stack():
         return result
 
     assert coro.run(lambda: coro.spawn(main, stack="own").join()) == [True]
+
+
+def test_finalizers_wait_in_a_coro_that_only_collects():
+    """Automatic collections are off, as docs/coro-migration.md shows it. Others hold the lock most of the time."""
+    lock = make("thread_lock")
+    total = 2 * 4 * 50
+    ended, was_held = [], []
+
+    def finish(*_):
+        was_held.append(lock.locked())
+        with lock:
+            ended.append(coro.current())
+
+    def work(kept):
+        for _ in range(50):
+            with lock:
+                Cycle(finish)
+                cycle = [set()]
+                cycle.append(cycle)
+                kept.append(weakref.ref(cycle[0], finish))
+                del cycle
+                coro.yield_slice()
+
+    def collect():
+        while True:
+            if gc.get_count()[0] > gc.get_threshold()[0]:
+                gc.collect(0)
+            coro.yield_slice()
+
+    def main():
+        collector = coro.spawn(collect, stack="own")
+        kept = []
+        with coro.Group() as group:
+            for _ in range(4):
+                group.spawn(work, kept)
+        for _ in range(1000):
+            if len(ended) == total:
+                break
+            coro.spawn(gc.collect, stack="own").join()
+        return collector
+
+    was_enabled, thresholds = gc.isenabled(), gc.get_threshold()
+    gc.disable()
+    gc.set_threshold(20, 2, 2)
+    try:
+        collector = coro.run(main)
+    finally:
+        gc.set_threshold(*thresholds)
+        if was_enabled:
+            gc.enable()
+    assert len(ended) == total
+    assert collector in ended
+    assert any(was_held)
