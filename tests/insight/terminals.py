@@ -8,6 +8,7 @@ import re
 import select
 import sys
 import time
+import warnings
 from typing import Any
 
 from support import CAP_S
@@ -22,7 +23,9 @@ class Terminal:
 
     def __init__(self, *arguments: Any, **variables: str) -> None:
         environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24", **variables}
-        self.pid, self.fd = pty.fork()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # the test runner may have threads
+            self.pid, self.fd = pty.fork()
         if self.pid == 0:
             os.execve(sys.executable, [sys.executable, *map(str, arguments)], environment)
         self._raw = b""
