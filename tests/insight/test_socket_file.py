@@ -13,7 +13,7 @@ import threading
 import pytest
 from insight.callers import NOBODY, call, connected_as_nobody, needs_root, output_of
 
-from grapeshot import backdoor
+from grapeshot import _peer, backdoor
 from grapeshot.backdoor import _path
 
 pytestmark = pytest.mark.usefixtures("tasks")
@@ -75,7 +75,7 @@ async def test_another_user_is_refused(loop, path, is_open, caplog):
 
 
 async def test_the_user_is_compared_before_a_byte_is_read(loop, path, monkeypatch, caplog):
-    monkeypatch.setattr(_path, "peer_uid", lambda sock: os.geteuid() + 1)
+    monkeypatch.setattr(_peer, "peer_uid", lambda sock: os.geteuid() + 1)
     with backdoor.serve(path) as server:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(str(path))
@@ -94,7 +94,7 @@ def test_where_nobody_knows_how_to_ask(path, new_loop, monkeypatch):
         with pytest.raises(NotImplementedError, match="the user of a connection"):
             backdoor.serve(path)
 
-    monkeypatch.setattr(_path, "peer_uid", None)
+    monkeypatch.setattr(_peer, "peer_uid", None)
     new_loop().run_until_complete(main())
     assert not path.exists()
 

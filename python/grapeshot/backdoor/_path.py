@@ -1,4 +1,4 @@
-"""The socket file of a back door: in which directories it may lie, what it replaces, and who may connect.
+"""The socket file of a back door: in which directories it may lie, and what it replaces.
 
 A name is trusted if nobody but root and this user could have put it there or can change it. The file never exists with
 a wider mode than 0600: the socket is made in a directory that only this user can enter, and linked to its place.
@@ -10,13 +10,7 @@ import errno
 import os
 import socket
 import stat
-import struct
-import sys
 import tempfile
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _BACKLOG = 16
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -141,38 +135,3 @@ def _is_alive(path: str) -> bool:
         except BlockingIOError:
             return True  # its queue is full
         return True
-
-
-# ---------------------------------------------------------------- the peer
-
-
-def _linux(sock: socket.socket) -> int:
-    _pid, uid, _gid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return uid  # type: ignore[no-any-return]
-
-
-def _openbsd(sock: socket.socket) -> int:
-    uid, _gid, _pid = struct.unpack("IIi", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return uid  # type: ignore[no-any-return]
-
-
-def _xucred(sock: socket.socket) -> int:
-    """macOS and FreeBSD: LOCAL_PEERCRED gives a struct xucred, which begins with its version and the uid."""
-    data = sock.getsockopt(0, getattr(socket, "LOCAL_PEERCRED", 1), 128)
-    version, uid = struct.unpack_from("=II", data)
-    if version != 0:
-        raise OSError(errno.EPROTO, f"struct xucred of the unknown version {version}")
-    return uid  # type: ignore[no-any-return]
-
-
-def _find_peer_function() -> Callable[[socket.socket], int] | None:
-    system: str = sys.platform  # a variable: a type checker knows of one system only
-    if system == "linux":
-        return _linux
-    if system.startswith("openbsd"):
-        return _openbsd
-    return _xucred if system.startswith(("darwin", "freebsd", "dragonfly")) else None
-
-
-# Returns the effective uid with which the other side has connected; None where nobody knows how to ask.
-peer_uid = _find_peer_function()

@@ -16,7 +16,7 @@ import sys
 import weakref
 from collections.abc import AsyncGenerator
 
-from grapeshot import _core, _tree
+from grapeshot import _core, _peer, _tree
 
 from . import _output, _path
 from ._session import Session
@@ -38,7 +38,7 @@ class Server:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, path: str | os.PathLike[str], namespace: dict[str, Any]
     ) -> None:
-        if _path.peer_uid is None:
+        if _peer.peer_uid is None:
             raise NotImplementedError(f"how to ask for the user of a connection is not known on {sys.platform}")
         self._loop = loop
         self._namespace = namespace
@@ -131,8 +131,8 @@ class Server:
         self._loop.add_reader(self._file.sock, self._accept)
 
     def _is_allowed(self, sock: socket.socket) -> bool:
-        assert _path.peer_uid is not None
-        uid = _path.peer_uid(sock)
+        assert _peer.peer_uid is not None
+        uid = _peer.peer_uid(sock)
         if uid in (0, os.geteuid()):
             return True
         _logger.warning("%s: a client of the user %d was refused", self.path, uid)

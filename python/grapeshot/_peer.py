@@ -1,0 +1,44 @@
+"""Who is at the other end of a unix socket, as the kernel says."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _linux(sock: socket.socket) -> int:
+    _pid, uid, _gid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return uid  # type: ignore[no-any-return]
+
+
+def _openbsd(sock: socket.socket) -> int:
+    uid, _gid, _pid = struct.unpack("IIi", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return uid  # type: ignore[no-any-return]
+
+
+def _xucred(sock: socket.socket) -> int:
+    """macOS and FreeBSD: LOCAL_PEERCRED gives a struct xucred, which begins with its version and the uid."""
+    data = sock.getsockopt(0, getattr(socket, "LOCAL_PEERCRED", 1), 128)
+    version, uid = struct.unpack_from("=II", data)
+    if version != 0:
+        raise OSError(errno.EPROTO, f"struct xucred of the unknown version {version}")
+    return uid  # type: ignore[no-any-return]
+
+
+def _find_peer_function() -> Callable[[socket.socket], int] | None:
+    system: str = sys.platform  # a variable: a type checker knows of one system only
+    if system == "linux":
+        return _linux
+    if system.startswith("openbsd"):
+        return _openbsd
+    return _xucred if system.startswith(("darwin", "freebsd", "dragonfly")) else None
+
+
+# Returns the effective uid with which the other side has connected; None where nobody knows how to ask.
+peer_uid = _find_peer_function()
