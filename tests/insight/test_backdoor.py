@@ -327,6 +327,22 @@ def test_the_end_of_the_run_closes_it(new_loop, path):
     caller.close()
 
 
+def test_the_end_of_the_run_closes_clients_that_do_not_read(new_loop, path):
+    """What they have left unread is not waited for: the loop would be closed before their sockets."""
+
+    async def main():
+        server = backdoor.serve(path)
+        caller = await call(path)
+        await caller.send(b"print('x' * 3_000_000)\n")
+        await until(lambda: any(session.wire._to_send for session in server._sessions), "output to wait")
+        return caller
+
+    loop = new_loop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        caller = runner.run(main())
+    caller.close()
+
+
 def test_without_a_loop_it_says_so(path):
     with pytest.raises(RuntimeError, match="no event loop runs here"):
         backdoor.serve(path)

@@ -20,6 +20,7 @@ from grapeshot import _core, _peer, _tree
 
 from . import _output, _path
 from ._session import Session
+from ._wire import Wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class Server:
         self._loop = loop
         self._namespace = namespace
         self._sessions: set[Session] = set()
+        # Also of sessions that are over, while the rest of their output is sent.
+        self._wires: weakref.WeakSet[Wire] = weakref.WeakSet()
         self._count = 0
         self._file = _path.SocketFile(os.fspath(path).replace("{pid}", str(os.getpid())))
         self._timer: asyncio.TimerHandle | None = None
@@ -97,8 +100,9 @@ class Server:
         self._file.close()
         for session in list(self._sessions):
             session.write("\n[the back door is closed]\n")
-            session.wire.close()
             session.cancel()
+        for wire in list(self._wires):
+            wire.abort()  # what was sent arrives
         _servers.discard(self)
         _step(self._end.aclose())
 
@@ -144,6 +148,7 @@ class Server:
         session.context = contextvars.copy_context()
         session.context.run(_output.client.set, session)
         self._sessions.add(session)
+        self._wires.add(session.wire)
         _output.take()
         steps = session.run()
         try:
@@ -174,8 +179,8 @@ class Server:
     def _forget_parent(self) -> None:
         """In a forked child: close what the parent listens on and talks to."""
         self._file.sock.close()
-        for session in self._sessions:
-            session.wire.forget()
+        for wire in list(self._wires):
+            wire.forget()
 
 
 async def _close_with_loop(server: Server) -> AsyncGenerator[None]:
