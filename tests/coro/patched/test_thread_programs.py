@@ -14,6 +14,25 @@ from tests.coro.patched.same_output import check_same_output
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 
 SCRIPTS = {
+    "is_alive": """
+        import threading
+
+        done = []
+        threads = [threading.Thread(target=done.append, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():
+                pass
+        print(sorted(done), [thread.is_alive() for thread in threads])
+
+        first = threading.Thread(target=done.append, args=(3,))
+        second = threading.Thread(target=first.start)
+        second.start()
+        while second.is_alive() or not first.ident or first.is_alive():
+            pass
+        print(sorted(done))
+    """,
     "polling": """
         import queue, threading, time
 

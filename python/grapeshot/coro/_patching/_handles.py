@@ -28,6 +28,12 @@ _real_ident = _thread.get_ident
 _start_real = _thread.start_new_thread
 
 
+def let_others_run() -> None:
+    """The thread that was asked for still runs. Code for threads asks again: after some calls other coros run."""
+    if _core._coro_can_wait():
+        _core._coro_act()
+
+
 class Running:
     """A thread that runs: its lock is held until the thread ends."""
 
@@ -92,6 +98,8 @@ class Sentinel:
             self._running = Running()
             return True
         if not blocking or timeout == 0:
+            if not self._running.is_over:
+                let_others_run()
             return self._running.is_over
         if self._coro is not None:
             check_can_join(self._coro, self._thread)
@@ -191,6 +199,11 @@ class ThreadHandle:
         self.running = self._real = None
 
     def is_done(self) -> bool:
+        if not self._is_over():
+            let_others_run()
+        return self._is_over()
+
+    def _is_over(self) -> bool:
         if self._is_set:
             return True
         if self._coro is not None:
@@ -214,7 +227,7 @@ class ThreadHandle:
 
     def join(self, timeout: float | None = None) -> None:
         self._check_started()
-        if self.is_done():
+        if self._is_over():
             return
         if self.ident == _ident():
             raise RuntimeError("Cannot join current thread")
