@@ -383,3 +383,35 @@ def scene(loop):
     loop.run_until_complete(main())
 """,
     )
+
+
+@pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "lock.acquire(timeout=0.001)",
+        "rlock.acquire(timeout=0.001)",
+        "items.get(timeout=0.001)",
+    ],
+)
+def test_waits_for_locks_of_patched_threads(line):
+    """The thread blocks without the GIL, and asks for it again when the time is over."""
+    exits(
+        "grapeshot",
+        f"""
+from grapeshot import _core
+
+def scene(_loop):
+    lock, rlock, items = _core.thread_lock(), _core.thread_rlock(), _core.thread_queue()
+    for held in (lock, rlock):
+        thread = threading.Thread(target=held.acquire)
+        thread.start()
+        thread.join()
+    entered.set()
+    while True:
+        try:
+            {line}
+        except Exception:
+            pass  # Empty
+""",
+    )
