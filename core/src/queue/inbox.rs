@@ -51,7 +51,7 @@ impl<T: Send> Inbox<T> {
 
     /// True if the consumer sleeps and nobody has woken it yet. Then the caller must wake it. This is for a producer
     /// that passes its item without the inbox: under a lock that the consumer holds whenever it checks its work, and
-    /// that it releases only after [`Inbox::begin_sleep`].
+    /// that it releases only after [`Inbox::begin_locked_sleep`].
     #[inline]
     #[must_use = "if it returns true, the consumer has to be woken"]
     pub fn claim_wake(&self) -> bool {
@@ -93,6 +93,14 @@ impl<T: Send> Inbox<T> {
         false
     }
 
+    /// Announces that the consumer is about to block, where all producers use [`Inbox::claim_wake`]: the consumer has
+    /// checked its work under their lock, and releases it after this call. So nothing can have arrived, and the lock
+    /// orders what a fence orders otherwise. For the consumer.
+    #[inline]
+    pub fn begin_locked_sleep(&self) {
+        self.is_sleeping.store(true, Ordering::Relaxed);
+    }
+
     /// Announces that the consumer is awake again, for whatever reason. For the consumer.
     #[inline]
     pub fn end_sleep(&self) {
@@ -131,6 +139,18 @@ mod tests {
         assert!(!inbox.push(4), "it has been woken");
         inbox.end_sleep();
         assert!(!inbox.push(5));
+    }
+
+    #[test]
+    fn one_producer_with_the_lock_wakes_the_consumer() {
+        let inbox = Inbox::<()>::new();
+        assert!(!inbox.claim_wake(), "the consumer is awake");
+        inbox.begin_locked_sleep();
+        assert!(inbox.claim_wake(), "the consumer sleeps");
+        assert!(!inbox.claim_wake(), "it has been woken");
+        inbox.begin_locked_sleep();
+        inbox.end_sleep();
+        assert!(!inbox.claim_wake());
     }
 
     #[test]

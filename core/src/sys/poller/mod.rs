@@ -1,7 +1,7 @@
 //! Readiness of file descriptors: the portable types, and the choice of the implementation.
 //!
 //! Purpose: one poller per loop, level-triggered unless the caller asks for changes only. The poller watches each fd
-//! for an [`Interest`] under a [`Token`], and [`Poller::wait`] fills an [`Events`] with what is ready.
+//! for an [`Interest`] under a [`Token`], and [`Poller::wait_since`] fills an [`Events`] with what is ready.
 //!
 //! Owner: the loop's thread. It must not know what a token stands for.
 //!
@@ -18,8 +18,9 @@
 //!     this number. If so, the call also does what `modify` does;
 //!   - `KEEPS_CLOSED`: whether a closed fd stays watched while a duplicate of it is open, for instance in a forked
 //!     child. Nobody can remove it any more, and its events come until the poller is closed;
-//!   - `wait(events, timeout_ns)`: `None` blocks, and `Some(0)` does not wait. With any other timeout the call waits at
-//!     least that many nanoseconds, unless an fd becomes ready. A signal ends it with `ErrorKind::Interrupted`.
+//!   - `wait_since(events, timeout_ns, began_ns)`: `None` blocks, and `Some(0)` does not wait. With any other timeout the
+//!     call waits at least that many nanoseconds, counted from `began_ns` or from the call, unless an fd becomes ready.
+//!     A caller that has just read the clock spares the poller reading it. A signal ends it with `ErrorKind::Interrupted`.
 //! - [`Interest::NONE`] removes the fd. A hangup on an fd that nobody reads or writes would otherwise keep the loop
 //!   busy.
 //! - [`Interest::on_change`] asks for an event when the state changes rather than for as long as it lasts.
@@ -43,6 +44,14 @@ pub use kqueue::{Events, Poller};
 
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+impl Poller {
+    /// `wait_since` now.
+    pub(crate) fn wait(&self, events: &mut Events, timeout_ns: Option<u64>) -> std::io::Result<usize> {
+        self.wait_since(events, timeout_ns, crate::sys::clock::now_ns())
+    }
+}
 
 /// A number that the loop stores with an fd and gets back with its events. The poller does not interpret it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -339,6 +339,20 @@ fn a_wait_is_never_too_short() {
 }
 
 #[test]
+fn a_timeout_counts_from_its_beginning() {
+    for (name, poller) in pollers() {
+        // Longer than one step, most of which is over.
+        let (began_ns, timeout_ns) = (now_ns() - 70_000_000, 80_000_000);
+        let mut events = Events::with_capacity(1);
+        let count = poller
+            .wait_since(&mut events, Some(timeout_ns), began_ns)
+            .unwrap();
+        assert_eq!(count, 0, "{name}");
+        assert!(now_ns() - began_ns >= timeout_ns, "{name}");
+    }
+}
+
+#[test]
 fn a_timeout_of_centuries_is_accepted() {
     for (name, poller) in pollers() {
         let (left, mut right) = pair();
