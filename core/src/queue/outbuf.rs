@@ -100,20 +100,34 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
     /// can hold. Empty chunks are left out.
     #[inline]
     pub fn slices<'a, 'b>(&'a self, out: &'b mut [MaybeUninit<IoSlice<'a>>]) -> &'b [IoSlice<'a>] {
-        let unsent = self
-            .front
-            .as_ref()
-            .map(|front| &front.as_ref()[self.sent_bytes..]);
-        let later = self.rest.iter().flat_map(|rest| rest.iter()).map(C::as_ref);
         let mut filled = 0;
-        for (slot, bytes) in out
-            .iter_mut()
-            .zip(unsent.into_iter().chain(later).filter(|bytes| !bytes.is_empty()))
-        {
+        // False if there is no place for it.
+        let mut offer = |bytes: &'a [u8]| {
+            if bytes.is_empty() {
+                return true;
+            }
+            let Some(slot) = out.get_mut(filled) else {
+                return false;
+            };
             slot.write(IoSlice::new(bytes));
             filled += 1;
+            true
+        };
+        if let Some(front) = &self.front {
+            offer(&front.as_ref()[self.sent_bytes..]);
         }
-        // SAFETY: the loop has initialised the first `filled` elements of `out`, whose lifetime the
+        if let Some(rest) = &self.rest {
+            // The two parts apart: an iterator over both takes twice the instructions.
+            let (first, second) = rest.as_slices();
+            for part in [first, second] {
+                for chunk in part {
+                    if !offer(chunk.as_ref()) {
+                        break;
+                    }
+                }
+            }
+        }
+        // SAFETY: `offer` has initialised the first `filled` elements of `out`, whose lifetime the
         // result takes over.
         unsafe { std::slice::from_raw_parts(out.as_ptr().cast(), filled) }
     }
@@ -123,7 +137,11 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
     #[inline]
     pub fn advance(&mut self, n_bytes: usize, dropped: &mut impl FnMut(C)) {
         debug_assert!(n_bytes <= self.len_bytes, "more was written than there is");
-        let mut n_bytes = n_bytes.min(self.len_bytes);
+        if n_bytes >= self.len_bytes {
+            self.take_all(dropped);
+            return;
+        }
+        let mut n_bytes = n_bytes;
         self.len_bytes -= n_bytes;
         while let Some(front) = &self.front {
             let unsent_bytes = front.as_ref().len() - self.sent_bytes;
@@ -152,6 +170,22 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
         self.front
             .iter()
             .chain(self.rest.iter().flat_map(|rest| rest.iter()))
+    }
+
+    /// Empties the buffer, as `advance` does when everything is written.
+    #[inline]
+    fn take_all(&mut self, dropped: &mut impl FnMut(C)) {
+        self.sent_bytes = 0;
+        self.len_bytes = 0;
+        self.front.take().into_iter().for_each(&mut *dropped);
+        if let Some(rest) = &mut self.rest
+            && !rest.is_empty()
+        {
+            rest.drain(..).for_each(dropped);
+            if rest.capacity() > KEPT_CAPACITY {
+                self.rest = None;
+            }
+        }
     }
 
     /// Takes out the front chunk and moves the next one into its place.
