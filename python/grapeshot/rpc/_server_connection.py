@@ -3,8 +3,8 @@
     REQUEST ---> the handler ---> ends at once ------------------------> RESULT or ERROR
                      '----------> a Call, which knows what runs ---> done, cancelled, deadline ---> RESULT, ERROR, END
 
-Nothing more is read while the client does not read its answers: what a connection holds in memory is bounded by its
-limits. A client keeps reading, so that this cannot stop both.
+No more requests are taken while the client does not read its answers: what a connection holds in memory is bounded by
+its limits. A client keeps reading, so that this cannot stop both.
 """
 
 from __future__ import annotations
@@ -168,10 +168,6 @@ class ServerConnection(PacketStream):
         self.cancel_calls()
         self._server.detach(self)
 
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self.hold()
-
     def resume_writing(self) -> None:
         super().resume_writing()
         for call in list(self._calls.values()):
@@ -226,6 +222,9 @@ class ServerConnection(PacketStream):
         except (LookupError, TypeError, ValueError) as error:
             raise ProtocolError(f"a wrong message: {error!r}") from error
         self._take_request(request, is_stream=kind == STREAM)
+        if not self.can_write:
+            # Only requests wait: a stream that keeps the transport full is cancelled by what is read.
+            self.hold()
 
     def _take_hello(self, packet: bytes) -> None:
         hello = messages.decode_hello(packet, self._codec.name)
