@@ -7,7 +7,7 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::RawFd;
 
-use grapeshot_core::sys::socket;
+use grapeshot_core::sys::{readiness, socket};
 use pyo3::exceptions::{PyEOFError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -19,6 +19,7 @@ use super::socket_type::{Method, base_method};
 use crate::binding::errors;
 use crate::binding::native_type::none;
 use crate::binding::new_bytes::NewBytes;
+use crate::coro::sync::Limit;
 use crate::event_loop::reactor::{Direction, Received, receive_direct};
 
 /// The longest object that is made before it is known how much there is, in a thread without a loop.
@@ -47,8 +48,32 @@ pub(super) fn by_base<'py>(
     match called {
         Ok(value) => Ok(Attempt::Done(value)),
         Err(error) if is_would_block(py, &error) => Ok(Attempt::Blocked(direction)),
+        Err(error) if direction == Direction::Read && has_no_urgent_data(socket, args, &error) => {
+            Ok(Attempt::Blocked(direction))
+        }
         Err(error) => Err(error),
     }
+}
+
+/// Whether the call has asked for urgent data, of which there is none, and a socket of Python's would wait first: one
+/// with a timeout and with nothing to read.
+#[cold]
+fn has_no_urgent_data(socket: &Socket<'_>, args: &RawArgs, error: &PyErr) -> bool {
+    let py = socket.py();
+    let errno = || error.value(py).getattr("errno").and_then(|errno| errno.extract());
+    // SAFETY: an argument of the call, which its caller keeps.
+    let flags = args
+        .all()
+        .last()
+        .map(|flags| unsafe { Bound::from_borrowed_ptr(py, *flags) });
+    let asks = flags
+        .and_then(|flags| flags.extract::<i32>().ok())
+        .is_some_and(|flags| flags & libc::MSG_OOB != 0);
+    asks && matches!(socket.extra().limit(), Limit::For { .. })
+        && errno().ok() == Some(libc::EINVAL)
+        && socket
+            .descriptor()
+            .is_ok_and(|fd| matches!(readiness::wait_ready(fd, false, Some(0)), Ok(false)))
 }
 
 /// The rest of a failed system call.

@@ -50,6 +50,45 @@ def test_each_call_ends_after_the_timeout_of_its_socket(world):
     world.run(main)
 
 
+def test_urgent_data_that_has_not_come(world):
+    """The kernel answers EINVAL at once. A socket with a timeout waits first, until there is something to read."""
+    calls = [
+        lambda sock: sock.recv(1, socket.MSG_OOB),
+        lambda sock: sock.recv_into(bytearray(1), flags=socket.MSG_OOB),
+        lambda sock: sock.recvfrom(1, socket.MSG_OOB),
+        lambda sock: sock.recvmsg(1, 0, socket.MSG_OOB),
+    ]
+
+    def error_of(call):
+        try:
+            call()
+        except OSError as error:
+            return error.errno
+
+    def main():
+        near, far = world.tcp_pair()
+        with near, far:
+            for call in calls:
+                near.settimeout(0.001)
+                with pytest.raises(TimeoutError):
+                    call(near)
+                for timeout in (None, 0):
+                    near.settimeout(timeout)
+                    with pytest.raises(OSError, match=os.strerror(errno.EINVAL)):
+                        call(near)
+            near.settimeout(60)
+            reader = world.spawn(error_of, lambda: calls[0](near))
+            far.sendall(b"normal")
+            assert reader.join() == errno.EINVAL
+            for call in calls:
+                with pytest.raises(OSError, match=os.strerror(errno.EINVAL)):
+                    call(near)
+            far.send(b"!", socket.MSG_OOB)
+            assert near.recv(10) == b"normal"
+
+    world.run(main)
+
+
 def test_the_timeout_as_a_plain_socket_shows_it(world):
     def main():
         with world.socket() as sock:
