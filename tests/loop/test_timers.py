@@ -89,6 +89,40 @@ def test_call_at_in_the_past_orders_by_deadline(loop):
     assert seen == [30, 20, 10]
 
 
+def run_many_due(loop, later, choices):
+    """Run more due timers than the loop takes from its heap one by one; return what ran, and the sorted deadlines."""
+    seen, handles = [], []
+    order = random.Random(5)
+    offsets = [number % choices for number in range(6000)]
+    order.shuffle(offsets)
+    far = [loop.call_later(1000 + number * 7919 % 1009, seen.append, "far") for number in range(later)]
+    now = loop.time() - 10
+    for number, offset in enumerate(offsets):
+        handles.append((offset, number, loop.call_at(now + offset * 1e-3, seen.append, (offset, number))))
+    cancelled = {number for _, number, _ in handles if number % 7 == 3}
+    for _, number, handle in handles:
+        if number in cancelled:
+            handle.cancel()
+    due = sorted((offset, number) for offset, number, _ in handles if number not in cancelled)
+    run_until_seen(loop, seen, len(due))
+    for handle in far:
+        handle.cancel()
+    return seen, due
+
+
+@pytest.mark.skip_on(uvloop="a deadline in the past becomes now")
+@pytest.mark.parametrize("later", [0, 100, 20_000])
+def test_many_due_together_run_by_deadline(loop, later):
+    seen, due = run_many_due(loop, later, 6000)
+    assert seen == due
+
+
+@pytest.mark.skip_on(asyncio="its heap is not stable for equal deadlines", uvloop="a deadline in the past becomes now")
+def test_many_due_together_keep_their_order(loop):
+    seen, due = run_many_due(loop, 100, 50)
+    assert seen == due
+
+
 @pytest.mark.xfail_on(uvloop="timers run before idle callbacks")
 def test_ready_callbacks_run_before_a_timer_that_becomes_due(loop):
     seen = []

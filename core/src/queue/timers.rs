@@ -16,6 +16,9 @@
 //! the heap holds these timers: they are appended to the run and leave from its front, both in O(1). A timer whose
 //! deadline is before the last one of the run goes to the heap.
 //!
+//! When many timers of the heap are due at once, [`TimerHeap::sort_due`] sorts them into the front of the run. Taking
+//! them from the heap one by one would cost a way through the whole array each.
+//!
 //! Owner: the loop's thread. It must not know what an element stands for, nor what time it is. When the owner drops the
 //! heap, it must release the remaining elements.
 
@@ -150,6 +153,41 @@ impl<T: Copy> TimerHeap<T> {
         }
     }
 
+    /// Moves all timers of the heap whose deadline is `now_ns` or before to the run, in O(n): [`Self::pop`] then takes
+    /// each in O(1). The order stays the same. For an owner that has found many to be due.
+    pub fn sort_due(&mut self, now_ns: u64) {
+        if self.entries.first().is_none_or(|first| first.when_ns > now_ns) {
+            return;
+        }
+        let mut due = Vec::new();
+        self.entries.retain(|entry| {
+            let is_due = entry.when_ns <= now_ns;
+            if is_due {
+                due.push(*entry);
+            }
+            !is_due
+        });
+        // What is due leaves the run, so that everything left in it comes later.
+        while let Some(first) = self.run.front().copied()
+            && first.when_ns <= now_ns
+        {
+            due.push(first);
+            self.run.pop_front();
+        }
+        due.sort_unstable_by_key(Entry::key);
+        for entry in due.into_iter().rev() {
+            self.run.push_front(entry);
+        }
+        self.settle();
+    }
+
+    /// The element of the run that so many others are in front of.
+    #[inline]
+    #[must_use]
+    pub fn peek_run(&self, offset: usize) -> Option<T> {
+        self.run.get(offset).map(|entry| entry.item)
+    }
+
     /// Takes out the last element of the run or of the array if `is_meant` accepts it, in O(1). A timer that was just
     /// added lies there, unless it is earlier than many others.
     #[inline]
@@ -179,6 +217,11 @@ impl<T: Copy> TimerHeap<T> {
         };
         self.entries.retain(&mut keep);
         self.run.retain(&mut keep);
+        self.settle();
+    }
+
+    /// Makes a heap of entries in any order, and gives memory back if less than a quarter of it is used.
+    fn settle(&mut self) {
         // Bottom up, from the last node that has a child.
         for index in (0..self.entries.len() / 2).rev() {
             let entry = self.entries[index];
@@ -363,6 +406,7 @@ mod tests {
         PopDue(u64),
         RemoveLast(u32),
         Retain(u32),
+        SortDue(u64),
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -374,6 +418,7 @@ mod tests {
             2 => (0_u64..20).prop_map(Step::PopDue),
             1 => (0_u32..3).prop_map(Step::RemoveLast),
             1 => (2_u32..5).prop_map(Step::Retain),
+            1 => (0_u64..20).prop_map(Step::SortDue),
         ]
     }
 
@@ -402,6 +447,7 @@ mod tests {
                         let expected = if is_due { model.pop_first() } else { None };
                         prop_assert_eq!(heap.pop_due(now_ns), expected.map(|(_, item)| item));
                     }
+                    Step::SortDue(now_ns) => heap.sort_due(now_ns),
                     Step::RemoveLast(remainder) => {
                         let removed = heap.remove_last_if(|item| item % 3 == remainder);
                         if let Some(removed) = removed {

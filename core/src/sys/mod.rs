@@ -16,6 +16,7 @@
 //! | [`pages`] | small pages for a mapping | `MADV_NOHUGEPAGE` | nothing to do |
 //! | [`pipe`] | pipes and terminals; which writing ends report a lost reader | all | all but named FIFOs (Apple) |
 //! | [`poller`] | level-triggered readiness of many fds, one `u64` token each, waits in nanoseconds | epoll | kqueue |
+//! | [`prefetch`] | a hint that memory will be read | by processor | by processor |
 //! | [`readiness`] | blocking until one fd is ready | all | all |
 //! | [`signals`] | a pipe for the numbers of signals, written by handlers | `pipe2` | `pipe` (Apple), `pipe2` |
 //! | [`socket`] | socket calls without `SIGPIPE` | `MSG_NOSIGNAL`, `accept4` | `SO_NOSIGPIPE` (Apple), `MSG_NOSIGNAL` |
@@ -47,6 +48,7 @@ pub mod heap;
 pub mod pages;
 pub mod pipe;
 pub mod poller;
+pub mod prefetch;
 pub mod readiness;
 pub mod signals;
 pub mod socket;

@@ -17,6 +17,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU16, AtomicU64, Ordering};
 
+use grapeshot_core::sys::prefetch::prefetch;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -213,6 +214,17 @@ impl HandleRef {
     #[inline]
     pub(crate) fn from_owned(object: *mut ffi::PyObject) -> Self {
         Self(object.cast())
+    }
+
+    /// Lets the processor read the handle ahead.
+    #[inline]
+    pub(crate) fn prefetch(self) {
+        prefetch(self.0);
+        prefetch(
+            self.0
+                .cast::<u8>()
+                .wrapping_add(std::mem::offset_of!(HandleObject, flags)),
+        );
     }
 
     /// Makes the collector track the handle.

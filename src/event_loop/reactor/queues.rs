@@ -15,6 +15,12 @@ use crate::event_loop::source::{Deferred, Ready};
 /// Cancelled timers are removed once there are this many and they are at least half of the heap.
 const MIN_SWEPT_TIMERS: usize = 64;
 
+/// The due timers are sorted together once this many were taken out, and a part of all timers: one in this many.
+const FEW_DUE: usize = 16;
+
+/// Handles that are used soon are prefetched so many places ahead: thousands of them do not fit into the cache.
+const AHEAD: usize = 8;
+
 /// asyncio's `_clock_resolution`: timers that are due within this time count as due.
 const RESOLUTION_S: f64 = 1e-9;
 
@@ -287,9 +293,22 @@ impl Reactor {
     }
 
     fn expire_until(&self, py: Python<'_>, key: u64) {
+        let mut taken = 0;
+        let mut is_sorted = false;
         loop {
-            let due = self.timers.borrow_mut().pop_due(key);
+            let due = {
+                let mut timers = self.timers.borrow_mut();
+                if taken >= FEW_DUE && !is_sorted && taken >= timers.len() / FEW_DUE {
+                    is_sorted = true;
+                    timers.sort_due(key);
+                }
+                if is_sorted && let Some(later) = timers.peek_run(AHEAD) {
+                    later.prefetch();
+                }
+                timers.pop_due(key)
+            };
             let Some(handle) = due else { return };
+            taken += 1;
             handle.set_scheduled(py, false);
             if handle.is_cancelled(py) {
                 self.cancelled_timers
