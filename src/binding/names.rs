@@ -42,6 +42,8 @@ macro_rules! kept {
             $(pub(crate) $object: Kept,)*
             /// `asyncio.events._ThreadSafeHandle`, which exists from 3.14 on.
             pub(crate) threadsafe_handle_type: Option<Kept>,
+            /// `_asyncio._get_running_loop`, from 3.14 on; before, each call of it asks the system for the process's number.
+            pub(crate) get_running_loop: Option<Kept>,
             /// `"type"`, which is a keyword of Rust and cannot be an identifier.
             pub(crate) type_keyword: Kept,
             /// `("loop",)`: the keyword names of a vectorcall.
@@ -59,6 +61,11 @@ macro_rules! kept {
                         .import("asyncio.events")?
                         .getattr_opt("_ThreadSafeHandle")?
                         .map(|kind| Kept::new(&kind)),
+                    get_running_loop: if py.version_info() >= (3, 14) {
+                        Some(Kept::new(&py.import("_asyncio")?.getattr("_get_running_loop")?))
+                    } else {
+                        None
+                    },
                     no_args: Kept::new(PyTuple::empty(py).as_any()),
                     type_keyword: Kept::new(PyString::intern(py, "type").as_any()),
                     kw_loop: Kept::new(PyTuple::new(py, [PyString::intern(py, "loop")])?.as_any()),
@@ -73,7 +80,7 @@ kept! {
         connection_made connection_lost data_received eof_received get_buffer buffer_updated pause_writing
         resume_writing datagram_received error_received sendto recvfrom set_result set_exception done fileno close _attach _detach
         _accepting time call_at context Future Task _signal_handlers family proto flags getaddrinfo _resolve
-        _stream_reader_wr feed_data _wakeup_waiter _eof _buffer _waiter _transport _paused _limit cancelled pause_reading
+        _stream_reader_wr feed_data _wakeup_waiter _eof _buffer _waiter _transport _paused _limit cancelled pause_reading name
     }
     objects {
         futures_dict = "asyncio.futures"."__dict__"
@@ -86,6 +93,7 @@ kept! {
         write_transport_type = "asyncio"."WriteTransport"
         datagram_transport_type = "asyncio"."DatagramTransport"
         future_type = "_asyncio"."Future"
+        task_type = "_asyncio"."Task"
         warn = "warnings"."warn"
         set_wakeup_fd = "signal"."set_wakeup_fd"
         socket_dict = "socket"."__dict__"

@@ -1,6 +1,7 @@
 //! `call_soon`, `call_later`, `call_at`, `call_soon_threadsafe`, `time`: the loop's hottest methods.
 
 use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use grapeshot_core::sys::clock;
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -20,10 +21,33 @@ type Object<'py> = PyResult<Bound<'py, PyAny>>;
 /// The `context` keyword as a borrowed pointer; null if it is absent or None. Raises TypeError for any other keyword.
 #[inline]
 fn context_keyword(args: &Args<'_, '_>) -> PyResult<*mut ffi::PyObject> {
-    if args.kwnames().is_null() {
-        Ok(ptr::null_mut())
-    } else {
-        find_context(args)
+    let kwnames = args.kwnames();
+    if kwnames.is_null() {
+        return Ok(ptr::null_mut());
+    }
+    if kwnames == ASYNCIO_KWNAMES.load(Ordering::Acquire) {
+        // One name, so one value behind the positional ones.
+        return checked_context(args.values()[args.positional().len()]);
+    }
+    find_context(args)
+}
+
+/// `("context",)` as CPython's own tasks and futures pass it, kept for good when it is first seen. Its string is not
+/// interned, so a comparison by address tells nothing. Null before that.
+static ASYNCIO_KWNAMES: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
+
+/// Keeps the keyword names of a call whose only one is `context` under another address.
+#[cold]
+fn keep_kwnames(kwnames: *mut ffi::PyObject) {
+    // SAFETY: the live tuple of the running call.
+    if unsafe { ffi::PyTuple_GET_SIZE(kwnames) } != 1 {
+        return;
+    }
+    let kept =
+        ASYNCIO_KWNAMES.compare_exchange(ptr::null_mut(), kwnames, Ordering::Release, Ordering::Relaxed);
+    if kept.is_ok() {
+        // SAFETY: attached, with the live tuple of the running call.
+        unsafe { ffi::Py_INCREF(kwnames) };
     }
 }
 
@@ -31,19 +55,25 @@ fn find_context(args: &Args<'_, '_>) -> PyResult<*mut ffi::PyObject> {
     let mut context = ptr::null_mut();
     let context_name = names(args.py()).context.as_ptr();
     for (name, value) in args.keywords() {
-        // CPython's own tasks and futures pass a string that is not interned.
-        let is_other = name.as_ptr() != context_name && {
-            // SAFETY: two live strings; keyword names are strings by the calling convention.
-            unsafe { ffi::PyUnicode_Compare(name.as_ptr(), context_name) != 0 }
-        };
-        if is_other {
+        let is_known = name.as_ptr() == context_name;
+        // SAFETY: two live strings; keyword names are strings by the calling convention.
+        if !is_known && unsafe { ffi::PyUnicode_Compare(name.as_ptr(), context_name) != 0 } {
             return Err(PyTypeError::new_err(format!(
                 "{}() got an unexpected keyword argument '{name}'",
                 args.name()
             )));
         }
+        if !is_known {
+            keep_kwnames(args.kwnames());
+        }
         context = value;
     }
+    checked_context(context)
+}
+
+/// The value of the keyword; null for None. Raises TypeError for what is no context.
+#[inline]
+fn checked_context(context: *mut ffi::PyObject) -> PyResult<*mut ffi::PyObject> {
     // SAFETY: None is immortal or at least alive; only its address is compared.
     if context == unsafe { ffi::Py_None() } {
         return Ok(ptr::null_mut());

@@ -116,6 +116,63 @@ fn task_kwnames(this: This<'_, LoopObject>, kwnames: *mut ffi::PyObject) -> Obje
     Ok(all)
 }
 
+/// Whether the call has no keyword, or only `name=None`, which `asyncio.create_task` passes up to 3.13.
+#[inline]
+fn has_plain_keywords(args: &Args<'_, '_>) -> bool {
+    let kwnames = args.kwnames();
+    if kwnames.is_null() {
+        return true;
+    }
+    // SAFETY: by the calling convention kwnames is a live tuple with a name for each keyword value, which is alive too.
+    unsafe {
+        ffi::PyTuple_GET_SIZE(kwnames) == 1
+            && ffi::PyTuple_GET_ITEM(kwnames, 0) == names(args.py()).name.as_ptr()
+            && args.values().last() == Some(&ffi::Py_None())
+    }
+}
+
+/// Whether asyncio's C code finds this loop as the one that runs in this thread. False also if it does not pay to ask.
+#[inline]
+fn is_running_loop(this: This<'_, LoopObject>) -> PyResult<bool> {
+    let Some(get_running_loop) = names(this.py()).get_running_loop else {
+        return Ok(false);
+    };
+    // SAFETY: attached; the function is kept forever.
+    let running = unsafe {
+        let running = ffi::PyObject_CallNoArgs(get_running_loop.as_ptr());
+        Bound::from_owned_ptr_or_err(this.py(), running)?
+    };
+    Ok(running.as_ptr() == this.as_ptr())
+}
+
+/// `Task(coro, loop=self)` for CPython's own `Task`. A call with keywords makes a dict for them, which is a tenth of
+/// making, running and dropping a task. So the task finds the running loop itself, or takes the kept dict. None if
+/// there is neither.
+#[inline]
+fn create_stock_task<'py>(
+    this: This<'py, LoopObject>,
+    task_type: &Bound<'py, PyAny>,
+    coro: *mut ffi::PyObject,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let py = this.py();
+    if is_running_loop(this)? {
+        // SAFETY: attached; both are alive.
+        let made = unsafe { ffi::PyObject_CallOneArg(task_type.as_ptr(), coro) };
+        // SAFETY: the result of a call.
+        return unsafe { Bound::from_owned_ptr_or_err(py, made) }.map(Some);
+    }
+    let Some(kwargs) = future_kwargs(this)? else {
+        return Ok(None);
+    };
+    // SAFETY: attached; the coroutine is an argument, alive for the length of the call.
+    let args = PyTuple::new(py, [unsafe { Bound::from_borrowed_ptr(py, coro) }])?;
+    // SAFETY: attached; all three are live. CPython's own Task, whose type this is, does not change the dict.
+    unsafe {
+        let made = ffi::PyObject_Call(task_type.as_ptr(), args.as_ptr(), kwargs.as_ptr());
+        Bound::from_owned_ptr_or_err(py, made).map(Some)
+    }
+}
+
 fn create_task<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
     this.reactor().check_closed()?;
@@ -132,8 +189,14 @@ fn create_task<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<
     if values.len() > MAX_TASK_VALUES {
         return create_task_slowly(this, args, None);
     }
-    let kwnames = task_kwnames(this, args.kwnames())?;
     let task_type = class_in(py, names(py).tasks_dict, names(py).Task)?;
+    if has_plain_keywords(&args)
+        && task_type.as_ptr() == names(py).task_type.as_ptr()
+        && let Some(task) = create_stock_task(this, &task_type, values[0])?
+    {
+        return Ok(task);
+    }
+    let kwnames = task_kwnames(this, args.kwnames())?;
     let mut call = [std::ptr::null_mut(); MAX_TASK_VALUES + 2];
     call[1] = values[0];
     call[2] = this.as_ptr();

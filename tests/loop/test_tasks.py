@@ -35,6 +35,35 @@ async def test_task_name(loop):
     await unnamed
 
 
+async def test_a_task_without_a_name_of_its_own(loop):
+    task = loop.create_task(asyncio.sleep(0), name=None)
+    assert task.get_name().startswith("Task-")
+    await task
+    coro = asyncio.sleep(0)
+    with pytest.raises(TypeError):
+        loop.create_task(coro, nome=None)
+    coro.close()
+
+
+@pytest.mark.parametrize("running", ["none", "another"])
+def test_a_task_is_of_the_loop_that_made_it(loop, running):
+    # Whichever loop asyncio finds in this thread.
+    other = asyncio.SelectorEventLoop()
+    tasks = []
+
+    async def make():
+        asyncio._set_running_loop(None if running == "none" else other)
+        try:
+            tasks.append(loop.create_task(asyncio.sleep(0, "done")))
+        finally:
+            asyncio._set_running_loop(loop)
+        return await tasks[0]
+
+    assert loop.run_until_complete(make()) == "done"
+    assert tasks[0].get_loop() is loop
+    other.close()
+
+
 async def test_task_context(loop):
     context = contextvars.copy_context()
     context.run(variable.set, "given")
