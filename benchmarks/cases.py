@@ -196,6 +196,8 @@ CASES: tuple[Case, ...] = (
     _micro("call_later_cancel", "call_later + cancel", 0.20),
     _micro("call_later_zero", "call_later(0)", 0.55),
     _micro("due_timers", "due timers", 0.35),
+    _micro("pending_thousand", "set and cancel a thousand timers", None),
+    _micro("pending_million", "set and cancel a million timers", None),
     _micro("sleep_zero", "sleep(0), one task", 0.60),
     _micro("future_wake_up", "future wake-up", 0.58),
     _micro("create_task", "create_task", 0.88),

@@ -119,6 +119,32 @@ def due_timers(loop: Loop) -> int:
     return count
 
 
+def _pending_timers(loop: Loop, pending: int) -> int:
+    rounds = max(1, BATCH // pending)
+    delays = [60.0 if i % 2 else 60.0 + i * 7919 % pending * 1e-3 for i in range(pending)]
+
+    def run() -> None:
+        for _ in range(rounds):
+            handles = [loop.call_later(delay, _nothing) for delay in delays]
+            for handle in handles:
+                handle.cancel()
+        loop.stop()
+
+    loop.call_soon(run)
+    loop.run_forever()
+    return rounds * pending
+
+
+def pending_thousand(loop: Loop) -> int:
+    """Set and cancel a timer, a thousand at a time: half with the same delay, half with delays in no order."""
+    return _pending_timers(loop, 1_000)
+
+
+def pending_million(loop: Loop) -> int:
+    """The same with a million at a time."""
+    return _pending_timers(loop, 1_000_000)
+
+
 def sleep_zero(loop: Loop) -> int:
     """One task that yields again and again."""
 
@@ -267,6 +293,8 @@ KINDS: dict[str, Round] = {
         call_later_cancel,
         call_later_zero,
         due_timers,
+        pending_thousand,
+        pending_million,
         sleep_zero,
         future_wake_up,
         create_task,
