@@ -2,7 +2,7 @@
 //!
 //! Owner: any thread. It must not know what lies there.
 //!
-//! Source: `PREFETCHT0` (x86-64) and `PRFM PLDL1KEEP` (AArch64); both are hints, and never fault.
+//! Source: `PREFETCHT0` (x86-64) and `PRFM PLDL1KEEP` (`AArch64`); both are hints, and never fault.
 
 /// Tells the processor that the cache line at `address` will be read soon. `address` need not be valid.
 #[inline]
