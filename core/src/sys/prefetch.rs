@@ -29,7 +29,7 @@ mod tests {
     #[test]
     fn takes_any_address() {
         prefetch(std::ptr::null::<u8>());
-        prefetch(&raw const *"text");
+        prefetch("text".as_ptr());
         prefetch(std::ptr::without_provenance::<u8>(usize::MAX));
     }
 }
