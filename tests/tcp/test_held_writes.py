@@ -547,6 +547,61 @@ def test_fork(loop_kind, flags):
     assert out.strip() == "b'parent, child'"
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.skip_on(asyncio="writes leave at once", uvloop="parent and child both send what was written before")
+def test_fork_while_held_writes_leave(loop_kind):
+    """The socket of one transport forks in `fileno()`, before the bytes of the next one leave. They leave once."""
+    out = run_script(
+        loop_kind,
+        """
+        import asyncio, os, socket
+
+        class Forks:
+            is_armed, pid = False, None
+
+            def __init__(self, sock):
+                self.sock = sock
+
+            def __getattr__(self, name):
+                return getattr(self.sock, name)
+
+            def fileno(self):
+                if self.is_armed and self.pid is None:
+                    self.pid = os.fork()
+                    if self.pid:
+                        os.waitpid(self.pid, 0)
+                return self.sock.fileno()
+
+        async def main():
+            loop = asyncio.get_running_loop()
+            (other, peer), (ours, theirs) = socket.socketpair(), socket.socketpair()
+            forks = Forks(other)
+            first, _ = await loop.create_connection(asyncio.Protocol, sock=forks)
+            second, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
+            first.write(b"first")
+            second.write(b"parent, ")
+            forks.is_armed = True
+            await asyncio.sleep(0)
+            assert forks.pid is not None
+            if not forks.pid:
+                second.write(b"child")
+                os._exit(0)
+            print(theirs.recv(100))
+            peer.close()
+            theirs.close()
+            first.abort()
+            second.abort()
+            await asyncio.sleep(0)
+
+        loop = new_event_loop()
+        loop.run_until_complete(main())
+        loop.close()
+        """,
+        flags=("-W", "ignore"),
+    )
+    assert out.strip() == "b'parent, child'"
+
+
 def test_exit_inside_a_step(loop_kind):
     out = run_script(
         loop_kind,

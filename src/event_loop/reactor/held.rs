@@ -10,6 +10,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use grapeshot_core::sys::clock;
 use pyo3::ffi;
@@ -38,9 +39,36 @@ pub(crate) fn flush_running(py: Python<'_>) -> PyResult<()> {
     with_running(|reactor| reactor.flush_held(py)).unwrap_or(Ok(()))
 }
 
+/// How many forks lie between the first process and this one.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
 /// In the child of a fork the step goes on, but no loop ends it.
 pub(crate) fn after_fork() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
     with_running(|reactor| reactor.held.thread.set(0));
+}
+
+/// While writes leave at once, in one reactor.
+struct Pause {
+    /// `Held::thread` before.
+    thread: u64,
+    forks: u32,
+}
+
+impl Pause {
+    fn begin(held: &Held) -> Self {
+        Self {
+            thread: held.thread.replace(0),
+            forks: FORKS.load(Ordering::Relaxed),
+        }
+    }
+
+    /// What was before, unless this is the child of a fork by now.
+    fn end(&self, held: &Held) {
+        if FORKS.load(Ordering::Relaxed) == self.forks {
+            held.thread.set(self.thread);
+        }
+    }
 }
 
 pub(super) struct Held {
@@ -89,20 +117,21 @@ impl Held {
 pub(super) struct Holding<'a> {
     reactor: &'a Reactor,
     outer: *const Reactor,
-    outer_thread: u64,
+    /// Of the outer reactor.
+    pause: Option<Pause>,
 }
 
 impl<'a> Holding<'a> {
     /// With what has failed when that other loop's writes were sent.
     pub(super) fn begin(py: Python<'_>, reactor: &'a Reactor) -> (Self, PyResult<()>) {
         let flushed = flush_running(py);
-        let outer_thread = with_running(|outer| outer.held.thread.replace(0)).unwrap_or(0);
+        let pause = with_running(|outer| Pause::begin(&outer.held));
         let outer = RUNNING.replace(reactor);
         reactor.held.thread.set(current_thread());
         let holding = Self {
             reactor,
             outer,
-            outer_thread,
+            pause,
         };
         (holding, flushed)
     }
@@ -112,7 +141,7 @@ impl Drop for Holding<'_> {
     fn drop(&mut self) {
         self.reactor.held.thread.set(0);
         RUNNING.set(self.outer);
-        with_running(|outer| outer.held.thread.set(self.outer_thread));
+        with_running(|outer| self.pause.iter().for_each(|pause| pause.end(&outer.held)));
     }
 }
 
@@ -158,25 +187,19 @@ impl Reactor {
         }
     }
 
-    /// Empties the list, in the order of the first writes.
+    /// Empties the list, in the order of the first writes. What it calls may fork: the hook before that empties the rest.
     fn flush_held(&self, py: Python<'_>) -> PyResult<()> {
         // What is called meanwhile sends at once, so that the list stays empty.
-        let thread = self.held.thread.replace(0);
+        let pause = Pause::begin(&self.held);
         let mut result = Ok(());
-        if self.held.entries.borrow().len() == 1 {
-            // The usual case keeps the memory of the list.
-            if let Some(entry) = self.held.pop() {
-                result = flush(py, entry);
-            }
-        } else {
-            let entries = self.held.entries.take();
-            self.held.is_empty.set(true);
-            for entry in entries {
-                let flushed = flush(py, entry);
-                result = result.and(flushed);
-            }
+        if pause.thread != 0 {
+            self.held.entries.borrow_mut().reverse();
         }
-        self.held.thread.set(thread);
+        while let Some(entry) = self.held.pop() {
+            let flushed = flush(py, entry);
+            result = result.and(flushed);
+        }
+        pause.end(&self.held);
         result
     }
 }
