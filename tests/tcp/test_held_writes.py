@@ -581,11 +581,15 @@ def test_fork_while_held_writes_leave(loop_kind):
             first.write(b"first")
             second.write(b"parent, ")
             forks.is_armed = True
+
+            def end_child(): # a task does not go on in a child of 3.14 or later
+                if forks.pid == 0:
+                    second.write(b"child")
+                    os._exit(0)
+
+            loop.call_soon(end_child)
             await asyncio.sleep(0)
-            assert forks.pid is not None
-            if not forks.pid:
-                second.write(b"child")
-                os._exit(0)
+            assert forks.pid
             print(theirs.recv(100))
             peer.close()
             theirs.close()
