@@ -12,10 +12,10 @@ from types import TracebackType
 from typing import Any, Self, TypedDict
 
 from ._client_connection import ClientConnection, Request
-from ._codecs import Codec, Msgpack
+from ._codecs import Codec, make_codec
 from ._deadline import current_deadline, earliest
 from ._errors import ConnectionLost, DeadlineExceeded, NotLeft, ProtocolError
-from ._messages import MIN_PACKET
+from ._messages import MIN_PACKET, check_limit
 from ._packet_stream import MAX_PACKET
 from ._stream import Stream
 
@@ -53,7 +53,7 @@ class Client:
         stream_window: how many items of a stream the server may send ahead of its reader.
 
     Raises:
-        ValueError: the address or an option makes no sense.
+        TypeError, ValueError: the address or an option makes no sense.
     """
 
     def __init__(
@@ -71,13 +71,15 @@ class Client:
     ) -> None:
         if (path is None) == (host is None) or (host is None) != (port is None):
             raise ValueError("give either host and port, or path")
-        if stream_window < 1 or max_packet < MIN_PACKET:
-            raise ValueError(f"stream_window must be at least 1, and max_packet {MIN_PACKET}")
-        self._codec = codec if codec is not None else Msgpack()
+        check_limit("stream_window", stream_window, 1)
+        check_limit("max_packet", max_packet, MIN_PACKET)
+        if not connect_timeout > 0:
+            raise ValueError(f"connect_timeout must be more than 0, not {connect_timeout}")
+        self._codec = make_codec(codec)
         if self._codec.is_for_one_user and path is None:
             raise ValueError(f"{self._codec.name} is for unix sockets only: whoever connects can run any code")
         self._host, self._port = host, port
-        self._path = None if path is None else os.fspath(path)
+        self._path = None if path is None else os.fsdecode(path)
         self._ssl = ssl
         self._server_hostname = server_hostname or (host or "" if ssl is not None else None)
         self._max_packet = max_packet
@@ -112,8 +114,10 @@ class Client:
             DeadlineExceeded: not in time (a TimeoutError).
             ConnectionLost: no connection, or it was lost; ``sent`` says whether the method may have run.
             PacketTooLarge: the arguments are longer than the server accepts.
-            TypeError: the codec does not know the type of an argument.
+            TypeError: the codec does not know the type of an argument, or the name of the method is no string.
         """
+        if not isinstance(method, str):
+            raise TypeError(f"the name of a method must be a string, not {method!r}")
         inherited = current_deadline.get()
         if timeout is None and inherited is None:
             return self._call((method, args, kwargs, None, 0))
@@ -124,6 +128,8 @@ class Client:
 
         ``timeout`` is for all of the stream. Reading it raises what :meth:`call` does.
         """
+        if not isinstance(method, str):
+            raise TypeError(f"the name of a method must be a string, not {method!r}")
         return Stream(self._connected, (method, args, kwargs, current_deadline.get(), self._stream_window), timeout)
 
     async def _call(self, request: Request) -> Any:
@@ -179,21 +185,27 @@ class Client:
     async def _connect(self) -> Exception | None:
         """Make the connection; return why there is none."""
         loop = asyncio.get_running_loop()
+        is_again = self._trouble_since is not None
+        if self._trouble_since is None:
+            self._trouble_since = loop.time()
+        end = self._trouble_since + self._connect_timeout_s
+        last: Exception | None = None
         try:
             while True:
-                if self._trouble_since is None:
-                    self._trouble_since = loop.time()
-                else:
-                    await asyncio.sleep(random.uniform(0, self._delay_s))
+                if is_again:
+                    await asyncio.sleep(min(random.uniform(0, self._delay_s), end - loop.time()))
                     self._delay_s = min(self._delay_s * 2, _MAX_DELAY_S)
+                is_again = True
                 try:
-                    async with asyncio.timeout_at(self._trouble_since + self._connect_timeout_s):
+                    async with asyncio.timeout_at(end):
                         self._connection = await self._open()
                     return None
                 except (OSError, ConnectionLost, ProtocolError) as error:
-                    if isinstance(error, _FATAL) or loop.time() >= self._trouble_since + self._connect_timeout_s:
+                    if isinstance(error, _FATAL) or loop.time() >= end:
                         self._forget_trouble()
-                        return error
+                        # that the time is over says less than why the attempt before has failed
+                        return last if last is not None and isinstance(error, TimeoutError) else error
+                    last = error.with_traceback(None)  # which would have this frame
         finally:
             self._connecting = None
 

@@ -105,7 +105,7 @@ class ClientConnection(PacketStream):
         return number
 
     def _left_s(self, deadline: float | None) -> float | None:
-        return None if deadline is None else max(0.0, deadline - self._loop.time())
+        return None if deadline is None else min(max(0.0, deadline - self._loop.time()), messages.MAX_LEFT_S)
 
     def _send_queue(self) -> None:
         """Send what has waited, as far as that goes."""

@@ -56,3 +56,12 @@ class Pickle:
 
     def decode(self, packet: bytes, /) -> Any:
         return pickle.loads(packet)
+
+
+def make_codec(codec: Codec | None) -> Codec:
+    """Return the codec that is asked for, Msgpack by default. Raises TypeError for a class or a name of one."""
+    if codec is None:
+        return Msgpack()
+    if isinstance(codec, type) or not hasattr(codec, "is_for_one_user"):
+        raise TypeError(f"codec must be an object such as rpc.Pickle(), not {codec!r}")
+    return codec

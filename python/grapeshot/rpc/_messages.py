@@ -52,6 +52,16 @@ _REMOTE_ERRORS = {
 _VERSION = 1
 # What each side has to accept at least, so that errors and goodbyes can be sent.
 MIN_PACKET = 512
+# A deadline beyond this is none that a timer knows.
+MAX_LEFT_S = 1e8
+
+
+def check_limit(name: str, value: object, least: int) -> None:
+    """Check a limit that a program sets, before a peer refuses it. Raises TypeError or ValueError."""
+    if type(value) is not int:
+        raise TypeError(f"{name} must be an int, not {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}")
 
 
 class Hello(NamedTuple):

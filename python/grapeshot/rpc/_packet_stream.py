@@ -166,7 +166,8 @@ class PacketStream(asyncio.Protocol):
                     break
                 end = start + _LENGTH.unpack_from(data, position)[0]
                 if end - start > self.max_packet:
-                    raise ProtocolError(f"a packet of {end - start} bytes: {self.max_packet} are accepted")
+                    problem = f"a packet of {end - start} bytes: {self.max_packet} are accepted"
+                    raise ProtocolError(f"{problem}; or the peer speaks another protocol")
                 if end > size:
                     wanted = end - position
                     break

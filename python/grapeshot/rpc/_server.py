@@ -10,9 +10,9 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Self, TypedDict, TypeVar, overload
 
-from ._codecs import Codec, Msgpack
+from ._codecs import Codec, make_codec
 from ._handlers import Handler, make_handler
-from ._messages import MIN_PACKET
+from ._messages import MIN_PACKET, check_limit
 from ._packet_stream import MAX_PACKET
 from ._server_connection import ServerConnection
 
@@ -46,9 +46,9 @@ class Server:
         max_packet: int = MAX_PACKET,
         tracebacks: bool = False,
     ) -> None:
-        if max_calls < 1 or max_packet < MIN_PACKET:
-            raise ValueError(f"max_calls must be at least 1, and max_packet {MIN_PACKET}")
-        self.codec = codec if codec is not None else Msgpack()
+        check_limit("max_calls", max_calls, 1)
+        check_limit("max_packet", max_packet, MIN_PACKET)
+        self.codec = make_codec(codec)
         self.max_calls = max_calls
         self.max_packet = max_packet
         self.tracebacks = tracebacks
@@ -71,9 +71,11 @@ class Server:
         A function is called in the loop's thread, in place, and must not block.
 
         Raises:
-            TypeError: it is none of these.
+            TypeError: it is none of these, or the name is no string.
             ValueError: there is a method of this name.
         """
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a method must be a string, not {name!r}")
         if name in self._methods:
             raise ValueError(f"there is a method {name!r} already")
         self._methods[name] = self._make_handler(function)
@@ -88,7 +90,10 @@ class Server:
     def method(self, function: Any, /) -> Any:
         """Register a function under its name (``@server.method``) or another one (``@server.method("files.read")``)."""
         if not isinstance(function, str):
-            self.add(function.__name__, function)
+            name = getattr(function, "__name__", None)
+            if name is None:
+                raise TypeError(f"{function!r} has no name: use add(name, function)")
+            self.add(name, function)
             return function
         name = function
 
@@ -120,7 +125,7 @@ class Server:
             OSError: as ``loop.create_unix_server``.
         """
         self._check_open()
-        path = os.fspath(path)
+        path = os.fsdecode(path)
         loop = asyncio.get_running_loop()
         server = await loop.create_unix_server(self._make_connection, path, ssl=ssl, start_serving=False)
         self._servers.append(server)

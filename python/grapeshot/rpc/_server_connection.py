@@ -29,8 +29,6 @@ _logger = logging.getLogger("grapeshot.rpc")
 
 # How long a client may take until it has said hello.
 _HELLO_S = 10.0
-# A deadline beyond this is none that a timer knows.
-_MAX_LEFT_S = 1e8
 _MAX_TEXT = 16 * 1024
 _NO_KWARGS: dict[str, Any] = {}
 
@@ -261,7 +259,7 @@ class ServerConnection(PacketStream):
         if left_s is None:
             self._run(request, is_stream, None)
             return
-        if not isinstance(left_s, int | float) or not 0 <= left_s < _MAX_LEFT_S:
+        if not isinstance(left_s, int | float) or not 0 <= left_s <= messages.MAX_LEFT_S:
             raise ProtocolError(f"{left_s!r} seconds left")
         deadline = self._loop.time() + left_s
         context = contextvars.copy_context()
