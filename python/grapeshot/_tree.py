@@ -114,7 +114,12 @@ def tree(loop: asyncio.AbstractEventLoop | None = None) -> Tree:
     sockets of the process with the addresses of both sides, and whose they are; and the other threads. On loops other
     than grapeshot's and asyncio's own, timers are left out. It runs no other code of the program than the ``repr`` of
     what it shows, and is meant for the loop's thread: in another one it sees no coros and no timers.
+
+    Raises:
+        TypeError: ``loop`` is no event loop.
     """
+    if loop is not None and not isinstance(loop, asyncio.AbstractEventLoop):
+        raise TypeError(f"an event loop is needed, not {loop!r}")
     seen = running_loop() if loop is None else loop
     waits = _waits.Waits(seen)
     roots, circles = waits.roots()

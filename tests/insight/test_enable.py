@@ -176,3 +176,10 @@ def test_a_process_that_was_not_prepared(path, tmp_path):
 
         assert "task 'Task-1' waits for a timer" in asyncio.run(talk())
         script.process.kill()
+
+
+def test_a_signal_serves_one_enable(path):
+    with backdoor.enable(path):
+        with pytest.raises(ValueError, match=r"another enable\(\) handles SIGUSR2"):
+            backdoor.enable(path)
+        backdoor.enable(path, signum=signal.SIGUSR1).close()

@@ -137,8 +137,27 @@ def test_a_directory_behind_a_link_is_checked(path):
 def test_a_directory_that_is_not_there(path):
     with pytest.raises(FileNotFoundError):
         _path.SocketFile(str(path.parent / "none" / "app.bd"))
-    with pytest.raises(OSError):
-        _path.SocketFile(str(path.parent) + "/")
+
+
+@pytest.mark.parametrize("wrong", ["", "{folder}/", "\0app", "{folder}/a\0b"])
+def test_what_is_no_path_of_a_file(path, wrong):
+    with pytest.raises(ValueError, match="a path of a socket is needed"):
+        _path.SocketFile(wrong.format(folder=path.parent))
+    assert os.listdir(path.parent) == []
+
+
+def test_a_path_that_is_too_long(path):
+    long = str(path) + "x" * 200
+    with pytest.raises(OSError, match="too long for a socket") as caught:
+        _path.SocketFile(long)
+    assert (caught.value.errno, caught.value.filename) == (errno.ENAMETOOLONG, long)
+    assert os.listdir(path.parent) == []
+
+
+async def test_a_path_may_be_bytes(loop, path):
+    with backdoor.serve(os.fsencode(path)) as server:
+        assert server.path == str(path)
+        assert path.exists()
 
 
 # ------------------------------------------------------------------ what lies there

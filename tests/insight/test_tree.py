@@ -223,3 +223,8 @@ def test_importing_the_package_imports_none_of_it():
     code = "import sys, grapeshot; print([name for name in sys.modules if name.startswith('grapeshot')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not re.search("_tree|_waits|backdoor|_attach", done.stdout)
+
+
+def test_only_of_loops():
+    with pytest.raises(TypeError, match="an event loop is needed, not 3"):
+        grapeshot.tree(3)

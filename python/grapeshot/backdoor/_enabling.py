@@ -31,7 +31,7 @@ class Switch:
     ) -> None:
         asked = os.environ.get(variable, "") if variable is not None else ""
         self._is_asked = asked not in ("", "0")
-        self._path = asked if "/" in asked else os.fspath(path)
+        self._path = asked if "/" in asked else os.fsdecode(path)
         self._signum = signum
         self._namespace = namespace
         self.server: Server | None = None
@@ -39,8 +39,11 @@ class Switch:
         self._pid = os.getpid()
         self._hook = self._on_run
         if signum is not None:
-            if signal.getsignal(signum) not in (signal.SIG_DFL, signal.SIG_IGN):
-                raise ValueError(f"the program handles {signal.Signals(signum).name} itself: choose another signal")
+            handler = signal.getsignal(signum)
+            if handler not in (signal.SIG_DFL, signal.SIG_IGN):
+                is_ours = isinstance(getattr(handler, "__self__", None), Switch)
+                who = "another enable() handles {}" if is_ours else "the program handles {} itself"
+                raise ValueError(f"{who.format(signal.Signals(signum).name)}: choose another signal")
             self._before = signal.signal(signum, self._on_signal)
         if self._is_asked:
             BaseLoop._on_run = self._hook
@@ -88,7 +91,7 @@ class Switch:
             return
         try:
             self.server = serve(self._path, namespace=self._namespace)
-        except OSError as exc:
+        except (OSError, ValueError) as exc:
             _logger.error("the back door cannot be opened: %s", str(exc))
         else:
             _logger.warning("the back door %s is open", self.server.path)

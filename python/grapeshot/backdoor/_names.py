@@ -32,8 +32,10 @@ def tasks() -> None:
 def where(what: Any = None) -> None:
     """Print the stacks of all threads, tasks and coros, or of one: a task, a coro, or a part of a name."""
     waits = _waits.Waits(_running_loop())
+    is_found = what is None
     for node in waits.nodes():
         if what is None or what is node.waiter or (isinstance(what, str) and what in node.name):
+            is_found = True
             print("\n".join([f"{node} {node.state}", *(f"  {line}" for line in node.stack)]))  # noqa: T201
     frames = sys._current_frames()
     for thread in threading.enumerate():
@@ -41,8 +43,11 @@ def where(what: Any = None) -> None:
         if frame is None or thread.ident == threading.get_ident():
             continue  # this thread runs the command
         if what is None or what is thread or (isinstance(what, str) and what in thread.name):
+            is_found = True
             lines = _waits.stack_lines(_waits.thread_frames(frame))
             print("\n".join([f"thread {thread.name!r}", *(f"  {line}" for line in lines)]))  # noqa: T201
+    if not is_found:
+        print(f"{what!r} is no task, coro or other thread of this loop, and no part of a name of one")  # noqa: T201
 
 
 def leave() -> None:

@@ -50,11 +50,12 @@ class SocketFile:
         Raises:
             PermissionError: the directory is not safe (:func:`check_directory`), or another user's socket lies there.
             FileExistsError: something lies there that is no socket: a file, a symbolic link.
-            OSError: EADDRINUSE: a process listens there; or the system refuses the name.
+            ValueError: the path has no name of a file, or is no path.
+            OSError: EADDRINUSE: a process listens there; ENAMETOOLONG: the system takes no path of a socket so long.
         """
+        if not os.path.basename(path) or "\0" in path:
+            raise ValueError(f"a path of a socket is needed, not {path!r}")
         folder, name = os.path.split(os.path.abspath(path))
-        if not name:
-            raise IsADirectoryError(errno.EISDIR, "a path of a socket is needed", path)
         folder = os.path.realpath(folder)
         check_directory(folder)
         self.path = os.path.join(folder, name)
@@ -72,7 +73,14 @@ class SocketFile:
         with tempfile.TemporaryDirectory(prefix=".bd", dir=folder) as private:  # of mode 0700
             # Tools that list sockets show this path. It has the name, too.
             made = os.path.join(private, name)
-            self.sock.bind(made)
+            try:
+                self.sock.bind(made)
+            except OSError as exc:
+                if exc.errno is not None:
+                    raise
+                # The module socket says so, without a number.
+                problem = f"the path is too long for a socket, with {len(made) - len(self.path)} characters more"
+                raise OSError(errno.ENAMETOOLONG, problem, self.path) from None
             os.chmod(made, 0o600)
             self.sock.listen(_BACKLOG)
             while True:

@@ -47,7 +47,7 @@ class Server:
         # Also of sessions that are over, while the rest of their output is sent.
         self._wires: weakref.WeakSet[Wire] = weakref.WeakSet()
         self._count = 0
-        self._file = _path.SocketFile(os.fspath(path).replace("{pid}", str(os.getpid())))
+        self._file = _path.SocketFile(os.fsdecode(path).replace("{pid}", str(os.getpid())))
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         _servers.add(self)
@@ -219,7 +219,8 @@ def serve(path: str | os.PathLike[str], *, namespace: dict[str, Any] | None = No
         RuntimeError: no loop runs in this thread.
         PermissionError: others could replace the socket, see docs/insight.md.
         FileExistsError: something that is no socket lies there, or a symbolic link.
-        OSError: EADDRINUSE: a process listens there.
+        OSError: EADDRINUSE: a process listens there; ENAMETOOLONG: the path is too long for a socket.
+        ValueError: the path does not name a file.
         NotImplementedError: this system does not tell who connects.
     """
     loop = _tree.running_loop()
