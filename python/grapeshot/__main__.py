@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 
+import grapeshot
 from grapeshot import _program, install
 
 _USAGE = """\
@@ -18,6 +19,7 @@ usage: python -m grapeshot script.py [argument ...]
        python -m grapeshot enable [--user]
        python -m grapeshot disable
        python -m grapeshot attach [--plain] PATH
+       python -m grapeshot --version
 
 Runs a program with grapeshot as asyncio's event loop.
 enable: from now on GRAPESHOT_INSTALL=1 in the environment does the same in every process of this Python, by a file in
@@ -37,6 +39,9 @@ def main() -> None:
         from grapeshot import _attach
 
         sys.exit(_attach.main(arguments[1:]))
+    if arguments == ["--version"]:
+        sys.stdout.write(f"grapeshot {grapeshot.__version__} on {sys.implementation.name} {sys.version.split()[0]}\n")
+        sys.exit(0)
     program = _program.prepare(arguments)
     if program is None:
         is_help = arguments[:1] in (["-h"], ["--help"])

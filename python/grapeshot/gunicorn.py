@@ -13,7 +13,10 @@ else:
     try:
         from uvicorn_worker import UvicornWorker as _Base
     except ModuleNotFoundError:
-        from uvicorn.workers import UvicornWorker as _Base
+        try:
+            from uvicorn.workers import UvicornWorker as _Base
+        except ModuleNotFoundError as error:
+            raise ImportError(f"{error}: pip install 'grapeshot[gunicorn]'") from error
 
 __all__ = ["UvicornWorker"]
 

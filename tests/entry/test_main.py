@@ -216,3 +216,20 @@ def test_usage():
         assert (run("grapeshot", *arguments).returncode, run("grapeshot", *arguments).stderr) == (2, done.stderr)
     assert run("grapeshot", "enable", "--everywhere").returncode == 2
     assert run("grapeshot", "enable", "--help").returncode == 0
+
+
+def test_version(tmp_path):
+    package = tmp_path / "grapeshot-1.2.3.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: grapeshot\nVersion: 1.2.3\n")
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    done = run("grapeshot", "--version", env=os.environ | {"PYTHONPATH": paths})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"grapeshot 1.2.3 on {sys.implementation.name} {sys.version.split()[0]}\n"
+
+
+def test_gunicorns_worker_says_what_to_install():
+    missing = "import sys; sys.modules.update(dict.fromkeys(['uvicorn_worker', 'uvicorn.workers']))"
+    done = run("plain", "-c", f"{missing}; import grapeshot.gunicorn")
+    assert done.returncode == 1
+    assert done.stderr.endswith("pip install 'grapeshot[gunicorn]'\n")
