@@ -20,7 +20,7 @@ type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
 /// The `context` keyword as a borrowed pointer; null if it is absent or None. Raises TypeError for any other keyword.
 #[inline]
-fn context_keyword(args: &Args<'_, '_>) -> PyResult<*mut ffi::PyObject> {
+pub(super) fn context_keyword(args: &Args<'_, '_>) -> PyResult<*mut ffi::PyObject> {
     let kwnames = args.kwnames();
     if kwnames.is_null() {
         return Ok(ptr::null_mut());

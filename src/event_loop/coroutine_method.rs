@@ -1,7 +1,7 @@
-//! Native methods of the loop that return coroutines, and that introspection recognizes as coroutine functions.
+//! Native methods that return coroutines, and that introspection recognizes as coroutine functions.
 //!
 //! `inspect.iscoroutinefunction` looks for a flag in a code object. It treats any callable with a function's attributes
-//! as a function. So the method on `grapeshot.Loop` is an object with the attributes of a stub: an `async def` with the
+//! as a function. So such a method of `grapeshot.Loop` or of a stream is an object with the attributes of a stub: an `async def` with the
 //! method's signature and docstring, whose body never runs. Calling the object calls the native method. On an instance,
 //! it is an ordinary bound method. A call by name creates no bound method (`Py_TPFLAGS_METHOD_DESCRIPTOR`), as with
 //! CPython's own method descriptors.
@@ -16,7 +16,6 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use super::pyloop::LoopObject;
 use crate::binding::errors;
 use crate::binding::native_type::{NativeType, This, leak_table, new_type, slot, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
@@ -25,8 +24,9 @@ use crate::binding::object_cell::ObjectCell;
 struct CoroutineMethodObject {
     base: ffi::PyObject,
     vectorcall: Option<ffi::vectorcallfunc>,
-    /// The function of the native method.
+    /// The function of the native method, and the type that has it, which is never freed.
     native: ffi::PyCFunctionFastWithKeywords,
+    owner: *mut ffi::PyTypeObject,
     /// The Python function with the method's signature.
     stub: ObjectCell,
 }
@@ -45,11 +45,12 @@ unsafe extern "C" fn call(
     kwnames: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
     // SAFETY: CPython calls this attached with an object of the type, and arguments by the calling convention. The
-    // native method gets a loop as its first argument.
+    // native method gets an object of its own type as its first argument.
     unsafe {
         let count = ffi::PyVectorcall_NARGS(nargsf);
-        if count > 0 && LoopObject::is_loop_ptr(*args) {
-            let native = (*slf.cast::<CoroutineMethodObject>()).native;
+        let method = &*slf.cast::<CoroutineMethodObject>();
+        if count > 0 && ffi::PyObject_TypeCheck(*args, method.owner) != 0 {
+            let native = method.native;
             return native(*args, args.add(1), count - 1, kwnames);
         }
         refuse(slf)
@@ -63,11 +64,22 @@ unsafe fn refuse(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
             let name = Bound::from_borrowed_ptr(py, slf).getattr("__qualname__")?;
+            let owner = Bound::from_borrowed_ptr(py, (*slf.cast::<CoroutineMethodObject>()).owner.cast());
             Err(PyTypeError::new_err(format!(
-                "{name}() needs a loop as its first argument"
+                "{name}() needs a {} as its first argument",
+                shown_owner(&owner)?
             )))
         })
     }
+}
+
+/// The name of the type that a native type is the base of.
+fn shown_owner(owner: &Bound<'_, PyAny>) -> PyResult<String> {
+    Ok(owner
+        .getattr("__name__")?
+        .to_string()
+        .trim_start_matches('_')
+        .to_owned())
 }
 
 unsafe extern "C" fn bind(
@@ -119,7 +131,9 @@ unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
             let name = Bound::from_borrowed_ptr(py, slf).getattr("__name__")?;
-            let text = format!("<coroutine method '{name}' of 'grapeshot.Loop' objects>");
+            let owner = Bound::from_borrowed_ptr(py, (*slf.cast::<CoroutineMethodObject>()).owner.cast());
+            let owner = shown_owner(&owner)?;
+            let text = format!("<coroutine method '{name}' of 'grapeshot.{owner}' objects>");
             Ok(text.into_pyobject(py)?.into_ptr())
         })
     }
@@ -143,19 +157,24 @@ impl NativeType for CoroutineMethodObject {
     }
 }
 
-/// `_coroutine_method(stub)`: the native method with the stub's name, as a coroutine function.
-#[pyfunction(name = "_coroutine_method")]
-fn coroutine_method<'py>(stub: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+/// `_coroutine_method(stub, owner=Loop)`: the native method of `owner` with the stub's name, as a coroutine function.
+#[pyfunction(name = "_coroutine_method", signature = (stub, owner=None))]
+fn coroutine_method<'py>(
+    stub: &Bound<'py, PyAny>,
+    owner: Option<Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
     let py = stub.py();
     let name = stub.getattr("__name__")?.cast_into::<PyString>()?;
-    let descriptor = py.import("grapeshot._core")?.getattr("Loop")?.getattr(&name)?;
+    let owner = match owner {
+        Some(owner) => owner,
+        None => py.import("grapeshot._core")?.getattr("Loop")?,
+    };
+    let descriptor = owner.getattr(&name)?;
     // SAFETY: attached. A method descriptor points to the row of a method table, which lives forever. Both structures
     // are parts of the C API.
     unsafe {
         if ffi::Py_TYPE(descriptor.as_ptr()) != &raw mut ffi::PyMethodDescr_Type {
-            return Err(PyTypeError::new_err(format!(
-                "{name} is not a native method of the loop"
-            )));
+            return Err(PyTypeError::new_err(format!("{name} is not a native method")));
         }
         let row = (*descriptor.as_ptr().cast::<ffi::PyMethodDescrObject>()).d_method;
         if (*row).ml_flags != ffi::METH_FASTCALL | ffi::METH_KEYWORDS {
@@ -168,6 +187,10 @@ fn coroutine_method<'py>(stub: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>
         let object = made.as_ptr().cast::<CoroutineMethodObject>();
         (*object).vectorcall = Some(call);
         (*object).native = (*row).ml_meth.PyCFunctionFastWithKeywords;
+        // A type with native methods is made once and never freed.
+        (*object).owner = (*descriptor.as_ptr().cast::<ffi::PyMethodDescrObject>())
+            .d_common
+            .d_type;
         (*object).stub.set(stub.clone());
         Ok(made)
     }

@@ -4,6 +4,7 @@
 //! not depend on transports, processes, coros or TLS.
 
 mod call_methods;
+pub(crate) mod coroutine;
 mod coroutine_method;
 mod fileno;
 pub(crate) mod handle;
@@ -15,6 +16,7 @@ pub(crate) mod reactor;
 mod slow;
 pub(crate) mod source;
 mod tasks;
+pub(crate) mod waiter;
 pub(crate) mod watching;
 
 use pyo3::prelude::*;
@@ -23,6 +25,7 @@ use pyo3::prelude::*;
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     handle::register(module)?;
     loop_methods::register(module)?;
+    waiter::register(module)?;
     module.add_function(wrap_pyfunction!(before_fork, module)?)?;
     module.add_function(wrap_pyfunction!(after_fork, module)?)?;
     coroutine_method::register(module)

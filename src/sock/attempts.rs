@@ -15,7 +15,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use super::operation::{Operation, OperationObject};
+use super::operation::{Operating, Operation};
 use super::plain_socket;
 use crate::binding::native_type::none;
 use crate::binding::new_bytes;
@@ -85,7 +85,7 @@ type Answer<'py> = PyResult<Native<'py>>;
 #[inline]
 pub(super) fn attempt(this: Operation<'_>) -> PyResult<Attempt<'_>> {
     let py = this.py();
-    let Some(socket) = this.socket.get(py) else {
+    let Some(socket) = this.subject.get(py) else {
         return Ok(Attempt::Done(this.first.get(py).unwrap_or_else(|| none(py))));
     };
     let kind = this.kind.get();
@@ -281,7 +281,7 @@ fn send_all<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py
         let data = unsafe { unsent(this)? };
         match socket::send_now(fd, data) {
             Ok(sent) if sent == data.len() => return done(none(py)),
-            Ok(sent) => this.sent.set(this.sent.get() + sent),
+            Ok(sent) => this.rest.sent.set(this.rest.sent.get() + sent),
             Err(error) => return failed(this, socket, &error),
         }
     }
@@ -306,13 +306,13 @@ unsafe fn unsent<'a>(this: Operation<'_>) -> PyResult<&'a [u8]> {
                 len => std::slice::from_raw_parts((*view).buf.cast(), len as usize),
             }
         };
-        Ok(&whole[this.sent.get()..])
+        Ok(&whole[this.rest.sent.get()..])
     }
 }
 
 /// The exported buffer of the data, which stays exported until the operation ends.
 fn view_of(this: Operation<'_>) -> PyResult<*mut ffi::Py_buffer> {
-    let known = this.view.get();
+    let known = this.rest.view.get();
     if !known.is_null() {
         return Ok(known);
     }
@@ -322,12 +322,12 @@ fn view_of(this: Operation<'_>) -> PyResult<*mut ffi::Py_buffer> {
         return Err(PyErr::fetch(this.py()));
     }
     let view = Box::into_raw(view);
-    this.view.set(view);
+    this.rest.view.set(view);
     Ok(view)
 }
 
 /// Gives the exported buffer back, if there is one.
-pub(super) fn release_view(this: &OperationObject) {
+pub(super) fn release_view(this: &Operating) {
     let view = this.view.replace(ptr::null_mut());
     if !view.is_null() {
         // SAFETY: made by `view_of`, and taken out of the only place that knows it; operations end attached.
@@ -340,7 +340,7 @@ pub(super) fn release_view(this: &OperationObject) {
 
 /// # Safety
 /// Called by the collector with its own `visit` and `arg`.
-pub(super) unsafe fn traverse_view(this: &OperationObject, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+pub(super) unsafe fn traverse_view(this: &Operating, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
     let view = this.view.get();
     if view.is_null() {
         return 0;
@@ -403,7 +403,7 @@ fn send_by_method<'py>(
     data: &Bound<'py, PyAny>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = this.py();
-    let sent = this.sent.get();
+    let sent = this.rest.sent.get();
     let rest = match this.second.get(py) {
         None => data.clone(),
         Some(whole) => {
@@ -417,32 +417,7 @@ fn send_by_method<'py>(
             .set(memory.call1((data,))?.call_method1("cast", ("B",))?);
     }
     let count: usize = socket.call_method1("send", (rest,))?.extract()?;
-    this.sent.set(sent + count);
+    this.rest.sent.set(sent + count);
     let len = this.second.get(py).map_or(Ok(0), |whole| whole.len())?;
-    Ok((this.sent.get() == len).then(|| none(py)))
-}
-
-// ---- where an operation was made ----------------------------------------------------------------------------------
-
-/// `cr_origin`: tuples of (file, line, function), as deep as the interpreter keeps them for coroutines.
-pub(super) fn origin(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
-    let sys = py.import("sys")?;
-    let depth: usize = sys
-        .call_method0("get_coroutine_origin_tracking_depth")?
-        .extract()?;
-    if depth == 0 {
-        return Ok(None);
-    }
-    let mut frames = Vec::with_capacity(depth);
-    let mut frame = sys.call_method1("_getframe", (0,))?;
-    while !frame.is_none() && frames.len() < depth {
-        let code = frame.getattr("f_code")?;
-        frames.push((
-            code.getattr("co_filename")?,
-            frame.getattr("f_lineno")?,
-            code.getattr("co_name")?,
-        ));
-        frame = frame.getattr("f_back")?;
-    }
-    Ok(Some(PyTuple::new(py, frames)?.into_any()))
+    Ok((this.rest.sent.get() == len).then(|| none(py)))
 }

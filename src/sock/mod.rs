@@ -2,7 +2,6 @@
 //!
 //! - `operation`: the coroutine that a call returns
 //! - `attempts`: what it does, one attempt at a time
-//! - `waiter`: what it yields when it has to wait
 //! - `plain_socket`: which sockets need no method call
 //!
 //! Each operation makes the system call first and waits only if it would block, in the loop's fd table
@@ -12,7 +11,6 @@
 mod attempts;
 mod operation;
 mod plain_socket;
-mod waiter;
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
@@ -27,7 +25,6 @@ type Object<'py> = PyResult<Bound<'py, PyAny>>;
 /// Adds the types to the module, and the methods to `grapeshot._core.Loop`.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     plain_socket::register(module.py())?;
-    waiter::register(module)?;
     operation::register(module)?;
     extend_type(&module.getattr("Loop")?, loop_methods())
 }

@@ -144,9 +144,9 @@ def test_wrong_receivers(loop_kind, loop, name):
         pytest.skip("a Python function takes anything")
     method = getattr(type(loop), name)
     for args in ((), (None,), (object(), 1, 2), ("text", 1, 2), (type(loop), 1, 2)):
-        with pytest.raises(TypeError, match="needs a loop"):
+        with pytest.raises(TypeError, match="needs a Loop"):
             method(*args)
-    with pytest.raises(TypeError, match="needs a loop"):
+    with pytest.raises(TypeError, match="needs a Loop"):
         method(loop=loop)
     with pytest.raises(TypeError):
         method.__get__(object())(1, 2)

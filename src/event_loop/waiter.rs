@@ -1,15 +1,15 @@
-//! What a suspended socket operation yields to its task: the part of `asyncio.Future`'s interface that tasks use.
+//! What a suspended native coroutine yields to its task: the part of `asyncio.Future`'s interface that tasks use.
 //!
 //! ```text
-//!   [ pending, in the fd table ] --- event ---> [ done ]  its callbacks are queued
-//!              |
-//!              | cancel()                                     (left: end of the operation)
-//!              v
-//!        [ cancelled ]  out of the fd table, its callbacks are queued
+//!   [ pending ] --- event, go_on(), set_result() ---> [ done ]  its callbacks are queued
+//!      |     '----- set_exception() ---------------> [ failed ]  the same
+//!      | cancel()                                      (left: end of the coroutine)
+//!      v
+//!   [ cancelled ]  out of the fd table, its callbacks are queued
 //! ```
-//! It only says that the system call is worth repeating. The operation makes the call itself when its
-//! task runs, so a wait that is cancelled, even after its event, has taken nothing from the socket. Belongs to the
-//! loop's thread.
+//! It only says that another attempt is worth making. The coroutine makes it when its task runs, so a wait that is
+//! cancelled, even after its event, has taken nothing. One that waits for a descriptor is in the fd table while it is
+//! pending. Belongs to the loop's thread.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -17,11 +17,15 @@ use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use pyo3::exceptions::{PyAttributeError, PyTypeError};
+use pyo3::exceptions::{PyAttributeError, PyBaseException, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::{PyList, PyTuple, PyType};
 
+use super::call_methods::context_keyword;
+use super::pyloop::LoopObject;
+use super::reactor::Direction;
+use super::source::WaiterRef;
 use crate::binding::errors;
 use crate::binding::freelist::Freelist;
 use crate::binding::native_type::{
@@ -29,27 +33,28 @@ use crate::binding::native_type::{
     represent, slot,
 };
 use crate::binding::object_cell::ObjectCell;
-use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::reactor::Direction;
-use crate::event_loop::source::WaiterRef;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum State {
     Pending,
     Done,
+    Failed,
     Cancelled,
 }
 
+/// The number of a waiter that waits for no descriptor.
+const NO_FD: RawFd = -1;
+
 #[repr(C)]
-pub(super) struct WaiterObject {
+pub(crate) struct WaiterObject {
     base: ffi::PyObject,
     event_loop: ObjectCell,
     callback: ObjectCell,
     context: ObjectCell,
     /// A list of (callback, context), where more than one was added.
     more: ObjectCell,
-    /// What `cancel()` was given.
+    /// What `cancel()` was given, or `set_exception()`.
     message: ObjectCell,
     fd: Cell<RawFd>,
     direction: Cell<Direction>,
@@ -58,14 +63,19 @@ pub(super) struct WaiterObject {
     is_blocking: Cell<bool>,
 }
 
-pub(super) type Waiter<'py> = This<'py, WaiterObject>;
+pub(crate) type Waiter<'py> = This<'py, WaiterObject>;
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
 static WAITER_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 static FREE: Freelist = Freelist::new();
 
+/// A pending waiter for no descriptor. `event_loop` is a `grapeshot._core.Loop`, as for `new_waiter`.
+pub(crate) fn new_signal<'py>(event_loop: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    new_waiter(event_loop, NO_FD, Direction::Read)
+}
+
 /// A pending waiter for `fd`.
-pub(super) fn new_waiter<'py>(
+pub(crate) fn new_waiter<'py>(
     event_loop: &Bound<'py, PyAny>,
     fd: RawFd,
     direction: Direction,
@@ -88,30 +98,58 @@ pub(super) fn new_waiter<'py>(
     }
 }
 
+/// True for a waiter.
+#[inline]
+pub(crate) fn is_waiter(object: &Bound<'_, PyAny>) -> bool {
+    object.get_type_ptr() == WAITER_TYPE.load(Ordering::Relaxed)
+}
+
 /// The native side of an object that `new_waiter` has made.
-pub(super) fn waiter_of<'py>(object: &Bound<'py, PyAny>) -> Waiter<'py> {
-    // SAFETY: operations keep only what `new_waiter` made; the caller's Bound keeps it alive meanwhile.
+pub(crate) fn waiter_of<'py>(object: &Bound<'py, PyAny>) -> Waiter<'py> {
+    debug_assert!(is_waiter(object));
+    // SAFETY: by the caller's contract (checked above in debug builds); its Bound keeps the object alive meanwhile.
     unsafe { This::new(object.py(), object.as_ptr()) }
 }
 
 /// The entry of the fd table for a waiter.
-pub(super) fn entry(waiter: &Bound<'_, PyAny>) -> WaiterRef {
+pub(crate) fn entry(waiter: &Bound<'_, PyAny>) -> WaiterRef {
     WaiterRef::new(waiter.clone(), wake)
 }
 
 /// The descriptor is ready.
 unsafe fn wake(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: `entry` paired the function with a waiter, whose reference the fd table held until now.
-    let this: Waiter<'_> = unsafe { This::new(py, object) };
-    if this.state.get() == State::Pending {
-        this.state.set(State::Done);
-        schedule(this)?;
+    finish(unsafe { This::new(py, object) }, State::Done)
+}
+
+/// Ends the wait from outside: the coroutine's task goes on in the next iteration. Does nothing if it is over.
+#[inline]
+pub(crate) fn set_done(this: Waiter<'_>) -> PyResult<()> {
+    leave_table(this);
+    finish(this, State::Done)
+}
+
+#[inline]
+fn finish(this: Waiter<'_>, state: State) -> PyResult<()> {
+    if !this.is_pending() {
+        return Ok(());
     }
-    Ok(())
+    this.state.set(state);
+    schedule(this)
+}
+
+/// Takes a pending waiter out of the fd table.
+#[inline]
+fn leave_table(this: Waiter<'_>) {
+    if this.is_pending() && this.fd.get() != NO_FD {
+        let reactor = this.loop_object().reactor();
+        reactor.forget_waiter(this.py(), this.fd.get(), this.direction.get(), this.as_ptr());
+    }
 }
 
 impl WaiterObject {
-    pub(super) fn is_pending(&self) -> bool {
+    #[inline]
+    pub(crate) fn is_pending(&self) -> bool {
         self.state.get() == State::Pending
     }
 
@@ -122,17 +160,16 @@ impl WaiterObject {
     }
 }
 
-/// Ends the wait of an operation that goes on (or ends) without it: no callback is called.
-pub(super) fn leave(this: Waiter<'_>) {
+/// Ends the wait of a coroutine that goes on (or ends) without it: no callback is called.
+pub(crate) fn leave(this: Waiter<'_>) {
+    leave_table(this);
     if this.is_pending() {
         this.state.set(State::Done);
-        let reactor = this.loop_object().reactor();
-        reactor.forget_waiter(this.py(), this.fd.get(), this.direction.get(), this.as_ptr());
     }
 }
 
-/// Ends a wait that needs no event: the operation goes on in the next iteration.
-pub(super) fn go_on(this: Waiter<'_>) {
+/// Ends a wait that needs no event: the coroutine goes on in the next iteration.
+pub(crate) fn go_on(this: Waiter<'_>) {
     this.state.set(State::Done);
 }
 
@@ -157,14 +194,20 @@ fn schedule_one(this: Waiter<'_>, callback: &Bound<'_, PyAny>, context: &Bound<'
 
 fn add_done_callback<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
-    let [callback, context] = args.bind()?;
-    let Some(callback) = callback else {
+    if args.positional().len() > 1 {
+        return Err(args.wrong_count("exactly 1", None));
+    }
+    let Some(callback) = args.get(0) else {
         return Err(PyTypeError::new_err("add_done_callback() takes a callback"));
     };
-    let context = match context.filter(|context| !context.is_none()) {
-        Some(context) => context,
-        // SAFETY: attached; a new reference, or null with an exception set.
-        None => unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_CopyCurrent())? },
+    let context = context_keyword(&args)?;
+    // SAFETY: attached; a borrowed context that the caller keeps, or a new reference, null with an exception set.
+    let context = unsafe {
+        if context.is_null() {
+            Bound::from_owned_ptr_or_err(py, ffi::PyContext_CopyCurrent())?
+        } else {
+            Bound::from_borrowed_ptr(py, context)
+        }
     };
     if !this.is_pending() {
         schedule_one(this, &callback, &context)?;
@@ -214,36 +257,89 @@ fn cancel<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py> {
     if !this.is_pending() {
         return Ok(bool_object(py, false));
     }
-    leave(this);
-    this.state.set(State::Cancelled);
+    leave_table(this);
     if let Some(message) = message.filter(|message| !message.is_none()) {
         this.message.set(message);
     }
-    schedule(this)?;
+    finish(this, State::Cancelled)?;
     Ok(bool_object(py, true))
 }
 
-/// `result()` and `exception()`: None, once the wait is over.
+/// `InvalidStateError` for a wait that is over.
+fn check_pending(this: Waiter<'_>) -> PyResult<()> {
+    if this.is_pending() {
+        return Ok(());
+    }
+    let class = this
+        .py()
+        .import("asyncio.exceptions")?
+        .getattr("InvalidStateError")?;
+    Err(PyErr::from_value(class.call1(("invalid state",))?))
+}
+
+/// `set_result(None)`, for asyncio's own code that wakes a reader.
+fn set_result<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> Object<'py> {
+    check_pending(this)?;
+    set_done(this)?;
+    Ok(none(this.py()))
+}
+
+fn set_exception<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    check_pending(this)?;
+    let Some(mut exception) = args.get(0) else {
+        return Ok(none(this.py()));
+    };
+    if exception.is_instance_of::<PyType>() {
+        exception = exception.call0()?;
+        check_pending(this)?;
+    }
+    if !exception.is_instance_of::<PyBaseException>() {
+        return Err(PyTypeError::new_err("invalid exception object"));
+    }
+    leave_table(this);
+    this.message.set(exception);
+    finish(this, State::Failed)?;
+    Ok(none(this.py()))
+}
+
+/// `result()`: None, once the wait is over.
 fn outcome<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> Object<'py> {
     check_outcome(this)?;
     Ok(none(this.py()))
 }
 
-/// `CancelledError`, or `InvalidStateError` before the end of the wait.
-pub(super) fn check_outcome(this: Waiter<'_>) -> PyResult<()> {
-    let py = this.py();
+fn exception<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> Object<'py> {
+    if this.state.get() == State::Failed {
+        return Ok(this.message.get(this.py()).unwrap_or_else(|| none(this.py())));
+    }
+    check_outcome(this)?;
+    Ok(none(this.py()))
+}
+
+/// What `set_exception()` was given, `CancelledError`, or `InvalidStateError` before the end of the wait.
+pub(crate) fn check_outcome(this: Waiter<'_>) -> PyResult<()> {
     let class = match this.state.get() {
         State::Done => return Ok(()),
-        State::Cancelled => "CancelledError",
+        State::Failed | State::Cancelled => "CancelledError",
         State::Pending => "InvalidStateError",
     };
+    Err(failure(this, class)?)
+}
+
+#[cold]
+fn failure(this: Waiter<'_>, class: &str) -> PyResult<PyErr> {
+    let py = this.py();
+    let message = this.message.get(py);
+    if let (State::Failed, Some(exception)) = (this.state.get(), &message) {
+        return Ok(PyErr::from_value(exception.clone()));
+    }
     let class = py.import("asyncio.exceptions")?.getattr(class)?;
-    let error = match (this.state.get(), this.message.get(py)) {
+    let error = match (this.state.get(), message) {
         (State::Cancelled, Some(message)) => class.call1((message,))?,
         (State::Cancelled, None) => class.call0()?,
         _ => class.call1(("Result is not set.",))?,
     };
-    Err(PyErr::from_value(error))
+    Ok(PyErr::from_value(error))
 }
 
 fn is_cancelled<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> Object<'py> {
@@ -283,7 +379,7 @@ unsafe extern "C" fn set_blocking(
     }
 }
 
-/// `<SocketWaiter pending read fd=5>`, as a task shows what it waits for.
+/// `<Waiter pending read fd=5>`, as a task shows what it waits for.
 unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: CPython calls tp_repr attached with an object of this type.
     unsafe {
@@ -291,20 +387,24 @@ unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
             let state = match this.state.get() {
                 State::Pending => "pending",
                 State::Done => "done",
+                State::Failed => "failed",
                 State::Cancelled => "cancelled",
             };
+            if this.fd.get() == NO_FD {
+                return Ok(format!("<Waiter {state}>"));
+            }
             let direction = match this.direction.get() {
                 Direction::Read => "read",
                 Direction::Write => "write",
             };
-            Ok(format!("<SocketWaiter {state} {direction} fd={}>", this.fd.get()))
+            Ok(format!("<Waiter {state} {direction} fd={}>", this.fd.get()))
         })
     }
 }
 
 impl NativeType for WaiterObject {
-    const NAME: &'static CStr = c"grapeshot._core._SocketWaiter";
-    const DOC: &'static CStr = c"The readiness of a socket, as a task waits for it.";
+    const NAME: &'static CStr = c"grapeshot._core._Waiter";
+    const DOC: &'static CStr = c"What a task waits for in a native coroutine.";
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
     const DEALLOC: ffi::destructor = dealloc;
 
@@ -365,8 +465,25 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         ),
         method!(WaiterObject, is_cancelled, "cancelled()", "True after cancel()."),
         method!(WaiterObject, is_done, "done()", "True once the wait is over."),
-        method!(WaiterObject, outcome, "result()", "None, or CancelledError."),
-        method!(WaiterObject, outcome, "exception()", "None, or CancelledError."),
+        method!(
+            WaiterObject,
+            outcome,
+            "result()",
+            "None, or the exception of the wait."
+        ),
+        method!(
+            WaiterObject,
+            exception,
+            "exception()",
+            "None, or what set_exception() was given."
+        ),
+        method!(WaiterObject, set_result, "set_result(result, /)", "End the wait."),
+        method!(
+            WaiterObject,
+            set_exception,
+            "set_exception(exception, /)",
+            "End the wait with an exception."
+        ),
         method!(
             WaiterObject,
             get_loop,
