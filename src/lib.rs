@@ -6,6 +6,7 @@ mod dns;
 mod event_loop;
 mod process;
 mod sock;
+mod streams;
 mod tls;
 mod transports;
 
@@ -29,6 +30,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     dns::register(module)?;
     process::register(module)?;
     coro::register(module)?;
+    streams::register(module)?;
     tls::register(module)?;
     module.add_function(wrap_pyfunction!(bind_methods, module)?)
 }

@@ -10,8 +10,9 @@ Four ways in, from the shortest to the most explicit::
 Importing the package changes nothing in asyncio; only :func:`install` does, and :func:`uninstall` undoes it.
 
 Some names are made on first use: ``__version__``, which reads the installed metadata; ``EventLoopPolicy``, which exists
-only on Python versions that have event loop policies and causes no deprecation warning; ``tree``, which shows what is
-going on; and ``backdoor``, a Python prompt in a process that runs.
+only on Python versions that have event loop policies and causes no deprecation warning; ``streams``, the module with
+asyncio's streams in native code; ``tree``, which shows what is going on; and ``backdoor``, a Python prompt in a process
+that runs.
 """
 
 from ._loop import Loop, new_event_loop
@@ -20,6 +21,7 @@ from ._run import install, run, uninstall
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from . import backdoor as backdoor
+    from . import streams as streams
     from ._policy import EventLoopPolicy as EventLoopPolicy
     from ._tree import tree as tree
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Loop", "install", "new_event_loop", "run", "uninstall"]
 
-_LAZY_NAMES = ("EventLoopPolicy", "__version__", "backdoor", "tree")
+_LAZY_NAMES = ("EventLoopPolicy", "__version__", "backdoor", "streams", "tree")
 
 if not TYPE_CHECKING:  # a type checker sees the names above, and still reports any other name
 
@@ -36,6 +38,8 @@ if not TYPE_CHECKING:  # a type checker sees the names above, and still reports 
             from importlib.metadata import version
 
             value = version("grapeshot")
+        elif name == "streams":
+            import grapeshot.streams as value
         elif name == "EventLoopPolicy":
             try:
                 from . import _policy

@@ -29,6 +29,9 @@ __all__ = [
     "StreamTransport",
     "TimerHandle",
     "WritePipeTransport",
+    "_StreamReader",
+    "_StreamReaderProtocol",
+    "_StreamWriter",
     "_after_fork",
     "_before_fork",
     "_bind_methods",
@@ -88,6 +91,7 @@ __all__ = [
     "_remove_path",
     "_send_file",
     "_set_position",
+    "_set_stream_types",
     "channel",
     "condition_variable",
     "fifo",
@@ -828,8 +832,75 @@ class DatagramTransport(asyncio.Transport, asyncio.DatagramTransport):
     def abort(self) -> None:
         """Close at once; unsent datagrams are lost. ``connection_lost(None)`` follows from the loop. Idempotent."""
 
-def _coroutine_method(stub: _F) -> _F:
-    """Return the native method of the loop that has the stub's name, as a coroutine function with its signature.
+@disjoint_base
+class _StreamReader:
+    """The native part of :class:`grapeshot.streams.StreamReader`: what is held, reading it, and who waits for it."""
+
+    _buffer: bytearray
+    _eof: bool
+    _exception: BaseException | None
+    _limit: int
+    _loop: asyncio.AbstractEventLoop
+    _paused: bool
+    _transport: asyncio.BaseTransport | None
+    _waiter: Any
+
+    def feed_data(self, data: Any) -> None:
+        """Hold data until it is read."""
+
+    def read(self, n: int = -1) -> Coroutine[Any, Any, bytes]:
+        """Return up to ``n`` bytes; all until the end if ``n`` is negative."""
+
+    def readexactly(self, n: int) -> Coroutine[Any, Any, bytes]:
+        """Return exactly ``n`` bytes."""
+
+    def readuntil(self, separator: Any = b"\n") -> Coroutine[Any, Any, bytes]:
+        """Return all bytes up to the separator, with it."""
+
+    def readline(self) -> Coroutine[Any, Any, bytes]:
+        """Return one line."""
+
+    def __aiter__(self) -> Self: ...
+    def __anext__(self) -> Coroutine[Any, Any, bytes]: ...
+
+@disjoint_base
+class _StreamWriter:
+    """The native part of :class:`grapeshot.streams.StreamWriter`."""
+
+    _loop: asyncio.AbstractEventLoop
+    _protocol: Any
+    _reader: Any
+    _transport: Any
+
+    def write(self, data: ReadableBuffer) -> None:
+        """Write to the transport."""
+
+    def drain(self) -> Coroutine[Any, Any, None]:
+        """Wait until the transport takes data."""
+
+@disjoint_base
+class _StreamReaderProtocol:
+    """The native part of :class:`grapeshot.streams.StreamReaderProtocol`: it feeds the reader."""
+
+    _connection_lost: bool
+    _loop: asyncio.AbstractEventLoop
+    _paused: bool
+    _stream_reader_wr: Any
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the reader."""
+
+def _set_stream_types(
+    reader: type[asyncio.StreamReader],
+    writer: type[asyncio.StreamWriter],
+    protocol: type[asyncio.StreamReaderProtocol],
+) -> None:
+    """Tell native code the classes whose objects it may use without calling their methods."""
+
+def _coroutine_method(stub: _F, owner: type | None = None) -> _F:
+    """Return the native method of ``owner`` (None: the loop) that has the stub's name, as a coroutine function.
+
+    It has the stub's signature.
 
     Raises:
         AttributeError: there is no such method.

@@ -7,6 +7,7 @@ is called, because the policy's base class is deprecated in newer Pythons and re
 from __future__ import annotations
 
 import asyncio
+import types
 from collections.abc import Awaitable, Callable, Coroutine
 
 from ._loop import Loop, new_event_loop
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 # What install() replaced: ("policy", the policy before) or ("factory", asyncio's new_event_loop); None: not installed.
 _replaced: tuple[str, Any] | None = None
+# The functions of asyncio that install(streams=True) replaced, by module and name.
+_replaced_streams: dict[tuple[types.ModuleType, str], Any] = {}
 
 
 def run(main: Awaitable[_T], *, debug: bool | None = None) -> _T:
@@ -54,7 +57,7 @@ def run_on(loop: Loop, main: Coroutine[Any, Any, _T]) -> _T:
         return runner.run(main)
 
 
-def install() -> None:
+def install(*, streams: bool = False) -> None:
     """Make grapeshot the loop of :func:`asyncio.run`, :class:`asyncio.Runner` and :func:`asyncio.new_event_loop`.
 
     Where Python has event loop policies (up to 3.15) this sets :class:`grapeshot.EventLoopPolicy`, without a
@@ -62,9 +65,16 @@ def install() -> None:
     ``asyncio.new_event_loop``, which does what a policy's ``new_event_loop`` did. A program that names its own
     ``loop_factory`` is not affected. Calling it twice is the same as calling it once.
 
-    :func:`uninstall` undoes it. Loops that already exist are not changed.
+    With ``streams``, the functions of :mod:`grapeshot.streams` take the place of ``asyncio.open_connection``,
+    ``start_server``, ``open_unix_connection`` and ``start_unix_server`` as well, in :mod:`asyncio` and
+    ``asyncio.streams``. Code that has imported these functions by name before goes on with asyncio's. So does code that
+    makes an :class:`asyncio.StreamReader` itself.
+
+    :func:`uninstall` undoes it. Loops and streams that already exist are not changed.
     """
     global _replaced
+    if streams:
+        _install_streams()
     set_policy = _policy_function("set")
     if set_policy is not None:
         from ._policy import EventLoopPolicy
@@ -81,9 +91,10 @@ def install() -> None:
 def uninstall() -> None:
     """Undo :func:`install`: put back the policy (or, without policies, the loop factory) that was there before.
 
-    Does nothing if something else is installed now, so that it never removes somebody else's policy.
+    The same for the functions of ``install(streams=True)``. What is somebody else's now stays.
     """
     global _replaced
+    _uninstall_streams()
     if _replaced is None:
         return
     kind, before = _replaced
@@ -96,6 +107,28 @@ def uninstall() -> None:
 
     if isinstance(_require(_policy_function("get"))(), EventLoopPolicy):
         _require(_policy_function("set"))(before)
+
+
+def _install_streams() -> None:
+    from . import streams
+
+    for module in (asyncio, asyncio.streams):
+        for name in streams.FUNCTIONS:
+            ours, before = getattr(streams, name), getattr(module, name)
+            if before is not ours:
+                _replaced_streams[module, name] = before
+                setattr(module, name, ours)
+
+
+def _uninstall_streams() -> None:
+    if not _replaced_streams:
+        return
+    from . import streams
+
+    for (module, name), before in _replaced_streams.items():
+        if getattr(module, name) is getattr(streams, name):
+            setattr(module, name, before)
+    _replaced_streams.clear()
 
 
 def _policy_function(verb: str) -> Callable[..., Any] | None:

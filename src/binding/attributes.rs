@@ -253,19 +253,27 @@ impl OwnMethods {
     /// type still has its own methods.
     #[inline]
     pub(crate) fn are_in_force(&self, object: &Bound<'_, PyAny>, dict: &InstanceDict) -> bool {
+        dict.is_unused() && self.are_those_of_type(object)
+    }
+
+    /// True if the object's type is the one that was remembered, and still has its own methods.
+    #[inline]
+    pub(crate) fn are_those_of_type(&self, object: &Bound<'_, PyAny>) -> bool {
         // SAFETY: a live object has a live type.
         let version = unsafe { version_of(object.get_type_ptr()) };
-        dict.is_unused()
-            && (version != 0 && version == self.version.load(Ordering::Relaxed)
-                || self.look_again(object.py()))
+        version != 0 && version == self.version.load(Ordering::Relaxed) || self.look_again(object)
     }
 
     #[cold]
-    fn look_again(&self, py: Python<'_>) -> bool {
+    fn look_again(&self, object: &Bound<'_, PyAny>) -> bool {
+        let py = object.py();
         let Some(table) = self.table.get(py) else {
             return false;
         };
         let kind = table.kind.bind(py);
+        if object.get_type_ptr().cast() != kind.as_ptr() {
+            return false;
+        }
         let are_own = table.methods.iter().all(|(name, own)| {
             kind.getattr(*name)
                 .is_ok_and(|found| found.as_ptr() == own.as_ptr())

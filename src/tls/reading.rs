@@ -114,7 +114,9 @@ fn deliver(this: Tls<'_>, data: &[u8]) -> PyResult<bool> {
         }
         let is_closed = match this.calls.receiver() {
             Receiver::Buffered => fill_buffer(this, &mut rest)?,
-            Receiver::Data | Receiver::Native => deliver_object(this, std::mem::take(&mut rest))?,
+            Receiver::Data | Receiver::Native | Receiver::Object(_) => {
+                deliver_object(this, std::mem::take(&mut rest))?
+            }
         };
         if is_closed || (rest.is_empty() && this.records.get() == 0) {
             return Ok(is_closed);

@@ -24,6 +24,10 @@ use super::stream_reader::{self, Feed};
 /// Takes what a transport has received on behalf of a native protocol object. The data is lent for the call.
 pub(crate) type Received = unsafe fn(Python<'_>, *mut ffi::PyObject, &[u8]) -> PyResult<()>;
 
+/// Takes a received object for a protocol with a native `data_received`, without calling it. Enters the protocol's
+/// context by itself where Python code may run.
+pub(crate) type ObjectReceived = fn(&ProtocolCalls, &Bound<'_, PyAny>, &Bound<'_, PyBytes>) -> PyResult<()>;
+
 /// How received data reaches the protocol.
 #[derive(Clone, Copy)]
 pub(crate) enum Receiver {
@@ -33,6 +37,8 @@ pub(crate) enum Receiver {
     Buffered,
     /// A native protocol: no Python call and no object per read.
     Native,
+    /// A protocol with a native `data_received`: no Python call.
+    Object(ObjectReceived),
 }
 
 /// The native protocol type of the room above (TLS), null while there is none, and its function.
@@ -44,6 +50,39 @@ static NATIVE_RECEIVED: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 pub(crate) fn register_native(kind: *mut ffi::PyTypeObject, received: Received) {
     NATIVE_RECEIVED.store(received as *mut c_void, Ordering::Relaxed);
     NATIVE_TYPE.store(kind, Ordering::Release);
+}
+
+/// A native `data_received`, null while there is none, and the function that does the same.
+static NATIVE_METHOD: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+static OBJECT_RECEIVED: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// Makes `received` the way to protocols whose `data_received` is the native method of this row. Called once, when the
+/// module is made.
+pub(crate) fn register_object_received(row: &ffi::PyMethodDef, received: ObjectReceived) {
+    OBJECT_RECEIVED.store(received as *mut c_void, Ordering::Relaxed);
+    // SAFETY: every field of the union is a function pointer.
+    let method = unsafe { row.ml_meth.PyCFunctionFastWithKeywords } as *mut c_void;
+    NATIVE_METHOD.store(method, Ordering::Release);
+}
+
+/// The function for a protocol whose bound `data_received` is `method`, if that is the native one and its own.
+fn object_received(protocol: &Bound<'_, PyAny>, method: &Bound<'_, PyAny>) -> Option<ObjectReceived> {
+    // SAFETY: live objects; the accessors are called on what the check has found to be a native function.
+    unsafe {
+        if ffi::PyCFunction_CheckExact(method.as_ptr()) == 0
+            || ffi::PyCFunction_GetSelf(method.as_ptr()) != protocol.as_ptr()
+        {
+            return None;
+        }
+        let function = ffi::PyCFunction_GetFunction(method.as_ptr())? as *mut c_void;
+        if function != NATIVE_METHOD.load(Ordering::Acquire) {
+            return None;
+        }
+        // Stored by `register_object_received` from a function of this type before the method was.
+        Some(std::mem::transmute::<*mut c_void, ObjectReceived>(
+            OBJECT_RECEIVED.load(Ordering::Relaxed),
+        ))
+    }
 }
 
 /// The function for `protocol`, if that is a native one.
@@ -140,7 +179,9 @@ impl ProtocolCalls {
             } else {
                 method(names(py).buffer_updated)?
             };
-            if updated.is_none() {
+            if let Some(native) = object_received(protocol, &received) {
+                (Receiver::Object(native), received, None)
+            } else if updated.is_none() {
                 (Receiver::Data, received, None)
             } else {
                 // It has the methods of a BufferedProtocol and no other way to receive data.
@@ -198,6 +239,10 @@ impl ProtocolCalls {
             Receiver::Data => self.data_received(py, data.as_any()),
             Receiver::Native => self.received(py, data.as_bytes()),
             Receiver::Buffered => self.fill_buffers(py, data),
+            Receiver::Object(received) => match self.protocol.get(py) {
+                Some(protocol) => received(self, &protocol, data),
+                None => Err(no_protocol()),
+            },
         }
     }
 

@@ -70,8 +70,7 @@ fn force_close<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 fn is_closing<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
     // `StreamWriter.drain` and others ask here whether a write has failed.
-    writing::send_held(this)?;
-    Ok(bool_object(this.py(), this.flags.has(Flags::CLOSING)))
+    Ok(bool_object(this.py(), super::is_closing(&this.to_bound())?))
 }
 
 fn is_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
@@ -459,7 +458,7 @@ fn getters() -> Vec<ffi::PyGetSetDef> {
 pub(in crate::transports) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let bases = [names(module.py()).transport_type];
     let kind = object::make_type::<StreamBody>(module, &bases, methods(), getters(), &STREAM_TYPE)?;
-    OWN_METHODS.remember(&kind, &["write", "_force_close"])?;
+    OWN_METHODS.remember(&kind, &["write", "_force_close", "is_closing"])?;
     // What start_tls() asks of a transport.
     kind.setattr("_start_tls_compatible", true)?;
     // What asyncio's `loop.sendfile` asks of a transport.

@@ -35,7 +35,7 @@ use super::protocol::ProtocolCalls;
 use super::registration::Registration;
 use crate::binding::attributes::OwnMethods;
 use crate::binding::errors;
-use crate::binding::native_type::This;
+use crate::binding::native_type::{NativeType, This};
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::socket_object;
 use crate::event_loop::source::Source;
@@ -296,6 +296,25 @@ pub(crate) fn copied_context<'py>(transport: &Bound<'py, PyAny>) -> PyResult<Opt
 #[inline]
 pub(crate) fn has_own_methods(transport: &Bound<'_, PyAny>) -> bool {
     OWN_METHODS.are_in_force(transport, &lifecycle::stream_of(transport).dict)
+}
+
+/// `transport.write(data)` for a transport for which `has_own_methods` holds.
+#[inline]
+pub(crate) fn write_as_method(transport: &Bound<'_, PyAny>, data: *mut ffi::PyObject) -> PyResult<()> {
+    debug_assert!(is_stream(transport));
+    let this = lifecycle::stream_of(transport);
+    StreamObject::with_access(this, || writing::write(this, data))
+}
+
+/// `transport.is_closing()` for a transport for which `has_own_methods` holds.
+#[inline]
+pub(crate) fn is_closing(transport: &Bound<'_, PyAny>) -> PyResult<bool> {
+    debug_assert!(is_stream(transport));
+    let this = lifecycle::stream_of(transport);
+    StreamObject::with_access(this, || {
+        writing::send_held(this)?;
+        Ok(this.flags.has(Flags::CLOSING))
+    })
 }
 
 /// `transport.write(data)` for native users of a transport for which `has_own_methods` holds. They have collected what

@@ -8,6 +8,7 @@ use std::os::fd::RawFd;
 
 use grapeshot_core::sys::socket;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use super::{Flags, Stream, lifecycle, sync_interest, writing};
 use crate::binding::names::names;
@@ -28,12 +29,13 @@ pub(super) fn on_readable(this: Stream<'_>) -> PyResult<()> {
             Some(feed) => read_into_reader(this, fd, feed),
             None => read_object(this, fd),
         },
+        Receiver::Object(_) => read_object(this, fd),
         Receiver::Buffered => read_into_protocol(this),
         Receiver::Native => read_native(this, fd),
     }
 }
 
-/// Protocol: receive a `bytes` object and call `data_received`.
+/// Protocol: receive a `bytes` object and call `data_received`, or hand it to a native one.
 #[inline]
 fn read_object(this: Stream<'_>, fd: RawFd) -> PyResult<()> {
     let py = this.py();
@@ -44,7 +46,10 @@ fn read_object(this: Stream<'_>, fd: RawFd) -> PyResult<()> {
     match received {
         Ok(Some(data)) => after_delivery(
             this,
-            writing::corked(this, || this.calls.call_data_received(py, &data))?,
+            writing::corked(this, || match this.calls.receiver() {
+                Receiver::Data => this.calls.call_data_received(py, &data),
+                _ => this.calls.deliver(py, data.cast::<PyBytes>()?),
+            })?,
         ),
         Ok(None) => on_eof(this),
         Err(failure) => on_failure(this, failure),

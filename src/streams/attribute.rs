@@ -1,0 +1,126 @@
+//! Fields of native objects as attributes that asyncio's own code reads and sets.
+//!
+//! The getset rows of one kind share their functions: the closure of a row is the byte offset of its field.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr;
+
+use pyo3::exceptions::PyAttributeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::binding::errors;
+use crate::binding::native_type::{NativeType, This, bool_object, none};
+use crate::binding::object_cell::ObjectCell;
+
+/// A row for the `ObjectCell` at `offset` of `T`. An empty cell is None.
+pub(super) fn object_row<T: NativeType>(name: &'static CStr, offset: usize) -> ffi::PyGetSetDef {
+    row(name, offset, get_object::<T>, set_object::<T>)
+}
+
+/// A row for the `Cell<bool>` at `offset` of `T`.
+pub(super) fn flag_row<T: NativeType>(name: &'static CStr, offset: usize) -> ffi::PyGetSetDef {
+    row(name, offset, get_flag::<T>, set_flag::<T>)
+}
+
+fn row(name: &'static CStr, offset: usize, get: ffi::getter, set: ffi::setter) -> ffi::PyGetSetDef {
+    ffi::PyGetSetDef {
+        name: name.as_ptr(),
+        get: Some(get),
+        set: Some(set),
+        doc: c"As in asyncio's class.".as_ptr(),
+        closure: ptr::without_provenance_mut(offset),
+    }
+}
+
+/// The field of type `F` at the offset that a row's closure is.
+///
+/// # Safety
+/// `slf` is a live object whose layout has a field of type `F` there.
+unsafe fn field<'a, F>(slf: *mut ffi::PyObject, closure: *mut c_void) -> &'a F {
+    // SAFETY: by the caller's contract.
+    unsafe { &*slf.byte_add(closure.addr()).cast::<F>() }
+}
+
+unsafe extern "C" fn get_object<T: NativeType>(
+    slf: *mut ffi::PyObject,
+    closure: *mut c_void,
+) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls getters attached with an object of the type, and the closure of the row.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            let cell = field::<ObjectCell>(slf, closure);
+            let this: This<'_, T> = This::new(py, slf);
+            T::with_access(this, || Ok(cell.get(py).unwrap_or_else(|| none(py)).into_ptr()))
+        })
+    }
+}
+
+unsafe extern "C" fn set_object<T: NativeType>(
+    slf: *mut ffi::PyObject,
+    value: *mut ffi::PyObject,
+    closure: *mut c_void,
+) -> c_int {
+    // SAFETY: as in `get_object`.
+    unsafe {
+        with_value::<T>(slf, value, |this, value| {
+            let value = Some(value).filter(|value| !value.is_none());
+            drop(field::<ObjectCell>(slf, closure).replace(value, this.py()));
+            Ok(())
+        })
+    }
+}
+
+unsafe extern "C" fn get_flag<T: NativeType>(
+    slf: *mut ffi::PyObject,
+    closure: *mut c_void,
+) -> *mut ffi::PyObject {
+    // SAFETY: as in `get_object`.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            let flag = field::<Cell<bool>>(slf, closure);
+            let this: This<'_, T> = This::new(py, slf);
+            T::with_access(this, || Ok(bool_object(py, flag.get()).into_ptr()))
+        })
+    }
+}
+
+unsafe extern "C" fn set_flag<T: NativeType>(
+    slf: *mut ffi::PyObject,
+    value: *mut ffi::PyObject,
+    closure: *mut c_void,
+) -> c_int {
+    // SAFETY: as in `get_object`.
+    unsafe {
+        with_value::<T>(slf, value, |_, value| {
+            let is_set = value.is_truthy()?;
+            field::<Cell<bool>>(slf, closure).set(is_set);
+            Ok(())
+        })
+    }
+}
+
+/// The body of a setter. `AttributeError` on deletion.
+///
+/// # Safety
+/// CPython has called a setter of a type with the layout `T` with these arguments.
+pub(super) unsafe fn with_value<T: NativeType>(
+    slf: *mut ffi::PyObject,
+    value: *mut ffi::PyObject,
+    body: impl for<'py> FnOnce(This<'py, T>, Bound<'py, PyAny>) -> PyResult<()>,
+) -> c_int {
+    // SAFETY: CPython calls setters attached with an object of the type; value is null on deletion.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, -1, || {
+            let Some(value) = Bound::from_borrowed_ptr_or_opt(py, value) else {
+                return Err(PyAttributeError::new_err("cannot delete attribute"));
+            };
+            let this: This<'_, T> = This::new(py, slf);
+            T::with_access(this, || body(this, value).map(|()| 0))
+        })
+    }
+}

@@ -1,0 +1,170 @@
+//! asyncio's streams in native code: the bases of `grapeshot.streams.StreamReader`, `StreamWriter` and
+//! `StreamReaderProtocol`, whose second base is asyncio's class of that name.
+//!
+//! - `reader`: what a reader holds, and how data gets in and out
+//! - `operation`: the coroutines of `read()` and its relatives, and of `drain()`
+//! - `writer`, `protocol`: the other two
+//! - `attribute`: fields of native objects that asyncio's own code sets
+//!
+//! Native code does what is common: data that is there, a wait for data, a write to a transport of ours, a drain with
+//! nothing to wait for. Everything else (the end of the stream, exceptions, limits, flow control, other loops) is done by
+//! asyncio's own functions on the same objects, so it is what this version of Python does. An object of a subclass, or one
+//! with methods that a program has replaced, is left to asyncio's functions as a whole.
+//!
+//! The objects belong to their loop's thread.
+
+mod attribute;
+mod operation;
+mod protocol;
+mod reader;
+mod writer;
+
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyTuple, PyType};
+
+use crate::binding::names::Kept;
+use crate::binding::native_type::{This, bind_methods, with_critical_section};
+use crate::binding::object_cell::ObjectCell;
+use crate::event_loop::pyloop::LoopObject;
+
+type Object<'py> = PyResult<Bound<'py, PyAny>>;
+
+/// asyncio's functions, as they were when `grapeshot.streams` was imported: those of the coroutines in the order of
+/// `operation::Kind`, and `StreamReader.feed_data`.
+struct Stock {
+    coroutines: Vec<Kept>,
+    feed_data: Kept,
+}
+
+static STOCK: PyOnceLock<Stock> = PyOnceLock::new();
+
+fn stock(py: Python<'_>) -> PyResult<&'static Stock> {
+    STOCK.get_or_try_init(py, || {
+        let streams = py.import("asyncio.streams")?;
+        let (reader, writer) = (streams.getattr("StreamReader")?, streams.getattr("StreamWriter")?);
+        let coroutines = operation::Kind::ALL
+            .iter()
+            .map(|kind| {
+                let class = if *kind == operation::Kind::Drain {
+                    &writer
+                } else {
+                    &reader
+                };
+                Ok(Kept::new(&class.getattr(kind.name())?))
+            })
+            .collect::<PyResult<_>>()?;
+        Ok(Stock {
+            coroutines,
+            feed_data: Kept::new(&reader.getattr("feed_data")?),
+        })
+    })
+}
+
+/// Runs `body` as `LoopObject::with_access_of` does if the loop is one of ours, and else with the object itself locked.
+#[inline(always)]
+fn with_access<T, R>(
+    this: This<'_, T>,
+    event_loop: &ObjectCell,
+    body: impl FnOnce() -> PyResult<R>,
+) -> PyResult<R> {
+    if crate::binding::HAS_GIL {
+        return body();
+    }
+    match event_loop.get(this.py()) {
+        Some(event_loop) if LoopObject::is_loop(&event_loop) => {
+            LoopObject::of(&event_loop).with_loop_access(this.py(), body)
+        }
+        _ => with_critical_section(this, body),
+    }
+}
+
+/// A native base and the class above it, to know their objects by.
+struct StreamType {
+    base: AtomicPtr<ffi::PyTypeObject>,
+    class: AtomicPtr<ffi::PyTypeObject>,
+}
+
+impl StreamType {
+    const fn new() -> Self {
+        Self {
+            base: AtomicPtr::new(ptr::null_mut()),
+            class: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    fn set_base(&self, base: Bound<'_, PyType>) {
+        self.base.store(base.into_ptr().cast(), Ordering::Release);
+    }
+
+    /// `class` is a subclass of the base.
+    fn set_class(&self, class: &Bound<'_, PyType>) {
+        self.class
+            .store(class.clone().into_ptr().cast(), Ordering::Release);
+    }
+
+    /// True for an object of the class, the base or any other subclass.
+    #[inline]
+    fn has(&self, object: &Bound<'_, PyAny>) -> bool {
+        object.get_type_ptr() == self.class.load(Ordering::Relaxed)
+            // SAFETY: attached, with a live object; the base is stored before any object can exist.
+            || unsafe { ffi::PyObject_TypeCheck(object.as_ptr(), self.base.load(Ordering::Relaxed)) != 0 }
+    }
+}
+
+/// `_set_stream_types(reader, writer, protocol)`: the classes whose objects native code treats as its own. Called once. They get
+/// the native methods, because CPython specializes only calls of methods that it finds on the exact type of the object.
+#[pyfunction(name = "_set_stream_types")]
+fn set_stream_types(
+    reader: &Bound<'_, PyType>,
+    writer: &Bound<'_, PyType>,
+    protocol: &Bound<'_, PyType>,
+) -> PyResult<()> {
+    stock(reader.py())?;
+    let core = reader.py().import("grapeshot._core")?;
+    for (class, place, base) in [
+        (reader, &reader::READER_TYPE, "_StreamReader"),
+        (writer, &writer::WRITER_TYPE, "_StreamWriter"),
+        (protocol, &protocol::PROTOCOL_TYPE, "_StreamReaderProtocol"),
+    ] {
+        if !class.is_subclass(&core.getattr(base)?)? {
+            return Err(PyTypeError::new_err(format!("a subclass of {base} is required")));
+        }
+        place.set_class(class);
+    }
+    bind_methods(reader, &core.getattr("_StreamReader")?, reader::methods())?;
+    bind_methods(writer, &core.getattr("_StreamWriter")?, writer::methods())?;
+    reader::OWN_METHODS.remember(reader, reader::METHODS)?;
+    writer::OWN_METHODS.remember(writer, writer::METHODS)?;
+    Ok(())
+}
+
+/// Adds the types to the module.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    operation::register(module)?;
+    reader::register(module)?;
+    writer::register(module)?;
+    protocol::register(module)?;
+    module.add_function(wrap_pyfunction!(set_stream_types, module)?)
+}
+
+/// `tp_new` of a type whose `__init__` is asyncio's.
+unsafe extern "C" fn new_object(
+    kind: *mut ffi::PyTypeObject,
+    _args: *mut ffi::PyObject,
+    _kwargs: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls tp_new attached with a type of this room or a subclass. The memory comes zeroed, and that is
+    // a valid object of each of them.
+    unsafe { ffi::PyType_GenericAlloc(kind, 0) }
+}
+
+/// Calls `function(*args)`.
+fn call(function: Kept, args: Bound<'_, PyTuple>) -> Object<'_> {
+    function.bind(args.py()).call1(args)
+}

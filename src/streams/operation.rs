@@ -1,0 +1,370 @@
+//! The coroutines of a reader's `read()` and its relatives, and of a writer's `drain()`.
+//!
+//! ```text
+//!   attempt ---- native code can answer --------------------------> done
+//!     |  ^ '---- data must come: a waiter in the reader ---.
+//!     |  '------------------- data, the end, an exception -'
+//!     '--------- anything else: asyncio's own coroutine does the rest, driven from here
+//! ```
+//! Data leaves the reader in the step that returns it. A coroutine that is cancelled, even after data has come for it,
+//! has taken nothing.
+
+use std::cell::Cell;
+use std::ffi::CStr;
+use std::ptr;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyString, PyTuple};
+
+use super::reader::{self, Reader};
+use super::{Object, call, stock, with_access, writer};
+use crate::binding::native_type::none;
+use crate::binding::object_cell::ObjectCell;
+use crate::event_loop::coroutine::{self, Attempt, Coroutine, Place, Steps, coroutine_rows};
+use crate::event_loop::pyloop::LoopObject;
+use crate::event_loop::waiter;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Kind {
+    Read,
+    ReadExactly,
+    ReadUntil,
+    ReadLine,
+    Next,
+    Drain,
+}
+
+impl Kind {
+    pub(super) const ALL: [Self; 6] = [
+        Self::Read,
+        Self::ReadExactly,
+        Self::ReadUntil,
+        Self::ReadLine,
+        Self::Next,
+        Self::Drain,
+    ];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::ReadExactly => "readexactly",
+            Self::ReadUntil => "readuntil",
+            Self::ReadLine => "readline",
+            Self::Next => "__anext__",
+            Self::Drain => "drain",
+        }
+    }
+}
+
+/// What a stream's coroutine has beside a coroutine's fields, of which `subject` is the reader or writer and `first` the
+/// argument.
+pub(super) struct StreamSteps {
+    /// asyncio's coroutine that does the rest.
+    inner: ObjectCell,
+    /// Up to here there is no separator.
+    searched: Cell<usize>,
+    /// A waiter of this coroutine is in the reader.
+    is_waiting: Cell<bool>,
+}
+
+type Operation<'py> = Coroutine<'py, StreamSteps>;
+
+static PLACE: Place = Place::new();
+
+/// What native code can say.
+enum Answer<'py> {
+    Done(Bound<'py, PyAny>),
+    /// Wait until the reader holds this many bytes.
+    Wait(usize),
+    Ask,
+}
+
+/// The coroutine of a reader's method.
+#[inline]
+pub(super) fn of_reader<'py>(
+    reader: Reader<'py>,
+    kind: Kind,
+    argument: Option<Bound<'py, PyAny>>,
+) -> Object<'py> {
+    let event_loop = reader
+        .event_loop
+        .get(reader.py())
+        .unwrap_or_else(|| none(reader.py()));
+    new(event_loop, kind, reader.to_bound(), argument)
+}
+
+#[inline]
+pub(super) fn new<'py>(
+    event_loop: Bound<'py, PyAny>,
+    kind: Kind,
+    subject: Bound<'py, PyAny>,
+    argument: Option<Bound<'py, PyAny>>,
+) -> Object<'py> {
+    coroutine::new_coroutine::<StreamSteps>(event_loop, kind, Some(subject), argument, None)
+}
+
+#[inline]
+fn answer<'py>(this: Operation<'py>, subject: &Bound<'py, PyAny>) -> PyResult<Answer<'py>> {
+    if this.kind.get() == Kind::Drain {
+        return match writer::writer_of(subject) {
+            Some(writer) if writer::is_drained(writer)? => Ok(Answer::Done(none(this.py()))),
+            _ => Ok(Answer::Ask),
+        };
+    }
+    let Some(reader) = reader::reader_of(subject) else {
+        return Ok(Answer::Ask);
+    };
+    // asyncio looks at the exception once, before it waits.
+    if !reader::has_own_methods(reader) || (reader.exception.is_set() && !this.has_waited.get()) {
+        return Ok(Answer::Ask);
+    }
+    match this.kind.get() {
+        Kind::Read => read(this, reader),
+        Kind::ReadExactly => read_exactly(this, reader),
+        _ => read_until(this, reader),
+    }
+}
+
+/// The argument where it is an ordinary number of bytes.
+#[inline]
+fn ordinary_len(number: *mut ffi::PyObject) -> Option<usize> {
+    // SAFETY: the coroutine keeps its argument; only an exact int is converted, which fails with a number alone.
+    unsafe {
+        if number.is_null() || ffi::PyLong_CheckExact(number) == 0 {
+            return None;
+        }
+        let len = ffi::PyLong_AsSsize_t(number);
+        if len == -1 {
+            ffi::PyErr_Clear();
+        }
+        usize::try_from(len).ok().filter(|len| *len > 0)
+    }
+}
+
+#[inline]
+fn read<'py>(this: Operation<'py>, reader: Reader<'py>) -> PyResult<Answer<'py>> {
+    let Some(len) = ordinary_len(this.first.as_ptr()) else {
+        return Ok(Answer::Ask);
+    };
+    let held_len = reader::len_bytes(reader);
+    if held_len > 0 {
+        return take(reader, held_len.min(len));
+    }
+    if reader.is_eof.get() {
+        return Ok(Answer::Done(PyBytes::new(this.py(), &[]).into_any()));
+    }
+    Ok(Answer::Wait(1))
+}
+
+fn read_exactly<'py>(this: Operation<'py>, reader: Reader<'py>) -> PyResult<Answer<'py>> {
+    match ordinary_len(this.first.as_ptr()) {
+        Some(len) if reader::len_bytes(reader) >= len => take(reader, len),
+        Some(len) if !reader.is_eof.get() => Ok(Answer::Wait(len)),
+        _ => Ok(Answer::Ask),
+    }
+}
+
+fn read_until<'py>(this: Operation<'py>, reader: Reader<'py>) -> PyResult<Answer<'py>> {
+    let given = this.first.get(this.py());
+    let separator: &[u8] = match &given {
+        None => b"\n",
+        Some(given) => match given.cast_exact::<PyBytes>() {
+            Ok(bytes) if !bytes.as_bytes().is_empty() => bytes.as_bytes(),
+            _ => return Ok(Answer::Ask),
+        },
+    };
+    let (start, limit) = (this.rest.searched.get(), reader.limit());
+    let (found, len) = reader::with_bytes(reader, |held| {
+        // Somebody else may have read meanwhile.
+        let start = if start > held.len() { 0 } else { start };
+        (
+            position(&held[start..], separator).map(|index| start + index),
+            held.len(),
+        )
+    });
+    match found {
+        Some(index) if index <= limit => return take(reader, index + separator.len()),
+        Some(_) => return Ok(Answer::Ask),
+        None => {}
+    }
+    let searched = (len + 1).saturating_sub(separator.len());
+    if searched > limit || reader.is_eof.get() {
+        return Ok(Answer::Ask);
+    }
+    this.rest.searched.set(searched);
+    Ok(Answer::Wait(1))
+}
+
+/// Where `needle`, which is not empty, begins first.
+fn position(held: &[u8], needle: &[u8]) -> Option<usize> {
+    let mut start = 0;
+    while held.len() - start >= needle.len() {
+        let rest = &held[start..];
+        // SAFETY: the memory of `rest`, and its length.
+        let found = unsafe { libc::memchr(rest.as_ptr().cast(), i32::from(needle[0]), rest.len()) };
+        if found.is_null() {
+            return None;
+        }
+        start += found.addr() - rest.as_ptr().addr();
+        if held[start..].starts_with(needle) {
+            return Some(start);
+        }
+        start += 1;
+    }
+    None
+}
+
+#[inline]
+fn take(reader: Reader<'_>, len: usize) -> PyResult<Answer<'_>> {
+    let taken = reader::take(reader, len)?;
+    if reader.is_paused.get() {
+        reader.to_bound().call_method0("_maybe_resume_transport")?;
+    }
+    Ok(Answer::Done(taken))
+}
+
+/// Puts a new waiter into the reader. None if native code cannot wait.
+#[inline]
+fn wait<'py>(this: Operation<'py>, reader: Reader<'py>, len: usize) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let py = this.py();
+    // Another coroutine waits already, which is an error; or the reader is paused, and a wait must end that.
+    let Some(event_loop) = reader.event_loop.get(py) else {
+        return Ok(None);
+    };
+    if reader.waiter.is_set() || reader.is_paused.get() || !LoopObject::is_loop(&event_loop) {
+        return Ok(None);
+    }
+    let waiter = waiter::new_signal(&event_loop)?;
+    reader.waiter.set(waiter.clone());
+    reader.wanted.set(len);
+    this.rest.is_waiting.set(true);
+    Ok(Some(waiter))
+}
+
+/// The wait is over: `_waiter = None`, as at the end of asyncio's `_wait_for_data`.
+fn end_wait(this: Operation<'_>) {
+    if !this.rest.is_waiting.replace(false) {
+        return;
+    }
+    if let Some(subject) = this.subject.get(this.py())
+        && let Some(reader) = reader::reader_of(&subject)
+    {
+        reader.wanted.set(0);
+        drop(reader.waiter.take(this.py()));
+    }
+}
+
+/// asyncio's own coroutine does the rest.
+#[cold]
+fn ask<'py>(this: Operation<'py>, subject: Bound<'py, PyAny>) -> PyResult<Attempt<'py>> {
+    let py = this.py();
+    let function = stock(py)?.coroutines[this.kind.get() as usize];
+    let args = match this.first.get(py) {
+        Some(argument) => PyTuple::new(py, [subject, argument])?,
+        None => PyTuple::new(py, [subject])?,
+    };
+    let inner = call(function, args)?;
+    this.rest.inner.set(inner.clone());
+    // SAFETY: None lives forever.
+    forward(this, &inner, unsafe { ffi::Py_None() })
+}
+
+fn forward<'py>(
+    this: Operation<'py>,
+    inner: &Bound<'py, PyAny>,
+    value: *mut ffi::PyObject,
+) -> PyResult<Attempt<'py>> {
+    let py = this.py();
+    let mut result = ptr::null_mut();
+    // SAFETY: attached, with a live iterator and a value that the caller keeps. The result is a new reference, or null with
+    // an exception set.
+    unsafe {
+        match ffi::PyIter_Send(inner.as_ptr(), value, &raw mut result) {
+            ffi::PySendResult::PYGEN_RETURN => Ok(Attempt::Done(Bound::from_owned_ptr(py, result))),
+            ffi::PySendResult::PYGEN_NEXT => Ok(Attempt::Forward(Bound::from_owned_ptr(py, result))),
+            ffi::PySendResult::PYGEN_ERROR => Err(PyErr::fetch(py)),
+        }
+    }
+}
+
+impl Steps for StreamSteps {
+    const NAME: &'static CStr = c"grapeshot._core._StreamOperation";
+    const DOC: &'static CStr = c"The coroutine of one call of a stream's method.";
+    type Kind = Kind;
+
+    fn place() -> &'static Place {
+        &PLACE
+    }
+
+    fn names(kind: Kind) -> (&'static str, &'static str) {
+        let class = if kind == Kind::Drain {
+            "StreamWriter"
+        } else {
+            "StreamReader"
+        };
+        (class, kind.name())
+    }
+
+    #[inline]
+    fn attempt(this: Operation<'_>, value: *mut ffi::PyObject) -> PyResult<Attempt<'_>> {
+        let py = this.py();
+        if let Some(inner) = this.rest.inner.get(py) {
+            return forward(this, &inner, value);
+        }
+        end_wait(this);
+        let Some(subject) = this.subject.get(py) else {
+            return Ok(Attempt::Done(none(py)));
+        };
+        match answer(this, &subject)? {
+            Answer::Done(value) => return Ok(Attempt::Done(value)),
+            Answer::Wait(len) => {
+                if let Some(reader) = reader::reader_of(&subject)
+                    && let Some(waiter) = wait(this, reader, len)?
+                {
+                    return Ok(Attempt::Wait(waiter));
+                }
+            }
+            Answer::Ask => {}
+        }
+        ask(this, subject)
+    }
+
+    fn reset(&self) {
+        self.searched.set(0);
+        self.is_waiting.set(false);
+    }
+
+    fn release(this: Operation<'_>) {
+        // Where another thread runs the loop the waiter stays, and is woken for nothing.
+        let _ = Self::with_access(this, || {
+            end_wait(this);
+            Ok(())
+        });
+    }
+
+    fn throw_inside<'py>(this: Operation<'py>, error: &Bound<'py, PyAny>) -> Option<Object<'py>> {
+        let inner = this.rest.inner.get(this.py())?;
+        Some(inner.call_method1(PyString::intern(this.py(), "throw"), (error,)))
+    }
+
+    fn close_inside(this: Operation<'_>) -> PyResult<()> {
+        match this.rest.inner.get(this.py()) {
+            Some(inner) => inner.call_method0("close").map(drop),
+            None => Ok(()),
+        }
+    }
+
+    fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
+        [&self.inner]
+    }
+
+    fn with_access<R>(this: Operation<'_>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        with_access(this, &this.event_loop, body)
+    }
+}
+
+pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    coroutine::make_type::<StreamSteps>(module, coroutine_rows!(StreamSteps))
+}

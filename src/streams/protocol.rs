@@ -1,0 +1,139 @@
+//! `StreamReaderProtocol`: what a transport gives goes straight into the reader.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_void};
+use std::mem::offset_of;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyWeakrefMethods, PyWeakrefReference};
+
+use super::attribute::{flag_row, object_row};
+use super::reader::{self, ReaderObject};
+use super::{Object, StreamType, new_object, with_access};
+use crate::binding::native_type::{
+    Args, NativeType, This, getset_slot, method, methods_slot, new_type, none, slot,
+};
+use crate::binding::object_cell::ObjectCell;
+use crate::transports::protocol::{ProtocolCalls, register_object_received};
+
+#[repr(C)]
+pub(super) struct ProtocolObject {
+    base: ffi::PyObject,
+    event_loop: ObjectCell,
+    /// A weak reference to the reader, as in asyncio: a connection ends with its reader and writer.
+    reader: ObjectCell,
+    pub(super) is_paused: Cell<bool>,
+    pub(super) is_connection_lost: Cell<bool>,
+}
+
+type Protocol<'py> = This<'py, ProtocolObject>;
+
+pub(super) static PROTOCOL_TYPE: StreamType = StreamType::new();
+
+/// The native side of an object that is a protocol of ours by its type or a subclass.
+#[inline]
+pub(super) fn protocol_of<'py>(object: &Bound<'py, PyAny>) -> Option<Protocol<'py>> {
+    // SAFETY: a live object of a type with this layout, by the check; the caller's Bound keeps it alive.
+    PROTOCOL_TYPE
+        .has(object)
+        .then(|| unsafe { This::new(object.py(), object.as_ptr()) })
+}
+
+/// The reader; None if nobody has it any more.
+fn reader_object(this: Protocol<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
+    match this.reader.get(this.py()) {
+        None => Ok(None),
+        Some(reference) => match reference.cast_exact::<PyWeakrefReference>() {
+            Ok(reference) => Ok(reference.upgrade()),
+            // Whatever a program has put there.
+            Err(_) => Ok(Some(reference.call0()?).filter(|reader| !reader.is_none())),
+        },
+    }
+}
+
+/// Feeds the reader natively. None if it must be asked: `reader.feed_data(data)`.
+#[inline]
+fn feed<'py>(this: Protocol<'py>, data: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let Some(object) = reader_object(this)? else {
+        return Ok(None);
+    };
+    if let Some(reader) = reader::reader_of(&object)
+        && reader::has_own_methods(reader)
+        && let Ok(bytes) = data.cast_exact::<PyBytes>()
+        && ReaderObject::with_access(reader, || reader::feed(reader, bytes))?
+    {
+        return Ok(None);
+    }
+    Ok(Some(object))
+}
+
+/// The way of a native transport: see `register_object_received`.
+fn received(calls: &ProtocolCalls, protocol: &Bound<'_, PyAny>, data: &Bound<'_, PyBytes>) -> PyResult<()> {
+    // SAFETY: the transport has bound `data_received` of this type to the protocol.
+    let this: Protocol<'_> = unsafe { This::new(protocol.py(), protocol.as_ptr()) };
+    match feed(this, data.as_any())? {
+        None => Ok(()),
+        Some(reader) => calls.in_context(protocol.py(), || {
+            reader.call_method1("feed_data", (data,)).map(drop)
+        }),
+    }
+}
+
+fn data_received<'py>(this: Protocol<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    if let Some(data) = args.get(0)
+        && let Some(reader) = feed(this, &data)?
+    {
+        reader.call_method1("feed_data", (data,))?;
+    }
+    Ok(none(this.py()))
+}
+
+impl NativeType for ProtocolObject {
+    const NAME: &'static CStr = c"grapeshot._core._StreamReaderProtocol";
+    const DOC: &'static CStr = c"The native part of grapeshot.streams.StreamReaderProtocol.";
+    const FLAGS: u64 = ffi::Py_TPFLAGS_BASETYPE;
+
+    fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
+        [&self.event_loop, &self.reader]
+    }
+
+    #[inline(always)]
+    fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        with_access(this, &this.event_loop, body)
+    }
+}
+
+pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let methods = vec![method!(
+        ProtocolObject,
+        data_received,
+        "data_received(data)",
+        "Feed the reader."
+    )];
+    register_object_received(&methods[0], received);
+    let getters = vec![
+        object_row::<ProtocolObject>(c"_loop", offset_of!(ProtocolObject, event_loop)),
+        object_row::<ProtocolObject>(c"_stream_reader_wr", offset_of!(ProtocolObject, reader)),
+        flag_row::<ProtocolObject>(c"_paused", offset_of!(ProtocolObject, is_paused)),
+        flag_row::<ProtocolObject>(
+            c"_connection_lost",
+            offset_of!(ProtocolObject, is_connection_lost),
+        ),
+    ];
+    // SAFETY: the functions are those of this layout, the tables are leaked.
+    let kind = unsafe {
+        new_type::<ProtocolObject>(
+            module,
+            None,
+            &[
+                slot(ffi::Py_tp_new, new_object as *mut c_void),
+                methods_slot(methods),
+                getset_slot(getters),
+            ],
+        )?
+    };
+    module.add(kind.name()?, &kind)?;
+    PROTOCOL_TYPE.set_base(kind);
+    Ok(())
+}

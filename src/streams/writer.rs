@@ -1,0 +1,170 @@
+//! `StreamWriter`: `write()`, and a `drain()` that usually has nothing to wait for.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_int, c_void};
+use std::mem::offset_of;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use super::attribute::object_row;
+use super::operation::{self, Kind};
+use super::{Object, StreamType, new_object, protocol, reader, with_access};
+use crate::binding::attributes::OwnMethods;
+use crate::binding::native_type::{
+    Args, NativeType, This, getset_slot, method, methods_slot, new_type, none, slot,
+};
+use crate::binding::object_cell::ObjectCell;
+use crate::transports::stream;
+
+#[repr(C)]
+pub(super) struct WriterObject {
+    base: ffi::PyObject,
+    pub(super) event_loop: ObjectCell,
+    transport: ObjectCell,
+    protocol: ObjectCell,
+    reader: ObjectCell,
+    /// A program has replaced `drain` on this object.
+    is_customized: Cell<bool>,
+}
+
+pub(super) type Writer<'py> = This<'py, WriterObject>;
+
+pub(super) static WRITER_TYPE: StreamType = StreamType::new();
+
+/// Where one of these is replaced, native code does nothing in their place.
+pub(super) const METHODS: &[&str] = &["drain"];
+pub(super) static OWN_METHODS: OwnMethods = OwnMethods::new();
+
+/// The native side of an object that is a writer of ours by its type or a subclass.
+#[inline]
+pub(super) fn writer_of<'py>(object: &Bound<'py, PyAny>) -> Option<Writer<'py>> {
+    // SAFETY: a live object of a type with this layout, by the check; the caller's Bound keeps it alive.
+    WRITER_TYPE
+        .has(object)
+        .then(|| unsafe { This::new(object.py(), object.as_ptr()) })
+}
+
+fn transport(this: Writer<'_>) -> Bound<'_, PyAny> {
+    this.transport.get(this.py()).unwrap_or_else(|| none(this.py()))
+}
+
+#[inline(always)]
+fn write<'py>(this: Writer<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let (py, data) = (this.py(), args.positional()[0]);
+    let transport = transport(this);
+    if stream::is_stream(&transport) && stream::has_own_methods(&transport) {
+        stream::write_as_method(&transport, data)?;
+    } else if let Some(data) = args.get(0) {
+        transport.call_method1("write", (data,))?;
+    }
+    Ok(none(py))
+}
+
+fn drain<'py>(this: Writer<'py>, _: Args<'_, 'py>) -> Object<'py> {
+    let py = this.py();
+    let event_loop = this.event_loop.get(py).unwrap_or_else(|| none(py));
+    operation::new(event_loop, Kind::Drain, this.to_bound(), None)
+}
+
+/// True if `drain()` has nothing to wait for and nothing to raise.
+#[inline]
+pub(super) fn is_drained(this: Writer<'_>) -> PyResult<bool> {
+    let py = this.py();
+    if this.is_customized.get() || !OWN_METHODS.are_those_of_type(&this.to_bound()) {
+        return Ok(false);
+    }
+    if let Some(object) = this.reader.get(py) {
+        let has_none = reader::reader_of(&object)
+            .is_some_and(|reader| reader::has_own_methods(reader) && !reader.exception.is_set());
+        if !has_none {
+            return Ok(false);
+        }
+    }
+    let transport = transport(this);
+    let is_closing = if stream::is_stream(&transport) && stream::has_own_methods(&transport) {
+        stream::is_closing(&transport)?
+    } else {
+        let name = PyString::intern(py, "is_closing");
+        transport.call_method0(name)?.is_truthy()?
+    };
+    let Some(object) = this.protocol.get(py) else {
+        return Ok(false);
+    };
+    Ok(!is_closing
+        && protocol::protocol_of(&object)
+            .is_some_and(|protocol| !protocol.is_paused.get() && !protocol.is_connection_lost.get()))
+}
+
+/// Notes where a program replaces a method on the object.
+unsafe extern "C" fn setattro(
+    slf: *mut ffi::PyObject,
+    name: *mut ffi::PyObject,
+    value: *mut ffi::PyObject,
+) -> c_int {
+    // SAFETY: CPython calls tp_setattro attached with an object of this type and a name; value is null on deletion.
+    unsafe {
+        let py = Python::assume_attached();
+        let name_object = Bound::from_borrowed_ptr(py, name);
+        if let Ok(name) = name_object.cast::<PyString>()
+            && name.to_str().is_ok_and(|name| METHODS.contains(&name))
+        {
+            (*slf.cast::<WriterObject>()).is_customized.set(true);
+        }
+        ffi::PyObject_GenericSetAttr(slf, name, value)
+    }
+}
+
+impl NativeType for WriterObject {
+    const NAME: &'static CStr = c"grapeshot._core._StreamWriter";
+    const DOC: &'static CStr = c"The native part of grapeshot.streams.StreamWriter.";
+    const FLAGS: u64 = ffi::Py_TPFLAGS_BASETYPE;
+
+    fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
+        [&self.event_loop, &self.transport, &self.protocol, &self.reader]
+    }
+
+    #[inline(always)]
+    fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        with_access(this, &this.event_loop, body)
+    }
+}
+
+pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
+    vec![
+        method!(WriterObject, write, "write(data)", "transport.write(data)."),
+        method!(
+            WriterObject,
+            drain,
+            "drain()",
+            "A coroutine: wait until the transport takes data."
+        ),
+    ]
+}
+
+pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let object = object_row::<WriterObject>;
+    let getters = vec![
+        object(c"_loop", offset_of!(WriterObject, event_loop)),
+        object(c"_transport", offset_of!(WriterObject, transport)),
+        object(c"_protocol", offset_of!(WriterObject, protocol)),
+        object(c"_reader", offset_of!(WriterObject, reader)),
+    ];
+    // SAFETY: the functions are those of this layout, the tables are leaked.
+    let kind = unsafe {
+        new_type::<WriterObject>(
+            module,
+            None,
+            &[
+                slot(ffi::Py_tp_new, new_object as *mut c_void),
+                slot(ffi::Py_tp_setattro, setattro as *mut c_void),
+                methods_slot(methods()),
+                getset_slot(getters),
+            ],
+        )?
+    };
+    module.add(kind.name()?, &kind)?;
+    WRITER_TYPE.set_base(kind);
+    Ok(())
+}
