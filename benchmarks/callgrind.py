@@ -82,6 +82,11 @@ def _blocking(connections: int) -> Count:
     return Count(title, run, 500, 2500, only=("grapeshot",))
 
 
+def _streams(kind: str, title: str) -> Count:
+    run = functools.partial(echo_instructions, kind=kind)
+    return Count(f"{title}, echo of {ECHO_SIZE} B", run, 500, 2500)
+
+
 def _calls(kind: str, title: str) -> Count:
     if kind not in micro.KINDS:
         raise ValueError(kind)
@@ -90,6 +95,8 @@ def _calls(kind: str, title: str) -> Count:
 
 COUNTS = {
     "echo": Count(f"Protocol echo of {ECHO_SIZE} B", echo_instructions, 500, 2500, with_raw=True),
+    "streams": _streams("streams", "asyncio's streams"),
+    "native-streams": _streams("native-streams", "native streams"),
     "blocking-1": _blocking(1),
     "blocking-10": _blocking(10),
     "call-soon-bulk": _calls("call_soon_bulk", "call_soon, bulk"),

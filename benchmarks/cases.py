@@ -29,6 +29,8 @@ ECHOES = {
     "udp": Echo("UDP echo", mode="datagrams", with_raw=True, of="sockets"),
     "sock": Echo("sock_* echo"),
     "streams": Echo("streams echo"),
+    # On other loops these are asyncio's streams, too.
+    "native-streams": Echo("streams (native) echo"),
 }
 
 
@@ -133,6 +135,8 @@ CASES: tuple[Case, ...] = (
     _echo(100 * KIB, 10, kind="sock", at_most=None, variant="-r64k", note=", reads of 64 KiB"),
     _echo(1 * KIB, 100, kind="streams", at_most=0.80),
     _echo(100 * KIB, 10, kind="streams", at_most=0.75),
+    _echo(1 * KIB, 100, kind="native-streams", at_most=0.70),
+    _echo(100 * KIB, 10, kind="native-streams", at_most=0.75),
     _split("split-4", "", kind="split"),
     _split("split-4-task", " by a task", kind="split-task"),
     load_case(

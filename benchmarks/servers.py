@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import os
 import socket
 import ssl
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 from benchmarks import applications
 from benchmarks._loops import loop_factory
@@ -197,7 +198,7 @@ async def serve_sock(stop: asyncio.Future[None]) -> None:
     accepting.cancel()
 
 
-async def serve_streams(stop: asyncio.Future[None]) -> None:
+async def serve_streams(stop: asyncio.Future[None], start_server: Callable[..., Any] = asyncio.start_server) -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(options.read_len):
             writer.write(data)
@@ -206,10 +207,19 @@ async def serve_streams(stop: asyncio.Future[None]) -> None:
 
     sock = listen()
     address = address_of(sock)
-    server = await asyncio.start_server(echo, sock=sock, backlog=BACKLOG)
+    server = await start_server(echo, sock=sock, backlog=BACKLOG)
     say(address=address)
     await stop
     server.close()
+
+
+async def serve_native_streams(stop: asyncio.Future[None]) -> None:
+    """grapeshot's own streams on grapeshot, asyncio's on other loops."""
+    module = type(asyncio.get_running_loop()).__module__
+    if module.partition(".")[0] == "grapeshot":
+        await serve_streams(stop, importlib.import_module("grapeshot.streams").start_server)
+    else:
+        await serve_streams(stop)
 
 
 KINDS: dict[str, Callable[[asyncio.Future[None]], Awaitable[None]]] = {
@@ -222,6 +232,7 @@ KINDS: dict[str, Callable[[asyncio.Future[None]], Awaitable[None]]] = {
     "unix": serve_unix,
     "sock": serve_sock,
     "streams": serve_streams,
+    "native-streams": serve_native_streams,
     **applications.KINDS,
 }
 

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import random
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 import redis.asyncio
 import redis.exceptions
 
+import grapeshot
 from tests.apps.certificates import Certificates
 from tests.apps.daemons import HOST, RedisAddress
 from tests.support import CAP_S
@@ -28,6 +29,16 @@ _prefixes = itertools.count()
 def prefix() -> str:
     """A prefix for the keys of one test."""
     return f"test{next(_prefixes)}:"
+
+
+@pytest.fixture(autouse=True, params=["asyncio's streams", "native streams"])
+def _streams(request: pytest.FixtureRequest) -> Iterator[None]:
+    """redis-py's asyncio client uses asyncio.open_connection and open_unix_connection."""
+    if request.param == "native streams":
+        grapeshot.install(streams=True)
+        assert asyncio.open_connection is grapeshot.streams.open_connection
+    yield
+    grapeshot.uninstall()
 
 
 @pytest.fixture(params=["tcp", "tls", "unix"])

@@ -24,7 +24,10 @@ NAMED = {
     "asyncio": "asyncio:SelectorEventLoop",
     "uvloop": "uvloop:new_event_loop",
     "grapeshot": "grapeshot:new_event_loop",
+    "grapeshot-streams": "grapeshot:new_event_loop",
 }
+# What this subject puts under asyncio's names, beside the loop.
+STREAMS = "grapeshot-streams"
 
 
 def class_name(loop: object) -> str:
@@ -46,6 +49,7 @@ class Substitution:
 
     def __init__(self, subject: str) -> None:
         self._factory = resolve(subject)
+        self._subject = subject
         self._package = self._factory.__module__.partition(".")[0]
         self._making = False
         self.ours: collections.Counter[str] = collections.Counter()
@@ -67,6 +71,8 @@ class Substitution:
     def install(self) -> None:
         """Redirects every public way to a new loop. Call it before a test module is imported."""
         self._watch_asyncios_own()
+        if self._subject == STREAMS:
+            self._put_streams()
         substitution = self
 
         class Meta(type):
@@ -91,6 +97,14 @@ class Substitution:
                 setattr(namespace, "new_event_loop", self.make_loop)  # noqa: B010
         self._replace_test_utilities()
         self._mirror_patches()
+
+    def _put_streams(self) -> None:
+        """The classes and functions of grapeshot.streams under asyncio's names."""
+        ours = importlib.import_module("grapeshot.streams")
+        for name in ours.__all__:
+            for namespace in (asyncio, asyncio.streams):
+                if hasattr(namespace, name):
+                    setattr(namespace, name, getattr(ours, name))
 
     def adapt(self, module: Any) -> None:
         """Makes the classes of a test module that build a bare `BaseEventLoop` use the subject's loop instead."""

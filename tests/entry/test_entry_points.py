@@ -212,6 +212,57 @@ def test_install_twice_and_uninstall():
     assert script(INSTALLED.format(before=before), ("-W", "ignore")).split() == ["asyncio"] * 2
 
 
+STREAMS = """
+import asyncio, asyncio.streams, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+import grapeshot
+names = ["open_connection", "start_server", "open_unix_connection", "start_unix_server"]
+def whose():
+    functions = {getattr(module, name).__module__ for module in (asyncio, asyncio.streams) for name in names}
+    return ",".join(sorted(functions))
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ("grapeshot.install()", "asyncio.streams"),
+        ("grapeshot.install(streams=True)", "grapeshot.streams"),
+        ("grapeshot.install(); grapeshot.install(streams=True); grapeshot.install()", "grapeshot.streams"),
+        ("grapeshot.install(streams=True); grapeshot.install(streams=True); grapeshot.uninstall()", "asyncio.streams"),
+        ("grapeshot.install(streams=True); grapeshot.uninstall(); grapeshot.uninstall()", "asyncio.streams"),
+    ],
+)
+def test_install_streams(steps, expected):
+    assert script(f"{STREAMS}{steps}; print(whose())") == expected
+
+
+def test_what_somebody_else_has_put_there_survives_uninstall():
+    code = "grapeshot.install(streams=True); asyncio.start_server = mine = lambda: None; grapeshot.uninstall()"
+    code += "; print(asyncio.start_server is mine, asyncio.streams.start_server.__module__)"
+    assert script(STREAMS + code) == "True asyncio.streams"
+
+
+def test_asyncios_functions_use_the_native_streams():
+    """Functions that were called before install() are replaced, too; the classes of asyncio stay."""
+    code = """
+async def echo(reader, writer):
+    writer.write(await reader.readline())
+    writer.close()
+async def main():
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    writer.write(b"line\\n")
+    print(await reader.readline(), type(reader).__module__, asyncio.StreamReader.__module__)
+    writer.close()
+    await writer.wait_closed()
+    server.close()
+grapeshot.install(streams=True)
+asyncio.run(main())
+"""
+    assert script(STREAMS + code.replace("\\\\", "\\")) == "b'line\\n' grapeshot.streams asyncio.streams"
+
+
 def test_uninstall_without_install():
     assert script(INSTALLED.format(before="grapeshot.uninstall()"), ("-W", "ignore")).split() == ["asyncio"] * 2
 

@@ -59,7 +59,7 @@ def receive(sock, length):
     return data
 
 
-@pytest.mark.parametrize("kind", ["echo", "buffered", "unix", "sock", "streams"])
+@pytest.mark.parametrize("kind", ["echo", "buffered", "unix", "sock", "streams", "native-streams"])
 def test_an_echo_server_echoes(kind):
     with server(kind) as running, connect(running.ready["address"]) as sock:
         sock.sendall(MESSAGE)

@@ -34,6 +34,7 @@ ROOMS = {
         "coro": 2,
         "tls": 3,
         "dns": 3,
+        "streams": 3,
         "lib": 4,
     },
     "core/src": {"sys": 0, "arch": 0, "queue": 1, "stack": 1, "lib": 2},
@@ -45,6 +46,7 @@ CIRCLES = {
     "src/coro": [["coroutine", "fiber", "wait_queue"]],
     "src/process": [],
     "src/sock": [["attempts", "operation"]],
+    "src/streams": [["operation", "protocol", "reader", "writer"]],
     "src/tls": [["lifecycle", "reading", "shutdown", "writing"]],
     "src/transports": [["protocol", "stream_reader"]],
     "core/src/arch": [],
@@ -155,7 +157,7 @@ def python_layer(module: str) -> int:
     """The layer of a module: native core, method modules, the loop, what uses the loop, the package itself."""
     if module in {"", "__main__", "_startup"}:
         return 4
-    if module in {"_policy", "_run", "_runner", "_tree", "_waits"} or module.split(".")[0] in ABOVE_THE_LOOP:
+    if module in {"_policy", "_run", "_runner", "streams", "_tree", "_waits"} or module.split(".")[0] in ABOVE_THE_LOOP:
         return 3
     return {"_core": 0, "_loop": 2}.get(module, 1)
 

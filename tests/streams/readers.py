@@ -35,18 +35,20 @@ class Stream:
 
 
 opened: list[Stream] = []
+# The module whose classes a test uses unless it names others: asyncio or grapeshot.streams.
+usual: Any = asyncio
 
 
 async def open_stream(
     loop: asyncio.AbstractEventLoop,
     limit: int = 2**16,
-    reader_type: type[asyncio.StreamReader] = asyncio.StreamReader,
-    protocol_type: type[asyncio.StreamReaderProtocol] = asyncio.StreamReaderProtocol,
+    reader_type: type[asyncio.StreamReader] | None = None,
+    protocol_type: type[asyncio.StreamReaderProtocol] | None = None,
     prepare: Callable[[Any, Any], None] = lambda reader, protocol: None,
 ) -> Stream:
     """Connects. `prepare` gets the reader and the protocol before the transport does."""
-    reader = reader_type(limit=limit, loop=loop)
-    protocol = protocol_type(reader, loop=loop)
+    reader = (reader_type or usual.StreamReader)(limit=limit, loop=loop)
+    protocol = (protocol_type or usual.StreamReaderProtocol)(reader, loop=loop)
     prepare(reader, protocol)
     ours, other = socket.socketpair()
     for sock in (ours, other):

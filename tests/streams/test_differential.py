@@ -1,5 +1,5 @@
-"""The same random traffic gives the same results and states: with a native reader, with a Python reader, and on
-asyncio's own loop.
+"""The same random traffic gives the same results and states: with a reader that is fed natively, with a Python reader,
+with the streams of grapeshot.streams, and on asyncio's own loop.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import pytest
 from streams import readers
 from streams.readers import PlainReader, open_stream
 from support import iterations, loop_factory
+
+import grapeshot.streams
 
 SEPARATORS = (b"\n", b"ab", b"\r\n", b"x")
 
@@ -31,9 +33,11 @@ class Traffic:
     places.
     """
 
-    def __init__(self, seed, reader_type):
+    def __init__(self, seed, reader_type, module=asyncio, looks=True):
         self.rng = random.Random(seed)
         self.reader_type = reader_type
+        self.module = module
+        self.looks = looks
         self.limit = self.rng.choice((1, 2, 10, 100, 1000, 2**16))
         self.log = []
         self.pending = None
@@ -41,9 +45,9 @@ class Traffic:
 
     async def run(self, loop):
         self.loop = loop
-        self.stream = await open_stream(loop, self.limit, self.reader_type)
+        self.stream = await open_stream(loop, self.limit, self.reader_type, self.module.StreamReaderProtocol)
         # It closes the transport when it is dropped, so it is kept until the end.
-        self.writer = asyncio.StreamWriter(self.stream.transport, self.stream.protocol, self.stream.reader, loop)
+        self.writer = self.module.StreamWriter(self.stream.transport, self.stream.protocol, self.stream.reader, loop)
         for _ in range(self.rng.randrange(5, 40)):
             step = self.rng.choices(*zip(*self.steps(), strict=True))[0]
             self.log.append(step.__name__)
@@ -79,7 +83,7 @@ class Traffic:
             self.log.append(("cancelled",) if task.cancelled() else shown(task.exception() or task.result()))
         self.log.append(
             (
-                bytes(reader._buffer),
+                bytes(reader._buffer) if self.looks else "not looked at",
                 reader._eof,
                 reader._paused,
                 reader.at_eof(),
@@ -125,7 +129,7 @@ class Traffic:
         return await reader.read()
 
     async def read_again(self):
-        if self.pending is not None and not self.stream.reader._buffer:
+        if self.pending is not None and self.stream.reader._waiter is not None:
             try:
                 self.log.append(await self.stream.reader.read(1))
             except Exception as error:
@@ -179,11 +183,11 @@ class Traffic:
         self.note_state()
 
 
-def log_of(kind, seed, reader_type):
+def log_of(kind, seed, reader_type, module=asyncio, looks=True):
     with asyncio.Runner(loop_factory=loop_factory(kind)) as runner:
         reported = []
         runner.get_loop().set_exception_handler(lambda _, context: reported.append(context["message"]))
-        log = runner.run(Traffic(seed, reader_type).run(runner.get_loop()))
+        log = runner.run(Traffic(seed, reader_type, module, looks).run(runner.get_loop()))
         return [*log, *reported]
 
 
@@ -197,3 +201,14 @@ def test_same_traffic_same_results(seeds):
         assert natively == on_asyncio, f"seed {seed}"
         lengths.append(len(natively))
     assert sum(lengths) > 20 * len(seeds)
+
+
+@pytest.mark.parametrize("looks", [True, False])
+@pytest.mark.parametrize("seeds", [range(start, start + 50) for start in range(0, 200, 50)], ids=lambda seeds: seeds[0])
+def test_same_results_with_native_streams(seeds, looks):
+    """A look at the buffer puts together what is held, so that the traffic is repeated without it."""
+    native = grapeshot.streams
+    for seed in seeds:
+        expected = log_of("asyncio", seed, asyncio.StreamReader, looks=looks)
+        for kind in ("grapeshot", "asyncio"):
+            assert log_of(kind, seed, native.StreamReader, native, looks) == expected, f"seed {seed} on {kind}"
