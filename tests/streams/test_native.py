@@ -483,11 +483,14 @@ async def test_drain_raises_what_the_reader_has(api, loop):
 async def test_drain_waits(api, loop, how):
     (_, writer), (reader, other) = await connection(api, loop)
     writer.transport.set_write_buffer_limits(1000)
+    other.transport.pause_reading()
     size = 0
     while not writer._protocol._paused:
         writer.write(b"x" * 100_000)
         size += 100_000
     drains = [await waiting(loop, writer.drain()) for _ in range(2)]
+    if how != "cancelled":
+        other.transport.resume_reading()
     if how == "resumed":
         assert len(await reader.readexactly(size)) == size
         await asyncio.gather(*drains)
@@ -497,6 +500,7 @@ async def test_drain_waits(api, loop, how):
         with pytest.raises(asyncio.CancelledError):
             await drains[0]
         assert not drains[1].done()
+        other.transport.resume_reading()
         assert len(await reader.readexactly(size)) == size
         await drains[1]
     else:
@@ -621,6 +625,8 @@ async def exchange(reader, writer):
 
 @pytest.mark.parametrize("way", ["tcp", "tls", "start_tls", "unix"])
 async def test_ways(api, loop, loop_kind, tmp_path, way):
+    if way == "start_tls" and loop_kind == "asyncio":
+        pytest.skip("the server may have received the client's first message already, and loses it")
     kinds = []
     handler = functools.partial(echo, kinds)
     is_tls = way == "tls"
