@@ -17,9 +17,9 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString, PyTuple};
 
-use super::reader::{self, Reader};
+use super::reader::{self, Reader, ReaderObject};
 use super::{Object, call, stock, with_access, writer};
-use crate::binding::native_type::none;
+use crate::binding::native_type::{NativeType, none};
 use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::coroutine::{self, Attempt, Coroutine, Place, Steps, coroutine_rows};
 use crate::event_loop::pyloop::LoopObject;
@@ -337,11 +337,18 @@ impl Steps for StreamSteps {
     }
 
     fn release(this: Operation<'_>) {
-        // Where another thread runs the loop the waiter stays, and is woken for nothing.
-        let _ = Self::with_access(this, || {
-            end_wait(this);
-            Ok(())
-        });
+        if !this.rest.is_waiting.get() {
+            return;
+        }
+        let subject = this.subject.get(this.py());
+        if let Some(reader) = subject.as_ref().and_then(reader::reader_of) {
+            // The reader is locked, not this object, which may be freed right now. Where another thread runs the loop, the
+            // waiter stays, and is woken for nothing.
+            let _ = ReaderObject::with_access(reader, || {
+                end_wait(this);
+                Ok(())
+            });
+        }
     }
 
     fn throw_inside<'py>(this: Operation<'py>, error: &Bound<'py, PyAny>) -> Option<Object<'py>> {
