@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -192,6 +193,11 @@ def test_nobody_listens(path):
     done = run(path, "")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"{path}: No such file or directory\n"
+    with socket.socket(socket.AF_UNIX) as sock:  # a process that has died leaves its file
+        sock.bind(str(path))
+    done = run(path, "")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"{path}: no process listens there\n"
 
 
 @pytest.mark.parametrize(("arguments", "status"), [([], 2), (["--help"], 0), (["a", "b"], 2)])

@@ -39,7 +39,8 @@ def _attach(path: str, plain: bool) -> int:
         sock.connect(path)
     except OSError as exc:
         sock.close()
-        sys.stderr.write(f"{path}: {exc.strerror or exc}\n")
+        reason = "no process listens there" if isinstance(exc, ConnectionRefusedError) else exc.strerror or exc
+        sys.stderr.write(f"{path}: {reason}\n")
         return 1
     with sock:
         is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
