@@ -11,8 +11,8 @@ Importing the package changes nothing in asyncio; only :func:`install` does, and
 
 Some names are made on first use: ``__version__``, which reads the installed metadata; ``EventLoopPolicy``, which exists
 only on Python versions that have event loop policies and causes no deprecation warning; ``streams``, the module with
-asyncio's streams in native code; ``tree``, which shows what is going on; and ``backdoor``, a Python prompt in a process
-that runs.
+asyncio's streams in native code; ``tree``, which shows what is going on; ``backdoor``, a Python prompt in a process
+that runs; and ``profiler``, which tells who has the CPU and who waits.
 """
 
 from ._loop import Loop, new_event_loop
@@ -21,6 +21,7 @@ from ._run import install, run, uninstall
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from . import backdoor as backdoor
+    from . import profiler as profiler
     from . import streams as streams
     from ._policy import EventLoopPolicy as EventLoopPolicy
     from ._tree import tree as tree
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Loop", "install", "new_event_loop", "run", "uninstall"]
 
-_LAZY_NAMES = ("EventLoopPolicy", "__version__", "backdoor", "streams", "tree")
+_LAZY_NAMES = ("EventLoopPolicy", "__version__", "backdoor", "profiler", "streams", "tree")
 
 if not TYPE_CHECKING:  # a type checker sees the names above, and still reports any other name
 
@@ -50,6 +51,8 @@ if not TYPE_CHECKING:  # a type checker sees the names above, and still reports 
             from ._tree import tree as value
         elif name == "backdoor":
             import grapeshot.backdoor as value
+        elif name == "profiler":
+            import grapeshot.profiler as value
         else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = value

@@ -30,7 +30,7 @@ def is_like(wanted, got):
 
 
 def test_the_page_has_sessions():
-    assert len(sessions()) == 3
+    assert len(sessions()) == 4
     assert sum(map(len, sessions())) > 8
 
 

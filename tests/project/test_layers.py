@@ -150,7 +150,7 @@ TYPE_CHECKERS_ONLY = {"_typeshed"}
 
 
 # Rooms of the Python package that use the loop, and that it does not know.
-ABOVE_THE_LOOP = {"_attach", "backdoor", "coro", "gunicorn"}
+ABOVE_THE_LOOP = {"_attach", "backdoor", "coro", "gunicorn", "profiler"}
 
 
 def python_layer(module: str) -> int:

@@ -50,12 +50,28 @@ def where(what: Any = None) -> None:
         print(f"{what!r} is no task, coro or other thread of this loop, and no part of a name of one")  # noqa: T201
 
 
+async def profile(seconds: float = 10.0, path: str | None = None) -> None:
+    """To be awaited: profile the process, and print who had the CPU and who waited; a path is where to save it."""
+    from grapeshot import profiler
+
+    with profiler.profile(path) as found:
+        await asyncio.sleep(seconds)
+    print(found.table())  # noqa: T201
+
+
 def leave() -> None:
     """End this connection. The process goes on."""
     raise SystemExit
 
 
-HELPERS: dict[str, Callable[..., object]] = {"tree": tree, "tasks": tasks, "where": where, "exit": leave, "quit": leave}
+HELPERS: dict[str, Callable[..., object]] = {
+    "tree": tree,
+    "tasks": tasks,
+    "where": where,
+    "profile": profile,
+    "exit": leave,
+    "quit": leave,
+}
 
 
 class _Help:

@@ -1,0 +1,106 @@
+"""A profiler for programs of coros and tasks: CPU, wall and waiting time of each function, and of each coro and task.
+
+::
+
+    with grapeshot.profiler.profile("app.profile") as found:   # or grapeshot.profiler.run(main(), "app.profile")
+        ...
+    print(found.table())
+
+``python -m grapeshot.profiler show app.profile`` prints the same table, ``html`` makes a page of it. From 3.12 on all
+threads of the process are profiled; on 3.11 the thread that begins, and those that begin meanwhile. Nothing is
+installed while nobody profiles.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+
+from grapeshot import _run
+
+from . import _cost, _events
+from ._collector import Collector
+from ._profile import FunctionRow, OwnerRow, Profile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Awaitable, Callable
+    from typing import Any
+
+__all__ = ["FunctionRow", "OwnerRow", "Profile", "profile", "run"]
+
+# Where the profile that is being taken has begun.
+_begun: str | None = None
+
+
+class profile:  # noqa: N801  # used like a function
+    """Profile the process in a ``with`` block, which gives the :class:`Profile`. With ``path`` it is saved there.
+
+    The block may be in a coro, in a task or in neither, and may wait. One profile at a time.
+
+    Raises:
+        RuntimeError: a profile is being taken already, or another profiler is on (``sys.monitoring``'s PROFILER_ID;
+            on 3.11 ``sys.setprofile``).
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self._path = path
+        self._profile = Profile()
+        self._collector: Collector | None = None
+
+    def __enter__(self) -> Profile:
+        self._begin(sys._getframe(1))
+        return self._profile
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _begin(self, frame: types.FrameType | None) -> None:
+        global _begun
+        if _begun is not None:
+            raise RuntimeError(f"a profile is being taken already, since {_begun}")
+        if self._collector is not None:
+            raise RuntimeError("profile() is for one block: call it again")
+        where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "?"
+        cost_ns = _cost.measure()
+        self._collector = collector = Collector(cost_ns=cost_ns)
+        _begun = where
+        try:
+            collector.begin_here(frame)
+            _events.install(collector)
+        except BaseException:
+            _begun = None
+            raise
+
+    def _end(self) -> None:
+        global _begun
+        assert self._collector is not None
+        _events.uninstall()
+        _begun = None
+        self._profile._fill(self._collector.end(), _events.THREADS)
+        if self._path is not None:
+            self._profile.save(self._path)
+
+
+def run(main: Awaitable[Any] | Callable[[], Any], path: str | os.PathLike[str] | None = None) -> Any:
+    """Run a program to its end under the profiler, and return its result.
+
+    ``main`` is what :func:`grapeshot.run` takes, or a function, which ``coro.run`` runs as a coro. With ``path`` the
+    profile is saved there, without one its table is printed on the standard error. That also happens if the program
+    raises.
+    """
+    block = profile(path)
+    found = block.__enter__()
+    try:
+        if callable(main):
+            from grapeshot import coro
+
+            return coro.run(main)
+        return _run.run(main)
+    finally:
+        block.__exit__(None, None, None)
+        if path is None:
+            print(found.table(), file=sys.stderr)  # noqa: T201  # what was asked for

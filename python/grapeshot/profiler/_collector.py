@@ -1,0 +1,302 @@
+"""Charges the clocks to functions, and to the coro, the task or the thread that runs them.
+
+```text
+  event       start f   call wait   |  switch, loop, poll, switch  |   start g    return g   ...
+  charged to      f of coro A       |   the thread (its loop)      |     g of coro B
+              while A does not run: its function that waits gets the wall clock alone
+```
+
+Each owner (a coro, a task, or what else a thread runs) has a tree of calls, and a place in it. What has passed since
+the thread's last event belongs to the place of the owner that ran. Each thread has a state of its own, which only this
+thread changes. Nothing here knows where events come from.
+"""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import functools
+import os
+import sys
+import threading
+import time
+import weakref
+
+from grapeshot import _core
+
+from ._recording import Owner, Recording
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType, FrameType
+    from typing import Any
+
+_HERE = os.path.dirname(__file__) + os.sep
+_NO_USAGE = (0, 0, 0, 0)
+# Coros and tasks beyond that share a row.
+MAX_OWNERS = 5000
+
+_running_coro: Callable[[], Any] = _core._coro_current_or_none
+_running_loop = asyncio._get_running_loop
+_running_task = asyncio.current_task
+
+
+def running() -> Any:
+    """Return the coro or the task that runs in this thread, or None."""
+    coro = _running_coro()
+    if coro is not None:
+        return coro
+    loop = _running_loop()
+    return None if loop is None else _running_task(loop)
+
+
+def _usage_function() -> Callable[[], tuple[int, ...]]:
+    """Return what reads page faults and context switches of this thread; not every system counts them for threads."""
+    try:
+        import resource
+
+        who = resource.RUSAGE_THREAD
+    except (ImportError, AttributeError):
+        return lambda: _NO_USAGE
+
+    def usage() -> tuple[int, ...]:
+        now = resource.getrusage(who)
+        return now.ru_minflt, now.ru_majflt, now.ru_nvcsw, now.ru_nivcsw
+
+    return usage
+
+
+def _real_local() -> Any:
+    """Return a local of threads; ``coro.install()`` makes ``threading.local`` one of coros."""
+    coro = sys.modules.get("grapeshot.coro")
+    return (coro.get_original("_thread", "_local") if coro else _thread._local)()
+
+
+class _State:
+    """What a thread runs, and up to when it is charged."""
+
+    __slots__ = ("alive", "cpu_ns", "events", "owner", "subject", "thread", "usage", "wall_ns")
+
+    def __init__(self, name: str, alive: Callable[[], bool], usage: tuple[int, ...]) -> None:
+        self.owner = self.thread = Owner("thread", name)
+        self.alive = alive
+        self.subject: Any = None  # the coro or task that ran at the last event
+        self.wall_ns = self.cpu_ns = self.events = 0
+        self.usage = usage
+
+
+class Collector:
+    """Takes events in any thread. ``wall`` and ``cpu`` are clocks in nanoseconds; the second one is the thread's."""
+
+    def __init__(
+        self,
+        *,
+        wall: Callable[[], int] = time.perf_counter_ns,
+        cpu: Callable[[], int] = time.thread_time_ns,
+        usage: Callable[[], tuple[int, ...]] | None = None,
+        cost_ns: int = 0,
+    ) -> None:
+        self._wall = wall
+        self._cpu = cpu
+        self._usage = usage or _usage_function()
+        self._cost_ns = cost_ns  # what an event costs: it is charged to nobody
+        self._local = _real_local()
+        self._states: list[_State] = []
+        self._owners: dict[int, tuple[weakref.ref[Any], Owner]] = {}
+        self._rest: dict[str, Owner] = {}
+        self._names: dict[str, str] = {}
+        self._recording = Recording()
+        self._recording.cost_ns = cost_ns
+        self._began_ns = wall()
+        self.has_ended = False
+
+    # ---- events: a function begins or goes on, it is left, and the same of functions of C
+
+    def enter(self, code: CodeType, *, is_call: bool) -> None:
+        """Charge the time until now, and go into a function: a call, or a generator or coroutine that goes on."""
+        owner = self._charge(True).owner
+        owner.yielded = None
+        top = owner.top
+        node = top.children.get(id(code))
+        if node is None:
+            node = top.add(id(code), code)
+        if is_call:
+            node.calls += 1
+        owner.top = node
+
+    def leave(self, code: CodeType, *, is_yield: bool) -> None:
+        """Charge the time until now, and leave a function."""
+        state = self._charge()
+        owner = state.owner
+        node = owner.top
+        while node.key is not code:
+            if node.parent is None:
+                return  # it began before the profile
+            node = node.parent
+        if not is_yield:
+            owner.yielded = None
+        elif owner.yielded is None:
+            owner.yielded = node
+        owner.top = node.parent or node
+        if owner.top is owner.root and owner is not state.thread:
+            self._end_step(state)
+
+    def enter_c(self, name: str) -> None:
+        """Charge the time until now, and go into a function of C."""
+        owner = self._charge().owner
+        owner.yielded = None
+        name = self._names.setdefault(name, name)
+        top = owner.top
+        node = top.children.get(name)
+        if node is None:
+            node = top.add(name, name)
+        node.calls += 1
+        owner.top = node
+
+    def leave_c(self, name: str) -> None:
+        """Charge the time until now, and leave a function of C, if it is the one that was entered last."""
+        owner = self._charge().owner
+        top = owner.top
+        if top.key == name and top.parent is not None:
+            owner.top = top.parent
+
+    # ---- the clocks
+
+    def _charge(self, is_entry: bool = False) -> _State:
+        wall_ns, cpu_ns = self._wall(), self._cpu()
+        try:
+            state: _State = self._local.state
+        except AttributeError:
+            state = self._begin_thread()
+            state.wall_ns, state.cpu_ns = wall_ns, cpu_ns
+        subject = running()
+        if subject is not state.subject:
+            self._switch(state, subject, wall_ns, cpu_ns, is_entry)
+        else:
+            node = state.owner.top
+            node.wall_ns += wall_ns - state.wall_ns
+            node.cpu_ns += cpu_ns - state.cpu_ns
+        state.events += 1
+        state.wall_ns = wall_ns + self._cost_ns
+        state.cpu_ns = cpu_ns + self._cost_ns
+        return state
+
+    def _switch(self, state: _State, subject: Any, wall_ns: int, cpu_ns: int, is_entry: bool) -> None:
+        """Another owner runs. What passed between the last event of one and the first of the other is the loop's."""
+        before = state.owner
+        owner = state.thread if subject is None else self._owner(subject, is_entry)
+        loop = state.thread.top
+        loop.wall_ns += wall_ns - state.wall_ns
+        loop.cpu_ns += cpu_ns - state.cpu_ns
+        if before is not state.thread:
+            before.suspend(state.wall_ns)
+        owner.resume(wall_ns)
+        self._charge_usage(state, before)
+        state.owner, state.subject = owner, subject
+
+    def _end_step(self, state: _State) -> None:
+        """The outermost function of a coro or task was left: what follows is the loop's, even if it goes on next."""
+        owner = state.owner
+        owner.suspend(state.wall_ns)
+        self._charge_usage(state, owner)
+        state.owner, state.subject = state.thread, None
+
+    def _charge_usage(self, state: _State, owner: Owner) -> None:
+        now = self._usage()
+        for index, (new, old) in enumerate(zip(now, state.usage, strict=True)):
+            owner.usage[index] += new - old
+        state.usage = now
+
+    # ---- owners
+
+    def _begin_thread(self) -> _State:
+        thread = _this_thread()
+        name = f"thread {_thread.get_native_id()}" if thread is None else thread.name
+        alive = bool if thread is None else thread.is_alive
+        state = self._local.state = _State(name, alive, self._usage())
+        self._states.append(state)
+        self._recording.owners.append(state.thread)
+        return state
+
+    def begin_here(self, frame: FrameType | None) -> None:
+        """Begin in this thread, inside of functions that are running already: that of ``frame`` and its callers."""
+        state = self._begin_thread()
+        state.subject = subject = running()
+        if subject is not None:
+            state.owner = self._owner(subject, False, seeds=False)
+            frame = self._seed(state.owner, frame, subject)
+        self._seed(state.thread, frame, None)
+        state.wall_ns, state.cpu_ns = self._wall(), self._cpu()
+
+    def _seed(self, owner: Owner, frame: FrameType | None, subject: Any) -> FrameType | None:
+        """Let the owner be in the functions that it is in. Returns the frame that has called those of a task."""
+        coroutine = subject.get_coro() if owner.kind == "task" else None
+        last = getattr(coroutine, "cr_frame", None)
+        codes = []
+        while frame is not None:
+            codes.append(frame.f_code)
+            here, frame = frame, frame.f_back
+            if here is last:
+                break
+        for code in reversed(codes):
+            owner.top = owner.top.children.get(id(code)) or owner.top.add(id(code), code)
+        return frame
+
+    def _owner(self, subject: Any, is_entry: bool, *, seeds: bool = True) -> Owner:
+        """Return the owner of what is charged to a coro or task. A coro may be in functions that began earlier."""
+        known = self._owners.get(id(subject))
+        if known is not None and known[0]() is subject:
+            return known[1]
+        kind = "coro" if isinstance(subject, _core.Coro) else "task"
+        rest = None
+        if len(self._recording.owners) >= MAX_OWNERS:
+            rest = self._rest.get(kind)
+            if rest is None:
+                rest = self._rest[kind] = Owner(kind, f"(further {kind}s)")
+                self._recording.owners.append(rest)
+        owner = Owner(kind, _name_of(subject), rest)
+        if rest is None:
+            self._recording.owners.append(owner)
+        key, owners = id(subject), self._owners
+        owners[key] = (weakref.ref(subject, functools.partial(owners.pop, key)), owner)
+        if kind == "coro" and seeds:
+            frame: FrameType | None = sys._getframe()
+            while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+                frame = frame.f_back
+            self._seed(owner, frame.f_back if frame is not None and is_entry else frame, subject)
+        return owner
+
+    def end(self) -> Recording:
+        """Charge the time until now, and their wait to those who wait. No event may come any more."""
+        self._charge()
+        self.has_ended = True
+        now_ns = self._wall()
+        here = self._local.state
+        self._charge_usage(here, here.owner)
+        for state in self._states:
+            if state is not here and state.alive():  # its CPU time since its last event is not known here
+                state.owner.top.wall_ns += now_ns - state.wall_ns
+        for reference, owner in list(self._owners.values()):
+            subject = reference()
+            if subject is not None and not subject.done():
+                owner.resume(now_ns)
+        self._recording.events = sum(state.events for state in self._states)
+        self._recording.duration_ns = now_ns - self._began_ns
+        return self._recording
+
+
+def _this_thread() -> threading.Thread | None:
+    """Return the object of this thread. ``current_thread()`` would make a second one of a thread that begins."""
+    main = threading.main_thread()
+    if main.native_id == _thread.get_native_id():
+        return main
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+    thread = frame.f_locals.get("self")  # of the function that threading begins with
+    return thread if isinstance(thread, threading.Thread) else None
+
+
+def _name_of(subject: Any) -> str:
+    return str(subject.get_name() if hasattr(subject, "get_name") else subject)

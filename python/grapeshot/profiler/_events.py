@@ -1,0 +1,156 @@
+"""Where the events come from: ``sys.monitoring``, and before 3.12 ``sys.setprofile``.
+
+While nobody profiles, nothing is installed. Neither reports what happens inside of its own callbacks.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import sys
+import threading
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType, FrameType
+    from typing import Any
+
+    from ._collector import Collector
+
+_NAME = "grapeshot.profiler"
+_C_FUNCTIONS = (
+    type(len),  # also methods of an instance
+    type(str.join),
+    type(str.__add__),
+    type("".__add__),
+    type(dict.__dict__["fromkeys"]),
+)
+
+
+def _c_name(function: Any) -> str:
+    name: str = getattr(function, "__qualname__", None) or function.__name__
+    module = getattr(function, "__module__", None)
+    return f"{module}.{name}" if isinstance(module, str) and module != "builtins" else name
+
+
+if sys.version_info >= (3, 12):
+    THREADS = "all threads"
+
+    def install(collector: Collector) -> None:
+        """Give all events of the process to the collector. RuntimeError if another profiler has them."""
+        monitoring = sys.monitoring
+        tool = monitoring.PROFILER_ID
+        try:
+            monitoring.use_tool_id(tool, _NAME)
+        except ValueError:
+            other = monitoring.get_tool(tool)
+            raise RuntimeError(f"sys.monitoring has a profiler already: {other!r}") from None
+        for event, callback in _callbacks(collector).items():
+            monitoring.register_callback(tool, event, callback)
+        events = monitoring.events
+        monitoring.set_events(
+            tool,
+            events.PY_START
+            | events.PY_RESUME
+            | events.PY_THROW
+            | events.PY_RETURN
+            | events.PY_YIELD
+            | events.PY_UNWIND
+            | events.CALL,
+        )
+
+    def uninstall() -> None:
+        """Take the events away."""
+        monitoring = sys.monitoring
+        tool = monitoring.PROFILER_ID
+        monitoring.set_events(tool, 0)
+        for name in ("PY_START", "PY_RESUME", "PY_THROW", "PY_RETURN", "PY_YIELD", "PY_UNWIND"):
+            monitoring.register_callback(tool, getattr(monitoring.events, name), None)
+        for name in ("CALL", "C_RETURN", "C_RAISE"):
+            monitoring.register_callback(tool, getattr(monitoring.events, name), None)
+        monitoring.free_tool_id(tool)
+
+    def _callbacks(collector: Collector) -> dict[int, Callable[..., object]]:
+        enter, leave, enter_c, leave_c = collector.enter, collector.leave, collector.enter_c, collector.leave_c
+
+        def begins(code: CodeType, _offset: int) -> None:
+            enter(code, is_call=True)
+
+        def goes_on(code: CodeType, _offset: int, _error: object = None) -> None:
+            enter(code, is_call=False)
+
+        def ends(code: CodeType, _offset: int, _value: object) -> None:
+            leave(code, is_yield=False)
+
+        def yields(code: CodeType, _offset: int, _value: object) -> None:
+            leave(code, is_yield=True)
+
+        def calls(_code: CodeType, _offset: int, function: object, _argument: object) -> None:
+            if isinstance(function, _C_FUNCTIONS):
+                enter_c(_c_name(function))
+
+        def returns(_code: CodeType, _offset: int, function: object, _argument: object) -> None:
+            if isinstance(function, _C_FUNCTIONS):
+                leave_c(_c_name(function))
+
+        events = sys.monitoring.events
+        return {
+            events.PY_START: begins,
+            events.PY_RESUME: goes_on,
+            events.PY_THROW: goes_on,
+            events.PY_RETURN: ends,
+            events.PY_YIELD: yields,
+            events.PY_UNWIND: ends,
+            events.CALL: calls,
+            events.C_RETURN: returns,
+            events.C_RAISE: returns,
+        }
+
+else:
+    THREADS = "this thread and those that begin meanwhile"
+
+    def install(collector: Collector) -> None:
+        """Give the events of this thread, and of those that begin from now on. RuntimeError if there is a profiler."""
+        other = sys.getprofile() or threading.getprofile()
+        if other is not None:
+            raise RuntimeError(f"sys.setprofile has a profiler already: {other!r}")
+        callback = _callback(collector)
+        threading.setprofile(callback)
+        sys.setprofile(callback)
+
+    def uninstall() -> None:
+        """Take the events away. In other threads the callback removes itself."""
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+    _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+    _YIELD = dis.opmap["YIELD_VALUE"]
+    _RESUME = dis.opmap["RESUME"]
+
+    def _is_begin(frame: FrameType) -> bool:
+        """Whether a frame is entered for the first time: a generator that goes on does so behind a yield or await."""
+        code = frame.f_code
+        if not code.co_flags & _GENERATORS:
+            return True
+        at, text = frame.f_lasti, code.co_code
+        return at >= 0 and text[at] == _RESUME and text[at + 1] == 0
+
+    def _is_yield(frame: FrameType) -> bool:
+        code = frame.f_code
+        return bool(code.co_flags & _GENERATORS) and code.co_code[frame.f_lasti] == _YIELD
+
+    def _callback(collector: Collector) -> Callable[[FrameType, str, Any], None]:
+        def callback(frame: FrameType, event: str, argument: Any) -> None:
+            if collector.has_ended:
+                sys.setprofile(None)
+            elif event == "call":
+                collector.enter(frame.f_code, is_call=_is_begin(frame))
+            elif event == "return":
+                collector.leave(frame.f_code, is_yield=_is_yield(frame))
+            elif event == "c_call":
+                collector.enter_c(_c_name(argument))
+            else:
+                collector.leave_c(_c_name(argument))
+
+        return callback

@@ -1,0 +1,254 @@
+"""A profile that was taken: its rows, and its file.
+
+The file is the line ``grapeshot profile 1`` and then JSON, compressed by zlib: an object with ``python``,
+``duration_ns``, ``events``, ``cost_ns`` (of one event), ``threads`` (which were profiled), ``functions`` (name, file,
+line; the file of a function of C is empty), ``owners`` (kind, name, page faults without and with I/O, voluntary and
+involuntary context switches) and ``nodes`` (owner, parent, function, calls, CPU and wall nanoseconds of its own).
+Parents are indexes of earlier nodes, or -1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import platform
+import zlib
+
+from . import _table
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from ._recording import Node, Recording
+
+_MAGIC = b"grapeshot profile 1\n"
+SORTS = ("cpu", "own_cpu", "wall", "own_wall", "wait", "calls")
+
+_FUNCTION_COLUMNS = ("calls", "cpu", "own_cpu", "wall", "own_wall", "wait")
+_OWNER_COLUMNS = (
+    "cpu",
+    "wall",
+    "wait",
+    "calls",
+    "minor_faults",
+    "major_faults",
+    "voluntary_switches",
+    "involuntary_switches",
+)
+
+
+class FunctionRow:
+    """A function in all owners, or in one. Times are in nanoseconds; ``own_`` is without what it called."""
+
+    __slots__ = ("calls", "cpu", "file", "line", "name", "own_cpu", "own_wall", "primitive_calls", "wall")
+
+    def __init__(self, name: str, file: str, line: int) -> None:
+        self.name = name
+        self.file = file
+        self.line = line
+        self.calls = self.primitive_calls = 0  # the latter without recursion
+        self.cpu = self.own_cpu = self.wall = self.own_wall = 0
+
+    @property
+    def wait(self) -> int:
+        """The time inside of it in which its coro, task or thread did not have the CPU."""
+        return max(0, self.wall - self.cpu)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({os.path.basename(self.file)}:{self.line})" if self.file else self.name
+
+
+@dataclasses.dataclass
+class OwnerRow:
+    """A coro, a task, or what a thread ran beside them: the loop with its polling, callbacks, protocols."""
+
+    kind: str
+    name: str
+    minor_faults: int
+    major_faults: int
+    voluntary_switches: int
+    involuntary_switches: int
+    calls: int = 0
+    cpu: int = 0
+    wall: int = 0
+
+    @property
+    def wait(self) -> int:
+        """The time since it was first seen in which it did not have the CPU."""
+        return max(0, self.wall - self.cpu)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r}"
+
+
+def _top(rows: Sequence[Any], sort: str) -> list[Any]:
+    """Return the rows with the most first. An owner has no time of its own apart."""
+    return sorted(
+        rows, key=lambda row: getattr(row, sort, None) or getattr(row, sort.removeprefix("own_")), reverse=True
+    )
+
+
+class Profile:
+    """What a profile has found. It is empty until the profile has ended."""
+
+    def __init__(self) -> None:
+        self.python = platform.python_version()
+        self.threads = ""
+        self.duration_ns = self.events = self.cost_ns = 0
+        self.functions: list[tuple[str, str, int]] = []
+        #: A row for each coro, task and thread.
+        self.owners: list[OwnerRow] = []
+        self.nodes: list[tuple[int, int, int, int, int, int]] = []
+
+    @property
+    def overhead_ns(self) -> int:
+        """What the profiler itself took, about: its events times what one was measured to cost."""
+        return self.events * self.cost_ns
+
+    # ---- rows
+
+    def function_rows(self, owner: OwnerRow | None = None) -> list[FunctionRow]:
+        """Return a row for each function, of all owners or of one."""
+        rows = [FunctionRow(*function) for function in self.functions]
+        for (owner_index, parent, function, calls, cpu, wall), totals in zip(self.nodes, self.totals, strict=True):
+            if owner is not None and self.owners[owner_index] is not owner:
+                continue
+            row = rows[function]
+            row.calls += calls
+            row.own_cpu += cpu
+            row.own_wall += wall
+            if function not in self.path(parent):
+                row.primitive_calls += calls
+                row.cpu += totals[1]
+                row.wall += totals[2]
+        return [row for row in rows if row.calls or row.wall or row.cpu]
+
+    def _called_rows(self, owner: OwnerRow | None) -> list[FunctionRow]:
+        """Return the rows without functions that began before the profile and had less than a hundredth of it."""
+        rows = self.function_rows(owner)
+        return [row for row in rows if row.calls or 100 * max(row.own_cpu, row.own_wall) >= self.duration_ns]
+
+    def path(self, index: int) -> list[int]:
+        """Return the functions of a node and of those that called it, the innermost first."""
+        functions = []
+        while index >= 0:
+            functions.append(self.nodes[index][2])
+            index = self.nodes[index][1]
+        return functions
+
+    @functools.cached_property
+    def totals(self) -> list[list[int]]:
+        """For each node the calls, CPU and wall time of it and of all below it."""
+        totals = [list(node[3:]) for node in self.nodes]
+        for index in range(len(totals) - 1, -1, -1):
+            parent = self.nodes[index][1]
+            if parent >= 0:
+                totals[parent] = [sum(pair) for pair in zip(totals[parent], totals[index], strict=True)]
+        return totals
+
+    def table(self, sort: str = "cpu", limit: int = 20, owner: str | None = None) -> str:
+        """Return the functions and the owners with the most of ``sort`` as text, and what the profiler took itself.
+
+        ``owner`` is the name of a coro, task or thread: then the functions are its own.
+        """
+        if sort not in SORTS:
+            raise ValueError(f"sort must be one of {', '.join(SORTS)}, not {sort!r}")
+        chosen = next((row for row in self.owners if owner in (row.name, str(row))), None)
+        if owner is not None and chosen is None:
+            raise ValueError(f"no coro, task or thread of this profile has the name {owner!r}")
+        return "\n".join(
+            [
+                self.heading(),
+                "",
+                *_table.lines("function", _FUNCTION_COLUMNS, _top(self._called_rows(chosen), sort), limit),
+                "",
+                *_table.lines("coro, task or thread", _OWNER_COLUMNS, _top(self.owners, sort), limit),
+            ]
+        )
+
+    def heading(self) -> str:
+        """Return in a few lines what was profiled, and what the profiler took itself."""
+        took, duration = self.overhead_ns / 1e9, self.duration_ns / 1e9
+        return (
+            f"{duration:.3f} s on Python {self.python}, {self.threads}\n"
+            f"the profiler itself took about {took:.3f} s: {self.events} events of {self.cost_ns / 1000:.2f} us each; "
+            "that is charged to nobody"
+        )
+
+    # ---- the file
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the profile to a file, which ``python -m grapeshot.profiler`` reads."""
+        text = json.dumps(self.as_json(), separators=(",", ":"))
+        with open(path, "wb") as file:
+            file.write(_MAGIC + zlib.compress(text.encode()))
+
+    def as_json(self) -> dict[str, object]:
+        """Return what the file holds."""
+        owners = [dataclasses.astuple(owner)[:6] for owner in self.owners]
+        names = ("python", "threads", "duration_ns", "events", "cost_ns", "functions")
+        return {name: getattr(self, name) for name in names} | {"owners": owners, "nodes": self.nodes}
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Profile:
+        """Read a file that :meth:`save` has written. ValueError if it is none."""
+        with open(path, "rb") as file:
+            data = file.read()
+        if not data.startswith(_MAGIC):
+            raise ValueError(f"{os.fspath(path)!r} is no profile of this version of grapeshot")
+        try:
+            found = json.loads(zlib.decompress(data[len(_MAGIC) :]))
+            profile = Profile()
+            for name in ("python", "threads", "duration_ns", "events", "cost_ns"):
+                setattr(profile, name, found[name])
+            profile.functions = [(name, file, line) for name, file, line in found["functions"]]
+            profile.owners = [OwnerRow(*owner) for owner in found["owners"]]
+            for owner, parent, function, calls, cpu, wall in found["nodes"]:
+                profile._add_node(owner, parent, function, (calls, cpu, wall))
+        except (zlib.error, KeyError, TypeError, IndexError, ValueError) as exc:
+            raise ValueError(f"{os.fspath(path)!r} is damaged: {exc!r}") from exc
+        return profile
+
+    # ---- from a recording
+
+    def _fill(self, recording: Recording, threads: str) -> None:
+        self.threads = threads
+        self.duration_ns = recording.duration_ns
+        self.events = recording.events
+        self.cost_ns = recording.cost_ns
+        places: dict[tuple[str, str, int], int] = {}
+        for owner in recording.owners:
+            self.owners.append(OwnerRow(owner.kind, owner.name, *owner.usage))
+            self._add_tree(owner.root, len(self.owners) - 1, places)
+        self.functions = list(places)
+
+    def _add_tree(self, root: Node, owner: int, places: dict[tuple[str, str, int], int]) -> None:
+        """Add the nodes of an owner. What is charged to no function of it has a node as well."""
+        pending = [(root, -1)]
+        while pending:
+            node, parent = pending.pop()
+            key = node.key
+            if key is None:
+                place = ("(the loop)" if self.owners[owner].kind == "thread" else "(unknown)", "", 0)
+            elif isinstance(key, str):
+                place = (key, "", 0)
+            else:
+                place = (key.co_qualname, key.co_filename, key.co_firstlineno)
+            index = parent
+            if node is not root or node.wall_ns > 0 or node.cpu_ns > 0:
+                times = (node.calls, max(0, node.cpu_ns), max(0, node.wall_ns))
+                self._add_node(owner, parent, places.setdefault(place, len(places)), times)
+                index = len(self.nodes) - 1 if node is not root else -1
+            pending.extend((child, index) for child in node.children.values())
+
+    def _add_node(self, owner: int, parent: int, function: int, times: tuple[int, int, int]) -> None:
+        row = self.owners[owner]
+        calls, cpu, wall = times
+        row.calls += calls
+        row.cpu += cpu
+        row.wall += wall
+        self.nodes.append((owner, parent, function, calls, cpu, wall))

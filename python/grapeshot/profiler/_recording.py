@@ -1,0 +1,68 @@
+"""What is recorded while a profile is taken: owners, each with its tree of calls."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType
+
+
+class Node:
+    """A function as it was called on one path: its own times, without those of what it called."""
+
+    __slots__ = ("calls", "children", "cpu_ns", "key", "parent", "wall_ns")
+
+    def __init__(self, key: CodeType | str | None, parent: Node | None) -> None:
+        self.key = key  # code, or the name of a function of C
+        self.parent = parent
+        # By the id of the code, which the node keeps: comparing code compares what it consists of.
+        self.children: dict[int | str, Node] = {}
+        self.calls = 0
+        self.cpu_ns = 0
+        self.wall_ns = 0
+
+    def add(self, index: int | str, key: CodeType | str) -> Node:
+        node = self.children[index] = Node(key, self)
+        return node
+
+
+class Owner:
+    """A coro, a task, or what a thread runs beside them: its tree, and where it is in that."""
+
+    __slots__ = ("is_suspended", "kind", "name", "root", "since_ns", "top", "usage", "waits_in", "yielded")
+
+    def __init__(self, kind: str, name: str, rest: Owner | None = None) -> None:
+        self.kind = kind
+        self.name = name
+        # Those that are not told apart share what is charged, and each has a place of its own.
+        self.root: Node = rest.root if rest else Node(None, None)
+        self.usage: list[int] = rest.usage if rest else [0, 0, 0, 0]
+        self.top: Node = self.root
+        self.yielded: Node | None = None  # the innermost of the functions that have just yielded, one after another
+        self.waits_in: Node | None = None  # the function of a task that waits: it has left all of them
+        self.is_suspended = False
+        self.since_ns = 0
+
+    def suspend(self, now_ns: int) -> None:
+        """It does not run, because it waits or has ended."""
+        if self.yielded is not None and self.top is self.root:
+            self.waits_in = self.yielded
+        self.is_suspended = True
+        self.since_ns = now_ns
+
+    def resume(self, now_ns: int) -> None:
+        """It runs again: the function that waited is charged the wait."""
+        if self.is_suspended:
+            node = self.waits_in if self.waits_in is not None and self.top is self.root else self.top
+            node.wall_ns += now_ns - self.since_ns
+            self.is_suspended = False
+
+
+class Recording:
+    """The owners in the order in which they were first seen."""
+
+    def __init__(self) -> None:
+        self.owners: list[Owner] = []
+        self.events = 0
+        self.cost_ns = 0
+        self.duration_ns = 0
