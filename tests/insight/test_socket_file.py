@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import re
@@ -304,3 +305,18 @@ async def test_without_descriptors_it_waits_and_goes_on(loop, path, monkeypatch,
         with await call(path) as caller:
             assert await caller.ask("1 + 1") == "2\n"
     assert re.search("no client can be accepted: .*Too many open files", caplog.text)
+
+
+def test_a_lock_that_somebody_keeps(path, monkeypatch):
+    """Whoever keeps the lock of the directory cannot make this process hang."""
+    monkeypatch.setattr(_path, "_LOCK_WITHIN_S", 0.01)
+    leave_stale(path)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with pytest.raises(OSError, match="another process holds the lock") as caught:
+            _path.SocketFile(str(path))
+        assert caught.value.errno == errno.EADDRINUSE
+    finally:
+        os.close(descriptor)
+    _path.SocketFile(str(path)).close()

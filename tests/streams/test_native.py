@@ -604,7 +604,7 @@ async def test_types_of_a_connection(api, loop, loop_kind):
     await end(*(writer for _, writer in ends))
 
 
-async def echo(kinds, reader, writer):
+async def echo(kinds, ended, reader, writer):
     kinds.append((type(reader), type(writer)))
     while line := await reader.readline():
         if line == b"STARTTLS\n":
@@ -613,6 +613,7 @@ async def echo(kinds, reader, writer):
         writer.write(line)
         await writer.drain()
     writer.close()
+    ended.set()
 
 
 async def exchange(reader, writer):
@@ -627,8 +628,8 @@ async def exchange(reader, writer):
 async def test_ways(api, loop, loop_kind, tmp_path, way):
     if way == "start_tls" and loop_kind == "asyncio":
         pytest.skip("the server may have received the client's first message already, and loses it")
-    kinds = []
-    handler = functools.partial(echo, kinds)
+    kinds, ended = [], asyncio.Event()
+    handler = functools.partial(echo, kinds, ended)
     is_tls = way == "tls"
     if way == "unix":
         path = str(tmp_path / "socket")
@@ -645,6 +646,8 @@ async def test_ways(api, loop, loop_kind, tmp_path, way):
         assert writer.get_extra_info("sslcontext") is not None
         await exchange(reader, writer)
     await end(writer)
+    await ended.wait()
+    await iterations(3)
     server.close()
     await server.wait_closed()
     module = api if loop_kind == "grapeshot" else asyncio

@@ -7,12 +7,18 @@ a wider mode than 0600: the socket is made in a directory that only this user ca
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
 import stat
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _BACKLOG = 16
+# Who has the lock keeps it for some system calls. Any user can take it in a directory such as /tmp.
+_LOCK_WITHIN_S = 2.0
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -83,12 +89,18 @@ class SocketFile:
                 raise OSError(errno.ENAMETOOLONG, problem, self.path) from None
             os.chmod(made, 0o600)
             self.sock.listen(_BACKLOG)
-            while True:
-                try:
-                    os.link(made, self.path)
-                    return
-                except FileExistsError:
-                    _remove_stale(self.path, private)
+            try:
+                os.link(made, self.path)
+                return
+            except FileExistsError:
+                pass
+            with _locked(folder, self.path):
+                while True:
+                    try:
+                        os.link(made, self.path)
+                        return
+                    except FileExistsError:
+                        _remove_stale(self.path, private)
 
     def close(self) -> None:
         """Close the socket and remove its file, if it is still this one. In a forked child the file stays."""
@@ -107,8 +119,30 @@ def _identity(path: str) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
+@contextmanager
+def _locked(folder: str, path: str) -> Iterator[None]:
+    """Only one process or thread at a time replaces a socket in the directory. Those that make a new one go on."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        give_up = time.monotonic() + _LOCK_WITHIN_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > give_up:
+                    raise OSError(errno.EADDRINUSE, "another process holds the lock of the directory", path) from None
+                time.sleep(0.001)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _remove_stale(path: str, private: str) -> None:
-    """Take away the socket of a dead process. Raises what :class:`SocketFile` does if something else lies there."""
+    """Take away the socket of a dead process, with the lock of the directory.
+
+    Raises what :class:`SocketFile` does if something else lies there.
+    """
     try:
         status = os.lstat(path)
     except FileNotFoundError:
@@ -120,7 +154,7 @@ def _remove_stale(path: str, private: str) -> None:
         raise PermissionError(errno.EPERM, f"a socket of the user {status.st_uid} lies there", path)
     if _is_alive(path):
         raise OSError(errno.EADDRINUSE, "a process listens there", path)
-    # Another process may do the same now, and have a socket of its own there already.
+    # Whoever removed it by hand meanwhile may have a socket of its own there already.
     taken = f"{os.path.join(private, os.path.basename(path))}.old"
     try:
         os.rename(path, taken)
