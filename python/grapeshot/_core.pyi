@@ -68,6 +68,7 @@ __all__ = [
     "_coro_set_registry",
     "_coro_set_selfishness",
     "_coro_set_stack_slots",
+    "_coro_set_switch_stamps",
     "_coro_setup",
     "_coro_show_loop",
     "_coro_shut_down",
@@ -78,6 +79,7 @@ __all__ = [
     "_coro_spawn_hiding",
     "_coro_stack_info",
     "_coro_stop_watchdog",
+    "_coro_switch_stamps",
     "_coro_unwatch",
     "_coro_wait",
     "_coro_wait_for_read",
@@ -1394,6 +1396,15 @@ def _coro_end_sleep(coro: Coro[Any], /) -> None:
 
 def _coro_live() -> list[Any]:
     """Return the coros of this thread between their start and their end."""
+
+def _coro_set_switch_stamps(on: bool, /) -> None:
+    """Set whether the moments of switches are noted, in all threads."""
+
+def _coro_switch_stamps() -> tuple[int, int, int, int]:
+    """Return when a coro of this thread was last entered and left.
+
+    Nanoseconds of ``time.monotonic_ns()`` and ``time.thread_time_ns()`` of the one, then of the other; 0 if unknown.
+    """
 
 def _coro_wait_info(coro: Coro[Any], /) -> tuple[str, int] | None:
     """Return ``("read", fd)``, ``("write", fd)``, or ``("queue", address)`` of a queue in what the coro waits for.

@@ -19,6 +19,7 @@ use super::fiber::{Fiber, SharedSlot, describe_overflow};
 use super::pulse::{DEFAULT_LIMIT_NS, OwnPulse, late_after};
 use super::pystate::{Chunks, PyState, Relinked, Suspended, ThreadStateRoot};
 use super::slots::Slots;
+use super::stamps::Stamps;
 use super::thread_locals::Search;
 use super::{pystate, tasks};
 use crate::binding::deallocation;
@@ -59,6 +60,7 @@ pub(super) struct Runtime {
     live: RefCell<Vec<*mut ffi::PyObject>>,
     free_places: RefCell<Vec<usize>>,
     pub(super) stats: Stats,
+    pub(super) stamps: Stamps,
     pub(super) options: Options,
     /// What the watchdog reads.
     pub(super) pulse: OwnPulse,
@@ -161,6 +163,7 @@ impl Runtime {
             live: RefCell::new(Vec::new()),
             free_places: RefCell::new(Vec::new()),
             stats: Stats::default(),
+            stamps: Stamps::default(),
             options: Options {
                 latency_ns: Cell::new(DEFAULT_LIMIT_NS),
                 late_ns: Cell::new(late_after(DEFAULT_LIMIT_NS)),

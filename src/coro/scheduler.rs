@@ -26,7 +26,7 @@ use super::function::{finish, run_on_stack, store};
 use super::notifier::report;
 use super::pulse::Subject;
 use super::runtime::{Runtime, with_runtime};
-use super::{hooks, latency, profiling, pystate, tasks, thread_locals};
+use super::{hooks, latency, profiling, pystate, stamps, tasks, thread_locals};
 use crate::binding::native_type::This;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Reactor;
@@ -117,6 +117,7 @@ fn not_installed(runtime: &Runtime, coro: Coro<'_>, error: PyErr) -> PyResult<()
 /// The switch there and back.
 #[inline(always)]
 fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
+    stamps::note(&runtime.stamps.entered);
     // SAFETY: attached; the fiber is the coro's and stays until it is dismantled below; its stack is in place. Only
     // raw pointers are used across the switch.
     unsafe {
@@ -169,6 +170,7 @@ fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
             let _ = runtime.evict(&shared);
         }
     }
+    stamps::note(&runtime.stamps.left);
 }
 
 /// The coro has left its stack: takes the pointers into it out of the thread's variables.

@@ -36,7 +36,10 @@ class Clocks:
     def profiled(self):
         """As `profile()`, with these clocks."""
         collector = _collector.Collector(
-            wall=lambda: self.wall_ns, cpu=lambda: self.cpu_ns, usage=lambda: (0, 0, self.switches, 0)
+            wall=lambda: self.wall_ns,
+            cpu=lambda: self.cpu_ns,
+            stamps=lambda: (0, 0, 0, 0),
+            usage=lambda: (0, 0, self.switches, 0),
         )
         found = profiler.Profile()
         collector.begin_here(sys._getframe(2))
@@ -383,6 +386,56 @@ def test_the_real_clocks():
     text = found.table()
     assert f"{found.events} events" in text
     assert "busy (test_profiler.py:" in text
+
+
+@needs_coros
+@pytest.mark.parametrize("others", [0, 1])
+def test_what_the_loop_does_while_a_coro_waits_is_the_loops(others):
+    """Native code that the loop calls makes no events, and neither does a switch."""
+    from grapeshot import coro
+
+    def waits():
+        for _ in range(5):
+            asyncio.get_running_loop().call_soon(sum, range(500_000))
+            coro.yield_slice()
+
+    def main():
+        with profiler.profile() as found:
+            coro.wait([coro.spawn(waits), *(coro.spawn(coro.yield_slice) for _ in range(others))])
+        return found
+
+    found = coro.run(main)
+    loop = owner(found, threading.current_thread().name)
+    waiting = function(found, "waits")
+    assert loop.cpu > 10 * waiting.cpu > 0
+    assert waiting.wait > 10 * waiting.cpu
+
+
+@needs_coros
+def test_what_a_native_call_does_after_its_wait_is_the_coros():
+    from grapeshot import coro
+
+    size = 4 << 20
+
+    def reads(sock):
+        return [len(sock.recv_exact(size)) for _ in range(5)]
+
+    def writes(sock):
+        data = bytes(size)
+        for _ in range(5):
+            sock.sendall(data)
+
+    def main():
+        first, second = coro.socketpair()
+        with profiler.profile() as found:
+            coro.wait([coro.spawn(reads, first), coro.spawn(writes, second)])
+        first.close()
+        second.close()
+        return found
+
+    found = coro.run(main)
+    loop = owner(found, threading.current_thread().name)
+    assert function(found, "recv_exact").own_cpu > loop.cpu / 4  # it copies 20 MB
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts for each thread")

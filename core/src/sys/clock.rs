@@ -41,6 +41,12 @@ pub fn coarse_ns() -> u64 {
     read_ns(COARSE)
 }
 
+/// Nanoseconds of CPU time that this thread has had: the clock of `time.thread_time()`.
+#[must_use]
+pub fn thread_cpu_ns() -> u64 {
+    read_ns(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
 /// The most by which the difference of two readings of `coarse_ns` may differ from the real duration.
 ///
 /// Source: `clock_getres(2)`.
@@ -64,7 +70,7 @@ fn read_ns(clock: libc::clockid_t) -> u64 {
     // SAFETY: `now` is a live timespec that the call fills. It can fail only for an unknown clock or a
     // bad pointer, and neither is possible here.
     unsafe { libc::clock_gettime(clock, &raw mut now) };
-    // It starts at boot: neither field is ever negative.
+    // It starts at boot, or with the thread: neither field is ever negative.
     now.tv_sec as u64 * NS_PER_S + now.tv_nsec as u64
 }
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 import types
 
-from grapeshot import _run
+from grapeshot import _core, _run
 
 from . import _cost, _events
 from ._collector import Collector
@@ -70,8 +70,10 @@ class profile:  # noqa: N801  # used like a function
         _begun = where
         try:
             collector.begin_here(frame)
+            _core._coro_set_switch_stamps(True)
             _events.install(collector)
         except BaseException:
+            _core._coro_set_switch_stamps(False)
             _begun = None
             raise
 
@@ -79,6 +81,7 @@ class profile:  # noqa: N801  # used like a function
         global _begun
         assert self._collector is not None
         _events.uninstall()
+        _core._coro_set_switch_stamps(False)
         _begun = None
         self._profile._fill(self._collector.end(), _events.THREADS)
         if self._path is not None:

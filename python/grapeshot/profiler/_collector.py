@@ -6,6 +6,9 @@
               while A does not run: its function that waits gets the wall clock alone
 ```
 
+The native switch notes when a coro was left and entered: events come before and after that, at the call and the return
+of what waits.
+
 Each owner (a coro, a task, or what else a thread runs) has a tree of calls, and a place in it. What has passed since
 the thread's last event belongs to the place of the owner that ran. Each thread has a state of its own, which only this
 thread changes. Nothing here knows where events come from.
@@ -87,18 +90,23 @@ class _State:
 
 
 class Collector:
-    """Takes events in any thread. ``wall`` and ``cpu`` are clocks in nanoseconds; the second one is the thread's."""
+    """Takes events in any thread. ``wall`` and ``cpu`` are clocks in nanoseconds; the second one is the thread's.
+
+    ``stamps`` tells when a coro of this thread was last entered and left, on these clocks.
+    """
 
     def __init__(
         self,
         *,
-        wall: Callable[[], int] = time.perf_counter_ns,
+        wall: Callable[[], int] = time.monotonic_ns,
         cpu: Callable[[], int] = time.thread_time_ns,
+        stamps: Callable[[], tuple[int, int, int, int]] = _core._coro_switch_stamps,
         usage: Callable[[], tuple[int, ...]] | None = None,
         cost_ns: int = 0,
     ) -> None:
         self._wall = wall
         self._cpu = cpu
+        self._stamps = stamps
         self._usage = usage or _usage_function()
         self._cost_ns = cost_ns  # what an event costs: it is charged to nobody
         self._local = _real_local()
@@ -156,14 +164,14 @@ class Collector:
 
     def leave_c(self, name: str) -> None:
         """Charge the time until now, and leave a function of C, if it is the one that was entered last."""
-        owner = self._charge().owner
+        owner = self._charge(may_have_waited=True).owner
         top = owner.top
         if top.key == name and top.parent is not None:
             owner.top = top.parent
 
     # ---- the clocks
 
-    def _charge(self, is_entry: bool = False) -> _State:
+    def _charge(self, is_entry: bool = False, may_have_waited: bool = False) -> _State:
         wall_ns, cpu_ns = self._wall(), self._cpu()
         try:
             state: _State = self._local.state
@@ -173,25 +181,33 @@ class Collector:
         subject = running()
         if subject is not state.subject:
             self._switch(state, subject, wall_ns, cpu_ns, is_entry)
+        elif may_have_waited and state.owner.kind == "coro" and self._stamps()[0] > state.wall_ns:
+            self._switch(state, subject, wall_ns, cpu_ns, is_entry)  # from the coro to itself
         else:
-            node = state.owner.top
-            node.wall_ns += wall_ns - state.wall_ns
-            node.cpu_ns += cpu_ns - state.cpu_ns
+            state.owner.top.charge(wall_ns - state.wall_ns, cpu_ns - state.cpu_ns)
         state.events += 1
         state.wall_ns = wall_ns + self._cost_ns
         state.cpu_ns = cpu_ns + self._cost_ns
         return state
 
     def _switch(self, state: _State, subject: Any, wall_ns: int, cpu_ns: int, is_entry: bool) -> None:
-        """Another owner runs. What passed between the last event of one and the first of the other is the loop's."""
+        """Another owner runs, or a coro again. What passed between the two is the loop's.
+
+        Of tasks that are the last event of one and the first of the other. Of coros the switch has noted it.
+        """
         before = state.owner
         owner = state.thread if subject is None else self._owner(subject, is_entry)
-        loop = state.thread.top
-        loop.wall_ns += wall_ns - state.wall_ns
-        loop.cpu_ns += cpu_ns - state.cpu_ns
+        entered_ns, entered_cpu_ns, left_ns, left_cpu_ns = self._stamps()
+        if before.kind == "coro" and left_ns > state.wall_ns:
+            before.top.charge(left_ns - state.wall_ns, left_cpu_ns - state.cpu_ns)
+            state.wall_ns, state.cpu_ns = left_ns, left_cpu_ns
+        if owner.kind != "coro" or entered_ns < state.wall_ns:
+            entered_ns, entered_cpu_ns = wall_ns, cpu_ns
+        state.thread.top.charge(entered_ns - state.wall_ns, entered_cpu_ns - state.cpu_ns)
         if before is not state.thread:
             before.suspend(state.wall_ns)
-        owner.resume(wall_ns)
+        owner.resume(entered_ns)
+        owner.top.charge(wall_ns - entered_ns, cpu_ns - entered_cpu_ns)
         self._charge_usage(state, before)
         state.owner, state.subject = owner, subject
 

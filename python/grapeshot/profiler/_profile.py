@@ -233,7 +233,7 @@ class Profile:
             node, parent = pending.pop()
             key = node.key
             if key is None:
-                place = ("(the loop)" if self.owners[owner].kind == "thread" else "(unknown)", "", 0)
+                place = ("(the loop)" if self.owners[owner].kind == "thread" else "(begin and end)", "", 0)
             elif isinstance(key, str):
                 place = (key, "", 0)
             else:

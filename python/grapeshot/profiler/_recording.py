@@ -25,6 +25,10 @@ class Node:
         node = self.children[index] = Node(key, self)
         return node
 
+    def charge(self, wall_ns: int, cpu_ns: int) -> None:
+        self.wall_ns += wall_ns
+        self.cpu_ns += cpu_ns
+
 
 class Owner:
     """A coro, a task, or what a thread runs beside them: its tree, and where it is in that."""

@@ -234,6 +234,16 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             "Return the coros of this thread that have started and not ended."
         ),
         function!(
+            stacks::set_stamps,
+            "_coro_set_switch_stamps(on, /)",
+            "Set whether the moments of switches are noted, in all threads."
+        ),
+        function!(
+            stacks::switch_stamps,
+            "_coro_switch_stamps()",
+            "Return when a coro of this thread was last entered and left: wall and CPU nanoseconds of each."
+        ),
+        function!(
             functions::wait_info,
             "_coro_wait_info(coro, /)",
             "Return the descriptor or the queue that a coro waits for, or None."

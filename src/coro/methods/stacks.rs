@@ -9,6 +9,7 @@ use super::coro::check_thread;
 use crate::binding::native_type::{Args, none};
 use crate::coro::coroutine::{Coro, Status};
 use crate::coro::runtime::with_runtime;
+use crate::coro::stamps;
 
 pub(super) fn statistics<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     let dict = PyDict::new(py);
@@ -24,6 +25,19 @@ pub(super) fn statistics<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> 
         dict.set_item("evicts_always", runtime.options.evicts_always.get())
     })?;
     Ok(dict.into_any())
+}
+
+/// `_coro_set_switch_stamps(on)`
+pub(super) fn set_stamps<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    stamps::set_on(args.get(0).map_or(Ok(false), |on| on.is_truthy())?);
+    Ok(none(py))
+}
+
+/// `_coro_switch_stamps()`: when a coro of this thread was last entered and left, each as wall and CPU nanoseconds.
+pub(super) fn switch_stamps<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+    let (entered, left) = with_runtime(|runtime| (runtime.stamps.entered.get(), runtime.stamps.left.get()));
+    let moments = (entered.wall_ns, entered.cpu_ns, left.wall_ns, left.cpu_ns);
+    Ok(moments.into_pyobject(py)?.into_any())
 }
 
 /// `Coro.stack_info()`. `bytes_used` of a running coro is what it uses now.
