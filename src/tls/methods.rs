@@ -57,8 +57,6 @@ fn force_close<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 fn is_closing<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
-    // As for plain streams: a write that fails is noticed here.
-    writing::send_held(this)?;
     let is_closing = this.flags.has(Flags::CLOSED) || this.inner.is_closing(py)?;
     Ok(bool_object(py, is_closing))
 }

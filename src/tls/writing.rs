@@ -51,9 +51,9 @@ fn may_hold(this: Tls<'_>, new_len: usize, len_bytes: usize) -> bool {
 
 /// The backlog waits for the end of the running step.
 #[inline]
-fn hold(this: Tls<'_>) {
+fn hold(this: Tls<'_>, len_bytes: usize) {
     this.flags.set(Flags::HELD);
-    this.reactor().hold(this.to_bound(), end_hold);
+    this.reactor().hold(this.to_bound(), len_bytes, end_hold);
 }
 
 /// Encrypts and sends held plaintext, so that the caller sees the transport as if each write had left at once.
@@ -109,7 +109,7 @@ pub(super) fn write(this: Tls<'_>, data: &Bound<'_, PyAny>) -> PyResult<()> {
     }
     if may_hold(this, new_len, new_len) {
         this.backlog.push(&source)?;
-        hold(this);
+        hold(this, new_len);
         return Ok(());
     }
     this.flags.set(Flags::ENCRYPTING);
@@ -154,7 +154,7 @@ pub(super) fn writelines(this: Tls<'_>, items: &Bound<'_, PyAny>) -> PyResult<()
         this.backlog.push(source)?;
     }
     if !must_wait && may_hold(this, new_len, new_len) {
-        hold(this);
+        hold(this, new_len);
         return Ok(());
     }
     after_push(this, new_len)
@@ -186,7 +186,9 @@ fn after_push(this: Tls<'_>, new_len: usize) -> PyResult<()> {
     let may_wait = if this.flags.has(Flags::CORKED) {
         len_bytes <= CORK_LEN
     } else {
-        this.flags.has(Flags::HELD) && may_hold(this, new_len, len_bytes) && !this.reactor().is_step_late()
+        this.flags.has(Flags::HELD)
+            && may_hold(this, new_len, len_bytes)
+            && this.reactor().may_hold_more(new_len)
     };
     if may_wait { Ok(()) } else { flush(this) }
 }

@@ -57,6 +57,7 @@ async def test_writing_after_the_socket_was_closed(loop, how, end):
             await iterations(3)
             assert foreign.ours.recv(100) == b"for the foreign socket"
             transport.write(b"lost")
+            transport.get_write_buffer_size()  # sends what was written
             assert transport.is_closing()
             await until(lambda: protocol.is_lost)
             assert is_closed_error(protocol.lost_with[0])

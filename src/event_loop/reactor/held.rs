@@ -1,12 +1,16 @@
-//! Transports with small writes that leave when what the loop is running has returned: a handle (and so a task's step or
-//! a timer), a coro's run, or the event of a source.
+//! Transports with small writes that leave together when what the loop is running has returned.
+//!
+//! A step is what the loop calls once: a handle (and so a task's step or a timer), a coro's run, or the event of a source.
+//! The ready handles and coros of one iteration are a batch. What the steps of a batch have written leaves when it is
+//! over, or at the end of a step after which it is due; what the event of a source has written leaves when it returns.
 //!
 //! ```text
 //!   write() in a step --> the transport keeps the data --> hold(): the transport is on the list
-//!   the step returns  --> end_step(): list empty? one branch : each transport sends what it has
+//!   the step returns  --> list empty? one branch : the batch is over, or it is due? : each transport sends what it has
 //! ```
-//! The list belongs to the thread that runs the loop. It is empty between two steps and before each poll. Outside of a
-//! run, in other threads, and while the list is being emptied, nothing is held: `may_hold` is false.
+//! A peer on the same machine that sleeps is woken by a send, which the sender pays for: sends that come close together
+//! find it awake. The list belongs to the thread that runs the loop. It is empty between two batches and before each poll.
+//! Outside of a run, in other threads, and while the list is being emptied, nothing is held: `may_hold` is false.
 
 use std::cell::{Cell, RefCell};
 use std::ptr;
@@ -19,8 +23,15 @@ use pyo3::prelude::*;
 use super::{Reactor, current_thread};
 use crate::event_loop::source::{Deferred, Ready};
 
-/// Once a step goes on for this long after its first held write, its writes leave at once.
+/// Once a step goes on for this long after the first held write, its writes leave at once.
 const LATE_NS: u64 = 1_000_000;
+
+/// Looked at when a step of a batch returns: what is held is due if it is of so many transports...
+const BATCH_LEN: usize = 16;
+/// ... or more than so many bytes...
+const BATCH_LEN_BYTES: usize = 64 * 1024;
+/// ... or if its first write was so long ago.
+const BATCH_NS: u64 = 200_000;
 
 thread_local! {
     /// The reactor whose loop runs in this thread; null if there is none. Set by `Holding`, which the reactor outlives.
@@ -34,7 +45,7 @@ fn with_running<R>(action: impl FnOnce(&Reactor) -> R) -> Option<R> {
     unsafe { running.as_ref() }.map(action)
 }
 
-/// Sends what the step that runs in this thread has written. Before a fork: both processes would have it.
+/// Sends what the steps of the loop that runs in this thread have written. Before a fork: both processes would have it.
 pub(crate) fn flush_running(py: Python<'_>) -> PyResult<()> {
     with_running(|reactor| reactor.flush_held(py)).unwrap_or(Ok(()))
 }
@@ -76,8 +87,11 @@ pub(super) struct Held {
     thread: Cell<u64>,
     /// Each has a reference of its own.
     entries: RefCell<Vec<Ready>>,
-    is_empty: Cell<bool>,
-    /// When the first of them was entered, by the coarse clock.
+    /// How many these are.
+    len: Cell<usize>,
+    /// How much they have written, at least what has not left yet.
+    len_bytes: Cell<usize>,
+    /// When the first of them was entered.
     since_ns: Cell<u64>,
 }
 
@@ -86,20 +100,29 @@ impl Held {
         Self {
             thread: Cell::new(0),
             entries: RefCell::new(Vec::new()),
-            is_empty: Cell::new(true),
+            len: Cell::new(0),
+            len_bytes: Cell::new(0),
             since_ns: Cell::new(0),
         }
     }
 
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.is_empty.get()
+        self.len.get() == 0
+    }
+
+    /// Whether they wait no longer although other steps of the batch follow: there are many, much or old ones.
+    #[inline(never)]
+    fn is_due(&self) -> bool {
+        self.len.get() >= BATCH_LEN
+            || self.len_bytes.get() > BATCH_LEN_BYTES
+            || clock::now_ns() - self.since_ns.get() >= BATCH_NS
     }
 
     /// Takes the last entry. The caller releases its reference.
     pub(super) fn pop(&self) -> Option<Ready> {
         let entry = self.entries.borrow_mut().pop();
-        self.is_empty.set(self.entries.borrow().is_empty());
+        self.len.set(self.entries.borrow().len());
         entry
     }
 
@@ -152,19 +175,27 @@ impl Reactor {
         self.held.thread.get() == current_thread()
     }
 
-    /// Whether the writes of this step have waited long enough. Asked only while there are some.
+    /// Another `len_bytes` wait in an object that is held already. False if what is held has waited for long, so that
+    /// they must leave at once.
     #[inline]
-    pub(crate) fn is_step_late(&self) -> bool {
-        clock::coarse_ns().saturating_sub(self.held.since_ns.get()) >= LATE_NS
+    pub(crate) fn may_hold_more(&self, len_bytes: usize) -> bool {
+        self.held.len_bytes.set(self.held.len_bytes.get() + len_bytes);
+        // The coarse clock is cheap, and behind.
+        clock::coarse_ns().saturating_sub(self.held.since_ns.get()) < LATE_NS
     }
 
-    /// Calls `flush(object)` at the end of the running step. `may_hold` has said so.
+    /// Calls `flush(object)`, with `len_bytes` to send, when the running step is over or another one soon after it.
+    /// `may_hold` has said so.
     #[inline]
-    pub(crate) fn hold(&self, object: Bound<'_, PyAny>, flush: Deferred) {
-        if self.held.is_empty.replace(false) {
-            self.held.since_ns.set(clock::coarse_ns());
+    pub(crate) fn hold(&self, object: Bound<'_, PyAny>, len_bytes: usize, flush: Deferred) {
+        let held = &self.held;
+        if held.is_empty() {
+            held.since_ns.set(clock::now_ns());
+            held.len_bytes.set(0);
         }
-        self.held.entries.borrow_mut().push(Ready {
+        held.len.set(held.len.get() + 1);
+        held.len_bytes.set(held.len_bytes.get() + len_bytes);
+        held.entries.borrow_mut().push(Ready {
             object: object.into_ptr(),
             run: Some(flush),
         });
@@ -173,7 +204,15 @@ impl Reactor {
     /// A step has returned `result`: what it has written leaves. Err is only for what must leave the loop.
     #[inline(always)]
     pub(super) fn end_step(&self, py: Python<'_>, result: &mut PyResult<()>) {
-        if !self.held.is_empty.get() {
+        if !self.held.is_empty() {
+            self.flush_into(py, result);
+        }
+    }
+
+    /// The same for a step that is one of a batch: what is held waits unless that was the last one, or it is due.
+    #[inline(always)]
+    pub(super) fn end_step_of_batch(&self, py: Python<'_>, result: &mut PyResult<()>, is_last: bool) {
+        if !self.held.is_empty() && (is_last || self.held.is_due()) {
             self.flush_into(py, result);
         }
     }

@@ -327,7 +327,8 @@ impl Reactor {
             };
             // SAFETY: the queue's reference, dropped once.
             unsafe { ffi::Py_DECREF(entry.object) };
-            self.end_step(py, &mut result);
+            self.end_step_of_batch(py, &mut result, index + 1 == count);
+            // An error ends the run, which sends what is still held.
             result?;
         }
         Ok(())

@@ -69,8 +69,7 @@ fn force_close<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 fn is_closing<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
-    // `StreamWriter.drain` and others ask here whether a write has failed.
-    Ok(bool_object(this.py(), super::is_closing(&this.to_bound())?))
+    Ok(bool_object(this.py(), this.flags.has(Flags::CLOSING)))
 }
 
 fn is_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {

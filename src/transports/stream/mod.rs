@@ -311,10 +311,7 @@ pub(crate) fn write_as_method(transport: &Bound<'_, PyAny>, data: *mut ffi::PyOb
 pub(crate) fn is_closing(transport: &Bound<'_, PyAny>) -> PyResult<bool> {
     debug_assert!(is_stream(transport));
     let this = lifecycle::stream_of(transport);
-    StreamObject::with_access(this, || {
-        writing::send_held(this)?;
-        Ok(this.flags.has(Flags::CLOSING))
-    })
+    StreamObject::with_access(this, || Ok(this.flags.has(Flags::CLOSING)))
 }
 
 /// `transport.write(data)` for native users of a transport for which `has_own_methods` holds. They have collected what

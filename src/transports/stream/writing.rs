@@ -90,9 +90,9 @@ fn may_hold(this: Stream<'_>, len_bytes: usize) -> bool {
 
 /// What is in the out-buffer waits for the end of the running step.
 #[inline]
-fn hold(this: Stream<'_>) {
+fn hold(this: Stream<'_>, len_bytes: usize) {
     this.flags.set(Flags::HELD);
-    this.reactor().hold(this.to_bound(), end_hold);
+    this.reactor().hold(this.to_bound(), len_bytes, end_hold);
 }
 
 /// Sends from the out-buffer until it is empty or the kernel takes no more; then waits for writability.
@@ -202,21 +202,21 @@ fn write_or_hold(this: Stream<'_>, data: *mut ffi::PyObject, is_small: bool) -> 
     if !may_write(this, source.as_slice().is_empty(), "write")? {
         return Ok(());
     }
+    let bytes = source.as_slice();
     if this.flags.has(Flags::CORKED | Flags::BLOCKED | Flags::HELD) {
         this.outgoing.push(&source)?;
-        return after_push(this);
+        return after_push(this, bytes.len());
     }
-    let bytes = source.as_slice();
     if is_small && may_hold(this, bytes.len()) {
         this.outgoing.push(&source)?;
-        hold(this);
+        hold(this, bytes.len());
         return Ok(());
     }
     let fd = this.usable_fd(py);
     if this.flags.has(Flags::BLOCKED) {
         // The `fileno()` of an unusual socket object has written, more than was taken.
         this.outgoing.push(&source)?;
-        return after_push(this);
+        return after_push(this, bytes.len());
     }
     let sent = match fd.and_then(|fd| socket::send(fd, bytes)) {
         Ok(sent) => sent,
@@ -241,16 +241,18 @@ pub(super) fn writelines(this: Stream<'_>, items: &Bound<'_, PyAny>) -> PyResult
     )? {
         return Ok(());
     }
+    let mut new_len = 0;
     for source in &sources {
+        new_len += source.as_slice().len();
         if !source.as_slice().is_empty() {
             this.outgoing.push(source)?;
         }
     }
     if this.flags.has(Flags::CORKED | Flags::BLOCKED | Flags::HELD) {
-        return after_push(this);
+        return after_push(this, new_len);
     }
     if may_hold(this, this.outgoing.len_bytes()) {
-        hold(this);
+        hold(this, new_len);
         return Ok(());
     }
     flush(this)
@@ -281,8 +283,9 @@ fn refused(this: Stream<'_>, method: &str) -> PyErr {
     PyRuntimeError::new_err(format!("unable to {method}; sendfile is in progress"))
 }
 
-/// After data was put behind other data: corked and held data leaves once there is enough of it, blocked data may pause.
-fn after_push(this: Stream<'_>) -> PyResult<()> {
+/// After `new_len` bytes were put behind other data: corked and held data leaves once there is enough of it, blocked data
+/// may pause.
+fn after_push(this: Stream<'_>, new_len: usize) -> PyResult<()> {
     if this.flags.has(Flags::BLOCKED) {
         return maybe_pause(this);
     }
@@ -290,7 +293,7 @@ fn after_push(this: Stream<'_>) -> PyResult<()> {
     let may_wait = if this.flags.has(Flags::CORKED) {
         len_bytes <= CORK_LEN
     } else {
-        may_hold(this, len_bytes) && !this.reactor().is_step_late()
+        may_hold(this, len_bytes) && this.reactor().may_hold_more(new_len)
     };
     if may_wait { Ok(()) } else { flush(this) }
 }
