@@ -19,7 +19,7 @@ use crate::binding::{HAS_GIL, errors};
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
 /// The `context` keyword as a borrowed pointer; null if it is absent or None. Raises TypeError for any other keyword.
-#[inline]
+#[inline(always)]
 pub(super) fn context_keyword(args: &Args<'_, '_>) -> PyResult<*mut ffi::PyObject> {
     let kwnames = args.kwnames();
     if kwnames.is_null() {
