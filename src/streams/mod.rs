@@ -141,6 +141,7 @@ fn set_stream_types(
     bind_methods(writer, &core.getattr("_StreamWriter")?, writer::methods())?;
     reader::OWN_METHODS.remember(reader, reader::METHODS)?;
     writer::OWN_METHODS.remember(writer, writer::METHODS)?;
+    protocol::OWN_METHODS.remember(protocol, protocol::METHODS)?;
     Ok(())
 }
 

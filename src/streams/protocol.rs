@@ -11,6 +11,7 @@ use pyo3::types::{PyBytes, PyWeakrefMethods, PyWeakrefReference};
 use super::attribute::{flag_row, object_row};
 use super::reader::{self, ReaderObject};
 use super::{Object, StreamType, new_object, with_access};
+use crate::binding::attributes::OwnMethods;
 use crate::binding::native_type::{
     Args, NativeType, This, getset_slot, method, methods_slot, new_type, none, slot,
 };
@@ -23,17 +24,21 @@ pub(super) struct ProtocolObject {
     event_loop: ObjectCell,
     /// A weak reference to the reader, as in asyncio: a connection ends with its reader and writer.
     reader: ObjectCell,
-    pub(super) is_paused: Cell<bool>,
-    pub(super) is_connection_lost: Cell<bool>,
+    is_paused: Cell<bool>,
+    is_connection_lost: Cell<bool>,
 }
 
 type Protocol<'py> = This<'py, ProtocolObject>;
 
 pub(super) static PROTOCOL_TYPE: StreamType = StreamType::new();
 
+/// Where one of these is replaced, native code does nothing in their place.
+pub(super) const METHODS: &[&str] = &["_drain_helper"];
+pub(super) static OWN_METHODS: OwnMethods = OwnMethods::new();
+
 /// The native side of an object that is a protocol of ours by its type or a subclass.
 #[inline]
-pub(super) fn protocol_of<'py>(object: &Bound<'py, PyAny>) -> Option<Protocol<'py>> {
+fn protocol_of<'py>(object: &Bound<'py, PyAny>) -> Option<Protocol<'py>> {
     // SAFETY: a live object of a type with this layout, by the check; the caller's Bound keeps it alive.
     PROTOCOL_TYPE
         .has(object)
@@ -50,6 +55,14 @@ fn reader_object(this: Protocol<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
             Err(_) => Ok(Some(reference.call0()?).filter(|reader| !reader.is_none())),
         },
     }
+}
+
+/// True if a drain has nothing to wait for and nothing to raise.
+#[inline]
+pub(super) fn is_drained(object: &Bound<'_, PyAny>) -> bool {
+    protocol_of(object).is_some_and(|this| {
+        !this.is_paused.get() && !this.is_connection_lost.get() && OWN_METHODS.are_those_of_type(object)
+    })
 }
 
 /// Feeds the reader natively. None if it must be asked: `reader.feed_data(data)`.

@@ -68,6 +68,7 @@ pub(super) const METHODS: &[&str] = &[
     "readexactly",
     "readuntil",
     "readline",
+    "exception",
     "_maybe_resume_transport",
     "_wait_for_data",
     "_wakeup_waiter",

@@ -92,9 +92,7 @@ pub(super) fn is_drained(this: Writer<'_>) -> PyResult<bool> {
     let Some(object) = this.protocol.get(py) else {
         return Ok(false);
     };
-    Ok(!is_closing
-        && protocol::protocol_of(&object)
-            .is_some_and(|protocol| !protocol.is_paused.get() && !protocol.is_connection_lost.get()))
+    Ok(!is_closing && protocol::is_drained(&object))
 }
 
 /// Notes where a program replaces a method on the object.

@@ -462,6 +462,24 @@ async def test_subclasses(api, loop, name):
 # ---------------------------------------------------------------- writing
 
 
+async def test_what_a_drain_asks_is_replaced(api, loop):
+    (reader, writer), (_, other) = await connection(api, loop)
+    reader.exception = lambda: LookupError("replaced")
+    with pytest.raises(LookupError, match="replaced"):
+        await writer.drain()
+    del reader.exception
+    await writer.drain()
+
+    class Protocol(api.StreamReaderProtocol):
+        async def _drain_helper(self):
+            raise ZeroDivisionError
+
+    replaced = api.StreamWriter(writer.transport, Protocol(reader, loop=loop), reader, loop)
+    with pytest.raises(ZeroDivisionError):
+        await replaced.drain()
+    await end(other, writer)
+
+
 async def test_drain_after_the_connection_is_lost(api, loop):
     (_, writer), (_, other) = await connection(api, loop)
     await end(other)
