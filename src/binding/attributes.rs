@@ -203,6 +203,28 @@ pub(crate) unsafe fn set_shown<T: HasInstanceDict>(
     }
 }
 
+/// The body of a setter whose attribute cannot be deleted: that raises `AttributeError` with the text `on_deletion`.
+///
+/// # Safety
+/// CPython has called a setter of a type with the layout `T` with these arguments.
+pub(crate) unsafe fn set_value<T>(
+    slf: *mut ffi::PyObject,
+    value: *mut ffi::PyObject,
+    on_deletion: &'static str,
+    body: impl for<'py> FnOnce(This<'py, T>, Bound<'py, PyAny>) -> PyResult<()>,
+) -> c_int {
+    // SAFETY: CPython calls setters attached with an object of the type; value is null on deletion.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, -1, || {
+            let Some(value) = Bound::from_borrowed_ptr_or_opt(py, value) else {
+                return Err(PyAttributeError::new_err(on_deletion));
+            };
+            body(This::new(py, slf), value).map(|()| 0)
+        })
+    }
+}
+
 /// The version tag of a type; 0 if it has none now. The tag changes with every change of the type or its bases.
 ///
 /// # Safety

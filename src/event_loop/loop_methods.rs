@@ -13,6 +13,7 @@ use pyo3::types::{PyFloat, PyTuple, PyType};
 
 use super::pyloop::{self, LoopObject};
 use super::{call_methods, loop_clock, tasks, watching};
+use crate::binding::attributes::set_value;
 use crate::binding::native_type::{
     Args, This, bool_object, getset_slot, getter, method, methods_slot, new_type, none, slot,
     threadsafe_getter, threadsafe_method,
@@ -139,20 +140,17 @@ unsafe extern "C" fn set_slow_callback_duration(
     value: *mut ffi::PyObject,
     _: *mut c_void,
 ) -> c_int {
-    // SAFETY: CPython calls setters attached with an object of the type; value is null on deletion.
+    // SAFETY: CPython calls a setter of this type.
     unsafe {
-        let py = Python::assume_attached();
-        errors::at_boundary(py, -1, || {
-            let Some(value) = Bound::from_borrowed_ptr_or_opt(py, value) else {
-                return Err(pyo3::exceptions::PyAttributeError::new_err(
-                    "cannot delete slow_callback_duration",
-                ));
-            };
-            This::<LoopObject>::new(py, slf)
-                .reactor
-                .set_slow_callback_s(value.extract()?);
-            Ok(0)
-        })
+        set_value(
+            slf,
+            value,
+            "cannot delete slow_callback_duration",
+            |this: This<'_, LoopObject>, value| {
+                this.reactor.set_slow_callback_s(value.extract()?);
+                Ok(())
+            },
+        )
     }
 }
 
@@ -161,19 +159,17 @@ unsafe extern "C" fn set_stopping(
     value: *mut ffi::PyObject,
     _: *mut c_void,
 ) -> c_int {
-    // SAFETY: CPython calls setters attached with an object of the type; value is null on deletion.
+    // SAFETY: CPython calls a setter of this type.
     unsafe {
-        let py = Python::assume_attached();
-        errors::at_boundary(py, -1, || {
-            let Some(value) = Bound::from_borrowed_ptr_or_opt(py, value) else {
-                return Err(pyo3::exceptions::PyAttributeError::new_err(
-                    "cannot delete _stopping",
-                ));
-            };
-            let is_stopping = value.is_truthy()?;
-            This::<LoopObject>::new(py, slf).reactor.set_stopping(is_stopping);
-            Ok(0)
-        })
+        set_value(
+            slf,
+            value,
+            "cannot delete _stopping",
+            |this: This<'_, LoopObject>, value| {
+                this.reactor.set_stopping(value.is_truthy()?);
+                Ok(())
+            },
+        )
     }
 }
 

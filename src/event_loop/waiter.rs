@@ -17,7 +17,7 @@ use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use pyo3::exceptions::{PyAttributeError, PyBaseException, PyTypeError};
+use pyo3::exceptions::{PyBaseException, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple, PyType};
@@ -26,7 +26,7 @@ use super::call_methods::context_keyword;
 use super::pyloop::LoopObject;
 use super::reactor::Direction;
 use super::source::WaiterRef;
-use crate::binding::errors;
+use crate::binding::attributes::set_value;
 use crate::binding::freelist::Freelist;
 use crate::binding::native_type::{
     Args, NativeType, This, bool_object, getset_slot, getter, method, methods_slot, new_type, none,
@@ -363,19 +363,20 @@ unsafe extern "C" fn set_blocking(
     value: *mut ffi::PyObject,
     _: *mut c_void,
 ) -> c_int {
-    // SAFETY: CPython calls setters attached with an object of the type; value is null on deletion.
+    // SAFETY: CPython calls a setter of this type.
     unsafe {
-        let py = Python::assume_attached();
-        errors::at_boundary(py, -1, || {
-            let Some(value) = Bound::from_borrowed_ptr_or_opt(py, value) else {
-                return Err(PyAttributeError::new_err("cannot delete attribute"));
-            };
-            let (this, is_blocking): (Waiter<'_>, _) = (This::new(py, slf), value.is_truthy()?);
-            WaiterObject::with_access(this, || {
-                this.is_blocking.set(is_blocking);
-                Ok(0)
-            })
-        })
+        set_value(
+            slf,
+            value,
+            "cannot delete attribute",
+            |this: Waiter<'_>, value| {
+                let is_blocking = value.is_truthy()?;
+                WaiterObject::with_access(this, || {
+                    this.is_blocking.set(is_blocking);
+                    Ok(())
+                })
+            },
+        )
     }
 }
 

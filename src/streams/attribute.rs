@@ -6,10 +6,11 @@ use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 
-use pyo3::exceptions::PyAttributeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyString;
 
+use crate::binding::attributes::set_value;
 use crate::binding::errors;
 use crate::binding::native_type::{NativeType, This, bool_object, none};
 use crate::binding::object_cell::ObjectCell;
@@ -112,15 +113,36 @@ pub(super) unsafe fn with_value<T: NativeType>(
     value: *mut ffi::PyObject,
     body: impl for<'py> FnOnce(This<'py, T>, Bound<'py, PyAny>) -> PyResult<()>,
 ) -> c_int {
-    // SAFETY: CPython calls setters attached with an object of the type; value is null on deletion.
+    // SAFETY: by the caller's contract.
     unsafe {
-        let py = Python::assume_attached();
-        errors::at_boundary(py, -1, || {
-            let Some(value) = Bound::from_borrowed_ptr_or_opt(py, value) else {
-                return Err(PyAttributeError::new_err("cannot delete attribute"));
-            };
-            let this: This<'_, T> = This::new(py, slf);
-            T::with_access(this, || body(this, value).map(|()| 0))
-        })
+        set_value(
+            slf,
+            value,
+            "cannot delete attribute",
+            |this: This<'_, T>, value| T::with_access(this, || body(this, value)),
+        )
+    }
+}
+
+/// The body of a `tp_setattro`: sets `is_customized` where a program replaces one of the methods on the object.
+///
+/// # Safety
+/// CPython has called `tp_setattro` with these arguments.
+pub(super) unsafe fn set_noting(
+    slf: *mut ffi::PyObject,
+    name: *mut ffi::PyObject,
+    value: *mut ffi::PyObject,
+    methods: &[&str],
+    is_customized: &Cell<bool>,
+) -> c_int {
+    // SAFETY: CPython calls tp_setattro attached, with a live object and a name; value is null on deletion.
+    unsafe {
+        let name_object = Bound::from_borrowed_ptr(Python::assume_attached(), name);
+        if let Ok(name) = name_object.cast::<PyString>()
+            && name.to_str().is_ok_and(|name| methods.contains(&name))
+        {
+            is_customized.set(true);
+        }
+        ffi::PyObject_GenericSetAttr(slf, name, value)
     }
 }

@@ -18,9 +18,9 @@ use std::ptr;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyString, PyTuple};
+use pyo3::types::{PyByteArray, PyBytes, PyTuple};
 
-use super::attribute::{flag_row, object_row, with_value};
+use super::attribute::{flag_row, object_row, set_noting, with_value};
 use super::operation::{self, Kind};
 use super::{Object, StreamType, call, new_object, stock, with_access};
 use crate::binding::attributes::OwnMethods;
@@ -365,16 +365,10 @@ unsafe extern "C" fn setattro(
     name: *mut ffi::PyObject,
     value: *mut ffi::PyObject,
 ) -> c_int {
-    // SAFETY: CPython calls tp_setattro attached with an object of this type and a name; value is null on deletion.
+    // SAFETY: CPython calls tp_setattro with an object of this type.
     unsafe {
-        let py = Python::assume_attached();
-        let name_object = Bound::from_borrowed_ptr(py, name);
-        if let Ok(name) = name_object.cast::<PyString>()
-            && name.to_str().is_ok_and(|name| METHODS.contains(&name))
-        {
-            (*slf.cast::<ReaderObject>()).is_customized.set(true);
-        }
-        ffi::PyObject_GenericSetAttr(slf, name, value)
+        let this = &*slf.cast::<ReaderObject>();
+        set_noting(slf, name, value, METHODS, &this.is_customized)
     }
 }
 

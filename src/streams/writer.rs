@@ -8,7 +8,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use super::attribute::object_row;
+use super::attribute::{object_row, set_noting};
 use super::operation::{self, Kind};
 use super::{Object, StreamType, new_object, protocol, reader, with_access};
 use crate::binding::attributes::OwnMethods;
@@ -101,16 +101,10 @@ unsafe extern "C" fn setattro(
     name: *mut ffi::PyObject,
     value: *mut ffi::PyObject,
 ) -> c_int {
-    // SAFETY: CPython calls tp_setattro attached with an object of this type and a name; value is null on deletion.
+    // SAFETY: CPython calls tp_setattro with an object of this type.
     unsafe {
-        let py = Python::assume_attached();
-        let name_object = Bound::from_borrowed_ptr(py, name);
-        if let Ok(name) = name_object.cast::<PyString>()
-            && name.to_str().is_ok_and(|name| METHODS.contains(&name))
-        {
-            (*slf.cast::<WriterObject>()).is_customized.set(true);
-        }
-        ffi::PyObject_GenericSetAttr(slf, name, value)
+        let this = &*slf.cast::<WriterObject>();
+        set_noting(slf, name, value, METHODS, &this.is_customized)
     }
 }
 
