@@ -70,7 +70,7 @@ def test_the_wheels_are_for_the_versions_that_the_project_names():
     release = (ROOT / ".github" / "workflows" / "release.yml").read_text()
     built = set(re.search(r'INTERPRETERS: "(.*)"', release)[1].split())
     assert {version.rstrip("t") for version in built} == named
-    local = set(re.search(r"ALL_VERSIONS=\((.*)\)", (ROOT / ".ci" / "wheel").read_text())[1].split())
+    local = set(re.search(r"ALL_VERSIONS=\((.*)\)", (ROOT / ".ci" / "common").read_text())[1].split())
     assert {version.rstrip("t") for version in local} == named
     assert local <= built
 
