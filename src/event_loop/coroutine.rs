@@ -249,9 +249,21 @@ fn step<S: Steps>(this: Coroutine<'_, S>, value: *mut ffi::PyObject) -> PyResult
         Ok(Attempt::Forward(yielded)) => Ok(suspended(this, yielded)),
         Err(error) => {
             finish(this);
-            Err(error)
+            Err(raised(this.py(), error))
         }
     }
+}
+
+/// What comes out of a coroutine that has raised `error`: `StopIteration` would be taken for its result (PEP 479).
+#[cold]
+fn raised(py: Python<'_>, error: PyErr) -> PyErr {
+    if !error.is_instance_of::<PyStopIteration>(py) {
+        return error;
+    }
+    let instead = PyRuntimeError::new_err("coroutine raised StopIteration");
+    instead.set_context(py, Some(error.clone_ref(py)));
+    instead.set_cause(py, Some(error));
+    instead
 }
 
 fn suspended<'py, S: Steps>(this: Coroutine<'py, S>, yielded: Bound<'py, PyAny>) -> Step<'py> {
@@ -444,12 +456,12 @@ fn throw_in<'py, S: Steps>(this: Coroutine<'py, S>, error: Bound<'py, PyAny>) ->
         }
         Some(Err(error)) => {
             finish(this);
-            Err(error)
+            Err(raised(this.py(), error))
         }
         None => {
             this.state.set(before);
             end(this);
-            Err(PyErr::from_value(error))
+            Err(raised(this.py(), PyErr::from_value(error)))
         }
     }
 }
@@ -462,7 +474,8 @@ pub(crate) fn close<'py, S: Steps>(this: Coroutine<'py, S>, _: Args<'_, 'py>) ->
     let closed = S::close_inside(this);
     this.state.set(before);
     end(this);
-    closed.map(|()| none(this.py()))
+    closed.map_err(|error| raised(this.py(), error))?;
+    Ok(none(this.py()))
 }
 
 /// Such as `Loop.sock_recv`.

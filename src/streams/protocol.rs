@@ -1,14 +1,14 @@
 //! `StreamReaderProtocol`: what a transport gives goes straight into the reader.
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::mem::offset_of;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyWeakrefMethods, PyWeakrefReference};
 
-use super::attribute::{flag_row, object_row};
+use super::attribute::{flag_row, object_row, set_noting};
 use super::reader::{self, ReaderObject};
 use super::{Object, StreamType, new_object, with_access};
 use crate::binding::attributes::OwnMethods;
@@ -26,6 +26,8 @@ pub(super) struct ProtocolObject {
     reader: ObjectCell,
     is_paused: Cell<bool>,
     is_connection_lost: Cell<bool>,
+    /// A program has replaced `_drain_helper` on this object.
+    is_customized: Cell<bool>,
 }
 
 type Protocol<'py> = This<'py, ProtocolObject>;
@@ -61,7 +63,10 @@ fn reader_object(this: Protocol<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
 #[inline]
 pub(super) fn is_drained(object: &Bound<'_, PyAny>) -> bool {
     protocol_of(object).is_some_and(|this| {
-        !this.is_paused.get() && !this.is_connection_lost.get() && OWN_METHODS.are_those_of_type(object)
+        !this.is_paused.get()
+            && !this.is_connection_lost.get()
+            && !this.is_customized.get()
+            && OWN_METHODS.are_those_of_type(object)
     })
 }
 
@@ -100,6 +105,19 @@ fn data_received<'py>(this: Protocol<'py>, args: Args<'_, 'py>) -> Object<'py> {
         reader.call_method1("feed_data", (data,))?;
     }
     Ok(none(this.py()))
+}
+
+/// Notes where a program replaces a method on the object.
+unsafe extern "C" fn setattro(
+    slf: *mut ffi::PyObject,
+    name: *mut ffi::PyObject,
+    value: *mut ffi::PyObject,
+) -> c_int {
+    // SAFETY: CPython calls tp_setattro with an object of this type.
+    unsafe {
+        let this = &*slf.cast::<ProtocolObject>();
+        set_noting(slf, name, value, METHODS, &this.is_customized)
+    }
 }
 
 impl NativeType for ProtocolObject {
@@ -141,6 +159,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             None,
             &[
                 slot(ffi::Py_tp_new, new_object as *mut c_void),
+                slot(ffi::Py_tp_setattro, setattro as *mut c_void),
                 methods_slot(methods),
                 getset_slot(getters),
             ],

@@ -252,6 +252,36 @@ def test_driven_by_hand(loop, pair):
     loop.run_until_complete(main())
 
 
+@pytest.mark.xfail_on(asyncio="its future ends the wait with it", uvloop="a StopIteration comes out")
+def test_a_thrown_stop_iteration_is_no_result(loop, pair):
+    """PEP 479: what drives the coroutine would take it for the result."""
+
+    async def main():
+        coroutine = loop.sock_recv(pair[0], 10)
+        coroutine.send(None)
+        with pytest.raises(RuntimeError, match="coroutine raised StopIteration") as raised:
+            coroutine.throw(StopIteration("no result"))
+        assert isinstance(raised.value.__cause__, StopIteration)
+        assert raised.value.__context__ is raised.value.__cause__
+
+    loop.run_until_complete(main())
+
+
+@pytest.mark.xfail_on(uvloop="its message says generator")
+async def test_a_stop_iteration_from_the_socket_is_no_result(loop):
+    class Stops(socket.socket):
+        def recv(self, *_):
+            raise StopIteration("no result")
+
+        def fileno(self):
+            raise StopIteration("no result")
+
+    with Stops() as sock:
+        sock.setblocking(False)
+        with pytest.raises(RuntimeError, match="coroutine raised StopIteration"):
+            await loop.sock_recv(sock, 10)
+
+
 def test_thrown_into_by_hand(loop, pair):
     async def main():
         for error in (ZeroDivisionError("why"), ZeroDivisionError, GeneratorExit()):

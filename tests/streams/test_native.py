@@ -480,6 +480,39 @@ async def test_what_a_drain_asks_is_replaced(api, loop):
     await end(other, writer)
 
 
+async def test_a_drain_asks_what_is_set_on_the_protocol(api, loop):
+    (_, writer), (_, other) = await connection(api, loop)
+    calls = []
+
+    async def drain_helper():
+        calls.append("on the object")
+
+    protocol = writer.transport.get_protocol()
+    protocol._drain_helper = drain_helper
+    await writer.drain()
+    assert calls == ["on the object"]
+    del protocol._drain_helper
+    await writer.drain()
+    assert calls == ["on the object"]
+    await end(other, writer)
+
+
+async def test_a_stop_iteration_is_no_result(api, loop):
+    """PEP 479: it would end the drain as if it had returned."""
+
+    class Stops:
+        def is_closing(self):
+            raise StopIteration("no result")
+
+    (_, writer), (_, other) = await connection(api, loop)
+    writer._transport, real = Stops(), writer.transport
+    with pytest.raises(RuntimeError, match="coroutine raised StopIteration") as raised:
+        await writer.drain()
+    assert isinstance(raised.value.__cause__, StopIteration)
+    writer._transport = real
+    await end(other, writer)
+
+
 async def test_drain_after_the_connection_is_lost(api, loop):
     (_, writer), (_, other) = await connection(api, loop)
     await end(other)
