@@ -19,7 +19,7 @@ BRIDGE       := examples/tokio_bridge/Cargo.toml
 # The stable ABI asks no interpreter, and so does not build anew for each.
 BRIDGE_ENV   := PYO3_NO_PYTHON=1 PYO3_BUILD_EXTENSION_MODULE=1 CARGO_TARGET_DIR=target/examples/abi3
 COMPARED     := $(addprefix benchmarks/results/,comparison.json coros.json blocking.json)
-LINTED       := python tests benchmarks examples
+LINTED       := python tests benchmarks examples docs/site
 
 # pyo3 asks an interpreter for its version; the same one for every command, so that nothing is built twice.
 export PYO3_PYTHON := $(abspath $(BIN)/python)
@@ -28,14 +28,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help venv build loadgen demo test test-rust test-python conformance soak lint format bench tables churn callgrind pgo wheel audit clean
+.PHONY: help venv build loadgen demo test test-rust test-python conformance soak lint format bench tables churn callgrind docs pgo wheel audit clean
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # ---------------------------------------------------------------- set up
 
-venv: $(VENV)/.tools ## make .venv with maturin and the extras [dev] and [bench]
+venv: $(VENV)/.tools ## make .venv with maturin and the extras [dev], [bench] and [docs]
 
 build: $(VENV)/.native ## build the extension (release) into .venv
 
@@ -101,6 +101,9 @@ callgrind: build ## instructions per echo and per call_soon (needs valgrind)
 
 # ---------------------------------------------------------------- publish
 
+docs: build ## the site, in build/docs/html: the pages, and the reference from the docstrings; warnings are errors
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs/site -d build/docs/doctrees . build/docs/html
+
 wheel: ## the sdist and a wheel for each CPython that is here, audited and tested, in dist/ (ARGS=3.13: for one)
 	.ci/wheel $(ARGS)
 
@@ -129,7 +132,7 @@ $(VENV)/pyvenv.cfg:
 define REQUIREMENTS
 import tomllib
 extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]
-print("maturin>=1.9,<2", *extras["dev"], *extras["bench"], sep="\n")
+print("maturin>=1.9,<2", *extras["dev"], *extras["bench"], *extras["docs"], sep="\n")
 endef
 export REQUIREMENTS
 

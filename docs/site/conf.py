@@ -1,0 +1,46 @@
+"""How Sphinx makes the site from the project's pages: `make docs`.
+
+The source directory is that of the project, so that links between pages are those that GitHub follows. The pages
+themselves have nothing of Sphinx in them: NAVIGATION says which belong to the site, and in which order.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+SITE = Path(__file__).parent
+sys.path[:0] = [str(SITE)]
+
+HOME = "README"
+NAVIGATION = {
+    "Use": ["docs/frameworks", "docs/scaling", "docs/rpc", "docs/insight"],
+    "Coros": ["docs/coro", "docs/coro-migration"],
+    "Facts": ["docs/compatibility", "docs/features", "docs/speed"],
+    "Project": ["docs/architecture", "CHANGELOG", "CONTRIBUTING", "CODE_OF_CONDUCT", "SECURITY", "docs/releasing"],
+    "Measurements": [
+        "benchmarks/README",
+        "All loops <benchmarks/results/comparison>",
+        "Blocking-style servers <benchmarks/results/blocking>",
+        "Coros <benchmarks/results/coros>",
+        "Calls between processes <benchmarks/results/rpc>",
+    ],
+}
+PAGES = [HOME, *(entry.split("<")[-1].rstrip(">") for entries in NAVIGATION.values() for entry in entries)]
+
+project = "grapeshot"
+extensions = ["myst_parser", "navigation"]
+root_doc = HOME
+include_patterns = [f"{page}.md" for page in PAGES]
+# Folders without pages, which would only take time.
+exclude_patterns = [".*", "build", "core", "dist", "examples", "python", "src", "target", "tests"]
+navigation = NAVIGATION
+nitpicky = True
+myst_heading_anchors = 4  # as GitHub makes them
+
+html_theme = "furo"
+html_title = "grapeshot"
+html_copy_source = False
+html_show_copyright = False
+html_show_sphinx = False
+pygments_style = "friendly"

@@ -1,0 +1,141 @@
+"""The site that `make docs` makes: no warning, no page left out, no dead link, and nothing that a browser would fetch
+from elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from apps.requirements import absent
+from project.markdown import ROOT
+from support import coro_is_available
+
+SITE = ROOT / "docs" / "site"
+# What a browser loads with the page; the href of a link is only followed.
+LOADED = {
+    ("img", "src"),
+    ("link", "href"),
+    ("script", "src"),
+    ("source", "srcset"),
+    ("iframe", "src"),
+    ("video", "src"),
+}
+
+
+class Page(HTMLParser):
+    """The names in a page that can be linked to, its links, and what it loads."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.names: set[str] = {""}
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name == "id":
+                self.names.add(value or "")
+            elif (tag, name) in LOADED:
+                self.loaded.append(value or "")
+            elif (tag, name) == ("a", "href"):
+                self.links.append(value or "")
+
+
+def build(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    """Run Sphinx as `make docs` does."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    [options] = re.findall(r"\$\(BIN\)/python -m sphinx (.*) -d \S+ \. \S+$", makefile, re.MULTILINE)
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        *options.split(),
+        "-d",
+        str(out / "doctrees"),
+        str(source),
+        str(out / "html"),
+    ]
+    return subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture(scope="module")
+def html(tmp_path_factory):
+    """The folder with the site."""
+    if sys.implementation.name != "cpython" or not coro_is_available():
+        pytest.skip("the reference of coros needs an interpreter that has them")
+    try:
+        import furo  # noqa: F401
+        import myst_parser  # noqa: F401
+        import sphinx  # noqa: F401
+    except ImportError as error:
+        absent(str(error.name), "pip install grapeshot[docs]", "REQUIRE_DOCS")
+    out = tmp_path_factory.mktemp("site")
+    done = build(ROOT, out)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    return out / "html"
+
+
+@pytest.fixture(scope="module")
+def found(html):
+    return {
+        path.relative_to(html).as_posix(): Page(path) for path in html.rglob("*.html") if "_downloads" not in path.parts
+    }
+
+
+def test_every_page_for_users_is_in_it(found):
+    expected = {
+        path.relative_to(ROOT).with_suffix(".html").as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+    }
+    assert expected <= found.keys()
+    assert "index.html" in found
+
+
+def test_nothing_comes_from_elsewhere(html, found):
+    assert all(page.loaded for page in found.values())
+    assert [
+        f"{name}: {source}"
+        for name, page in found.items()
+        for source in page.loaded
+        if source != "#"
+        and (urlsplit(source).netloc or not (html / name).parent.joinpath(urlsplit(source).path).is_file())
+    ] == []
+    for style in html.rglob("*.css"):
+        text = style.read_text(encoding="utf-8")
+        assert re.findall(r"@import[^;]*|url\(\s*['\"]?(?:https?:)?//[^)]*", text) == [], style
+
+
+def test_links_inside_the_site_lead_somewhere(html, found):
+    dead = []
+    for name, page in found.items():
+        for link in map(urlsplit, page.links):
+            if link.scheme or link.netloc:
+                continue
+            path = (html / name).parent / unquote(link.path) if link.path else html / name
+            target = found.get(path.resolve().relative_to(html.resolve()).as_posix())
+            names = target.names if target else {""}
+            if not path.is_file() or unquote(link.fragment) not in names:
+                dead.append(f"{name}: {link.geturl()}")
+    assert dead == []
+
+
+def test_a_warning_ends_the_build(html, tmp_path):
+    """A small project with this configuration and one link that leads nowhere."""
+    (tmp_path / "docs" / "site").mkdir(parents=True)
+    for path in SITE.glob("*.py"):
+        (tmp_path / "docs" / "site" / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    configuration = tmp_path / "docs" / "site" / "conf.py"
+    text = configuration.read_text(encoding="utf-8")
+    configuration.write_text(text + "\nnavigation = {}\n", encoding="utf-8")
+    (tmp_path / "README.md").write_text("# Title\n", encoding="utf-8")
+    assert build(tmp_path, tmp_path / "good").returncode == 0
+    (tmp_path / "README.md").write_text("# Title\n\n[nowhere](docs/missing.md)\n", encoding="utf-8")
+    done = build(tmp_path, tmp_path / "bad")
+    assert done.returncode != 0
+    assert "missing" in done.stderr
