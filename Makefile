@@ -12,6 +12,8 @@ CARGO  ?= cargo
 PYTEST := $(BIN)/python -m pytest
 # Extra arguments: make test-python ARGS="tests/tcp -k half_close"; ARGS="-n 2 --dist loadfile" runs two files at a time
 ARGS   ?=
+# For each fuzzer
+SECONDS ?= 60
 
 RUST_SOURCES := Cargo.toml Cargo.lock build.rs build_offsets.rs $(shell find src core -name '*.rs' -o -name '*.s' -o -name Cargo.toml)
 LOADGEN      := benchmarks/loadgen/Cargo.toml
@@ -28,7 +30,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help venv build loadgen demo test test-rust test-python conformance soak lint format bench tables churn callgrind docs pgo wheel audit clean
+.PHONY: help venv build loadgen demo test test-rust test-python conformance soak fuzz lint format bench tables churn callgrind docs pgo wheel audit clean
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +65,9 @@ conformance: build ## only CPython's own asyncio tests
 
 soak: ## the coro mode on a debug build of CPython, under AddressSanitizer and in development mode (ARGS=asan: one)
 	.ci/soak $(ARGS)
+
+fuzz: build ## every fuzzer for SECONDS (60) with new random numbers (ARGS=arguments: one)
+	$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS) $(ARGS)
 
 lint: $(VENV)/.tools ## rustfmt, clippy, ruff and mypy; changes nothing
 	$(CARGO) fmt --all --check

@@ -1,0 +1,64 @@
+"""Runs the fuzzers for a time, each with new random numbers: `make fuzz SECONDS=60`.
+
+    python tests/fuzz/run.py --seconds 3600 arguments
+    python tests/fuzz/run.py --seed 7 --rounds 1 arguments      what the run with the number 7 has done
+
+The first example that fails is made as short as it can be and printed. The status is 0 if there is none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import hypothesis
+from fuzz.budget import RANDOM, count
+
+FUZZERS = ("arguments",)
+EXAMPLES = 200
+
+
+def seeded(number: int) -> Callable[[Any], Any]:
+    settings = count(RANDOM, EXAMPLES)
+    return lambda test: hypothesis.seed(number)(settings(test))
+
+
+def run(name: str, seconds: float, first: int, rounds: int | None) -> bool:
+    """Whether nothing was found."""
+    fuzz = importlib.import_module(f"fuzz.test_{name}").fuzz
+    end, number = time.monotonic() + seconds, first
+    while time.monotonic() < end and (rounds is None or number < first + rounds):
+        try:
+            fuzz(seeded(number))
+        except BaseException:
+            traceback.print_exc()
+            print(f"{name}: FAILED; again: python tests/fuzz/run.py --rounds 1 --seed {number} {name}", flush=True)
+            return False
+        number += 1
+    print(f"{name}: {number - first} rounds of {EXAMPLES} examples, seeds {first} to {number - 1}", flush=True)
+    return True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(FUZZERS)}; all by default")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for each of them")
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000_000)
+    parser.add_argument("--rounds", type=int)
+    options = parser.parse_args()
+    one = functools.partial(run, seconds=options.seconds, first=options.seed, rounds=options.rounds)
+    held = [one(name) for name in options.names or FUZZERS]
+    sys.exit(0 if all(held) else 1)
+
+
+if __name__ == "__main__":
+    main()
