@@ -10,12 +10,21 @@ import sys
 from pathlib import Path
 
 SITE = Path(__file__).parent
-sys.path[:0] = [str(SITE)]
+sys.path[:0] = [str(SITE.parents[1] / "python"), str(SITE)]
 
 HOME = "README"
 NAVIGATION = {
     "Use": ["docs/frameworks", "docs/scaling", "docs/rpc", "docs/insight"],
     "Coros": ["docs/coro", "docs/coro-migration"],
+    "Reference": [
+        "docs/reference/grapeshot",
+        "docs/reference/objects",
+        "docs/reference/streams",
+        "docs/reference/insight",
+        "docs/reference/rpc",
+        "docs/reference/coro",
+        "docs/reference/wsgi",
+    ],
     "Facts": ["docs/compatibility", "docs/features", "docs/speed"],
     "Project": ["docs/architecture", "CHANGELOG", "CONTRIBUTING", "CODE_OF_CONDUCT", "SECURITY", "docs/releasing"],
     "Measurements": [
@@ -29,9 +38,9 @@ NAVIGATION = {
 PAGES = [HOME, *(entry.split("<")[-1].rstrip(">") for entries in NAVIGATION.values() for entry in entries)]
 
 project = "grapeshot"
-extensions = ["myst_parser", "navigation"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "navigation", "reference"]
 root_doc = HOME
-include_patterns = [f"{page}.md" for page in PAGES]
+include_patterns = [f"{page}.{kind}" for page in PAGES for kind in ("md", "rst")]
 # Folders without pages, which would only take time.
 exclude_patterns = [".*", "build", "core", "dist", "examples", "python", "src", "target", "tests"]
 navigation = NAVIGATION

@@ -1052,7 +1052,7 @@ class semaphore:  # noqa: N801
             ScheduleError: it belongs to another thread.
         """
     def try_acquire(self, value: int = 1) -> bool:
-        """The same without waiting; return False if it cannot be."""
+        """As :meth:`acquire`, but return False instead of waiting."""
     def release(self, value: int = 1) -> None:
         """Give ``value`` permits to waiting coros, or put them back. Callbacks and tasks may call this, too."""
     def __enter__(self) -> Self: ...
@@ -1073,7 +1073,7 @@ class lock:  # noqa: N801
             ScheduleError: it belongs to another thread.
         """
     def try_acquire(self) -> bool:
-        """The same without waiting; return False if it cannot be."""
+        """As :meth:`acquire`, but return False instead of waiting."""
     def release(self) -> None:
         """Give the lock to the coro that has waited longest. LockError unless this coro holds it."""
     def locked(self) -> bool:
@@ -1090,13 +1090,13 @@ class mutex:  # noqa: N801
     def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
         """Wait until the lock is free or this coro's own; hold it once more. Returns and raises: as a lock's."""
     def lock(self) -> bool:
-        """The same; return whether it had to wait."""
+        """As :meth:`acquire`; return whether it had to wait."""
     def try_acquire(self) -> bool:
-        """The same without waiting; return whether the coro holds it now."""
+        """As :meth:`acquire`, without waiting; return whether the coro holds it now."""
     def release(self) -> None:
         """Undo one ``acquire``. LockError unless this coro holds it."""
     def unlock(self) -> bool:
-        """The same; return whether another coro has got the mutex."""
+        """As :meth:`release`; return whether another coro has got the mutex."""
     def locked(self) -> bool:
         """Whether a coro holds it."""
     def has_lock(self, coro: Coro[Any] | None = None) -> bool:
@@ -1298,7 +1298,7 @@ def _coro_new(
     stack: Literal["shared", "own"] = "shared",
     **kwargs: Any,
 ) -> Any:
-    """Make a coro of ``function(*args, **kwargs)``, not started; ``name``, ``context`` and ``stack`` are its own."""
+    """Make a coro of ``function(*args, **kwargs)`` that its method ``start`` starts. Otherwise as ``coro.spawn``."""
 
 def _coro_spawn(
     function: Callable[..., Any],
@@ -1309,7 +1309,22 @@ def _coro_spawn(
     stack: Literal["shared", "own"] = "shared",
     **kwargs: Any,
 ) -> Any:
-    """The same, started: it runs in the next iteration of the running loop."""
+    """Start a coro that runs ``function(*args, **kwargs)``, and return it.
+
+    It runs in the next iteration of the loop. If no loop runs yet, the thread's next ``coro.run`` or
+    ``coro.event_loop`` runs it.
+
+    Args:
+        name: the name in ``repr()`` and in messages, ``coro <id>`` by default.
+        context: the context in which the coro runs, by default a copy of the current one.
+        stack: ``"shared"``: several coros share the stack, which may be evicted while the coro waits. ``"own"``: it
+            is never evicted, for C code that gives away pointers to its stack.
+
+    Raises:
+        TypeError: ``function`` cannot be called, or is async.
+        RuntimeError: an event loop that is not grapeshot's runs in this thread.
+        MemoryError: there is no stack of its own for the coro.
+    """
 
 def _coro_spawn_hiding(
     function: Callable[..., Any],
@@ -1429,7 +1444,7 @@ def _coro_act() -> None:
     """Note that the running coro begins I/O. It yields now if much was ready at once before. Nothing elsewhere."""
 
 def _coro_set_latency_warning(seconds: float | None, /) -> float:
-    """Warn of what keeps a loop of this thread from turning for so long (0.2 at the start); 0 or None: of nothing.
+    """Warn of what keeps a loop of this thread from going on for so long (0.2 at the start); 0 or None: of nothing.
 
     That is a coro that does not yield, a step of a task, a callback, a protocol's method. Where this was not called,
     threads without coros are not watched. Warnings are records of the logger ``asyncio``. The first says where the run

@@ -34,7 +34,7 @@ _WAITS_FOR_CONNECTIONS = sys.version_info >= (3, 12)
 
 
 class Server(asyncio.Server):
-    """Listening sockets and the connections accepted from them. Made by :meth:`Loop.create_server`.
+    """Listening sockets and the connections accepted from them. Made by :meth:`grapeshot.Loop.create_server`.
 
     ::
 
@@ -222,7 +222,7 @@ async def create_server(
     ssl_shutdown_timeout: float | None = None,
     start_serving: bool = True,
 ) -> Server:
-    """Listen on ``host`` and ``port``, or on the bound ``sock``; return the :class:`Server`.
+    """Listen on ``host`` and ``port``, or on the bound ``sock``; return the :class:`asyncio.Server`.
 
     ``host`` may be several hosts; None and ``""`` mean every interface, with one socket for IPv4 and one for IPv6 (an
     IPv6 socket never takes IPv4 connections, whatever the system's default). ``port`` 0 picks a free port for each

@@ -99,7 +99,7 @@ async def create_unix_server(
     start_serving: bool = True,
     cleanup_socket: bool = _CLEANS_UP,
 ) -> _serve.Server:
-    """Listen on a Unix socket at ``path``, or on the bound ``sock``; return the :class:`Server`.
+    """Listen on a Unix socket at ``path``, or on the bound ``sock``; return the :class:`asyncio.Server`.
 
     A socket file at ``path`` is removed first, even if another process still listens on it. With ``cleanup_socket``
     (the default from Python 3.13 on, accepted on every version) closing the server removes its file, unless another one

@@ -1,9 +1,10 @@
-"""The site that `make docs` makes: no warning, no page left out, no dead link, and nothing that a browser would fetch
-from elsewhere.
+"""The site that `make docs` makes: no warning, no page or public name left out, no dead link, and nothing that a
+browser would fetch from elsewhere.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from project.markdown import ROOT
 from support import coro_is_available
 
 SITE = ROOT / "docs" / "site"
+OF_COROS = {"Client", "Server", "Stream"}
 # What a browser loads with the page; the href of a link is only followed.
 LOADED = {
     ("img", "src"),
@@ -97,6 +99,25 @@ def test_every_page_for_users_is_in_it(found):
     assert "index.html" in found
 
 
+@pytest.mark.parametrize(
+    "module", ["", ".streams", ".backdoor", ".profiler", ".rpc", ".coro", ".coro.rpc", ".coro.wsgi", ".coro.threads"]
+)
+def test_every_public_name_is_in_the_reference(found, module):
+    there = {name.removeprefix("module-") for page in found.values() for name in page.names}
+    names = importlib.import_module(f"grapeshot{module}").__all__
+    # The errors of calls are the same classes in both styles.
+    left_out = set(importlib.import_module("grapeshot.rpc").__all__) - OF_COROS if module == ".coro.rpc" else set()
+    assert {name for name in names if name not in left_out and f"grapeshot{module}.{name}" not in there} == set()
+
+
+def test_native_methods_are_as_in_the_stub(html, found):
+    assert "grapeshot.coro.fifo.push" in found["docs/reference/coro.html"].names
+    text = (html / "docs" / "reference" / "coro.html").read_text(encoding="utf-8")
+    [signature] = re.findall(r'<dt[^>]*id="grapeshot\.coro\.fifo\.push">(.*?)</dt>', text, re.DOTALL)
+    assert re.sub(r"<[^>]*>|\s", "", signature).startswith("push(item:_T,/,block:bool=True,timeout:float|None=None)")
+    assert "for the coro that has waited longest" in text  # help() is shorter
+
+
 def test_nothing_comes_from_elsewhere(html, found):
     assert all(page.loaded for page in found.values())
     assert [
@@ -126,16 +147,17 @@ def test_links_inside_the_site_lead_somewhere(html, found):
 
 
 def test_a_warning_ends_the_build(html, tmp_path):
-    """A small project with this configuration and one link that leads nowhere."""
+    """A small project with this configuration, and one link or name that leads nowhere."""
     (tmp_path / "docs" / "site").mkdir(parents=True)
     for path in SITE.glob("*.py"):
         (tmp_path / "docs" / "site" / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
     configuration = tmp_path / "docs" / "site" / "conf.py"
     text = configuration.read_text(encoding="utf-8")
     configuration.write_text(text + "\nnavigation = {}\n", encoding="utf-8")
-    (tmp_path / "README.md").write_text("# Title\n", encoding="utf-8")
+    (tmp_path / "README.md").write_text("# Title\n\n{py:func}`asyncio.sleep`\n", encoding="utf-8")
     assert build(tmp_path, tmp_path / "good").returncode == 0
-    (tmp_path / "README.md").write_text("# Title\n\n[nowhere](docs/missing.md)\n", encoding="utf-8")
-    done = build(tmp_path, tmp_path / "bad")
-    assert done.returncode != 0
-    assert "missing" in done.stderr
+    for text in ("[nowhere](docs/missing.md)", "{py:func}`asyncio.missing`", "{py:func}`grapeshot.missing`"):
+        (tmp_path / "README.md").write_text(f"# Title\n\n{text}\n", encoding="utf-8")
+        done = build(tmp_path, tmp_path / "bad")
+        assert done.returncode != 0
+        assert "missing" in done.stderr

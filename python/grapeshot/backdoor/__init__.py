@@ -1,5 +1,7 @@
 """A Python prompt inside a process that runs, for its own user only.
 
+::
+
     with grapeshot.backdoor.serve("/run/app.bd"):     # in a task or in a coro
         ...
     grapeshot.backdoor.enable("/run/app.bd")          # opens only when a signal or a variable asks

@@ -209,7 +209,7 @@ class Pool:
             return self._spawn_in_place(fn, args, kwargs)
 
     def try_spawn(self, fn: Callable[..., _T], /, *args: Any, **kwargs: Any) -> Coro[_T] | None:
-        """The same without waiting. Returns None if the pool is full."""
+        """As :meth:`spawn`, without waiting. Returns None if the pool is full."""
         return self._spawn_in_place(fn, args, kwargs) if self._places.try_acquire() else None
 
     def _spawn_in_place(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coro[Any]:
@@ -313,7 +313,7 @@ class Pool:
         ) -> Iterator[_T]: ...
 
     def imap_unordered(self, fn: Callable[..., Any], /, *iterables: Iterable[Any]) -> Iterator[Any]:
-        """The same, but it gives each result as soon as that result exists."""
+        """As :meth:`imap`, but it gives each result as soon as that result exists."""
         return _Results(self, fn, zip(*iterables, strict=False), in_order=False)
 
     def join(self) -> None:

@@ -65,7 +65,7 @@ def get_live_coros() -> list[Coro[Any]]:
 
 
 def all_threads() -> dict[int, Coro[Any]]:
-    """Return the same coros by their ids."""
+    """Return the coros of :func:`get_live_coros` by their ids."""
     return {co.id: co for co in _core._coro_live()}
 
 

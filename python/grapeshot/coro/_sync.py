@@ -120,7 +120,7 @@ class rw_lock:  # noqa: N801
         return self.try_acquire_read() or self._wait_as(_READ, block, timeout)
 
     def try_acquire_read(self) -> bool:
-        """The same without waiting; return False if that is not possible."""
+        """As :meth:`acquire_read`, but return False instead of waiting."""
         self._waiters._use()
         co = _current()
         if co not in self._readers and self._writer is not co and (self._writer is not None or len(self._waiters)):
@@ -143,7 +143,7 @@ class rw_lock:  # noqa: N801
         return self._wait_as(_WRITE, block, timeout)
 
     def try_acquire_write(self) -> bool:
-        """The same without waiting; return False if that is not possible."""
+        """As :meth:`acquire_write`, but return False instead of waiting."""
         self._waiters._use()
         co = _current()
         if self._writer is not co:

@@ -4,6 +4,8 @@ Each connection has a coro of its own, and everything is patched (``coro.install
 makes the answers; its settings mean what they mean for its own asynchronous workers. asyncio's functions see no running
 loop in the application.
 
+::
+
     master (not patched) --- fork ---> worker: install(), load the application, run the loop
                                                  |
                  SIGTERM, max_requests, reload --'--> alive = False ---> close, wait for requests, end

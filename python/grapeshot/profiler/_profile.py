@@ -106,7 +106,7 @@ class Profile:
 
     @property
     def overhead_ns(self) -> int:
-        """What the profiler itself took, about: its events times what one was measured to cost."""
+        """About what the profiler itself took, which is its events times what one was measured to cost."""
         return self.events * self.cost_ns
 
     # ---- rows
