@@ -11,8 +11,9 @@ Importing the package changes nothing in asyncio; only :func:`install` does, and
 
 Some names are made on first use: ``__version__``, which reads the installed metadata; ``EventLoopPolicy``, which exists
 only on Python versions that have event loop policies and causes no deprecation warning; ``streams``, the module with
-asyncio's streams in native code; ``tree``, which shows what is going on; ``backdoor``, a Python prompt in a process
-that runs; and ``profiler``, which tells who has the CPU and who waits.
+asyncio's streams in native code; ``tree``, which shows what is going on; ``Statistics``, what ``loop.statistics()``
+returns; ``backdoor``, a Python prompt in a process that runs; and ``profiler``, which tells who has the CPU and who
+waits.
 """
 
 from ._loop import Loop, new_event_loop
@@ -24,13 +25,14 @@ if TYPE_CHECKING:
     from . import profiler as profiler
     from . import streams as streams
     from ._policy import EventLoopPolicy as EventLoopPolicy
+    from ._statistics import Statistics as Statistics
     from ._tree import tree as tree
 
     __version__: str
 
 __all__ = ["Loop", "install", "new_event_loop", "run", "uninstall"]
 
-_LAZY_NAMES = ("EventLoopPolicy", "__version__", "backdoor", "profiler", "streams", "tree")
+_LAZY_NAMES = ("EventLoopPolicy", "Statistics", "__version__", "backdoor", "profiler", "streams", "tree")
 
 if not TYPE_CHECKING:  # a type checker sees the names above, and still reports any other name
 
@@ -47,6 +49,10 @@ if not TYPE_CHECKING:  # a type checker sees the names above, and still reports 
             except ImportError as exc:
                 raise AttributeError(f"module {__name__!r} has no attribute {name!r}: {exc}") from None
             value = _policy.EventLoopPolicy
+        elif name == "Statistics":
+            from . import _statistics
+
+            value = _statistics.Statistics
         elif name == "tree":
             from ._tree import tree as value
         elif name == "backdoor":

@@ -385,6 +385,9 @@ class Loop:
     def _run(self) -> None:
         """Run iterations until :meth:`stop`; KeyboardInterrupt and SystemExit of a callback leave it."""
 
+    def _statistics(self) -> dict[str, Any]:
+        """Return what the loop has counted, and its times in seconds, by name. Any thread may call it."""
+
     def _signal_fd(self) -> int:
         """Return the descriptor for :func:`signal.set_wakeup_fd`: the loop reads it and calls ``_signals_arrived``.
 

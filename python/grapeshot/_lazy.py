@@ -1,7 +1,7 @@
 """Method modules that are imported when one of their methods is first looked up.
 
 A program that serves TCP needs neither subprocesses nor datagrams. Importing the package would take a third longer with
-these five modules.
+these six modules.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ def _load(name: str) -> types.ModuleType:
         from . import _sendfile
 
         return _sendfile
+    if name == "statistics":
+        from . import _statistics
+
+        return _statistics
     if name == "subprocess":
         from . import _subprocess
 

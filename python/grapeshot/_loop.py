@@ -19,10 +19,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from . import _datagram, _pipes, _sendfile, _subprocess, _unix
+    from . import _datagram, _pipes, _sendfile, _statistics, _subprocess, _unix
 else:
     _datagram, _pipes, _sendfile = LazyModule("datagram"), LazyModule("pipes"), LazyModule("sendfile")
     _subprocess, _unix = LazyModule("subprocess"), LazyModule("unix")
+    _statistics = LazyModule("statistics")
 
 
 def _is_debug_mode() -> bool:
@@ -76,6 +77,9 @@ class Loop(BaseLoop):
     set_exception_handler = _lifecycle.set_exception_handler
     default_exception_handler = _lifecycle.default_exception_handler
     call_exception_handler = _lifecycle.call_exception_handler
+
+    # insight
+    statistics = _statistics.statistics
 
     # names and signals
     _resolve = _dns.getaddrinfo

@@ -24,7 +24,8 @@ use super::thread_locals::Search;
 use super::{pystate, tasks};
 use crate::binding::deallocation;
 use crate::binding::native_type::This;
-use crate::event_loop::reactor::current_thread;
+use crate::event_loop::pyloop::LoopObject;
+use crate::event_loop::reactor::{Counters, current_thread};
 
 /// How many I/O operations in a row may be ready at once before a coro yields, in a new thread.
 const DEFAULT_MAX_ACTS: u16 = 4;
@@ -129,6 +130,24 @@ pub(super) fn current_anywhere(py: Python<'_>) -> Option<Coro<'_>> {
 #[inline]
 pub(super) fn current_ptr() -> *mut ffi::PyObject {
     with_runtime(|runtime| runtime.current.get())
+}
+
+/// What the coro's loop counts. None once the coro has lost its loop.
+#[inline]
+pub(super) fn counters_of(coro: &CoroObject) -> Option<&Counters> {
+    let event_loop = coro.event_loop.as_ptr().cast::<LoopObject>();
+    // SAFETY: null, or the coro's loop, to which it holds a reference.
+    unsafe { event_loop.as_ref() }.map(|event_loop| &event_loop.reactor().counters)
+}
+
+/// The coro leaves the table of live coros.
+fn note_end(coro: &CoroObject) {
+    if let Some(counters) = counters_of(coro) {
+        counters.coros_ended.add(1);
+        counters
+            .pinned_coros_ended
+            .add(u64::from(coro.has_own_stack.get()));
+    }
 }
 
 /// Where nested deallocations on the running coro's stack are counted; null on the thread's own stack.
@@ -258,11 +277,18 @@ impl Runtime {
         };
         coro.place.set(place);
         self.stats.started.set(self.stats.started.get() + 1);
+        if let Some(counters) = counters_of(&coro) {
+            counters.coros_started.add(1);
+            counters
+                .pinned_coros_started
+                .add(u64::from(coro.has_own_stack.get()));
+        }
     }
 
     /// Removes a coro that has ended from the table; the caller gets the reference.
     pub(super) fn leave<'py>(&self, coro: Coro<'py>) -> Bound<'py, PyAny> {
         self.forgo_stack(coro);
+        note_end(&coro);
         let place = coro.place.get();
         let object = std::mem::replace(&mut self.live.borrow_mut()[place], ptr::null_mut());
         self.free_places.borrow_mut().push(place);
@@ -284,8 +310,10 @@ impl Runtime {
             }
             self.free_places.borrow_mut().push(place);
             let object = std::mem::replace(object, ptr::null_mut());
-            // SAFETY: the table held a reference since `enter`.
-            taken.push(unsafe { Bound::from_owned_ptr(py, object) });
+            // SAFETY: the table held a reference since `enter`, to a coro.
+            let (coro, kept) = unsafe { (&*object.cast::<CoroObject>(), Bound::from_owned_ptr(py, object)) };
+            note_end(coro);
+            taken.push(kept);
         }
         taken
     }
@@ -362,6 +390,11 @@ impl Runtime {
         stats.evictions.set(stats.evictions.get() + 1);
         stats.copied_len.set(stats.copied_len.get() + len_bytes as u64);
         stats.saved_len.set(stats.saved_len.get() + len_bytes);
+        // SAFETY: the fiber's coro lives as long as the fiber.
+        if let Some(counters) = counters_of(unsafe { &*fiber.coro.cast::<CoroObject>() }) {
+            counters.coro_evictions.add(1);
+            counters.coro_bytes_copied.add(len_bytes as u64);
+        }
         if self.options.evicts_always.get() {
             // SAFETY: the slot is free now.
             unsafe { shared.stack.poison(fiber.sp) };
@@ -398,6 +431,9 @@ impl Runtime {
             let stats = &self.stats;
             stats.copied_len.set(stats.copied_len.get() + len_bytes as u64);
             stats.saved_len.set(stats.saved_len.get() - len_bytes);
+            if let Some(counters) = counters_of(&coro) {
+                counters.coro_bytes_copied.add(len_bytes as u64);
+            }
             self.pool.borrow_mut().give(saved);
         }
         shared.occupant.set(pointer);

@@ -25,7 +25,7 @@ use super::fiber::Fiber;
 use super::function::{finish, run_on_stack, store};
 use super::notifier::report;
 use super::pulse::Subject;
-use super::runtime::{Runtime, with_runtime};
+use super::runtime::{Runtime, counters_of, with_runtime};
 use super::{hooks, latency, profiling, pystate, stamps, tasks, thread_locals};
 use crate::binding::native_type::This;
 use crate::event_loop::pyloop::LoopObject;
@@ -133,6 +133,9 @@ fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
         runtime.current.set(coro.as_ptr());
         let stats = &runtime.stats;
         stats.switches.set(stats.switches.get() + 1);
+        if let Some(counters) = counters_of(&coro) {
+            counters.coro_switches.add(1);
+        }
         let (base, len_bytes) = ((*fiber).base, (*fiber).top - (*fiber).base);
         // Allocations and calls come before the thread state becomes the coro's, or after it is the thread's own again.
         tasks::enter(fiber, coro);

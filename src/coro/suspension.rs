@@ -363,6 +363,7 @@ fn goes_on(coro: Coro<'_>) -> bool {
             .is_some_and(|now_ns| latency::renew(runtime, now_ns));
         if goes_on {
             runtime.stats.switches.set(runtime.stats.switches.get() + 1);
+            event_loop.reactor().counters.coro_switches.add(1);
         }
         goes_on
     })

@@ -187,6 +187,7 @@ fn call_soon_threadsafe<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -
     reactor.check_closed()?;
     let handle = make_handle(this, &args, 0, None, "call_soon_threadsafe")?;
     handle.set_threadsafe(this.py());
+    reactor.counters.threadsafe_calls.add_anywhere(1);
     if HAS_GIL && reactor.owner() != current_thread() {
         reactor.push_from_outside(this.py(), handle.new_ref());
     } else {

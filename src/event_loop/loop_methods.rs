@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyFloat, PyTuple, PyType};
+use pyo3::types::{PyDict, PyFloat, PyTuple, PyType};
 
 use super::pyloop::{self, LoopObject};
 use super::{call_methods, loop_clock, tasks, watching};
@@ -106,6 +106,25 @@ fn signal_fd<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> 
         .signal_fd()
         .map_err(|error| errors::os_error(&error))?;
     Ok(fd.into_pyobject(this.py())?.into_any())
+}
+
+/// `_statistics()`: the loop's counters, and what `grapeshot._statistics` needs beside them. From any thread.
+fn statistics<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+    let dict = PyDict::new(this.py());
+    let counters = &this.reactor.counters;
+    for (name, value) in counters.all() {
+        dict.set_item(name, value)?;
+    }
+    let [running_ns, polling_ns] = counters.clock.durations_ns();
+    dict.set_item("running_s", running_ns as f64 / 1e9)?;
+    dict.set_item("polling_s", polling_ns as f64 / 1e9)?;
+    // Another thread may run the loop of a free-threaded build: then only what was noted.
+    let lens = LoopObject::with_loop_access(&this, this.py(), || Ok(this.reactor.queue_lens()));
+    if let Ok((ready, timers)) = lens {
+        dict.set_item("noted_ready", ready)?;
+        dict.set_item("noted_timers", timers)?;
+    }
+    Ok(dict.into_any())
 }
 
 /// asyncio's names of the queues that monitoring and test tools read. The values are tuples, because the queues
@@ -225,6 +244,12 @@ pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
             loop_clock::attributes_changed,
             "_attributes_changed()",
             "Called when time or call_at was set on the loop, or deleted."
+        ),
+        threadsafe_method!(
+            LoopObject,
+            statistics,
+            "_statistics()",
+            "What the loop has counted; loop.statistics() has it in order."
         ),
         method!(
             LoopObject,

@@ -250,7 +250,9 @@ fn accept<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> 
     if !is_known || !base_socket::is_nonblocking(socket)? {
         return Ok(Native::Method);
     }
-    match socket::accept(base_socket::descriptor(socket)?) {
+    let accepted = socket::accept(base_socket::descriptor(socket)?);
+    this.loop_object().reactor().counters.note_accept(&accepted);
+    match accepted {
         Ok((fd, peer)) => {
             let py = this.py();
             let connection = connection(socket, fd)?;
@@ -279,13 +281,22 @@ fn send_all<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py
     for _ in 0..2 {
         // SAFETY: the slice is used up to the system call only, and nothing else runs meanwhile.
         let data = unsafe { unsent(this)? };
-        match socket::send_now(fd, data) {
+        let result = socket::send_now(fd, data);
+        if let Ok(sent) = result {
+            note_write(this, sent);
+        }
+        match result {
             Ok(sent) if sent == data.len() => return done(none(py)),
             Ok(sent) => this.rest.sent.set(this.rest.sent.get() + sent),
             Err(error) => return failed(this, socket, &error),
         }
     }
     Ok(Native::Ended(Attempt::Again(Direction::Write)))
+}
+
+#[inline]
+fn note_write(this: Operation<'_>, len_bytes: usize) {
+    this.loop_object().reactor().counters.note_write(len_bytes);
 }
 
 /// What is left to send. TypeError or BufferError for data that is not bytes-like and contiguous.
@@ -384,7 +395,11 @@ fn call_method<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> PyResul
             };
             socket.call_method1("recvfrom_into", (first, len))?
         }
-        OperationKind::SendTo => socket.call_method1("sendto", (first, second))?,
+        OperationKind::SendTo => {
+            let count = socket.call_method1("sendto", (first, second))?;
+            note_write(this, count.extract().unwrap_or(0));
+            count
+        }
         OperationKind::SendAll => return send_by_method(this, socket, &first),
         OperationKind::Accept => {
             let accepted = socket.call_method0("accept")?;
@@ -417,6 +432,7 @@ fn send_by_method<'py>(
             .set(memory.call1((data,))?.call_method1("cast", ("B",))?);
     }
     let count: usize = socket.call_method1("send", (rest,))?.extract()?;
+    note_write(this, count);
     this.rest.sent.set(sent + count);
     let len = this.second.get(py).map_or(Ok(0), |whole| whole.len())?;
     Ok((this.rest.sent.get() == len).then(|| none(py)))

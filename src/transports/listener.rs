@@ -69,18 +69,21 @@ fn accept(this: This<'_, ListenerObject>) -> PyResult<()> {
     ) else {
         return Ok(());
     };
+    let reactor = LoopObject::of(&event_loop).reactor();
     for _ in 0..this.batch.get() {
         // The server's socket may have been closed, by the protocol factory for instance.
-        match this.registration.usable_fd(py).and_then(socket::accept) {
+        let accepted = this.registration.usable_fd(py).and_then(socket::accept);
+        reactor.counters.note_accept(&accepted);
+        match accepted {
             Ok((fd, peer)) => {
-                if LoopObject::of(&event_loop).reactor().is_debug() {
+                if reactor.is_debug() {
                     log_connection(&server, &fd, &peer)?;
                 }
                 // SAFETY: attached, with a context object that we hold.
                 let own = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_Copy(context.as_ptr()))? };
                 stream::accept(&event_loop, fd, peer, &factory, &server, own)?;
             }
-            Err(error) if is_transient(&error) => return Ok(()),
+            Err(error) if socket::is_no_connection(&error) => return Ok(()),
             Err(error) => return on_accept_error(this, &event_loop, &error),
         }
         if !this.registration.is_entered() {
@@ -137,14 +140,6 @@ fn log_connection(server: &Bound<'_, PyAny>, fd: &OwnedFd, peer: &Address) -> Py
             Ok(())
         }
     }
-}
-
-/// No connection, or one that went away before it was accepted.
-fn is_transient(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
-    )
 }
 
 fn is_out_of_resources(error: &io::Error) -> bool {

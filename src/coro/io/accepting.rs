@@ -1,5 +1,6 @@
 //! `accept` and `accept_many`, and the addresses that need a resolver.
 
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use grapeshot_core::sys::socket::{self, Address};
@@ -16,8 +17,12 @@ use crate::event_loop::reactor::Direction;
 pub(super) struct Accept;
 
 impl Operation for Accept {
-    fn attempt<'py>(&mut self, socket: &Socket<'py>, _: &Surroundings<'_>) -> PyResult<Attempt<'py>> {
-        match socket::accept(socket.descriptor()?) {
+    fn attempt<'py>(
+        &mut self,
+        socket: &Socket<'py>,
+        surroundings: &Surroundings<'_>,
+    ) -> PyResult<Attempt<'py>> {
+        match accept(socket, surroundings)? {
             Ok(accepted) => Ok(Attempt::Done(connection(socket, accepted)?.into_any())),
             Err(error) => failed(&error, Direction::Read),
         }
@@ -28,7 +33,11 @@ impl Operation for Accept {
 pub(super) struct AcceptMany(pub(super) RawArgs);
 
 impl Operation for AcceptMany {
-    fn attempt<'py>(&mut self, socket: &Socket<'py>, _: &Surroundings<'_>) -> PyResult<Attempt<'py>> {
+    fn attempt<'py>(
+        &mut self,
+        socket: &Socket<'py>,
+        surroundings: &Surroundings<'_>,
+    ) -> PyResult<Attempt<'py>> {
         let py = socket.py();
         let limit = match self.0.only_positional() {
             Some(&[]) => 0,
@@ -42,7 +51,7 @@ impl Operation for AcceptMany {
         };
         let connections = PyList::empty(py);
         loop {
-            match socket::accept(socket.descriptor()?) {
+            match accept(socket, surroundings)? {
                 Ok(accepted) => connections.append(connection(socket, accepted)?)?,
                 Err(error) if connections.is_empty() => return failed(&error, Direction::Read),
                 // The next call finds the error again.
@@ -54,6 +63,15 @@ impl Operation for AcceptMany {
         }
         Ok(Attempt::Done(connections.into_any()))
     }
+}
+
+/// One system call. Err only if the socket has no descriptor.
+fn accept(socket: &Socket<'_>, surroundings: &Surroundings<'_>) -> PyResult<io::Result<(OwnedFd, Address)>> {
+    let accepted = socket::accept(socket.descriptor()?);
+    if let Some(reactor) = surroundings.reactor {
+        reactor.counters.note_accept(&accepted);
+    }
+    Ok(accepted)
 }
 
 /// The socket of an accepted connection, of the class that the listening socket names or of its own, and the address of

@@ -111,6 +111,16 @@ pub(super) struct Surroundings<'a> {
     pub(super) has_waited: bool,
 }
 
+impl Surroundings<'_> {
+    /// A system call has sent so many bytes.
+    #[inline]
+    pub(super) fn note_write(&self, len_bytes: usize) {
+        if let Some(reactor) = self.reactor {
+            reactor.counters.note_write(len_bytes);
+        }
+    }
+}
+
 /// One operation on a socket.
 pub(super) trait Operation {
     fn attempt<'py>(

@@ -63,7 +63,11 @@ pub(super) struct SendOnce(pub(super) RawArgs);
 
 impl Operation for SendOnce {
     #[inline]
-    fn attempt<'py>(&mut self, socket: &Socket<'py>, _: &Surroundings<'_>) -> PyResult<Attempt<'py>> {
+    fn attempt<'py>(
+        &mut self,
+        socket: &Socket<'py>,
+        surroundings: &Surroundings<'_>,
+    ) -> PyResult<Attempt<'py>> {
         let Some(&[object]) = self.0.only_positional() else {
             return by_base(socket, Method::Send, Direction::Write, &self.0);
         };
@@ -71,7 +75,10 @@ impl Operation for SendOnce {
             return by_base(socket, Method::Send, Direction::Write, &self.0);
         };
         match socket::send_now(socket.descriptor()?, data) {
-            Ok(sent) => Ok(Attempt::Done(sent.into_pyobject(socket.py())?.into_any())),
+            Ok(sent) => {
+                surroundings.note_write(sent);
+                Ok(Attempt::Done(sent.into_pyobject(socket.py())?.into_any()))
+            }
             Err(error) => failed(&error, Direction::Write),
         }
     }
@@ -107,7 +114,11 @@ impl SendAll {
 
 impl Operation for SendAll {
     #[inline]
-    fn attempt<'py>(&mut self, socket: &Socket<'py>, _: &Surroundings<'_>) -> PyResult<Attempt<'py>> {
+    fn attempt<'py>(
+        &mut self,
+        socket: &Socket<'py>,
+        surroundings: &Surroundings<'_>,
+    ) -> PyResult<Attempt<'py>> {
         let (object, flags) = match self.args.only_positional() {
             Some(&[object]) => (object, 0),
             Some(&[object, flags]) if !self.is_write => {
@@ -132,6 +143,7 @@ impl Operation for SendAll {
         // Empty data is sent once, too, as Python does: the call may fail.
         match socket::send_with(fd, &data[self.sent..], flags) {
             Ok(sent) => {
+                surroundings.note_write(sent);
                 self.sent += sent;
                 if self.sent < data.len() {
                     Ok(Attempt::Continues)

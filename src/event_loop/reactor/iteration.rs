@@ -65,6 +65,7 @@ impl Reactor {
         if let Some(last) = self.last_made.take() {
             last.release(py);
         }
+        self.counters.clock.begin_run();
         let (holding, begun) = Holding::begin(py, self);
         let mut result = begun;
         while result.is_ok() {
@@ -83,11 +84,16 @@ impl Reactor {
             observer::leave();
         }
         self.leave_signals(py, event_loop);
+        self.counters.clock.end_run();
         result
     }
 
     fn iterate(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
+        self.counters.iterations.add(1);
         self.drain_inbox();
+        if !HAS_GIL {
+            self.counters.note_queues(self.queue_lens());
+        }
         let has_work = !self.ready.borrow().is_empty() || self.is_stopping.load(Ordering::Relaxed);
         let has_timers = !self.timers.borrow().is_empty();
         let mut now_ns = if has_work || has_timers {
@@ -130,6 +136,7 @@ impl Reactor {
             self.expire_timers(py, event_loop, now_ns)?;
         }
         let count = self.ready.borrow().len();
+        self.counters.note_ready(count);
         self.run_ready(py, event_loop, count)
     }
 
@@ -154,6 +161,7 @@ impl Reactor {
             return None;
         }
         self.unpolled_iterations.set(iterations);
+        self.counters.iterations.add(1);
         Some(now_ns)
     }
 
@@ -171,6 +179,7 @@ impl Reactor {
         let expired = self.expire_timers(py, event_loop, now_ns);
         result.and(expired)?;
         let total = self.ready.borrow().len();
+        self.counters.note_ready(total);
         self.has_events.set(true);
         let result = self.run_ready(py, event_loop, ready_before);
         self.has_events.set(false);
@@ -202,7 +211,9 @@ impl Reactor {
         let result = if may_block && self.begin_sleep() {
             // SAFETY: the thread is attached (`py`) and touches no Python object until it is restored.
             let state = unsafe { ffi::PyEval_SaveThread() };
+            self.counters.clock.begin_poll();
             let result = poller.wait_since(&mut events, timeout_ns, now_ns);
+            self.counters.clock.end_poll();
             // SAFETY: the state was saved just above, on the same thread.
             unsafe { ffi::PyEval_RestoreThread(state) };
             self.inbox.end_sleep();
@@ -211,8 +222,12 @@ impl Reactor {
             poller.wait_since(&mut events, Some(0), now_ns)
         };
         drop(events);
+        self.counters.polls.add(1);
         match result {
-            Ok(count) => Ok(count),
+            Ok(count) => {
+                self.counters.events.add(count as u64);
+                Ok(count)
+            }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(0),
             Err(error) => Err(errors::os_error(&error)),
         }
@@ -314,6 +329,7 @@ impl Reactor {
             let mut result = match entry.run {
                 None => {
                     let handle = HandleRef::from_owned(entry.object);
+                    self.counters.callbacks.add(1);
                     if self.is_plain() {
                         handle.run(py)
                     } else {

@@ -32,6 +32,7 @@ use pyo3::types::PyWeakrefReference;
 use super::handle::HandleRef;
 use super::source::{Ready, SourceRef};
 
+mod counters;
 mod descriptors;
 mod ghosts;
 mod held;
@@ -43,6 +44,7 @@ mod targets;
 mod watcher;
 mod watches;
 
+pub(crate) use counters::Counters;
 use held::Held;
 pub(crate) use held::{after_fork, flush_running};
 use iteration::MAX_UNPOLLED_ITERATIONS;
@@ -108,6 +110,7 @@ pub(crate) struct Reactor {
     /// so there can be several.
     visitors: RefCell<Vec<u64>>,
     is_stopping: AtomicBool,
+    pub(crate) counters: Counters,
     /// Bits of `mode`.
     modes: AtomicU8,
     /// The bits of an `f64`.
@@ -146,6 +149,7 @@ impl Reactor {
             owner: AtomicU64::new(0),
             visitors: RefCell::new(Vec::new()),
             is_stopping: AtomicBool::new(false),
+            counters: Counters::new(),
             modes: AtomicU8::new(0),
             slow_callback_s: AtomicU64::new(0.1_f64.to_bits()),
         })

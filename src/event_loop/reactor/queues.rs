@@ -163,7 +163,7 @@ impl Reactor {
             })
         };
         if must_wake {
-            self.with_waker(Waker::wake);
+            self.wake();
         }
     }
 
@@ -175,7 +175,7 @@ impl Reactor {
             run: Some(enter_timer),
         };
         if self.inbox.push(entry) {
-            self.with_waker(Waker::wake);
+            self.wake();
         }
         self.empty_closed_inbox(py);
     }
@@ -193,9 +193,15 @@ impl Reactor {
             })
         };
         if must_wake {
-            self.with_waker(Waker::wake);
+            self.wake();
         }
         self.empty_closed_inbox(py);
+    }
+
+    /// Wakes the loop that sleeps.
+    fn wake(&self) {
+        self.counters.wakeups.add_anywhere(1);
+        self.with_waker(Waker::wake);
     }
 
     /// Drops the contents of the inbox if the loop was closed meanwhile. Either this function sees that the loop is
@@ -216,9 +222,19 @@ impl Reactor {
     #[inline]
     pub(crate) fn push_timer(&self, py: Python<'_>, handle: HandleRef) {
         handle.set_scheduled(py, true);
+        self.counters.timers_set.add(1);
         self.timers
             .borrow_mut()
             .push(deadline_key(handle.when_s(py)), handle);
+    }
+
+    /// How many entries are ready, and how many timers wait that are not cancelled.
+    pub(crate) fn queue_lens(&self) -> (usize, usize) {
+        let timers = self.timers.borrow().len();
+        (
+            self.ready.borrow().len(),
+            timers.saturating_sub(self.cancelled_timers.get()),
+        )
     }
 
     /// Called when a scheduled timer was cancelled. Removes the timer at once if it is at the end of the heap.
@@ -315,6 +331,7 @@ impl Reactor {
                     .set(self.cancelled_timers.get().saturating_sub(1));
                 handle.release(py);
             } else {
+                self.counters.timers_run.add(1);
                 self.push_handle(handle);
             }
         }

@@ -147,7 +147,10 @@ fn send_native(this: Datagram<'_>, data: &[u8], target: &Target) -> Sent {
             _ => socket::send(fd, data).map(drop),
         });
     match sent {
-        Ok(()) => Sent::Done,
+        Ok(()) => {
+            this.reactor().counters.note_write(data.len());
+            Sent::Done
+        }
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Sent::Blocked,
         Err(error) => Sent::Refused(errors::os_error(&error)),
     }

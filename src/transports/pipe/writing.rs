@@ -108,7 +108,10 @@ pub(super) fn write(this: Pipe<'_, Writing>, data: &Bound<'_, PyAny>) -> PyResul
         return maybe_pause(this);
     }
     let sent = match fd.and_then(|fd| pipe::write(fd, bytes)) {
-        Ok(sent) => sent,
+        Ok(sent) => {
+            this.reactor().counters.note_write(sent);
+            sent
+        }
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
         Err(error) => return on_write_error(this, &error),
     };
@@ -177,9 +180,14 @@ fn is_lost(this: Pipe<'_, Writing>) -> PyResult<bool> {
 /// One or more system calls; Ok with data left over means that the pipe is full.
 fn drain(this: Pipe<'_, Writing>) -> io::Result<()> {
     let fd = this.registration.usable_fd(this.py())?;
-    this.end.outgoing.drain(|slices| match slices {
-        [one] => pipe::write(fd, one),
-        many => pipe::write_vectored(fd, many),
+    let counters = &this.reactor().counters;
+    this.end.outgoing.drain(|slices| {
+        let sent = match slices {
+            [one] => pipe::write(fd, one),
+            many => pipe::write_vectored(fd, many),
+        }?;
+        counters.note_write(sent);
+        Ok(sent)
     })
 }
 

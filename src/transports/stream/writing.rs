@@ -116,9 +116,14 @@ fn wait_writable(this: Stream<'_>) -> PyResult<()> {
 /// One or more system calls; Ok with data left over means that the kernel's buffer is full.
 fn send_buffered(this: Stream<'_>) -> io::Result<()> {
     let fd = this.usable_fd(this.py())?;
-    this.outgoing.drain(|slices| match slices {
-        [one] => socket::send(fd, one),
-        many => send_many(fd, many),
+    let counters = &this.reactor().counters;
+    this.outgoing.drain(|slices| {
+        let sent = match slices {
+            [one] => socket::send(fd, one),
+            many => send_many(fd, many),
+        }?;
+        counters.note_write(sent);
+        Ok(sent)
     })
 }
 
@@ -209,6 +214,7 @@ fn write_or_hold(this: Stream<'_>, data: *mut ffi::PyObject, is_small: bool) -> 
     }
     if is_small && may_hold(this, bytes.len()) {
         this.outgoing.push(&source)?;
+        this.reactor().counters.corked_writes.add(1);
         hold(this, bytes.len());
         return Ok(());
     }
@@ -219,7 +225,10 @@ fn write_or_hold(this: Stream<'_>, data: *mut ffi::PyObject, is_small: bool) -> 
         return after_push(this, bytes.len());
     }
     let sent = match fd.and_then(|fd| socket::send(fd, bytes)) {
-        Ok(sent) => sent,
+        Ok(sent) => {
+            this.reactor().counters.note_write(sent);
+            sent
+        }
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
         Err(error) => return on_write_error(this, &error),
     };
@@ -252,6 +261,7 @@ pub(super) fn writelines(this: Stream<'_>, items: &Bound<'_, PyAny>) -> PyResult
         return after_push(this, new_len);
     }
     if may_hold(this, this.outgoing.len_bytes()) {
+        this.reactor().counters.corked_writes.add(1);
         hold(this, new_len);
         return Ok(());
     }
@@ -289,6 +299,7 @@ fn after_push(this: Stream<'_>, new_len: usize) -> PyResult<()> {
     if this.flags.has(Flags::BLOCKED) {
         return maybe_pause(this);
     }
+    this.reactor().counters.corked_writes.add(1);
     let len_bytes = this.outgoing.len_bytes();
     let may_wait = if this.flags.has(Flags::CORKED) {
         len_bytes <= CORK_LEN

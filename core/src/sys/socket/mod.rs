@@ -109,6 +109,15 @@ pub fn send_vectored(fd: RawFd, slices: &[io::IoSlice<'_>]) -> io::Result<usize>
     })
 }
 
+/// Whether `accept` has found no connection, or one that went away before it was accepted.
+#[must_use]
+pub fn is_no_connection(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
+    )
+}
+
 /// Takes one connection off the queue of a listening socket. Returns its descriptor, which is nonblocking and
 /// close-on-exec, and the peer's address.
 ///
