@@ -16,6 +16,7 @@ returns; ``backdoor``, a Python prompt in a process that runs; and ``profiler``,
 waits.
 """
 
+from ._limits import LimitError
 from ._loop import Loop, new_event_loop
 from ._run import install, run, uninstall
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-__all__ = ["Loop", "install", "new_event_loop", "run", "uninstall"]
+__all__ = ["LimitError", "Loop", "install", "new_event_loop", "run", "uninstall"]
 
 _LAZY_NAMES = ("EventLoopPolicy", "Statistics", "__version__", "backdoor", "profiler", "streams", "tree")
 

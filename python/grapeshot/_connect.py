@@ -53,6 +53,7 @@ async def create_connection(
     eyeballs). With ``all_errors`` a failure is an ExceptionGroup of every attempt's error, otherwise one OSError.
 
     Raises:
+        LimitError: the loop has as many connections or descriptors as it may have.
         OSError: no address could be connected, or the name does not resolve (:class:`socket.gaierror`).
         ExceptionGroup: the same, with ``all_errors``.
         ValueError: arguments that contradict each other, or ``sock`` is not a stream socket.
@@ -78,6 +79,7 @@ async def create_connection(
     if host is not None or port is not None:
         if sock is not None:
             raise ValueError("host/port and sock can not be specified at the same time")
+        loop._check_place(True)
         options = {"family": family, "proto": proto, "flags": flags}
         infos = await _resolve_or_fail(loop, (host, port), options)
         local_infos = None if local_addr is None else await _resolve_or_fail(loop, local_addr, options)
@@ -334,6 +336,7 @@ async def _connect_one(
     family, type_, proto, _, address = info
     sock: socket.socket | None = None
     try:
+        loop._check_place(False)
         sock = socket.socket(family=family, type=type_, proto=proto)
         sock.setblocking(False)
         if local_infos is not None:

@@ -283,6 +283,16 @@ class Loop:
     def set_debug(self, enabled: bool) -> None:
         """Set the native flag of the debug mode."""
 
+    # --- limits
+    _limits: tuple[int | None, int | None, int | None]
+    _open_connections: int
+
+    def _set_limits(self, connections: int | None, descriptors: int | None, coros: int | None) -> None: ...
+    def _check_place(self, is_connection: bool) -> None:
+        """Raise LimitError if there may not be one more descriptor, or connection."""
+
+    def _resume_paused(self) -> None: ...
+
     # --- descriptors: an int, or an object with fileno()
 
     def add_reader(self, fd: FileDescriptorLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:

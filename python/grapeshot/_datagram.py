@@ -156,6 +156,7 @@ async def _first_socket(
         for (family, proto), (local, remote) in candidates:
             sock = None
             try:
+                loop._check_place(False)
                 sock = socket.socket(family=family, type=socket.SOCK_DGRAM, proto=proto)
                 if reuse_port:
                     set_reuse_port(sock)

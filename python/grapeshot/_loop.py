@@ -11,7 +11,7 @@ import os
 import sys
 import warnings
 
-from . import _connect, _core, _dns, _lifecycle, _serve, _signals, _sock, _tls
+from . import _connect, _core, _dns, _lifecycle, _limits, _serve, _signals, _sock, _tls
 from ._base import BaseLoop
 from ._lazy import LazyModule
 
@@ -80,6 +80,10 @@ class Loop(BaseLoop):
 
     # insight
     statistics = _statistics.statistics
+
+    # limits
+    set_limits = _limits.set_limits
+    get_limits = _limits.get_limits
 
     # names and signals
     _resolve = _dns.getaddrinfo

@@ -326,6 +326,7 @@ def bind_all(
     sockets: list[socket.socket] = []
     try:
         for family, type_, proto, _, address in infos:
+            loop._check_place(False)
             try:
                 sock = socket.socket(family, type_, proto)
             except OSError:

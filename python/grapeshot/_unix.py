@@ -70,6 +70,7 @@ async def create_unix_connection(
     if path is not None:
         if sock is not None:
             raise ValueError("path and sock can not be specified at the same time")
+        loop._check_place(True)
         sock = await _connected(os.fspath(path))
     else:
         if sock is None:
@@ -122,6 +123,7 @@ async def create_unix_server(
     if path is not None:
         if sock is not None:
             raise ValueError("path and sock can not be specified at the same time")
+        loop._check_place(False)
         sock = bind(os.fspath(path))
     else:
         if sock is None:

@@ -267,6 +267,10 @@ pub(super) fn start(coro: Coro<'_>) -> PyResult<()> {
     let Some(event_loop) = coro.event_loop.get(coro.py()) else {
         return Err(PyRuntimeError::new_err("the coro has lost its loop"));
     };
+    let limits = &LoopObject::of(&event_loop).reactor().limits;
+    if let Some(reached) = limits.coros_reached(|| with_runtime(Runtime::live_count)) {
+        return Err(reached.error(coro.py()));
+    }
     if LoopObject::of(&event_loop).tell_observer(&coro.to_bound())? && coro.status.get() != Status::New {
         return Ok(()); // the observer has started it
     }

@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFloat, PyTuple, PyType};
 
 use super::pyloop::{self, LoopObject};
-use super::{call_methods, loop_clock, tasks, watching};
+use super::{call_methods, limits, loop_clock, tasks, watching};
 use crate::binding::attributes::set_value;
 use crate::binding::native_type::{
     Args, This, bool_object, getset_slot, getter, method, methods_slot, new_type, none, slot,
@@ -267,13 +267,14 @@ pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
     methods.extend(call_methods::methods());
     methods.extend(watching::methods());
     methods.extend(tasks::methods());
+    methods.extend(limits::methods());
     methods
 }
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let methods = methods();
     loop_clock::remember(&methods);
-    let getters = vec![
+    let mut getters = vec![
         getter!(
             LoopObject,
             c"_ready",
@@ -311,6 +312,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             )
         },
     ];
+    getters.extend(limits::getters());
     // SAFETY: the functions are those of this layout, and the tables are leaked.
     let kind: Bound<'_, PyType> = unsafe {
         new_type::<LoopObject>(

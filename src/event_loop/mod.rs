@@ -8,6 +8,7 @@ pub(crate) mod coroutine;
 mod coroutine_method;
 mod fileno;
 pub(crate) mod handle;
+pub(crate) mod limits;
 pub(crate) mod loop_clock;
 pub(crate) mod loop_methods;
 pub(crate) mod observer;

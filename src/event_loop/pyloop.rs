@@ -35,6 +35,8 @@ pub(crate) struct LoopObject {
     /// `{"loop": self}`, the keyword arguments for creating futures. Set only while the loop runs, because it is a
     /// cycle.
     pub(super) future_kwargs: ObjectCell,
+    /// A list of the listeners that wait for a place: see `limits`.
+    pub(super) paused: ObjectCell,
     is_reactor_live: Cell<bool>,
     pub(super) clock: LoopClock,
 }
@@ -145,6 +147,7 @@ impl NativeType for LoopObject {
             &self.task_kwnames.0,
             &self.task_kwnames.1,
             &self.future_kwargs,
+            &self.paused,
         ]
     }
 

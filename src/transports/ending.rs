@@ -58,6 +58,11 @@ pub(super) trait Ending: Body {
         Ok(())
     }
 
+    /// The descriptor is closed, after `connection_lost`. Err is only for what must leave the loop.
+    fn on_closed(_: This<'_, TransportObject<Self>>) -> PyResult<()> {
+        Ok(())
+    }
+
     /// Takes the server that counts the transport, if there is one.
     fn take_server<'py>(&self, _: Python<'py>) -> Option<Bound<'py, PyAny>> {
         None
@@ -150,9 +155,10 @@ unsafe fn lose<B: Ending>(py: Python<'_>, object: *mut ffi::PyObject) -> PyResul
     let lost = lost.or_else(|error| object::report(this, error, B::LOST_FAILED));
     let closed = closed.or_else(|error| object::report(this, error, B::CLOSE_FAILED));
     this.calls().drop_all(py);
-    if let Some(server) = server {
-        detach(this, &server)?;
-    }
+    let detached = server.map_or(Ok(()), |server| detach(this, &server));
+    let told = B::on_closed(this);
+    detached?;
+    told?;
     lost.and(closed)
 }
 

@@ -24,6 +24,7 @@ use crate::binding::native_type::{
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::socket_object;
 use crate::binding::{errors, log};
+use crate::event_loop::limits::Reached;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::source::Source;
 
@@ -71,6 +72,10 @@ fn accept(this: This<'_, ListenerObject>) -> PyResult<()> {
     };
     let reactor = LoopObject::of(&event_loop).reactor();
     for _ in 0..this.batch.get() {
+        if let Some(reached) = reached(&event_loop) {
+            stop(this);
+            return LoopObject::of(&event_loop).wait_for_place(&this.to_bound(), reached);
+        }
         // The server's socket may have been closed, by the protocol factory for instance.
         let accepted = this.registration.usable_fd(py).and_then(socket::accept);
         reactor.counters.note_accept(&accepted);
@@ -91,6 +96,16 @@ fn accept(this: This<'_, ListenerObject>) -> PyResult<()> {
         }
     }
     Ok(())
+}
+
+/// Whether one connection more would be one too many.
+#[inline]
+fn reached(event_loop: &Bound<'_, PyAny>) -> Option<Reached> {
+    let reactor = LoopObject::of(event_loop).reactor();
+    reactor
+        .limits
+        .connections_reached()
+        .or_else(|| reactor.descriptors_reached())
 }
 
 impl Source for ListenerObject {

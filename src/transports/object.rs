@@ -59,6 +59,9 @@ pub(crate) trait Body: Sized {
         0
     }
 
+    /// The object is freed; `close` was called before.
+    fn on_freed(_: &TransportObject<Self>) {}
+
     /// Drops the references that can be part of a cycle, the protocol's aside. What `close` needs stays.
     fn clear(&self, py: Python<'_>);
 
@@ -225,6 +228,7 @@ unsafe extern "C" fn dealloc<B: Body>(slf: *mut ffi::PyObject) {
         if (*transport).is_body_live.get() {
             let body = &(*transport).body;
             body.close(py);
+            B::on_freed(&*transport);
             body.calls().drop_all(py);
             body.release(py);
             ManuallyDrop::drop(&mut (*transport).body);

@@ -42,7 +42,7 @@ ROOMS = {
 # Modules of one room that use each other in a circle, and are meant to: docs/architecture.md says why.
 CIRCLES = {
     "src/binding": [["deallocation", "native_type"]],
-    "src/event_loop": [["handle", "loop_clock", "pyloop", "reactor", "slow"]],
+    "src/event_loop": [["handle", "limits", "loop_clock", "pyloop", "reactor", "slow"]],
     "src/coro": [["coroutine", "fiber", "wait_queue"]],
     "src/process": [],
     "src/sock": [["attempts", "operation"]],

@@ -11,7 +11,7 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom};
 use std::mem::ManuallyDrop;
-use std::os::fd::{FromRawFd, RawFd};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 /// What lies at a path.
@@ -50,6 +50,21 @@ fn borrowed(fd: RawFd) -> io::Result<ManuallyDrop<File>> {
     }
     // SAFETY: not -1. The caller's descriptor is used for the length of one call and never closed here.
     Ok(ManuallyDrop::new(unsafe { File::from_raw_fd(fd) }))
+}
+
+/// The lowest number that is free for a descriptor, found by duplicating `fd` for a moment.
+///
+/// # Errors
+/// `EMFILE`: the process has none left; `EBADF`.
+pub fn lowest_free(fd: RawFd) -> io::Result<RawFd> {
+    // SAFETY: fcntl looks only at its arguments.
+    let number = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
+    if number < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: made just above, and nobody else has it.
+    drop(unsafe { OwnedFd::from_raw_fd(number) });
+    Ok(number)
 }
 
 /// The length in bytes of the regular file `fd`; 0 for most other files.

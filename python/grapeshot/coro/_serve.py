@@ -15,6 +15,7 @@ import os
 import socket
 
 from grapeshot import _core, _serve, _unix
+from grapeshot._limits import LimitError
 
 from . import _dns
 from ._socket import sock as Sock  # noqa: N812
@@ -84,6 +85,9 @@ class Server:
         self._acceptors: dict[Coro[Any], Sock] = {}
         self._connections: dict[Coro[Any], socket.socket] = {}
         self._is_closed = event()
+        # Wakes acceptors that a limit of the loop keeps from going on.
+        self._has_ended = event()
+        self._is_pause_logged = False
         # The coros that accept, and those of connections.
         self._under_way = inverted_semaphore()
 
@@ -183,7 +187,10 @@ class Server:
         with listener:
             while not self._is_closed.is_set():
                 try:
+                    self._loop._check_place(False)
                     self._accept(listener)
+                except LimitError as exc:
+                    self._wait_for_place(exc)
                 except OSError as exc:
                     if self._is_closed.is_set():
                         return
@@ -213,9 +220,22 @@ class Server:
                 places.release()
             raise
 
+    def _wait_for_place(self, exc: LimitError) -> None:
+        """Wait until a connection has ended, or for a while: what has ended may be none of this server's."""
+        if not self._is_pause_logged:
+            self._is_pause_logged = True
+            _logger.warning("%r accepts nothing until a place is free: %s", self, exc)
+        self._has_ended.clear()
+        self._has_ended.wait(_RETRY_DELAY_S)
+
     def _spawn(self, connection: Sock, address: Any) -> None:
+        co: Coro[Any] | None = None
         try:
-            co: Coro[Any] = _core._coro_spawn(self._serve, connection, address, name=f"{self._name} {address}")
+            while co is None:
+                try:
+                    co = _core._coro_spawn(self._serve, connection, address, name=f"{self._name} {address}")
+                except LimitError as exc:
+                    self._wait_for_place(exc)
         except BaseException as exc:
             connection.close()
             if isinstance(exc, MemoryError):
@@ -232,6 +252,7 @@ class Server:
     def _on_connection_end(self, co: Coro[Any]) -> None:
         self._connections.pop(co).close()
         self._under_way.release()
+        self._has_ended.set()
         if self._places is not None:
             self._places.release()
         exc = co._failure_unseen()

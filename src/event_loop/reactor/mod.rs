@@ -21,15 +21,16 @@ use grapeshot_core::queue::fd_table::FdTable;
 use grapeshot_core::queue::inbox::Inbox;
 use grapeshot_core::queue::ready::ReadyQueue;
 use grapeshot_core::queue::timers::TimerHeap;
-use grapeshot_core::sys::clock;
 use grapeshot_core::sys::poller::{Events, Interest, Poller, Token};
 use grapeshot_core::sys::waker::Waker;
+use grapeshot_core::sys::{clock, file};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyWeakrefReference;
 
 use super::handle::HandleRef;
+use super::limits::Limits;
 use super::source::{Ready, SourceRef};
 
 mod counters;
@@ -111,6 +112,7 @@ pub(crate) struct Reactor {
     visitors: RefCell<Vec<u64>>,
     is_stopping: AtomicBool,
     pub(crate) counters: Counters,
+    pub(crate) limits: Limits,
     /// Bits of `mode`.
     modes: AtomicU8,
     /// The bits of an `f64`.
@@ -150,6 +152,7 @@ impl Reactor {
             visitors: RefCell::new(Vec::new()),
             is_stopping: AtomicBool::new(false),
             counters: Counters::new(),
+            limits: Limits::none(),
             modes: AtomicU8::new(0),
             slow_callback_s: AtomicU64::new(0.1_f64.to_bits()),
         })
@@ -248,6 +251,13 @@ impl Reactor {
         }
     }
 
+    /// The number that the next descriptor of the process gets; None if the system refuses one.
+    pub(super) fn lowest_free_fd(&self) -> Option<RawFd> {
+        let mut number = None;
+        self.with_waker(|waker| number = file::lowest_free(waker.fd()).ok());
+        number
+    }
+
     /// In the child of a fork, in the thread that runs the loop: what is scheduled and watched is the parent's. It is
     /// forgotten without running any code, so the references stay for good. The poller, the waker and the signals' pipe
     /// are shared with the parent, and new ones take their place.
@@ -268,6 +278,7 @@ impl Reactor {
         self.cancelled_timers.set(0);
         mem::forget(self.fds.replace(FdTable::new()));
         self.stale_events.set(0);
+        self.limits.forget_connections();
         Ok(())
     }
 

@@ -129,6 +129,10 @@ pub(super) fn open<'py>(
     if fd < 0 {
         return Err(closed_error());
     }
+    let reactor = LoopObject::of(event_loop).reactor();
+    if let Some(reached) = reactor.limits.connections_reached() {
+        return Err(reached.error(event_loop.py()));
+    }
     let peer = socket::peer_address(fd).ok();
     if peer.as_ref().is_none_or(|peer| peer.family() != libc::AF_UNIX) {
         // This fails for what is not TCP, where no timer delays small segments.

@@ -38,6 +38,7 @@ use crate::binding::errors;
 use crate::binding::native_type::{NativeType, This};
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::socket_object;
+use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::source::Source;
 
 pub(super) use lifecycle::accept;
@@ -64,6 +65,8 @@ bitflags::bitflags! {
         const SENDFILE = 1 << 7;
         /// On the loop's list: writes wait for the end of the running step.
         const HELD = 1 << 8;
+        /// Among the loop's open connections.
+        const COUNTED = 1 << 9;
     }
 }
 
@@ -211,6 +214,14 @@ impl Ending for StreamBody {
         Ok(())
     }
 
+    fn on_closed(this: Stream<'_>) -> PyResult<()> {
+        uncount(&this);
+        match this.event_loop.get(this.py()) {
+            Some(event_loop) => LoopObject::of(&event_loop).place_is_free(this.py()),
+            None => Ok(()),
+        }
+    }
+
     fn take_server<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
         self.server.take(py)
     }
@@ -231,6 +242,10 @@ impl Body for StreamBody {
 
     fn close(&self, py: Python<'_>) {
         lifecycle::close_descriptor(py, self);
+    }
+
+    fn on_freed(object: &StreamObject) {
+        uncount(object);
     }
 
     fn calls(&self) -> &ProtocolCalls {
@@ -275,7 +290,19 @@ fn new_stream<'py>(
     if let Some(socket) = socket {
         set_socket(&body, socket);
     }
-    object::make(&STREAM_TYPE, event_loop, body)
+    let transport = object::make(&STREAM_TYPE, event_loop, body)?;
+    let this = lifecycle::stream_of(&transport);
+    this.flags.set(Flags::COUNTED);
+    this.reactor().limits.connection_opened();
+    Ok(transport)
+}
+
+/// The connection has ended.
+fn uncount(object: &StreamObject) {
+    if object.flags.has(Flags::COUNTED) {
+        object.flags.clear(Flags::COUNTED);
+        object.reactor().limits.connection_closed();
+    }
 }
 
 /// True for a `StreamTransport`.

@@ -1,0 +1,175 @@
+"""`loop.set_limits(coros=)`: spawn refuses, and servers of coros wait for a place."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import threading
+
+import pytest
+from support import HOST, coro_is_available, run_script
+
+import grapeshot
+
+pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+if coro_is_available():
+    from grapeshot import coro
+
+
+def in_limits(function, **limits):
+    """Runs it in a coro of a loop with these limits."""
+
+    def main():
+        asyncio.get_running_loop().set_limits(**limits)
+        return function()
+
+    return coro.run(main)
+
+
+def test_spawn_refuses_one_more_and_goes_on_when_one_has_ended():
+    def body():
+        waiting = [coro.spawn(coro.wait) for _ in range(2)]
+        with pytest.raises(grapeshot.LimitError, match="3 coros of this loop are alive, as many as") as caught:
+            coro.spawn(coro.wait)
+        assert caught.value.errno == errno.EAGAIN
+        late = coro.new(coro.wait)
+        with pytest.raises(grapeshot.LimitError):
+            late.start()
+        waiting[0].shutdown()
+        coro.yield_slice()
+        late.start()
+        for co in (waiting[1], late):
+            co.shutdown()
+
+    in_limits(body, coros=3)
+
+
+def test_threads_that_are_coros_are_refused_as_the_system_refuses_threads():
+    out = run_script(
+        None,
+        """
+        import asyncio, threading
+        from grapeshot import coro
+        coro.install("thread")
+        def main():
+            asyncio.get_running_loop().set_limits(coros=2)
+            release = threading.Event()
+            first = threading.Thread(target=release.wait)
+            first.start()
+            try:
+                threading.Thread(target=release.wait).start()
+            except RuntimeError as exc:
+                print(type(exc).__name__, exc)
+            release.set()
+            first.join()
+            second = threading.Thread(target=print, args=("second",))
+            second.start()
+            second.join()
+        coro.run(main)
+        """,
+    )
+    lines = out.splitlines()
+    assert lines[0].startswith("LimitError [Errno 11] 2 coros of this loop are alive")
+    assert lines[1:] == ["second"]
+
+
+def lowest_free():
+    number = os.dup(0)
+    os.close(number)
+    return number
+
+
+def is_answered(client):
+    try:
+        return bool(client.recv(10, socket.MSG_PEEK))
+    except BlockingIOError:
+        return False
+
+
+class Clients:
+    """Plain sockets, each of which has sent something."""
+
+    def __init__(self, server, count):
+        address = server.sockets[0].getsockname()
+        self.all = [socket.create_connection(address, 10) for _ in range(count)]
+        for client in self.all:
+            client.setblocking(False)
+            client.send(b"x")
+
+    def answers(self):
+        return sum(map(is_answered, self.all))
+
+    def close_answered(self):
+        """Closes the first that has an answer."""
+        answered = next(client for client in self.all if is_answered(client))
+        self.all.remove(answered)
+        answered.close()
+
+    def close(self):
+        for client in self.all:
+            client.close()
+
+
+def echo(sock, _address):
+    try:
+        while data := sock.recv(100):
+            sock.sendall(data)
+    except ConnectionResetError:
+        pass  # closed by a client that has not read the answer
+
+
+def iterate(count=50):
+    for _ in range(count):
+        coro.yield_slice()
+
+
+def until(condition):
+    with coro.timeout(10):
+        while not condition():
+            coro.sleep_relative(0.001)
+
+
+@pytest.mark.parametrize("limit", ["coros", "descriptors"])
+def test_a_server_of_coros_waits_for_a_place(limit, caplog):
+    def body():
+        loop = asyncio.get_running_loop()
+        with coro.serve(echo, HOST, 0) as server:
+            clients = Clients(server, 4)
+            try:
+                if limit == "coros":
+                    loop.set_limits(coros=4)  # this one, the one that accepts, two connections
+                else:
+                    loop.set_limits(descriptors=lowest_free() + 2)
+                until(lambda: clients.answers() >= 2)
+                iterate()
+                assert clients.answers() == 2
+                assert server.connections == 2
+                for _ in range(2):
+                    clients.close_answered()
+                    until(lambda: clients.answers() >= 2)
+            finally:
+                clients.close()
+                loop.set_limits()
+        said = [record.getMessage() for record in caplog.records]
+        assert len(said) == 1
+        assert "accepts nothing until a place is free" in said[0]
+
+    coro.run(body)
+
+
+def test_other_threads_have_their_own_loops_and_counts():
+    def alone():
+        return in_limits(lambda: coro.spawn(int).join(), coros=2)
+
+    def body():
+        results = []
+        thread = threading.Thread(target=lambda: results.append(alone()))
+        thread.start()
+        thread.join()
+        assert results == [0]
+        with pytest.raises(grapeshot.LimitError):
+            coro.spawn(int)
+
+    in_limits(body, coros=1)
