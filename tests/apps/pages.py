@@ -1,19 +1,20 @@
-"""Runs the blocks of pages whose programs need servers and frameworks: see tests/project/markdown.py for the words."""
+"""Runs the commands of the pages: see tests/project/markdown.py for the words."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.apps.requirements import framework
+from tests.apps.requirements import absent, framework
 from tests.apps.wsgi_servers import Process
 from tests.project.markdown import Block, blocks
-from tests.support import free_port
+from tests.support import coro_is_available, free_port
 
 CAP_S = 60.0
 
@@ -22,6 +23,18 @@ def of_page(page: Path) -> list[Block]:
     found = list(blocks(page))
     assert found, f"{page} has no blocks"
     return found
+
+
+def need(what: str) -> None:
+    """Skips the test if this is not there: coros, a program, or a package."""
+    if what == "coro":
+        if not coro_is_available():
+            pytest.skip("no coros on this interpreter")
+    elif what == "node":
+        if shutil.which(what) is None:
+            absent(what, "Debian: nodejs", "REQUIRE_NODE")
+    else:
+        framework(what)
 
 
 class Command:
@@ -40,7 +53,7 @@ class Command:
         numbers: dict[str, int] | None = None,
     ) -> None:
         for needed in filter(None, block.words.get("needs", "").split(",")):
-            framework(needed)
+            need(needed)
         if tuple(map(int, block.words.get("python", "3.11").split("."))) > sys.version_info:
             pytest.skip(f"the block is for Python {block.words['python']}")
         self.python, self.folder, self._block, self._page = python, folder, block, page
@@ -68,9 +81,9 @@ class Command:
         self._save()
         if arguments:
             return Process(*arguments, env=self.env, cwd=self.folder, python=self.python)
-        if self._block.language == "python":
-            (self.folder / "block.py").write_text(self._block.text, encoding="utf-8")
-            return self.start("block.py")
+        if self._block.language == "js":
+            (self.folder / "block.js").write_text(self._block.text, encoding="utf-8")
+            return Process("block.js", env=self.env, cwd=self.folder, python="node")
         words = [self._replaced(word) for word in self._words]
         while re.fullmatch(r"[A-Z_]+=.*", words[0]):
             name, _, value = words.pop(0).partition("=")

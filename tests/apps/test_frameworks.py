@@ -1,4 +1,4 @@
-"""The commands and programs of docs/frameworks.md, in real processes, each on grapeshot's loop.
+"""The commands of all pages, and so each server of docs/frameworks.md, in real processes, on grapeshot's loop.
 
 All run in a virtual environment of their own, which sees the packages of this one, and where `python -m grapeshot
 enable` was run. The number 8000 in a block stands for a free port.
@@ -17,15 +17,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.apps.pages import CAP_S, Command, of_page
+from tests.apps.pages import CAP_S, Command
 from tests.apps.requirements import framework
 from tests.apps.wsgi_servers import Process
-from tests.project.markdown import ROOT, Block
+from tests.project.markdown import ROOT, Block, blocks, pages
 
 PAGE = ROOT / "docs" / "frameworks.md"
-BLOCKS = of_page(PAGE)
-SERVERS = [block for block in BLOCKS if "serves" in block.words]
-PRINTING = [block for block in BLOCKS if "prints" in block.words]
+PAGES = {page: list(blocks(page)) for page in pages()}
+BLOCKS = PAGES[PAGE]
+COMMANDS = [block for found in PAGES.values() for block in found if block.language != "python"]
+SERVERS = [block for block in COMMANDS if "serves" in block.words]
+PRINTING = [block for block in COMMANDS if "prints" in block.words]
 
 
 def names(found: list[Block]) -> list[str]:
@@ -34,7 +36,7 @@ def names(found: list[Block]) -> list[str]:
 
 @pytest.mark.parametrize("block", SERVERS, ids=names(SERVERS))
 def test_a_server_of_the_pages(block: Block, python: Path, tmp_path: Path) -> None:
-    command = Command(block, BLOCKS, python, tmp_path)
+    command = Command(block, PAGES[block.page], python, tmp_path)
     with command.start() as server:
         assert get(f"http://127.0.0.1:{command.port}/", server) == block.words["serves"]
         if "end" not in block.words:
@@ -45,9 +47,14 @@ def test_a_server_of_the_pages(block: Block, python: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("block", PRINTING, ids=names(PRINTING))
 def test_a_program_of_the_pages(block: Block, python: Path, tmp_path: Path) -> None:
-    with Command(block, BLOCKS, python, tmp_path).start() as program:
-        status = program.process.wait(CAP_S)
-    assert (status, block.words["prints"] in "\n".join(program.output)) == (0, True), program.output
+    """Its lines, one after the other; the output is compared without line ends."""
+    output: list[str] = []
+    for line in block.text.splitlines() if block.language == "bash" else [block.text]:
+        words = shlex.split(line, comments=True) if block.language == "bash" else None
+        with Command(block, PAGES[block.page], python, tmp_path, words).start() as program:
+            assert program.process.wait(CAP_S) == 0, program.output
+        output += program.output
+    assert block.words["prints"] in " ".join(output)
 
 
 def get(url: str, server: Process) -> str:
@@ -69,7 +76,7 @@ def get(url: str, server: Process) -> str:
     [("--loop asyncio", "asyncio.unix_events"), ("--loop grapeshot:new_event_loop", "grapeshot._loop")],
 )
 def test_the_applications_tell_the_loops_apart(python: Path, tmp_path: Path, options: str, answer: str) -> None:
-    shown = next(block for block in SERVERS if block.text.startswith("uvicorn app:app"))
+    shown = next(block for block in SERVERS if block.page == PAGE and block.text.startswith("uvicorn app:app"))
     text = shown.text.replace("--loop grapeshot:new_event_loop", options)
     command = Command(shown, BLOCKS, python, tmp_path, shlex.split(text))
     with command.start() as server:
@@ -116,5 +123,5 @@ def test_every_section_has_a_program() -> None:
     """With a broken parser nothing would run, and nothing would fail."""
     sections = re.findall(r"^## (.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(sections) >= 17
-    assert len(SERVERS) >= 14
-    assert len(PRINTING) >= 8
+    assert len([block for block in SERVERS if block.page == PAGE]) >= 14
+    assert len([block for block in PRINTING if block.page == PAGE]) >= 6

@@ -1,18 +1,20 @@
 """Reads the project's Markdown: fenced code blocks with the test comment before each block, and links.
 
-A block may be preceded by a comment `<!-- test: word="value" word=value -->`. The words:
+Every block is run by a test, or says why it is not; `text` blocks are no code. Python blocks run as scripts
+(tests/project/test_readme.py), bash and js blocks as commands (tests/apps/test_frameworks.py), pycon blocks in a back
+door (tests/insight/test_walkthrough.py). A block may be preceded by a comment `<!-- test: word="value" word=value -->`:
 
-    prints="text"     the block's output contains this text (a Python block)
-    python=3.12       the block needs that Python or a later one
-    needs=coro        the block needs an interpreter that has coros; needs=msgspec: that package; both: coro,msgspec
+    prints="text"     the block's output contains this text
+    serves="text"     the command serves HTTP at port 8000, and `GET /` answers with this text
     save=app.py       the block is a file of that name, which later blocks of the page use; it is not run by itself
-    serves="text"     the command serves HTTP, and `GET /` answers with this text (a bash block; `--port N` is replaced)
-
-tests/apps runs the pages of RUN_AS_FRAMEWORKS, where bash blocks may print, too, 8000 stands for a free port, and
-`needs=package` names what only the extra `frameworks` installs. There are two words more:
-
-    end=kill          the server is killed in the end, because on any loop it may miss SIGTERM soon after its start
     run=name          what a test of that name in tests/apps/test_scaling.py starts
+    not_run="why"     the block is not run, for this reason
+    needs=coro        the block needs an interpreter that has coros; needs=node: that program; needs=msgspec: that
+                      package, which may be one of the extra `frameworks`; both: coro,msgspec
+    python=3.12       the block needs that Python or a later one
+    end=kill          the server is killed in the end, because on any loop it may miss SIGTERM soon after its start
+
+In commands 8000 stands for a free port.
 """
 
 from __future__ import annotations
@@ -24,8 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN_AS_FRAMEWORKS = [ROOT / "docs" / "frameworks.md", ROOT / "docs" / "scaling.md"]
-_WORDS = {"end", "needs", "prints", "python", "run", "save", "serves"}
+_WORDS = {"end", "needs", "not_run", "prints", "python", "run", "save", "serves"}
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\s*$")
 _DIRECTIVE = re.compile(r"^\s*<!-- test: (?P<words>.*) -->$")
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")

@@ -1,4 +1,6 @@
-"""The code blocks of the pages work: Python blocks run as scripts, servers answer a request, make targets exist."""
+"""The code blocks of the pages work: each is run by a test or says why not, Python blocks run as scripts, and commands
+that are not run exist.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +8,21 @@ import re
 import shlex
 import subprocess
 import sys
-import threading
-import time
 import tomllib
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
-from project.markdown import ROOT, RUN_AS_FRAMEWORKS, Block, blocks, pages
-from support import coro_is_available, free_port
+from project.markdown import ROOT, Block, blocks, pages
+from support import coro_is_available
 
 CAP_S = 30.0
-BLOCKS = [block for page in pages() if page not in RUN_AS_FRAMEWORKS for block in blocks(page)]
+BLOCKS = [block for page in pages() for block in blocks(page)]
 
 SCRIPTS = [block for block in BLOCKS if block.language == "python" and "save" not in block.words]
-COMMANDS = [block for block in BLOCKS if block.language == "bash" and "serves" not in block.words]
-SERVERS = [block for block in BLOCKS if "serves" in block.words]
+NOT_RUN = [block for block in BLOCKS if "not_run" in block.words]
+# What runs a block of a language, beside SCRIPTS: the words that its test looks for.
+RUN_BY = {"bash": {"prints", "serves", "run", "not_run"}, "js": {"prints"}, "python": {"save"}, "json": {"save"}}
+WALKTHROUGH = ROOT / "docs" / "insight.md"
 
 
 def named(found: list[Block]) -> pytest.MarkDecorator:
@@ -48,6 +48,25 @@ def is_too_new(block: Block) -> bool:
     return sys.version_info < needed
 
 
+@named([block for block in BLOCKS if block.language != "text"])
+def test_every_block_is_run_or_says_why_not(block):
+    if block.language == "pycon":
+        assert block.page == WALKTHROUGH
+    elif block not in SCRIPTS:
+        assert block.words.keys() & RUN_BY[block.language], f"no test runs it: {block.text}"
+    assert len(block.words.get("not_run", "a reason")) >= len("a reason")
+
+
+@named([block for block in BLOCKS if "save" in block.words])
+def test_a_saved_file_is_used(block):
+    """By a later block of the page, by pytest, or by name in a test that starts what pages have."""
+    name = block.words["save"]
+    after = [other for other in blocks(block.page) if other.line > block.line]
+    is_run = any(re.search(rf"\b{re.escape(Path(name).stem)}\b", other.text) for other in after)
+    starting = [ROOT / "tests" / "insight" / "test_walkthrough.py", *ROOT.glob("tests/apps/test_*.py")]
+    assert is_run or name == "conftest.py" or any(f'"{name}"' in path.read_text(encoding="utf-8") for path in starting)
+
+
 @named(SCRIPTS)
 def test_python_block_runs(block, tmp_path):
     if is_too_new(block):
@@ -62,52 +81,12 @@ def test_python_block_runs(block, tmp_path):
     command = [sys.executable, "-W", "error", str(script)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=CAP_S, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert block.words.get("prints", "") in done.stdout
+    assert block.words.get("prints", "") in " ".join(done.stdout.splitlines())
 
 
-@named(SERVERS)
-def test_server_command_serves(block, tmp_path):
-    for earlier in BLOCKS:
-        if earlier.page == block.page and "save" in earlier.words:
-            (tmp_path / earlier.words["save"]).write_text(earlier.text, encoding="utf-8")
-    program, *arguments = shlex.split(block.text)
-    assert (Path(sys.executable).parent / program).exists(), f"{program} is not installed"
-    port = free_port()
-    arguments[arguments.index("--port") + 1] = str(port)
-    command = [sys.executable, "-m", program, *arguments]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    output: list[str] = []
-    reader = threading.Thread(target=lambda: output.extend(process.stdout), daemon=True)
-    reader.start()
-    try:
-        assert get(f"http://127.0.0.1:{port}/", process, output) == block.words["serves"]
-        process.terminate()
-        assert process.wait(CAP_S) in {0, -15}, "".join(output)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        reader.join(CAP_S)
-        process.stdout.close()
-    assert "Traceback" not in "".join(output), "".join(output)
-
-
-def get(url: str, process: subprocess.Popen[str], output: list[str]) -> str:
-    """Returns the body as soon as the server answers."""
-    give_up = time.monotonic() + CAP_S
-    while True:
-        try:
-            with urllib.request.urlopen(url, timeout=CAP_S) as response:
-                return response.read().decode().strip()
-        except urllib.error.URLError as error:
-            assert process.poll() is None, "".join(output)
-            assert time.monotonic() < give_up, f"{error}\n{''.join(output)}"
-            time.sleep(0.01)
-
-
-@named(COMMANDS)
+@named(NOT_RUN)
 def test_bash_block_names_real_commands(block):
-    """Every line is a make target, an executable file of the tree, or a program that `make venv` installs."""
+    """Every line is a make target, an executable file of the tree, or a program that is installed."""
     for line in block.text.splitlines():
         words = [word for word in shlex.split(line, comments=True) if not re.fullmatch(r"[A-Z_]+=.*", word)]
         if not words:
@@ -116,6 +95,8 @@ def test_bash_block_names_real_commands(block):
             assert set(words[1:]) <= make_targets(), line
         elif words[:2] == ["pip", "install"]:
             assert words[2] in {".", "git+$URL"}, line
+        elif words[:3] == ["python3", "-m", "venv"] or words[0] in {".", "cd"}:
+            continue
         elif words[0].startswith(("./", ".ci/")):
             assert (ROOT / words[0]).stat().st_mode & 0o111, line
         elif words[0].startswith(".venv/bin/"):
@@ -125,7 +106,7 @@ def test_bash_block_names_real_commands(block):
 
 
 def test_the_two_commands_are_in_the_readme():
-    lines = {line for block in COMMANDS if block.page.name == "README.md" for line in block.text.splitlines()}
+    lines = {line for block in NOT_RUN if block.page.name == "README.md" for line in block.text.splitlines()}
     assert {"make demo", "make test"} <= lines
 
 
@@ -141,4 +122,4 @@ def test_the_pages_have_the_blocks_that_this_file_is_for():
     scripts = "\n".join(block.text for block in readme if block.language == "python")
     for way_in in ("grapeshot.install()", "grapeshot.run(main())"):
         assert way_in in scripts
-    assert any("--loop grapeshot:new_event_loop" in block.text for block in SERVERS)
+    assert any("--loop grapeshot:new_event_loop" in block.text for block in BLOCKS if "serves" in block.words)
