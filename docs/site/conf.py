@@ -14,8 +14,8 @@ sys.path[:0] = [str(SITE.parents[1] / "python"), str(SITE)]
 
 HOME = "README"
 NAVIGATION = {
-    "Use": ["docs/frameworks", "docs/scaling", "docs/rpc", "docs/insight"],
-    "Coros": ["docs/coro", "docs/coro-migration"],
+    "Start": ["docs/start", "docs/uvloop", "docs/coro-migration", "docs/phases"],
+    "Use": ["docs/frameworks", "docs/scaling", "docs/coro", "docs/rpc", "docs/insight"],
     "Reference": [
         "docs/reference/grapeshot",
         "docs/reference/objects",
@@ -25,7 +25,7 @@ NAVIGATION = {
         "docs/reference/coro",
         "docs/reference/wsgi",
     ],
-    "Facts": ["docs/compatibility", "docs/features", "docs/speed"],
+    "Facts": ["docs/compatibility", "docs/features", "docs/limits", "docs/versions", "docs/speed"],
     "Project": ["docs/architecture", "CHANGELOG", "CONTRIBUTING", "CODE_OF_CONDUCT", "SECURITY", "docs/releasing"],
     "Measurements": [
         "benchmarks/README",
@@ -48,6 +48,8 @@ nitpicky = True
 myst_heading_anchors = 4  # as GitHub makes them
 
 html_theme = "furo"
+html_static_path = ["static"]
+html_css_files = ["wide.css"]
 html_title = "grapeshot"
 html_copy_source = False
 html_show_copyright = False

@@ -5,6 +5,7 @@ developer's machine.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
 import re
 import subprocess
@@ -12,6 +13,7 @@ import subprocess
 import pytest
 from project import speed_table
 from project.markdown import ROOT, anchors, links, pages
+from support import coro_is_available
 
 import grapeshot
 
@@ -46,6 +48,37 @@ def test_the_files_that_a_page_names_are_there(page):
     named = set(NAMED_FILE.findall((ROOT / page).read_text(encoding="utf-8")))
     assert named
     assert [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in there)] == []
+
+
+def find(path):
+    """The object of that dotted name, whose first words are modules."""
+    parts = path.split(".")
+    found = grapeshot
+    for count, part in enumerate(parts[1:], 2):
+        if not hasattr(found, part):
+            importlib.import_module(".".join(parts[:count]))
+        found = getattr(found, part)
+    return found
+
+
+NAME = re.compile(r"\b(?:grapeshot|coro)(?:\.[A-Za-z]\w*)+")
+
+
+@pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+@pytest.mark.filterwarnings("ignore:The `uvicorn.workers` module is deprecated")
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/*.md")), ids=lambda page: page.name)
+def test_the_names_that_a_page_shows_exist(page):
+    missing = []
+    for span in re.findall(r"`[^`\n]+`", page.read_text(encoding="utf-8")):
+        for name in NAME.findall(span):
+            try:
+                find(name if name.startswith("grapeshot.") else f"grapeshot.{name}")
+            except (AttributeError, ImportError) as error:
+                if isinstance(error, AttributeError) or str(error.name).startswith(
+                    "grapeshot"
+                ):  # else it needs an extra
+                    missing.append(name)
+    assert missing == []
 
 
 MACHINE_PATH = re.compile(r"(?<![\w./*-])/(?:home/\w|Users/\w|(?:root|work|opt)/[\w.])")
