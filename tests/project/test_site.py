@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -148,9 +149,7 @@ def test_links_inside_the_site_lead_somewhere(html, found):
 
 def test_a_warning_ends_the_build(html, tmp_path):
     """A small project with this configuration, and one link or name that leads nowhere."""
-    (tmp_path / "docs" / "site").mkdir(parents=True)
-    for path in SITE.glob("*.py"):
-        (tmp_path / "docs" / "site" / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    shutil.copytree(SITE, tmp_path / "docs" / "site")
     configuration = tmp_path / "docs" / "site" / "conf.py"
     text = configuration.read_text(encoding="utf-8")
     configuration.write_text(text + "\nnavigation = {}\n", encoding="utf-8")
