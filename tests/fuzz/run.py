@@ -14,22 +14,13 @@ import importlib
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import hypothesis
-from fuzz.budget import RANDOM, count
+from fuzz.budget import Budget
 
-FUZZERS = ("arguments",)
-EXAMPLES = 200
-
-
-def seeded(number: int) -> Callable[[Any], Any]:
-    settings = count(RANDOM, EXAMPLES)
-    return lambda test: hypothesis.seed(number)(settings(test))
+FUZZERS = ("arguments", "transports")
 
 
 def run(name: str, seconds: float, first: int, rounds: int | None) -> bool:
@@ -38,13 +29,13 @@ def run(name: str, seconds: float, first: int, rounds: int | None) -> bool:
     end, number = time.monotonic() + seconds, first
     while time.monotonic() < end and (rounds is None or number < first + rounds):
         try:
-            fuzz(seeded(number))
+            fuzz(Budget(number))
         except BaseException:
             traceback.print_exc()
             print(f"{name}: FAILED; again: python tests/fuzz/run.py --rounds 1 --seed {number} {name}", flush=True)
             return False
         number += 1
-    print(f"{name}: {number - first} rounds of {EXAMPLES} examples, seeds {first} to {number - 1}", flush=True)
+    print(f"{name}: {number - first} rounds, seeds {first} to {number - 1}", flush=True)
     return True
 
 
