@@ -55,6 +55,8 @@ class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
     _on_run: staticmethod[[Any], None] | Callable[[Any], None] | None = None
     # whose tasks the loop runs, while such coros borrow it
     _ledger: Any = None
+    # who wants to know how long callbacks take
+    _measuring: Any = None
     # what run_until_complete() waits for
     _awaited: Any = None
     # errors

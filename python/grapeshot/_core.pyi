@@ -398,6 +398,12 @@ class Loop:
     def _statistics(self) -> dict[str, Any]:
         """Return what the loop has counted, and its times in seconds, by name. Any thread may call it."""
 
+    def _set_measured(self, is_on: bool, slow_ns: int | None) -> None:
+        """Measure how long steps take and wait, and call ``_on_slow`` after those that take at least ``slow_ns``."""
+
+    def _running_since_ns(self) -> int | None:
+        """Return when the measured step began that runs now, in nanoseconds, or None. Any thread may call it."""
+
     def _signal_fd(self) -> int:
         """Return the descriptor for :func:`signal.set_wakeup_fd`: the loop reads it and calls ``_signals_arrived``.
 

@@ -1,7 +1,7 @@
 """Method modules that are imported when one of their methods is first looked up.
 
 A program that serves TCP needs neither subprocesses nor datagrams. Importing the package would take a third longer with
-these six modules.
+these seven modules.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ def _load(name: str) -> types.ModuleType:
         from . import _datagram
 
         return _datagram
+    if name == "measuring":
+        from . import _measuring
+
+        return _measuring
     if name == "pipes":
         from . import _pipes
 

@@ -130,6 +130,8 @@ def close(loop: BaseLoop) -> None:
         if before_close is not None:
             before_close(loop)
     finally:
+        if loop._measuring is not None:
+            loop._measuring.close()
         _close_now(loop)
 
 

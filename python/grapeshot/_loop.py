@@ -19,11 +19,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from . import _datagram, _pipes, _sendfile, _statistics, _subprocess, _unix
+    from . import _datagram, _measuring, _pipes, _sendfile, _statistics, _subprocess, _unix
 else:
     _datagram, _pipes, _sendfile = LazyModule("datagram"), LazyModule("pipes"), LazyModule("sendfile")
     _subprocess, _unix = LazyModule("subprocess"), LazyModule("unix")
-    _statistics = LazyModule("statistics")
+    _measuring, _statistics = LazyModule("measuring"), LazyModule("statistics")
 
 
 def _is_debug_mode() -> bool:
@@ -80,6 +80,10 @@ class Loop(BaseLoop):
 
     # insight
     statistics = _statistics.statistics
+    measure_callbacks = _measuring.measure_callbacks
+    add_slow_listener = _measuring.add_slow_listener
+    remove_slow_listener = _measuring.remove_slow_listener
+    _on_slow = _measuring.on_slow
 
     # limits
     set_limits = _limits.set_limits

@@ -8,6 +8,31 @@ from ._base import BaseLoop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Histogram:
+    """How often durations of some length occurred. The error of what it tells of them is at most an eighth."""
+
+    count: int
+    sum_s: float
+    max_s: float
+    buckets: tuple[tuple[float, int], ...]
+    """The ends of the intervals, in seconds and in order, with the number of durations in each that are below its end,
+    and not below the one before it. Intervals without durations are left out."""
+
+    def percentile(self, percent: float) -> float:
+        """Return the end of the interval in which this percentage of all durations is reached, in seconds.
+
+        It is 0.0 without durations, and never more than ``max_s``.
+        """
+        wanted = self.count * percent / 100
+        seen = 0
+        for end_s, number in self.buckets:
+            seen += number
+            if seen >= wanted:
+                return min(end_s, self.max_s)
+        return self.max_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
     """What a loop has done since it was made; :meth:`grapeshot.Loop.statistics` returns it.
 
@@ -68,6 +93,11 @@ class Statistics:
     """How often a coro's stack was copied away, because another one needed its place."""
     coro_bytes_copied: int
     """The bytes of stacks that were copied away and back."""
+    callback_durations: Histogram | None
+    """How long what the loop calls took; None if :meth:`grapeshot.Loop.measure_callbacks` was never called."""
+    scheduling_delays: Histogram | None
+    """How long it had to wait: from the end of the callback that scheduled it, the return of the poll, or the deadline
+    of the timer to its start; None as above."""
 
 
 def statistics(self: BaseLoop) -> Statistics:
@@ -85,5 +115,19 @@ def statistics(self: BaseLoop) -> Statistics:
         timers=counted.pop("noted_timers"),
         coros=counted["coros_started"] - ended,
         pinned_coros=pinned_started - pinned_ended,
+        callback_durations=_histogram(counted.pop("callback_durations", None)),
+        scheduling_delays=_histogram(counted.pop("scheduling_delays", None)),
         **counted,
+    )
+
+
+def _histogram(measured: tuple[int, int, list[tuple[int, int]]] | None) -> Histogram | None:
+    if measured is None:
+        return None
+    sum_ns, max_ns, buckets = measured
+    return Histogram(
+        count=sum(number for _, number in buckets),
+        sum_s=sum_ns / 1e9,
+        max_s=max_ns / 1e9,
+        buckets=tuple((end_ns / 1e9, number) for end_ns, number in buckets),
     )

@@ -6,12 +6,14 @@
 
 use std::ffi::{c_int, c_void};
 
+use grapeshot_core::queue::histogram::Histogram;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFloat, PyTuple, PyType};
 
 use super::pyloop::{self, LoopObject};
+use super::reactor::measuring::Measuring;
 use super::{call_methods, limits, loop_clock, tasks, watching};
 use crate::binding::attributes::set_value;
 use crate::binding::native_type::{
@@ -124,7 +126,31 @@ fn statistics<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py>
         dict.set_item("noted_ready", ready)?;
         dict.set_item("noted_timers", timers)?;
     }
+    if let Some(measuring) = this.reactor.measured() {
+        dict.set_item("callback_durations", histogram(&measuring.durations))?;
+        dict.set_item("scheduling_delays", histogram(&measuring.delays))?;
+    }
     Ok(dict.into_any())
+}
+
+/// The sum, the maximum and the buckets of durations in nanoseconds.
+fn histogram(histogram: &Histogram) -> (u64, u64, Vec<(u64, u64)>) {
+    (histogram.sum(), histogram.max(), histogram.buckets().collect())
+}
+
+/// `_set_measured(is_on, slow_ns)`: steps that take at least `slow_ns` are told of; None for no step.
+fn set_measured<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    let [is_on, slow_ns] = args.bind()?;
+    let is_on = is_on.map_or(Ok(false), |is_on| is_on.is_truthy())?;
+    let slow_ns: Option<u64> = slow_ns.map_or(Ok(None), |slow_ns| slow_ns.extract())?;
+    this.reactor.set_measured(is_on, slow_ns.unwrap_or(u64::MAX));
+    Ok(none(this.py()))
+}
+
+/// `_running_since_ns()`: when the step began that runs while the loop is measured, or None. From any thread.
+fn running_since<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+    let since_ns = this.reactor.measured().and_then(Measuring::running_since_ns);
+    Ok(since_ns.into_pyobject(this.py())?.into_any())
 }
 
 /// asyncio's names of the queues that monitoring and test tools read. The values are tuples, because the queues
@@ -250,6 +276,18 @@ pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
             statistics,
             "_statistics()",
             "What the loop has counted; loop.statistics() has it in order."
+        ),
+        method!(
+            LoopObject,
+            set_measured,
+            "_set_measured(is_on, slow_ns)",
+            "Measure how long steps take and wait, or no longer."
+        ),
+        threadsafe_method!(
+            LoopObject,
+            running_since,
+            "_running_since_ns()",
+            "When the measured step began that runs now, or None."
         ),
         method!(
             LoopObject,

@@ -1,7 +1,7 @@
 //! Loops that are looked at closely: debug mode's slow-callback log, with the same sentence as asyncio on the same
-//! logger, and what the observer is told.
+//! logger, what the observer is told, and what is measured.
 //!
-//! Runs on the loop's thread, and only in debug mode or with an observer.
+//! Runs on the loop's thread, and only in debug mode, with an observer, or while the loop is measured.
 
 use grapeshot_core::sys::clock;
 use pyo3::ffi;
@@ -11,29 +11,52 @@ use super::handle::HandleRef;
 use super::observer::{self, Kind, Run};
 use super::pyloop::LoopObject;
 use super::reactor::Reactor;
+use super::reactor::measuring::Step;
 use super::source::Deferred;
 use crate::binding::log;
 
 /// Runs `handle`. In debug mode, logs it if it took at least as long as asyncio's limit.
 #[cold]
 pub(crate) fn run_handle(py: Python<'_>, event_loop: &LoopObject, handle: HandleRef) -> PyResult<()> {
+    let reactor = event_loop.reactor();
+    let ready_ns = reactor.note_taken();
     if handle.is_cancelled(py) {
         return Ok(());
     }
-    let reactor = event_loop.reactor();
-    let run = if reactor.is_observed() {
-        handle
-            .callback(py)
-            .and_then(|callback| Run::begin(callback, Kind::Callback))
+    let (is_observed, is_measured) = (reactor.is_observed(), reactor.is_measured());
+    let callback = if is_observed || is_measured {
+        handle.callback(py)
     } else {
         None
     };
+    let run = callback
+        .clone()
+        .filter(|_| is_observed)
+        .and_then(|callback| Run::begin(callback, Kind::Callback));
+    let step = reactor.begin_step(ready_ns);
     let result = if reactor.is_debug() {
         run_timed(py, event_loop, handle, reactor.slow_callback_s())
     } else {
         handle.run(py)
     };
-    end(run, result)
+    let slow = step.and_then(|step| step.end(reactor));
+    let result = end(run, result);
+    if let (Some(callback), Some(slow)) = (callback, slow) {
+        tell_slow(event_loop, &callback, slow);
+    }
+    result
+}
+
+/// Tells the loop's Python part of a slow step: its object, when it began and how long it took, in nanoseconds.
+#[cold]
+fn tell_slow(event_loop: &LoopObject, object: &Bound<'_, PyAny>, (started_ns, took_ns): (u64, u64)) {
+    let py = object.py();
+    let told = event_loop
+        .to_bound(py)
+        .call_method1("_on_slow", (object, started_ns, took_ns));
+    if let Err(error) = told {
+        error.write_unraisable(py, Some(object));
+    }
 }
 
 /// Runs `handle` and logs it if it took at least `limit_s` seconds.
@@ -66,39 +89,47 @@ fn run_timed(py: Python<'_>, event_loop: &LoopObject, handle: HandleRef, limit_s
 #[cold]
 pub(crate) unsafe fn run_deferred(
     py: Python<'_>,
-    reactor: &Reactor,
+    event_loop: &LoopObject,
     object: *mut ffi::PyObject,
     run: Deferred,
 ) -> PyResult<()> {
+    let reactor = event_loop.reactor();
+    let ready_ns = reactor.note_taken();
     let is_own = observer::is_own_entry(run);
-    if is_own && !reactor.is_debug() {
+    if is_own && ready_ns.is_none() && !reactor.is_debug() {
         // SAFETY: by the contract.
         return unsafe { run(py, object) };
     }
     // SAFETY: by the contract; from_borrowed adds a reference.
     let source = unsafe { Bound::from_borrowed_ptr(py, object) };
-    let look = CloseLook::begin_unless(is_own, reactor, source);
+    let look = CloseLook::begin_unless(is_own, reactor, source, ready_ns);
     // SAFETY: by the contract.
     let result = unsafe { run(py, object) };
-    look.end(reactor, result)
+    look.end(event_loop, result)
 }
 
 /// A source that handles an event, or does a queued step.
-pub(crate) struct CloseLook<'py> {
+pub(crate) struct CloseLook<'py, 'a> {
     source: Bound<'py, PyAny>,
     /// 0: not in debug mode.
     started_ns: u64,
     run: Option<Run<'py>>,
+    step: Option<Step<'a>>,
 }
 
-impl<'py> CloseLook<'py> {
+impl<'py, 'a> CloseLook<'py, 'a> {
     #[cold]
-    pub(crate) fn begin(reactor: &Reactor, source: Bound<'py, PyAny>) -> Self {
-        Self::begin_unless(false, reactor, source)
+    pub(crate) fn begin(reactor: &'a Reactor, source: Bound<'py, PyAny>) -> Self {
+        Self::begin_unless(false, reactor, source, None)
     }
 
-    /// `is_own`: the observer knows of the run anyway.
-    fn begin_unless(is_own: bool, reactor: &Reactor, source: Bound<'py, PyAny>) -> Self {
+    /// `is_own`: the observer knows of the run anyway. `ready_ns`: since when it waits, by default since the last poll.
+    fn begin_unless(
+        is_own: bool,
+        reactor: &'a Reactor,
+        source: Bound<'py, PyAny>,
+        ready_ns: Option<u64>,
+    ) -> Self {
         let run = if reactor.is_observed() && !is_own {
             Run::begin(source.clone(), Kind::Source)
         } else {
@@ -108,13 +139,19 @@ impl<'py> CloseLook<'py> {
             source,
             started_ns: if reactor.is_debug() { clock::now_ns() } else { 0 },
             run,
+            step: reactor.begin_step(ready_ns),
         }
     }
 
     /// Returns `result`, or an exception that must leave the loop.
     #[cold]
-    pub(crate) fn end(self, reactor: &Reactor, result: PyResult<()>) -> PyResult<()> {
+    pub(crate) fn end(self, event_loop: &LoopObject, result: PyResult<()>) -> PyResult<()> {
+        let reactor = event_loop.reactor();
+        let slow = self.step.and_then(|step| step.end(reactor));
         let result = end(self.run, result);
+        if let Some(slow) = slow {
+            tell_slow(event_loop, &self.source, slow);
+        }
         if self.started_ns != 0 && result.is_ok() {
             check_source(&self.source, self.started_ns, reactor.slow_callback_s());
         }

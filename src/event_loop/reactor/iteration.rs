@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 
 use super::held::Holding;
 use super::signals::check_signals_at;
-use super::{FdUse, Reactor, SIGNAL_TOKEN, WAKER_TOKEN, closed_error, current_thread};
+use super::{FdUse, Reactor, SIGNAL_TOKEN, WAKER_TOKEN, closed_error, current_thread, mode};
 use crate::binding::{HAS_GIL, errors};
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::observer;
@@ -136,7 +136,6 @@ impl Reactor {
             self.expire_timers(py, event_loop, now_ns)?;
         }
         let count = self.ready.borrow().len();
-        self.counters.note_ready(count);
         self.run_ready(py, event_loop, count)
     }
 
@@ -150,7 +149,8 @@ impl Reactor {
             && self.ready.borrow().is_empty()
             && !self.has_events.get()
             && self.held.is_empty();
-        if !is_alone || self.is_debug() || self.is_stopping() || self.owner() == 0 {
+        if !is_alone || self.has_mode(mode::DEBUG | mode::MEASURED) || self.is_stopping() || self.owner() == 0
+        {
             return None;
         }
         let now_ns = clock::now_ns();
@@ -223,6 +223,9 @@ impl Reactor {
         };
         drop(events);
         self.counters.polls.add(1);
+        if !self.is_plain() {
+            self.note_polled();
+        }
         match result {
             Ok(count) => {
                 self.counters.events.add(count as u64);
@@ -314,7 +317,7 @@ impl Reactor {
         };
         let mut result = match look {
             None => result,
-            Some(look) => look.end(self, result),
+            Some(look) => look.end(event_loop, result),
         };
         self.end_step(py, &mut result);
         result
@@ -322,6 +325,10 @@ impl Reactor {
 
     /// Runs the first `count` entries of the ready queue.
     fn run_ready(&self, py: Python<'_>, event_loop: &LoopObject, count: usize) -> PyResult<()> {
+        if count == 0 {
+            return Ok(());
+        }
+        self.counters.note_ready(count);
         for index in 0..count {
             check_signals_at(py, index)?;
             let entry = self.ready.borrow_mut().pop_front();
@@ -339,7 +346,7 @@ impl Reactor {
                 // SAFETY: `defer` paired the function with its object, whose reference the queue held.
                 Some(run) if self.is_plain() => unsafe { run(py, entry.object) },
                 // SAFETY: as above.
-                Some(run) => unsafe { slow::run_deferred(py, self, entry.object, run) },
+                Some(run) => unsafe { slow::run_deferred(py, event_loop, entry.object, run) },
             };
             // SAFETY: the queue's reference, dropped once.
             unsafe { ffi::Py_DECREF(entry.object) };

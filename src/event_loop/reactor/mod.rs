@@ -15,7 +15,7 @@ use std::io;
 use std::mem;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use grapeshot_core::queue::fd_table::FdTable;
 use grapeshot_core::queue::inbox::Inbox;
@@ -38,6 +38,7 @@ mod descriptors;
 mod ghosts;
 mod held;
 mod iteration;
+pub(crate) mod measuring;
 mod queues;
 mod receiving;
 mod signals;
@@ -49,6 +50,7 @@ pub(crate) use counters::Counters;
 use held::Held;
 pub(crate) use held::{after_fork, flush_running};
 use iteration::MAX_UNPOLLED_ITERATIONS;
+use measuring::Measuring;
 pub(crate) use receiving::{Received, receive_direct};
 use signals::Signals;
 pub(crate) use watcher::{Direction, Target, Watcher};
@@ -66,6 +68,8 @@ mod mode {
     pub(super) const DEBUG: u8 = 1;
     /// See `observer`.
     pub(super) const OBSERVED: u8 = 2;
+    /// See `measuring`.
+    pub(super) const MEASURED: u8 = 4;
 }
 
 /// What a descriptor in the fd table is for.
@@ -113,6 +117,8 @@ pub(crate) struct Reactor {
     is_stopping: AtomicBool,
     pub(crate) counters: Counters,
     pub(crate) limits: Limits,
+    /// Made when a program asks for it.
+    measuring: OnceLock<Box<Measuring>>,
     /// Bits of `mode`.
     modes: AtomicU8,
     /// The bits of an `f64`.
@@ -153,6 +159,7 @@ impl Reactor {
             is_stopping: AtomicBool::new(false),
             counters: Counters::new(),
             limits: Limits::none(),
+            measuring: OnceLock::new(),
             modes: AtomicU8::new(0),
             slow_callback_s: AtomicU64::new(0.1_f64.to_bits()),
         })
@@ -205,7 +212,7 @@ impl Reactor {
 
     #[inline]
     pub(crate) fn is_debug(&self) -> bool {
-        self.modes.load(Ordering::Relaxed) & mode::DEBUG != 0
+        self.has_mode(mode::DEBUG)
     }
 
     pub(crate) fn set_debug(&self, is_debug: bool) {
@@ -214,11 +221,17 @@ impl Reactor {
 
     /// Whether the observer is told of what this loop runs.
     pub(crate) fn is_observed(&self) -> bool {
-        self.modes.load(Ordering::Relaxed) & mode::OBSERVED != 0
+        self.has_mode(mode::OBSERVED)
     }
 
     pub(crate) fn set_observed(&self, is_observed: bool) {
         self.set_mode(mode::OBSERVED, is_observed);
+    }
+
+    /// Whether one of these bits is set.
+    #[inline]
+    fn has_mode(&self, bits: u8) -> bool {
+        self.modes.load(Ordering::Relaxed) & bits != 0
     }
 
     fn set_mode(&self, bit: u8, is_on: bool) {
@@ -229,7 +242,7 @@ impl Reactor {
         }
     }
 
-    /// Whether nobody wants to know how long things take: the loop is neither in debug mode nor observed.
+    /// Whether nobody wants to know how long things take: the loop is neither in debug mode nor observed nor measured.
     #[inline]
     fn is_plain(&self) -> bool {
         self.modes.load(Ordering::Relaxed) == 0
@@ -272,6 +285,7 @@ impl Reactor {
             .replace(waker);
         drop(shared);
         self.signals.forget();
+        self.forget_marks();
         while self.inbox.pop().is_some() {}
         mem::forget(self.ready.replace(ReadyQueue::new()));
         mem::forget(self.timers.replace(TimerHeap::new()));
@@ -309,6 +323,7 @@ impl Reactor {
             // SAFETY: the queue's reference, dropped once.
             unsafe { ffi::Py_DECREF(entry.object) };
         }
+        self.forget_marks();
         while let Some(entry) = self.held.pop() {
             // SAFETY: the list's reference, dropped once.
             unsafe { ffi::Py_DECREF(entry.object) };

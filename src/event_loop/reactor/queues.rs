@@ -332,6 +332,10 @@ impl Reactor {
                 handle.release(py);
             } else {
                 self.counters.timers_run.add(1);
+                if self.is_measured() {
+                    let due = deadline_key(handle.when_s(py));
+                    self.note_due(key.saturating_sub(due));
+                }
                 self.push_handle(handle);
             }
         }

@@ -1,0 +1,186 @@
+//! How long the loop's steps take, and how long they had to wait: measured only when a program asks for it, because both
+//! need readings of the clock.
+//!
+//! A step is what the loop calls once (see `held`). Its delay begins when it became ready:
+//!
+//! ```text
+//!   scheduled by a step      the end of that step          a timer                    its deadline
+//!   an event, another thread the return of the poll before
+//! ```
+//! The entries of the ready queue have no time stamps. It is first in, first out, so a list of marks is enough: all
+//! entries up to this number have been ready since then.
+//!
+//! The steps are those of the loop's thread; other threads may read the histograms and `running_since_ns`.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use grapeshot_core::queue::histogram::Histogram;
+use grapeshot_core::sys::clock;
+
+use super::{Reactor, mode};
+
+/// The entries of the ready queue before this number, counted from when measuring began, have been ready since then.
+struct Mark {
+    end: u64,
+    since_ns: u64,
+}
+
+pub(crate) struct Measuring {
+    pub(crate) durations: Histogram,
+    pub(crate) delays: Histogram,
+    marks: RefCell<VecDeque<Mark>>,
+    /// The entries that were taken out of the ready queue.
+    taken: Cell<u64>,
+    /// When the last poll has returned, and when the last step was over.
+    polled_ns: Cell<u64>,
+    ended_ns: Cell<u64>,
+    /// When the running step began; 0: none runs.
+    running_since_ns: AtomicU64,
+    /// A step that takes at least so long is slow.
+    slow_ns: AtomicU64,
+}
+
+/// A step that runs.
+#[derive(Clone, Copy)]
+pub(crate) struct Step<'a> {
+    measuring: &'a Measuring,
+    started_ns: u64,
+}
+
+impl Measuring {
+    fn new() -> Self {
+        Self {
+            durations: Histogram::new(),
+            delays: Histogram::new(),
+            marks: RefCell::new(VecDeque::new()),
+            taken: Cell::new(0),
+            polled_ns: Cell::new(0),
+            ended_ns: Cell::new(0),
+            running_since_ns: AtomicU64::new(0),
+            slow_ns: AtomicU64::new(u64::MAX),
+        }
+    }
+
+    /// When the running step began, on the monotonic clock; None if none runs. From any thread.
+    pub(crate) fn running_since_ns(&self) -> Option<u64> {
+        Some(self.running_since_ns.load(Ordering::Relaxed)).filter(|since_ns| *since_ns != 0)
+    }
+
+    /// The entries of the queue, so many, that have no mark yet are ready since that time.
+    fn mark(&self, ready_len: usize, since_ns: u64) {
+        let end = self.taken.get() + ready_len as u64;
+        let mut marks = self.marks.borrow_mut();
+        let marked = marks.back().map_or(self.taken.get(), |last| last.end);
+        if end > marked {
+            marks.push_back(Mark { end, since_ns });
+        }
+    }
+
+    /// An entry was taken out of the queue, in which so many are left: since when it was ready.
+    fn take(&self, ready_len: usize) -> u64 {
+        // What has no mark yet was scheduled by an event or another thread: steps mark what they schedule.
+        self.mark(ready_len + 1, self.polled_ns.get().max(self.ended_ns.get()));
+        let taken = self.taken.get() + 1;
+        self.taken.set(taken);
+        let mut marks = self.marks.borrow_mut();
+        let Some(first) = marks.front() else { return 0 };
+        let since_ns = first.since_ns;
+        if first.end <= taken {
+            marks.pop_front();
+        }
+        since_ns
+    }
+
+    fn begin(&self, ready_ns: u64) -> Step<'_> {
+        let started_ns = clock::now_ns();
+        self.delays.add(started_ns.saturating_sub(ready_ns));
+        self.running_since_ns.store(started_ns, Ordering::Relaxed);
+        Step {
+            measuring: self,
+            started_ns,
+        }
+    }
+}
+
+impl Step<'_> {
+    /// The step is over. Returns its beginning and its duration if it was slow.
+    pub(crate) fn end(self, reactor: &Reactor) -> Option<(u64, u64)> {
+        let now_ns = clock::now_ns();
+        let took_ns = now_ns.saturating_sub(self.started_ns);
+        self.measuring.durations.add(took_ns);
+        self.measuring.running_since_ns.store(0, Ordering::Relaxed);
+        self.measuring.ended_ns.set(now_ns);
+        self.measuring.mark(reactor.ready_len(), now_ns);
+        (took_ns >= self.measuring.slow_ns.load(Ordering::Relaxed)).then_some((self.started_ns, took_ns))
+    }
+}
+
+impl Reactor {
+    /// Switches measuring on or off. Steps of at least `slow_ns` are told of.
+    pub(crate) fn set_measured(&self, is_on: bool, slow_ns: u64) {
+        let measuring = self.measuring.get_or_init(|| Box::new(Measuring::new()));
+        measuring.slow_ns.store(slow_ns, Ordering::Relaxed);
+        if is_on && !self.is_measured() {
+            self.forget_marks();
+            measuring.polled_ns.set(clock::now_ns());
+        }
+        self.set_mode(mode::MEASURED, is_on);
+    }
+
+    /// The ready queue has been emptied, or is measured from now on.
+    pub(super) fn forget_marks(&self) {
+        if let Some(measuring) = self.measuring.get() {
+            measuring.marks.borrow_mut().clear();
+            measuring.taken.set(0);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_measured(&self) -> bool {
+        self.has_mode(mode::MEASURED)
+    }
+
+    /// What has been measured; None if nothing ever was.
+    pub(crate) fn measured(&self) -> Option<&Measuring> {
+        self.measuring.get().map(Box::as_ref)
+    }
+
+    /// What measures, if it does now.
+    fn measuring(&self) -> Option<&Measuring> {
+        self.is_measured().then(|| self.measured()).flatten()
+    }
+
+    /// An entry was taken out of the ready queue. Returns since when it was ready, if that is measured.
+    pub(crate) fn note_taken(&self) -> Option<u64> {
+        self.measuring().map(|measuring| measuring.take(self.ready_len()))
+    }
+
+    /// A step begins that has been ready since that time, by default since the last poll.
+    pub(crate) fn begin_step(&self, ready_ns: Option<u64>) -> Option<Step<'_>> {
+        self.measuring()
+            .map(|measuring| measuring.begin(ready_ns.unwrap_or_else(|| measuring.polled_ns.get())))
+    }
+
+    /// A poll has returned.
+    #[cold]
+    pub(super) fn note_polled(&self) {
+        if let Some(measuring) = self.measuring() {
+            measuring.polled_ns.set(clock::now_ns());
+        }
+    }
+
+    /// A timer that was due so long ago is about to be put into the ready queue.
+    #[cold]
+    pub(super) fn note_due(&self, late_ns: u64) {
+        if let Some(measuring) = self.measuring() {
+            measuring.mark(
+                self.ready_len(),
+                measuring.polled_ns.get().max(measuring.ended_ns.get()),
+            );
+            let due_ns = clock::now_ns().saturating_sub(late_ns);
+            measuring.mark(self.ready_len() + 1, due_ns);
+        }
+    }
+}

@@ -1,0 +1,347 @@
+"""`loop.measure_callbacks()` and slow listeners: how long callbacks take, and how long they had to wait."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import socket
+import threading
+import time
+
+import pytest
+from support import HOST, coro_is_available, raw_pair, until
+
+import grapeshot
+from grapeshot._statistics import Histogram
+
+BUSY_S = 0.02
+needs_coros = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+
+
+@pytest.fixture
+def loop():
+    loop = grapeshot.new_event_loop()
+    yield loop
+    loop.close()
+
+
+def compute(seconds=BUSY_S):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+class Busy(asyncio.Protocol):
+    def data_received(self, data):
+        compute()
+
+
+def run(loop, *callbacks):
+    """One iteration with these callbacks, and one more that ends the run."""
+    for callback in callbacks:
+        loop.call_soon(callback)
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+
+
+def long_ones(histogram, least_s=BUSY_S):
+    return sum(number for end_s, number in histogram.buckets if end_s > least_s)
+
+
+def test_nothing_is_measured_before_somebody_asks(loop):
+    run(loop, compute)
+    found = loop.statistics()
+    assert found.callback_durations is None
+    assert found.scheduling_delays is None
+
+
+def test_durations(loop):
+    loop.measure_callbacks()
+    run(loop, *[int] * 100, compute, *[int] * 100, compute)
+    durations = loop.statistics().callback_durations
+    assert durations.count == loop.statistics().callbacks == 203
+    assert long_ones(durations) == 2
+    assert durations.sum_s >= 2 * BUSY_S
+    assert BUSY_S <= durations.max_s <= durations.sum_s - BUSY_S
+    assert durations.percentile(100) == durations.max_s
+    assert durations.percentile(99.5) >= BUSY_S > durations.percentile(50)
+
+
+def test_switched_off_the_numbers_stay(loop):
+    loop.measure_callbacks()
+    run(loop, int)
+    loop.measure_callbacks(False)
+    run(loop, int)
+    assert loop.statistics().callback_durations.count == 2
+    run(loop, loop.measure_callbacks, int)  # from inside of a callback, which is not measured itself
+    assert loop.statistics().callback_durations.count == 4
+
+
+def test_cancelled_handles_are_no_callbacks(loop):
+    loop.measure_callbacks()
+    loop.call_soon(int).cancel()
+    run(loop, compute)
+    found = loop.statistics()
+    assert found.callback_durations.count == found.scheduling_delays.count == 2
+
+
+def test_delays_behind_another_callback(loop):
+    loop.measure_callbacks()
+
+    def schedule():
+        compute()  # does not delay what it schedules
+        loop.call_soon(int)
+        loop.call_soon(compute)
+        loop.call_soon(int)
+        loop.call_soon(loop.stop)
+
+    loop.call_soon(schedule)
+    loop.run_forever()
+    delays = loop.statistics().scheduling_delays
+    assert delays.count == 5
+    assert long_ones(delays) == 2  # the second int, and the stop
+    assert 2 * BUSY_S <= delays.sum_s
+
+
+def test_delays_of_timers(loop):
+    loop.measure_callbacks()
+    loop.call_later(0.001, loop.stop)
+    loop.call_soon(compute)
+    loop.run_forever()
+    delays = loop.statistics().scheduling_delays
+    assert delays.count == 2
+    assert delays.max_s >= BUSY_S - 0.001
+
+
+def test_delays_of_timers_by_a_clock_of_the_programs_own(loop):
+    loop.time = lambda: time.monotonic() / 2 - 1000
+    loop.measure_callbacks()
+    loop.call_later(0.001, loop.stop)
+    loop.call_soon(compute)
+    loop.run_forever()
+    delays = loop.statistics().scheduling_delays
+    assert delays.count == 2
+    assert BUSY_S / 2 - 0.002 <= delays.max_s
+
+
+def test_delays_of_other_threads_and_many_iterations(loop):
+    loop.measure_callbacks()
+    left = 200
+
+    def chain():
+        nonlocal left
+        left -= 1
+        loop.call_soon(chain if left else loop.stop)
+
+    loop.call_soon(lambda: threading.Thread(target=loop.call_soon_threadsafe, args=(chain,)).start())
+    started = time.monotonic()
+    loop.run_forever()
+    took_s = time.monotonic() - started
+    found = loop.statistics()
+    assert found.scheduling_delays.count == found.callback_durations.count == 202
+    assert found.scheduling_delays.sum_s + found.callback_durations.sum_s <= took_s
+
+
+async def test_protocols_count_and_wait_behind_each_other(loop):
+    loop.measure_callbacks()
+    pairs = [raw_pair() for _ in range(2)]
+    transports = [(await loop.connect_accepted_socket(Busy, ours))[0] for ours, _ in pairs]
+    for _, theirs in pairs:
+        theirs.sendall(b"x")
+    await until(lambda: long_ones(loop.statistics().callback_durations) == 2)
+    assert long_ones(loop.statistics().scheduling_delays) >= 1
+    for transport, (_, theirs) in zip(transports, pairs, strict=True):
+        transport.close()
+        theirs.close()
+    await asyncio.sleep(0)
+
+
+async def test_another_thread_reads_meanwhile(loop):
+    loop.measure_callbacks()
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(loop.statistics() for _ in range(200)))
+    thread.start()
+    while thread.is_alive():
+        await asyncio.sleep(0)
+    counts = [each.callback_durations.count for each in found]
+    assert counts == sorted(counts)
+
+
+# ---------------------------------------------------------------- slow listeners
+
+
+async def test_slow_listeners(loop):
+    told = []
+    loop.add_slow_listener(told.append, BUSY_S)
+
+    async def task():
+        compute()
+
+    loop.call_soon(functools.partial(compute, BUSY_S))
+    loop.call_soon(int)
+    before = loop.time()
+    await asyncio.create_task(task(), name="busy task")
+    ours, theirs = raw_pair()
+    transport, _ = await loop.connect_accepted_socket(Busy, ours)
+    theirs.sendall(b"x")
+    await until(lambda: len(told) >= 3)
+    assert [(slow.kind, slow.name) for slow in told] == [
+        ("callback", "compute"),
+        ("task", "busy task"),
+        ("protocol", "Busy"),
+    ]
+    for slow in told:
+        assert slow.duration_s >= BUSY_S
+        assert before <= slow.started_s <= loop.time() - slow.duration_s
+        assert slow.stack == ()
+    transport.close()
+    theirs.close()
+    await asyncio.sleep(0)
+    assert loop.remove_slow_listener(told.append)
+    assert not loop.remove_slow_listener(told.append)
+    await asyncio.sleep(0)  # the step that has removed it was the last one
+    count = loop.statistics().callback_durations.count
+    compute()
+    await asyncio.sleep(0)
+    assert len(told) == 3
+    assert loop.statistics().callback_durations.count == count  # nobody asks any more
+
+
+async def test_each_listener_has_its_own_limit(loop):
+    low, high = [], []
+    loop.add_slow_listener(low.append, BUSY_S)
+    loop.add_slow_listener(high.append, 3600)
+    await asyncio.sleep(0)
+    compute()
+    await asyncio.sleep(0)
+    assert len(low) == 1
+    assert high == []
+    with pytest.raises(ValueError):
+        loop.add_slow_listener(print, 0)
+
+
+def test_stacks(loop):
+    told = []
+    loop.add_slow_listener(told.append, 0.05, stacks=True)
+
+    def until_seen():
+        looker = loop._measuring.looker
+        started = time.monotonic()
+        give_up = started + 10
+        while time.monotonic() - started < 0.05 or looker._seen[0] == 0:
+            assert time.monotonic() < give_up
+
+    run(loop, until_seen)
+    assert [thread.name for thread in threading.enumerate() if thread.name == "grapeshot-slow"]
+    assert any("in until_seen" in line for line in told[0].stack), told
+    assert not any("run_forever" in line for line in told[0].stack)
+    loop.remove_slow_listener(told.append)
+    assert not [thread.name for thread in threading.enumerate() if thread.name == "grapeshot-slow"]
+
+
+def test_a_closed_loop_has_no_thread_left(loop):
+    loop.add_slow_listener(print, 3600, stacks=True)
+    run(loop, int)
+    loop.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "grapeshot-slow"]
+    assert loop.statistics().callback_durations.count == 2
+
+
+def test_an_exception_in_a_listener_is_reported(loop):
+    reports = []
+    loop.set_exception_handler(lambda _loop, context: reports.append(context))
+
+    def broken(slow):
+        raise ZeroDivisionError
+
+    loop.add_slow_listener(broken, BUSY_S)
+    told = []
+    loop.add_slow_listener(told.append, BUSY_S)
+    run(loop, compute)
+    assert [type(report["exception"]) for report in reports] == [ZeroDivisionError]
+    assert "slow listener" in reports[0]["message"]
+    assert len(told) == 1
+    reports.clear()
+
+
+def test_beside_debug_mode(loop, caplog):
+    loop.set_debug(True)
+    loop.slow_callback_duration = BUSY_S
+    told = []
+    loop.add_slow_listener(told.append, BUSY_S)
+    with caplog.at_level(logging.WARNING, logger="asyncio"):
+        run(loop, compute)
+    assert len(told) == len([record for record in caplog.records if "Executing" in record.getMessage()]) == 1
+
+
+def test_what_raises_is_measured(loop):
+    loop.set_exception_handler(lambda _loop, context: None)
+    told = []
+    loop.add_slow_listener(told.append, BUSY_S)
+
+    def broken():
+        compute()
+        raise ZeroDivisionError
+
+    def leave():
+        compute()
+        raise SystemExit
+
+    run(loop, broken)
+    with pytest.raises(SystemExit):
+        run(loop, leave)
+    assert len(told) == 2
+    run(loop, int)
+
+
+@needs_coros
+async def test_coros(loop):
+    from grapeshot import coro
+
+    told = []
+    loop.add_slow_listener(told.append, BUSY_S)
+
+    def busy():
+        for _ in range(3):
+            coro.yield_slice()  # each run is measured alone
+            compute()
+
+    co = coro.spawn(busy, name="busy")
+    await until(co.done)
+    assert [(slow.kind, slow.name) for slow in told] == [("coro", "busy")] * 3
+    assert long_ones(loop.statistics().callback_durations) == 3
+
+
+async def test_a_server_of_this_loop_is_still_one(loop):
+    """Measured, an echo is what it is otherwise."""
+    loop.measure_callbacks()
+
+    class Echo(asyncio.Protocol):
+        def connection_made(self, transport):
+            self.transport = transport
+
+        def data_received(self, data):
+            self.transport.write(data)
+
+        def connection_lost(self, exc):
+            lost.set()
+
+    lost = asyncio.Event()
+    server = await loop.create_server(Echo, HOST, 0)
+    before = loop.statistics()
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname(), family=socket.AF_INET)
+    for _ in range(20):
+        writer.write(b"ping")
+        assert await reader.readexactly(4) == b"ping"
+    found = loop.statistics()
+    assert found.writes - before.writes == 40
+    assert found.callback_durations.count - before.callback_durations.count >= 60
+    writer.close()
+    await writer.wait_closed()
+    await lost.wait()
+    server.close()
+
+
+def test_an_empty_histogram():
+    assert Histogram(count=0, sum_s=0.0, max_s=0.0, buckets=()).percentile(50) == 0.0
