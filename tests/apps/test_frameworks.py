@@ -25,7 +25,7 @@ from tests.project.markdown import ROOT, Block, blocks, pages
 PAGE = ROOT / "docs" / "frameworks.md"
 PAGES = {page: list(blocks(page)) for page in pages()}
 BLOCKS = PAGES[PAGE]
-COMMANDS = [block for found in PAGES.values() for block in found if block.language != "python"]
+COMMANDS = [block for found in PAGES.values() for block in found if block.language in {"bash", "js"}]
 SERVERS = [block for block in COMMANDS if "serves" in block.words]
 PRINTING = [block for block in COMMANDS if "prints" in block.words]
 

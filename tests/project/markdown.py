@@ -2,7 +2,8 @@
 
 Every block is run by a test, or says why it is not; `text` blocks are no code. Python blocks run as scripts
 (tests/project/test_readme.py), bash and js blocks as commands (tests/apps/test_frameworks.py), pycon blocks in a back
-door (tests/insight/test_walkthrough.py). A block may be preceded by a comment `<!-- test: word="value" word=value -->`:
+door and console blocks beside its program (tests/insight). A comment before a block, `<!-- test: word="value"
+word=value -->` in one line, has these words:
 
     prints="text"     the block's output contains this text
     serves="text"     the command serves HTTP at port 8000, and `GET /` answers with this text

@@ -22,7 +22,8 @@ SCRIPTS = [block for block in BLOCKS if block.language == "python" and "save" no
 NOT_RUN = [block for block in BLOCKS if "not_run" in block.words]
 # What runs a block of a language, beside SCRIPTS: the words that its test looks for.
 RUN_BY = {"bash": {"prints", "serves", "run", "not_run"}, "js": {"prints"}, "python": {"save"}, "json": {"save"}}
-WALKTHROUGH = ROOT / "docs" / "insight.md"
+# What is typed into a back door, or runs beside a program with one: by tests that name the page.
+WALKTHROUGHS = [path.read_text(encoding="utf-8") for path in ROOT.glob("tests/insight/test_*.py")]
 
 
 def named(found: list[Block]) -> pytest.MarkDecorator:
@@ -50,8 +51,8 @@ def is_too_new(block: Block) -> bool:
 
 @named([block for block in BLOCKS if block.language != "text"])
 def test_every_block_is_run_or_says_why_not(block):
-    if block.language == "pycon":
-        assert block.page == WALKTHROUGH
+    if block.language in {"pycon", "console"}:
+        assert any(f'"{block.page.name}"' in text for text in WALKTHROUGHS)
     elif block not in SCRIPTS:
         assert block.words.keys() & RUN_BY[block.language], f"no test runs it: {block.text}"
     assert len(block.words.get("not_run", "a reason")) >= len("a reason")
