@@ -20,6 +20,9 @@ LOADGEN      := benchmarks/loadgen/Cargo.toml
 BRIDGE       := examples/tokio_bridge/Cargo.toml
 # The stable ABI asks no interpreter, and so does not build anew for each.
 BRIDGE_ENV   := PYO3_NO_PYTHON=1 PYO3_BUILD_EXTENSION_MODULE=1 CARGO_TARGET_DIR=target/examples/abi3
+RUST_FUZZ    := core/fuzz/Cargo.toml
+# Only checked, so libFuzzer itself is not compiled.
+FUZZ_ENV     := CUSTOM_LIBFUZZER_PATH=/none/libfuzzer.a CARGO_TARGET_DIR=target/fuzz/check
 COMPARED     := $(addprefix benchmarks/results/,comparison.json coros.json blocking.json)
 LINTED       := python tests benchmarks examples docs/site
 
@@ -30,7 +33,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help venv build loadgen demo test test-rust test-python conformance soak fuzz lint format bench tables churn callgrind docs pgo wheel audit clean
+.PHONY: help venv build loadgen demo test test-rust test-python conformance soak fuzz fuzz-rust fuzz-python lint format bench tables churn callgrind docs pgo wheel audit clean
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,16 +69,23 @@ conformance: build ## only CPython's own asyncio tests
 soak: ## the coro mode on a debug build of CPython, under AddressSanitizer and in development mode (ARGS=asan: one)
 	.ci/soak $(ARGS)
 
-fuzz: build ## every fuzzer for SECONDS (60) with new random numbers (ARGS=arguments: one)
+fuzz: fuzz-rust fuzz-python ## every fuzzer for SECONDS (60) with new random numbers
+
+fuzz-rust: ## the fuzzers of grapeshot-core (ARGS=timers: one)
+	core/fuzz/run $(SECONDS) $(ARGS)
+
+fuzz-python: build ## the fuzzers of the extension (ARGS=arguments: one)
 	$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS) $(ARGS)
 
 lint: $(VENV)/.tools ## rustfmt, clippy, ruff and mypy; changes nothing
 	$(CARGO) fmt --all --check
 	$(CARGO) fmt --check --manifest-path $(LOADGEN)
 	$(CARGO) fmt --check --manifest-path $(BRIDGE)
+	$(CARGO) fmt --check --manifest-path $(RUST_FUZZ)
 	$(CARGO) clippy --quiet --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --quiet --all-targets --manifest-path $(LOADGEN) -- -D warnings
 	$(BRIDGE_ENV) $(CARGO) clippy --quiet --all-targets --manifest-path $(BRIDGE) -- -D warnings
+	$(FUZZ_ENV) $(CARGO) clippy --quiet --manifest-path $(RUST_FUZZ) -- -D warnings
 	$(BIN)/ruff check $(LINTED)
 	$(BIN)/ruff format --check $(LINTED)
 	$(BIN)/mypy
@@ -84,6 +94,7 @@ format: $(VENV)/.tools ## rewrite Rust and Python to the project's format
 	$(CARGO) fmt --all
 	$(CARGO) fmt --manifest-path $(LOADGEN)
 	$(CARGO) fmt --manifest-path $(BRIDGE)
+	$(CARGO) fmt --manifest-path $(RUST_FUZZ)
 	$(BIN)/ruff check --quiet --fix --exit-zero $(LINTED)
 	$(BIN)/ruff format $(LINTED)
 

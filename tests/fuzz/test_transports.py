@@ -132,6 +132,8 @@ class Writing(Rules):
     def together(self, steps: list[tuple[Any, ...]]) -> None:
         if self.kind in DATAGRAMS:  # one iteration may deliver several
             steps = [step for step in steps if not step[0].startswith("peer")]
+        if any(name in {"peer_closes", "peer_resets"} for name, *_ in self.steps):
+            steps = steps[:1]  # the second write to a closed peer fails, and what is sent together is one
         self.both("together", steps)
 
     @precondition(Rules.is_open)

@@ -9,7 +9,7 @@ import pytest
 from project.rust_source import tokenize
 
 ROOT = Path(__file__).resolve().parents[2]
-RUST_DIRS = ("src", "core/src", "benchmarks/loadgen/src", "examples/tokio_bridge/src")
+RUST_DIRS = ("src", "core/src", "core/fuzz/targets", "benchmarks/loadgen/src", "examples/tokio_bridge/src")
 PYTHON_DIRS = ("python", "tests", "benchmarks", "examples")
 VAGUE_NAMES = {"util", "utils", "helper", "helpers", "misc", "common"}
 
