@@ -13,10 +13,9 @@ SITE = Path(__file__).parent
 sys.path[:0] = [str(SITE.parents[1] / "python"), str(SITE)]
 
 HOME = "README"
-TROUBLE = ["docs/troubleshooting"] if (SITE.parent / "troubleshooting.md").exists() else []
 NAVIGATION = {
     "Start": ["docs/start", "docs/uvloop", "docs/coro-migration", "From libuv or Node.js <docs/phases>"],
-    "Use": ["docs/frameworks", "docs/scaling", "docs/coro", "docs/rpc", "docs/insight", *TROUBLE],
+    "Use": ["docs/frameworks", "docs/scaling", "docs/coro", "docs/rpc", "docs/insight", "docs/troubleshooting"],
     "Reference": [
         "docs/reference/grapeshot",
         "docs/reference/objects",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from . import backdoor as backdoor
     from . import profiler as profiler
     from . import streams as streams
+    from ._accounting import accounting as accounting
     from ._policy import EventLoopPolicy as EventLoopPolicy
     from ._statistics import Statistics as Statistics
     from ._tree import tree as tree
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LimitError", "Loop", "install", "new_event_loop", "run", "uninstall"]
 
-_LAZY_NAMES = ("EventLoopPolicy", "Statistics", "__version__", "backdoor", "profiler", "streams", "tree")
+_LAZY_NAMES = ("EventLoopPolicy", "Statistics", "__version__", "accounting", "backdoor", "profiler", "streams", "tree")
 
 if not TYPE_CHECKING:  # a type checker sees the names above, and still reports any other name
 
@@ -54,6 +55,8 @@ if not TYPE_CHECKING:  # a type checker sees the names above, and still reports 
             from . import _statistics
 
             value = _statistics.Statistics
+        elif name == "accounting":
+            from ._accounting import accounting as value
         elif name == "tree":
             from ._tree import tree as value
         elif name == "backdoor":

@@ -57,6 +57,10 @@ class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
     _ledger: Any = None
     # who wants to know how long callbacks take
     _measuring: Any = None
+    # what is told of each step, by name; who has had the CPU; where the program has opened things, in debug mode
+    _step_observers: dict[str, Callable[[Any, int, int], object]] | None = None
+    _charges: Any = None
+    _origins: weakref.WeakKeyDictionary[Any, str] | None = None
     # what run_until_complete() waits for
     _awaited: Any = None
     # errors

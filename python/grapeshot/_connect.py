@@ -14,7 +14,7 @@ import sys
 from asyncio.log import logger
 from collections.abc import Callable, Coroutine, Iterable
 
-from . import _dns, _tls
+from . import _dns, _origins, _tls
 from ._base import BaseLoop
 from ._checks import check_plain_socket, check_stream_socket, check_tls_only_options, check_unused_socket
 from ._opening import wait_opened
@@ -154,7 +154,7 @@ async def open_transport(
     If the factory raises, or the wait is cancelled, the socket is closed.
     """
     if ssl:
-        return await _tls.open_tls(
+        opened = await _tls.open_tls(
             loop,
             sock,
             protocol_factory,
@@ -164,6 +164,9 @@ async def open_transport(
             server_side=server_side,
             server_hostname=server_hostname,
         )
+        if loop.get_debug():
+            _origins.note_opened(loop, opened[0])
+        return opened
     check_unused_socket(loop, sock)
     try:
         sock.setblocking(False)
@@ -173,6 +176,8 @@ async def open_transport(
     except BaseException:
         sock.close()
         raise
+    if loop.get_debug():
+        _origins.note_opened(loop, transport)
     await wait_opened(waiter, transport)
     return transport, protocol
 

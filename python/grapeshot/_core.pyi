@@ -89,6 +89,7 @@ __all__ = [
     "_coro_yield_slice",
     "_coroutine_method",
     "_file_len",
+    "_log_topics",
     "_path_status",
     "_remove_path",
     "_send_file",
@@ -265,6 +266,9 @@ class Loop:
 
     def _set_task_observer(self, observer: Callable[[Any], object] | None, /) -> None:
         """Let ``create_task``, and the start of a coro, call ``observer(task)``; None: call nothing."""
+
+    def _set_step_observer(self, observer: Callable[[Any, int, int], object] | None, /) -> None:
+        """Call ``observer(what, wall_ns, cpu_ns)`` after each step of a callback, coro or transport; None: nothing."""
 
     # --- state
 
@@ -953,6 +957,9 @@ def _before_fork() -> None:
 
 def _after_fork() -> None:
     """In the child of a fork: writes of the step that goes on there leave at once."""
+
+def _log_topics(io: bool, tls: bool) -> None:
+    """Log the events of connections, and of TLS, or do not."""
 
 def _bind_methods(kind: type[Loop]) -> None:
     """Put the native methods on ``kind`` itself, except those that it defines; TypeError unless it is a Loop."""

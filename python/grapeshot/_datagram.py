@@ -13,7 +13,7 @@ import sys
 from asyncio.log import logger
 from collections.abc import Callable
 
-from . import _dns
+from . import _dns, _origins
 from ._base import BaseLoop
 from ._checks import check_unused_socket, set_reuse_port
 from ._opening import remove_stale_socket, wait_opened
@@ -195,5 +195,7 @@ async def _open_transport(
     except BaseException:
         sock.close()
         raise
+    if loop.get_debug():
+        _origins.note_opened(loop, transport)
     await wait_opened(waiter, transport)
     return transport, protocol

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 
 def _load(name: str) -> types.ModuleType:
+    if name == "charges":
+        from . import _charges
+
+        return _charges
     if name == "datagram":
         from . import _datagram
 

@@ -20,7 +20,7 @@ from asyncio import constants
 from asyncio.log import logger
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 
-from . import _core, _signals
+from . import _core, _origins, _signals
 from ._base import BaseLoop
 from ._checks import check_callback
 
@@ -345,6 +345,8 @@ def default_exception_handler(loop: BaseLoop, context: dict[str, Any]) -> None:
     exc_info: Any = False
     if exception is not None:
         exc_info = (type(exception), exception, exception.__traceback__)
+    if loop.get_debug():
+        _origins.complete(context)
     if "source_traceback" not in context:
         created = getattr(getattr(loop, "_current_handle", None), "_source_traceback", None)
         if created:

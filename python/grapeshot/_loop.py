@@ -19,10 +19,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from . import _datagram, _measuring, _pipes, _sendfile, _statistics, _subprocess, _unix
+    from . import _charges, _datagram, _measuring, _pipes, _sendfile, _statistics, _subprocess, _unix
 else:
     _datagram, _pipes, _sendfile = LazyModule("datagram"), LazyModule("pipes"), LazyModule("sendfile")
-    _subprocess, _unix = LazyModule("subprocess"), LazyModule("unix")
+    _subprocess, _unix, _charges = LazyModule("subprocess"), LazyModule("unix"), LazyModule("charges")
     _measuring, _statistics = LazyModule("measuring"), LazyModule("statistics")
 
 
@@ -45,6 +45,10 @@ class Loop(BaseLoop):
         super().__init__()
         if _is_debug_mode():
             self.set_debug(True)
+        if "GRAPESHOT_DEBUG" in os.environ and not sys.flags.ignore_environment:
+            from . import _debug_log
+
+            _debug_log.begin(self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} running={self.is_running()} closed={self.is_closed()} debug={self.get_debug()}>"
@@ -84,6 +88,7 @@ class Loop(BaseLoop):
     add_slow_listener = _measuring.add_slow_listener
     remove_slow_listener = _measuring.remove_slow_listener
     _on_slow = _measuring.on_slow
+    set_cpu_accounting = _charges.set_cpu_accounting
 
     # limits
     set_limits = _limits.set_limits

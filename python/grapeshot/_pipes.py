@@ -9,6 +9,7 @@ import asyncio
 from asyncio.log import logger
 from collections.abc import Callable
 
+from . import _origins
 from ._base import BaseLoop
 from ._opening import wait_opened
 
@@ -40,6 +41,7 @@ async def connect_read_pipe(
     transport = loop._read_pipe(pipe, protocol, waiter)
     await wait_opened(waiter, transport)
     if loop.get_debug():
+        _origins.note_opened(loop, transport)
         logger.debug("Read pipe %r connected: (%r, %r)", pipe.fileno(), transport, protocol)
     return transport, protocol
 
@@ -62,5 +64,6 @@ async def connect_write_pipe(
     transport = loop._write_pipe(pipe, protocol, waiter)
     await wait_opened(waiter, transport)
     if loop.get_debug():
+        _origins.note_opened(loop, transport)
         logger.debug("Write pipe %r connected: (%r, %r)", pipe.fileno(), transport, protocol)
     return transport, protocol

@@ -18,7 +18,7 @@ from asyncio import trsock
 from asyncio.log import logger
 from collections.abc import Callable, Iterable, Sequence
 
-from . import _core, _dns, _tls
+from . import _core, _dns, _origins, _tls
 from ._base import BaseLoop, Shown
 from ._checks import check_plain_socket, check_stream_socket, check_tls_only_options, set_reuse_port
 from ._connect import error_text
@@ -66,6 +66,8 @@ class Server(asyncio.Server):
         self._is_serving = False
         self._waiters: list[asyncio.Future[None]] | None = []
         self._serving_forever: asyncio.Future[None] | None = None
+        if loop.get_debug():
+            _origins.note_opened(loop, self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} sockets={self.sockets!r}>"
@@ -180,6 +182,11 @@ class Server(asyncio.Server):
     def _attach(self, transport: _core.StreamTransport | None = None) -> None:
         """Called by the native loop for each accepted connection; without an argument as up to Python 3.12."""
         self._open_count += 1
+        if self._loop._origins is None or transport is None:
+            return
+        opened_at = _origins.origin_of(self._loop, self)
+        if opened_at is not None:
+            _origins.note(self._loop, transport, f"{opened_at} (accepted)")
 
     def _detach(self, transport: _core.StreamTransport | None = None) -> None:
         """Called by the native loop after the connection's ``connection_lost``; by programs as ``_attach``."""

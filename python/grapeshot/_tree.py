@@ -18,6 +18,7 @@ import threading
 from collections.abc import Iterator
 
 from . import _core, _waits
+from ._charges import innermost_protocol
 from ._waits import Node
 
 TYPE_CHECKING = False
@@ -216,7 +217,7 @@ def _owners(loop: Any, waits: _waits.Waits) -> dict[int, str]:
     for transport in _transports(loop):
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.fileno() >= 0:
-            owners[sock.fileno()] = f"{type(transport).__name__} of {_innermost_protocol(transport)!r}"
+            owners[sock.fileno()] = f"{type(transport).__name__} of {innermost_protocol(transport)!r}"
     return owners
 
 
@@ -231,13 +232,6 @@ def _transports(loop: Any) -> Iterator[Any]:
     for each in known:
         if isinstance(each, asyncio.BaseTransport) and not each.is_closing():
             yield each
-
-
-def _innermost_protocol(transport: Any) -> Any:
-    """Return the application's protocol, which TLS may lie below."""
-    protocol = transport.get_protocol()
-    above = getattr(protocol, "_app_protocol", None)
-    return protocol if above is None else above
 
 
 # ---------------------------------------------------------------- threads

@@ -274,6 +274,9 @@ pub(super) fn start(coro: Coro<'_>) -> PyResult<()> {
     if LoopObject::of(&event_loop).tell_observer(&coro.to_bound())? && coro.status.get() != Status::New {
         return Ok(()); // the observer has started it
     }
+    if LoopObject::of(&event_loop).reactor().is_debug() {
+        coro.to_bound().call_method0("_note_origin")?;
+    }
     with_runtime(|runtime| {
         runtime.promise_stack(coro)?;
         tasks::register(coro).inspect_err(|_| runtime.forgo_stack(coro))

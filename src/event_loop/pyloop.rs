@@ -35,6 +35,8 @@ pub(crate) struct LoopObject {
     /// `{"loop": self}`, the keyword arguments for creating futures. Set only while the loop runs, because it is a
     /// cycle.
     pub(super) future_kwargs: ObjectCell,
+    /// A function that is told of the duration of each step: see `slow`.
+    pub(super) step_observer: ObjectCell,
     /// A list of the listeners that wait for a place: see `limits`.
     pub(super) paused: ObjectCell,
     is_reactor_live: Cell<bool>,
@@ -147,6 +149,7 @@ impl NativeType for LoopObject {
             &self.task_kwnames.0,
             &self.task_kwnames.1,
             &self.future_kwargs,
+            &self.step_observer,
             &self.paused,
         ]
     }

@@ -1,5 +1,5 @@
 //! Loops that are looked at closely: debug mode's slow-callback log, with the same sentence as asyncio on the same
-//! logger, what the observer is told, and what is measured.
+//! logger, what the observer is told, what is measured, and the clocks of each step for its charge.
 //!
 //! Runs on the loop's thread, and only in debug mode, with an observer, or while the loop is measured.
 
@@ -13,7 +13,7 @@ use super::pyloop::LoopObject;
 use super::reactor::Reactor;
 use super::reactor::measuring::Step;
 use super::source::Deferred;
-use crate::binding::log;
+use crate::binding::{errors, log};
 
 /// Runs `handle`. In debug mode, logs it if it took at least as long as asyncio's limit.
 #[cold]
@@ -34,17 +34,59 @@ pub(crate) fn run_handle(py: Python<'_>, event_loop: &LoopObject, handle: Handle
         .filter(|_| is_observed)
         .and_then(|callback| Run::begin(callback, Kind::Callback));
     let step = reactor.begin_step(ready_ns);
+    let clocks = Clocks::read(reactor, || handle.callback(py));
     let result = if reactor.is_debug() {
         run_timed(py, event_loop, handle, reactor.slow_callback_s())
     } else {
         handle.run(py)
     };
+    let result = Clocks::charge(clocks, event_loop, result);
     let slow = step.and_then(|step| step.end(reactor));
     let result = end(run, result);
     if let (Some(callback), Some(slow)) = (callback, slow) {
         tell_slow(event_loop, &callback, slow);
     }
     result
+}
+
+/// The clocks before a step, and whose step it is: for the loop's step observer.
+struct Clocks<'py> {
+    what: Bound<'py, PyAny>,
+    wall_ns: u64,
+    cpu_ns: u64,
+}
+
+impl<'py> Clocks<'py> {
+    /// None if nobody wants to know.
+    fn read(reactor: &Reactor, what: impl FnOnce() -> Option<Bound<'py, PyAny>>) -> Option<Self> {
+        if !reactor.is_timed() {
+            return None;
+        }
+        Some(Self {
+            what: what()?,
+            wall_ns: clock::now_ns(),
+            cpu_ns: clock::thread_cpu_ns(),
+        })
+    }
+
+    /// Tells the step observer what the step took. Returns `result`, or what must leave the loop.
+    fn charge(before: Option<Self>, event_loop: &LoopObject, result: PyResult<()>) -> PyResult<()> {
+        let Some(before) = before else { return result };
+        let cpu_ns = clock::thread_cpu_ns().saturating_sub(before.cpu_ns);
+        let wall_ns = clock::now_ns().saturating_sub(before.wall_ns);
+        let py = before.what.py();
+        let Some(observer) = event_loop.step_observer.get(py) else {
+            return result;
+        };
+        match observer.call1((&before.what, wall_ns, cpu_ns)) {
+            Ok(_) => result,
+            Err(error) if errors::leaves_loop(py, &error) => result.and(Err(error)),
+            Err(error) => {
+                error.write_unraisable(py, Some(&observer));
+                result
+            }
+        }
+    }
 }
 
 /// Tells the loop's Python part of a slow step: its object, when it began and how long it took, in nanoseconds.
@@ -71,8 +113,8 @@ fn run_timed(py: Python<'_>, event_loop: &LoopObject, handle: HandleRef, limit_s
     if took_s >= limit_s && result.is_ok() {
         let own = handle.this(py).to_bound();
         let logged = py
-            .import("asyncio.base_events")
-            .and_then(|events| events.call_method1("_format_handle", (&own,)))
+            .import("grapeshot._origins")
+            .and_then(|origins| origins.call_method1("describe_handle", (&own,)))
             .and_then(|text| warn(py, &text, took_s));
         if let Err(error) = logged {
             error.write_unraisable(py, Some(&own_loop));
@@ -96,7 +138,7 @@ pub(crate) unsafe fn run_deferred(
     let reactor = event_loop.reactor();
     let ready_ns = reactor.note_taken();
     let is_own = observer::is_own_entry(run);
-    if is_own && ready_ns.is_none() && !reactor.is_debug() {
+    if is_own && ready_ns.is_none() && !reactor.is_debug() && !reactor.is_timed() {
         // SAFETY: by the contract.
         return unsafe { run(py, object) };
     }
@@ -115,6 +157,7 @@ pub(crate) struct CloseLook<'py, 'a> {
     started_ns: u64,
     run: Option<Run<'py>>,
     step: Option<Step<'a>>,
+    clocks: Option<Clocks<'py>>,
 }
 
 impl<'py, 'a> CloseLook<'py, 'a> {
@@ -136,6 +179,7 @@ impl<'py, 'a> CloseLook<'py, 'a> {
             None
         };
         Self {
+            clocks: Clocks::read(reactor, || Some(source.clone())),
             source,
             started_ns: if reactor.is_debug() { clock::now_ns() } else { 0 },
             run,
@@ -147,6 +191,7 @@ impl<'py, 'a> CloseLook<'py, 'a> {
     #[cold]
     pub(crate) fn end(self, event_loop: &LoopObject, result: PyResult<()>) -> PyResult<()> {
         let reactor = event_loop.reactor();
+        let result = Clocks::charge(self.clocks, event_loop, result);
         let slow = self.step.and_then(|step| step.end(reactor));
         let result = end(self.run, result);
         if let Some(slow) = slow {

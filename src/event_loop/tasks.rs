@@ -297,6 +297,18 @@ fn set_task_observer<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> O
     Ok(none(this.py()))
 }
 
+/// `_set_step_observer(function or None)`: the loop calls `function(what, wall_ns, cpu_ns)` after each step.
+fn set_step_observer<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+    let [observer] = args.bind()?;
+    let observer = observer.filter(|observer| !observer.is_none());
+    this.reactor().set_timed(observer.is_some());
+    match observer {
+        Some(observer) => this.step_observer.set(observer),
+        None => drop(this.step_observer.take(this.py())),
+    }
+    Ok(none(this.py()))
+}
+
 fn set_task_factory<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     let [factory] = args.bind()?;
     let py = this.py();
@@ -345,6 +357,12 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
             set_task_observer,
             "_set_task_observer(observer, /)",
             "Let create_task(), and the start of a coro, call observer(task). None: call nothing."
+        ),
+        method!(
+            LoopObject,
+            set_step_observer,
+            "_set_step_observer(observer, /)",
+            "Call observer(what, wall_ns, cpu_ns) after each step. None: call nothing."
         ),
         method!(
             LoopObject,

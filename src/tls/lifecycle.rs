@@ -19,7 +19,7 @@ use pyo3::prelude::*;
 
 use super::{Flags, Notified, State, Tls, reading, shutdown, writing};
 use crate::binding::errors;
-use crate::binding::log;
+use crate::binding::log::{self, Topic};
 use crate::binding::names::names;
 use crate::binding::native_type::This;
 use crate::transports::object;
@@ -108,6 +108,11 @@ fn finish_handshake(this: Tls<'_>) -> PyResult<()> {
     }
     this.state.set(State::Open);
     debug_log(this, "TLS handshake is complete")?;
+    log::event(py, Topic::Tls, || {
+        let extra = object::extra_dict(this);
+        let cipher = extra.and_then(|extra| extra.get_item(intern!(py, "cipher")));
+        (this.to_bound(), format!("has agreed on {cipher:?}"))
+    });
     let is_upgrade = this.notified.get() != Notified::Nothing;
     if this.notified.get() == Notified::Nothing {
         this.notified.set(Notified::Made);
@@ -177,6 +182,9 @@ fn fail_handshake(this: Tls<'_>, error: PyErr, message: &str) -> PyResult<()> {
     } else {
         message
     };
+    log::event(py, Topic::Tls, || {
+        (this.to_bound(), format!("{message}: {error}"))
+    });
     if let Err(error) = writing::send_ciphertext(this)
         && errors::leaves_loop(py, &error)
     {
@@ -347,6 +355,7 @@ pub(super) fn value_of<'py>(py: Python<'py>, error: &PyErr) -> Bound<'py, PyAny>
 }
 
 fn debug_log(this: Tls<'_>, what: &str) -> PyResult<()> {
+    log::event(this.py(), Topic::Tls, || (this.to_bound(), what.to_owned()));
     if !this.reactor().is_debug() {
         return Ok(());
     }

@@ -17,6 +17,7 @@ use pyo3::prelude::*;
 use super::object::{self, Body, TransportObject};
 use super::registration::Registration;
 use crate::binding::errors;
+use crate::binding::log::{self, Topic};
 use crate::binding::names::names;
 use crate::binding::native_type::{This, none};
 use crate::binding::object_cell::ObjectCell;
@@ -120,6 +121,13 @@ pub(super) fn finish<B: Ending>(
         return Ok(());
     }
     let own = this.to_bound();
+    log::event(this.py(), Topic::Io, || {
+        let why = match &exception {
+            None => "is closed".to_owned(),
+            Some(exception) => format!("is lost: {exception:?}"),
+        };
+        (this.to_bound(), why)
+    });
     this.drop_buffer();
     this.registration().leave(this, this.reactor());
     B::on_stopped(this)?;

@@ -22,12 +22,13 @@ use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 use super::protocol::ProtocolCalls;
 use crate::binding::attributes::{HasInstanceDict, InstanceDict, dict_row, offset_members};
 use crate::binding::deallocation::free_memory;
+use crate::binding::errors;
+use crate::binding::log::{self, Topic};
 use crate::binding::names::{Kept, names};
 use crate::binding::native_type::{
     Args, NativeType, This, getset_slot, methods_slot, new_type, none, represent, slot, traverse_cells,
 };
 use crate::binding::object_cell::ObjectCell;
-use crate::binding::{errors, log};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Reactor;
 
@@ -385,6 +386,9 @@ pub(crate) fn check_thread<B: Body>(this: This<'_, TransportObject<B>>) -> PyRes
 
 /// Debug mode logs a change of the transport, in the words of `format`.
 pub(crate) fn log_change<B: Body>(this: This<'_, TransportObject<B>>, format: &str) -> PyResult<()> {
+    log::event(this.py(), Topic::Io, || {
+        (this.to_bound(), format.replace("%r ", ""))
+    });
     if !this.reactor().is_debug() {
         return Ok(());
     }

@@ -157,7 +157,10 @@ def python_layer(module: str) -> int:
     """The layer of a module: native core, method modules, the loop, what uses the loop, the package itself."""
     if module in {"", "__main__", "_startup"}:
         return 4
-    if module in {"_policy", "_run", "_runner", "streams", "_tree", "_waits"} or module.split(".")[0] in ABOVE_THE_LOOP:
+    if (
+        module in {"_policy", "_run", "_runner", "streams", "_tree", "_waits", "_accounting"}
+        or module.split(".")[0] in ABOVE_THE_LOOP
+    ):
         return 3
     return {"_core": 0, "_loop": 2}.get(module, 1)
 

@@ -9,7 +9,7 @@ import pydoc
 import sys
 import threading
 
-from grapeshot import _tree, _waits
+from grapeshot import _accounting, _tree, _waits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,6 +50,11 @@ def where(what: Any = None) -> None:
         print(f"{what!r} is no task, coro or other thread of this loop, and no part of a name of one")  # noqa: T201
 
 
+def accounting() -> None:
+    """Print who has used the CPU, the open descriptors and who has them, memory, limits (grapeshot.accounting())."""
+    print(_accounting.accounting())  # noqa: T201
+
+
 async def profile(seconds: float = 10.0, path: str | None = None) -> None:
     """To be awaited: profile the process, and print who had the CPU and who waited; a path is where to save it."""
     from grapeshot import profiler
@@ -68,6 +73,7 @@ HELPERS: dict[str, Callable[..., object]] = {
     "tree": tree,
     "tasks": tasks,
     "where": where,
+    "accounting": accounting,
     "profile": profile,
     "exit": leave,
     "quit": leave,

@@ -17,7 +17,7 @@ import sys
 import traceback
 import weakref
 
-from grapeshot import _core
+from grapeshot import _core, _origins
 
 from . import _errors
 
@@ -44,6 +44,8 @@ class Coro(_core.Coro["_T_co"]):
             state = "cancelled" if self.cancelled() else f"done exception={self._exception!r}"
         elif self._awaited is not None:
             state += f" wait_for={self._awaited!r}"
+        if self._source_traceback:
+            state += f" created at {self._source_traceback[-1].filename}:{self._source_traceback[-1].lineno}"
         return f"<{type(self).__name__} {self.name!r} {state}>"
 
     __repr__ = reprlib.recursive_repr()(__repr__)
@@ -159,6 +161,23 @@ class Coro(_core.Coro["_T_co"]):
             frame = frame.f_back
         return frames + innermost_first[::-1]
 
+    def stack_info(self) -> dict[str, Any]:
+        """Return where its stack is, and with ``loop.set_cpu_accounting(True)`` its CPU time.
+
+        ``kind`` (``shared`` or ``own``), ``where`` (``in place``, ``evicted``, or ``none`` before its first run and
+        after its end), ``slot`` (which of the shared stacks it uses, None if it has one for itself), ``bytes_used`` of
+        C stack, and ``frame_bytes``, the memory that its Python frames have. ``cpu_s`` and ``runs`` are what it has
+        used since accounting began, without its current run; they are not there while nothing is counted.
+
+        Raises:
+            ScheduleError: in another thread.
+        """
+        info = super().stack_info()
+        charges = getattr(self._loop, "_charges", None)
+        if charges is not None:
+            info["cpu_s"], info["runs"] = charges.of(self)
+        return info
+
     def print_stack(self, *, limit: int | None = None, file: TextIO | None = None) -> None:
         """Print what :meth:`get_stack` gives as a traceback, to ``sys.stderr`` unless a file is given."""
         exc = self._exception
@@ -183,7 +202,12 @@ class Coro(_core.Coro["_T_co"]):
     # Private attributes of asyncio.Task that asyncio itself (gather) and libraries read.
 
     _log_destroy_pending = False
-    _source_traceback = None
+    # in debug mode: where it was started
+    _source_traceback: Any = None
+
+    def _note_origin(self) -> None:
+        """Called when it is started in debug mode."""
+        _origins.note_coro(self)
 
     @property
     def _state(self) -> str:

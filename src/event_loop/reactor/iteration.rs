@@ -149,7 +149,10 @@ impl Reactor {
             && self.ready.borrow().is_empty()
             && !self.has_events.get()
             && self.held.is_empty();
-        if !is_alone || self.has_mode(mode::DEBUG | mode::MEASURED) || self.is_stopping() || self.owner() == 0
+        if !is_alone
+            || self.has_mode(mode::DEBUG | mode::MEASURED | mode::TIMED)
+            || self.is_stopping()
+            || self.owner() == 0
         {
             return None;
         }

@@ -70,6 +70,8 @@ mod mode {
     pub(super) const OBSERVED: u8 = 2;
     /// See `measuring`.
     pub(super) const MEASURED: u8 = 4;
+    /// See `slow::Clocks`.
+    pub(super) const TIMED: u8 = 8;
 }
 
 /// What a descriptor in the fd table is for.
@@ -234,6 +236,15 @@ impl Reactor {
         self.modes.load(Ordering::Relaxed) & bits != 0
     }
 
+    /// Whether each step is timed for the loop's step observer.
+    pub(crate) fn is_timed(&self) -> bool {
+        self.has_mode(mode::TIMED)
+    }
+
+    pub(crate) fn set_timed(&self, is_timed: bool) {
+        self.set_mode(mode::TIMED, is_timed);
+    }
+
     fn set_mode(&self, bit: u8, is_on: bool) {
         if is_on {
             self.modes.fetch_or(bit, Ordering::Relaxed);
@@ -242,7 +253,7 @@ impl Reactor {
         }
     }
 
-    /// Whether nobody wants to know how long things take: the loop is neither in debug mode nor observed nor measured.
+    /// Whether nobody wants to know how long things take: the loop is neither in debug mode nor observed nor measured nor timed.
     #[inline]
     fn is_plain(&self) -> bool {
         self.modes.load(Ordering::Relaxed) == 0

@@ -17,6 +17,7 @@ use pyo3::types::PyString;
 
 use super::{Flags, Stream, StreamBody, keep_local_address, new_stream, sync_interest, writing};
 use crate::binding::errors;
+use crate::binding::log::{self, Topic};
 use crate::binding::names::names;
 use crate::binding::native_type::This;
 use crate::event_loop::pyloop::LoopObject;
@@ -186,6 +187,13 @@ fn start(this: Stream<'_>) -> PyResult<()> {
     }
     this.flags.set(Flags::MADE);
     let own = this.to_bound();
+    log::event(py, Topic::Io, || {
+        let is_accepted = this.server.is_set();
+        (
+            this.to_bound(),
+            if is_accepted { "was accepted" } else { "is open" }.to_owned(),
+        )
+    });
     let result = writing::corked(this, || this.calls.call(py, names(py).connection_made, &[&own]))?;
     let failed = match result {
         Ok(_) => Ok(()),

@@ -11,12 +11,20 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::{Flags, Stream, lifecycle, sync_interest, writing};
+use crate::binding::errors;
+use crate::binding::log::{self, Topic};
 use crate::binding::names::names;
 use crate::binding::new_bytes::{self, NewBytes};
-use crate::binding::{errors, log};
-use crate::transports::ending;
 use crate::transports::protocol::Receiver;
 use crate::transports::stream_reader::Feed;
+use crate::transports::{ending, object};
+
+#[inline(always)]
+fn note_read(this: Stream<'_>, len_bytes: usize) {
+    log::event(this.py(), Topic::Io, || {
+        (this.to_bound(), format!("has received {len_bytes} bytes"))
+    });
+}
 
 #[inline]
 pub(super) fn on_readable(this: Stream<'_>) -> PyResult<()> {
@@ -44,13 +52,16 @@ fn read_object(this: Stream<'_>, fd: RawFd) -> PyResult<()> {
         len_bytes => receive_direct(this, fd, len_bytes),
     };
     match received {
-        Ok(Some(data)) => after_delivery(
-            this,
-            writing::corked(this, || match this.calls.receiver() {
+        Ok(Some(data)) => {
+            if log::is_on(Topic::Io) {
+                note_read(this, data.len().unwrap_or(0));
+            }
+            let result = writing::corked(this, || match this.calls.receiver() {
                 Receiver::Data => this.calls.call_data_received(py, &data),
                 _ => this.calls.deliver(py, data.cast::<PyBytes>()?),
-            })?,
-        ),
+            })?;
+            after_delivery(this, result)
+        }
         Ok(None) => on_eof(this),
         Err(failure) => on_failure(this, failure),
     }
@@ -98,6 +109,7 @@ fn read_into_reader<'py>(this: Stream<'py>, fd: RawFd, feed: Feed<'py>) -> PyRes
     match received {
         Ok((0, _)) => on_eof(this),
         Ok((len_bytes, refused)) => {
+            note_read(this, len_bytes);
             this.read_size.note(len_bytes, capacity);
             let result = writing::corked(this, || match refused {
                 None => this.calls.fed(feed),
@@ -170,7 +182,10 @@ fn read_native(this: Stream<'_>, fd: RawFd) -> PyResult<()> {
     })?;
     match outcome {
         Ok(Ok(0)) => on_eof(this),
-        Ok(Ok(_)) => Ok(()),
+        Ok(Ok(len_bytes)) => {
+            note_read(this, len_bytes);
+            Ok(())
+        }
         Ok(Err(error)) => on_read_error(this, &error),
         Err(error) => ending::fatal_error(this, error, "Fatal error: protocol.data_received() call failed."),
     }
@@ -198,6 +213,10 @@ fn read_into_protocol(this: Stream<'_>) -> PyResult<()> {
     })?;
     match received {
         Ok(Some(Some(Ok(0)))) => on_eof(this),
+        Ok(Some(Some(Ok(len_bytes)))) => {
+            note_read(this, len_bytes);
+            Ok(())
+        }
         Ok(Some(Some(Err(error)))) => on_read_error(this, &error),
         Ok(_) => Ok(()),
         Err(error) => ending::fatal_error(this, error, stage),
@@ -219,9 +238,7 @@ fn on_read_error(this: Stream<'_>, error: &io::Error) -> PyResult<()> {
 /// The peer has ended its side: the protocol says whether to go on writing.
 fn on_eof(this: Stream<'_>) -> PyResult<()> {
     let py = this.py();
-    if this.reactor().is_debug() {
-        log::debug(py, "%r received EOF", &[this.to_bound()])?;
-    }
+    object::log_change(this, "%r received EOF")?;
     let answer = writing::corked(this, || {
         this.calls.call(py, names(py).eof_received, &[])?.is_truthy()
     })?;

@@ -23,6 +23,7 @@ use pyo3::prelude::*;
 
 use super::{Flags, Stream, StreamBody, sync_interest};
 use crate::binding::errors;
+use crate::binding::log::{self, Topic};
 use crate::binding::native_type::This;
 use crate::transports::ending;
 use crate::transports::flow;
@@ -117,14 +118,24 @@ fn wait_writable(this: Stream<'_>) -> PyResult<()> {
 fn send_buffered(this: Stream<'_>) -> io::Result<()> {
     let fd = this.usable_fd(this.py())?;
     let counters = &this.reactor().counters;
-    this.outgoing.drain(|slices| {
+    let before = counters.bytes_written.get();
+    let result = this.outgoing.drain(|slices| {
         let sent = match slices {
             [one] => socket::send(fd, one),
             many => send_many(fd, many),
         }?;
         counters.note_write(sent);
         Ok(sent)
-    })
+    });
+    note_sent(this, counters.bytes_written.get() - before);
+    result
+}
+
+#[inline(always)]
+fn note_sent(this: Stream<'_>, len_bytes: u64) {
+    log::event(this.py(), Topic::Io, || {
+        (this.to_bound(), format!("has sent {len_bytes} bytes"))
+    });
 }
 
 /// Sends several slices. Short ones are copied together, which takes the kernel less time.
@@ -234,8 +245,9 @@ fn write_or_hold(this: Stream<'_>, data: *mut ffi::PyObject, is_small: bool) -> 
     };
     if sent < bytes.len() {
         this.outgoing.push_rest(&source, sent)?;
-        return wait_writable(this);
+        wait_writable(this)?;
     }
+    note_sent(this, sent as u64);
     Ok(())
 }
 

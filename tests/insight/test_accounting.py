@@ -1,0 +1,261 @@
+"""`grapeshot.accounting()`: CPU by owner, descriptors by who has opened them, memory per connection and coro."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import socket
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from support import HOST, Echo, address_of, coro_is_available, run_script, until
+
+import grapeshot
+
+pytestmark = pytest.mark.skip_on(asyncio="has no accounting", uvloop="has no accounting")
+
+
+def burn(seconds=0.02):
+    """Uses CPU time of this thread, not only time."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def account(loop, kind, part):
+    """The only account of this kind with this part in its name."""
+    [found] = [each for each in grapeshot.accounting(loop).cpu if each.kind == kind and part in each.name]
+    return found
+
+
+async def worker(steps):
+    for _ in range(steps):
+        burn()
+        await asyncio.sleep(0)
+
+
+async def test_cpu_is_charged_to_the_task_that_used_it(loop):
+    loop.set_cpu_accounting(True)
+    busy = loop.create_task(worker(3), name="busy")
+    idle = loop.create_task(asyncio.sleep(0.01), name="idle")
+    await idle
+    await busy
+    mine = account(loop, "task", "busy")
+    assert mine.name == "busy (worker)"
+    assert mine.steps == 4
+    assert 0.06 <= mine.cpu_s < 30
+    assert mine.ended == 0, "it has ended, and the test has it still"
+    assert account(loop, "task", "idle").cpu_s < 0.02
+    assert grapeshot.accounting(loop).cpu[0] == mine, "the largest first"
+    assert "busy (worker)" in str(grapeshot.accounting(loop)).splitlines()[1]
+
+
+async def test_sleeping_costs_nothing(loop):
+    loop.set_cpu_accounting(True)
+    loop.call_soon(time.sleep, 0.05)
+    await asyncio.sleep(0)
+    assert account(loop, "callback", "sleep").cpu_s < 0.04
+
+
+async def test_tasks_that_are_gone_are_added_up_by_name(loop):
+    loop.set_cpu_accounting(True)
+    for _ in range(5):
+        await loop.create_task(worker(1))
+    await asyncio.sleep(0)
+    total = account(loop, "task", "worker")
+    assert (total.name, total.ended, total.steps) == ("worker", 5, 10)
+    assert total.cpu_s >= 0.1
+
+
+async def test_callbacks_and_connections(loop, serve):
+    class Busy(Echo):
+        def data_received(self, data):
+            burn()
+            super().data_received(data)
+
+    def burning():
+        burn()
+
+    server = await serve(Busy, HOST, 0)
+    loop.set_cpu_accounting(True)
+    loop.call_soon(burning)
+    loop.call_soon(functools.partial(functools.partial(burning)))
+    with socket.create_connection(address_of(server), 10) as client:
+        client.setblocking(False)
+        client.send(b"x")
+        await until(lambda: account_is(loop, "connection", "Busy"), "the event")
+        assert account(loop, "connection", "Busy").cpu_s >= 0.02
+    both = [each for each in grapeshot.accounting(loop).cpu if "burning" in each.name]
+    assert sum(each.cpu_s for each in both) >= 0.04
+    assert {each.kind for each in both} == {"callback"}
+    await until(lambda: loop._open_connections == 0, "the end of the connection")
+
+
+def account_is(loop, kind, part):
+    return any(each.kind == kind and part in each.name for each in grapeshot.accounting(loop).cpu)
+
+
+async def test_counting_ends(loop):
+    loop.set_cpu_accounting(True)
+    loop.set_cpu_accounting(False)
+    await asyncio.sleep(0)
+    found = grapeshot.accounting(loop)
+    assert (found.cpu, found.is_cpu_counted) == ([], False)
+    assert str(found).startswith("CPU: not counted; loop.set_cpu_accounting(True) begins")
+
+
+@pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+async def test_cpu_of_coros(loop):
+    from grapeshot import coro
+
+    def work(steps):
+        for _ in range(steps):
+            burn()
+            coro.sleep_relative(0.0001)
+
+    loop.set_cpu_accounting(True)
+    busy = coro.spawn(work, 3, name="busy")
+    waiting = coro.spawn(coro.wait, name="waiting")
+    await busy
+    assert account(loop, "coro", "busy").cpu_s >= 0.06
+    assert account(loop, "coro", "busy").steps >= 4
+    assert account(loop, "coro", "waiting").cpu_s < 0.02
+    info = busy.stack_info()
+    assert (info["cpu_s"], info["runs"]) == (account(loop, "coro", "busy").cpu_s, account(loop, "coro", "busy").steps)
+    loop.set_cpu_accounting(False)
+    assert "cpu_s" not in waiting.stack_info()
+    memory = grapeshot.accounting(loop).memory
+    assert memory.coros == 1
+    assert 1000 < memory.per_coro < 100_000
+    waiting.shutdown()
+    await asyncio.wait([waiting])
+
+
+def test_an_error_of_the_observer_does_not_end_the_loop():
+    out = run_script(
+        None,
+        """
+        import asyncio, grapeshot, sys
+        sys.unraisablehook = lambda args: print("unraisable", args.exc_value)
+        async def main():
+            def fail(what, wall_ns, cpu_ns):
+                loop._set_step_observer(None)
+                raise ValueError("observer")
+            loop = asyncio.get_running_loop()
+            loop._set_step_observer(fail)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            print("goes on")
+        grapeshot.run(main())
+        """,
+    )
+    assert out.splitlines() == ["unraisable observer", "goes on"]
+
+
+# ---- descriptors
+
+
+def owner_at(loop, fd):
+    [found] = [each for each in grapeshot.accounting(loop).descriptors if each.fd == fd]
+    return found
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12) and tracemalloc.is_tracing(), reason="tracemalloc tells more")
+async def test_debug_mode_tells_who_has_opened_what(loop, tmp_path):
+    loop.set_debug(True)
+    server = await loop.create_server(Echo, HOST, 0)  # the server
+    transport, _ = await loop.create_connection(asyncio.Protocol, *address_of(server))  # the client
+    endpoint, _ = await loop.create_datagram_endpoint(asyncio.DatagramProtocol, local_addr=(HOST, 0))  # the endpoint
+    await until(lambda: loop._open_connections == 2, "both ends")
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+
+    def place(comment):
+        number = next(number for number, line in enumerate(lines, 1) if line.endswith(f"# {comment}"))
+        name = "test_debug_mode_tells_who_has_opened_what"
+        return f"{__file__}:{number} in {name}"
+
+    listening = owner_at(loop, server.sockets[0].fileno())
+    assert listening.opened_at == place("the server")
+    assert listening.owner == "Server"
+    assert listening.what.startswith(f"tcp listens on {HOST}:")
+    client = owner_at(loop, transport.get_extra_info("socket").fileno())
+    assert client.opened_at == place("the client")
+    assert "StreamTransport of" in client.owner
+    assert owner_at(loop, endpoint.get_extra_info("socket").fileno()).opened_at == place("the endpoint")
+    accepted = [each for each in grapeshot.accounting(loop).descriptors if "Echo" in str(each.owner)]
+    assert [each.opened_at for each in accepted] == [f"{place('the server')} (accepted)"]
+    assert f", opened at {place('the client')}" in str(grapeshot.accounting(loop))
+    transport.abort()
+    endpoint.abort()
+    server.close()
+    await until(lambda: loop._open_connections == 0, "the end of both ends")
+
+
+async def test_without_debug_mode_nothing_is_noted(loop):
+    server = await loop.create_server(Echo, HOST, 0)
+    assert owner_at(loop, server.sockets[0].fileno()).opened_at is None
+    assert loop._origins is None
+    server.close()
+
+
+async def test_a_task_that_only_connects_is_named_by_where_it_was_made(loop, serve):
+    server = await serve(Echo, HOST, 0)
+    loop.set_debug(True)
+    task = loop.create_task(loop.create_connection(asyncio.Protocol, *address_of(server)))
+    transport, _ = await task
+    opened = owner_at(loop, transport.get_extra_info("socket").fileno()).opened_at
+    assert opened.startswith(f"{__file__}:")
+    assert opened.endswith(" in test_a_task_that_only_connects_is_named_by_where_it_was_made")
+    transport.abort()
+    await until(lambda: loop._open_connections == 0, "the end of both ends")
+
+
+async def test_tracemalloc_tells_where_sockets_and_files_were_made(loop, tmp_path):
+    tracemalloc.start(5)
+    try:
+        with socket.socket() as sock, open(tmp_path / "file", "wb") as file:
+            found = {each.fd: each for each in grapeshot.accounting(loop).descriptors}
+            assert found[sock.fileno()].opened_at.startswith(f"{__file__}:")
+            assert found[file.fileno()].opened_at.startswith(f"{__file__}:")
+            if sys.platform == "linux":
+                assert found[file.fileno()].what == str(tmp_path / "file")
+    finally:
+        tracemalloc.stop()
+
+
+# ---- memory, and what it is asked of
+
+
+async def test_memory(loop, serve):
+    server = await serve(Echo, HOST, 0)
+    clients = [socket.create_connection(address_of(server), 10) for _ in range(3)]
+    await until(lambda: loop._open_connections == 3, "the connections")
+    memory = grapeshot.accounting(loop).memory
+    assert memory.connections == 3
+    assert 300 < memory.per_connection < 2000
+    assert memory.write_buffers == 0
+    if sys.platform == "linux":
+        assert memory.rss > 10_000_000
+    for client in clients:
+        client.close()
+    await until(lambda: loop._open_connections == 0, "their end")
+
+
+async def test_limits_are_shown(loop):
+    loop.set_limits(connections=7)
+    assert grapeshot.accounting(loop).limits == {"connections": 7, "descriptors": None, "coros": None}
+    assert str(grapeshot.accounting()).endswith("\nLimits: connections 7")
+
+
+def test_it_needs_a_loop_of_grapeshot():
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        grapeshot.accounting()
+    loop = asyncio.SelectorEventLoop()
+    try:
+        with pytest.raises(TypeError, match="accounting needs a loop of grapeshot"):
+            grapeshot.accounting(loop)
+    finally:
+        loop.close()
