@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sphinx import addnodes
+from sphinx.util.nodes import make_refnode
 
 import grapeshot
 from grapeshot import _core
@@ -60,10 +61,12 @@ def find(obj: Any, name: str) -> tuple[Definition, str] | None:
     return DEFINITIONS.get(".".join(name.split(".")[-2:]))
 
 
-def replace_docstring(_app: Sphinx, _what: str, name: str, obj: Any, _options: Any, lines: list[str]) -> None:
+def replace_docstring(_app: Sphinx, what: str, name: str, obj: Any, _options: Any, lines: list[str]) -> None:
     """The docstring of the stub."""
     if (found := find(obj, name)) is not None and found[1]:
         lines[:] = found[1].splitlines()
+    if what in {"attribute", "property"}:
+        lines.insert(0, "\\")  # nothing to reST; else napoleon takes what stands before a colon for the type
 
 
 def replace_signature(
@@ -112,10 +115,18 @@ def is_in_signature(node: nodes.Node | None) -> bool:
     return node is not None
 
 
-def resolve(_app: Sphinx, _env: Any, node: addnodes.pending_xref, text: nodes.Element) -> nodes.Element | None:
-    """Show names of the standard library without a link, and those of annotations, which mypy has checked."""
+def resolve(app: Sphinx, env: Any, node: addnodes.pending_xref, text: nodes.Element) -> nodes.Element | None:
+    """Show names of the standard library without a link, and those of annotations, which mypy has checked.
+
+    A method of the loop may be a function of another module, whose classes it names without the module.
+    """
     if node.get("refdomain") != "py":
         return None
+    last = f".{node['reftarget']}"
+    ours = [(name, found) for name, found in env.domains["py"].objects.items() if name.endswith(last)]
+    if len(ours) == 1:
+        [(name, found)] = ours
+        return make_refnode(app.builder, node["refdoc"], found.docname, found.node_id, text, name)
     name = node["reftarget"].replace("asyncio.loop.", "asyncio.AbstractEventLoop.")
     return text if is_in_signature(node) or exists(name) else None
 
