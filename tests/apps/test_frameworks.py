@@ -55,6 +55,7 @@ def test_a_program_of_the_pages(block: Block, python: Path, tmp_path: Path) -> N
             assert program.process.wait(CAP_S) == 0, program.output
         output += program.output
     assert block.words["prints"] in " ".join(output)
+    assert "Traceback" not in " ".join(output), output
 
 
 def get(url: str, server: Process) -> str:
