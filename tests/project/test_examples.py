@@ -134,3 +134,40 @@ def test_crawler():
     missing, summary = done.stdout.splitlines()
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/100: 404", missing)
     assert re.fullmatch(r"102 pages in \d+\.\d s", summary)
+
+
+def test_prometheus_metrics():
+    pytest.importorskip("prometheus_client")
+    from prometheus_client.parser import text_string_to_metric_families
+
+    command = [sys.executable, "-W", "error", str(ROOT / "examples" / "prometheus_metrics.py")]
+    process = subprocess.Popen(
+        [*command, "--port", "0", "--metrics-port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        ports = [int(process.stdout.readline().rpartition(":")[2]) for _ in range(2)]
+        with socket.create_connection(("127.0.0.1", ports[0]), CAP_S) as client:
+            for _ in range(5):
+                assert exchange(client, b"12345678") == b"12345678"
+            connection = http.client.HTTPConnection("127.0.0.1", ports[1], timeout=CAP_S)
+            connection.request("GET", "/metrics")
+            text = connection.getresponse().read().decode()
+            connection.close()
+        samples = {
+            (sample.name, sample.labels.get("le")): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+        assert samples["grapeshot_writes_total", None] == 5
+        assert samples["grapeshot_bytes_written_total", None] == 40
+        assert samples["grapeshot_connections_accepted_total", None] == 1
+        assert samples["grapeshot_running_seconds_total", None] > 0
+        assert samples["grapeshot_timers", None] == 0
+        count = samples["grapeshot_callback_durations_seconds_count", None]
+        assert count == samples["grapeshot_callback_durations_seconds_bucket", "+Inf"] >= 6
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=CAP_S) == ("stopped\n", "")
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()

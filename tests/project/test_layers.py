@@ -140,6 +140,7 @@ EXTRAS = {
     "coro.rpc": {"msgspec"},
     "coro.wsgi": {"httptools"},
     "gunicorn": {"uvicorn", "uvicorn_worker"},
+    "otel": {"opentelemetry"},
     "rpc": {"msgspec"},
 }
 # Modules that import such a room, and do without it where the extra is not installed.
@@ -150,7 +151,7 @@ TYPE_CHECKERS_ONLY = {"_typeshed"}
 
 
 # Rooms of the Python package that use the loop, and that it does not know.
-ABOVE_THE_LOOP = {"_attach", "backdoor", "coro", "gunicorn", "profiler"}
+ABOVE_THE_LOOP = {"_attach", "backdoor", "coro", "gunicorn", "otel", "profiler"}
 
 
 def python_layer(module: str) -> int:
