@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 
 import pytest
 from support import HOST, Peer, Recorder, connected, listening, pipe_ends, raw_pair, until
@@ -172,6 +173,39 @@ async def test_a_stream_whose_buffer_is_full(loop, chain):
         assert left[1] < waiting
         transport.abort()
         await until(lambda: protocol.is_lost)
+
+
+@pytest.mark.parametrize("short_steps", [0, 1, 5, 30, 63])
+async def test_long_callbacks_one_after_the_other(loop, short_steps):
+    """Between two polls there are few of them, also if those before them were short."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        events = []
+
+        def long_step(number):
+            until_s = time.perf_counter() + 0.001
+            while time.perf_counter() < until_s:
+                pass
+            if "io" not in events and number < 20:
+                events.append(number)
+                loop.call_soon(long_step, number + 1)
+            else:
+                over.set_result(None)
+
+        def short_step(left):
+            if left:
+                loop.call_soon(short_step, left - 1)
+            else:
+                theirs.send(b"x")
+                long_step(0)
+
+        over = loop.create_future()
+        loop.add_reader(ours, lambda: (events.append("io"), loop.remove_reader(ours)))
+        await asyncio.sleep(0.001)
+        loop.call_soon(short_step, short_steps)
+        await over
+        assert "io" in events
+        assert events.index("io") <= 5
 
 
 async def test_operations(loop, chain):
