@@ -4,6 +4,7 @@
 //! not depend on transports, processes, coros or TLS.
 
 mod call_methods;
+mod contexts;
 pub(crate) mod coroutine;
 mod coroutine_method;
 mod fileno;
@@ -24,6 +25,7 @@ use pyo3::prelude::*;
 
 /// Adds the loop and handle types to the module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    contexts::find_fields(module.py())?;
     handle::register(module)?;
     loop_methods::register(module)?;
     waiter::register(module)?;

@@ -4,6 +4,7 @@ neither reads or accepts from it, nor writes to it.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import socket
@@ -399,6 +400,7 @@ async def test_events_of_closed_sockets_do_not_keep_the_loop_busy(loop):
     watched.setblocking(False)
     seen = []
     loop.add_reader(watched, lambda: seen.append(watched.recv(10)))
+    await asyncio.sleep(0.001)  # the loop opens its pipe for signals when it first sleeps
     before = polled()
     ghosts = []
     for _ in range(5):

@@ -57,7 +57,7 @@ fn get_cancelled(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
 }
 
 fn get_context<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
-    Ok(slots::context(this))
+    slots::context(this)
 }
 
 fn asyncio_class(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {

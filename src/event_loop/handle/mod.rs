@@ -22,6 +22,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use super::contexts;
 use super::pyloop::LoopObject;
 use crate::binding::HAS_GIL;
 use crate::binding::freelist::Freelist;
@@ -50,9 +51,8 @@ mod flag {
     pub(super) const REPEATS: u16 = 1 << 3;
     /// The collector tracks the handle.
     pub(super) const TRACKED: u16 = 1 << 4;
-    /// The context is the handle's own copy, which the collector does not track. The dealloc function of the context's
-    /// type expects a tracked object, so the context is tracked again before any other code gets a reference to it.
-    pub(super) const HIDES_CONTEXT: u16 = 1 << 5;
+    /// The context is the template of `Contexts`, which other handles may have too and no other code may get.
+    pub(super) const SHARES_CONTEXT: u16 = 1 << 5;
     /// `call_soon_threadsafe` made the handle, and asyncio would have made a `_ThreadSafeHandle` (3.14+). `cancel()`
     /// from another thread waits while the callback runs.
     pub(super) const THREADSAFE: u16 = 1 << 6;
@@ -112,15 +112,8 @@ impl HandleRef {
         // SAFETY: attached. All pointers are borrowed from the caller's arguments, and the handle takes references of
         // its own. The object comes zeroed, or from the freelist with every cell empty.
         unsafe {
-            let (context, is_hidden) = if context.is_null() {
-                let copy = ffi::PyContext_CopyCurrent();
-                if copy.is_null() {
-                    return Err(PyErr::fetch(py));
-                }
-                if !Freelist::IS_TRACKED {
-                    ffi::PyObject_GC_UnTrack(copy.cast());
-                }
-                (copy, !Freelist::IS_TRACKED)
+            let (context, is_shared) = if context.is_null() {
+                (*event_loop).reactor().contexts().for_handle(py)?
             } else {
                 (ffi::Py_NewRef(context), false)
             };
@@ -134,9 +127,6 @@ impl HandleRef {
                 .cast::<HandleObject>();
             if object.is_null() {
                 let error = PyErr::fetch(py);
-                if is_hidden {
-                    ffi::PyObject_GC_Track(context.cast());
-                }
                 ffi::Py_DECREF(context);
                 return Err(error);
             }
@@ -147,9 +137,9 @@ impl HandleRef {
             let when_bits = when_s.unwrap_or(0.0).to_bits();
             handle.when_or_runner.store(when_bits, Ordering::Relaxed);
             let tracked = if Freelist::IS_TRACKED { flag::TRACKED } else { 0 };
-            let hidden = if is_hidden { flag::HIDES_CONTEXT } else { 0 };
+            let shared = if is_shared { flag::SHARES_CONTEXT } else { 0 };
             let timer = if when_s.is_some() { flag::TIMER } else { 0 };
-            handle.flags.store(tracked | hidden | timer, Ordering::Relaxed);
+            handle.flags.store(tracked | shared | timer, Ordering::Relaxed);
             if args.len() <= INLINE_ARGS {
                 for (cell, arg) in handle.args.iter().zip(args) {
                     cell.put_new(ffi::Py_NewRef(*arg));
@@ -399,14 +389,16 @@ impl HandleObject {
         !event_loop.is_null() && unsafe { (*event_loop).reactor().is_debug() }
     }
 
-    /// Makes the collector track the context again.
-    #[inline]
-    fn show_context(&self) {
-        if self.has(flag::HIDES_CONTEXT) {
-            self.lower_flag(flag::HIDES_CONTEXT);
-            // SAFETY: the flag says that the cell holds a context that was untracked in `create`; attached.
-            unsafe { ffi::PyObject_GC_Track(self.context.as_ptr().cast()) };
+    /// Gives the handle a context of its own, which other code may get.
+    fn own_context(&self, py: Python<'_>) -> PyResult<()> {
+        if self.has(flag::SHARES_CONTEXT)
+            && let Some(template) = self.context.get(py)
+        {
+            let own = contexts::copy(&template)?;
+            self.lower_flag(flag::SHARES_CONTEXT);
+            self.context.set(own);
         }
+        Ok(())
     }
 
     #[inline(always)]
@@ -422,7 +414,6 @@ impl HandleObject {
     }
 
     fn drop_call(&self) {
-        self.show_context();
         // SAFETY: all callers are attached. Each reference is taken out of its cell before it is dropped.
         unsafe {
             ffi::Py_XDECREF(self.callback.take_ptr());
@@ -463,27 +454,12 @@ impl NativeType for HandleObject {
         [
             &self.event_loop,
             &self.callback,
+            &self.context,
             &self.more_args,
             &self.source_traceback,
         ]
         .into_iter()
         .chain(&self.args)
-    }
-
-    unsafe fn traverse_rest(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        if !self.has(flag::HIDES_CONTEXT) {
-            // SAFETY: visit and arg are the collector's.
-            return unsafe { self.context.traverse(visit, arg) };
-        }
-        // A hidden context has no other holder, so its referents are visited as the handle's own.
-        let context = self.context.as_ptr();
-        // SAFETY: as above. The cell holds the context while the flag is set.
-        unsafe {
-            match (*ffi::Py_TYPE(context)).tp_traverse {
-                Some(traverse) => traverse(context, visit, arg),
-                None => 0,
-            }
-        }
     }
 
     fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {

@@ -10,6 +10,7 @@ use super::methods::describe_call;
 use super::{HandleRef, INLINE_ARGS, flag, slots};
 use crate::binding::native_type::with_critical_section;
 use crate::binding::{HAS_GIL, errors};
+use crate::event_loop::contexts::Contexts;
 use crate::event_loop::pyloop::LoopObject;
 
 impl HandleRef {
@@ -44,12 +45,25 @@ impl HandleRef {
             *place = cell.take_ptr();
         }
         this.args_len.set(0);
-        this.show_context();
+        let is_shared = this.has(flag::SHARES_CONTEXT);
         let callback = this.callback.take_ptr();
-        let context = this.context.take_ptr();
+        let mut context = this.context.take_ptr();
         let event_loop = this.event_loop.take_ptr();
         if callback.is_null() || context.is_null() || event_loop.is_null() {
-            return drop_rest(py, &[callback, context, event_loop], &call[2..2 + args_len]);
+            drop_rest(py, &[callback, context, event_loop], &call[2..2 + args_len]);
+            return Ok(());
+        }
+        let mut template = ptr::null_mut();
+        if is_shared {
+            this.lower_flag(flag::SHARES_CONTEXT);
+            template = context;
+            // SAFETY: references that were moved out of the cells; a handle has the template only of its own loop.
+            context = unsafe { contexts_of(event_loop).begin_run(template) };
+            if context.is_null() {
+                let failed = self.fail_to_copy(py, event_loop);
+                drop_rest(py, &[callback, template, event_loop], &call[2..2 + args_len]);
+                return failed;
+            }
         }
         // SAFETY: the references were moved out of the cells, so they live until dropped below. call[1] is the free
         // place that the offset flag allows.
@@ -72,12 +86,17 @@ impl HandleRef {
                             ffi::Py_DECREF(*arg);
                         }
                         ffi::Py_DECREF(callback);
+                        if is_shared {
+                            contexts_of(event_loop).end_run(template, context);
+                            context = template;
+                        }
                         ffi::Py_DECREF(context);
                         ffi::Py_DECREF(event_loop);
                         return Ok(());
                     }
                 }
             }
+            ffi::Py_XDECREF(template);
             // The callback failed: the references go back into the handle, so that the report can show them.
             let error = PyErr::fetch(py);
             let args: Vec<_> = call[2..2 + args_len]
@@ -147,6 +166,7 @@ impl HandleRef {
     pub(crate) fn run_and_keep(self, py: Python<'_>) -> PyResult<()> {
         let this = self.this(py);
         let taken = with_critical_section(this, || {
+            this.own_context(py)?;
             let call = (
                 this.callback.get(py),
                 this.context.get(py),
@@ -155,7 +175,6 @@ impl HandleRef {
             let (Some(callback), Some(context), Some(event_loop)) = call else {
                 return Ok(None);
             };
-            this.show_context();
             let args = this.args_tuple(py)?;
             let is_begun = self.begin_run(py);
             Ok(Some((callback, context, event_loop, args, is_begun)))
@@ -194,6 +213,20 @@ impl HandleRef {
             Ok(_) if left != 0 => self.report(py, event_loop, context, callback, args, PyErr::fetch(py)),
             Ok(_) => Ok(()),
         }
+    }
+
+    /// There is no memory for the context. Reports the exception that is set.
+    #[cold]
+    fn fail_to_copy(self, py: Python<'_>, event_loop: *mut ffi::PyObject) -> PyResult<()> {
+        let (error, own) = (PyErr::fetch(py), self.this(py).to_bound());
+        // SAFETY: the caller holds the loop.
+        let event_loop = unsafe { Bound::from_borrowed_ptr(py, event_loop) };
+        errors::report(
+            &event_loop,
+            "A callback has no context",
+            error,
+            &[("handle", &own)],
+        )
     }
 
     #[cold]
@@ -259,10 +292,19 @@ fn leave(
 /// Drops what remains of the callback and arguments when there is nothing to run: the handle has run, is running, or
 /// was cleared by the collector.
 #[cold]
-fn drop_rest(py: Python<'_>, call: &[*mut ffi::PyObject], args: &[*mut ffi::PyObject]) -> PyResult<()> {
+fn drop_rest(py: Python<'_>, call: &[*mut ffi::PyObject], args: &[*mut ffi::PyObject]) {
     for object in call.iter().chain(args) {
         // SAFETY: references that were moved out of the handle's cells, or null.
         drop(unsafe { Bound::from_owned_ptr_or_opt(py, *object) });
     }
-    Ok(())
+}
+
+/// What the handles of this loop share.
+///
+/// # Safety
+/// A live `LoopObject`, which the caller holds.
+#[inline]
+unsafe fn contexts_of<'a>(event_loop: *mut ffi::PyObject) -> &'a Contexts {
+    // SAFETY: by the contract.
+    unsafe { (*event_loop.cast::<LoopObject>()).reactor().contexts() }
 }

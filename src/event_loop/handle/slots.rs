@@ -198,7 +198,7 @@ fn read(this: This<'_, HandleObject>, slot: Slot) -> PyResult<Option<Bound<'_, P
         Slot::Callback => callback_or_none(this),
         Slot::Args if this.has(flag::CANCELLED) && !has_call(this) => none(py),
         Slot::Args => this.args_tuple(py)?.into_any(),
-        Slot::Context => context(this),
+        Slot::Context => context(this)?,
         Slot::Loop => or_none(py, &this.event_loop),
         Slot::Cancelled => bool_object(py, this.has(flag::CANCELLED)),
         // The value is in the dict, if there is one.
@@ -221,9 +221,9 @@ fn can_run(this: This<'_, HandleObject>) -> bool {
     has_call(this) && this.context.is_set() && this.event_loop.is_set()
 }
 
-pub(super) fn context(this: This<'_, HandleObject>) -> Bound<'_, PyAny> {
-    this.show_context();
-    or_none(this.py(), &this.context)
+pub(super) fn context(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
+    this.own_context(this.py())?;
+    Ok(or_none(this.py(), &this.context))
 }
 
 /// The callback or None. The cell of a cancelled handle may hold its text for `repr` instead.
@@ -289,7 +289,7 @@ fn write<'py>(this: This<'py, HandleObject>, slot: Slot, value: Bound<'py, PyAny
         }
         Slot::Context => {
             forget_extra(this, slot)?;
-            this.show_context();
+            this.lower_flag(flag::SHARES_CONTEXT);
             this.context.set(value);
         }
         Slot::Cancelled => {
@@ -349,7 +349,7 @@ fn delete(this: This<'_, HandleObject>, slot: Slot, name: &CStr) -> PyResult<()>
         }
         Slot::Args => this.drop_args(),
         Slot::Context => {
-            this.show_context();
+            this.lower_flag(flag::SHARES_CONTEXT);
             this.context.set(none(py));
         }
         _ => {}

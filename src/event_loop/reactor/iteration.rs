@@ -86,6 +86,7 @@ impl Reactor {
         drop(holding);
         self.end_step(py, &mut result);
         self.is_stopping.store(false, Ordering::Relaxed);
+        self.contexts.forget_values(py);
         self.drain_inbox();
         self.track_kept(py);
         drop(event_loop.future_kwargs.take(py));
@@ -102,6 +103,10 @@ impl Reactor {
         self.drain_inbox();
         if !HAS_GIL {
             self.counters.note_queues(self.queue_lens());
+        }
+        if self.ready.borrow().is_empty() {
+            // What that drops may schedule something.
+            self.contexts.forget_values(py);
         }
         let has_work = !self.ready.borrow().is_empty() || self.is_stopping.load(Ordering::Relaxed);
         let has_timers = !self.timers.borrow().is_empty();

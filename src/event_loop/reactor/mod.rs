@@ -29,6 +29,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyWeakrefReference;
 
+use super::contexts::Contexts;
 use super::handle::HandleRef;
 use super::limits::Limits;
 use super::source::{Ready, SourceRef};
@@ -90,6 +91,7 @@ pub(crate) struct Reactor {
     last_made: Cell<Option<HandleRef>>,
     timers: RefCell<TimerHeap<HandleRef>>,
     cancelled_timers: Cell<usize>,
+    contexts: Contexts,
     fds: RefCell<FdTable<FdUse>>,
     /// Weak references to closed objects whose number now belongs to another object: see `targets`.
     displaced: RefCell<VecDeque<Py<PyWeakrefReference>>>,
@@ -143,6 +145,7 @@ impl Reactor {
             last_made: Cell::new(None),
             timers: RefCell::new(TimerHeap::new()),
             cancelled_timers: Cell::new(0),
+            contexts: Contexts::new(),
             fds: RefCell::new(FdTable::new()),
             displaced: RefCell::new(VecDeque::new()),
             inbox: Box::new(Inbox::new()),
@@ -182,6 +185,11 @@ impl Reactor {
     #[inline]
     pub(crate) fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn contexts(&self) -> &Contexts {
+        &self.contexts
     }
 
     /// The thread inside `run`; 0 if there is none.
@@ -347,6 +355,7 @@ impl Reactor {
             handle.release(py);
         }
         self.cancelled_timers.set(0);
+        self.contexts.forget(py);
         let fds: Vec<RawFd> = self.fds.borrow().iter().map(|(fd, _)| fd).collect();
         for fd in fds {
             let fd_use = self.fds.borrow_mut().remove(fd);
@@ -384,6 +393,11 @@ impl Reactor {
             .chain(self.held.objects().into_iter().map(visit_one))
             .find(|result| *result != 0);
         if let Some(result) = result {
+            return result;
+        }
+        // SAFETY: as above.
+        let result = unsafe { self.contexts.traverse(visit, arg) };
+        if result != 0 {
             return result;
         }
         for (_, fd_use) in fds.iter() {
