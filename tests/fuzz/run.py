@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fuzz.budget import Budget
 
-FUZZERS = ("arguments", "transports")
+FUZZERS = ("arguments", "transports", "tls_input")
 
 
 def run(name: str, seconds: float, first: int, rounds: int | None) -> bool:
