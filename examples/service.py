@@ -59,6 +59,9 @@ class Service:
             await self.answer(writer, bad.status, f"{bad}\n".encode(), is_last=True)
         except (TimeoutError, ConnectionError, asyncio.IncompleteReadError):
             pass  # the client is slow, or gone
+        except asyncio.CancelledError:
+            if not self.is_stopping:  # past the deadline it is no error; asyncio 3.11 would report it as one
+                raise
         finally:
             self.under_way.discard(task)
             self.idle.discard(writer)
