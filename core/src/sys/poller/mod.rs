@@ -137,8 +137,8 @@ impl Readiness {
     /// Both sides are shut down, or the fd has an error. The poller reports it together with the other two.
     pub const HANGUP: Self = Self(4);
     /// Beside ordinary data there is what ends a read early: the end of the stream, urgent data of TCP. So a
-    /// read that returns less than asked for does not mean that nothing is left. Reported together with READ, and only
-    /// for an interest in changes.
+    /// read that returns less than asked for does not mean that nothing is left. Reported together with READ: by epoll
+    /// only for an interest in changes, by kqueue for every interest.
     pub const MORE: Self = Self(8);
 
     /// What either of the two contains.
