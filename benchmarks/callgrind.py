@@ -4,6 +4,8 @@ Every case runs twice, short and long; the difference over the difference of the
 the start and the end of the process cancel out. Only user space is counted (the kernel's part of an echo is not). The
 numbers do not depend on how busy the machine is, but they do on the versions of everything. The garbage collector works
 as always, so what a loop makes it look at is counted with the calls.
+
+`--bounds` counts our loop in the cases of benchmarks/instructions.toml, and fails if one takes more than it may there.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ import json
 import os
 import shutil
 import subprocess
+import platform
 import sys
 import tempfile
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +31,7 @@ from benchmarks._machine import ROOT, child_environment, describe
 
 # An echo is one iteration of the loop here: one connection, one message in flight.
 ECHO_SIZE = 1024
+BOUNDS = Path(__file__).with_name("instructions.toml")
 READY_WITHIN_S = 300.0
 
 
@@ -113,16 +118,43 @@ def per_operation(count: Count, loop: str, folder: Path) -> float:
     return (long - short) / (many - few)
 
 
+def interpreter() -> str:
+    """What the counts depend on beside our code: the version of CPython and its compiler."""
+    return f"{platform.python_version()}, {platform.python_compiler()}"
+
+
+def check_bounds(file: Path = BOUNDS) -> int:
+    """Counts the cases of `file` for this interpreter. 1 if one is above its bound or cannot be counted, else 0."""
+    known = tomllib.loads(file.read_text(encoding="utf-8"))
+    bounds = known["interpreter"].get(interpreter())
+    if bounds is None:
+        print(f"NOT COMPARED: {file.name} has no counts of CPython {interpreter()}", file=sys.stderr)
+        return 0
+    status = 0
+    for name, expected in bounds.items():
+        with tempfile.TemporaryDirectory() as folder:
+            found = per_operation(COUNTS[name], "grapeshot", Path(folder))
+        bound = expected * (1 + known["tolerance"])
+        is_above = found > bound
+        verdict = "MORE THAN IT MAY" if is_above else "as it was" if found > expected * 0.99 else "fewer: lower the bound"
+        print(f"{name:<18} {found:>8,.0f} instructions, {expected:,} when it was noted: {verdict}", flush=True)
+        status |= is_above
+    return status
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loops", nargs="+", default=[*LOOPS, RAW], help="default: %(default)s")
     parser.add_argument("--cases", nargs="+", choices=COUNTS, default=list(COUNTS), help="default: all")
     parser.add_argument("--json", type=Path, help="where to write")
+    parser.add_argument("--bounds", action="store_true", help="compare with instructions.toml, and count nothing else")
     args = parser.parse_args(arguments)
     if shutil.which("valgrind") is None:
         print("valgrind is not installed", file=sys.stderr)
         return 1
     os.environ["PYTHONHASHSEED"] = "0"
+    if args.bounds:
+        return check_bounds()
     loops, missing = available(args.loops)
     counted: dict[str, dict[str, float]] = {}
     failures: dict[str, str] = {}

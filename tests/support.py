@@ -64,6 +64,8 @@ def gil_is_enabled() -> bool:
 
 
 CAP_S = float(os.environ.get("TEST_CAP_S", "10"))
+# For a whole interpreter.
+PROCESS_CAP_S = 3 * CAP_S
 HOST = "127.0.0.1"
 
 
@@ -103,7 +105,7 @@ def run_script(kind: str | None, code: str, *, flags: tuple[str, ...] = ("-W", "
         [sys.executable, *flags, "-c", head + textwrap.dedent(code)],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PROCESS_CAP_S,
         check=False,
     )
     assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -153,7 +155,7 @@ class Script:
 
     def finish(self) -> str:
         """Waits for the end and returns the rest of the output. Fails if the script failed."""
-        out, err = self.process.communicate(timeout=30)
+        out, err = self.process.communicate(timeout=PROCESS_CAP_S)
         assert self.process.returncode == 0, f"exit status {self.process.returncode}\n{out}\n{err}"
         return out
 
