@@ -14,9 +14,9 @@ import argparse
 import functools
 import json
 import os
+import platform
 import shutil
 import subprocess
-import platform
 import sys
 import tempfile
 import tomllib
@@ -136,7 +136,9 @@ def check_bounds(file: Path = BOUNDS) -> int:
             found = per_operation(COUNTS[name], "grapeshot", Path(folder))
         bound = expected * (1 + known["tolerance"])
         is_above = found > bound
-        verdict = "MORE THAN IT MAY" if is_above else "as it was" if found > expected * 0.99 else "fewer: lower the bound"
+        verdict = (
+            "MORE THAN IT MAY" if is_above else "as it was" if found > expected * 0.99 else "fewer: lower the bound"
+        )
         print(f"{name:<18} {found:>8,.0f} instructions, {expected:,} when it was noted: {verdict}", flush=True)
         status |= is_above
     return status

@@ -11,11 +11,12 @@ import socket
 import ssl
 import subprocess
 import sys
+import tomllib
 
 import pytest
 import trustme
 
-from benchmarks import compare, micro, servers, standings, tables
+from benchmarks import callgrind, compare, micro, servers, standings, tables
 from benchmarks._load import Child, UnsupportedError
 from benchmarks._machine import ROOT
 from benchmarks._screen import show
@@ -299,3 +300,25 @@ def test_grapeshot_itself_may_change_between_parts():
     after["versions"] = after["versions"] | {"grapeshot": "9"}
     merged = compare.merge(comparison(outcome("spawn", GOOD)), after)
     assert merged["versions"]["grapeshot"] == "9"
+
+
+@pytest.mark.parametrize(("found", "status", "verdict"), [(1021, 1, "MORE"), (1019, 0, "as it was"), (900, 0, "fewer")])
+def test_bounds_of_instructions(tmp_path, monkeypatch, capsys, found, status, verdict):
+    file = tmp_path / "instructions.toml"
+    file.write_text(f'tolerance = 0.02\n[interpreter."{callgrind.interpreter()}"]\necho = 1000\n', encoding="utf-8")
+    monkeypatch.setattr(callgrind, "per_operation", lambda *_: found)
+    assert callgrind.check_bounds(file) == status
+    assert verdict in capsys.readouterr().out
+
+
+def test_bounds_of_another_interpreter_are_not_compared(tmp_path, capsys):
+    file = tmp_path / "instructions.toml"
+    file.write_text("tolerance = 0.02\n[interpreter]\n", encoding="utf-8")
+    assert callgrind.check_bounds(file) == 0
+    assert "NOT COMPARED" in capsys.readouterr().err
+
+
+def test_the_cases_of_the_committed_bounds_exist():
+    known = tomllib.loads(callgrind.BOUNDS.read_text(encoding="utf-8"))
+    for bounds in known["interpreter"].values():
+        assert set(bounds) <= set(callgrind.COUNTS)
