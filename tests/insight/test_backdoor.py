@@ -213,6 +213,56 @@ async def test_a_line_that_never_ends_is_refused(loop, path):
         assert "this line is too long" in text
 
 
+async def test_a_line_too_long_of_a_client_that_is_gone(loop, path, monkeypatch):
+    from grapeshot.backdoor import _wire
+
+    monkeypatch.setattr(_wire, "MOST_INPUT", 1000)
+    problems = []
+    loop.set_exception_handler(lambda loop, context: problems.append(context))
+    with backdoor.serve(path) as server, await call(path) as caller:
+        caller.sock.send(b"x" * 2000)
+        caller.sock.close()
+        await until(lambda: not server._sessions, "the end of the client")
+    assert problems == []
+
+
+async def test_empty_lines_count_as_input_that_waits(loop, path, monkeypatch):
+    from grapeshot.backdoor import _wire
+
+    monkeypatch.setattr(_wire, "MOST_INPUT", 1000)
+    with backdoor.serve(path) as server, await call(path) as caller:
+        await caller.send(b"await asyncio.sleep(1000)\n")
+        (session,) = server._sessions
+        await until(lambda: session._runs_command, "the command to wait")
+        await caller.send(b"\n" * 2000)
+        await until(lambda: not session.wire._is_reading, "the limit")
+
+
+@pytest.mark.parametrize("frame", [b"i\0\0\0\0", b"c\0\0\0\4type"], ids=["interruptions", "completions"])
+async def test_a_client_that_asks_on_and_does_not_read_the_answers(loop, path, frame, monkeypatch):
+    from grapeshot.backdoor import _wire
+
+    monkeypatch.setattr(_wire, "MOST_OUTPUT", 50_000)
+    with backdoor.serve(path) as server, Caller(path) as caller:
+        await until(lambda: server._sessions, "the client")
+        (session,) = server._sessions
+        wire = session.wire
+        sending = asyncio.create_task(caller.send(_wire.HELLO + frame * 15_000 + b"s\0\0\0\x046*7\n"))
+        await until(lambda: not wire._is_reading, "the limit")
+        assert len(wire._to_send) < 50_000 + 16 * 65536 // len(frame)
+        text = ""
+        while "42" not in text:
+            text = text[-100:] + (await caller.recv()).decode()
+        await sending
+
+
+@pytest.mark.parametrize("line", ["-" * 50_000 + "1", "(" * 5000])
+async def test_a_line_that_is_nested_too_deep_to_be_compiled(loop, path, line):
+    with backdoor.serve(path), await call(path) as caller:
+        assert "Error" in await caller.ask(line, "")
+        assert "42\n" in await caller.ask("6 * 7")
+
+
 # ------------------------------------------------------------------ interruption and loss
 
 

@@ -119,7 +119,7 @@ class Session:
         file = f"<backdoor {self._number}.{self._commands}>"
         try:
             code = self._compile(source, file, "single")
-        except (SyntaxError, OverflowError, ValueError) as exc:
+        except Exception as exc:  # SyntaxError and its like; RecursionError and MemoryError of what is nested too deep
             self._source.clear()
             self._remember(file, source)
             self.write("".join(traceback.format_exception_only(exc)))

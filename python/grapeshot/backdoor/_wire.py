@@ -14,7 +14,8 @@ A prompt comes once all lines are run. In a frame it begins with the number of `
 so that a client does not take the prompt before an interruption for the one after it.
 
 Writing never waits. What a client does not read is kept up to a limit, and dropped beyond it; the client is told how
-much that was once it reads again. No command is taken from it meanwhile.
+much that was once it reads again. No command is taken from it meanwhile, and nothing is read from it while the answers
+to what it sends (prompts, completions) are beyond the limit.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Wire:
                 return None
             await self._wait()
         line = self._lines.popleft()
-        self._lines_len -= len(line)
+        self._lines_len -= len(line) + 1
         self._resume()
         return line
 
@@ -215,6 +216,7 @@ class Wire:
                 self.abort()
         if len(self._to_send) <= MOST_OUTPUT // 2:
             self._wake()
+            self._resume()
 
     # ------------------------------------------------------------------ input
 
@@ -243,6 +245,8 @@ class Wire:
             else:
                 self._output("\n[this line is too long]\n")
                 self._end()
+        if len(self._to_send) > MOST_OUTPUT:
+            self._stop_reading()  # what answers its input it does not read
 
     def _greet(self) -> bool:
         """Find out what the client speaks. False: nobody knows yet."""
@@ -279,7 +283,8 @@ class Wire:
             elif kind == b"i":
                 self._interrupt()
             elif kind == b"c":
-                found = self._complete(data.decode("utf-8", "replace"))
+                has_room = len(self._to_send) <= MOST_OUTPUT
+                found = self._complete(data.decode("utf-8", "replace")) if has_room else []
                 self._send(b"c", json.dumps(found).encode(), is_output=False)
             elif kind == b"e":
                 self._end()
@@ -287,7 +292,7 @@ class Wire:
     def _add_line(self, line: bytearray) -> None:
         text = line.decode("utf-8", "replace").removesuffix("\r")
         self._lines.append(text)
-        self._lines_len += len(text)
+        self._lines_len += len(text) + 1
 
     def _interrupt(self) -> None:
         self._lines.clear()
@@ -296,6 +301,8 @@ class Wire:
 
     def _end(self) -> None:
         """The client sends no more. What it has sent is still run, as long as it is there to read the output."""
+        if not self.is_open:
+            return
         if self._received and not self._is_framed:
             self._add_line(self._received)
             self._received.clear()
@@ -320,6 +327,8 @@ class Wire:
             self._loop.remove_reader(self._sock)
 
     def _resume(self) -> None:
-        if not (self._is_reading or self._has_ended or self._is_closing) and self._lines_len < MOST_INPUT // 2:
+        if self._is_reading or self._has_ended or self._is_closing or not self.is_open:
+            return
+        if self._lines_len < MOST_INPUT // 2 and len(self._to_send) <= MOST_OUTPUT // 2:
             self._is_reading = True
             self._loop.add_reader(self._sock, self._read)
