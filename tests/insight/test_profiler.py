@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-from support import coro_is_available, in_thread, until
+from support import coro_is_available, in_thread, run_script, until
 
 from grapeshot import profiler
 from grapeshot.profiler import _collector, _events
@@ -478,6 +478,52 @@ def test_another_profiler():
             sys.setprofile(None)
     with profiler.profile():
         pass
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring")
+def test_somebody_takes_the_events_away():
+    with profiler.profile() as found:
+        sys.monitoring.free_tool_id(sys.monitoring.PROFILER_ID)
+    assert found.owners
+    with profiler.profile():
+        pass
+
+
+@pytest.mark.parametrize("how", ["leaves the block", "profiles itself"])
+def test_the_child_of_a_fork_is_not_profiled(how, tmp_path):
+    script = f"""
+        import os, sys
+        from grapeshot import profiler
+        with profiler.profile({str(tmp_path / "p")!r}) as found:
+            pid = os.fork()
+            if not pid:
+                assert sys.getprofile() is None
+                assert sys.version_info < (3, 12) or sys.monitoring.get_tool(2) is None
+                if {how!r} == "profiles itself":
+                    with profiler.profile() as found:
+                        sum(range(10))
+                    assert found.owners
+                    os._exit(7)
+            else:
+                assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        if not pid:
+            assert found.owners == [], "it is the parent's"
+            assert not os.path.exists({str(tmp_path / "p")!r})
+            os._exit(7)
+        assert found.owners
+        print("ok")
+    """
+    assert run_script(None, script, flags=("-W", "ignore::DeprecationWarning")).strip() == "ok"
+
+
+async def test_a_task_whose_name_cannot_be_had(loop):
+    class Task(asyncio.Task):
+        def get_name(self):
+            raise ZeroDivisionError
+
+    with profiler.profile() as found:
+        await Task(asyncio.sleep(0), loop=loop)
+    assert owner(found, "test_a_task_whose_name_cannot_be_had.<locals>.Task").kind == "task"
 
 
 def test_off_nothing_is_installed():

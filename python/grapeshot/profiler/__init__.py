@@ -13,6 +13,7 @@ installed while nobody profiles.
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 
@@ -24,20 +25,21 @@ from ._profile import FunctionRow, OwnerRow, Profile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import os
     from collections.abc import Awaitable, Callable
     from typing import Any
 
 __all__ = ["FunctionRow", "OwnerRow", "Profile", "profile", "run"]
 
-# Where the profile that is being taken has begun.
+# The profile that is being taken, and where it has begun.
+_taken: profile | None = None
 _begun: str | None = None
 
 
 class profile:  # noqa: N801  # used like a function
     """Profile the process in a ``with`` block, which gives the :class:`Profile`. With ``path`` it is saved there.
 
-    The block may be in a coro, in a task or in neither, and may wait. One profile at a time.
+    The block may be in a coro, in a task or in neither, and may wait. One profile at a time. The child of a fork is not
+    profiled: there the profile is empty, and saved nowhere.
 
     Raises:
         RuntimeError: a profile is being taken already, or another profiler is on (``sys.monitoring``'s PROFILER_ID;
@@ -59,7 +61,7 @@ class profile:  # noqa: N801  # used like a function
         self._end()
 
     def _begin(self, frame: types.FrameType | None) -> None:
-        global _begun
+        global _taken, _begun
         if _begun is not None:
             raise RuntimeError(f"a profile is being taken already, since {_begun}")
         if self._collector is not None:
@@ -67,25 +69,39 @@ class profile:  # noqa: N801  # used like a function
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "?"
         cost_ns = _cost.measure()
         self._collector = collector = Collector(cost_ns=cost_ns)
-        _begun = where
+        _taken, _begun = self, where
         try:
             collector.begin_here(frame)
             _core._coro_set_switch_stamps(True)
             _events.install(collector)
         except BaseException:
-            _core._coro_set_switch_stamps(False)
-            _begun = None
+            _forget()
             raise
 
     def _end(self) -> None:
-        global _begun
+        if _taken is not self:
+            return  # the child of a fork
         assert self._collector is not None
         _events.uninstall()
-        _core._coro_set_switch_stamps(False)
-        _begun = None
+        _forget()
         self._profile._fill(self._collector.end(), _events.THREADS)
         if self._path is not None:
             self._profile.save(self._path)
+
+
+def _forget() -> None:
+    global _taken, _begun
+    _core._coro_set_switch_stamps(False)
+    _taken = _begun = None
+
+
+def _in_child() -> None:
+    if _taken is not None:
+        _events.uninstall()
+        _forget()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def run(main: Awaitable[Any] | Callable[[], Any], path: str | os.PathLike[str] | None = None) -> Any:

@@ -315,4 +315,7 @@ def _this_thread() -> threading.Thread | None:
 
 
 def _name_of(subject: Any) -> str:
-    return str(subject.get_name() if hasattr(subject, "get_name") else subject)
+    try:
+        return str(subject.get_name() if hasattr(subject, "get_name") else subject)
+    except Exception:  # the program's own: what is profiled goes on
+        return type(subject).__qualname__

@@ -61,9 +61,11 @@ if sys.version_info >= (3, 12):
         )
 
     def uninstall() -> None:
-        """Take the events away."""
+        """Take the events away, unless somebody else has."""
         monitoring = sys.monitoring
         tool = monitoring.PROFILER_ID
+        if monitoring.get_tool(tool) != _NAME:
+            return
         monitoring.set_events(tool, 0)
         for name in ("PY_START", "PY_RESUME", "PY_THROW", "PY_RETURN", "PY_YIELD", "PY_UNWIND"):
             monitoring.register_callback(tool, getattr(monitoring.events, name), None)
