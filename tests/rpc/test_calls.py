@@ -112,6 +112,24 @@ async def test_an_exception_of_a_handler_is_a_remote_error(loop):
         assert await client.call("add", 1) == 2
 
 
+@pytest.mark.parametrize(
+    ("kind", "error"), [(asyncio.CancelledError, rpc.RemoteCancelled), (GeneratorExit, rpc.RemoteError)]
+)
+async def test_whatever_a_function_raises_ends_that_call_only(loop, kind, error):
+    def leave():
+        raise kind
+
+    async with ends() as both:
+        both.server.add("leave", leave)
+        client = both.client()
+        other = asyncio.create_task(client.call("hold", 1))
+        await until(lambda: both.methods.begun)
+        with pytest.raises(error):
+            await client.call("leave")
+        both.methods.released.set()
+        assert await other == 1
+
+
 async def test_tracebacks_are_sent_if_the_server_wants_it(loop):
     async with ends(tracebacks=True) as both:
         with pytest.raises(rpc.RemoteError) as caught:

@@ -40,6 +40,24 @@ async def test_a_call_that_is_cancelled_before_it_left_never_runs(loop):
         assert both.methods.begun == ["first"]
 
 
+async def test_calls_that_are_cancelled_in_the_queue_do_not_stay_there(loop):
+    async with ends(max_calls=1) as both:
+        client = both.client()
+        first = asyncio.create_task(client.call("hold", "first"))
+        await until(lambda: both.methods.begun == ["first"])
+        lasting = asyncio.create_task(client.call("add", 1))
+        for _ in range(50):
+            calls = [asyncio.create_task(client.call("add", bytes(100))) for _ in range(10)]
+            await asyncio.sleep(0)
+            for call in calls:
+                call.cancel()
+            await asyncio.wait(calls)
+        assert len(client._connection._queue) < 20
+        both.methods.released.set()
+        assert await first == "first"
+        assert await lasting == 2
+
+
 async def test_a_result_that_crosses_the_cancellation_is_dropped(loop):
     async with ends() as both:
         client = both.client()

@@ -198,7 +198,10 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+TOO_MANY_ITEMS = encode((7, 1, "item"))
+
+
+@pytest.mark.parametrize("answer", [*ANSWERS.values(), TOO_MANY_ITEMS], ids=[*ANSWERS, "more items than the window"])
 async def test_a_wrong_answer_ends_the_call(loop, answer):
     class Wrong(asyncio.Protocol):
         def connection_made(self, transport):
@@ -208,11 +211,15 @@ async def test_a_wrong_answer_ends_the_call(loop, answer):
 
         def data_received(self, data):
             if b"add" in data:
-                self.transport.write(struct.pack(">I", len(answer)) + answer)
+                data = struct.pack(">I", len(answer)) + answer
+                self.transport.write(data * 17)  # one more than a window has
 
     server = await loop.create_server(Wrong, HOST, 0)
     client = rpc.Client(*server.sockets[0].getsockname())
     with pytest.raises(rpc.ConnectionLost) as caught:
+        if answer == TOO_MANY_ITEMS:
+            async for _ in client.stream("add", timeout=5):
+                pass
         await client.call("add", 1, timeout=5)
     assert caught.value.sent
     assert isinstance(caught.value.__cause__, rpc.ProtocolError)

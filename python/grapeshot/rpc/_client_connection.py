@@ -48,6 +48,8 @@ class ClientConnection(PacketStream):
         self._max_calls = 0
         self._pending: dict[int, Target | None] = {}
         self._queue: deque[tuple[Target, Request]] = deque()
+        # How many of them were cancelled, since these were last thrown out.
+        self._cancelled = 0
         self._last = 0
         # The last number that was handed to the transport.
         self._last_left = 0
@@ -73,13 +75,19 @@ class ClientConnection(PacketStream):
         return self._send_request(target, request)
 
     def abandon(self, number: int, target: Target) -> None:
-        """Cancel a call that nobody waits for any more. One that is queued is dropped there, since it is done."""
+        """Cancel a call that nobody waits for any more. One that is queued is dropped, there or by and by."""
         if not number:
             # it was queued, and has left since
             number = next((key for key, value in self._pending.items() if value is target), 0)
         if self._pending.get(number) is target:
             self._pending[number] = None
             self.send_packet(self._encode((CANCEL, number)))
+        elif not number:
+            self._cancelled += 1
+            if 2 * self._cancelled > len(self._queue):
+                # else they would stay as long as the server does not answer
+                self._queue = deque(entry for entry in self._queue if not entry[0].done())
+                self._cancelled = 0
 
     def credit(self, number: int, count: int) -> None:
         """Let the server send so many items more."""
@@ -93,7 +101,7 @@ class ClientConnection(PacketStream):
         if window:
             message: tuple[Any, ...] = (STREAM, number, method, args, kwargs, self._left_s(deadline), window)
             assert isinstance(target, Inbox)
-            target.number = number
+            target.number, target.window = number, window
         elif kwargs or deadline is not None:
             message = (REQUEST, number, method, args, kwargs, self._left_s(deadline))
         else:

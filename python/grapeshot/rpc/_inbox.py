@@ -15,6 +15,8 @@ class Inbox:
 
     def __init__(self) -> None:
         self.number = 0
+        # How many items the server may send ahead.
+        self.window = 0
         self.items: deque[Any] = deque()
         self._error: BaseException | None = None
         self._is_over = False
@@ -25,6 +27,8 @@ class Inbox:
         return self._is_over
 
     def add(self, item: Any) -> None:
+        if len(self.items) >= self.window:
+            raise TypeError("more items of a stream than were asked for")
         self.items.append(item)
         self._wake()
 

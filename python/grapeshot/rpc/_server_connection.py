@@ -284,7 +284,12 @@ class ServerConnection(PacketStream):
                 value = function(*args, **kwargs)
             else:
                 running = start(call, function, args, kwargs)
-        except Exception as error:
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except asyncio.CancelledError:
+            self._send_error(number, messages.CANCELLED, "CancelledError", "the handler was cancelled")
+            return
+        except BaseException as error:
             if isinstance(error, TypeError) and not accepts(function, args, kwargs):
                 error = BadCallError(error)
             self._send_exception(number, error)
