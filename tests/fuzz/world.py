@@ -200,11 +200,11 @@ class World(dict[str, Any]):
     def __init__(self, shared: dict[str, Any]) -> None:
         super().__init__(shared)
         self.keep: list[Any] = []
-        self.is_making = False
+        self.is_making = self.is_over = False
 
     def __missing__(self, name: str) -> Any:
         maker = MAKERS.get(name)
-        if maker is None:
+        if maker is None or self.is_over:
             raise KeyError(name)  # a builtin name, perhaps
         self.is_making = True
         try:
@@ -233,7 +233,8 @@ class World(dict[str, Any]):
         return open(ends[index], "wb" if index else "rb", buffering=0)
 
     def finish(self) -> None:
-        """Closes what is open. Objects that an example has broken may refuse."""
+        """Closes what is open, and makes nothing more. Objects that an example has broken may refuse."""
+        self.is_over = True
         loop = self.get("loop")
         for _ in range(3):
             with contextlib.suppress(BaseException):
