@@ -1,7 +1,7 @@
 """``python -m grapeshot app.py``: run a program with :func:`grapeshot.install` called before it.
 
-Arguments, exit status, tracebacks and Ctrl-C are those of ``python app.py``. ``enable``, ``disable`` and ``attach`` are
-commands of this module: a script of such a name is run as ``./enable``.
+Arguments, exit status, tracebacks and Ctrl-C are those of ``python app.py``. ``enable``, ``disable``, ``attach`` and
+``top`` are commands of this module: a script of such a name is run as ``./enable``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ usage: python -m grapeshot script.py [argument ...]
        python -m grapeshot enable [--user]
        python -m grapeshot disable
        python -m grapeshot attach [--plain] PATH
+       python -m grapeshot top [--interval S] [--slow S] PATH
        python -m grapeshot --version
 
 Runs a program with grapeshot as asyncio's event loop.
@@ -26,6 +27,7 @@ enable: from now on GRAPESHOT_INSTALL=1 in the environment does the same in ever
         its site-packages (--user: in the user's).
 disable: removes that file.
 attach: opens a Python prompt inside a process that has opened a back door (grapeshot.backdoor) at PATH.
+top: watches such a process: its numbers, slow callbacks, coros and tasks, descriptors.
 """
 
 
@@ -39,6 +41,10 @@ def main() -> None:
         from grapeshot import _attach
 
         sys.exit(_attach.main(arguments[1:]))
+    if arguments[:1] == ["top"]:
+        from grapeshot import _top
+
+        sys.exit(_top.main(arguments[1:]))
     if arguments == ["--version"]:
         sys.stdout.write(f"grapeshot {grapeshot.__version__} on {sys.implementation.name} {sys.version.split()[0]}\n")
         sys.exit(0)

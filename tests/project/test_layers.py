@@ -136,6 +136,8 @@ TOUCHES_ASYNCIO = {
 # Modules that need the same one may import each other.
 EXTRAS = {
     "_attach._prompt": {"prompt_toolkit"},
+    "_top._screen": {"rich"},
+    "_top._views": {"rich"},
     "coro.gunicorn": {"gunicorn"},
     "coro.rpc": {"msgspec"},
     "coro.wsgi": {"httptools"},
@@ -144,14 +146,14 @@ EXTRAS = {
     "rpc": {"msgspec"},
 }
 # Modules that import such a room, and do without it where the extra is not installed.
-DO_WITHOUT = {"_attach": "_attach._prompt"}
+DO_WITHOUT = {"_attach": "_attach._prompt", "_top": "_top._screen"}
 
 # Type checkers know this module and no interpreter has it: an import outside `if TYPE_CHECKING` fails at once.
 TYPE_CHECKERS_ONLY = {"_typeshed"}
 
 
 # Rooms of the Python package that use the loop, and that it does not know.
-ABOVE_THE_LOOP = {"_attach", "backdoor", "coro", "gunicorn", "otel", "profiler"}
+ABOVE_THE_LOOP = {"_attach", "_top", "backdoor", "coro", "gunicorn", "otel", "profiler"}
 
 
 def python_layer(module: str) -> int:

@@ -11,6 +11,8 @@ import threading
 
 from grapeshot import _accounting, _tree, _waits
 
+from . import _sampling
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +57,22 @@ def accounting() -> None:
     print(_accounting.accounting())  # noqa: T201
 
 
+def statistics() -> None:
+    """Print what the loop has counted (loop.statistics())."""
+    print(_sampling.number_lines(_running_loop()))  # noqa: T201
+
+
+async def top(seconds: float = 2.0) -> None:
+    """To be awaited: watch the loop, and print what it did a second, how long callbacks took and which were slow."""
+    sampler = _sampling.Sampler(_running_loop())
+    try:
+        before = sampler.look()
+        await asyncio.sleep(seconds)
+        print(_sampling.rate_lines(before, sampler.look()))  # noqa: T201
+    finally:
+        sampler.end()
+
+
 async def profile(seconds: float = 10.0, path: str | None = None) -> None:
     """To be awaited: profile the process, and print who had the CPU and who waited; a path is where to save it."""
     from grapeshot import profiler
@@ -74,6 +92,8 @@ HELPERS: dict[str, Callable[..., object]] = {
     "tasks": tasks,
     "where": where,
     "accounting": accounting,
+    "statistics": statistics,
+    "top": top,
     "profile": profile,
     "exit": leave,
     "quit": leave,

@@ -1,0 +1,47 @@
+"""``python -m grapeshot top PATH``: watch a process that has opened a back door, as ``top`` watches a machine."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+
+from ._probe import Probe
+
+
+def main(arguments: list[str]) -> int:
+    """Show the process at the other end of a back door, with the arguments of the command; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m grapeshot top",
+        description="Watch a process that has opened a back door (grapeshot.backdoor): its numbers, the slowest "
+        "callbacks with their stacks, coros and tasks, and descriptors.",
+    )
+    parser.add_argument("path", help="the unix socket of the back door")
+    parser.add_argument(
+        "--interval", type=float, default=1.0, metavar="S", help="seconds between two looks (%(default)s)"
+    )
+    parser.add_argument(
+        "--slow", type=float, default=0.01, metavar="S", help="what counts as a slow callback, in seconds (%(default)s)"
+    )
+    options = parser.parse_args(arguments)
+    if options.interval <= 0 or options.slow <= 0:
+        parser.error("--interval and --slow must be positive")
+    try:
+        from ._screen import Screen
+    except ImportError as exc:
+        sys.stderr.write(f"{exc}; pip install 'grapeshot[top]'\n")
+        return 1
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        sys.stderr.write("top needs a terminal; `await top()` in the back door prints once\n")
+        return 1
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.connect(options.path)
+    except OSError as exc:
+        sock.close()
+        reason = "no process listens there" if isinstance(exc, ConnectionRefusedError) else exc.strerror or exc
+        sys.stderr.write(f"{options.path}: {reason}\n")
+        return 1
+    with sock:
+        screen = Screen(Probe(sock, options.slow), options.interval)
+        return screen.run()

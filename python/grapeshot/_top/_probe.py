@@ -1,0 +1,93 @@
+"""Asks a back door for samples, over the frames that ``attach`` speaks."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+from grapeshot.backdoor._wire import HEADER, HELLO
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_CLOSED = "the process has closed the connection"
+_BEGIN = "from grapeshot.backdoor._sampling import Sampler as _Sampler; _sampler = _Sampler(loop, {slow_s!r})"
+
+
+class LostError(Exception):
+    """The process has closed the connection, or does not speak as a back door does."""
+
+
+class Probe:
+    """One connection. It belongs to one thread."""
+
+    def __init__(self, sock: socket.socket, slow_s: float) -> None:
+        self._sock = sock
+        self._slow_s = slow_s
+        self._received = bytearray()
+        self._has_begun = False
+        self._asked = 0
+
+    def sample(self, *parts: str) -> dict[str, Any]:
+        """Return what ``Sampler.look`` finds. It waits for as long as the process takes.
+
+        Raises:
+            LostError: there is no back door, or not any more.
+        """
+        try:
+            if not self._has_begun:
+                self._sock.sendall(HELLO)
+                while b"\0" not in self._received:
+                    self._receive()
+                del self._received[: self._received.index(b"\0") + 1]
+                self._ask(_BEGIN.format(slow_s=self._slow_s))
+                self._has_begun = True
+            answer = self._ask(f"_sampler.sample(*{parts!r})")
+        except OSError:
+            raise LostError(_CLOSED) from None
+        try:
+            found: dict[str, Any] = json.loads(answer)
+        except ValueError:
+            raise LostError(answer.strip() or "no answer") from None
+        return found
+
+    def end(self) -> None:
+        """Tell the process to stop measuring, without waiting for it."""
+        try:
+            self._send("_sampler.end()")
+        except OSError:
+            pass  # then it notices that nobody asks any more
+
+    def _send(self, source: str) -> None:
+        data = source.encode()
+        self._sock.sendall(HEADER.pack(b"s", len(data)) + data)
+
+    def _ask(self, source: str) -> str:
+        """Return what a command prints."""
+        self._asked += 1
+        self._send(source)
+        output = bytearray()
+        while True:
+            kind, data = self._frame()
+            if kind == b"o":
+                output += data
+            elif kind == b"p" and int(data.partition(b" ")[0]) >= self._asked:
+                return output.decode("utf-8", "replace")
+
+    def _frame(self) -> tuple[bytes, bytes]:
+        while len(self._received) < HEADER.size:
+            self._receive()
+        kind, length = HEADER.unpack_from(self._received)
+        end = HEADER.size + length
+        while len(self._received) < end:
+            self._receive()
+        data = bytes(self._received[HEADER.size : end])
+        del self._received[:end]
+        return kind, data
+
+    def _receive(self) -> None:
+        data = self._sock.recv(1 << 16)
+        if not data:
+            raise LostError(_CLOSED)
+        self._received += data

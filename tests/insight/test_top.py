@@ -1,0 +1,286 @@
+"""`python -m grapeshot top`: what it shows on terminals of two widths, its keys, and the sampler in the process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from insight.callers import call
+from insight.terminals import Terminal
+from support import CAP_S, until, wait_until
+
+import grapeshot
+from grapeshot import backdoor
+from grapeshot.backdoor import _sampling
+
+PROGRAM = """
+    import asyncio, sys, time
+    import grapeshot
+    from grapeshot import backdoor
+
+    def reindex():
+        end = time.monotonic() + 0.06
+        while time.monotonic() < end: pass
+
+    async def report():
+        while True:
+            await asyncio.sleep(0.1)
+            asyncio.get_running_loop().call_soon(reindex)
+
+    async def main():
+        task = asyncio.create_task(report(), name="nightly \\x1b[31mreport\\nx")
+        sleepers = [asyncio.create_task(asyncio.sleep(3600), name=f"sleeper {{index}}") for index in range(20)]
+        with backdoor.serve(sys.argv[1]):
+            await task
+
+    {run}
+"""
+ON_GRAPESHOT = "grapeshot.run(main())"
+ON_ASYNCIO = "asyncio.Runner(loop_factory=asyncio.SelectorEventLoop).run(main())"
+
+
+@pytest.fixture
+def program(path, request):
+    """A process with a back door at the path."""
+    code = textwrap.dedent(PROGRAM).format(run=getattr(request, "param", ON_GRAPESHOT))
+    file = path.with_name("program.py")  # so that stacks have the text of their lines on 3.11, too
+    file.write_text(code)
+    process = subprocess.Popen([sys.executable, file, path], stderr=subprocess.PIPE)
+    wait_until(lambda: path.exists() or process.poll() is not None, "the program to begin")
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.fixture
+def start():
+    """Makes a `Top`, and ends its process."""
+    made = []
+
+    def start(path, columns):
+        made.append(Top(path, columns))
+        return made[-1]
+
+    yield start
+    for top in made:
+        top.terminal.__exit__()
+
+
+class Top:
+    """The command on a terminal, as a terminal draws it."""
+
+    def __init__(self, path, columns, lines=30):
+        pytest.importorskip("rich")
+        pyte = pytest.importorskip("pyte")
+        size = {"COLUMNS": str(columns), "LINES": str(lines)}
+        self.terminal = Terminal("-m", "grapeshot", "top", "--interval", "0.1", path, **size)
+        self.screen = pyte.Screen(columns, lines)
+        self.stream = pyte.ByteStream(self.screen)
+        self.fed = 0
+
+    def draw(self):
+        self.terminal._take()
+        self.stream.feed(self.terminal._raw[self.fed :])
+        self.fed = len(self.terminal._raw)
+        return "\n".join(self.screen.display)
+
+    def shows(self, *texts):
+        """Waits until all of these are on the screen at once, and returns it."""
+        give_up = time.monotonic() + 3 * CAP_S
+        while not all(text in self.draw() for text in texts):
+            assert time.monotonic() < give_up, f"waited for {texts}, and it shows\n{self.draw()}"
+        return self.draw()
+
+
+@pytest.mark.parametrize("columns", [80, 160])
+def test_views_and_keys(path, program, start, columns, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    top = start(path, columns)
+    shown = top.shows(f"pid {program.pid}", "CPU", "RSS", "iterations", "bytes_written", "callback_durations", "q quit")
+    assert "a second" in shown
+    top.terminal.type("s")
+    shown = top.shows("callback reindex", "in reindex", "while time.monotonic() < end")
+    assert ("bytes_written" in shown) == (columns == 160)  # the numbers stay where there is room
+    assert "o worst" in shown
+    assert "q quit" in shown
+    top.terminal.type("o")
+    top.shows("o latest")
+    top.terminal.type("t")
+    top.shows("tasks of", "task 'nightly", "in report")
+    assert b"\x1b[31mreport" not in top.terminal._raw  # a name of the program does not reach the terminal as it is
+    top.terminal.type("\x1b[B")
+    wait_until(lambda: "tasks of" not in top.draw(), "the tree to scroll")
+    top.terminal.type("\x1b[A")
+    top.shows("tasks of")
+    top.terminal.type("d")
+    top.shows("unix listens on", "o number")
+    top.terminal.type("w")
+    top.shows("written to grapeshot-top-")
+    [file] = tmp_path.glob("grapeshot-top-*.json")
+    dumped = json.loads(file.read_text())
+    assert dumped["pid"] == program.pid
+    assert dumped["statistics"]["iterations"] > 0
+    assert any("nightly" in line for line in dumped["tree"])
+    assert {each["fd"] for each in dumped["descriptors"]} >= {0, 1, 2}
+    assert dumped["slow"][0]["name"] == "reindex"
+    top.terminal.type(" ")
+    top.shows("space run")
+    top.terminal.type(" \t")
+    top.shows("space hold", "iterations")
+    top.terminal.type("q")
+    assert top.terminal.finish() == 0
+
+    async def listeners():
+        with await call(path) as caller:
+            return await caller.ask("loop._measuring.listeners")
+
+    wait_until(lambda: asyncio.run(listeners()) == "[]\n", "the process to measure no more")
+
+
+@pytest.mark.parametrize("program", [ON_ASYNCIO], indirect=True)
+def test_a_loop_without_numbers(path, program, start):
+    top = start(path, 80)
+    top.shows("is not grapeshot's", f"pid {program.pid}")
+    top.terminal.type("t")
+    top.shows("task 'nightly")
+    top.terminal.type("q")
+    assert top.terminal.finish() == 0
+
+
+def test_a_process_that_blocks_and_ends(path, program, start):
+    top = start(path, 80)
+    top.shows("iterations")
+    program.send_signal(signal.SIGSTOP)
+    top.shows("something blocks the loop")
+    program.send_signal(signal.SIGCONT)
+    top.shows("q quit")
+    program.kill()
+    assert top.terminal.finish() != 0
+    assert "closed the connection" in top.terminal._text
+
+
+def run_top(*arguments, code="import runpy; runpy.run_module('grapeshot', run_name='__main__')"):
+    command = [sys.executable, "-c", f"import sys; sys.argv = ['grapeshot', 'top', *sys.argv[1:]]; {code}", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL, check=False)
+    return done.returncode, done.stderr
+
+
+def test_without_a_terminal(path):
+    pytest.importorskip("rich")
+    assert run_top(str(path)) == (1, "top needs a terminal; `await top()` in the back door prints once\n")
+
+
+def test_without_rich(path):
+    code = "sys.modules['rich'] = None; from grapeshot import _top; sys.exit(_top.main(sys.argv[2:]))"
+    status, errors = run_top(str(path), code=code)
+    assert status == 1
+    assert "pip install 'grapeshot[top]'" in errors
+
+
+def test_nobody_listens(path):
+    pytest.importorskip("rich")
+    with Terminal("-m", "grapeshot", "top", path) as terminal:
+        assert terminal.finish() != 0
+        assert "No such file or directory" in terminal._text
+
+
+def test_long_paths_lose_their_beginning():
+    pytest.importorskip("rich")
+    from grapeshot._top import _views
+
+    entry = {"kind": "task", "name": "x", "started_s": 0.0, "duration_s": 1.0}
+    stack = [f'  File "{"/long" * 30}/app.py", line 8, in main', "    pass"]
+    lines = [line.plain for line in _views.slow({"at_s": 5.0, "slow": [{**entry, "stack": stack}]}, 0, 60)]
+    assert lines[0] == "    1.000 s  task x  5 s ago"
+    assert len(lines[1]) == 60
+    assert lines[1].endswith('ong/long/long/app.py", line 8, in main')
+    assert lines[1].startswith('      File "…')
+
+
+def test_wrong_arguments(path):
+    assert run_top("--interval", "0", str(path))[0] == 2
+
+
+# ---------------------------------------------------------------- in the process
+
+
+@pytest.fixture
+def loop():
+    loop = grapeshot.new_event_loop()
+    yield loop
+    loop.close()
+
+
+async def test_a_sampler_measures_until_it_ends(loop):
+    sampler = _sampling.Sampler(loop, slow_s=0.02)
+    sampler.look()
+
+    def slow():
+        end = time.monotonic() + 0.02
+        while time.monotonic() < end:
+            pass
+
+    loop.call_soon(slow)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    found = sampler.look("tree", "descriptors")
+    assert [each["name"].rpartition(".")[2] for each in found["slow"]] == ["slow"]
+    assert found["statistics"]["callback_durations"]["max"] >= 0.02
+    assert found["statistics"]["iterations"] == loop.statistics().iterations
+    assert found["descriptor_count"] == len(found["descriptors"])
+    assert found["tree"][0].endswith(f"of {loop!r}")
+    assert json.loads(json.dumps(found)).keys() == found.keys()
+    sampler.end()
+    sampler.end()
+    assert loop._measuring.listeners == []
+    assert loop.statistics().timers == 0
+
+
+async def test_a_sampler_whose_client_has_vanished(loop, monkeypatch):
+    monkeypatch.setattr(_sampling, "_PATIENCE_S", 0.001)
+    sampler = _sampling.Sampler(loop)
+    sampler.look()
+    assert len(loop._measuring.listeners) == 1
+    await until(lambda: not loop._measuring.listeners)
+    assert sampler.look()["statistics"]["iterations"] > 0  # somebody asks again
+    sampler.end()
+
+
+async def test_a_sampler_keeps_the_slowest(loop, monkeypatch):
+    monkeypatch.setattr(_sampling, "_MOST_SLOW", 2)
+    sampler = _sampling.Sampler(loop)
+    sampler.look()
+    for duration_ns in (30_000_000, 90_000_000, 60_000_000):
+        loop._on_slow(print, 1, duration_ns)
+    assert sorted(each["duration_s"] for each in sampler.look()["slow"]) == [0.06, 0.09]
+    sampler.end()
+
+
+async def test_helpers(loop, path, tasks):
+    with backdoor.serve(path), await call(path) as caller:
+        lines = (await caller.ask("statistics()")).splitlines()
+        assert [line.split()[0] for line in lines[:3]] == ["iterations", "polls", "events"]
+        answer = await caller.ask("await top(0.05)")
+        assert "a second" in answer
+        assert "callback_durations" in answer
+        assert loop._measuring.listeners == []
+    await until(lambda: len(asyncio.all_tasks()) == 1, "the session to end")
+
+
+def test_a_back_door_that_is_none(path, start):
+    pytest.importorskip("rich")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        top = start(path, 80)
+        accepted, _ = listener.accept()
+        accepted.sendall(b"hello\n\0")
+        accepted.close()
+        assert top.terminal.finish() != 0
