@@ -6,6 +6,7 @@ Off by default, because it takes two readings of the clock for each callback.
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
 import threading
 import time
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _RUN = _lifecycle.run_forever.__code__
 # The least and the most time between two looks at a callback that runs.
 _LOOK_S = (0.001, 0.05)
+# No callback takes so long, and in nanoseconds it is a number that the native loop takes.
+_NEVER_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ def add_slow_listener(
     if not seconds > 0:
         raise ValueError("seconds must be positive")
     measuring = _of(self)
-    measuring.listeners.append((listener, seconds, stacks))
+    measuring.listeners.append((listener, min(seconds, _NEVER_S), stacks))
     measuring.update()
 
 
@@ -105,8 +108,8 @@ def describe(what: Any) -> tuple[str, str]:
     owner = getattr(what, "__self__", None)
     if isinstance(owner, asyncio.Task):
         return "task", owner.get_name()
-    while (inner := getattr(what, "func", None)) is not None and not hasattr(what, "__qualname__"):
-        what = inner  # functools.partial
+    while isinstance(what, functools.partial):
+        what = what.func
     return "callback", str(getattr(what, "__qualname__", None) or type(what).__qualname__)
 
 

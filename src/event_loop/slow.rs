@@ -44,7 +44,8 @@ pub(crate) fn run_handle(py: Python<'_>, event_loop: &LoopObject, handle: Handle
     let slow = step.and_then(|step| step.end(reactor));
     let result = end(run, result);
     if let (Some(callback), Some(slow)) = (callback, slow) {
-        tell_slow(event_loop, &callback, slow);
+        let told = tell_slow(event_loop, &callback, slow);
+        return result.and(told);
     }
     result
 }
@@ -90,15 +91,23 @@ impl<'py> Clocks<'py> {
 }
 
 /// Tells the loop's Python part of a slow step: its object, when it began and how long it took, in nanoseconds.
+/// Err is only for what must leave the loop.
 #[cold]
-fn tell_slow(event_loop: &LoopObject, object: &Bound<'_, PyAny>, (started_ns, took_ns): (u64, u64)) {
+fn tell_slow(
+    event_loop: &LoopObject,
+    object: &Bound<'_, PyAny>,
+    (started_ns, took_ns): (u64, u64),
+) -> PyResult<()> {
     let py = object.py();
     let told = event_loop
         .to_bound(py)
         .call_method1("_on_slow", (object, started_ns, took_ns));
-    if let Err(error) = told {
-        error.write_unraisable(py, Some(object));
+    match told {
+        Err(error) if errors::leaves_loop(py, &error) => return Err(error),
+        Err(error) => error.write_unraisable(py, Some(object)),
+        Ok(_) => {}
     }
+    Ok(())
 }
 
 /// Runs `handle` and logs it if it took at least `limit_s` seconds.
@@ -194,9 +203,13 @@ impl<'py, 'a> CloseLook<'py, 'a> {
         let result = Clocks::charge(self.clocks, event_loop, result);
         let slow = self.step.and_then(|step| step.end(reactor));
         let result = end(self.run, result);
-        if let Some(slow) = slow {
-            tell_slow(event_loop, &self.source, slow);
-        }
+        let result = match slow {
+            None => result,
+            Some(slow) => {
+                let told = tell_slow(event_loop, &self.source, slow);
+                result.and(told)
+            }
+        };
         if self.started_ns != 0 && result.is_ok() {
             check_source(&self.source, self.started_ns, reactor.slow_callback_s());
         }

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
 import socket
 import threading
 import time
+from unittest import mock
 
 import pytest
-from support import HOST, coro_is_available, raw_pair, until
+from support import CAP_S, HOST, coro_is_available, raw_pair, until
 
 import grapeshot
 from grapeshot._statistics import Histogram
@@ -263,6 +265,45 @@ def test_an_exception_in_a_listener_is_reported(loop):
     assert "slow listener" in reports[0]["message"]
     assert len(told) == 1
     reports.clear()
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_what_ends_programs_leaves_the_loop_from_a_listener(loop, kind):
+    def leave(slow):
+        raise kind
+
+    loop.add_slow_listener(leave, BUSY_S)
+    with pytest.raises(kind):
+        run(loop, compute)
+    run(loop)
+    client, other = raw_pair()
+    transport, _ = loop.run_until_complete(loop.create_connection(Busy, sock=client))
+    with other:
+        other.send(b"x")
+        timer = loop.call_later(CAP_S, loop.stop)
+        with pytest.raises(kind):
+            loop.run_forever()
+        timer.cancel()
+        transport.abort()
+        run(loop, int)
+
+
+def test_callbacks_without_a_name(loop):
+    told = []
+    loop.add_slow_listener(told.append, BUSY_S)
+    run(loop, mock.Mock(side_effect=compute), functools.partial(functools.partial(compute), BUSY_S))
+    assert [(slow.kind, slow.name) for slow in told] == [("callback", "Mock"), ("callback", "compute")]
+
+
+@pytest.mark.parametrize("seconds", [math.inf, 1e300])
+def test_a_listener_of_what_never_happens(loop, seconds):
+    loop.add_slow_listener(print, seconds, stacks=True)
+    run(loop, compute)
+    told = []
+    loop.add_slow_listener(told.append, BUSY_S)
+    run(loop, compute)
+    assert len(told) == 1
+    assert loop.remove_slow_listener(print)
 
 
 def test_beside_debug_mode(loop, caplog):
