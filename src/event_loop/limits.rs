@@ -4,6 +4,7 @@
 //! Belongs to the loop's thread; only the count of connections is also lowered where garbage is collected.
 
 use std::cell::Cell;
+use std::mem;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -14,8 +15,8 @@ use pyo3::types::PyList;
 
 use super::pyloop::LoopObject;
 use super::reactor::Reactor;
-use crate::binding::log;
 use crate::binding::native_type::{Args, This, getter, method, none, threadsafe_getter};
+use crate::binding::{errors, log};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
@@ -94,9 +95,10 @@ impl Limits {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less_one);
     }
 
-    /// In the child of a fork.
-    pub(crate) fn forget_connections(&self) {
+    /// In the child of a fork, where the connections and the timer are the parent's.
+    pub(crate) fn forget_parent(&self) {
         self.connections.store(0, Ordering::Relaxed);
+        self.is_retry_set.set(false);
     }
 
     fn connections(&self) -> usize {
@@ -182,10 +184,20 @@ impl LoopObject {
         let Some(waiting) = self.paused.take(py) else {
             return Ok(());
         };
+        let mut result = Ok(());
         for listener in waiting.cast_into::<PyList>()?.iter() {
-            listener.call_method0("_resume")?;
+            if let Err(error) = listener.call_method0("_resume") {
+                let message = "A server cannot accept again after a pause";
+                let reported = errors::report(&self.to_bound(py), message, error, &[]);
+                result = result.and(reported);
+            }
         }
-        Ok(())
+        result
+    }
+
+    /// In the child of a fork: what waits is the parent's. As all of that, it stays for good.
+    pub(super) fn forget_paused(&self, py: Python<'_>) {
+        mem::forget(self.paused.take(py));
     }
 }
 

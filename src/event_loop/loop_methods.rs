@@ -98,6 +98,7 @@ fn forget_parent<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'
     this.reactor
         .forget_parent()
         .map_err(|error| errors::os_error(&error))?;
+    this.forget_paused(this.py());
     Ok(none(this.py()))
 }
 

@@ -159,6 +159,70 @@ def test_a_server_of_coros_waits_for_a_place(limit, caplog):
     coro.run(body)
 
 
+def test_the_child_of_a_fork_does_not_go_on_with_servers_that_waited():
+    """One of the parent's clients waits at the limit. The child has a place, and a server of its own at the limit."""
+    said = run_script(
+        None,
+        """
+        import asyncio, os, socket
+        import grapeshot
+        from grapeshot.coro.bridge import run_sync
+
+        class Tell(asyncio.Protocol):
+            def connection_made(self, transport):
+                transport.write(b"%d" % os.getpid())
+
+        async def serve():
+            server = await loop.create_server(Tell, "127.0.0.1", 0)
+            return server, server.sockets[0].getsockname()
+
+        def connect(address):
+            client = socket.create_connection(address, 10)
+            client.setblocking(False)
+            return client
+
+        async def hear(client):
+            assert int(await asyncio.wait_for(loop.sock_recv(client, 100), 10)) == os.getpid()
+
+        async def begin():
+            server, address = await serve()
+            loop.set_limits(connections=1)
+            clients = connect(address), connect(address)
+            await hear(clients[0])
+            await asyncio.sleep(0.01)
+            return server, clients
+
+        async def in_child():
+            assert loop._open_connections == 0
+            own, address = await serve()
+            client = connect(address)
+            await hear(client)
+            client.close()
+            for _ in range(20):
+                await asyncio.sleep(0.001)
+            await hear(connect(address))
+
+        async def in_parent():
+            clients[0].close()
+            await hear(clients[1])
+            server.close()
+
+        loop = grapeshot.new_event_loop()
+        server, clients = loop.run_until_complete(begin())
+        pid = loop.run_until_complete(run_sync(os.fork))  # in a coro
+        if not pid:
+            loop.run_until_complete(in_child())
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+        loop.run_until_complete(in_parent())
+        loop.close()
+        print("ok")
+        """,
+        flags=("-W", "ignore"),
+    )
+    assert said.strip() == "ok"
+
+
 def test_other_threads_have_their_own_loops_and_counts():
     def alone():
         return in_limits(lambda: coro.spawn(int).join(), coros=2)

@@ -106,6 +106,27 @@ async def test_a_server_that_is_closed_while_it_waits_stays_closed(loop, serve):
     assert not server.is_serving()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other pollers take files")
+async def test_a_server_that_cannot_go_on_does_not_keep_others_from_it(loop, serve):
+    reports = []
+    loop.set_exception_handler(lambda loop, context: reports.append(context))
+    broken = await serve(Echo, HOST, 0)
+    server = await serve(Echo, HOST, 0)
+    loop.set_limits(connections=1)
+    with connect(broken) as first, connect(server) as second:
+        await echoed(first)
+        second.send(b"x")
+        await iterations(20)
+        assert answer(second) is None
+        with open(__file__) as file:  # epoll takes no files
+            os.dup2(file.fileno(), broken.sockets[0].fileno())
+        first.close()
+        await until(lambda: answer(second) == b"x", "the echo")
+    assert [type(report["exception"]) for report in reports] == [PermissionError]
+    assert "accept again" in reports[0]["message"]
+    reports.clear()
+
+
 async def test_create_connection_at_the_limit_is_refused_before_it_connects(loop, serve):
     server = await serve(Recorder, HOST, 0)
     transport, _ = await loop.create_connection(asyncio.Protocol, *address_of(server))

@@ -311,7 +311,7 @@ impl Reactor {
         self.cancelled_timers.set(0);
         mem::forget(self.fds.replace(FdTable::new()));
         self.stale_events.set(0);
-        self.limits.forget_connections();
+        self.limits.forget_parent();
         Ok(())
     }
 
