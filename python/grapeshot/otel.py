@@ -9,8 +9,13 @@ import asyncio
 import dataclasses
 import time
 
-from opentelemetry import metrics, trace
-from opentelemetry.context import Context
+try:
+    from opentelemetry import metrics, trace
+    from opentelemetry.context import Context
+except ImportError as error:
+    raise ImportError(
+        "grapeshot.otel needs opentelemetry-api: pip install 'grapeshot[otel]'", name=error.name
+    ) from error
 
 from ._loop import Loop
 from ._statistics import Histogram, Statistics

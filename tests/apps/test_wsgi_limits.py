@@ -338,4 +338,4 @@ def test_without_httptools(folder: Path) -> None:
     (folder / "httptools.py").write_text("raise ImportError", encoding="utf-8")
     with start(folder, "served") as process:
         assert process.finish() == 1
-        assert "grapeshot.coro.wsgi needs httptools: pip install httptools" in process.output[-1]
+        assert "grapeshot.coro.wsgi needs httptools: pip install 'grapeshot[wsgi]'" in process.output[-1]

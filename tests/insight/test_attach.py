@@ -168,7 +168,7 @@ def test_without_prompt_toolkit_it_says_so(path, program, tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['prompt_toolkit'] = None\n")
     search = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     with Terminal(*attach(path), PYTHONPATH=search, GRAPESHOT_HISTORY=os.devnull) as terminal:
-        terminal.wait_for("pip install prompt_toolkit")
+        terminal.wait_for("pip install 'grapeshot[attach]'")
         terminal.wait_for(">>>")
         terminal.type("6 * 7\r")
         terminal.wait_for("42\n")
@@ -198,6 +198,10 @@ def test_nobody_listens(path):
     done = run(path, "")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"{path}: no process listens there\n"
+    path.unlink()
+    path.write_text("a file")
+    done = run(path, "")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"{path}: this is no socket\n")
 
 
 @pytest.mark.parametrize(("arguments", "status"), [([], 2), (["--help"], 0), (["a", "b"], 2)])

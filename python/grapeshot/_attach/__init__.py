@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import socket
 import sys
+from pathlib import Path
 
 from ._editors import PipeEditor, ReadlineEditor
 from ._link import Link
@@ -39,7 +40,7 @@ def _attach(path: str, plain: bool) -> int:
         sock.connect(path)
     except OSError as exc:
         sock.close()
-        reason = "no process listens there" if isinstance(exc, ConnectionRefusedError) else exc.strerror or exc
+        reason = _reason(exc, path)
         sys.stderr.write(f"{path}: {reason}\n")
         return 1
     with sock:
@@ -50,12 +51,18 @@ def _attach(path: str, plain: bool) -> int:
         return _talk(link, editor)
 
 
+def _reason(exc: OSError, path: str) -> object:
+    if not isinstance(exc, ConnectionRefusedError):
+        return exc.strerror or exc
+    return "no process listens there" if Path(path).is_socket() else "this is no socket"
+
+
 def _make_editor(link: Link, plain: bool) -> Any:
     if not plain:
         try:
             from ._prompt import PromptEditor
         except ImportError as exc:
-            sys.stderr.write(f"Plain line editing ({exc}; pip install prompt_toolkit).\n")
+            sys.stderr.write(f"Plain line editing ({exc}: pip install 'grapeshot[attach]').\n")
         else:
             return PromptEditor(link)
     return ReadlineEditor(link)

@@ -30,7 +30,9 @@ try:
     from gunicorn.sock import ssl_context  # type: ignore[import-untyped]
     from gunicorn.workers.base_async import AsyncWorker  # type: ignore[import-untyped]
 except ImportError as error:
-    raise ImportError("grapeshot.coro.gunicorn is a worker class of gunicorn, which is not installed") from error
+    raise ImportError(
+        "grapeshot.coro.gunicorn needs gunicorn: pip install 'grapeshot[gunicorn]'", name=error.name
+    ) from error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

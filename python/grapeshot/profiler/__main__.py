@@ -12,7 +12,10 @@ from ._profile import SORTS, Profile
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m grapeshot.profiler", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m grapeshot.profiler",
+        description="Show a profile that was saved, make a page of it, or convert it.",
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     show = commands.add_parser("show", help="print tables of the functions and of the coros, tasks and threads")
     show.add_argument("file", metavar="FILE")

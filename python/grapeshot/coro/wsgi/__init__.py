@@ -10,7 +10,7 @@
     ...         server.wait_closed()
 
 ``python -m grapeshot.coro.wsgi module:application`` does it from the command line, after ``coro.install()``. httptools
-parses the requests (``pip install httptools``). asyncio's functions see no running loop in the application.
+parses the requests (``pip install 'grapeshot[wsgi]'``). asyncio's functions see no running loop in the application.
 """
 
 from __future__ import annotations

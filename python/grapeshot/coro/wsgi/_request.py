@@ -19,7 +19,7 @@ from urllib.parse import unquote_to_bytes
 try:
     import httptools
 except ImportError as error:
-    raise ImportError("grapeshot.coro.wsgi needs httptools: pip install httptools", name="httptools") from error
+    raise ImportError("grapeshot.coro.wsgi needs httptools: pip install 'grapeshot[wsgi]'", name="httptools") from error
 
 from ._body import Body
 
