@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     StepObserver = Callable[[Any, int, int], object]
 
 _DEFAULT_LATENCY_S = 0.01
+_MAX_LATENCY_S = 1e9
 _latency_s: float | None = None
 _is_read = False
 
@@ -63,12 +64,24 @@ def _read(text: str) -> None:
         names = ", ".join(sorted(unknown))
         warnings.warn(f"GRAPESHOT_DEBUG has no topic {names}; there are latency, io, tls", RuntimeWarning, stacklevel=2)
     if "latency" in topics:
-        _latency_s = float(topics["latency"] or _DEFAULT_LATENCY_S)
+        _latency_s = _seconds(topics["latency"])
     _core._log_topics("io" in topics, "tls" in topics)
     if topics.keys() - unknown:
         logging.getLogger("grapeshot").addHandler(_ToStderr())
     for name in topics.keys() - unknown:
         logging.getLogger(f"grapeshot.{name}").setLevel(logging.DEBUG)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text or _DEFAULT_LATENCY_S)
+        if 0 <= seconds <= _MAX_LATENCY_S:
+            return seconds
+    except ValueError:
+        pass
+    problem = f"GRAPESHOT_DEBUG=latency={text}: that is no number of seconds; {_DEFAULT_LATENCY_S} is taken"
+    warnings.warn(problem, RuntimeWarning, stacklevel=3)
+    return _DEFAULT_LATENCY_S
 
 
 def _latency_observer(limit_ns: int) -> StepObserver:

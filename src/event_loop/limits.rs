@@ -60,7 +60,7 @@ impl Reached {
     #[cold]
     pub(crate) fn error(self, py: Python<'_>) -> PyErr {
         let (errno, text) = self.describe();
-        let text = format!("{text}, as many as set_limits() allows");
+        let text = format!("{text}, and set_limits() allows no more");
         let made = py
             .import("grapeshot._limits")
             .and_then(|module| module.getattr("LimitError"))
@@ -108,15 +108,19 @@ impl Limits {
     /// Whether one more connection would be one too many.
     #[inline]
     pub(crate) fn connections_reached(&self) -> Option<Reached> {
-        let limit = self.max_connections.get();
-        (self.connections() >= limit).then_some(Reached::Connections(limit))
+        let count = self.connections();
+        (count >= self.max_connections.get()).then_some(Reached::Connections(count))
     }
 
     /// Whether one more coro would be one too many; `count` tells how many there are.
     #[inline]
     pub(crate) fn coros_reached(&self, count: impl FnOnce() -> usize) -> Option<Reached> {
         let limit = self.max_coros.get();
-        (limit != UNLIMITED && count() >= limit).then_some(Reached::Coros(limit))
+        if limit == UNLIMITED {
+            return None;
+        }
+        let count = count();
+        (count >= limit).then_some(Reached::Coros(count))
     }
 
     /// Whether one more descriptor would be one too many; `lowest_free` is the number that it would get.

@@ -193,6 +193,20 @@ def test_a_wrong_topic_is_told_and_the_others_hold():
     assert "grapeshot.io" in done.stderr
 
 
+@pytest.mark.parametrize("limit", ["x", "nan", "-1", "1e400"])
+def test_a_wrong_limit_is_told_and_the_default_holds(limit):
+    done = subprocess.run(
+        [sys.executable, "-c", "import time, grapeshot\nasync def main(): time.sleep(0.02)\ngrapeshot.run(main())"],
+        env={**os.environ, "GRAPESHOT_DEBUG": f"latency={limit}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert f"GRAPESHOT_DEBUG=latency={limit}: that is no number of seconds; 0.01 is taken" in done.stderr
+    assert "grapeshot.latency task main took" in done.stderr
+
+
 def test_an_isolated_interpreter_reads_no_variable():
     code = ECHO.replace("import asyncio", f"import sys; sys.path[:0] = {sys.path!r}; import asyncio")
     assert lines(code, "io", "-E") == []
