@@ -66,8 +66,8 @@ class Memory:
     def __str__(self) -> str:
         rss = "unknown" if self.rss is None else f"{self.rss / 1024:.0f} KiB"
         return (
-            f"process {rss}; {_waits.count(self.connections, 'connection')} of {self.per_connection} bytes, "
-            f"{self.write_buffers} bytes to be sent; {_waits.count(self.coros, 'coro')} of {self.per_coro} bytes"
+            f"process {rss}; {_waits.count(self.connections, 'connection')} of {self.per_connection} bytes each, "
+            f"{self.write_buffers} bytes to be sent; {_waits.count(self.coros, 'coro')} of {self.per_coro} bytes each"
         )
 
 

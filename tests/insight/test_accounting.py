@@ -124,7 +124,7 @@ async def test_cpu_of_coros(loop):
     assert account(loop, "coro", "busy").steps >= 4
     assert account(loop, "coro", "waiting").cpu_s < 0.02
     info = busy.stack_info()
-    assert (info["cpu_s"], info["runs"]) == (account(loop, "coro", "busy").cpu_s, account(loop, "coro", "busy").steps)
+    assert (info["cpu_s"], info["steps"]) == (account(loop, "coro", "busy").cpu_s, account(loop, "coro", "busy").steps)
     loop.set_cpu_accounting(False)
     assert "cpu_s" not in waiting.stack_info()
     memory = grapeshot.accounting(loop).memory

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -108,6 +109,10 @@ def test_views_and_keys(path, program, start, columns, tmp_path, monkeypatch):
     top.terminal.type("s")
     shown = top.shows("callback reindex", "in reindex", "while time.monotonic() < end")
     assert ("bytes_written" in shown) == (columns == 160)  # the numbers stay where there is room
+    if columns == 160:
+        assert re.search(r"^callback_durations +p50 .* max [\d.]+ [mun]?s( |$)", shown, re.MULTILINE), (
+            "nothing is cut off"
+        )
     assert "o worst" in shown
     assert "q quit" in shown
     top.terminal.type("o")
@@ -205,7 +210,8 @@ def test_long_paths_lose_their_beginning():
 
 
 def test_wrong_arguments(path):
-    assert run_top("--interval", "0", str(path))[0] == 2
+    for interval in ("0", "nan", "inf"):
+        assert run_top("--interval", interval, str(path))[0] == 2
 
 
 # ---------------------------------------------------------------- in the process
@@ -270,6 +276,10 @@ async def test_helpers(loop, path, tasks):
         answer = await caller.ask("await top(0.05)")
         assert "a second" in answer
         assert "callback_durations" in answer
+        rows = [line.split() for line in answer.splitlines()]
+        assert [len(row) for row in rows if row and row[0] in ("iterations", "ready", "most_ready")] == [3, 2, 2], (
+            "gauges have no rate"
+        )
         assert loop._measuring.listeners == []
     await until(lambda: len(asyncio.all_tasks()) == 1, "the session to end")
 

@@ -7,9 +7,9 @@ the input is no terminal. The prompt itself, completion and all else happen in t
 from __future__ import annotations
 
 import argparse
-import socket
 import sys
-from pathlib import Path
+
+from grapeshot.backdoor._wire import RefusedError, connect
 
 from ._editors import PipeEditor, ReadlineEditor
 from ._link import Link
@@ -35,13 +35,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _attach(path: str, plain: bool) -> int:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.connect(path)
-    except OSError as exc:
-        sock.close()
-        reason = _reason(exc, path)
-        sys.stderr.write(f"{path}: {reason}\n")
+        sock = connect(path)
+    except RefusedError as exc:
+        sys.stderr.write(f"{exc}\n")
         return 1
     with sock:
         is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
@@ -49,12 +46,6 @@ def _attach(path: str, plain: bool) -> int:
         editor = _make_editor(link, plain) if is_terminal else PipeEditor()
         link.start(editor.stop)
         return _talk(link, editor)
-
-
-def _reason(exc: OSError, path: str) -> object:
-    if not isinstance(exc, ConnectionRefusedError):
-        return exc.strerror or exc
-    return "no process listens there" if Path(path).is_socket() else "this is no socket"
 
 
 def _make_editor(link: Link, plain: bool) -> Any:

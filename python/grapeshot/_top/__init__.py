@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import socket
 import sys
 
+from grapeshot.backdoor._wire import RefusedError, connect
+
 from ._probe import Probe
+
+_MAX_S = 1e6
 
 
 def main(arguments: list[str]) -> int:
@@ -24,8 +27,8 @@ def main(arguments: list[str]) -> int:
         "--slow", type=float, default=0.01, metavar="S", help="what counts as a slow callback, in seconds (%(default)s)"
     )
     options = parser.parse_args(arguments)
-    if options.interval <= 0 or options.slow <= 0:
-        parser.error("--interval and --slow must be positive")
+    if not (0 < options.interval < _MAX_S and 0 < options.slow < _MAX_S):
+        parser.error("--interval and --slow must be positive numbers of seconds")
     try:
         from ._screen import Screen
     except ImportError as exc:
@@ -34,13 +37,10 @@ def main(arguments: list[str]) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         sys.stderr.write("top needs a terminal; `await top()` in the back door prints once\n")
         return 1
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.connect(options.path)
-    except OSError as exc:
-        sock.close()
-        reason = "no process listens there" if isinstance(exc, ConnectionRefusedError) else exc.strerror or exc
-        sys.stderr.write(f"{options.path}: {reason}\n")
+        sock = connect(options.path)
+    except RefusedError as exc:
+        sys.stderr.write(f"{exc}\n")
         return 1
     with sock:
         screen = Screen(Probe(sock, options.slow), options.interval)

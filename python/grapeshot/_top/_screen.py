@@ -145,7 +145,7 @@ class Screen:
         rows = height - len(head) - 1
         if width >= _WIDE and self._view != "numbers":
             grid = Table.grid(padding=(0, 2))
-            left = 54
+            left = 58  # the percentiles need so many
             grid.add_column(width=left)
             grid.add_column(width=width - left - 2)
             numbers = _views.numbers(self._now, self._before, self._sorts["numbers"], left, rows)

@@ -16,6 +16,7 @@ import threading
 import time
 
 from grapeshot import _accounting, _tree, _waits
+from grapeshot._statistics import Statistics
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -125,8 +126,9 @@ def rate_lines(before: dict[str, Any], after: dict[str, Any]) -> str:
     lines = [f"{'':20} {'total':>14} {'a second':>14}"]
     for name, value in after["statistics"].items():
         if isinstance(value, (int, float)):
-            rate = (value - before["statistics"][name]) / seconds
-            lines.append(f"{name:20} {_text(value):>14} {rate:14.2f}")
+            is_level = name in Statistics.GAUGES or name == "most_ready"
+            rate = "" if is_level else f" {(value - before['statistics'][name]) / seconds:14.2f}"
+            lines.append(f"{name:20} {_text(value):>14}{rate}")
         elif value is not None:
             lines.append(f"{name:20} {_text(value)}")
     for slow in sorted(after["slow"], key=lambda each: -each["duration_s"]):
@@ -138,7 +140,7 @@ def rate_lines(before: dict[str, Any], after: dict[str, Any]) -> str:
 def _text(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {_text(each)}" for key, each in value.items())
-    return f"{value:.6f}" if isinstance(value, float) else str(value)
+    return f"{value:.6f} s" if isinstance(value, float) else str(value)
 
 
 _waits.LOOKING.add(__file__)

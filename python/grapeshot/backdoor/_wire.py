@@ -27,6 +27,7 @@ import select
 import socket
 import struct
 import threading
+from pathlib import Path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,6 +46,28 @@ _GONE = select.POLLHUP | select.POLLERR
 # Seconds between looks whether a client is still there that sends no more, and that a closing client has to read.
 _LOOK_S = 1.0
 _LAST_WORDS_S = 5.0
+
+
+class RefusedError(Exception):
+    """No back door can be reached. The text is for the user."""
+
+
+def connect(path: str) -> socket.socket:
+    """Return the connection of a client to the back door at ``path``.
+
+    Raises:
+        RefusedError: nobody listens there.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.connect(path)
+    except OSError as exc:
+        sock.close()
+        reason: object = exc.strerror or exc
+        if isinstance(exc, ConnectionRefusedError):
+            reason = "no process listens there" if Path(path).is_socket() else "this is no socket"
+        raise RefusedError(f"{path}: {reason}") from exc
+    return sock
 
 
 class Wire:

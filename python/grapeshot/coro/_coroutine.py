@@ -166,7 +166,7 @@ class Coro(_core.Coro["_T_co"]):
 
         ``kind`` (``shared`` or ``own``), ``where`` (``in place``, ``evicted``, or ``none`` before its first run and
         after its end), ``slot`` (which of the shared stacks it uses, None if it has one for itself), ``bytes_used`` of
-        C stack, and ``frame_bytes``, the memory that its Python frames have. ``cpu_s`` and ``runs`` are what it has
+        C stack, and ``frame_bytes``, the memory that its Python frames have. ``cpu_s`` and ``steps`` are what it has
         used since accounting began, without its current run; they are not there while nothing is counted.
 
         Raises:
@@ -175,7 +175,7 @@ class Coro(_core.Coro["_T_co"]):
         info = super().stack_info()
         charges = getattr(self._loop, "_charges", None)
         if charges is not None:
-            info["cpu_s"], info["runs"] = charges.of(self)
+            info["cpu_s"], info["steps"] = charges.of(self)
         return info
 
     def print_stack(self, *, limit: int | None = None, file: TextIO | None = None) -> None:
