@@ -66,7 +66,7 @@ test-python: build ## the Python tests, CPython's own among them (ARGS= goes to 
 conformance: build ## only CPython's own asyncio tests
 	$(PYTEST) tests/conformance $(ARGS)
 
-soak: ## the coro mode on a debug build of CPython, under AddressSanitizer and in development mode (ARGS=asan: one)
+soak: ## coros and fuzzers on a debug build of CPython, under AddressSanitizer and in development mode (ARGS=asan: one)
 	.ci/soak $(ARGS)
 
 fuzz: fuzz-rust fuzz-python ## every fuzzer for SECONDS (60) with new random numbers

@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     try:
         from ._screen import Screen
     except ImportError as exc:
-        sys.stderr.write(f"{exc}; pip install 'grapeshot[top]'\n")
+        sys.stderr.write(f"{exc}: pip install 'grapeshot[top]'\n")
         return 1
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         sys.stderr.write("top needs a terminal; `await top()` in the back door prints once\n")
