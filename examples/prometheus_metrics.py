@@ -36,7 +36,7 @@ class LoopCollector(Collector):
             if field.name in found.HISTOGRAMS:
                 if value is not None:
                     yield self._histogram(f"{name}_seconds", text, value)
-            elif field.name in found.GAUGES or field.name == "most_ready":
+            elif field.name in found.GAUGES:
                 yield GaugeMetricFamily(name, text, value)
             else:
                 yield CounterMetricFamily(name, text, value)

@@ -37,11 +37,11 @@ class Statistics:
     """What a loop has done since it was made; :meth:`grapeshot.Loop.statistics` returns it.
 
     Names that end in ``_s`` are seconds, those with ``bytes`` are bytes, all others are counts. They never go down,
-    except the gauges (``GAUGES`` has their names), which tell how many there are at this moment. ``HISTOGRAMS`` has the
-    names of the others that are no numbers.
+    except the gauges (``GAUGES`` has their names), which tell how many there are at this moment, or were at most.
+    ``HISTOGRAMS`` has the names of the others that are no numbers.
     """
 
-    GAUGES = frozenset(("ready", "timers", "coros", "pinned_coros"))
+    GAUGES = frozenset(("ready", "most_ready", "timers", "coros", "pinned_coros"))
     HISTOGRAMS = frozenset(("callback_durations", "scheduling_delays"))
 
     iterations: int

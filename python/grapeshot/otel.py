@@ -99,8 +99,6 @@ class Exporter:
                 continue
             title = f"grapeshot.loop.{name.removesuffix('_s')}"
             if name in Statistics.GAUGES:
-                meter.create_observable_up_down_counter(title, [self._number(name)], unit=_unit(name))
-            elif name == "most_ready":
                 meter.create_observable_gauge(title, [self._number(name)], unit=_unit(name))
             else:
                 meter.create_observable_counter(title, [self._number(name)], unit=_unit(name))

@@ -285,7 +285,7 @@ def test_times(loop):
 
 
 def test_another_thread_reads_while_the_loop_runs(loop):
-    gauges = grapeshot.Statistics.GAUGES
+    gauges = grapeshot.Statistics.GAUGES - {"most_ready"}  # a maximum goes up, too
     seen = []
     is_over = threading.Event()
 

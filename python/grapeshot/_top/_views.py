@@ -52,7 +52,7 @@ def numbers(now: Sample, before: Sample, order: int, width: int, rows: int) -> l
         if name in Statistics.HISTOGRAMS:
             lines += [] if value is None else [_line(_percentiles(name, value, width), width)]
             continue
-        is_gauge = name in Statistics.GAUGES or name == "most_ready"
+        is_gauge = name in Statistics.GAUGES
         rate = None if is_gauge or name not in old else _rate(now, before, value - old[name])
         entries.append((name, value, rate))
     if order == 1:

@@ -126,8 +126,8 @@ def rate_lines(before: dict[str, Any], after: dict[str, Any]) -> str:
     lines = [f"{'':20} {'total':>14} {'a second':>14}"]
     for name, value in after["statistics"].items():
         if isinstance(value, (int, float)):
-            is_level = name in Statistics.GAUGES or name == "most_ready"
-            rate = "" if is_level else f" {(value - before['statistics'][name]) / seconds:14.2f}"
+            is_gauge = name in Statistics.GAUGES
+            rate = "" if is_gauge else f" {(value - before['statistics'][name]) / seconds:14.2f}"
             lines.append(f"{name:20} {_text(value):>14}{rate}")
         elif value is not None:
             lines.append(f"{name:20} {_text(value)}")
