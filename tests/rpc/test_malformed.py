@@ -230,8 +230,13 @@ async def test_a_wrong_answer_ends_the_call(loop, answer):
 async def test_a_peer_that_speaks_another_protocol(loop):
     class Http(asyncio.Protocol):
         def connection_made(self, transport):
+            connected.add(self)
             transport.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
+        def connection_lost(self, _reason):
+            connected.discard(self)
+
+    connected = set()
     server = await loop.create_server(Http, HOST, 0)
     client = rpc.Client(*server.sockets[0].getsockname())
     with pytest.raises(rpc.ConnectionLost) as caught:
@@ -239,4 +244,5 @@ async def test_a_peer_that_speaks_another_protocol(loop):
     assert not caught.value.sent
     assert isinstance(caught.value.__cause__, rpc.ProtocolError)
     await client.close()
+    await until(lambda: not connected, "the end of the connections")
     server.close()
