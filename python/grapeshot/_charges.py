@@ -120,10 +120,14 @@ def describe(what: Any) -> tuple[str, str]:
         coroutine = get_coro()
         name = getattr(coroutine, "__qualname__", type(coroutine).__qualname__)
         return "task", f"{owner.get_name()} ({name})" if _has_own_name(owner) else name  # type: ignore[attr-defined]
-    function = what
+    return "callback", callback_name(what)
+
+
+def callback_name(function: Any) -> str:
+    """Return the qualified name of what a callback calls."""
     while isinstance(function, functools.partial):
         function = function.func
-    return "callback", getattr(function, "__qualname__", type(function).__qualname__)
+    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
 
 
 def _has_own_name(task: Any) -> bool:

@@ -6,7 +6,6 @@ Off by default, because it takes two readings of the clock for each callback.
 from __future__ import annotations
 
 import asyncio
-import functools
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 
 from . import _core, _lifecycle
 from ._base import BaseLoop
+from ._charges import callback_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -108,9 +108,7 @@ def describe(what: Any) -> tuple[str, str]:
     owner = getattr(what, "__self__", None)
     if isinstance(owner, asyncio.Task):
         return "task", owner.get_name()
-    while isinstance(what, functools.partial):
-        what = what.func
-    return "callback", str(getattr(what, "__qualname__", None) or type(what).__qualname__)
+    return "callback", callback_name(what)
 
 
 def _of(loop: BaseLoop) -> _Measuring:

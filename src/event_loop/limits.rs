@@ -5,7 +5,6 @@
 
 use std::cell::Cell;
 use std::mem;
-use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pyo3::exceptions::PyValueError;
@@ -122,25 +121,27 @@ impl Limits {
         let count = count();
         (count >= limit).then_some(Reached::Coros(count))
     }
-
-    /// Whether one more descriptor would be one too many; `lowest_free` is the number that it would get.
-    #[inline]
-    fn descriptors_reached(&self, lowest_free: impl FnOnce() -> Option<RawFd>) -> Option<Reached> {
-        let limit = self.max_descriptors.get();
-        if limit == UNLIMITED {
-            return None;
-        }
-        // Without a number the system has none left, and says so itself.
-        let number = usize::try_from(lowest_free()?).ok()?;
-        (number >= limit).then_some(Reached::Descriptors(limit))
-    }
 }
 
 impl Reactor {
     /// Whether one more descriptor would be one too many.
     #[inline]
-    pub(crate) fn descriptors_reached(&self) -> Option<Reached> {
-        self.limits.descriptors_reached(|| self.lowest_free_fd())
+    fn descriptors_reached(&self) -> Option<Reached> {
+        let limit = self.limits.max_descriptors.get();
+        if limit == UNLIMITED {
+            return None;
+        }
+        // Without a number the system has none left, and says so itself.
+        let number = usize::try_from(self.lowest_free_fd()?).ok()?;
+        (number >= limit).then_some(Reached::Descriptors(limit))
+    }
+
+    /// Whether one more connection, with its descriptor, would be one too many.
+    #[inline]
+    pub(crate) fn places_reached(&self) -> Option<Reached> {
+        self.limits
+            .connections_reached()
+            .or_else(|| self.descriptors_reached())
     }
 }
 
@@ -264,8 +265,12 @@ fn check_place<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<
     let [is_connection] = args.bind()?;
     let is_connection = is_connection.is_some_and(|value| value.is_truthy().unwrap_or(false));
     let reactor = this.reactor();
-    let connections = || reactor.limits.connections_reached().filter(|_| is_connection);
-    match connections().or_else(|| reactor.descriptors_reached()) {
+    let reached = if is_connection {
+        reactor.places_reached()
+    } else {
+        reactor.descriptors_reached()
+    };
+    match reached {
         Some(reached) => Err(reached.error(this.py())),
         None => Ok(none(this.py())),
     }

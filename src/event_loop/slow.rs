@@ -24,7 +24,7 @@ pub(crate) fn run_handle(py: Python<'_>, event_loop: &LoopObject, handle: Handle
         return Ok(());
     }
     let (is_observed, is_measured) = (reactor.is_observed(), reactor.is_measured());
-    let callback = if is_observed || is_measured {
+    let callback = if is_observed || is_measured || reactor.is_timed() {
         handle.callback(py)
     } else {
         None
@@ -34,7 +34,7 @@ pub(crate) fn run_handle(py: Python<'_>, event_loop: &LoopObject, handle: Handle
         .filter(|_| is_observed)
         .and_then(|callback| Run::begin(callback, Kind::Callback));
     let step = reactor.begin_step(ready_ns);
-    let clocks = Clocks::read(reactor, || handle.callback(py));
+    let clocks = Clocks::read(reactor, || callback.clone());
     let result = if reactor.is_debug() {
         run_timed(py, event_loop, handle, reactor.slow_callback_s())
     } else {

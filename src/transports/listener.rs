@@ -24,7 +24,6 @@ use crate::binding::native_type::{
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::socket_object;
 use crate::binding::{errors, log};
-use crate::event_loop::limits::Reached;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::source::Source;
 
@@ -72,7 +71,7 @@ fn accept(this: This<'_, ListenerObject>) -> PyResult<()> {
     };
     let reactor = LoopObject::of(&event_loop).reactor();
     for _ in 0..this.batch.get() {
-        if let Some(reached) = reached(&event_loop) {
+        if let Some(reached) = reactor.places_reached() {
             stop(this);
             return LoopObject::of(&event_loop).wait_for_place(&this.to_bound(), reached);
         }
@@ -96,16 +95,6 @@ fn accept(this: This<'_, ListenerObject>) -> PyResult<()> {
         }
     }
     Ok(())
-}
-
-/// Whether one connection more would be one too many.
-#[inline]
-fn reached(event_loop: &Bound<'_, PyAny>) -> Option<Reached> {
-    let reactor = LoopObject::of(event_loop).reactor();
-    reactor
-        .limits
-        .connections_reached()
-        .or_else(|| reactor.descriptors_reached())
 }
 
 impl Source for ListenerObject {

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 
-from grapeshot.backdoor._wire import HEADER, HELLO
+from grapeshot.backdoor._wire import HELLO, frame, take_frame
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,8 +47,7 @@ class Link:
         """Send a frame."""
         if kind in _ASKING:
             self._asked += 1
-        data = text.encode("utf-8", "replace")
-        self._send(HEADER.pack(kind, len(data)) + data)
+        self._send(frame(kind, text.encode("utf-8", "replace")))
 
     def next_prompt(self) -> str | None:
         """Wait until the other side wants a line; return its prompt, or None if it has closed."""
@@ -96,13 +95,8 @@ class Link:
                 received = rest
                 if self._shows_banner:
                     self._show(banner.decode().removesuffix(_FIRST_PROMPT))
-            while len(received) >= HEADER.size:
-                kind, length = HEADER.unpack_from(received)
-                end_at = HEADER.size + length
-                if len(received) < end_at:
-                    break
-                self._take(kind, bytes(received[HEADER.size : end_at]))
-                del received[:end_at]
+            while (taken := take_frame(received)) is not None:
+                self._take(*taken)
 
     def _take(self, kind: bytes, data: bytes) -> None:
         if kind == b"o":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 
-from grapeshot.backdoor._wire import HEADER, HELLO
+from grapeshot.backdoor._wire import HELLO, frame, take_frame
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,8 +60,7 @@ class Probe:
             pass  # then it notices that nobody asks any more
 
     def _send(self, source: str) -> None:
-        data = source.encode()
-        self._sock.sendall(HEADER.pack(b"s", len(data)) + data)
+        self._sock.sendall(frame(b"s", source.encode()))
 
     def _ask(self, source: str) -> str:
         """Return what a command prints."""
@@ -76,15 +75,9 @@ class Probe:
                 return output.decode("utf-8", "replace")
 
     def _frame(self) -> tuple[bytes, bytes]:
-        while len(self._received) < HEADER.size:
+        while (taken := take_frame(self._received)) is None:
             self._receive()
-        kind, length = HEADER.unpack_from(self._received)
-        end = HEADER.size + length
-        while len(self._received) < end:
-            self._receive()
-        data = bytes(self._received[HEADER.size : end])
-        del self._received[:end]
-        return kind, data
+        return taken
 
     def _receive(self) -> None:
         data = self._sock.recv(1 << 16)

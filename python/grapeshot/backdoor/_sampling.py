@@ -67,6 +67,8 @@ class Sampler:
             found["tree"] = [waits.heading(), *waits.lines()]
         if "descriptors" in parts and self._has_statistics():
             found["descriptors"] = [dataclasses.asdict(each) for each in _accounting._descriptors(self._loop)]
+            # Another thread may have closed one since they were counted, as the one that reads the stacks does.
+            found["descriptor_count"] = len(found["descriptors"])
         found["took_s"] = time.monotonic() - started
         return found
 

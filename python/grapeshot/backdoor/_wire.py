@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 HELLO = b"\0grapeshot attach 1\n"
-HEADER = struct.Struct(">cI")
+_HEADER = struct.Struct(">cI")
 _ASKING = (b"s", b"i")
 
 # Bytes of output that wait for a client to read them, and of input that wait to be run.
@@ -50,6 +50,24 @@ _LAST_WORDS_S = 5.0
 
 class RefusedError(Exception):
     """No back door can be reached. The text is for the user."""
+
+
+def frame(kind: bytes, data: bytes) -> bytes:
+    """Return the bytes of a frame."""
+    return _HEADER.pack(kind, len(data)) + data
+
+
+def take_frame(received: bytearray) -> tuple[bytes, bytes] | None:
+    """Take the first frame off what was received; return its kind and data, or None if it is not whole yet."""
+    if len(received) < _HEADER.size:
+        return None
+    kind, length = _HEADER.unpack_from(received)
+    end = _HEADER.size + length
+    if len(received) < end:
+        return None
+    data = bytes(received[_HEADER.size : end])
+    del received[:end]
+    return kind, data
 
 
 def connect(path: str) -> socket.socket:
@@ -211,8 +229,7 @@ class Wire:
         if is_output and (self._dropped_len or len(self._to_send) + len(data) > MOST_OUTPUT):
             self._dropped_len += len(data)
             return
-        frame = HEADER.pack(kind, len(data)) + data if self._is_framed else data
-        self._send_bytes(frame)
+        self._send_bytes(frame(kind, data) if self._is_framed else data)
 
     def _send_bytes(self, data: bytes) -> None:
         was_empty = not self._to_send
@@ -293,12 +310,8 @@ class Wire:
             del self._received[: at + 1]
 
     def _take_frames(self) -> None:
-        while self.is_open and len(self._received) >= HEADER.size:
-            kind, length = HEADER.unpack_from(self._received)
-            if len(self._received) < HEADER.size + length:
-                return
-            data = self._received[HEADER.size : HEADER.size + length]
-            del self._received[: HEADER.size + length]
+        while self.is_open and (taken := take_frame(self._received)) is not None:
+            kind, data = taken
             self._answered += kind in _ASKING
             if kind == b"s":
                 for line in data.split(b"\n"):
@@ -312,7 +325,7 @@ class Wire:
             elif kind == b"e":
                 self._end()
 
-    def _add_line(self, line: bytearray) -> None:
+    def _add_line(self, line: bytes | bytearray) -> None:
         text = line.decode("utf-8", "replace").removesuffix("\r")
         self._lines.append(text)
         self._lines_len += len(text) + 1
