@@ -27,11 +27,11 @@ use crate::event_loop::source::{Deferred, Ready};
 const LATE_NS: u64 = 1_000_000;
 
 /// Looked at when a step of a batch returns: what is held is due if it is of so many transports...
-const BATCH_LEN: usize = 16;
+const BATCH_LEN: usize = 64;
 /// ... or more than so many bytes...
-const BATCH_LEN_BYTES: usize = 128 * 1024;
+const BATCH_LEN_BYTES: usize = 256 * 1024;
 /// ... or if its first write was so long ago.
-const BATCH_NS: u64 = 200_000;
+const BATCH_NS: u64 = 1_000_000;
 
 thread_local! {
     /// The reactor whose loop runs in this thread; null if there is none. Set by `Holding`, which the reactor outlives.
