@@ -23,70 +23,101 @@ pub(crate) fn run_handle(py: Python<'_>, event_loop: &LoopObject, handle: Handle
     if handle.is_cancelled(py) {
         return Ok(());
     }
-    let (is_observed, is_measured) = (reactor.is_observed(), reactor.is_measured());
-    let callback = if is_observed || is_measured || reactor.is_timed() {
-        handle.callback(py)
-    } else {
-        None
-    };
-    let run = callback
-        .clone()
-        .filter(|_| is_observed)
-        .and_then(|callback| Run::begin(callback, Kind::Callback));
-    let step = reactor.begin_step(ready_ns);
-    let clocks = Clocks::read(reactor, || callback.clone());
+    let is_looked_at = reactor.is_observed() || reactor.is_measured() || reactor.is_timed();
+    let callback = if is_looked_at { handle.callback(py) } else { None };
+    let look = callback.map(|callback| Look::begin(reactor, callback, Some(Kind::Callback), ready_ns));
     let result = if reactor.is_debug() {
         run_timed(py, event_loop, handle, reactor.slow_callback_s())
     } else {
         handle.run(py)
     };
-    let result = Clocks::charge(clocks, event_loop, result);
-    let slow = step.and_then(|step| step.end(reactor));
-    let result = end(run, result);
-    if let (Some(callback), Some(slow)) = (callback, slow) {
-        let told = tell_slow(event_loop, &callback, slow);
-        return result.and(told);
+    match look {
+        None => result,
+        Some(look) => look.end(event_loop, result),
     }
-    result
 }
 
-/// The clocks before a step, and whose step it is: for the loop's step observer.
-struct Clocks<'py> {
+/// What is noted of a step while it runs, for whoever wants to know: the observer, the histograms, the step observer.
+struct Look<'py, 'a> {
     what: Bound<'py, PyAny>,
+    run: Option<Run<'py>>,
+    step: Option<Step<'a>>,
+    clocks: Option<Clocks>,
+}
+
+impl<'py, 'a> Look<'py, 'a> {
+    /// `kind`: None if the observer knows of the step anyway. `ready_ns`: since when it waits, by default since the last
+    /// poll.
+    fn begin(
+        reactor: &'a Reactor,
+        what: Bound<'py, PyAny>,
+        kind: Option<Kind>,
+        ready_ns: Option<u64>,
+    ) -> Self {
+        Self {
+            run: kind
+                .filter(|_| reactor.is_observed())
+                .and_then(|kind| Run::begin(what.clone(), kind)),
+            step: reactor.begin_step(ready_ns),
+            clocks: Clocks::read(reactor),
+            what,
+        }
+    }
+
+    /// Returns `result`, or an exception that must leave the loop.
+    fn end(self, event_loop: &LoopObject, result: PyResult<()>) -> PyResult<()> {
+        let result = match self.clocks {
+            None => result,
+            Some(clocks) => result.and(clocks.charge(event_loop, &self.what)),
+        };
+        let slow = self.step.and_then(|step| step.end(event_loop.reactor()));
+        let result = match self.run {
+            None => result,
+            Some(run) => {
+                // Whatever the result is.
+                let ended = run.end();
+                result.and(ended)
+            }
+        };
+        match slow {
+            None => result,
+            Some(slow) => {
+                let told = tell_slow(event_loop, &self.what, slow);
+                result.and(told)
+            }
+        }
+    }
+}
+
+/// The clocks before a step: for the loop's step observer.
+struct Clocks {
     wall_ns: u64,
     cpu_ns: u64,
 }
 
-impl<'py> Clocks<'py> {
+impl Clocks {
     /// None if nobody wants to know.
-    fn read(reactor: &Reactor, what: impl FnOnce() -> Option<Bound<'py, PyAny>>) -> Option<Self> {
-        if !reactor.is_timed() {
-            return None;
-        }
-        Some(Self {
-            what: what()?,
+    fn read(reactor: &Reactor) -> Option<Self> {
+        reactor.is_timed().then(|| Self {
             wall_ns: clock::now_ns(),
             cpu_ns: clock::thread_cpu_ns(),
         })
     }
 
-    /// Tells the step observer what the step took. Returns `result`, or what must leave the loop.
-    fn charge(before: Option<Self>, event_loop: &LoopObject, result: PyResult<()>) -> PyResult<()> {
-        let Some(before) = before else { return result };
-        let cpu_ns = clock::thread_cpu_ns().saturating_sub(before.cpu_ns);
-        let wall_ns = clock::now_ns().saturating_sub(before.wall_ns);
-        let py = before.what.py();
+    /// Tells the step observer what the step of `what` took. Err is only for what must leave the loop.
+    fn charge(self, event_loop: &LoopObject, what: &Bound<'_, PyAny>) -> PyResult<()> {
+        let cpu_ns = clock::thread_cpu_ns().saturating_sub(self.cpu_ns);
+        let wall_ns = clock::now_ns().saturating_sub(self.wall_ns);
+        let py = what.py();
         let Some(observer) = event_loop.step_observer.get(py) else {
-            return result;
+            return Ok(());
         };
-        match observer.call1((&before.what, wall_ns, cpu_ns)) {
-            Ok(_) => result,
-            Err(error) if errors::leaves_loop(py, &error) => result.and(Err(error)),
-            Err(error) => {
-                error.write_unraisable(py, Some(&observer));
-                result
-            }
+        match observer.call1((what, wall_ns, cpu_ns)) {
+            Err(error) if errors::leaves_loop(py, &error) => return Err(error),
+            Err(error) => error.write_unraisable(py, Some(&observer)),
+            Ok(_) => {}
         }
+        Ok(())
     }
 }
 
@@ -161,12 +192,9 @@ pub(crate) unsafe fn run_deferred(
 
 /// A source that handles an event, or does a queued step.
 pub(crate) struct CloseLook<'py, 'a> {
-    source: Bound<'py, PyAny>,
+    look: Look<'py, 'a>,
     /// 0: not in debug mode.
     started_ns: u64,
-    run: Option<Run<'py>>,
-    step: Option<Step<'a>>,
-    clocks: Option<Clocks<'py>>,
 }
 
 impl<'py, 'a> CloseLook<'py, 'a> {
@@ -175,56 +203,28 @@ impl<'py, 'a> CloseLook<'py, 'a> {
         Self::begin_unless(false, reactor, source, None)
     }
 
-    /// `is_own`: the observer knows of the run anyway. `ready_ns`: since when it waits, by default since the last poll.
     fn begin_unless(
         is_own: bool,
         reactor: &'a Reactor,
         source: Bound<'py, PyAny>,
         ready_ns: Option<u64>,
     ) -> Self {
-        let run = if reactor.is_observed() && !is_own {
-            Run::begin(source.clone(), Kind::Source)
-        } else {
-            None
-        };
+        let kind = (!is_own).then_some(Kind::Source);
         Self {
-            clocks: Clocks::read(reactor, || Some(source.clone())),
-            source,
+            look: Look::begin(reactor, source, kind, ready_ns),
             started_ns: if reactor.is_debug() { clock::now_ns() } else { 0 },
-            run,
-            step: reactor.begin_step(ready_ns),
         }
     }
 
     /// Returns `result`, or an exception that must leave the loop.
     #[cold]
     pub(crate) fn end(self, event_loop: &LoopObject, result: PyResult<()>) -> PyResult<()> {
-        let reactor = event_loop.reactor();
-        let result = Clocks::charge(self.clocks, event_loop, result);
-        let slow = self.step.and_then(|step| step.end(reactor));
-        let result = end(self.run, result);
-        let result = match slow {
-            None => result,
-            Some(slow) => {
-                let told = tell_slow(event_loop, &self.source, slow);
-                result.and(told)
-            }
-        };
+        let source = self.look.what.clone();
+        let result = self.look.end(event_loop, result);
         if self.started_ns != 0 && result.is_ok() {
-            check_source(&self.source, self.started_ns, reactor.slow_callback_s());
+            check_source(&source, self.started_ns, event_loop.reactor().slow_callback_s());
         }
         result
-    }
-}
-
-/// Tells the observer of the end of a run, whatever its result is.
-fn end(run: Option<Run<'_>>, result: PyResult<()>) -> PyResult<()> {
-    match run {
-        None => result,
-        Some(run) => {
-            let ended = run.end();
-            result.and(ended)
-        }
     }
 }
 

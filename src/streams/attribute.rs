@@ -124,24 +124,31 @@ pub(super) unsafe fn with_value<T: NativeType>(
     }
 }
 
-/// The body of a `tp_setattro`: sets `is_customized` where a program replaces one of the methods on the object.
+/// A type whose objects note that a program has replaced one of their methods on the object.
+pub(super) trait Customizable: NativeType {
+    /// The names of these methods. Where one is replaced, native code does nothing in its place.
+    const METHODS: &'static [&'static str];
+
+    fn is_customized(&self) -> &Cell<bool>;
+}
+
+/// The `tp_setattro` of such a type.
 ///
 /// # Safety
-/// CPython has called `tp_setattro` with these arguments.
-pub(super) unsafe fn set_noting(
+/// CPython calls it as `tp_setattro` with an object of type `T`.
+pub(super) unsafe extern "C" fn setattro<T: Customizable>(
     slf: *mut ffi::PyObject,
     name: *mut ffi::PyObject,
     value: *mut ffi::PyObject,
-    methods: &[&str],
-    is_customized: &Cell<bool>,
 ) -> c_int {
-    // SAFETY: CPython calls tp_setattro attached, with a live object and a name; value is null on deletion.
+    // SAFETY: by the contract; CPython is attached, the name is alive, and value is null on deletion.
     unsafe {
+        let this = &*slf.cast::<T>();
         let name_object = Bound::from_borrowed_ptr(Python::assume_attached(), name);
         if let Ok(name) = name_object.cast::<PyString>()
-            && name.to_str().is_ok_and(|name| methods.contains(&name))
+            && name.to_str().is_ok_and(|name| T::METHODS.contains(&name))
         {
-            is_customized.set(true);
+            this.is_customized().set(true);
         }
         ffi::PyObject_GenericSetAttr(slf, name, value)
     }

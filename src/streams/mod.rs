@@ -28,6 +28,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyTuple, PyType};
 
+use self::attribute::Customizable;
 use crate::binding::names::Kept;
 use crate::binding::native_type::{This, bind_methods, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
@@ -139,9 +140,9 @@ fn set_stream_types(
     }
     bind_methods(reader, &core.getattr("_StreamReader")?, reader::methods())?;
     bind_methods(writer, &core.getattr("_StreamWriter")?, writer::methods())?;
-    reader::OWN_METHODS.remember(reader, reader::METHODS)?;
-    writer::OWN_METHODS.remember(writer, writer::METHODS)?;
-    protocol::OWN_METHODS.remember(protocol, protocol::METHODS)?;
+    reader::OWN_METHODS.remember(reader, reader::ReaderObject::METHODS)?;
+    writer::OWN_METHODS.remember(writer, writer::WriterObject::METHODS)?;
+    protocol::OWN_METHODS.remember(protocol, protocol::ProtocolObject::METHODS)?;
     Ok(())
 }
 

@@ -1,14 +1,14 @@
 //! `StreamReaderProtocol`: what a transport gives goes straight into the reader.
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_void};
 use std::mem::offset_of;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyWeakrefMethods, PyWeakrefReference};
 
-use super::attribute::{flag_row, object_row, set_noting};
+use super::attribute::{Customizable, flag_row, object_row, setattro};
 use super::reader::{self, ReaderObject};
 use super::{Object, StreamType, new_object, with_access};
 use crate::binding::attributes::OwnMethods;
@@ -34,8 +34,6 @@ type Protocol<'py> = This<'py, ProtocolObject>;
 
 pub(super) static PROTOCOL_TYPE: StreamType = StreamType::new();
 
-/// Where one of these is replaced, native code does nothing in their place.
-pub(super) const METHODS: &[&str] = &["_drain_helper"];
 pub(super) static OWN_METHODS: OwnMethods = OwnMethods::new();
 
 /// The native side of an object that is a protocol of ours by its type or a subclass.
@@ -107,16 +105,11 @@ fn data_received<'py>(this: Protocol<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-/// Notes where a program replaces a method on the object.
-unsafe extern "C" fn setattro(
-    slf: *mut ffi::PyObject,
-    name: *mut ffi::PyObject,
-    value: *mut ffi::PyObject,
-) -> c_int {
-    // SAFETY: CPython calls tp_setattro with an object of this type.
-    unsafe {
-        let this = &*slf.cast::<ProtocolObject>();
-        set_noting(slf, name, value, METHODS, &this.is_customized)
+impl Customizable for ProtocolObject {
+    const METHODS: &'static [&'static str] = &["_drain_helper"];
+
+    fn is_customized(&self) -> &Cell<bool> {
+        &self.is_customized
     }
 }
 
@@ -159,7 +152,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             None,
             &[
                 slot(ffi::Py_tp_new, new_object as *mut c_void),
-                slot(ffi::Py_tp_setattro, setattro as *mut c_void),
+                slot(ffi::Py_tp_setattro, setattro::<ProtocolObject> as *mut c_void),
                 methods_slot(methods),
                 getset_slot(getters),
             ],

@@ -20,7 +20,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyTuple};
 
-use super::attribute::{flag_row, object_row, set_noting, with_value};
+use super::attribute::{Customizable, flag_row, object_row, setattro, with_value};
 use super::operation::{self, Kind};
 use super::{Object, StreamType, call, new_object, stock, with_access};
 use crate::binding::attributes::OwnMethods;
@@ -61,18 +61,6 @@ pub(super) type Reader<'py> = This<'py, ReaderObject>;
 
 pub(super) static READER_TYPE: StreamType = StreamType::new();
 
-/// Where one of these is replaced, native code does nothing in their place.
-pub(super) const METHODS: &[&str] = &[
-    "feed_data",
-    "read",
-    "readexactly",
-    "readuntil",
-    "readline",
-    "exception",
-    "_maybe_resume_transport",
-    "_wait_for_data",
-    "_wakeup_waiter",
-];
 pub(super) static OWN_METHODS: OwnMethods = OwnMethods::new();
 
 /// The native side of an object that is a reader of ours by its type or a subclass.
@@ -359,16 +347,21 @@ unsafe extern "C" fn set_limit(slf: *mut ffi::PyObject, value: *mut ffi::PyObjec
     }
 }
 
-/// Notes where a program replaces a method on the object.
-unsafe extern "C" fn setattro(
-    slf: *mut ffi::PyObject,
-    name: *mut ffi::PyObject,
-    value: *mut ffi::PyObject,
-) -> c_int {
-    // SAFETY: CPython calls tp_setattro with an object of this type.
-    unsafe {
-        let this = &*slf.cast::<ReaderObject>();
-        set_noting(slf, name, value, METHODS, &this.is_customized)
+impl Customizable for ReaderObject {
+    const METHODS: &'static [&'static str] = &[
+        "feed_data",
+        "read",
+        "readexactly",
+        "readuntil",
+        "readline",
+        "exception",
+        "_maybe_resume_transport",
+        "_wait_for_data",
+        "_wakeup_waiter",
+    ];
+
+    fn is_customized(&self) -> &Cell<bool> {
+        &self.is_customized
     }
 }
 
@@ -454,7 +447,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             None,
             &[
                 slot(ffi::Py_tp_new, new_object as *mut c_void),
-                slot(ffi::Py_tp_setattro, setattro as *mut c_void),
+                slot(ffi::Py_tp_setattro, setattro::<ReaderObject> as *mut c_void),
                 slot(ffi::Py_am_aiter, iterate as *mut c_void),
                 slot(ffi::Py_am_anext, next_line as *mut c_void),
                 methods_slot(methods()),

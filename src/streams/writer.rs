@@ -1,14 +1,14 @@
 //! `StreamWriter`: `write()`, and a `drain()` that usually has nothing to wait for.
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_void};
 use std::mem::offset_of;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use super::attribute::{object_row, set_noting};
+use super::attribute::{Customizable, object_row, setattro};
 use super::operation::{self, Kind};
 use super::{Object, StreamType, new_object, protocol, reader, with_access};
 use crate::binding::attributes::OwnMethods;
@@ -33,8 +33,6 @@ pub(super) type Writer<'py> = This<'py, WriterObject>;
 
 pub(super) static WRITER_TYPE: StreamType = StreamType::new();
 
-/// Where one of these is replaced, native code does nothing in their place.
-pub(super) const METHODS: &[&str] = &["drain"];
 pub(super) static OWN_METHODS: OwnMethods = OwnMethods::new();
 
 /// The native side of an object that is a writer of ours by its type or a subclass.
@@ -95,16 +93,11 @@ pub(super) fn is_drained(this: Writer<'_>) -> PyResult<bool> {
     Ok(!is_closing && protocol::is_drained(&object))
 }
 
-/// Notes where a program replaces a method on the object.
-unsafe extern "C" fn setattro(
-    slf: *mut ffi::PyObject,
-    name: *mut ffi::PyObject,
-    value: *mut ffi::PyObject,
-) -> c_int {
-    // SAFETY: CPython calls tp_setattro with an object of this type.
-    unsafe {
-        let this = &*slf.cast::<WriterObject>();
-        set_noting(slf, name, value, METHODS, &this.is_customized)
+impl Customizable for WriterObject {
+    const METHODS: &'static [&'static str] = &["drain"];
+
+    fn is_customized(&self) -> &Cell<bool> {
+        &self.is_customized
     }
 }
 
@@ -150,7 +143,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             None,
             &[
                 slot(ffi::Py_tp_new, new_object as *mut c_void),
-                slot(ffi::Py_tp_setattro, setattro as *mut c_void),
+                slot(ffi::Py_tp_setattro, setattro::<WriterObject> as *mut c_void),
                 methods_slot(methods()),
                 getset_slot(getters),
             ],
