@@ -112,6 +112,19 @@ def run_script(kind: str | None, code: str, *, flags: tuple[str, ...] = ("-W", "
     return done.stdout
 
 
+def wait_blocked(pid: int) -> None:
+    """Waits until the main thread of a process sleeps in a system call (on Linux; elsewhere this returns at once)."""
+    path = f"/proc/{pid}/stat"
+    if not os.path.exists(path):
+        return
+
+    def is_sleeping() -> bool:
+        with open(path) as file:
+            return file.read().rpartition(")")[2].split()[0] == "S"
+
+    wait_until(is_sleeping, "the process to sleep")
+
+
 class Script:
     """A script in a new interpreter. The test talks to it while it runs."""
 
@@ -142,16 +155,8 @@ class Script:
         self.process.send_signal(signal.SIGINT)
 
     def wait_blocked(self) -> None:
-        """Waits until the process sleeps in a system call (on Linux; elsewhere this returns at once)."""
-        path = f"/proc/{self.process.pid}/stat"
-        if not os.path.exists(path):
-            return
-
-        def is_sleeping() -> bool:
-            with open(path) as file:
-                return file.read().rpartition(")")[2].split()[0] == "S"
-
-        wait_until(is_sleeping, "the process to sleep")
+        """Waits until the process sleeps in a system call."""
+        wait_blocked(self.process.pid)
 
     def finish(self) -> str:
         """Waits for the end and returns the rest of the output. Fails if the script failed."""

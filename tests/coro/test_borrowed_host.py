@@ -130,9 +130,10 @@ def test_run_within_a_run_within_a_run():
 
 
 def test_cancelled_coro_cancels_main():
-    steps = []
+    begun, steps = asyncio.Event(), []
 
     async def main():
+        begun.set()
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError as exc:
@@ -148,7 +149,7 @@ def test_cancelled_coro_cancels_main():
 
     async def outer():
         task = asyncio.create_task(coro.run_blocking(work))
-        await asyncio.sleep(0.01)
+        await begun.wait()
         task.cancel("why")
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -158,7 +159,10 @@ def test_cancelled_coro_cancels_main():
 
 
 def test_main_that_refuses_to_be_cancelled():
+    begun = asyncio.Event()
+
     async def main():
+        begun.set()
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
@@ -166,7 +170,7 @@ def test_main_that_refuses_to_be_cancelled():
 
     async def outer():
         task = asyncio.create_task(coro.run_blocking(lambda: asyncio.run(main())))
-        await asyncio.sleep(0.01)
+        await begun.wait()
         task.cancel()
         assert await task == "refused"
 
@@ -174,24 +178,30 @@ def test_main_that_refuses_to_be_cancelled():
 
 
 def test_interrupted_coro_cancels_main():
-    cancelled = []
+    begun, cancelled = [], []
 
     async def main():
+        begun.append(1)
         try:
             await asyncio.sleep(60)
         finally:
             await asyncio.sleep(0)
             cancelled.append(1)
 
-    def work():
-        with pytest.raises(TimeoutError), coro.timeout(0.001):
-            asyncio.run(main())
+    def spawn_begun():
+        count = len(begun)
         running = coro.spawn(coro.call_blocking, asyncio.run, main())
-        coro.sleep_relative(0.001)
+        while len(begun) == count:
+            coro.sleep_relative(0.001)
+        return running
+
+    def work():
+        with pytest.raises(TimeoutError), coro.timeout(0.1):
+            asyncio.run(main())
+        running = spawn_begun()
         running.interrupt(5)
         assert running.join() is None
-        running = coro.spawn(coro.call_blocking, asyncio.run, main())
-        coro.sleep_relative(0.001)
+        running = spawn_begun()
         running.shutdown()
         assert running.join() is None
 

@@ -543,7 +543,7 @@ def test_an_interruption_of_a_task_group_ends_its_tasks():
 
     def work():
         with pytest.raises(coro.TimeoutError):
-            coro.with_timeout(0.001, coro.await_, parent())
+            coro.with_timeout(0.05, coro.await_, parent())
         assert log == ["ended"] * 2
         with pytest.raises(KeyError):
             coro.await_(parent())

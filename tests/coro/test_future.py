@@ -163,7 +163,7 @@ def test_wait_for_all_for_some_and_for_a_time():
         for number in (2, 0):
             events[number].set()
         assert coro.wait(coros, count=1) == [coros[2]]
-        assert coro.wait(coros, timeout=0.001) in ([coros[0], coros[2]], [coros[2], coros[0]])
+        assert coro.wait(coros, timeout=0.05) in ([coros[0], coros[2]], [coros[2], coros[0]])
         assert coro.wait(coros, count=2, timeout=60) == [coros[0], coros[2]]
         events[1].set()
         assert set(coro.wait(coros)) == set(coros)

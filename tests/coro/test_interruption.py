@@ -524,21 +524,21 @@ def test_a_limit_ends_with_its_block():
     def main():
         # The limit is due while the coro is in the block, and the block ends before its delivery.
         loop = asyncio.get_running_loop()
-        limit = coro.timeout(0.001)
+        limit = coro.timeout(0.02)
         with limit:
             coro.yield_slice()
-            end = loop.time() + 0.003
+            end = loop.time() + 0.03
             while loop.time() < end:
                 pass
         for _ in range(3):
             coro.yield_slice()
         with pytest.raises(LookupError), limit:  # it can be used again
             raise LookupError
-        coro.sleep_relative(0.003)
+        coro.sleep_relative(0.03)
         with limit:
             with pytest.raises(RuntimeError, match="in use"), limit:
                 pass
-        coro.sleep_relative(0.003)
+        coro.sleep_relative(0.03)
 
     coro.run(main)
 
@@ -615,12 +615,12 @@ def test_a_group_in_a_block_with_a_limit():
             log.append("ended")
 
     def main():
-        with pytest.raises(coro.TimeoutError), coro.timeout(0.001), coro.Group() as group:
+        with pytest.raises(coro.TimeoutError), coro.timeout(0.05), coro.Group() as group:
             group.spawn(stay)
             group.spawn(stay)
             coro.wait()
         assert log == ["ended"] * 2
-        with pytest.raises(coro.TimeoutError), coro.timeout(0.001), coro.Group() as group:
+        with pytest.raises(coro.TimeoutError), coro.timeout(0.05), coro.Group() as group:
             group.spawn(stay)
         assert log == ["ended"] * 3
 

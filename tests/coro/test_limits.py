@@ -141,11 +141,11 @@ def test_a_value_that_arrives_in_time_is_returned():
 def test_a_grant_in_time_is_kept_though_the_coro_runs_late():
     def main():
         fifo = coro.fifo()
-        popper = coro.spawn(fifo.pop, timeout=0.001)
+        popper = coro.spawn(fifo.pop, timeout=0.05)
         coro.yield_slice()
         fifo.push("item")  # it is woken, and its timer is due before it runs
         loop = asyncio.get_running_loop()
-        end = loop.time() + 0.002
+        end = loop.time() + 0.06
         while loop.time() < end:
             pass
         assert popper.join() == "item"
@@ -162,14 +162,14 @@ def test_timers_leave_nothing_behind():
 
         def work():
             for _ in range(100):
-                fifo.pop(timeout=0.01)
+                fifo.pop(timeout=0.1)
             return event.wait(60)
 
         worker = coro.spawn(work)
         for number in range(100):
             fifo.push(number)
             coro.yield_slice()
-        coro.sleep_relative(0.02)
+        coro.sleep_relative(0.15)
         assert not worker.done()
         event.set()
         assert worker.join()
@@ -180,7 +180,7 @@ def test_timers_leave_nothing_behind():
 def test_a_waiter_that_gives_up_lets_later_ones_pass():
     def main():
         semaphore = coro.semaphore(1)
-        many = spawn_blocked(semaphore.acquire, 2, timeout=0.001)
+        many = spawn_blocked(semaphore.acquire, 2, timeout=0.05)
         few = spawn_blocked(semaphore.acquire, 1)
         assert not few.done()
         assert many.join() is False
@@ -188,7 +188,7 @@ def test_a_waiter_that_gives_up_lets_later_ones_pass():
 
         lock = coro.rw_lock()
         lock.acquire_read()
-        writer = spawn_blocked(lock.acquire_write, timeout=0.001)
+        writer = spawn_blocked(lock.acquire_write, timeout=0.05)
         reader = spawn_blocked(lock.acquire_read)
         assert not reader.done()
         assert writer.join() is False

@@ -104,7 +104,6 @@ def test_a_slow_callback_names_the_coro_that_has_begun_it(caplog):
     with caplog.at_level(logging.WARNING, "asyncio"):
         in_debug_mode(body)
     found = records(caplog, "in coro 'outer' took")
-    assert len(found) == 2
     assert any("sleep" in text for text in found)
     assert any("name='of the coro'" in text for text in found)
 

@@ -275,7 +275,7 @@ def test_interrupted_while_a_thread_works():
 
     def work():
         with pytest.raises(coro.TimeoutError):
-            coro.with_timeout(0.001, coro.threads.run, blocking)
+            coro.with_timeout(0.1, coro.threads.run, blocking)
         release.set()
         while not finished.is_set():
             coro.sleep_relative(0.001)

@@ -517,7 +517,7 @@ def test_the_timer_of_a_finished_sleep_wakes_no_coro(way):
 
     def sleeper():
         try:
-            coro.sleep_relative(0.01)
+            coro.sleep_relative(0.05)
         except coro.Interrupted:
             pass
         woken.append(coro.wait())
@@ -526,7 +526,7 @@ def test_the_timer_of_a_finished_sleep_wakes_no_coro(way):
         thread = coro.spawn(sleeper)
         coro.yield_slice()
         thread.interrupt() if way == "interrupt" else coro.schedule(thread)
-        due = time.monotonic() + 0.02
+        due = time.monotonic() + 0.06
         while time.monotonic() < due:
             pass
         yield_slices(5)

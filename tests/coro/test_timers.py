@@ -45,14 +45,14 @@ def test_a_timer_that_is_due_does_not_end_a_later_wait():
 
 def test_a_timer_of_a_sleep_that_was_cut_short_does_not_end_a_later_wait():
     def sleeper():
-        coro.sleep_relative(0.002)
+        coro.sleep_relative(0.05)
         return coro.wait()
 
     def main():
         thread = coro.spawn(sleeper)
         coro.yield_slice()
         coro.schedule(thread)
-        coro.sleep_relative(0.01)
+        coro.sleep_relative(0.1)
         assert thread._status == "waiting"
         coro.schedule(thread, "meant")
         return thread.join()

@@ -11,7 +11,7 @@ import time
 import warnings
 from typing import Any
 
-from support import CAP_S
+from support import CAP_S, wait_blocked
 
 # What moves the cursor, sets colours and modes; and what asks for the cursor's place, which a terminal answers.
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
@@ -29,6 +29,7 @@ class Terminal:
         if self.pid == 0:
             os.execve(sys.executable, [sys.executable, *map(str, arguments)], environment)
         self._raw = b""
+        self._places_told = 0
         self._text = ""
         self._seen = 0
 
@@ -48,9 +49,10 @@ class Terminal:
             data = os.read(self.fd, 65536)
         except OSError:
             return False
-        if ASKS_PLACE in data:
-            os.write(self.fd, b"\x1b[1;1R")
         self._raw += data
+        while self._places_told < self._raw.count(ASKS_PLACE):  # a read may end within the question
+            self._places_told += 1
+            os.write(self.fd, b"\x1b[1;1R")
         self._text = CONTROL.sub("", self._raw.decode(errors="replace"))
         return bool(data)
 
@@ -61,6 +63,11 @@ class Terminal:
             assert time.monotonic() < give_up, f"waited for {text!r}, and it shows {self.shown!r}"
             assert self._take() or text in self.shown, f"it has ended after {self.shown!r}"
         self._seen = self._text.index(text, self._seen) + len(text)
+
+    def interrupt(self) -> None:
+        """Presses Ctrl-C once the program waits: readline shows a key before that, and then loses the signal."""
+        wait_blocked(self.pid)
+        self.type("\x03")
 
     def press_until(self, key: str, text: str) -> None:
         """Presses a key again and again until it shows a text. Keys that come too fast count as one."""

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -96,12 +97,12 @@ def test_lines_and_output(terminal, program):
 def test_ctrl_c(terminal, program):
     terminal.type("print('it ' + 'waits'); await asyncio.sleep(1000)\r")
     terminal.wait_for("it waits")
-    terminal.type("\x03")
+    terminal.interrupt()
     terminal.wait_for("KeyboardInterrupt")
     terminal.wait_for(">>>")
     terminal.type("half a li")
     terminal.wait_for("half a li")
-    terminal.type("\x03")
+    terminal.interrupt()
     terminal.wait_for("KeyboardInterrupt")
     terminal.wait_for(">>>")
     terminal.type("'still ' + 'here'\r")
@@ -145,15 +146,17 @@ def test_history_lasts(path, program):
 
 
 @pytest.mark.skipif(not HAS_PROMPT_TOOLKIT, reason="NOT TESTED: prompt_toolkit is not installed")
-def test_output_of_a_task_appears_while_a_line_is_edited(path, program):
+def test_output_of_a_callback_appears_while_a_line_is_edited(path, program):
     with Terminal(*attach(path), GRAPESHOT_HISTORY=os.devnull) as terminal:
         terminal.wait_for(">>>")
-        terminal.type("h = loop.call_later(0.3, print, 'from ' + 'a timer')\r")
+        terminal.type(f"loop.add_signal_handler({signal.SIGUSR1:d}, print, 'from ' + 'a callback')\r")
         terminal.wait_for(">>>")
-        terminal.type("1 + ")
-        terminal.wait_for("from a timer")
-        terminal.type("1\r")
-        terminal.wait_for("2\n")
+        terminal.type("40")
+        terminal.wait_for("40")
+        program.process.send_signal(signal.SIGUSR1)
+        terminal.wait_for("from a callback")
+        terminal.type(" + 2\r")
+        terminal.wait_for("42\n")
 
 
 @pytest.mark.skipif(not HAS_PROMPT_TOOLKIT, reason="NOT TESTED: prompt_toolkit is not installed")

@@ -122,9 +122,10 @@ def test_latency():
     grapeshot.run(main())
     """
     found = lines(code, "latency=0.02")
-    assert len(found) == 2
-    assert re.fullmatch(r"grapeshot\.latency callback sleep took [3-9]\d\.\d ms \(CPU \d\.\d ms\)", found[0])
-    assert re.match(r"grapeshot\.latency task the slow one \(slow\) took ([5-9]\d|\d{3,})\.\d ms \(CPU ", found[1])
+    # Other steps may take as long because the machine is slow.
+    for name, wall in (("callback sleep", r"([3-9]\d|\d{3,})"), (r"task the slow one \(slow\)", r"([5-9]\d|\d{3,})")):
+        wanted = rf"grapeshot\.latency {name} took {wall}\.\d ms \(CPU \d+\.\d ms\)"
+        assert any(re.fullmatch(wanted, line) for line in found), found
 
 
 @pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
@@ -157,9 +158,12 @@ def test_tls(tmp_path):
         writer.write(b"x\\n")
         assert await reader.read() == b"x\\n"
         writer.close()
-        _, plain = await asyncio.open_connection(*address)
+        answer, plain = await asyncio.open_connection(*address)
         plain.write(b"GET / HTTP/1.0\\r\\n\\r\\n")
-        await asyncio.sleep(0.1)
+        try:
+            await answer.read()
+        except ConnectionError:
+            pass
         plain.close()
         server.close()
     grapeshot.run(main())

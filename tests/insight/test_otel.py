@@ -102,8 +102,8 @@ def test_spans_of_slow_callbacks(loop, reader):
     loop.call_soon(loop.stop)
     loop.run_forever()
     after = time.time_ns()
-    [span] = spans.get_finished_spans()
-    assert span.name == f"callback {slow.__qualname__}"
+    name = f"callback {slow.__qualname__}"
+    [span] = [each for each in spans.get_finished_spans() if each.name == name]  # the machine may be slow, too
     assert span.parent is None
     assert span.end_time - span.start_time >= 0.05e9
     assert before - 1_000_000 <= span.start_time < span.end_time <= after + 1_000_000

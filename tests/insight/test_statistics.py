@@ -12,7 +12,7 @@ import time
 
 import pytest
 from project.markdown import ROOT
-from support import HOST, coro_is_available, raw_pair, run_script, until, wait_until
+from support import CAP_S, HOST, coro_is_available, raw_pair, run_script, until, wait_until
 
 import grapeshot
 
@@ -244,13 +244,14 @@ async def test_timers(loop):
 
 def test_wakeups_by_other_threads(loop):
     """The loop blocks, which the other thread sees by the time that it spends so, and is woken, again and again."""
-    rounds = 5
+    rounds, woken = 5, threading.Semaphore(1)
 
     def other():
         for index in range(rounds):
+            assert woken.acquire(timeout=CAP_S)  # the time of the poll before is counted
             blocked_s = loop.statistics().polling_s
             wait_until(lambda: loop.statistics().polling_s > blocked_s + 0.001)
-            loop.call_soon_threadsafe(int if index < rounds - 1 else loop.stop)
+            loop.call_soon_threadsafe(woken.release if index < rounds - 1 else loop.stop)
 
     thread = threading.Thread(target=other)
     loop.call_soon(thread.start)
@@ -298,6 +299,7 @@ def test_another_thread_reads_while_the_loop_runs(loop):
         thread.start()
         for _ in range(50):
             await asyncio.sleep(0.001)
+        await until(lambda: len(seen) > 2 and seen[0].iterations < seen[-1].iterations, "the other thread to look")
         is_over.set()
         await until(lambda: not thread.is_alive())
 

@@ -15,7 +15,7 @@ import time
 import pytest
 from insight.callers import call
 from insight.terminals import Terminal
-from support import CAP_S, until, wait_until
+from support import CAP_S, PROCESS_CAP_S, until, wait_until
 
 import grapeshot
 from grapeshot import backdoor
@@ -54,10 +54,12 @@ def program(path, request):
     file = path.with_name("program.py")  # so that stacks have the text of their lines on 3.11, too
     file.write_text(code)
     process = subprocess.Popen([sys.executable, file, path], stderr=subprocess.PIPE)
-    wait_until(lambda: path.exists() or process.poll() is not None, "the program to begin")
-    yield process
-    process.kill()
-    process.communicate()
+    try:
+        wait_until(lambda: path.exists() or process.poll() is not None, "the program to begin", PROCESS_CAP_S)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture
@@ -237,7 +239,8 @@ async def test_a_sampler_measures_until_it_ends(loop):
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     found = sampler.look("tree", "descriptors")
-    assert [each["name"].rpartition(".")[2] for each in found["slow"]] == ["slow"]
+    # What else took long did so because the machine is slow.
+    assert "slow" in [each["name"].rpartition(".")[2] for each in found["slow"]]
     assert found["statistics"]["callback_durations"]["max"] >= 0.02
     assert found["statistics"]["iterations"] == loop.statistics().iterations
     assert found["descriptor_count"] == len(found["descriptors"])

@@ -93,11 +93,11 @@ async def test_a_method_may_close_its_server(loop):
             tasks.append(asyncio.get_running_loop().create_task(both.server.close()))
             return "stopping"
 
-        client = both.client(connect_timeout=0.05)
-        assert await client.call("stop") == "stopping"
+        late = both.client(connect_timeout=0.05)
+        assert await both.client().call("stop") == "stopping"
         await tasks[0]
         with pytest.raises(rpc.ConnectionLost):
-            await client.call("add", 1)
+            await late.call("add", 1)
 
 
 async def test_the_file_of_a_unix_socket_is_removed_unless_another_server_has_it(loop):

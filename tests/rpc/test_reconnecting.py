@@ -172,7 +172,7 @@ async def test_a_server_that_closes_each_connection_is_not_asked_without_a_pause
             transport.close()
 
     server = await loop.create_server(Closing, HOST, 0)
-    client = rpc.Client(*server.sockets[0].getsockname(), connect_timeout=0.3)
+    client = rpc.Client(*server.sockets[0].getsockname(), connect_timeout=1)
     with pytest.raises(rpc.ConnectionLost) as caught:
         await client.call("add", 1)
     assert not caught.value.sent

@@ -131,7 +131,7 @@ async def test_a_deadline_is_for_all_of_the_stream(loop):
                 both.methods.ended.append("ticks")
 
         with pytest.raises(rpc.DeadlineExceeded):
-            async for _ in both.client().stream("ticks", timeout=0.1):
+            async for _ in both.client().stream("ticks", timeout=0.3):
                 pass
         await until(lambda: both.methods.ended == ["ticks"])
 

@@ -139,8 +139,9 @@ def test_interrupting_the_caller_cancels_the_handler(how):
 
 def test_deadlines():
     def test(client, methods, server):
+        client.call("add", 1)  # it is connected
         with pytest.raises(rpc.DeadlineExceeded):
-            client.call("hold", 1, timeout=0.02)
+            client.call("hold", 1, timeout=0.3)
         wait_for(lambda: methods.ended == [1])
         assert client.call("add", 1, timeout=5) == 2
         # a coro that hides the loop, as blocking code that was written for threads
