@@ -262,6 +262,17 @@ async def test_a_sampler_whose_client_has_vanished(loop, monkeypatch):
     sampler.end()
 
 
+async def test_a_sampler_ends_with_its_client(loop, path, tasks):
+    """Also if the client has not told it to, or was gone before the process came to that."""
+    with backdoor.serve(path), await call(path) as caller:
+        await caller.ask("from grapeshot.backdoor._sampling import Sampler; sampler = Sampler(loop); sampler.sample()")
+        assert len(loop._measuring.listeners) == 1
+        caller.close()
+        await until(lambda: not loop._measuring.listeners)
+    await until(lambda: len(asyncio.all_tasks()) == 1, "the session to end")
+    assert loop.statistics().timers == 0
+
+
 async def test_a_sampler_keeps_the_slowest(loop, monkeypatch):
     monkeypatch.setattr(_sampling, "_MOST_SLOW", 2)
     sampler = _sampling.Sampler(loop)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         """Where the output of a command goes."""
 
         names: dict[str, Any]
+        at_end: set[Callable[[], None]]
 
         def write(self, text: str) -> bool:
             """Send a text. False: the client is gone."""

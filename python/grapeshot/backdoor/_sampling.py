@@ -1,7 +1,7 @@
 """What ``python -m grapeshot top`` asks for: numbers, slow callbacks, the tree and descriptors, as a line of JSON.
 
-A sampler makes the loop measure its callbacks and keeps the slowest ones. It ends when its client says so, and when the
-client has asked for nothing for a while: it may have vanished.
+A sampler makes the loop measure its callbacks and keeps the slowest ones. It ends when its client says so, with the
+connection, and when the client has asked for nothing for a while: it may be stopped.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import time
 
 from grapeshot import _accounting, _tree, _waits
 from grapeshot._statistics import Statistics
+
+from . import _output
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ class Sampler:
         self._timer: asyncio.TimerHandle | None = None
         self._slow_s = slow_s
         self._is_measuring = False
+        self._client = _output.client.get()
 
     def sample(self, *parts: str) -> None:
         """Print the numbers and what else is asked for (``"tree"``, ``"descriptors"``), as one line of JSON."""
@@ -80,6 +83,8 @@ class Sampler:
         if self._is_measuring:
             self._is_measuring = False
             self._loop.remove_slow_listener(self._note)
+        if self._client is not None:
+            self._client.at_end.discard(self.end)
 
     def _has_statistics(self) -> bool:
         return hasattr(self._loop, "add_slow_listener")
@@ -87,6 +92,8 @@ class Sampler:
     def _begin(self) -> None:
         if not self._has_statistics():
             return
+        if self._client is not None:
+            self._client.at_end.add(self.end)
         if not self._is_measuring:
             self._is_measuring = True
             self._loop.add_slow_listener(self._note, self._slow_s, stacks=True)

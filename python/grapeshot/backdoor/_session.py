@@ -24,6 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import contextvars
     import socket
+    from collections.abc import Callable
     from typing import Any
 
 _LEAVE = {"exit", "quit"}
@@ -49,6 +50,8 @@ class Session:
         self._files: list[str] = []
         self._runs_command = False
         self._is_interrupted = False
+        self.at_end: set[Callable[[], None]] = set()
+        """What is called once when the session ends."""
         # The task or the coro, once it has begun, and its context.
         self.task: Any = None
         self.context: contextvars.Context | None = None
@@ -73,6 +76,8 @@ class Session:
                 line = await self.wire.next_line()
                 is_going_on = line is not None and await self._push(line)
         finally:
+            while self.at_end:
+                self.at_end.pop()()
             for file in self._files:
                 linecache.cache.pop(file, None)
             self.wire.close()
