@@ -151,7 +151,7 @@ async def test_protocols_count_and_wait_behind_each_other(loop):
     transports = [(await loop.connect_accepted_socket(Busy, ours))[0] for ours, _ in pairs]
     for _, theirs in pairs:
         theirs.sendall(b"x")
-    await until(lambda: long_ones(loop.statistics().callback_durations) == 2)
+    await until(lambda: long_ones(loop.statistics().callback_durations) >= 2)
     assert long_ones(loop.statistics().scheduling_delays) >= 1
     for transport, (_, theirs) in zip(transports, pairs, strict=True):
         transport.close()
