@@ -37,6 +37,9 @@ _stderr_fd = -1
 def pytest_configure(config: pytest.Config) -> None:
     global _stderr_fd
     _stderr_fd = os.dup(2)  # the real stderr: capturing has not begun yet
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell that starts it in the background ignores Ctrl-C, and the programs of the tests would inherit that.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for line in (
         "xfail_on(when=True, **reasons): the named kinds of loop behave differently here (strict xfail)",
         "skip_on(when=True, **reasons): the named kinds of loop cannot run this test (skip)",
