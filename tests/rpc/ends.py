@@ -120,7 +120,7 @@ class RawClient:
         self.send(msgspec.msgpack.encode(message))
 
     def say_hello(self, **changes: Any) -> None:
-        hello = {"grapeshot.rpc": 1, "codec": "msgpack", "max_packet": 1 << 20, "max_calls": 0}
+        hello = {"grapeshot.rpc": 2, "codec": "msgpack", "max_packet": 1 << 20, "max_calls": 0}
         self.send(json.dumps(hello | changes).encode())
 
     async def packet(self) -> bytes:

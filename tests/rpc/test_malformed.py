@@ -136,13 +136,13 @@ HELLOS = {
     "no hello": encode((1, 1, "add", [1])),
     "a list": b"[]",
     "deep": b"[" * 100_000,
-    "another version": json.dumps({"grapeshot.rpc": 2, "codec": "msgpack", "max_packet": 1, "max_calls": 0}).encode(),
-    "another codec": json.dumps({"grapeshot.rpc": 1, "codec": "pickle", "max_packet": 1, "max_calls": 0}).encode(),
-    "odd limits": json.dumps({"grapeshot.rpc": 1, "codec": "msgpack", "max_packet": "1", "max_calls": 0}).encode(),
+    "another version": json.dumps({"grapeshot.rpc": 1, "codec": "msgpack", "max_packet": 1, "max_calls": 0}).encode(),
+    "another codec": json.dumps({"grapeshot.rpc": 2, "codec": "pickle", "max_packet": 1, "max_calls": 0}).encode(),
+    "odd limits": json.dumps({"grapeshot.rpc": 2, "codec": "msgpack", "max_packet": "1", "max_calls": 0}).encode(),
     "too small a limit": json.dumps(
-        {"grapeshot.rpc": 1, "codec": "msgpack", "max_packet": 511, "max_calls": 0}
+        {"grapeshot.rpc": 2, "codec": "msgpack", "max_packet": 511, "max_calls": 0}
     ).encode(),
-    "no limits": json.dumps({"grapeshot.rpc": 1, "codec": "msgpack"}).encode(),
+    "no limits": json.dumps({"grapeshot.rpc": 2, "codec": "msgpack"}).encode(),
 }
 
 
@@ -206,7 +206,7 @@ async def test_a_wrong_answer_ends_the_call(loop, answer):
     class Wrong(asyncio.Protocol):
         def connection_made(self, transport):
             self.transport = transport
-            hello = b'{"grapeshot.rpc":1,"codec":"msgpack","max_packet":1000,"max_calls":9}'
+            hello = b'{"grapeshot.rpc":2,"codec":"msgpack","max_packet":1000,"max_calls":9}'
             transport.write(struct.pack(">I", len(hello)) + hello)
 
         def data_received(self, data):

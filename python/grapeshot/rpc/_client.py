@@ -13,6 +13,7 @@ from typing import Any, Self, TypedDict
 
 from ._client_connection import ClientConnection, Request
 from ._codecs import Codec, make_codec
+from ._connection import KEEPALIVE_S, check_keepalive
 from ._deadline import current_deadline, earliest
 from ._errors import ConnectionLost, DeadlineExceeded, NotLeft, ProtocolError
 from ._messages import MIN_PACKET, check_limit
@@ -36,6 +37,7 @@ class ClientOptions(TypedDict, total=False):
     max_packet: int
     connect_timeout: float
     stream_window: int
+    keepalive: float | None
 
 
 class Client:
@@ -51,6 +53,8 @@ class Client:
         max_packet: the longest answer that is accepted, in bytes.
         connect_timeout: for how many seconds calls wait for a connection, over all attempts.
         stream_window: how many items of a stream the server may send ahead of its reader.
+        keepalive: after so many seconds without a byte from the server it is asked for a sign of life. If none comes
+            for as long again, the connection is lost. None: never.
 
     Raises:
         TypeError, ValueError: the address or an option makes no sense.
@@ -68,11 +72,13 @@ class Client:
         max_packet: int = MAX_PACKET,
         connect_timeout: float = 10.0,
         stream_window: int = 16,
+        keepalive: float | None = KEEPALIVE_S,
     ) -> None:
         if (path is None) == (host is None) or (host is None) != (port is None):
             raise ValueError("give either host and port, or path")
         check_limit("stream_window", stream_window, 1)
         check_limit("max_packet", max_packet, MIN_PACKET)
+        check_keepalive(keepalive)
         if not connect_timeout > 0:
             raise ValueError(f"connect_timeout must be more than 0, not {connect_timeout}")
         self._codec = make_codec(codec)
@@ -85,6 +91,7 @@ class Client:
         self._max_packet = max_packet
         self._connect_timeout_s = connect_timeout
         self._stream_window = stream_window
+        self._keepalive_s = keepalive
         # The one that takes calls.
         self._connection: ClientConnection | None = None
         # All that are open: those that have said goodbye still bring answers.
@@ -210,7 +217,7 @@ class Client:
             self._connecting = None
 
     async def _open(self) -> ClientConnection:
-        connection = ClientConnection(self._codec, self._max_packet, self._on_leaving)
+        connection = ClientConnection(self._codec, self._max_packet, self._keepalive_s, self._on_leaving)
         self._connections.add(connection)
         loop = asyncio.get_running_loop()
         tls: dict[str, Any] = {"ssl": self._ssl, "server_hostname": self._server_hostname}

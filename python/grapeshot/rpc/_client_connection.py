@@ -18,10 +18,10 @@ from typing import Any
 
 from . import _messages as messages
 from ._codecs import Codec
+from ._connection import Connection
 from ._errors import ConnectionLost, NotLeft, ProtocolError
 from ._inbox import Inbox
-from ._messages import CANCEL, CREDIT, END, ERROR, GOODBYE, ITEM, REQUEST, RESULT, STREAM
-from ._packet_stream import PacketStream
+from ._messages import CANCEL, CREDIT, END, ERROR, GOODBYE, ITEM, PING, PONG, REQUEST, RESULT, STREAM
 from ._peer import check_same_user
 
 Target = asyncio.Future[Any] | Inbox
@@ -29,13 +29,17 @@ Target = asyncio.Future[Any] | Inbox
 Request = tuple[str, tuple[Any, ...], dict[str, Any], float | None, int]
 
 
-class ClientConnection(PacketStream):
+class ClientConnection(Connection):
     """Calls ``on_leaving(self)`` as soon as it takes no more calls: the server says goodbye, or the connection ends."""
 
-    def __init__(self, codec: Codec, max_packet: int, on_leaving: Callable[[ClientConnection], None]) -> None:
-        super().__init__(max_packet)
-        self._codec = codec
-        self._encode, self._decode = codec.encode, codec.decode
+    def __init__(
+        self,
+        codec: Codec,
+        max_packet: int,
+        keepalive: float | None,
+        on_leaving: Callable[[ClientConnection], None],
+    ) -> None:
+        super().__init__(codec, max_packet, keepalive)
         self._on_leaving = on_leaving
         # Done when the server has said hello, with the reason if it has not.
         self.made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -155,6 +159,7 @@ class ClientConnection(PacketStream):
                 self.abort()
                 return
         self.send_packet(messages.Hello(self._codec.name, self.max_packet, 0).encode())
+        self.start_keepalive()
 
     def leave(self, reason: str) -> None:
         """Close the connection. Calls under way end with this reason."""
@@ -185,6 +190,11 @@ class ClientConnection(PacketStream):
     def closing(self, error: ProtocolError) -> None:
         self._reason = error
         self._stop_taking()
+
+    def silent(self, error: TimeoutError) -> None:
+        self._reason = error
+        self._stop_taking()
+        self.abort()
 
     def _stop_taking(self) -> None:
         self.takes_calls = False
@@ -241,6 +251,11 @@ class ClientConnection(PacketStream):
                     target.end()  # type: ignore[union-attr]
             elif kind == GOODBYE:
                 self._take_goodbye(number, message[2])
+                return
+            elif kind == PING:
+                self.take_ping()
+                return
+            elif kind == PONG:
                 return
             else:
                 raise ProtocolError(f"the server has sent a message of kind {kind!r}")

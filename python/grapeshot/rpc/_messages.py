@@ -32,6 +32,9 @@ ERROR = 6  # code, type name, message, traceback or None
 ITEM = 7  # value
 END = 8
 GOODBYE = 9  # the number is the last that the server has taken; what came later has not run
+# both ways; the number means nothing
+PING = 10  # answered by PONG, unless the sender of the answer has much to write already
+PONG = 11
 
 # The codes of ERROR.
 RAISED = 0
@@ -49,7 +52,7 @@ _REMOTE_ERRORS = {
     CANCELLED: RemoteCancelled,
 }
 
-_VERSION = 1
+_VERSION = 2
 # What each side has to accept at least, so that errors and goodbyes can be sent.
 MIN_PACKET = 512
 # A deadline beyond this is none that a timer knows.

@@ -40,6 +40,8 @@ class PacketStream(asyncio.Protocol):
         # Whether the transport accepts more: False between pause_writing and resume_writing.
         self.can_write = True
         self.is_open = False
+        # Set by each byte that comes; who wants to know of the next one clears it.
+        self.was_heard = False
         self._loop: asyncio.AbstractEventLoop
         self._transport: Any = None
         self._out = bytearray()
@@ -143,6 +145,7 @@ class PacketStream(asyncio.Protocol):
             self._lingering.cancel()
 
     def data_received(self, data: bytes) -> None:
+        self.was_heard = True
         received = self._received
         if received:
             received += data

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TypedDict, TypeVar, overload
 
 from ._codecs import Codec, make_codec
+from ._connection import KEEPALIVE_S, check_keepalive
 from ._handlers import Handler, make_handler
 from ._messages import MIN_PACKET, check_limit
 from ._packet_stream import MAX_PACKET
@@ -26,6 +27,7 @@ class ServerOptions(TypedDict, total=False):
     max_calls: int
     max_packet: int
     tracebacks: bool
+    keepalive: float | None
 
 
 class Server:
@@ -36,6 +38,8 @@ class Server:
         max_calls: how many calls of one connection may be under way; further calls wait at the client.
         max_packet: the longest request that is accepted, in bytes.
         tracebacks: whether errors carry the text of the handler's traceback to the caller.
+        keepalive: after so many seconds without a byte from a client it is asked for a sign of life. If none comes for
+            as long again, its connection is closed, which cancels its calls. None: never.
     """
 
     def __init__(
@@ -45,13 +49,16 @@ class Server:
         max_calls: int = 1000,
         max_packet: int = MAX_PACKET,
         tracebacks: bool = False,
+        keepalive: float | None = KEEPALIVE_S,
     ) -> None:
         check_limit("max_calls", max_calls, 1)
         check_limit("max_packet", max_packet, MIN_PACKET)
+        check_keepalive(keepalive)
         self.codec = make_codec(codec)
         self.max_calls = max_calls
         self.max_packet = max_packet
         self.tracebacks = tracebacks
+        self.keepalive = keepalive
         self._methods: dict[str, Handler] = {}
         self._servers: list[asyncio.Server] = []
         self._paths: list[tuple[str, os.stat_result]] = []

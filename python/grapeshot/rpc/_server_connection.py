@@ -18,11 +18,11 @@ from typing import Any, NamedTuple, Protocol
 
 from . import _messages as messages
 from ._codecs import Codec
+from ._connection import Connection
 from ._deadline import current_deadline
 from ._errors import ProtocolError
 from ._handlers import BadCallError, BadResultError, Handler, Running, accepts
-from ._messages import CANCEL, CREDIT, END, ERROR, GOODBYE, ITEM, REQUEST, RESULT, STREAM
-from ._packet_stream import PacketStream
+from ._messages import CANCEL, CREDIT, END, ERROR, GOODBYE, ITEM, PING, PONG, REQUEST, RESULT, STREAM
 from ._peer import check_same_user
 
 _logger = logging.getLogger("grapeshot.rpc")
@@ -51,6 +51,7 @@ class Owner(Protocol):
     max_calls: int
     max_packet: int
     tracebacks: bool
+    keepalive: float | None
 
     def attach(self, connection: ServerConnection, /) -> None: ...
     def detach(self, connection: ServerConnection, /) -> None: ...
@@ -125,13 +126,11 @@ class Call:
             self._waiter.set_result(None)
 
 
-class ServerConnection(PacketStream):
+class ServerConnection(Connection):
     def __init__(self, server: Owner, methods: Mapping[str, Handler]) -> None:
-        super().__init__(server.max_packet)
+        super().__init__(server.codec, server.max_packet, server.keepalive)
         self._server = server
         self._methods = methods
-        self._codec = server.codec
-        self._encode, self._decode = server.codec.encode, server.codec.decode
         self._max_calls = server.max_calls
         self._calls: dict[int, Call] = {}
         self._last = 0
@@ -158,6 +157,7 @@ class ServerConnection(PacketStream):
                 return
         self._hello_timer = self._loop.call_later(_HELLO_S, self.abort)
         self.send_packet(messages.Hello(self._codec.name, self.max_packet, self._max_calls).encode())
+        self.start_keepalive()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
@@ -176,6 +176,10 @@ class ServerConnection(PacketStream):
         _logger.warning("a client has broken the protocol: %s", str(error))
         if self._is_greeted:
             self.send((GOODBYE, self._last, self._sendable(str(error))))
+
+    def silent(self, error: TimeoutError) -> None:
+        _logger.info("a connection is closed: %s", str(error))
+        self.abort()
 
     def say_goodbye(self) -> None:
         """Take no more calls; close the connection when the last one is answered."""
@@ -242,7 +246,9 @@ class ServerConnection(PacketStream):
             _check_credit(count)
             if call is not None:
                 call.add_credit(count)
-        else:
+        elif kind == PING:
+            self.take_ping()
+        elif kind != PONG:
             raise ValueError(f"its kind is {kind!r}")
 
     def _take_request(self, request: Request, is_stream: bool) -> None:

@@ -1,0 +1,96 @@
+"""What the connections of both ends have in common: a peer that has vanished without a word is noticed.
+
+    bytes ---> was_heard              every `keepalive` seconds: heard? ---> go on
+                                                                  | no
+                                                 not asked yet? ------> PING; the peer's loop answers PONG
+                                                                  | asked
+                          what was sent is still on its way? ------> go on
+                                                                  | no
+                                                                silent()
+
+One timer for a connection, and none for a call. It belongs to the thread of its loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from fcntl import ioctl
+from termios import TIOCOUTQ
+
+from ._codecs import Codec
+from ._messages import PING, PONG
+from ._packet_stream import PacketStream
+
+# A peer is taken for dead after two to three times this. One that computes or stands in a debugger for a minute is not.
+KEEPALIVE_S = 60.0
+
+
+def check_keepalive(keepalive: float | None) -> None:
+    """Check the option of this name. Raises TypeError or ValueError."""
+    if keepalive is None:
+        return
+    if isinstance(keepalive, bool) or not isinstance(keepalive, int | float):
+        raise TypeError(f"keepalive must be a number of seconds or None, not {keepalive!r}")
+    if not 0 < keepalive < float("inf"):
+        raise ValueError(f"keepalive must be more than 0 seconds, or None, not {keepalive}")
+
+
+class Connection(PacketStream):
+    """A packet stream with PING and PONG. A subclass says in :meth:`silent` what a dead peer means."""
+
+    def __init__(self, codec: Codec, max_packet: int, keepalive: float | None) -> None:
+        super().__init__(max_packet)
+        self._codec = codec
+        self._encode, self._decode = codec.encode, codec.decode
+        self._keepalive_s = keepalive
+        self._keepalive_timer: asyncio.TimerHandle | None = None
+        self._is_asked = False
+        self._unsent = 0
+
+    def silent(self, error: TimeoutError) -> None:
+        """Close the connection: the peer has not answered."""
+        raise NotImplementedError
+
+    def start_keepalive(self) -> None:
+        if self._keepalive_s is not None:
+            self._keepalive_timer = self._loop.call_later(self._keepalive_s, self._check_peer)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        if self._keepalive_timer is not None:
+            self._keepalive_timer.cancel()
+            self._keepalive_timer = None
+
+    def take_ping(self) -> None:
+        """Answer. A peer that has not read what was written hears that, and must not make this end store answers."""
+        if self.can_write:
+            self.send_packet(self._encode((PONG, 0)))
+
+    def _check_peer(self) -> None:
+        self._keepalive_timer = None
+        if not self.is_open or self._keepalive_s is None:
+            return
+        unsent = self._count_unsent()
+        if self.was_heard:
+            self.was_heard = self._is_asked = False
+        elif not self._is_asked:
+            self._is_asked = True
+            self.send_packet(self._encode((PING, 0)))
+            self.flush()  # the time of the answer begins now, whatever else runs in this iteration
+        elif unsent >= self._unsent:
+            self.silent(TimeoutError(f"nothing has come from the peer for more than {2 * self._keepalive_s:g} s"))
+            return
+        self._unsent = unsent
+        self.start_keepalive()
+
+    def _count_unsent(self) -> int:
+        """How many bytes are on their way: the peer hears of a question behind them only when it has them."""
+        count = self.pending_bytes()
+        sock = self._transport.get_extra_info("socket")
+        if sock is not None:
+            try:
+                count += int.from_bytes(ioctl(sock.fileno(), TIOCOUTQ, bytes(4)), sys.byteorder)
+            except OSError:
+                pass  # this system does not say it of sockets
+        return count
