@@ -257,6 +257,7 @@ class Server:
             self._places.release()
         exc = co._failure_unseen()
         if exc is not None and not co.cancelled():
+            co._failure()  # seen by that, so that it is not reported again when the coro is freed
             message = "Exception in the handler of a connection"
             self._loop.call_exception_handler({"message": message, "exception": exc, "coro": co})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import importlib.util
 import os
 import resource
@@ -281,6 +282,27 @@ def test_an_error_ends_only_its_connection():
             assert told == ["told to"]
 
     assert len(run_quietly(main)) == 1
+
+
+def test_an_error_is_reported_once():
+    """Also where nobody keeps the coro, so that it is freed."""
+    messages = []
+
+    def handler(sock, address):
+        raise ValueError("told to")
+
+    def main():
+        coro.current().get_loop().set_exception_handler(lambda loop, context: messages.append(context["message"]))
+        with coro.serve(handler, HOST, 0) as server:
+            for count in (1, 2):
+                with connect(server) as client:
+                    assert client.recv(1) == b""
+                until(lambda count=count: len(messages) >= count and not server.connections)
+        gc.collect()
+
+    coro.run(main)
+    gc.collect()
+    assert messages == ["Exception in the handler of a connection"] * 2
 
 
 def test_out_of_descriptors(monkeypatch):
