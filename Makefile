@@ -24,6 +24,8 @@ RUST_FUZZ    := core/fuzz/Cargo.toml
 # Only checked, so libFuzzer itself is not compiled.
 FUZZ_ENV     := CUSTOM_LIBFUZZER_PATH=/none/libfuzzer.a CARGO_TARGET_DIR=target/fuzz/check
 COMPARED     := $(addprefix benchmarks/results/,comparison.json coros.json blocking.json)
+# Tables of other interpreters, which the page leaves out.
+TABLED       := $(addprefix benchmarks/results/,comparison-3.13.json two-loops.json)
 LINTED       := python tests benchmarks examples docs/site
 
 # pyo3 asks an interpreter for its version; the same one for every command, so that nothing is built twice.
@@ -106,7 +108,7 @@ bench: build loadgen ## compare with every loop that installs; JSON, tables and 
 tables: build ## write all tables (README, docs, benchmarks/results) from the committed JSON
 	$(BIN)/python tests/project/speed_table.py
 	$(BIN)/python -m benchmarks.feature_table
-	for json in $(wildcard $(COMPARED)); do $(BIN)/python -m benchmarks.tables $$json --write $${json%json}md || exit 1; done
+	for json in $(wildcard $(COMPARED) $(TABLED)); do $(BIN)/python -m benchmarks.tables $$json --write $${json%json}md || exit 1; done
 	$(BIN)/python -m benchmarks.page $(wildcard $(COMPARED)) --write benchmarks/results/report.html
 
 churn: build loadgen ## connections come and go under load; RSS and open fds must stay flat
