@@ -6,8 +6,9 @@
 | ``io`` | ``grapeshot.io`` | what happens to connections: open, accepted, received, sent, paused, closed, lost |
 | ``tls`` | ``grapeshot.tls`` | the begin, result and cipher of each handshake, or why it failed; the end of input |
 
-The records have the level DEBUG. Where the program has not configured logging they go to stderr. The variable is read
-when the package makes its first loop; without it the loop pays one test of a flag per read and send.
+``io`` and ``tls`` are of transports only: sockets of coros and ``sock_*`` have no lines. The records have the level
+DEBUG. Where the program has not configured logging they go to stderr. The variable is read when the package makes its
+first loop; without it the loop pays one test of a flag per read and send.
 """
 
 from __future__ import annotations

@@ -72,10 +72,11 @@ class Statistics:
     wakeups: int
     """How often another thread has woken the loop while it was blocked."""
     writes: int
-    """System calls that have sent something: of transports, ``sock_sendall``, ``sock_sendto`` and coros' sockets
-    (``send`` and ``sendall``), without ``sendfile``."""
+    """System calls that have sent something: of transports, ``sock_sendall``, ``sock_sendto``, and of coros' sockets
+    ``sendall``, ``write``, and ``send`` of one ``bytes`` without flags. Not counted are ``sendfile`` by the system,
+    and of coros' sockets any other ``send``, ``sendto``, ``sendmsg`` and ``writev``, and all that they send in TLS."""
     bytes_written: int
-    """The bytes that these have sent, encrypted where it is TLS."""
+    """The bytes that these have sent; of a transport with TLS those on the wire, encrypted."""
     corked_writes: int
     """Calls of a TCP or unix transport's ``write`` and ``writelines`` that made no system call of their own: their
     data was kept until the callback or the step was over, to leave together with that of others."""
