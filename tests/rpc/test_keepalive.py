@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -151,6 +152,27 @@ async def test_a_handler_that_runs_long_keeps_its_connection(loop):
         await until(lambda: proxy.to_server.count(PING_BYTES) >= 4)
         both.methods.released.set()
         assert await call == "long"
+        await client.close()
+
+
+async def test_a_loop_that_was_busy_itself_blames_nobody(loop):
+    """The answer has not passed the proxy when the time is over, because nothing has run meanwhile."""
+    async with ends(keepalive=None) as both, proxied(both.port) as (_, port):
+        client = rpc.Client(HOST, port, keepalive=0.2)
+        call = asyncio.create_task(client.call("hold", "busy"))
+        await until(lambda: both.methods.begun)
+        [connection] = both.server._connections
+        answer, asked = connection.take_ping, []
+
+        def answer_late():
+            asked.append(1)
+            time.sleep(0.3)
+            answer()
+
+        connection.take_ping = answer_late
+        await until(lambda: len(asked) == 2 or call.done())
+        both.methods.released.set()
+        assert await call == "busy"
         await client.close()
 
 

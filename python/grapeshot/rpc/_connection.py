@@ -4,7 +4,8 @@
                                                                   | no
                                                  not asked yet? ------> PING; the peer's loop answers PONG
                                                                   | asked
-                          what was sent is still on its way? ------> go on
+                          what was sent is still on its way, or
+                          this end itself was busy? ---------------> go on
                                                                   | no
                                                                 silent()
 
@@ -68,9 +69,11 @@ class Connection(PacketStream):
             self.send_packet(self._encode((PONG, 0)))
 
     def _check_peer(self) -> None:
-        self._keepalive_timer = None
-        if not self.is_open or self._keepalive_s is None:
+        timer, self._keepalive_timer = self._keepalive_timer, None
+        if not self.is_open or self._keepalive_s is None or timer is None:
             return
+        # This end was stopped or busy itself: what the peer has sent meanwhile may not have been read yet.
+        is_late = self._loop.time() - timer.when() > self._keepalive_s / 10
         unsent = self._count_unsent()
         if self.was_heard:
             self.was_heard = self._is_asked = False
@@ -78,7 +81,7 @@ class Connection(PacketStream):
             self._is_asked = True
             self.send_packet(self._encode((PING, 0)))
             self.flush()  # the time of the answer begins now, whatever else runs in this iteration
-        elif unsent >= self._unsent:
+        elif unsent >= self._unsent and not is_late:
             self.silent(TimeoutError(f"nothing has come from the peer for more than {2 * self._keepalive_s:g} s"))
             return
         self._unsent = unsent
