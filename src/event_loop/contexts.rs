@@ -160,9 +160,17 @@ impl Contexts {
     /// The loop is about to sleep, or its run ends: values live no longer because of these contexts.
     #[inline]
     pub(super) fn forget_values(&self, py: Python<'_>) {
-        if self.has_values.get() {
+        if self.has_values.get() || self.has_spare_values() {
             self.forget(py);
         }
+    }
+
+    /// Whether the spare has values. It may be of an older template.
+    #[inline]
+    fn has_spare_values(&self) -> bool {
+        let spare = self.spare.as_ptr();
+        // SAFETY: the callers are attached, and the cell holds a context; a spare exists only if the fields are known.
+        !spare.is_null() && unsafe { values_of(spare) } != NO_VALUES.load(Ordering::Relaxed)
     }
 
     #[inline(never)]

@@ -192,6 +192,30 @@ def test_values_live_as_long_as_on_asyncio(loop):
     assert known() is None
 
 
+def test_values_of_an_older_state_live_as_long_as_on_asyncio(loop):
+    """A timer of a state with values runs after something was scheduled in one without them."""
+    value = Value()
+    seen, known = [], weakref.ref(value)
+
+    def look():
+        seen.append(known())
+        loop.stop()
+
+    def run():
+        seen.append(variable.get() is known())
+        loop.call_later(0.001, look, context=contextvars.Context())
+
+    def schedule(value):
+        variable.set(value)
+        loop.call_later(0.001, run)
+
+    contextvars.Context().run(schedule, value)
+    del value
+    contextvars.Context().run(loop.call_soon, lambda: None)
+    loop.run_forever()
+    assert seen == [True, None]
+
+
 def test_a_loop_in_its_own_contexts_is_collected(loop_kind):
     loop = loop_factory(loop_kind)()
     known = weakref.ref(loop)
