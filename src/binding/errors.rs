@@ -54,13 +54,29 @@ pub(crate) fn at_boundary<R>(py: Python<'_>, failure: R, body: impl FnOnce() -> 
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(value)) => value,
         Ok(Err(error)) => {
-            error.restore(py);
+            raise(py, error);
             failure
         }
         Err(payload) => {
-            panic_error(&*payload).restore(py);
+            raise(py, panic_error(&*payload));
             failure
         }
+    }
+}
+
+/// Makes `error` the current exception, within a call of pyo3's: what pyo3 releases outside of them, it keeps until the
+/// next one, so the value of an exception would outlive it until a loop blocks.
+#[cold]
+pub(crate) fn raise(py: Python<'_>, error: PyErr) {
+    let mut error = Some(error);
+    Python::try_attach(|py| {
+        if let Some(error) = error.take() {
+            error.restore(py);
+        }
+    });
+    // While the interpreter ends or the collector traverses, pyo3 has no calls.
+    if let Some(error) = error {
+        error.restore(py);
     }
 }
 

@@ -290,3 +290,18 @@ def test_collecting_inside_every_callback(loop):
     finally:
         gc.set_threshold(*threshold)
     assert sorted(seen) == list(range(20))
+
+
+def test_errors_of_a_loop_that_does_not_run_leave_nothing(loop):
+    def refuse():
+        with pytest.raises(TypeError):
+            loop.set_task_factory(3)
+
+    for _ in range(50):
+        refuse()
+    gc.collect()
+    before = sys.getallocatedblocks()
+    for _ in range(1000):
+        refuse()
+    gc.collect()
+    assert sys.getallocatedblocks() - before < 500
