@@ -430,15 +430,16 @@ pub(super) fn set_end_sleep(function: &Bound<'_, PyAny>) {
     EMPTY_CONTEXT.store(unsafe { ffi::PyContext_New() }, Ordering::Release);
 }
 
-/// The running coro waits until the loop's clock shows `when_s`, by a timer in the loop's heap. Returns the timer, for
-/// `end_sleep`.
-pub(super) fn begin_sleep(coro: Coro<'_>, when_s: f64) -> PyResult<Begun<'_, HandleRef>> {
+/// The running coro waits until the loop's clock shows `when_s`, by a timer in the loop's heap. `delay_s` is the time
+/// until then if the caller gave that, and 0 if it gave the deadline. Returns the timer, for `end_sleep`.
+pub(super) fn begin_sleep(coro: Coro<'_>, when_s: f64, delay_s: f64) -> PyResult<Begun<'_, HandleRef>> {
     if when_s.is_nan() {
         return Err(PyValueError::new_err("a time cannot be NaN"));
     }
     forget_wake_value(coro);
     raise_pending(coro)?;
     let handle = set_timer(coro, when_s, END_SLEEP.load(Ordering::Relaxed))?;
+    handle.allow_slack(coro.py(), delay_s);
     coro.status.set(Status::Waiting);
     Ok(Begun::Waits(handle))
 }

@@ -224,10 +224,12 @@ fn schedule_timer<'py>(
     this: This<'py, LoopObject>,
     args: &Args<'_, 'py>,
     when_s: f64,
+    delay_s: f64,
     method: &str,
 ) -> Object<'py> {
     let (py, reactor) = (this.py(), this.reactor());
     let handle = make_handle(this, args, 1, Some(when_s), method)?;
+    handle.allow_slack(py, delay_s);
     // SAFETY: an argument, alive for the length of the call.
     if method == "call_at" && unsafe { ffi::PyLong_Check(args.positional()[0]) } != 0 {
         handle.set_when_int(py);
@@ -253,7 +255,13 @@ fn call_later<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'
     }
     // This multiplies where time() divides. The results differ by less than the nanoseconds by which a deadline is
     // rounded up.
-    schedule_timer(this, &args, clock::now_ns() as f64 * 1e-9 + delay_s, "call_later")
+    schedule_timer(
+        this,
+        &args,
+        clock::now_ns() as f64 * 1e-9 + delay_s,
+        delay_s,
+        "call_later",
+    )
 }
 
 /// `call_later` for a loop whose clock or `call_at` is not the native one.
@@ -283,7 +291,8 @@ fn call_later_by_clock<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -
 fn call_at<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     let when_s = seconds(this.py(), args.positional()[0], "when cannot be None")?;
     this.reactor().check_closed()?;
-    schedule_timer(this, &args, when_s, "call_at")
+    // A deadline is meant as it is given.
+    schedule_timer(this, &args, when_s, 0.0, "call_at")
 }
 
 fn time<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {

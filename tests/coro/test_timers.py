@@ -19,6 +19,22 @@ if coro_is_available():
     from grapeshot import coro
 
 
+def test_long_sleeps_that_end_soon_after_one_another_share_a_wakeup():
+    seen = []
+
+    def sleeper(number):
+        coro.sleep_relative(1 + number * 0.0002)
+        seen.append(number)
+
+    def main():
+        for thread in [coro.spawn(sleeper, number) for number in range(200)]:
+            thread.join()
+        return asyncio.get_running_loop().statistics().polls
+
+    assert coro.run(main) < 100
+    assert seen == list(range(200))
+
+
 def test_a_timer_that_is_due_does_not_end_a_later_wait():
     """The sleeper is interrupted while its timer is due. The timer follows it in the ready queue."""
 

@@ -11,6 +11,8 @@ import weakref
 import pytest
 from support import iterations, until
 
+import grapeshot
+
 
 def run_until_seen(loop, seen, count):
     def check():
@@ -149,6 +151,29 @@ async def test_a_timer_is_never_early(loop):
     await until(lambda: pending == 0)
     handles.clear()
     assert early == []
+
+
+def test_long_timers_that_are_due_soon_after_one_another_share_a_wakeup():
+    """200 within 40 ms, each of which may run up to a millisecond late."""
+    loop = grapeshot.new_event_loop()
+    try:
+        seen = []
+        numbers = list(range(200))
+        random.Random(1).shuffle(numbers)
+
+        def fired(number):
+            seen.append((number, loop.time() - handles[number].when()))
+
+        handles = {number: loop.call_later(1 + number * 0.0002, fired, number) for number in numbers}
+        # The last one has a deadline of its own and is not waited for beyond it.
+        loop.call_at(handles[199].when() + 0.0001, loop.stop)
+        polls = loop.statistics().polls
+        loop.run_forever()
+        assert [number for number, _ in seen] == sorted(numbers)
+        assert min(late for _, late in seen) >= 0
+        assert loop.statistics().polls - polls < 100
+    finally:
+        loop.close()
 
 
 async def test_short_sleeps_are_never_short(loop):

@@ -79,6 +79,12 @@ fuzz_target!(|steps: Vec<Step>| {
         let earliest = model.first_key_value().map(|(key, item)| (key.0, *item));
         assert_eq!(heap.peek(), earliest);
         assert_eq!(heap.peek_when(), earliest.map(|(when, _)| when));
+        let has_slack = |item: u64| !item.is_multiple_of(3);
+        let latest = model
+            .iter()
+            .map(|(key, item)| key.0.saturating_add(if has_slack(*item) { 9 } else { 0 }));
+        let wake = heap.wake_when(9, has_slack);
+        assert!(wake == latest.min() || (wake == heap.peek_when() && model.len() > 10));
     }
     let mut left: Vec<_> = heap.iter().collect();
     left.sort_unstable();

@@ -24,6 +24,9 @@
 
 use std::collections::VecDeque;
 
+/// `wake_when` looks at no more entries than this.
+const MAX_LOOKED_AT: usize = 32;
+
 /// The heap keeps memory for so many timers.
 const KEPT_CAPACITY: usize = 1024;
 
@@ -109,6 +112,61 @@ impl<T: Copy> TimerHeap<T> {
     #[must_use]
     pub fn peek(&self) -> Option<(u64, T)> {
         self.earliest().map(|entry| (entry.when_ns, entry.item))
+    }
+
+    /// When the owner must wake up if the timers that `has_slack` accepts may be taken up to `slack_ns` late, and all
+    /// others may not: with the earliest timer that has no slack, or `slack_ns` after the earliest one that has. If many
+    /// timers lie before that, the earliest deadline.
+    #[inline]
+    #[must_use]
+    pub fn wake_when(&self, slack_ns: u64, has_slack: impl Fn(T) -> bool) -> Option<u64> {
+        let (first_ns, first) = self.peek()?;
+        if !has_slack(first) {
+            return Some(first_ns);
+        }
+        let mut wake_ns = first_ns.saturating_add(slack_ns);
+        for (looked_at, entry) in self.run.iter().enumerate() {
+            if entry.when_ns >= wake_ns {
+                break;
+            }
+            if looked_at == MAX_LOOKED_AT {
+                return Some(first_ns);
+            }
+            if !has_slack(entry.item) {
+                wake_ns = entry.when_ns;
+            }
+        }
+        if self.entries.first().is_some_and(|top| top.when_ns < wake_ns) {
+            return Some(self.wake_when_of_heap(wake_ns, has_slack).unwrap_or(first_ns));
+        }
+        Some(wake_ns)
+    }
+
+    /// The earliest deadline of a timer without slack in the array, or `wake_ns` if that is earlier. None if too many
+    /// entries would have to be looked at.
+    fn wake_when_of_heap(&self, mut wake_ns: u64, has_slack: impl Fn(T) -> bool) -> Option<u64> {
+        // What is before `wake_ns` hangs together from the root on. Each entry that is looked at adds two at most.
+        let mut indices = [0; MAX_LOOKED_AT + 1];
+        let mut len = 1_usize;
+        for _ in 0..MAX_LOOKED_AT {
+            let Some(next) = len.checked_sub(1) else {
+                return Some(wake_ns);
+            };
+            len = next;
+            let index = indices[len];
+            let Some(entry) = self.entries.get(index).filter(|entry| entry.when_ns < wake_ns) else {
+                continue;
+            };
+            if has_slack(entry.item) {
+                indices[len] = index * 2 + 1;
+                indices[len + 1] = index * 2 + 2;
+                len += 2;
+            } else {
+                // Its children are not before it.
+                wake_ns = entry.when_ns;
+            }
+        }
+        (len == 0).then_some(wake_ns)
     }
 
     #[inline]
@@ -376,6 +434,46 @@ mod tests {
         assert_eq!(heap.remove_last_if(|_| true), None);
     }
 
+    /// Items divisible by `every` have no slack.
+    fn wake_when(heap: &TimerHeap<u64>, every: u64) -> Option<u64> {
+        heap.wake_when(10, |item| !item.is_multiple_of(every))
+    }
+
+    #[test]
+    fn timers_with_slack_wait_for_each_other() {
+        let mut heap = TimerHeap::new();
+        assert_eq!(wake_when(&heap, 2), None);
+        heap.push(20, 1);
+        assert_eq!(wake_when(&heap, 2), Some(30));
+        heap.push(29, 3); // in the run
+        heap.push(15, 5); // in the array
+        assert_eq!(wake_when(&heap, 2), Some(25));
+        heap.push(24, 2);
+        assert_eq!(wake_when(&heap, 2), Some(24));
+        heap.push(23, 4);
+        assert_eq!(wake_when(&heap, 2), Some(23));
+        heap.push(10, 6);
+        assert_eq!(wake_when(&heap, 2), Some(10));
+        heap.push(u64::MAX, 7);
+        while heap.len() > 1 {
+            heap.pop();
+        }
+        assert_eq!(wake_when(&heap, 2), Some(u64::MAX));
+    }
+
+    #[test]
+    fn a_crowd_does_not_wait() {
+        for falls in [false, true] {
+            let mut heap = TimerHeap::new();
+            for item in 0..1_000 {
+                heap.push(if falls { 2_000 - item } else { 2_000 + item }, 1);
+            }
+            let first_ns = heap.peek_when();
+            assert_eq!(wake_when(&heap, 2), first_ns.map(|when_ns| when_ns + 10));
+            assert_eq!(heap.wake_when(500, |_| true), first_ns);
+        }
+    }
+
     #[test]
     fn gives_memory_back_after_a_mass_cancellation() {
         let mut heap = TimerHeap::new();
@@ -478,6 +576,12 @@ mod tests {
                 let earliest = model.iter().next().map(|(&(when_ns, _), &item)| (when_ns, item));
                 prop_assert_eq!(heap.peek(), earliest);
                 prop_assert_eq!(heap.peek_when(), earliest.map(|(when_ns, _)| when_ns));
+                let has_slack = |item: u32| !item.is_multiple_of(3);
+                let latest = model.iter().map(|(&(when_ns, _), &item)| {
+                    when_ns.saturating_add(if has_slack(item) { 4 } else { 0 })
+                });
+                let wake_ns = heap.wake_when(4, has_slack);
+                prop_assert!(wake_ns == latest.min() || (wake_ns == heap.peek_when() && model.len() > 10));
             }
             let mut left: Vec<_> = heap.iter().collect();
             left.sort_unstable();

@@ -121,13 +121,13 @@ pub(super) fn begin_sleep_until<'py>(
     args: Args<'_, 'py>,
 ) -> PyResult<Begun<'py, HandleRef>> {
     let when_s = args.get(0).map_or(Ok(0.0), |when| when.extract::<f64>())?;
-    suspension::begin_sleep(suspension::suspendable(py)?, when_s)
+    suspension::begin_sleep(suspension::suspendable(py)?, when_s, 0.0)
 }
 
 pub(super) fn begin_sleep_for<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult<Begun<'py, HandleRef>> {
     let delay_s = args.get(0).map_or(Ok(0.0), |delay| delay.extract::<f64>())?;
     let coro = suspension::suspendable(py)?;
-    suspension::begin_sleep(coro, suspension::now_s(coro)? + delay_s)
+    suspension::begin_sleep(coro, suspension::now_s(coro)? + delay_s, delay_s)
 }
 
 /// Wakes a sleeping coro. The timer of the sleep calls this.

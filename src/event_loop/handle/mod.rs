@@ -30,6 +30,9 @@ use crate::binding::names::names;
 use crate::binding::native_type::{NativeType, This, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
 
+/// Timers with this delay or a longer one may run late, by a thousandth of it at most (`SLACK_NS`).
+const MIN_SLACK_DELAY_S: f64 = 1.0;
+
 /// The number of arguments that fit inside the handle; more go to a tuple.
 const INLINE_ARGS: usize = 4;
 
@@ -66,6 +69,8 @@ mod flag {
     pub(super) const HAS_TEXT: u16 = 1 << 10;
     /// The cell of the source traceback holds a dict of attributes; see `slots`.
     pub(super) const HAS_EXTRAS: u16 = 1 << 11;
+    /// The timer may run a little late; see `Reactor::time_to_deadline_ns`.
+    pub(super) const HAS_SLACK: u16 = 1 << 12;
 }
 
 #[repr(C)]
@@ -333,6 +338,21 @@ impl HandleRef {
     /// The deadline in seconds of the loop's clock.
     pub(crate) fn when_s(self, py: Python<'_>) -> f64 {
         self.this(py).when_s()
+    }
+
+    /// Lets the loop run a timer a little late if its delay is long enough for that not to matter.
+    #[inline]
+    pub(crate) fn allow_slack(self, py: Python<'_>, delay_s: f64) {
+        if delay_s >= MIN_SLACK_DELAY_S {
+            self.this(py).raise_flag(flag::HAS_SLACK);
+        }
+    }
+
+    /// Whether the loop may run the timer a little late; a cancelled one does not run.
+    #[inline]
+    pub(crate) fn has_slack(self, py: Python<'_>) -> bool {
+        let this = self.this(py);
+        this.has(flag::HAS_SLACK) || this.has(flag::CANCELLED)
     }
 
     /// Makes `when()` return an int, for a deadline that was given as an int.

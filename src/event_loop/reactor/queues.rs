@@ -21,6 +21,9 @@ const FEW_DUE: usize = 16;
 /// Handles that are used soon are prefetched so many places ahead: thousands of them do not fit into the cache.
 const AHEAD: usize = 8;
 
+/// A timer with slack may run so much late: the millisecond to which asyncio rounds up.
+const SLACK_NS: u64 = 1_000_000;
+
 /// asyncio's `_clock_resolution`: timers that are due within this time count as due.
 const RESOLUTION_S: f64 = 1e-9;
 
@@ -333,7 +336,8 @@ impl Reactor {
             } else {
                 self.counters.timers_run.add(1);
                 if self.is_measured() {
-                    let due = deadline_key(handle.when_s(py));
+                    let slack_ns = if handle.has_slack(py) { SLACK_NS } else { 0 };
+                    let due = deadline_key(handle.when_s(py)).saturating_add(slack_ns);
                     self.note_due(key.saturating_sub(due));
                 }
                 self.push_handle(handle);
@@ -341,8 +345,9 @@ impl Reactor {
         }
     }
 
-    /// The time until the first deadline, in nanoseconds; `now_ns` is the time of the native clock. Err is an exception
-    /// from a program's own clock.
+    /// The time until the loop must wake up for a timer, in nanoseconds; `now_ns` is the time of the native clock. Timers
+    /// with slack wait for others that are due soon, so that one wake-up does for all. Err is an exception from a
+    /// program's own clock, with which no timer waits.
     #[inline]
     pub(super) fn time_to_deadline_ns(
         &self,
@@ -353,8 +358,14 @@ impl Reactor {
         if !event_loop.has_native_clock(py) {
             return self.time_by_clock_ns(py, event_loop);
         }
-        let first = self.first_timer(py);
-        Ok(first.map(|(key, _)| (((key ^ SIGN) as i64).max(0) as u64).saturating_sub(now_ns)))
+        if self.first_timer(py).is_none() {
+            return Ok(None);
+        }
+        let wake_key = self
+            .timers
+            .borrow()
+            .wake_when(SLACK_NS, |handle| handle.has_slack(py));
+        Ok(wake_key.map(|key| (((key ^ SIGN) as i64).max(0) as u64).saturating_sub(now_ns)))
     }
 
     #[cold]
