@@ -51,6 +51,21 @@ def long_ones(histogram, least_s=BUSY_S):
     return sum(number for end_s, number in histogram.buckets if end_s > least_s)
 
 
+@pytest.mark.parametrize("delay_s", [0.01, 1])
+def test_a_timer_waits_from_its_deadline_if_a_callback_holds_it_up(loop, delay_s):
+    """Also one of a second, which may run a millisecond late when the loop sleeps."""
+    loop.measure_callbacks()
+
+    def hold_up():
+        while loop.time() < handle.when() + 0.0008:
+            pass
+
+    handle = loop.call_later(delay_s, loop.stop)
+    loop.call_at(handle.when() - 0.005, hold_up)
+    loop.run_forever()
+    assert loop.statistics().scheduling_delays.max_s >= 0.0008
+
+
 def test_nothing_is_measured_before_somebody_asks(loop):
     run(loop, compute)
     found = loop.statistics()

@@ -176,6 +176,18 @@ def test_long_timers_that_are_due_soon_after_one_another_share_a_wakeup():
         loop.close()
 
 
+def test_a_long_timer_that_is_due_already_is_not_slept_on():
+    loop = grapeshot.new_event_loop()
+    try:
+        handle = loop.call_later(1, loop.stop)
+        while loop.time() < handle.when():
+            pass
+        loop.run_forever()
+        assert loop.statistics().polling_s == 0
+    finally:
+        loop.close()
+
+
 async def test_short_sleeps_are_never_short(loop):
     for _ in range(50):
         start = time.monotonic()

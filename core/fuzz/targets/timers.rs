@@ -84,7 +84,11 @@ fuzz_target!(|steps: Vec<Step>| {
             .iter()
             .map(|(key, item)| key.0.saturating_add(if has_slack(*item) { 9 } else { 0 }));
         let wake = heap.wake_when(9, has_slack);
-        assert!(wake == latest.min() || (wake == heap.peek_when() && model.len() > 10));
+        if model.len() <= 32 {
+            assert_eq!(wake, latest.min());
+        } else {
+            assert!(heap.peek_when() <= wake && wake <= latest.min());
+        }
     }
     let mut left: Vec<_> = heap.iter().collect();
     left.sort_unstable();

@@ -306,6 +306,8 @@ fn write<'py>(this: This<'py, HandleObject>, slot: Slot, value: Bound<'py, PyAny
             forget_extra(this, slot)?;
             let bits = value.extract::<f64>()?.to_bits();
             this.when_or_runner.store(bits, Ordering::Relaxed);
+            // A deadline is meant as it is given.
+            this.lower_flag(flag::HAS_SLACK);
             if value.is_exact_instance_of::<PyInt>() {
                 this.raise_flag(flag::WHEN_IS_INT);
             } else {

@@ -7,6 +7,8 @@
 //!   scheduled by a step      the end of that step          a timer                    its deadline
 //!   an event, another thread the return of the poll before
 //! ```
+//! A timer with slack for which the loop has slept on is ready when that sleep is over.
+//!
 //! The entries of the ready queue have no time stamps. It is first in, first out, so a list of marks is enough: all
 //! entries up to this number have been ready since then.
 //!
@@ -171,16 +173,20 @@ impl Reactor {
         }
     }
 
-    /// A timer that was due so long ago is about to be put into the ready queue.
+    /// A timer that was due so long ago is about to be put into the ready queue. The loop may have slept up to `slack_ns`
+    /// beyond its deadline.
     #[cold]
-    pub(super) fn note_due(&self, late_ns: u64) {
+    pub(super) fn note_due(&self, late_ns: u64, slack_ns: u64) {
         if let Some(measuring) = self.measuring() {
-            measuring.mark(
-                self.ready_len(),
-                measuring.polled_ns.get().max(measuring.ended_ns.get()),
-            );
+            let (polled_ns, ended_ns) = (measuring.polled_ns.get(), measuring.ended_ns.get());
+            measuring.mark(self.ready_len(), polled_ns.max(ended_ns));
             let due_ns = clock::now_ns().saturating_sub(late_ns);
-            measuring.mark(self.ready_len() + 1, due_ns);
+            let since_ns = if ended_ns < due_ns {
+                due_ns.max(polled_ns.min(due_ns + slack_ns))
+            } else {
+                due_ns
+            };
+            measuring.mark(self.ready_len() + 1, since_ns);
         }
     }
 }

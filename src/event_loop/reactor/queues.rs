@@ -336,9 +336,8 @@ impl Reactor {
             } else {
                 self.counters.timers_run.add(1);
                 if self.is_measured() {
-                    let slack_ns = if handle.has_slack(py) { SLACK_NS } else { 0 };
-                    let due = deadline_key(handle.when_s(py)).saturating_add(slack_ns);
-                    self.note_due(key.saturating_sub(due));
+                    let late_ns = key.saturating_sub(deadline_key(handle.when_s(py)));
+                    self.note_due(late_ns, if handle.has_slack(py) { SLACK_NS } else { 0 });
                 }
                 self.push_handle(handle);
             }
@@ -346,8 +345,8 @@ impl Reactor {
     }
 
     /// The time until the loop must wake up for a timer, in nanoseconds; `now_ns` is the time of the native clock. Timers
-    /// with slack wait for others that are due soon, so that one wake-up does for all. Err is an exception from a
-    /// program's own clock, with which no timer waits.
+    /// with slack wait for others that are due soon, so that one wake-up does for all, unless one is due now. Err is an
+    /// exception from a program's own clock, with which no timer waits.
     #[inline]
     pub(super) fn time_to_deadline_ns(
         &self,
@@ -358,8 +357,10 @@ impl Reactor {
         if !event_loop.has_native_clock(py) {
             return self.time_by_clock_ns(py, event_loop);
         }
-        if self.first_timer(py).is_none() {
-            return Ok(None);
+        match self.first_timer(py) {
+            None => return Ok(None),
+            Some((key, _)) if key <= now_ns ^ SIGN => return Ok(Some(0)),
+            Some(_) => {}
         }
         let wake_key = self
             .timers
