@@ -28,7 +28,7 @@ from typing import Any
 
 from soak_meetings import MEETINGS
 from soak_scenes import SCENES
-from soak_world import FAMILY, INJECTED, Broken, Injected, World, check
+from soak_world import FAMILY, INJECTED, WORLD, Broken, Injected, World, check
 
 from grapeshot import _core, coro
 
@@ -170,6 +170,7 @@ def disturb(world: World) -> None:
 def loop_main(world: World) -> None:
     """The first coro of a loop. It keeps the others busy, then leaves them suspended."""
     FAMILY.set(0)
+    WORLD.set(world)
     loop = coro.current()._loop
     loop.set_exception_handler(world.on_report)
     limit = world.soak.options.round or STEPS_PER_ROUND

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from soak_world import INJECTED, LEVEL, Broken, World, check, result_of
+from soak_world import FAMILY, INJECTED, LEVEL, WORLD, Broken, World, check, result_of
 
 from grapeshot import coro
 
@@ -217,7 +217,9 @@ class Collected:
             self.log.append("refused")
         except INJECTED:
             self.log.append("injected")
-            # The collector has interrupted the coro anywhere, perhaps where it waits for one that was killed too.
+            # The collector has interrupted the coro anywhere, perhaps where it waits for one that was killed too. Or a
+            # timeout of the coro is over, and nobody has killed it before.
+            WORLD.get().killed.add(FAMILY.get())
             coro.current().cancel()
         else:
             self.log.append("yielded")

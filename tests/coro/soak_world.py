@@ -28,6 +28,8 @@ INJECTED = (asyncio.CancelledError, coro.CoroCancelled, Injected, coro.InParalle
 
 # A coro that the soak spawned and all coros that it spawns are a family and share this object.
 FAMILY: contextvars.ContextVar[int] = contextvars.ContextVar("family", default=-1)
+# The one of this thread.
+WORLD: contextvars.ContextVar[World] = contextvars.ContextVar("world")
 LEVEL: contextvars.ContextVar[int] = contextvars.ContextVar("level", default=0)
 
 

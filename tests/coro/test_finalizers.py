@@ -127,3 +127,30 @@ def test_collections_go_on_meanwhile():
         assert together(work) == [[[x] for x in reversed(range(number))] for number in range(COUNT)]
     finally:
         gc.set_threshold(*thresholds)
+
+
+@pytest.mark.parametrize("how", ["in_parallel", "group"])
+def test_a_collection_lets_coros_end_while_they_are_shut_down(how, monkeypatch):
+    """On a stack of its own, a finalizer of the collector may let others run anywhere."""
+    goes_on = coro.event()
+    shutdown = coro.Shutdown
+
+    def make_shutdown():
+        goes_on.set()
+        coro.yield_slice()
+        coro.yield_slice()
+        return shutdown()
+
+    monkeypatch.setattr(coro._errors, "Shutdown", make_shutdown)
+
+    def main():
+        if how == "in_parallel":
+            coro.in_parallel((fn, ()) for fn in [goes_on.wait, goes_on.wait, None])
+        with coro.Group() as group:
+            group.spawn(goes_on.wait)
+            group.spawn(goes_on.wait)
+            coro.yield_slice()
+            raise KeyError("the first")
+
+    with pytest.raises(TypeError if how == "in_parallel" else KeyError):
+        coro.run(main)

@@ -257,6 +257,16 @@ def check_started(coro: Coro[Any]) -> None:
         raise _errors.NotStartedError("the coro was not started: waiting for it would last for ever")
 
 
+def shut_down(coro: Coro[Any]) -> None:
+    """Shut ``coro`` down if it was started and has not ended."""
+    if not coro.done() and coro._status != "new":
+        try:
+            coro.shutdown()
+        except _errors.DeadCoroutine:
+            # On a stack of its own, the collector may call a finalizer that lets others run, also here.
+            pass
+
+
 def wait_for_end(coro: Coro[Any], timeout_s: float | None = None) -> None:
     """Wait in the running coro until ``coro`` has ended. Raises: as :meth:`Coro.join`, its own exception aside."""
     waiter = _core._coro_current()

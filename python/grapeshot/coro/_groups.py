@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from grapeshot import _core
 
 from . import _errors
-from ._coroutine import Coro, check_started, wait_for_end
+from ._coroutine import Coro, check_started, shut_down, wait_for_end
 from ._scheduling import now
 from ._sync import fifo, semaphore
 
@@ -58,7 +58,7 @@ def _wait_for_all(coros: Iterable[Coro[Any]]) -> list[Coro[Any]]:
             _wait_for_one(co)
     except BaseException:
         for co in started:
-            _shut_down(co)
+            shut_down(co)
         for co in started:
             _wait_for_one(co)
         raise
@@ -68,11 +68,6 @@ def _wait_for_all(coros: Iterable[Coro[Any]]) -> list[Coro[Any]]:
 def _wait_for_one(co: Coro[Any]) -> None:
     if not co.done():
         wait_for_end(co)
-
-
-def _shut_down(co: Coro[Any]) -> None:
-    if not co.done() and co._status != "new":
-        co.shutdown()
 
 
 class Group:
@@ -156,8 +151,8 @@ class Group:
         return exc is self._interruption
 
     def _shut_all_down(self) -> None:
-        for co in self._coros:
-            _shut_down(co)
+        for co in list(self._coros):
+            shut_down(co)
 
     def _on_end(self, co: Coro[Any]) -> None:
         if co not in self._coros:

@@ -18,6 +18,7 @@ from grapeshot import _core, _serve, _unix
 from grapeshot._limits import LimitError
 
 from . import _dns
+from ._coroutine import shut_down
 from ._socket import sock as Sock  # noqa: N812
 from ._socket import wait_for_read
 from ._socket_base import Countdown
@@ -119,8 +120,8 @@ class Server:
             co._check_thread()
         self._is_closed.set()
         for co in list(self._acceptors):
-            if not co.done() and co._status != "running":
-                co.shutdown()
+            if co._status != "running":
+                shut_down(co)
         for sock in self._sockets:
             sock.close()
         if self._on_closed is not None:
@@ -177,8 +178,7 @@ class Server:
 
     def _shut_down_connections(self) -> None:
         for co in list(self._connections):
-            if not co.done():
-                co.shutdown()
+            shut_down(co)
 
     # ------------------------------------------------------------------ accepting
 
