@@ -20,6 +20,8 @@ Sample = dict[str, Any]
 Measure = Callable[[str, Any], Sample]
 PEER = "uvloop"
 KIB = 1024
+# A process that measures itself ends within seconds, but for the largest of them on a slow machine.
+OWN_SAMPLE_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -107,12 +109,22 @@ def sample_of(report: dict[str, Any]) -> Sample:
     return sample
 
 
-def own_sample(module: str, kind: str, loop: str, *options: str, is_pinned: bool = True) -> Sample:
-    """One fresh process that measures itself: `options` are those of the module `benchmarks.<module>`."""
+def own_sample(
+    module: str, kind: str, loop: str, *options: str, is_pinned: bool = True, within_s: float = OWN_SAMPLE_S
+) -> Sample:
+    """One fresh process that measures itself: `options` are those of the module `benchmarks.<module>`.
+
+    Raises MeasurementError when it fails, or has not ended in time: a peer that hangs costs its number and no more.
+    """
     command = [sys.executable, "-m", f"benchmarks.{module}", kind, *options]
     with on_core(cores()[0] if is_pinned else None):
         process = subprocess.Popen(command, cwd=ROOT, env=child_environment(), stdout=subprocess.PIPE, text=True)
-    output = process.communicate()[0]
+    try:
+        output = process.communicate(timeout=within_s)[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise MeasurementError(f"{kind} on {loop} did not end within {within_s:g} s") from None
     if process.returncode:
         raise MeasurementError(f"{kind} on {loop} ended with {process.returncode}")
     sample: Sample = json.loads(output)

@@ -18,7 +18,7 @@ from benchmarks._machine import ROOT
 from benchmarks._screen import Screen
 from benchmarks.cases import CASES
 from benchmarks.coros.__main__ import SUITE as CORO_SUITE
-from benchmarks.measure import Case, Settings, sample_of
+from benchmarks.measure import Case, Settings, own_sample, sample_of
 
 SETTINGS = Settings(seconds=0.01, warm_up_s=0.01, steady_s=0.01)
 
@@ -261,3 +261,8 @@ def test_all_suites_are_listed_together(capsys):
         ["spawn", "Calls"],
         ["spawn", "Coros"],
     ]
+
+
+def test_a_process_that_hangs_is_ended():
+    with pytest.raises(MeasurementError, match=r"did not end within 0\.5 s"):
+        own_sample("scale", "idle_timers", "asyncio", "--loop", "asyncio", "--seconds", "60", within_s=0.5)
