@@ -87,9 +87,15 @@ def _revision() -> str | None:
     git = shutil.which("git")
     if git is None:
         return None
-    command = [git, "describe", "--always", "--dirty", "--abbrev=12"]
-    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return outcome.stdout.strip() or None
+
+    def said(*arguments: str) -> str:
+        outcome = subprocess.run([git, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+        return outcome.stdout.strip()
+
+    revision = said("describe", "--always", "--abbrev=12")
+    # The results are what the comparison itself writes.
+    changed = said("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
+    return f"{revision}-dirty" if revision and changed else revision or None
 
 
 def describe() -> dict[str, object]:
