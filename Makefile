@@ -1,17 +1,24 @@
 # grapeshot: every command that the project has. `make help` lists them.
 #
 #   PYTHON=python3.13 make test     another interpreter for .venv (`make clean` first)
+#   make build FAST=1               a build for editing: seconds after a change in Rust, with assertions, slow at run time
+#   make test NEWEST=1              with the newest release of every package instead of the locked ones
 #
 # Nothing but Rust (with rustfmt and clippy), CPython 3.11+ and a C compiler needs to be installed; the rest goes into
-# .venv. Every step leaves a stamp there, so that a second run does only what has changed.
+# .venv, in the versions that requirements/*.txt lock. Every step leaves a stamp there, so that a second run does only
+# what has changed.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 CARGO  ?= cargo
 PYTEST := $(BIN)/python -m pytest
-# Extra arguments: make test-python ARGS="tests/tcp -k half_close"; ARGS="-n 2 --dist loadfile" runs two files at a time
+# Test files that run side by side: one more than there are processors, since tests wait a lot.
+JOBS   ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# Extra arguments: make test-python ARGS="tests/tcp -k half_close"; ARGS="-n 0" runs one test at a time, in this process
 ARGS   ?=
+# The cargo profile of the extension
+PROFILE := $(if $(FAST),quick,release)
 # For each fuzzer
 SECONDS ?= 60
 
@@ -25,7 +32,7 @@ RUST_FUZZ    := core/fuzz/Cargo.toml
 FUZZ_ENV     := CUSTOM_LIBFUZZER_PATH=/none/libfuzzer.a CARGO_TARGET_DIR=target/fuzz/check
 COMPARED     := $(addprefix benchmarks/results/,comparison.json coros.json blocking.json)
 # Tables of other interpreters, which the page leaves out.
-TABLED       := $(addprefix benchmarks/results/,comparison-3.13.json two-loops.json)
+TABLED       := $(addprefix benchmarks/results/,comparison-3.13.json two-loops.json rpc.json pgo.json)
 LINTED       := python tests benchmarks examples docs/site
 
 # pyo3 asks an interpreter for its version; the same one for every command, so that nothing is built twice.
@@ -35,23 +42,23 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help venv build loadgen demo test test-rust test-python conformance soak fuzz fuzz-rust fuzz-python lint format bench tables churn callgrind docs pgo wheel audit clean
+.PHONY: help venv build loadgen demo test test-rust test-python conformance soak fuzz fuzz-rust fuzz-python lint format lock bench tables churn callgrind docs pgo wheel audit clean
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # ---------------------------------------------------------------- set up
 
-venv: $(VENV)/.tools ## make .venv with maturin and the extras [dev], [bench] and [docs]
+venv: $(VENV)/.dev ## make .venv with all that the targets below need
 
-build: $(VENV)/.native ## build the extension (release) into .venv
+build: $(VENV)/.native-$(PROFILE) ## build the extension into .venv (FAST=1: in seconds, not for measuring)
 
 loadgen: ## build the load generator of the benchmarks
 	$(CARGO) build --quiet --release --manifest-path $(LOADGEN)
 
 # ---------------------------------------------------------------- use
 
-demo: build loadgen ## serve an aiohttp application, load it, compare with asyncio and uvloop
+demo: $(VENV)/.demo build loadgen ## serve an aiohttp application, load it, compare with asyncio and uvloop
 	$(BIN)/python -m benchmarks.demo $(ARGS)
 
 # ---------------------------------------------------------------- check
@@ -62,10 +69,10 @@ test-rust: ## the Rust tests (grapeshot-core, no Python involved; the load gener
 	$(CARGO) test --quiet -p grapeshot-core
 	$(CARGO) test --quiet --manifest-path $(LOADGEN)
 
-test-python: build ## the Python tests, CPython's own among them (ARGS= goes to pytest)
-	$(PYTEST) $(ARGS)
+test-python: $(VENV)/.dev build ## the Python tests, CPython's own among them (ARGS= goes to pytest)
+	$(PYTEST) -n $(JOBS) --dist loadfile $(ARGS)
 
-conformance: build ## only CPython's own asyncio tests
+conformance: $(VENV)/.dev build ## only CPython's own asyncio tests
 	$(PYTEST) tests/conformance $(ARGS)
 
 soak: ## coros and fuzzers on a debug build of CPython, under AddressSanitizer and in development mode (ARGS=asan: one)
@@ -76,10 +83,10 @@ fuzz: fuzz-rust fuzz-python ## every fuzzer for SECONDS (60) with new random num
 fuzz-rust: ## the fuzzers of grapeshot-core (ARGS=timers: one)
 	core/fuzz/run $(SECONDS) $(ARGS)
 
-fuzz-python: build ## the fuzzers of the extension (ARGS=arguments: one)
+fuzz-python: $(VENV)/.dev build ## the fuzzers of the extension (ARGS=arguments: one)
 	$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS) $(ARGS)
 
-lint: $(VENV)/.tools ## rustfmt, clippy, ruff and mypy; changes nothing
+lint: $(VENV)/.dev ## rustfmt, clippy, ruff and mypy; changes nothing
 	$(CARGO) fmt --all --check
 	$(CARGO) fmt --check --manifest-path $(LOADGEN)
 	$(CARGO) fmt --check --manifest-path $(BRIDGE)
@@ -92,7 +99,7 @@ lint: $(VENV)/.tools ## rustfmt, clippy, ruff and mypy; changes nothing
 	$(BIN)/ruff format --check $(LINTED)
 	$(BIN)/mypy
 
-format: $(VENV)/.tools ## rewrite Rust and Python to the project's format
+format: $(VENV)/.dev ## rewrite Rust and Python to the project's format
 	$(CARGO) fmt --all
 	$(CARGO) fmt --manifest-path $(LOADGEN)
 	$(CARGO) fmt --manifest-path $(BRIDGE)
@@ -100,26 +107,30 @@ format: $(VENV)/.tools ## rewrite Rust and Python to the project's format
 	$(BIN)/ruff check --quiet --fix --exit-zero $(LINTED)
 	$(BIN)/ruff format $(LINTED)
 
+lock: | $(VENV)/pyvenv.cfg ## renew requirements/*.txt with uv: the newest versions, with hashes (ARGS=--keep: only what *.in has changed)
+	$(BIN)/python -m pip install --quiet --upgrade uv
+	PATH="$(abspath $(BIN)):$$PATH" requirements/lock $(ARGS)
+
 # ---------------------------------------------------------------- measure
 
-bench: build loadgen ## compare with every loop that installs; JSON, tables and a page (60 to 90 min; ARGS=--quick: 15 to 20)
+bench: $(VENV)/.dev build loadgen ## compare with every loop that installs; JSON, tables and a page (60 to 90 min; ARGS=--quick: 15 to 20)
 	$(BIN)/python -m benchmarks $(ARGS)
 
-tables: build ## write all tables (README, docs, benchmarks/results) from the committed JSON
+tables: $(VENV)/.dev build ## write all tables (README, docs, benchmarks/results) from the committed JSON
 	$(BIN)/python tests/project/speed_table.py
 	$(BIN)/python -m benchmarks.feature_table
 	for json in $(wildcard $(COMPARED) $(TABLED)); do $(BIN)/python -m benchmarks.tables $$json --write $${json%json}md || exit 1; done
 	$(BIN)/python -m benchmarks.page $(wildcard $(COMPARED)) --write benchmarks/results/report.html
 
-churn: build loadgen ## connections come and go under load; RSS and open fds must stay flat
+churn: $(VENV)/.dev build loadgen ## connections come and go under load; RSS and open fds must stay flat
 	$(BIN)/python -m benchmarks.churn $(ARGS)
 
-callgrind: build ## instructions per echo and per call_soon (needs valgrind)
+callgrind: $(VENV)/.dev build ## instructions per echo and per call_soon (needs valgrind)
 	$(BIN)/python -m benchmarks.callgrind $(ARGS)
 
 # ---------------------------------------------------------------- publish
 
-docs: build ## the site, in build/docs/html: the pages, and the reference from the docstrings; warnings are errors
+docs: $(VENV)/.dev build ## the site, in build/docs/html: the pages, and the reference from the docstrings; warnings are errors
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs/site -d build/docs/doctrees . build/docs/html
 
 wheel: ## the sdist and a wheel for each CPython that is here, audited and tested, in dist/ (ARGS=3.13: for one)
@@ -146,20 +157,13 @@ $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import ensurepip, venv' || { echo "this Python cannot make virtual environments (Debian: apt-get install python3-venv)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# The extras are read from pyproject.toml rather than repeated here.
-define REQUIREMENTS
-import tomllib
-extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]
-print("maturin>=1.9,<2", *extras["dev"], *extras["bench"], *extras["docs"], sep="\n")
-endef
-export REQUIREMENTS
-
-$(VENV)/.tools: pyproject.toml | $(VENV)/pyvenv.cfg
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -c "$$REQUIREMENTS" > $(VENV)/requirements.txt
-	$(BIN)/python -m pip install --quiet -r $(VENV)/requirements.txt
+# What a target needs, with the versions and hashes of its lock file.
+$(VENV)/.%: requirements/%.txt | $(VENV)/pyvenv.cfg
+	$(BIN)/python -m pip install --quiet $(if $(NEWEST),--upgrade --requirement requirements/$*.in,--require-hashes --requirement $<)
 	@touch $@
 
-$(VENV)/.native: $(VENV)/.tools $(RUST_SOURCES)
-	PIP_QUIET=1 VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --quiet
+# The last build is the one that is installed, so the other profile's stamp goes.
+$(VENV)/.native-$(PROFILE): $(VENV)/.build $(RUST_SOURCES)
+	@rm -f $(VENV)/.native-*
+	PIP_QUIET=1 VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --profile $(PROFILE) --quiet
 	@touch $@

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from benchmarks import tables
 from benchmarks.standings import (
-    GOAL,
-    NEAR_RAW,
     OURS,
     RAW,
     Outcome,
@@ -17,7 +15,6 @@ from benchmarks.standings import (
     best_ratios,
     judge,
     ratios,
-    reaches_goal,
     standing,
     verdict,
 )
@@ -67,9 +64,8 @@ class Screen:
 
 def row(outcome: Outcome, loops: Sequence[str], has_bounds: bool) -> list[str]:
     """The cells of a row for the terminal."""
-    taken, best = best_ratios(outcome), best_peer(outcome)
-    word = standing(taken)
-    low_high = tables.ratio_text(taken).replace("*", "")
+    best, word = best_peer(outcome), standing(outcome)
+    low_high = tables.ratio_text(best_ratios(outcome), "")
     raw = ratios(outcome, OURS, RAW)
     cells = [
         outcome["name"],
@@ -143,7 +139,7 @@ class LiveScreen(Screen):
 
 
 def console(*, for_errors: bool) -> Console | None:
-    """Where to print tables; None without rich, which the [bench] extra installs."""
+    """Where to print tables; None without rich, which requirements/bench.in names."""
     try:
         from rich.console import Console
     except ImportError:
@@ -169,8 +165,5 @@ def show(result: dict[str, Any]) -> None:
     title = result.get("heading", "# Comparison").strip("# ")
     found.print(table(title, result["cases"], result["loops"], has_bounds))
     found.print(tables.summary(result), soft_wrap=True)
-    missed = [outcome["name"] for outcome in result["cases"] if reaches_goal(outcome) is False]
-    if missed:
-        found.print(f"Above {GOAL} of the best peer and {NEAR_RAW} of {RAW}: {', '.join(missed)}.", soft_wrap=True)
     for text in tables.remarks(result):
         found.print(f"- {text}", markup=False, soft_wrap=True)

@@ -1,20 +1,17 @@
 """What got worse since an earlier comparison: `python -m benchmarks.compare --against OLD.json`.
 
 Where both have a peer of one version in common, ratios to that peer are compared, so that a machine that was slower
-that day is no reason; otherwise the numbers themselves are. Worse is what lies beyond both spreads.
+that day is no reason; otherwise the numbers themselves are. Worse is a row whose intervals do not meet.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.standings import OURS, Outcome, peers, ratios, spread, values
-
-# Fewer runs have no spread.
-LEAST_RUNS = 3
+from benchmarks.intervals import LEAST_PAIRS, Interval, interval
+from benchmarks.standings import OURS, Outcome, peers, ratios, values
 
 
 @dataclass(frozen=True)
@@ -47,8 +44,8 @@ def same_versions(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
     return found | ({"asyncio"} if before["machine"]["python"] == after["machine"]["python"] else set())
 
 
-def changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator[Change]:
-    """The rows of both that differ by more than their spreads, in either direction."""
+def common(before: dict[str, Any], after: dict[str, Any]) -> Iterator[tuple[str, str | None, Interval, Interval]]:
+    """The rows of both that have enough runs: the name, the peer that both are divided by, before and now."""
     earlier = {outcome["name"]: outcome for outcome in before["cases"]}
     same = same_versions(before, after)
     for outcome in after["cases"]:
@@ -57,17 +54,8 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator[Change]:
             continue
         peer = common_peer(old, outcome, same)
         was, now = numbers(old, peer), numbers(outcome, peer)
-        if min(len(was), len(now)) >= LEAST_RUNS and (
-            spread(now)[0] > spread(was)[1] or spread(now)[1] < spread(was)[0]
-        ):
-            yield Change(outcome["name"], peer, statistics.median(was), statistics.median(now))
-
-
-def compared(before: dict[str, Any], after: dict[str, Any]) -> int:
-    """How many rows are in both with enough runs."""
-    earlier = {outcome["name"]: outcome for outcome in before["cases"]}
-    pairs = [(earlier[outcome["name"]], outcome) for outcome in after["cases"] if outcome["name"] in earlier]
-    return sum(min(len(values(old, OURS)), len(values(new, OURS))) >= LEAST_RUNS for old, new in pairs)
+        if min(len(was), len(now)) >= LEAST_PAIRS:
+            yield outcome["name"], peer, interval(was), interval(now)
 
 
 def lost(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -82,7 +70,12 @@ def lost(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 def report(before: dict[str, Any], after: dict[str, Any]) -> tuple[list[str], bool]:
     """Return the lines to print, and whether something got worse."""
-    found = list(changes(before, after))
+    compared = list(common(before, after))
+    found = [
+        Change(name, peer, was.middle, now.middle)
+        for name, peer, was, now in compared
+        if now.low > was.high or now.high < was.low
+    ]
     worse = [change for change in found if change.after > change.before]
     better = [change for change in found if change.after < change.before]
     gone = lost(before, after)
@@ -90,7 +83,7 @@ def report(before: dict[str, Any], after: dict[str, Any]) -> tuple[list[str], bo
     lines += [f"worse: {name} has no number now" for name in gone]
     lines += [f"better: {change.text()}" for change in better]
     lines.append(
-        f"{compared(before, after)} rows with {LEAST_RUNS} or more runs compared with those of {before['taken']}: "
-        f"{len(worse) + len(gone)} worse, {len(better)} better, the others within their spread"
+        f"{len(compared)} rows with {LEAST_PAIRS} or more runs compared with those of {before['taken']}: "
+        f"{len(worse) + len(gone)} worse, {len(better)} better, the others within their intervals"
     )
     return lines, bool(worse or gone)

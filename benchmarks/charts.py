@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.standings import OURS, RAW, Outcome, best_peer, ratios, spread
+from benchmarks.intervals import Interval, interval
+from benchmarks.standings import OURS, RAW, Outcome, best_peer, ratios
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,10 +99,10 @@ def svg(figure: Figure, tips: Sequence[str] = (), colours: dict[str, str] | None
     return text
 
 
-def relative(outcome: Outcome, loop: str, peer: str) -> tuple[float, float, float] | None:
-    """The median ratio to the peer, and its spread."""
+def relative(outcome: Outcome, loop: str, peer: str) -> Interval | None:
+    """The median ratio to the peer, and its interval."""
     taken = ratios(outcome, loop, peer)
-    return (statistics.median(taken), *spread(taken)) if taken else None
+    return interval(taken) if taken else None
 
 
 def ratio_label(value: float) -> str:
@@ -126,13 +127,13 @@ def draw_ratios(axes: Axes, rows: Sequence[tuple[str, Outcome, str]], loops: Seq
             found = relative(outcome, loop, peer)
             if found is None:
                 continue
-            middle, low, high = found
             colour, marker = (theme.text, "|") if loop == RAW else look(loop)
             size = {OURS: 8, RAW: 11}.get(loop, 6)
             if loop == OURS:
-                axes.plot([inside(low), inside(high)], [at, at], color=colour, linewidth=3, alpha=0.35)
-            (mark,) = axes.plot([inside(middle)], [at], marker, color=colour, markersize=size, linestyle="none")
-            tip(mark, f"{title}: {loop} needs {middle:.2f} ({low:.2f} to {high:.2f}) of {peer}")
+                axes.plot([inside(found.low), inside(found.high)], [at, at], color=colour, linewidth=3, alpha=0.35)
+            (mark,) = axes.plot([inside(found.middle)], [at], marker, color=colour, markersize=size, linestyle="none")
+            limits = f"{found.low:.2f} to {found.high:.2f}"
+            tip(mark, f"{title}: {loop} needs {found.middle:.2f} ({limits}) of {peer}")
     axes.set_yticks(range(len(rows)), [title for title, _, _ in rows])
     said = [f"{statistics.median(ratios(outcome, OURS, peer)):.2f} of {peer}" for _, outcome, peer in rows]
     numbers = axes.secondary_yaxis("right")
@@ -179,7 +180,7 @@ def group_chart(name: str, outcomes: Sequence[Outcome], loops: Sequence[str]) ->
     rows = [(outcome["title"], outcome, best) for outcome in outcomes if (best := best_peer(outcome))]
     if not rows:
         return None
-    label = "as a multiple of the best peer (the one that needs least); less is better, the line is equal"
+    label = "as a multiple of the best peer; less is better, the line is equal"
     figure, tips = ratio_chart(name, rows, loops, PAGE, label)
     return svg(figure, tips, CSS)
 

@@ -2,7 +2,7 @@
 blocking-style servers. See README.md.
 
 Every run is a fresh process; the loops alternate within one run (A B C, then C B A, ...), so that what changes on the
-machine in the meantime meets all of them. Ratios are taken run by run, and their median counts.
+machine in the meantime meets all of them. Ratios are taken run by run; `intervals.py` says how they decide a row.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from benchmarks._loops import LOOPS, PACKAGES, RAW, available, versions
 from benchmarks._machine import ROOT, cores, describe
 from benchmarks._screen import Screen, open_screen, say, show
 from benchmarks.cases import CASES
+from benchmarks.intervals import LEAST_PAIRS
 from benchmarks.measure import Case, Sample, Settings
 from benchmarks.standings import OURS
 
@@ -34,15 +35,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 UNCOMMITTED = ROOT / "target" / "bench"
 # What must be the same for rows that stand in one table.
 SAME_MACHINE = ("processor", "cores", "system", "python", "free_threaded")
-QUICK = Settings(
-    seconds=0.2,
-    warm_up_s=0.1,
-    micro_s=0.06,
-    idle_connections=2000,
-    startup_pairs=2,
-    steady_s=0.5,
-    many_timers=200_000,
-)
+# As many as decide a row, and what suffices to see that everything works.
+RUNS, QUICK_RUNS = LEAST_PAIRS, 3
+QUICK = Settings(idle_connections=2000, startup_pairs=1, many_timers=200_000)
 
 
 @dataclass(frozen=True)
@@ -138,18 +133,26 @@ def run_case(case: Case, loops: Sequence[str], runs: int, settings: Any, screen:
     return outcome | {name: value for name, value in more.items() if value}
 
 
-def choose_cases(patterns: Sequence[str] | None, cases: Sequence[Case] = CASES) -> list[Case]:
-    """The cases whose names (or groups) match any of the patterns. Raises SystemExit for one that matches nothing."""
-    if not patterns:
-        return list(cases)
-    for pattern in patterns:
-        if not any(fnmatch.fnmatch(name, pattern) for case in cases for name in (case.name, case.group.lower())):
+def choose_cases(patterns: Sequence[str], cases: Sequence[Case] = CASES, without: Sequence[str] = ()) -> list[Case]:
+    """The cases whose names (or groups) match any of the patterns, all if there is none, but for those that match one
+    of `without`. Raises SystemExit for a pattern that matches nothing, and if no case is left.
+    """
+
+    def matches(case: Case, pattern: str) -> bool:
+        return any(fnmatch.fnmatch(name, pattern) for name in (case.name, case.group.lower()))
+
+    for pattern in (*patterns, *without):
+        if not any(matches(case, pattern) for case in cases):
             raise SystemExit(f"no case is called {pattern!r}; --list shows them")
-    return [
+    chosen = [
         case
         for case in cases
-        if any(fnmatch.fnmatch(name, pattern) for pattern in patterns for name in (case.name, case.group.lower()))
+        if any(matches(case, pattern) for pattern in patterns or ["*"])
+        and not any(matches(case, pattern) for pattern in without)
     ]
+    if not chosen:
+        raise SystemExit(f"no case is left without {' '.join(without)}")
+    return chosen
 
 
 def compare(suite: Suite, cases: Sequence[Case], loops: Sequence[str], runs: int, settings: Any) -> dict[str, Any]:
@@ -223,10 +226,13 @@ def parse(suites: Sequence[Suite], description: str | None, arguments: Sequence[
         "cases", nargs="*", metavar="CASE", help="names or groups, * and ? allowed; all when none is given"
     )
     parser.add_argument("--cases", nargs="+", dest="more_cases", default=[], metavar="CASE", help="the same")
-    parser.add_argument("--quick", action="store_true", help="3 short runs, for a first look")
+    parser.add_argument("--without", nargs="+", default=[], metavar="CASE", help="but for these")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{QUICK_RUNS} runs, for a first look: too few for a verdict"
+    )
     loops = list(dict.fromkeys(loop for suite in suites for loop in suite.loops))
     parser.add_argument("--loops", nargs="+", help=f"default: {' '.join(loops)}")
-    parser.add_argument("--runs", type=int, help="alternated runs per case (5; 3 with --quick)")
+    parser.add_argument("--runs", type=int, help=f"alternated runs per case ({RUNS}; {QUICK_RUNS} with --quick)")
     parser.add_argument("--seconds", type=float, help="measured time of one run")
     parser.add_argument("--spin", action="store_true", help="the load of the closed loop polls without sleeping")
     files = ", ".join(suite.committed.name for suite in suites)
@@ -239,7 +245,7 @@ def parse(suites: Sequence[Suite], description: str | None, arguments: Sequence[
         "--against",
         type=Path,
         metavar="OLD",
-        help="a JSON of earlier (or a folder with them): name what got worse beyond its spread, and exit with 1",
+        help="a JSON of earlier (or a folder with them): name what got worse beyond its interval, and exit with 1",
     )
     parser.add_argument("--table", action="store_true", help="print the table in Markdown")
     parser.add_argument("--list", action="store_true", help="list the cases")
@@ -261,14 +267,14 @@ def write(suite: Suite, result: dict[str, Any], path: Path, *, is_merged: bool) 
 
 def run_suite(suite: Suite, cases: Sequence[Case], args: argparse.Namespace) -> tuple[Path, bool]:
     """Measures, writes and shows; returns the path of the JSON, and whether a run failed or something got worse."""
-    settings, runs = (suite.quick, 3) if args.quick else (suite.settings, 5)
+    settings, runs = (suite.quick, QUICK_RUNS) if args.quick else (suite.settings, RUNS)
     if args.seconds is not None:
         settings = dataclasses.replace(settings, seconds=args.seconds)
     if suite.has_load:
         settings = dataclasses.replace(settings, spin=args.spin)
     loops = suite.loops if args.loops is None else [loop for loop in args.loops if loop in suite.loops or ":" in loop]
     result = compare(suite, cases, loops, args.runs or runs, settings)
-    is_full = not (args.quick or args.cases or args.loops) and not result["missing"]
+    is_full = not (args.quick or args.cases or args.without or args.loops) and not result["missing"]
     path: Path = args.json or (suite.committed if is_full or args.merge else UNCOMMITTED / suite.committed.name)
     old = args.against / suite.committed.name if args.against and args.against.is_dir() else args.against
     before = json.loads(old.read_text()) if old else None
@@ -305,7 +311,7 @@ def main(
 ) -> int:
     args = parse(suites, description, arguments)
     everything = [case for suite in suites for case in suite.cases]
-    chosen = {id(case) for case in choose_cases(args.cases, everything)}
+    chosen = {id(case) for case in choose_cases(args.cases, everything, args.without)}
     work = [(suite, [case for case in suite.cases if id(case) in chosen]) for suite in suites]
     if args.list:
         for _, cases in work:

@@ -9,13 +9,13 @@ import argparse
 import html as escape
 import json
 import re
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import charts, tables
-from benchmarks.standings import OURS, RAW, STANDINGS, Outcome, best_peer, best_ratios, count, standing
+from benchmarks.intervals import STANDINGS, TOO_FEW
+from benchmarks.standings import OURS, RAW, Outcome, best_peer, best_ratios, count, standing
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1f2328; --soft: #59636e; --grid: #d1d9e0; --back: #ffffff; --band: #f6f8fa;
@@ -74,9 +74,8 @@ def main_table(outcomes: Sequence[Outcome], loops: Sequence[str]) -> str:
     header = ["", f"{OURS} is", "/ best peer", *([f"/ {RAW}"] if has_raw else []), *loops]
     body = []
     for outcome in outcomes:
-        taken, best = best_ratios(outcome), best_peer(outcome)
-        word = standing(taken)
-        ratio = f"{statistics.median(taken):.2f} ({min(taken):.2f}-{max(taken):.2f}) of {best}" if taken else "-"
+        word, best = standing(outcome), best_peer(outcome)
+        ratio = f"{tables.ratio_text(best_ratios(outcome), '')} of {best}" if best else "-"
         line = [
             f'<td>{text(outcome["title"])} <span class="soft">{text(outcome["unit"])}</span></td>',
             cell(word, word if word in STANDINGS else ""),
@@ -115,7 +114,7 @@ def group_section(result: dict[str, Any], outcomes: Sequence[Outcome]) -> str:
     return "".join(
         [
             f'<h3 id="{name}">{text(title)}</h3>' if title != name_of(result) else "",
-            figure(charts.group_chart(name, outcomes, loops), "The band is the spread of the runs."),
+            figure(charts.group_chart(name, outcomes, loops), "The band is the 95 % interval."),
             figure(charts.latency_chart(f"{name}-latency", outcomes, loops), "Latency by quantile."),
             main_table(outcomes, loops),
             load_table(outcomes, loops),
@@ -127,7 +126,8 @@ def tiles(result: dict[str, Any]) -> str:
     standings = count(result["cases"])
     if not standings:
         return ""
-    made = [f'<li class="{word}"><b>{standings[word]}</b>{word}</li>' for word in STANDINGS]
+    words = (*STANDINGS, TOO_FEW) if standings[TOO_FEW] else STANDINGS
+    made = [f'<li class="{identifier(word)}"><b>{standings[word]}</b>{word}</li>' for word in words]
     return f'<ul class="tiles">{"".join(made)}</ul>'
 
 

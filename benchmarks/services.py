@@ -188,7 +188,17 @@ def _many_connections() -> Case:
 
 def _idle_timers() -> Case:
     def measure(loop: str, settings: Settings) -> Sample:
-        return own_sample("scale", "idle_timers", loop, "--loop", loop, "--seconds", str(settings.seconds))
+        return own_sample(
+            "scale",
+            "idle_timers",
+            loop,
+            "--loop",
+            loop,
+            "--seconds",
+            str(settings.steady_s),
+            "--warm-up",
+            str(settings.warm_up_s),
+        )
 
     title = "idle but for 1,000 timers, each once a second"
     return Case("idle-timers", "Scale", title, "cpu_ms_per_s", "ms CPU/s", NO_BOUNDS, measure)

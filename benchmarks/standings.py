@@ -1,7 +1,8 @@
 """What the samples of a comparison say: medians, ratios run by run, the best peer, and who is ahead of whom.
 
-It knows the JSON of a comparison and nothing of how it was measured. The spread of some numbers is what remains of
-their range without the highest and the lowest one, where there are five or more.
+It knows the JSON of a comparison and nothing of how it was measured. `intervals.py` has the rule for one peer. Of a row
+every peer is judged by that rule, so that no peer is chosen by the numbers that it is then judged by: the row is ahead
+if grapeshot is ahead of every peer, and behind if it is behind any of them.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks import intervals
+from benchmarks.intervals import STANDINGS, TOO_FEW, Pair
+
 OURS = "grapeshot"
 RAW = "raw"
-# What grapeshot is to need of the best peer, or, where a peer is that near to it, of the raw server.
-GOAL, NEAR_RAW = 0.97, 1.06
-STANDINGS = ("ahead", "equal", "behind")
 Outcome = dict[str, Any]
 
 
@@ -30,46 +31,52 @@ def median(outcome: Outcome, loop: str, metric: str | None = None) -> float | No
     return statistics.median(taken) if taken else None
 
 
-def ratios(outcome: Outcome, loop: str, peer: str) -> list[float]:
+def pairs(outcome: Outcome, loop: str, peer: str) -> list[Pair]:
     """Run by run, since the runs of one number lie next to each other in time."""
-    pairs = zip(values(outcome, loop), values(outcome, peer), strict=False)
-    return [own / other for own, other in pairs if other > 0]
+    metric, samples = outcome["metric"], outcome["samples"]
+    taken = [
+        (own.get(metric), other.get(metric))
+        for own, other in zip(samples.get(loop, []), samples.get(peer, []), strict=False)
+    ]
+    return [(own, other) for own, other in taken if own is not None and other is not None]
 
 
-def spread(taken: Sequence[float]) -> tuple[float, float]:
-    """The lowest and the highest number, but for one at either end where there are five or more."""
-    ordered = sorted(taken)
-    kept = ordered[1:-1] if len(ordered) >= 5 else ordered
-    return kept[0], kept[-1]
+def ratios(outcome: Outcome, loop: str, peer: str) -> list[float]:
+    return intervals.ratios(pairs(outcome, loop, peer))
 
 
 def peers(outcome: Outcome) -> list[str]:
     """Return the peers that grapeshot is compared with in this row; older files do not list them."""
     listed = outcome.get("peers", [loop for loop in outcome["samples"] if loop not in (OURS, RAW)])
-    return [peer for peer in listed if values(outcome, peer)]
+    return [peer for peer in listed if pairs(outcome, OURS, peer)]
+
+
+def beside(outcome: Outcome) -> dict[str, str]:
+    """How grapeshot stands beside each peer."""
+    return {peer: intervals.standing(pairs(outcome, OURS, peer)) for peer in peers(outcome)}
+
+
+def standing(outcome: Outcome) -> str:
+    """`ahead` of every peer, `behind` any of them, `equal`, `too few runs`, or `-` without a peer."""
+    words = set(beside(outcome).values())
+    if words == {"ahead"}:
+        return "ahead"
+    return next((word for word in ("behind", TOO_FEW, "equal") if word in words), "-")
 
 
 def best_peer(outcome: Outcome) -> str | None:
-    """The peer with the lowest median that grapeshot can be compared with."""
-    found = {peer: statistics.median(values(outcome, peer)) for peer in peers(outcome) if ratios(outcome, OURS, peer)}
-    # A difference (the start of a process) may be below zero, and then has no ratio.
-    return min((peer for peer in found if found[peer] > 0), key=lambda peer: found[peer], default=None)
+    """The peer that decides the row: of those beside which grapeshot stands as in the row, the one to which its median
+    ratio is highest.
+    """
+    found, word = beside(outcome), standing(outcome)
+    deciding = {peer: statistics.median(ratios(outcome, OURS, peer)) for peer in found if found[peer] == word}
+    return max(deciding, key=lambda peer: deciding[peer], default=None)
 
 
 def best_ratios(outcome: Outcome) -> list[float]:
     """The ratios to the best peer; none when there is none."""
     best = best_peer(outcome)
     return [] if best is None else ratios(outcome, OURS, best)
-
-
-def standing(taken: Sequence[float]) -> str:
-    """`ahead`, `equal` or `behind`, by the ratios of the runs: equal if 1 is within their spread."""
-    if not taken:
-        return "-"
-    low, high = spread(taken)
-    if high < 1:
-        return "ahead"
-    return "behind" if low > 1 else "equal"
 
 
 def judge(outcome: Outcome, bound: dict[str, Any]) -> tuple[str, bool | None]:
@@ -93,15 +100,6 @@ def verdict(outcome: Outcome, bound: dict[str, Any]) -> str:
     return f"no ({statistics.median(taken) / bound['at_most'] - 1:+.0%})"
 
 
-def reaches_goal(outcome: Outcome) -> bool | None:
-    """Is it clearly ahead: at most GOAL of the best peer, or near the raw limit and not behind? None: not compared."""
-    taken, raw = best_ratios(outcome), ratios(outcome, OURS, RAW)
-    if not taken:
-        return None
-    is_near = bool(raw) and statistics.median(raw) <= NEAR_RAW
-    return statistics.median(taken) <= GOAL or (is_near and standing(taken) != "behind")
-
-
 def count(outcomes: Sequence[Outcome]) -> Counter[str]:
-    """How many rows are ahead of their best peer, equal to it and behind it."""
-    return Counter(word for outcome in outcomes if (word := standing(best_ratios(outcome))) in STANDINGS)
+    """How many rows are ahead, equal, behind, and without enough runs to be called any of these."""
+    return Counter(word for outcome in outcomes if (word := standing(outcome)) in (*STANDINGS, TOO_FEW))

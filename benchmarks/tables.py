@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.intervals import LEAST_PAIRS, STANDINGS, TOO_FEW, interval
 from benchmarks.standings import (
     OURS,
     RAW,
-    STANDINGS,
     Outcome,
     best_peer,
     best_ratios,
@@ -32,19 +32,20 @@ def number(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 100 else f"{value:.2f}"
 
 
-def with_range(taken: Sequence[float]) -> str:
-    """The median, and half of the range as a part of it."""
+def with_interval(taken: Sequence[float]) -> str:
+    """The median, and half of its interval as a part of it."""
     if not taken:
         return "-"
-    median = statistics.median(taken)
-    spread = (max(taken) - min(taken)) / 2 / abs(median) if median else 0.0
-    return f"{number(median)} ±{spread:.0%}"
+    found = interval(taken)
+    half = (found.high - found.low) / 2 / abs(found.middle) if found.middle else 0.0
+    return f"{number(found.middle)} ±{half:.0%}"
 
 
-def ratio_text(taken: Sequence[float]) -> str:
+def ratio_text(taken: Sequence[float], emphasis: str = "**") -> str:
     if not taken:
         return "-"
-    return f"**{statistics.median(taken):.2f}** ({min(taken):.2f}-{max(taken):.2f})"
+    found = interval(taken)
+    return f"{emphasis}{found.middle:.2f}{emphasis} ({found.low:.2f}-{found.high:.2f})"
 
 
 def best_cell(outcome: Outcome) -> str:
@@ -61,9 +62,9 @@ def raw_cell(outcome: Outcome) -> str:
 
 def one_line(outcome: Outcome) -> str:
     """Return a case in one line, for people who watch the runs."""
-    parts = [f"{loop} {with_range(values(outcome, loop))}" for loop in outcome["samples"]]
+    parts = [f"{loop} {with_interval(values(outcome, loop))}" for loop in outcome["samples"]]
     if taken := best_ratios(outcome):
-        parts.append(f"{statistics.median(taken):.2f} of {best_peer(outcome)}: {standing(taken)}")
+        parts.append(f"{ratio_text(taken, '')} of {best_peer(outcome)}: {standing(outcome)}")
     parts += [f"bound {judge(outcome, bound)[0]}: {verdict(outcome, bound)}" for bound in outcome["bounds"]]
     return outcome.get("left_out") or ", ".join(parts)
 
@@ -72,7 +73,7 @@ def cell(outcome: Outcome, loop: str) -> str:
     """The number, or why there is none: `-` where the loop does not take part or has no such thing."""
     if loop in outcome["failures"]:
         return "failed"
-    return with_range(values(outcome, loop))
+    return with_interval(values(outcome, loop))
 
 
 def remarks(result: dict[str, Any]) -> list[str]:
@@ -139,7 +140,7 @@ def main_table(outcomes: Sequence[Outcome], loops: Sequence[str]) -> list[str]:
             f"{outcome['title']}, {outcome['unit']}",
             *(cell(outcome, loop) for loop in loops),
             best_cell(outcome),
-            standing(best_ratios(outcome)),
+            standing(outcome),
             *([raw_cell(outcome)] if has_raw else []),
         ]
         for outcome in outcomes
@@ -177,16 +178,22 @@ def load_table(outcomes: Sequence[Outcome], loops: Sequence[str]) -> list[str]:
 
 def start_table(outcomes: Sequence[Outcome], loops: Sequence[str]) -> list[str]:
     header = ["Start, whole process in ms CPU", *loops]
-    return rows(header, [["", *(with_range(values(outcomes[0], loop, "whole_ms")) for loop in loops)]])
+    return rows(header, [["", *(with_interval(values(outcomes[0], loop, "whole_ms")) for loop in loops)]])
 
 
 def summary(result: dict[str, Any]) -> str:
     """How many rows are ahead, equal and behind."""
     standings = count(result["cases"])
-    if not (compared := sum(standings.values())):
+    if not standings:
         return "Nothing was compared."
-    parts = ", ".join(f"{word} in {standings[word]}" for word in STANDINGS if standings[word])
-    return f"Of the {compared} rows that have a peer, {OURS} beside the best peer is {parts}."
+    few = f"too few for a verdict: a row needs {LEAST_PAIRS} pairs of runs"
+    beside = {"ahead": "ahead of every peer", "equal": "equal", "behind": "behind a peer"}
+    parts = ", ".join(f"{beside[word]} in {standings[word]}" for word in STANDINGS if standings[word])
+    with_peers = f"the {standings.total()} rows that have a peer"
+    if not parts:
+        return f"In {with_peers} the runs are {few}."
+    said = f"Of {with_peers}, {OURS} is {parts}."
+    return f"{said} In the other {standings[TOO_FEW]} the runs are {few}." if standings[TOO_FEW] else said
 
 
 def separate_parts(result: dict[str, Any]) -> str:
@@ -201,16 +208,26 @@ def separate_parts(result: dict[str, Any]) -> str:
     return f"The rows were taken in parts, from these revisions: {counted}."
 
 
-def how(settings: dict[str, Any]) -> str:
-    """Return how loops are compared."""
+RAW_TEXT = "The raw server is epoll without Python, for TLS with the interpreter's OpenSSL."
+
+
+def loads(settings: dict[str, Any]) -> str:
+    """Return how long servers are loaded, and where."""
     return (
-        f"{settings['runs']} alternated runs, a fresh process each; loads of {settings['seconds']:g} s after "
-        f"{settings['warm_up_s']:g} s of warm-up{', spinning' if settings['spin'] else ''}; server on core "
-        f"{settings['server_core']}, load on core {settings['load_core']}. Each number is the median with half of the "
-        "range. The best peer is the one with the lowest median. Ratios are calculated run by run and have their range "
-        "in brackets; below 1 grapeshot needs less. A row is equal if 1 is within the spread of its ratios (their "
-        "range, without one run at either end from five runs on), otherwise ahead or behind. The raw server is epoll "
-        "without Python, for TLS with the interpreter's OpenSSL."
+        f"Loads of {settings['seconds']:g} s after {settings['warm_up_s']:g} s of warm-up"
+        f"{', spinning' if settings['spin'] else ''}; server on core {settings['server_core']}, load on core "
+        f"{settings['load_core']}."
+    )
+
+
+def rule(settings: dict[str, Any]) -> str:
+    """Return what decides the rows of every comparison."""
+    return (
+        f"{settings['runs']} alternated runs, a fresh process each. Each number is the median with half of its 95 % "
+        "interval. Ratios are calculated run by run and have the 95 % interval of their median in brackets; below 1 "
+        "grapeshot needs less. A row is ahead only if the whole interval lies below 1 beside every peer, behind if it "
+        f"lies above 1 beside any, otherwise equal. Fewer than {LEAST_PAIRS} runs decide nothing: their interval is "
+        "about their whole range. The best peer is the one that decides the row."
     )
 
 
@@ -233,7 +250,10 @@ def shown_loops(result: dict[str, Any], outcomes: Sequence[Outcome]) -> list[str
 
 
 def how_text(result: dict[str, Any]) -> str:
-    return result.get("how") or how(result["settings"])
+    """Return how it was measured, and what decides a row."""
+    settings = result["settings"]
+    parts = [rule(settings), *([loads(settings)] if "warm_up_s" in settings else []), result.get("how", RAW_TEXT)]
+    return " ".join(parts)
 
 
 def where(result: dict[str, Any]) -> str:

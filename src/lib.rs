@@ -5,6 +5,7 @@ mod coro;
 mod dns;
 mod event_loop;
 mod process;
+mod rpc;
 mod sock;
 mod streams;
 mod tls;
@@ -22,6 +23,7 @@ use event_loop::{loop_methods, pyloop};
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     binding::refuse_subinterpreter(module.py())?;
     grapeshot_core::sys::unwinding::hang_threads_that_end();
+    binding::errors::silence_memory_errors();
     binding::names::fill(module.py())?;
     binding::base_socket::fill(module.py())?;
     event_loop::register(module)?;
@@ -29,6 +31,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     sock::register(module)?;
     dns::register(module)?;
     process::register(module)?;
+    rpc::register(module)?;
     coro::register(module)?;
     streams::register(module)?;
     tls::register(module)?;

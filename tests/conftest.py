@@ -1,5 +1,5 @@
-"""Fixtures of the behaviour tests: one loop per test, on each kind of loop, and an audit of what the test leaves
-behind.
+"""Fixtures of all tests: a time limit, an audit of what a test leaves behind, and for behaviour tests one loop per
+test, on each kind of loop.
 
 A test that asks for `loop` (or `new_loop`) runs once per kind: on asyncio's own loop (which checks the test itself),
 on uvloop where it is installed (known deviations are marked) and on grapeshot. No test skips grapeshot: if it cannot
@@ -24,12 +24,17 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from support import expect_failure, has_uvloop, loop_factory, wait_until
+from leftovers import Leftovers
+from support import coro_is_available, expect_failure, has_uvloop, loop_factory
 
-WATCHDOG_S = float(os.environ.get("TEST_WATCHDOG_S", "30"))
-# After this time more, a test that the signal could not end ends with its process.
-GRACE_S = 30.0
-HANG_S = 900.0
+# How long a phase of a test may take: its setup, its body or its teardown. A test that runs once per kind of loop does
+# nothing that takes long; others start programs, compile, and build the site.
+LOOP_TEST_S = float(os.environ.get("TEST_WATCHDOG_S", "30"))
+OTHER_TEST_S = 300.0
+# After the first time, what still hangs in the same phase (a handler, the next fixture) is interrupted this often.
+AGAIN_S = 5.0
+# Then the process ends, since a signal does not reach what hangs in native code. pytest-xdist replaces it and goes on.
+GRACE_S = float(os.environ.get("TEST_GRACE_S", "60"))
 
 _stderr_fd = -1
 
@@ -44,8 +49,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "xfail_on(when=True, **reasons): the named kinds of loop behave differently here (strict xfail)",
         "skip_on(when=True, **reasons): the named kinds of loop cannot run this test (skip)",
         "leaks_on(**reasons): the named kinds of loop leak resources here (no audit)",
+        "no_audit(reason): this test may leave threads, descriptors and children to the next one",
         "slow: .ci/run runs it on two versions of CPython only, .ci/matrix on all",
-        "watchdog(seconds): replaces the default time after which a test fails with a traceback of all threads",
+        "watchdog(seconds): the time that each phase of this test may take before it fails",
     ):
         config.addinivalue_line("markers", line)
 
@@ -78,6 +84,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
+    coro_is_available()  # imported now, since it replaces functions of asyncio
     if has_uvloop():
         loop_factory("uvloop")().close()  # libuv opens a pipe for signals with its first loop and keeps it
     # The collections after each test need not scan what exists now.
@@ -129,65 +136,96 @@ def _short_waits_for_expected_failures(request: pytest.FixtureRequest) -> Iterat
     expect_failure(False)
 
 
-@pytest.fixture(autouse=True)
-def _watchdog(request: pytest.FixtureRequest) -> Iterator[None]:
-    if _kind(request.node) is None:
-        # Only so that a test that hangs does not hang all.
-        faulthandler.dump_traceback_later(HANG_S, exit=True, file=_stderr_fd)
-        yield
-    else:
-        seconds = _watchdog_s(request.node)
-        before = signal.signal(signal.SIGALRM, _end_test)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        _arm_watchdog(request.node)
-        yield
+# ---------------------------------------------------------------- a test that hangs fails alone
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    return (yield from _in_time(item))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    return (yield from _in_time(item))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    return (yield from _in_time(item))
+
+
+def _in_time(item: pytest.Item) -> Iterator[None]:
+    """Interrupts a phase of the test that takes too long. The run goes on with the next fixture, or the next test."""
+    seconds = _watchdog_s(item)
+    before = signal.signal(signal.SIGALRM, _end_phase)
+    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
+    faulthandler.dump_traceback_later(seconds + GRACE_S, exit=True, file=_stderr_fd)
+    try:
+        return (yield)
+    finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    faulthandler.cancel_dump_traceback_later()
+        faulthandler.cancel_dump_traceback_later()
 
 
-def _end_test(_signum: int, _frame: FrameType | None) -> None:
-    """Fails the test that runs. Ending the process would lose the other tests of a pytest-xdist worker."""
+def _end_phase(_signum: int, _frame: FrameType | None) -> None:
     faulthandler.dump_traceback(file=_stderr_fd)
     pytest.fail("the test did not end in time")
 
 
 def _watchdog_s(item: pytest.Item) -> float:
     marker = item.get_closest_marker("watchdog")
-    return marker.args[0] if marker else WATCHDOG_S
+    if marker is not None:
+        return float(marker.args[0])
+    return OTHER_TEST_S if _kind(item) is None else LOOP_TEST_S
 
 
-def _arm_watchdog(item: pytest.Item) -> None:
-    """Ends the process if the signal does not end the test, or a fixture hangs in its teardown."""
-    faulthandler.dump_traceback_later(_watchdog_s(item) + GRACE_S, exit=True, file=_stderr_fd)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`: a test that has ended its process is not run again in the next one, and the next, ..."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class FileScheduling(LoadFileScheduling):
+        def remove_node(self, node: Any) -> str | None:
+            workload = self.assigned_work.pop(node)
+            unfinished = [(unit, name) for unit in workload.values() for name, is_done in unit.items() if not is_done]
+            if not unfinished:
+                return None
+            unit, crashed = unfinished[0]
+            unit[crashed] = True
+            self.workqueue.update({file: unit for file, unit in workload.items() if not all(unit.values())})
+            for other in self.assigned_work:
+                self._reschedule(other)
+            return crashed
+
+    return FileScheduling(config, log)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
-    # pytest's own plugin has just cancelled it, but fixtures may still hang in their teardown
-    if isinstance(node, pytest.Item) and _kind(node) is not None:
-        _arm_watchdog(node)
+# ---------------------------------------------------------------- what a test leaves behind
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol() -> Iterator[None]:
-    try:
-        return (yield)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+@pytest.fixture(autouse=True)
+def _leftovers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The test leaves the process with the threads, descriptors, children and settings that it found."""
+    before = Leftovers()
+    yield
+    if request.node.get_closest_marker("no_audit"):
+        return
+    if request.node.stash.get(_failed, False) or _leaks(request.node):
+        before.restore()
+        return
+    if _kind(request.node) is None:
+        gc.collect()  # what garbage logs belongs to this test; `_audit` collects for the others
+    found = before.found()
+    assert not found, f"left behind by the test: {found}"
 
 
-# ---------------------------------------------------------------- the audit
-
-
-def _open_fds() -> set[str]:
-    fds = set()
-    for fd in os.listdir("/dev/fd"):
-        try:
-            fds.add(f"{fd} -> {os.readlink(f'/dev/fd/{fd}')}")
-        except OSError:
-            continue  # the descriptor of the listing itself
-    return fds
+def _leaks(item: pytest.Item) -> bool:
+    """Whether the test's kind of loop is known to leak here."""
+    kind = _kind(item)
+    return any(kind in marker.kwargs for marker in item.iter_markers("leaks_on"))
 
 
 _LOOP_OBJECTS = (asyncio.BaseProtocol, asyncio.BaseTransport, asyncio.Handle, asyncio.Future)
@@ -214,7 +252,7 @@ def _left_objects(before: set[int]) -> list[str]:
 
 
 @pytest.fixture
-def _audit(loop_kind: str, request: pytest.FixtureRequest) -> Iterator[None]:
+def _audit(loop_kind: str, _leftovers: None, request: pytest.FixtureRequest) -> Iterator[None]:
     unraisable: list[str] = []
     in_threads: list[str] = []
 
@@ -226,23 +264,19 @@ def _audit(loop_kind: str, request: pytest.FixtureRequest) -> Iterator[None]:
     threading.excepthook = lambda args: in_threads.append(repr(args.exc_value))
     gc.collect()
     unraisable.clear()  # left by a failed test before this one, whose report keeps its frames
-    fds, threads, objects = _open_fds(), set(threading.enumerate()), set(_loop_objects())
+    objects = set(_loop_objects())
     try:
         yield
         for _ in range(2):
             gc.collect()
     finally:
         sys.unraisablehook, threading.excepthook = hook, thread_hook
-    item = request.node
-    leaks = any(loop_kind in marker.kwargs for marker in item.iter_markers("leaks_on"))
-    if item.stash.get(_failed, False) or leaks:
+    if request.node.stash.get(_failed, False) or _leaks(request.node):
         return
-    wait_until(lambda: set(threading.enumerate()) <= threads, "the threads of the test to end")
     left = _left_objects(objects)
     problems = {
         "unraisable": unraisable,
         "raised in threads": in_threads,
-        "open descriptors": sorted(_open_fds() - fds),
         "live objects": left,
     }
     found = {name: what for name, what in problems.items() if what}

@@ -1,7 +1,6 @@
 """Compares blocking-style servers and clients with their peers: `python -m benchmarks.blocking [CASE ...]`.
 
-Every run is a fresh process; the peers alternate within one run (A B C, then C B A, ...). Ratios are taken run by run,
-and their median counts.
+Every run is a fresh process; the peers alternate within one run (A B C, then C B A, ...).
 """
 
 from __future__ import annotations
@@ -14,9 +13,7 @@ from benchmarks.blocking.styles import PROTOCOL, TASKS, available
 from benchmarks.compare import RESULTS, Suite, main
 
 HOW = (
-    "Five alternated runs, a fresh process each; loads of 0.7 s after 0.4 s of warm-up; the server has one core and "
-    "the load another. Each number is the median with half of the range; ratios are calculated run by run and have "
-    "their range in brackets; below 1 grapeshot needs less. Servers have one cooperative thread for each connection: "
+    "Servers have one cooperative thread for each connection: "
     "grapeshot's coros, gevent's and runloom's, which run `while data := s.recv(n): s.sendall(data)`. Beside them "
     "stand grapeshot's Protocols (protocol) and its tasks with `sock_recv` and `sock_sendall` (tasks), and epoll "
     "without Python (raw). The WSGI servers serve one application that says hello. Clients are unmodified "

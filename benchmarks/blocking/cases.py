@@ -8,8 +8,8 @@ from benchmarks.blocking.styles import GEVENT, OURS, PROTOCOL, RUNLOOM, TASKS
 from benchmarks.measure import KIB, Bound, Case, Sample, Settings, load_sample, own_sample
 
 ALL = (OURS, GEVENT, RUNLOOM, PROTOCOL, TASKS, RAW)
-SETTINGS = Settings(idle_connections=10_000)
-QUICK = Settings(seconds=0.3, warm_up_s=0.1, idle_connections=2000, steady_s=0.5)
+SETTINGS = Settings()
+QUICK = Settings(idle_connections=2000)
 
 # The servers that have no style: the kind of server, and its loop.
 OTHERS = {PROTOCOL: ("echo", OURS), TASKS: ("sock", OURS), RAW: ("echo", RAW)}
@@ -87,7 +87,7 @@ CASES: tuple[Case, ...] = (
     _echo(1 * KIB, 100, *_PATCHED, kind="patched", read_len=4 * KIB),
     _echo(1 * KIB, 1000, *_PATCHED, kind="patched", read_len=4 * KIB),
     _mixed(),
-    _web("wsgi", "coro.wsgi, gevent.pywsgi", Bound(0.5, GEVENT)),
+    _web("wsgi", "coro.wsgi, gevent.pywsgi (which leaves TCP_NODELAY unset)", Bound(0.5, GEVENT)),
     _web("gunicorn", "gunicorn's worker classes", Bound(0.75, GEVENT)),
     _client("requests", "requests, patched: GET with a kept connection"),
     _client("redis", "redis-py, patched: GET"),

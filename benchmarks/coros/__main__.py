@@ -1,7 +1,6 @@
 """Compares coros with their peers: `python -m benchmarks.coros [CASE ...]`. See README.md.
 
-Every run is a fresh process; the peers alternate within one run (A B C, then C B A, ...). Ratios are taken run by run,
-and their median counts.
+Every run is a fresh process; the peers alternate within one run (A B C, then C B A, ...).
 """
 
 from __future__ import annotations
@@ -13,10 +12,9 @@ from benchmarks.coros.cases import ALL, CASES, QUICK, CoroSettings
 from benchmarks.coros.styles import available
 
 HOW = (
-    "Five alternated runs, a fresh process each. CPU time per operation, the median with half of the range; ratios are "
-    "calculated run by run and have their range in brackets; below 1 grapeshot needs less. greenlet runs behind a hub "
-    "written in Python (a deque of what is ready, a heap of timers), gevent and runloom unpatched; tasks are "
-    "asyncio's, in grapeshot's loop, and greenback runs in one of them."
+    "CPU time per operation. greenlet runs behind a hub written in Python (a deque of what is ready, a heap of "
+    "timers), gevent and runloom unpatched; tasks are asyncio's, in grapeshot's loop, and greenback runs in one of "
+    "them."
 )
 
 SUITE = Suite(

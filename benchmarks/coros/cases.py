@@ -17,12 +17,12 @@ class CoroSettings:
     """How long one run takes."""
 
     # CPU time that is measured.
-    seconds: float = 0.4
+    seconds: float = 0.1
     # How many are held when memory is measured.
-    threads: int = 100_000
+    threads: int = 20_000
 
 
-QUICK = CoroSettings(seconds=0.1, threads=20_000)
+QUICK = CoroSettings(threads=5_000)
 
 
 def _case(kind: str, title: str, *bounds: Bound, peers: tuple[str, ...], is_memory: bool = False) -> Case:

@@ -1,7 +1,6 @@
 """Compares calls between processes with their peers: `python -m benchmarks.rpc [CASE ...]`. See README.md.
 
-Every run is a fresh pair of processes; the peers alternate within one run (A B C, then C B A, ...). Ratios are taken
-run by run, and their median counts.
+Every run is a fresh pair of processes; the peers alternate within one run (A B C, then C B A, ...).
 """
 
 from __future__ import annotations
@@ -13,10 +12,9 @@ from benchmarks.rpc.cases import ALL, CASES, QUICK, RpcSettings
 from benchmarks.rpc.peers import COROS, ON_ASYNCIO, available
 
 HOW = (
-    "Five alternated runs, a fresh client and a fresh server each. CPU time of both together for each call, the median "
-    "with half of the range; ratios are calculated run by run and have their range in brackets; below 1 grapeshot "
-    "needs less. All calls of a run go through one connection on the loopback interface. grapeshot is grapeshot.rpc on "
-    "grapeshot's loop; beside it stand coros (grapeshot.coro.rpc at both ends) and grapeshot.rpc on asyncio's loop. "
+    "CPU time of a fresh client and a fresh server together for each call. All calls of a run go through one "
+    "connection on the loopback interface. grapeshot is grapeshot.rpc on grapeshot's loop; beside it stand coros "
+    "(grapeshot.coro.rpc at both ends) and grapeshot.rpc on asyncio's loop. "
     "grpc.aio sends bytes without a schema. rpyc is one thread that keeps as many asynchronous calls under way as "
     "there are callers, rpyc threads has a thread for each caller."
 )

@@ -6,10 +6,11 @@ Arguments, exit status, tracebacks and Ctrl-C are those of ``python app.py``. ``
 
 from __future__ import annotations
 
+import os
 import sys
 
 import grapeshot
-from grapeshot import _program, install
+from grapeshot import _other_loops, _program
 
 _USAGE = """\
 usage: python -m grapeshot script.py [argument ...]
@@ -18,15 +19,17 @@ usage: python -m grapeshot script.py [argument ...]
        python -m grapeshot - [argument ...]     (a program on the standard input)
        python -m grapeshot enable [--user]
        python -m grapeshot disable
-       python -m grapeshot attach [--plain] PATH
-       python -m grapeshot top [--interval S] [--slow S] PATH
+       python -m grapeshot attach [--plain] PATH|PID
+       python -m grapeshot top [--interval S] [--slow S] PATH|PID
        python -m grapeshot --version
 
-Runs a program with grapeshot as asyncio's event loop.
+Runs a program with grapeshot as asyncio's event loop. A loop of another kind that it chooses itself is named on stderr,
+unless GRAPESHOT_QUIET=1 is in the environment. GRAPESHOT_BACKDOOR=PATH opens a back door at PATH for attach and top, in
+a directory one for each process.
 enable: from now on GRAPESHOT_INSTALL=1 in the environment does the same in every process of this Python, by a file in
         its site-packages (--user: in the user's).
 disable: removes that file.
-attach: opens a Python prompt inside a process that has opened a back door (grapeshot.backdoor) at PATH.
+attach: opens a Python prompt inside a process that has opened a back door (grapeshot.backdoor), at PATH or wherever.
 top: watches such a process: its numbers, slow callbacks, coros and tasks, descriptors.
 """
 
@@ -50,10 +53,13 @@ def main() -> None:
         sys.exit(0)
     program = _program.prepare(arguments)
     if program is None:
-        is_help = arguments[:1] in (["-h"], ["--help"])
-        (sys.stdout if is_help else sys.stderr).write(_USAGE)
-        sys.exit(0 if is_help else 2)
-    install()
+        _program.exit_with_usage(arguments, _USAGE)
+    _other_loops.tell_uvicorn(arguments)
+    _other_loops.install_here()
+    if os.environ.get("GRAPESHOT_BACKDOOR"):
+        from grapeshot.backdoor import _enabling
+
+        _enabling.open_by_environment()
     _program.end(_program.execute(program))
 
 

@@ -7,43 +7,22 @@ belongs to the loop's thread.
 from __future__ import annotations
 
 import asyncio
-import collections
 import dataclasses
-import gc
-import io
 import os
-import socket
-import stat
 import sys
 
 from . import _core, _tree, _waits
-from ._charges import Charges, Cpu
+from ._charges import Charges, Cpu, CpuTally, tally_cpu
+from ._descriptors import Descriptor, descriptors, tally_descriptors
+from ._tally import Tally, grown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-# The text has at most so many lines of each kind.
+# The text has at most so many rows of each kind.
 _SHOWN = 20
-
-
-@dataclasses.dataclass
-class Descriptor:
-    """An open descriptor of the process."""
-
-    fd: int
-    what: str
-    """The addresses of a socket, or what the system says of the file."""
-    owner: str | None
-    """The transport or server of this loop that has it, or the coro that waits for it."""
-    opened_at: str | None
-    """Where the program opened it: what the loop opens in debug mode, and with tracemalloc all sockets and files."""
-
-    def __str__(self) -> str:
-        owner = "" if self.owner is None else f": {self.owner}"
-        opened = "" if self.opened_at is None else f", opened at {self.opened_at}"
-        return f"fd {self.fd} {self.what}{owner}{opened}"
 
 
 @dataclasses.dataclass
@@ -81,40 +60,57 @@ class Accounting:
     descriptors: list[Descriptor]
     memory: Memory
     limits: dict[str, int | None]
+    since: Accounting | None = dataclasses.field(default=None, repr=False)
+    """The earlier one that the text compares with."""
 
     def __str__(self) -> str:
-        return "\n".join(self.lines())
+        return self.text()
 
-    def lines(self) -> Iterator[str]:
-        """Yield the lines of the text."""
+    def cpu_tallies(self) -> list[CpuTally]:
+        """Return the CPU time with a row for all that are alike, and how much of it is new."""
+        return tally_cpu(self.cpu, None if self.since is None else self.since.cpu)
+
+    def descriptor_tallies(self) -> list[Tally]:
+        """Return how many descriptors there are of what is alike, and how many of them are new."""
+        before = None if self.since is None else tally_descriptors(self.since.descriptors)
+        return tally_descriptors(self.descriptors, before)
+
+    def text(self, each: bool = False) -> str:
+        """Return the text: a row for all that are alike, or for ``each`` one."""
+        return "\n".join(self._lines(each))
+
+    def _lines(self, each: bool) -> Iterator[str]:
         if self.is_cpu_counted:
-            yield f"CPU: {sum(each.cpu_s for each in self.cpu):.3f} s"
-            yield from _shown(self.cpu)
+            yield f"CPU: {sum(account.cpu_s for account in self.cpu):.3f} s"
+            yield from _shown(self.cpu if each else self.cpu_tallies(), each)
         else:
             yield "CPU: not counted; loop.set_cpu_accounting(True) begins"
         yield ""
-        yield _waits.count(len(self.descriptors), "open descriptor")
-        places = collections.Counter(each.opened_at for each in self.descriptors if each.opened_at is not None)
-        yield from _shown([f"{count} opened at {place}" for place, count in places.most_common()])
-        yield from _shown(self.descriptors)
+        count = len(self.descriptors)
+        growth = "" if self.since is None else f" {grown(count - len(self.since.descriptors))}"
+        yield f"{_waits.count(count, 'open descriptor')}{growth}".rstrip()
+        yield from _shown(self.descriptors if each else self.descriptor_tallies(), each)
         yield ""
         yield f"Memory: {self.memory}"
         limits = [f"{name} {limit}" for name, limit in self.limits.items() if limit is not None]
         yield f"Limits: {', '.join(limits) or 'none'}"
 
 
-def _shown(items: list[Any]) -> Iterator[str]:
-    for item in items[:_SHOWN]:
+def _shown(items: list[Any], is_whole: bool) -> Iterator[str]:
+    most = len(items) if is_whole else _SHOWN
+    for item in items[:most]:
         yield f"  {item}"
-    if len(items) > _SHOWN:
-        yield f"  and {len(items) - _SHOWN} more"
+    if len(items) > most:
+        yield f"  and {len(items) - most} more rows"
 
 
-def accounting(loop: asyncio.AbstractEventLoop | None = None) -> Accounting:
+def accounting(loop: asyncio.AbstractEventLoop | None = None, *, since: Accounting | None = None) -> Accounting:
     """Return what the program on ``loop`` (default: the one that runs here) has used and holds.
 
-    It looks at every descriptor of the process and runs no code of the program but the ``repr`` of protocols. It is
-    meant for the loop's thread.
+    Its text has one row for all that are alike, such as the connections of one server; with ``since``, an earlier
+    result, also by how much each row has grown. ``accounting().text(each=True)`` has a row for each of them. It looks
+    at every descriptor of the process and runs no code of the program but the ``repr`` of protocols. It is meant for
+    the loop's thread.
 
     Raises:
         RuntimeError: no loop is given and none runs.
@@ -129,75 +125,11 @@ def accounting(loop: asyncio.AbstractEventLoop | None = None) -> Accounting:
     return Accounting(
         [] if charges is None else charges.all(),
         charges is not None,
-        _descriptors(seen),
+        descriptors(seen),
         _memory(seen),
         seen.get_limits(),  # type: ignore[attr-defined]
+        since,
     )
-
-
-# ---------------------------------------------------------------- descriptors
-
-
-def _descriptors(loop: Any) -> list[Descriptor]:
-    owners: dict[int, str] = _tree._owners(loop, _waits.Waits(loop))
-    origins: dict[int, str] = {}
-    for thing in list(loop._origins or ()):
-        for fd in _fds_of(thing):
-            origins[fd] = loop._origins.get(thing, "")
-            owners.setdefault(fd, type(thing).__qualname__)
-    allocated = _allocation_sites()
-    found = []
-    for fd in _tree._open_fds():
-        try:
-            is_socket = stat.S_ISSOCK(os.fstat(fd).st_mode)
-            what = _socket_words(fd) if is_socket else _file_words(fd)
-        except OSError:
-            continue  # the descriptor of the listing
-        found.append(Descriptor(fd, what, owners.get(fd), origins.get(fd) or allocated.get(fd)))
-    return found
-
-
-def _fds_of(thing: Any) -> list[int]:
-    """Return the open descriptors of a transport or server."""
-    sockets = getattr(thing, "sockets", None)
-    if sockets is not None:
-        return [sock.fileno() for sock in sockets]
-    found = thing.get_extra_info("socket") or thing.get_extra_info("pipe")
-    try:
-        return [found.fileno()] if found is not None and found.fileno() >= 0 else []
-    except ValueError:
-        return []  # a file that is closed
-
-
-def _socket_words(fd: int) -> str:
-    described = str(_tree._describe(fd, None))
-    return described.partition(" ")[2].partition(" ")[2]
-
-
-def _file_words(fd: int) -> str:
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:
-        return stat.filemode(os.fstat(fd).st_mode)
-
-
-def _allocation_sites() -> dict[int, str]:
-    """Return where sockets and files were made, from tracemalloc if that runs."""
-    tracemalloc = sys.modules.get("tracemalloc")
-    if tracemalloc is None or not tracemalloc.is_tracing():
-        return {}
-    found = {}
-    for each in gc.get_objects():
-        if not isinstance(each, (socket.socket, io.FileIO)):
-            continue
-        made = tracemalloc.get_object_traceback(each)
-        try:
-            fd = each.fileno()
-        except ValueError:
-            continue  # closed
-        if made is not None and fd >= 0:
-            found[fd] = f"{made[-1].filename}:{made[-1].lineno}"
-    return found
 
 
 # ---------------------------------------------------------------- memory

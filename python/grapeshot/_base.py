@@ -48,6 +48,8 @@ class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
     _executor_shutdown_called: bool = False
     # what coros, once they are imported, must do before close(): a plain function, read from the class unbound
     _before_close: staticmethod[[Any], None] | Callable[[Any], None] | None = None
+    # what they must do before a runner cancels what is left: as above; it returns the handle of what it has scheduled
+    _watch_end: staticmethod[[Any], Any] | Callable[[Any], Any] | None = None
     # what coros that hide the loop must have: a plain function that makes a borrowed loop in such a coro (in one of the
     # loop that it is given), or returns None elsewhere
     _borrow: staticmethod[[Any], Any] | Callable[[Any], Any] | None = None

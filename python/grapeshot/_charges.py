@@ -6,15 +6,15 @@ While there is none, steps are not timed. It belongs to the loop's thread.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import functools
 import weakref
 
-from . import _core
+from ._subjects import Subject, subject_of
+from ._tally import grown, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
     from ._base import BaseLoop
@@ -32,21 +32,86 @@ class Cpu:
     steps: int
     """How often it ran: steps of a task, runs of a coro, events of a connection."""
     ended: int
-    """0: one that is alive. Otherwise how many have ended; their numbers are added up by kind and name."""
+    """0: one that is alive. Otherwise how many have ended; what is alike among them is added up."""
+    place: str | None = None
+    """Where its function begins, as ``file:line``."""
+    alike: str = dataclasses.field(default="", repr=False)
+    """The name without its numbers: the same for all that are alike."""
 
     def __str__(self) -> str:
         ended = f" ({self.ended} ended)" if self.ended else ""
-        return f"{self.cpu_s * 1e3:10.3f} ms {self.steps:9} steps  {self.kind} {self.name}{ended}"
+        return printable(f"{_used(self.cpu_s, self.steps)}  {self.kind} {self.name}{ended}{_at(self.place)}")
+
+
+@dataclasses.dataclass
+class CpuTally:
+    """The CPU time of all that are alike: of the same kind, function and name, but for the numbers in it."""
+
+    kind: str
+    name: str
+    place: str | None
+    cpu_s: float
+    steps: int
+    alive: int
+    ended: int
+    growth_s: float | None = None
+    """How much CPU time they have used since an earlier look; None if there was none."""
+    alike: str = dataclasses.field(default="", repr=False)
+
+    def __str__(self) -> str:
+        both = [f"{self.alive} alive" if self.alive > 1 else "", f"{self.ended} ended" if self.ended else ""]
+        counts = ", ".join(filter(None, both))
+        counts = f" ({counts})" if counts else ""
+        growth = "" if self.growth_s is None else f" {grown(round(self.growth_s * 1e3, 3)):>12}"
+        return printable(f"{_used(self.cpu_s, self.steps)}{growth}  {self.kind} {self.name}{counts}{_at(self.place)}")
+
+
+# Kind, what is alike, and place.
+_Key = tuple[str, str, str | None]
+
+
+def _used(cpu_s: float, steps: int) -> str:
+    return f"{cpu_s * 1e3:10.3f} ms {steps:9} steps"
+
+
+def _at(place: str | None) -> str:
+    return "" if place is None else f", {place}"
+
+
+def tally_cpu(accounts: Iterable[Cpu], before: Iterable[Cpu] | None = None) -> list[CpuTally]:
+    """Add up what is alike, the largest first; ``before`` are the accounts of an earlier look."""
+    rows = _added_up(accounts)
+    if before is not None:
+        old = _added_up(before)
+        for key, row in rows.items():
+            row.growth_s = row.cpu_s - (old[key].cpu_s if key in old else 0.0)
+    return sorted(rows.values(), key=lambda row: -row.cpu_s)
+
+
+def _added_up(accounts: Iterable[Cpu]) -> dict[_Key, CpuTally]:
+    rows: dict[_Key, CpuTally] = {}
+    for each in accounts:
+        key = (each.kind, each.alike, each.place)
+        row = rows.get(key)
+        if row is None:
+            row = rows[key] = CpuTally(each.kind, each.name, each.place, 0.0, 0, 0, 0, alike=each.alike)
+        if row.name != each.name:
+            row.name = each.alike
+        row.cpu_s += each.cpu_s
+        row.steps += each.steps
+        row.ended += each.ended
+        row.alive += not each.ended
+    return rows
 
 
 class _Open:
     """The account of one owner that is alive."""
 
-    __slots__ = ("cpu_ns", "kind", "name", "reference", "steps")
+    __slots__ = ("cpu_ns", "key", "label", "reference", "steps")
 
-    def __init__(self, kind: str, name: str) -> None:
-        self.kind = kind
-        self.name = name
+    def __init__(self, subject: Subject) -> None:
+        self.key: _Key = (subject.kind, subject.alike, subject.place)
+        self.label = subject.label
         self.cpu_ns = 0
         self.steps = 0
         self.reference: weakref.ref[Any] | None = None
@@ -58,9 +123,9 @@ class Charges:
     def __init__(self) -> None:
         # By id(owner), as long as the owner is alive; those that cannot be referred to weakly by name.
         self._open: dict[int, _Open] = {}
-        self._named: dict[tuple[str, str], _Open] = {}
-        # cpu_ns, steps, owners by kind and name.
-        self._ended: dict[tuple[str, str], list[int]] = {}
+        self._named: dict[Subject, _Open] = {}
+        # The label, cpu_ns, steps and number of owners that were alike.
+        self._ended: dict[_Key, list[Any]] = {}
 
     def charge(self, what: Any, wall_ns: int, cpu_ns: int) -> None:
         """Add a step of ``what``: a callback, a coro or a transport."""
@@ -72,25 +137,28 @@ class Charges:
         account.steps += 1
 
     def _begin(self, owner: Any, what: Any) -> _Open:
-        kind, name = describe(what)
-        if (kind, name) in self._named:
-            return self._named[kind, name]
-        account = _Open(kind, name)
+        subject = subject_of(what)
+        if subject in self._named:
+            return self._named[subject]
+        account = _Open(subject)
         key = id(owner)
         try:
             account.reference = weakref.ref(owner, lambda _, key=key: self._end(key))  # type: ignore[misc]
         except TypeError:
-            self._named[kind, name] = account
+            self._named[subject] = account
         else:
             self._open[key] = account
         return account
 
     def _end(self, key: int) -> None:
+        # It may run at the end of the interpreter, when there are no functions any more.
         account = self._open.pop(key)
-        total = self._ended.setdefault((account.kind, account.name), [0, 0, 0])
-        total[0] += account.cpu_ns
-        total[1] += account.steps
-        total[2] += 1
+        total = self._ended.setdefault(account.key, [account.label, 0, 0, 0])
+        if total[0] != account.label:
+            total[0] = account.key[1]
+        total[1] += account.cpu_ns
+        total[2] += account.steps
+        total[3] += 1
 
     def of(self, owner: Any) -> tuple[float, int]:
         """Return the CPU seconds and the steps of one that is alive."""
@@ -99,39 +167,13 @@ class Charges:
 
     def all(self) -> list[Cpu]:
         """Return all accounts, the largest first."""
-        alive = [*self._open.values(), *self._named.values()]
-        found = [Cpu(each.kind, each.name, each.cpu_ns / 1e9, each.steps, 0) for each in alive]
-        for (kind, name), (cpu_ns, steps, count) in list(self._ended.items()):
-            found.append(Cpu(kind, name, cpu_ns / 1e9, steps, count))
+        found = []
+        for each in [*self._open.values(), *self._named.values()]:
+            kind, alike, place = each.key
+            found.append(Cpu(kind, each.label, each.cpu_ns / 1e9, each.steps, 0, place, alike))
+        for (kind, alike, place), (label, cpu_ns, steps, count) in list(self._ended.items()):
+            found.append(Cpu(kind, label, cpu_ns / 1e9, steps, count, place, alike))
         return sorted(found, key=lambda each: -each.cpu_s)
-
-
-def describe(what: Any) -> tuple[str, str]:
-    """Return kind and name of a step: of a callback, coro or transport."""
-    owner = getattr(what, "__self__", what)
-    if isinstance(owner, asyncio.BaseTransport):
-        return "connection", type(innermost_protocol(owner)).__qualname__
-    if type(owner).__name__ == "_Listener":
-        return "server", "accepts"
-    if isinstance(owner, _core.Coro):
-        return "coro", owner.name
-    get_coro = getattr(owner, "get_coro", None)
-    if asyncio.isfuture(owner) and get_coro is not None:
-        coroutine = get_coro()
-        name = getattr(coroutine, "__qualname__", type(coroutine).__qualname__)
-        return "task", f"{owner.get_name()} ({name})" if _has_own_name(owner) else name  # type: ignore[attr-defined]
-    return "callback", callback_name(what)
-
-
-def callback_name(function: Any) -> str:
-    """Return the qualified name of what a callback calls."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
-
-
-def _has_own_name(task: Any) -> bool:
-    return not task.get_name().startswith("Task-")
 
 
 def set_cpu_accounting(loop: BaseLoop, enabled: bool) -> None:
@@ -164,10 +206,3 @@ def observe_steps(loop: BaseLoop, name: str, observer: Any) -> None:
             each(what, wall_ns, cpu_ns)
 
     loop._set_step_observer(all_of_them)
-
-
-def innermost_protocol(transport: Any) -> Any:
-    """Return the application's protocol, which TLS may lie below."""
-    protocol = transport.get_protocol()
-    above = getattr(protocol, "_app_protocol", None)
-    return protocol if above is None else above

@@ -53,18 +53,23 @@ __all__ = [
     "_coro_hide_loop",
     "_coro_is_hidden",
     "_coro_is_on_loop",
+    "_coro_latency_hint",
     "_coro_live",
+    "_coro_monotonic",
     "_coro_new",
     "_coro_note_collection",
     "_coro_now",
     "_coro_panic",
+    "_coro_read_now",
+    "_coro_report_always",
     "_coro_report_error_of_thread",
     "_coro_run_number",
     "_coro_running_loop",
     "_coro_send_signal",
+    "_coro_set_default_latency_limit",
     "_coro_set_exception_notifier",
     "_coro_set_hooks",
-    "_coro_set_latency_warning",
+    "_coro_set_latency_limit",
     "_coro_set_registry",
     "_coro_set_selfishness",
     "_coro_set_stack_slots",
@@ -86,8 +91,10 @@ __all__ = [
     "_coro_wait_for_wake",
     "_coro_wait_for_write",
     "_coro_wait_info",
+    "_coro_write_now",
     "_coro_yield_slice",
     "_coroutine_method",
+    "_decode_msgpack",
     "_file_len",
     "_log_topics",
     "_path_status",
@@ -961,6 +968,13 @@ def _after_fork() -> None:
 def _log_topics(io: bool, tls: bool) -> None:
     """Log the events of connections, and of TLS, or do not."""
 
+def _decode_msgpack(decode: Callable[[bytes], Any], packet: bytes) -> Any:
+    """Call a decoder of msgpack that runs no Python code, without garbage collections meanwhile.
+
+    Raises:
+        ValueError: lists that are keys have more than 3,000 values, or values are nested too deep. It was not called.
+    """
+
 def _bind_methods(kind: type[Loop]) -> None:
     """Put the native methods on ``kind`` itself, except those that it defines; TypeError unless it is a Loop."""
 
@@ -984,6 +998,9 @@ class Coro(Generic[_T_co]):
     @property
     def _context(self) -> Context | None:
         """The context it runs in, None once it has ended."""
+    @property
+    def _function(self) -> Callable[..., object] | None:
+        """The function that it runs, None once it has ended."""
     @property
     def _must_cancel(self) -> bool:
         """Whether a ``CancelledError`` of ``cancel()`` is to be raised where it waits next."""
@@ -1015,11 +1032,18 @@ class Coro(Generic[_T_co]):
     @property
     def _hides_loop(self) -> bool:
         """Whether asyncio's functions see no running loop in it."""
+    @property
+    def _is_daemon(self) -> bool:
+        """Whether it stands for a daemon thread: nobody waits for its end."""
+    # Whether it is such a coro that did not end when it was told to. It is not told again.
+    _is_given_up: bool
     _awaited: Any
     _cancel_count: int
 
     def set_name(self, name: object, /) -> None:
         """Give it the name ``str(name)``."""
+    def _make_daemon(self) -> None:
+        """Let it stand for a daemon thread; ScheduleError in another thread."""
     def set_max_selfish_acts(self, count: int | None, /) -> None:
         """Let it yield after ``count`` I/O operations that were ready at once; None: after as many as the others."""
     def stack_info(self) -> dict[str, Any]:
@@ -1396,6 +1420,15 @@ def _coro_begins_thread() -> bool:
 def _coro_can_wait() -> bool:
     """Whether a coro runs here that could wait."""
 
+def _coro_monotonic() -> float:
+    """What ``time.monotonic()`` returns. A program that replaces that, as tests do, does not change this."""
+
+def _coro_read_now(fd: int, length: int, /) -> bytes | None:
+    """Read from a descriptor without blocking, whatever its mode. None: there is no such call for it."""
+
+def _coro_write_now(fd: int, data: ReadableBuffer, /) -> int | None:
+    """Write to a descriptor without blocking, whatever its mode. None: there is no such call for it."""
+
 def _coro_report_error_of_thread(exception: BaseException, function: object, /) -> None:
     """Give an exception that nobody can handle to ``sys.unraisablehook``."""
 
@@ -1469,15 +1502,21 @@ def _coro_set_selfishness(count: int, /) -> int:
 def _coro_act() -> None:
     """Note that the running coro begins I/O. It yields now if much was ready at once before. Nothing elsewhere."""
 
-def _coro_set_latency_warning(seconds: float | None, /) -> float:
-    """Warn of what keeps a loop of this thread from going on for so long (0.2 at the start); 0 or None: of nothing.
+# What each record ends with that tells of a late run.
+_coro_latency_hint: str
 
-    That is a coro that does not yield, a step of a task, a callback, a protocol's method. Where this was not called,
-    threads without coros are not watched. Warnings are records of the logger ``asyncio``. The first says where the run
-    is, with its stack, while it is still in the way; the second, when it ends, how long it took and where it was when
-    the time ran out. Times are of the wall clock, with the resolution of the kernel's tick. Returns the limit before.
-    ValueError if ``seconds`` is negative or NaN.
+def _coro_set_latency_limit(seconds: float | None, /) -> float:
+    """Set how long something may keep a loop of this thread from going on: ``coro.set_latency_warning``.
+
+    The thread is watched from now on, also without coros. Returns the limit before. ValueError if ``seconds`` is
+    negative or NaN.
     """
+
+def _coro_set_default_latency_limit(seconds: float | None, /) -> None:
+    """Set that limit for this thread and for those that begin later, which are watched once they have coros."""
+
+def _coro_report_always(flag: bool, /) -> None:
+    """Set for the process whether late runs are reported also if nothing waits for their end."""
 
 def _coro_set_exception_notifier(
     function: Callable[[Any, BaseException], object] | None, /

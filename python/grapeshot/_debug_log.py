@@ -90,9 +90,9 @@ def _latency_observer(limit_ns: int) -> StepObserver:
 
     def observe(what: Any, wall_ns: int, cpu_ns: int) -> None:
         if wall_ns >= limit_ns:
-            from ._charges import describe
+            from ._subjects import subject_of
 
-            kind, name = describe(what)
-            logger.debug("%s %s took %.1f ms (CPU %.1f ms)", kind, name, wall_ns / 1e6, cpu_ns / 1e6)
+            subject = subject_of(what)
+            logger.debug("%s %s took %.1f ms (CPU %.1f ms)", subject.kind, subject.label, wall_ns / 1e6, cpu_ns / 1e6)
 
     return observe

@@ -87,8 +87,7 @@ def run_until_complete(loop: BaseLoop, future: Generator[Any, None, _T] | Awaita
     if is_our_task:
         # This function raises if the task is not done, so the message about a destroyed pending task adds nothing.
         awaited._log_destroy_pending = False  # type: ignore[attr-defined]
-    stop = functools.partial(_stop_when_done, loop)
-    awaited.add_done_callback(stop)
+    awaited.add_done_callback(_stop_when_done)
     loop._awaited = awaited
     try:
         loop.run_forever()
@@ -98,16 +97,16 @@ def run_until_complete(loop: BaseLoop, future: Generator[Any, None, _T] | Awaita
         raise
     finally:
         loop._awaited = None
-        awaited.remove_done_callback(stop)
+        awaited.remove_done_callback(_stop_when_done)
     if not awaited.done():
         raise RuntimeError("Event loop stopped before Future completed.")
     return awaited.result()
 
 
-def _stop_when_done(loop: BaseLoop, future: asyncio.Future[Any]) -> None:
+def _stop_when_done(future: asyncio.Future[Any]) -> None:
     if not future.cancelled() and isinstance(future.exception(), (SystemExit, KeyboardInterrupt)):
         return  # It already leaves run_forever(); a stop() now would end the *next* run.
-    loop.stop()
+    asyncio.futures._get_loop(future).stop()  # type: ignore[attr-defined]
 
 
 def close(loop: BaseLoop) -> None:

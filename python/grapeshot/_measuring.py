@@ -5,17 +5,18 @@ Off by default, because it takes two readings of the clock for each callback.
 
 from __future__ import annotations
 
+import _thread
 import asyncio
+import os
 import sys
-import threading
 import time
 import traceback
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from . import _core, _lifecycle
+from . import _lifecycle
 from ._base import BaseLoop
-from ._charges import callback_name
+from ._subjects import Subject, innermost_protocol, subject_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,8 +27,12 @@ if TYPE_CHECKING:
 _RUN = _lifecycle.run_forever.__code__
 # The least and the most time between two looks at a callback that runs.
 _LOOK_S = (0.001, 0.05)
+# So long the end of that thread is waited for.
+_END_S = 1.0
 # No callback takes so long, and in nanoseconds it is a number that the native loop takes.
 _NEVER_S = 1e9
+# Of a connection the protocol was called.
+_KINDS = {"connection": "protocol"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,7 @@ class SlowCallback:
     """What has kept the loop for a long time."""
 
     kind: str
-    """``"task"``, ``"coro"``, ``"callback"`` or ``"protocol"``."""
+    """``"task"``, ``"coro"``, ``"callback"``, ``"protocol"`` or ``"server"`` (accepting)."""
     name: str
     """The name of the task or coro, the qualified name of the callback or of the protocol's class."""
     started_s: float
@@ -44,6 +49,8 @@ class SlowCallback:
     stack: tuple[str, ...]
     """Where it was when it had run for half of the listener's ``seconds`` or for longer, as the lines of a traceback.
     Empty if nobody asked for stacks, or if no other thread could look, because C code kept the GIL."""
+    subject: Subject | None = field(default=None, repr=False)
+    """The same with the function and its place, and without the names of asyncio's own making, such as ``Task-7``."""
 
 
 def measure_callbacks(self: BaseLoop, enabled: bool = True) -> None:
@@ -89,8 +96,9 @@ def on_slow(self: BaseLoop, what: Any, started_ns: int, took_ns: int) -> None:
     """Tell the listeners. The native loop calls this."""
     measuring = _of(self)
     stack = () if measuring.looker is None else measuring.looker.stack_of(started_ns)
-    kind, name = describe(what)
-    slow = SlowCallback(kind, name, started_ns / 1e9, took_ns / 1e9, stack)
+    subject = subject_of(what)
+    kind = _KINDS.get(subject.kind, subject.kind)
+    slow = SlowCallback(kind, _name(what, subject), started_ns / 1e9, took_ns / 1e9, stack, subject)
     for listener, seconds, _ in tuple(measuring.listeners):
         if slow.duration_s >= seconds:
             try:
@@ -99,16 +107,14 @@ def on_slow(self: BaseLoop, what: Any, started_ns: int, took_ns: int) -> None:
                 self.call_exception_handler({"message": f"Exception in slow listener {listener!r}", "exception": exc})
 
 
-def describe(what: Any) -> tuple[str, str]:
-    """Return the kind and the name of what a loop has called: a callback, a coro or a transport."""
-    if isinstance(what, _core.Coro):
-        return "coro", str(what.name)
-    if isinstance(what, asyncio.BaseTransport):
-        return "protocol", type(what.get_protocol()).__qualname__
-    owner = getattr(what, "__self__", None)
-    if isinstance(owner, asyncio.Task):
-        return "task", owner.get_name()
-    return "callback", callback_name(what)
+def _name(what: Any, subject: Subject) -> str:
+    """Return the name of a task or coro, even if it is ``Task-7``, a protocol's class, or the name of the function."""
+    owner = getattr(what, "__self__", what)
+    if subject.kind in ("task", "coro"):
+        return str(owner.get_name())
+    if isinstance(owner, asyncio.BaseTransport):
+        return type(innermost_protocol(owner)).__qualname__
+    return subject.function or subject.name
 
 
 def _of(loop: BaseLoop) -> _Measuring:
@@ -146,34 +152,50 @@ class _Measuring:
 
 
 class _Looker:
-    """A thread that notes where callbacks are that last long."""
+    """A thread that notes where callbacks are that last long.
+
+    It is made by ``_thread``: in a program that :func:`grapeshot.coro.install` has patched, those of ``threading`` are
+    coros, and one would look only while nothing else runs.
+    """
 
     def __init__(self, loop: BaseLoop, after_s: float) -> None:
         self._loop = weakref.ref(loop)
         self._after_ns = int(after_s * 1e9)
-        self._is_over = threading.Event()
+        # Taken while it is to look, and while it lives.
+        self._is_wanted = _thread.allocate_lock()
+        self._lives = _thread.allocate_lock()
         # When the last callback began that was seen, how long it had run then, and where it was.
         self._seen: tuple[int, int, tuple[str, ...]] = (0, 0, ())
         pause_s = min(max(after_s, _LOOK_S[0]), _LOOK_S[1])
-        self._thread = threading.Thread(target=self._run, args=(pause_s,), name="grapeshot-slow", daemon=True)
-        self._thread.start()
+        self._pid = os.getpid()
+        self._is_wanted.acquire()
+        self._lives.acquire()
+        try:
+            self._thread = _thread.start_new_thread(self._run, (pause_s,))
+        except BaseException:
+            self._lives.release()
+            raise
 
     def stop(self) -> None:
-        self._is_over.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        self._is_wanted.release()
+        # A forked child has no such thread, and one that the interpreter's end has frozen never ends.
+        if self._pid == os.getpid() and self._thread != _thread.get_ident():
+            self._lives.acquire(timeout=_END_S)
 
     def stack_of(self, started_ns: int) -> tuple[str, ...]:
         seen_ns, _, stack = self._seen
         return stack if seen_ns == started_ns else ()
 
     def _run(self, pause_s: float) -> None:
-        while not self._is_over.wait(pause_s):
-            loop = self._loop()
-            if loop is None:
-                return
-            self._look(loop)
-            del loop
+        try:
+            while not self._is_wanted.acquire(timeout=pause_s):
+                loop = self._loop()
+                if loop is None:
+                    return
+                self._look(loop)
+                del loop
+        finally:
+            self._lives.release()
 
     def _look(self, loop: BaseLoop) -> None:
         since_ns, thread = loop._running_since_ns(), loop._thread_id

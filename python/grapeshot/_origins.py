@@ -39,10 +39,19 @@ def site(frame: FrameType | None) -> str | None:
         code = frame.f_code
         if code.co_name == "run_forever" and code.co_filename == _RUNS_LOOPS:
             return None  # what has called the loop has not made it
-        if not code.co_filename.startswith(_NOT_OF_THE_PROGRAM):
-            return f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"
+        found = place(frame)
+        if found is not None:
+            return found
         frame = frame.f_back
     return None
+
+
+def place(frame: FrameType) -> str | None:
+    """Return where a frame of the program is, as ``file:line in function``; None for one of this package or asyncio."""
+    code = frame.f_code
+    if code.co_filename.startswith(_NOT_OF_THE_PROGRAM):
+        return None
+    return f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"
 
 
 def note_opened(loop: BaseLoop, thing: Any) -> None:

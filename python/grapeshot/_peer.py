@@ -17,6 +17,12 @@ def _linux(sock: socket.socket) -> int:
     return uid  # type: ignore[no-any-return]
 
 
+def peer_pid(sock: socket.socket) -> int:
+    """Return the id of the process that listens at the other end, on Linux; another one may have its socket by now."""
+    pid, _uid, _gid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid  # type: ignore[no-any-return]
+
+
 def _openbsd(sock: socket.socket) -> int:
     uid, _gid, _pid = struct.unpack("IIi", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return uid  # type: ignore[no-any-return]

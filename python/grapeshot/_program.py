@@ -15,7 +15,7 @@ from importlib import machinery
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, NoReturn
 
     Program = Callable[[dict[str, Any]], None]
 
@@ -42,6 +42,20 @@ def prepare(arguments: list[str]) -> Program | None:
         return lambda names: exec(_compile_text(rest[0]), names)
     _set_first_path(os.getcwd())
     return lambda _: _run_module(rest[0], True)
+
+
+def exit_with_usage(arguments: list[str], usage: str) -> NoReturn:
+    """Show how a command is used, because ``arguments`` ask for that or name no program; end this process."""
+    first = arguments[0] if arguments else ""
+    if first in ("-h", "--help"):
+        sys.stdout.write(usage)
+        sys.exit(0)
+    sys.stderr.write(usage)
+    if first in ("-c", "-m"):
+        sys.stderr.write(f"error: {first} needs an argument\n")
+    elif first != "-" and first:
+        sys.stderr.write(f"error: unknown option: {first}\n")
+    sys.exit(2)
 
 
 def _compile_text(source: str) -> types.CodeType:

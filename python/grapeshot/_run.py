@@ -109,6 +109,11 @@ def uninstall() -> None:
         _require(_policy_function("set"))(before)
 
 
+def is_installed() -> bool:
+    """Whether :func:`install` has been called, and not undone, whoever has set another policy since then."""
+    return _replaced is not None
+
+
 def _install_streams() -> None:
     from . import streams
 

@@ -44,6 +44,8 @@ class Runner(asyncio.Runner):  # type: ignore[misc]  # final to type checkers on
     _late: _Late | None = None
     # The next signal is the one that the thread sends.
     _is_reminder = False
+    # The base's.
+    _loop: Any
 
     def _on_sigint(self, signum: int, frame: FrameType | None, main_task: asyncio.Task[Any]) -> None:
         late = self._late
@@ -62,6 +64,17 @@ class Runner(asyncio.Runner):  # type: ignore[misc]  # final to type checkers on
                 start_new_thread(self._remind, (self._late, signal.getsignal(signum), signum))
             except RuntimeError:
                 pass  # no further thread can be had: the second Ctrl-C is raised at once, as asyncio's
+
+    def close(self) -> None:
+        """As :meth:`asyncio.Runner.close`, with a warning that names coros that hold up the end."""
+        loop = self._loop
+        watch_end = None if loop is None else getattr(loop, "_watch_end", None)
+        watch = None if watch_end is None else watch_end(loop)
+        try:
+            super().close()
+        finally:
+            if watch is not None:
+                watch.cancel()
 
     def _remind(self, late: _Late, handler: object, signum: int) -> None:
         sleep(_GRACE_S)

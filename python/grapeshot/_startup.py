@@ -1,8 +1,8 @@
 """What every Python process runs at its start if GRAPESHOT_INSTALL is set, once ``python -m grapeshot enable`` was run.
 
 Nothing imports this module: ``_site`` writes its text into a .pth file, so that it neither imports the package nor
-needs it. It waits until the process imports asyncio (or grapeshot), and calls :func:`grapeshot.install` then. A process
-that never does either pays for nothing else. Where grapeshot is not installed any more, asyncio keeps its own loop.
+needs it. It waits until the process imports asyncio (or grapeshot), and installs the loop then. A process that does
+neither pays for nothing else. Where grapeshot is not installed any more, asyncio keeps its own loop.
 """
 
 import sys
@@ -30,12 +30,12 @@ class _Finder:
                 vars(loader).pop("exec_module", None)
                 execute(module)
                 try:
-                    from grapeshot import install
+                    from grapeshot._other_loops import install_everywhere
                 except ModuleNotFoundError as error:
                     if error.name != "grapeshot":
                         raise
                 else:
-                    install()
+                    install_everywhere()
 
             loader.exec_module = exec_module
         return spec

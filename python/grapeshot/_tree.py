@@ -12,13 +12,15 @@ import dataclasses
 import errno
 import gc
 import os
+import re
 import stat
 import sys
 import threading
 from collections.abc import Iterator
 
 from . import _core, _waits
-from ._charges import innermost_protocol
+from ._subjects import innermost_protocol
+from ._tally import printable
 from ._waits import Node
 
 TYPE_CHECKING = False
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 # The text has at most so many timers, sockets and threads each.
 _SHOWN = 100
 _KINDS = {_socket.SOCK_STREAM: "tcp", _socket.SOCK_DGRAM: "udp"}
+# A back door is made in such a directory, and then linked to its place above it (backdoor/_path.py).
+_PRIVATE = re.compile(r"/\.bd[a-z0-9_]{8}/")
 _WORKER = ("thread.py", "_worker")
 
 
@@ -59,9 +63,13 @@ class Socket:
     """The transport of this loop that has it, and its protocol, or the coro that waits for it."""
 
     def __str__(self) -> str:
+        return printable(f"fd {self.fd} {self.words()}{'' if self.owner is None else f': {self.owner}'}")
+
+    def words(self) -> str:
+        """Return its kind and addresses."""
         way = f"listens on {self.local}" if self.is_listening else self.local or "unnamed"
         peer = "" if self.peer is None else f" -> {self.peer or 'unnamed'}"
-        return f"fd {self.fd} {self.kind} {way}{peer}{'' if self.owner is None else f': {self.owner}'}"
+        return f"{self.kind} {way}{peer}"
 
 
 @dataclasses.dataclass
@@ -124,7 +132,7 @@ def tree(loop: asyncio.AbstractEventLoop | None = None) -> Tree:
     seen = running_loop() if loop is None else loop
     waits = _waits.Waits(seen)
     roots, circles = waits.roots()
-    return Tree(waits.heading(), waits.nodes(), roots, circles, _timers(seen), _sockets(seen, waits), _threads(seen))
+    return Tree(waits.heading(), waits.nodes(), roots, circles, _timers(seen), _sockets(seen), _threads(seen))
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
@@ -154,8 +162,8 @@ def _timers(loop: Any) -> list[Timer]:
 # ---------------------------------------------------------------- sockets
 
 
-def _sockets(loop: Any, waits: _waits.Waits) -> list[Socket]:
-    owners = _owners(loop, waits)
+def _sockets(loop: Any) -> list[Socket]:
+    owners = _owners(loop)
     found: list[Socket] = []
     for fd in _open_fds():
         try:
@@ -204,21 +212,46 @@ def _describe(fd: int, owner: str | None) -> Socket:
 def _address(address: Any) -> str:
     if isinstance(address, tuple) and len(address) >= 2 and isinstance(address[0], str):
         return f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
-    return os.fsdecode(address) if isinstance(address, (bytes, str)) else str(address)
+    if not isinstance(address, (bytes, str)):
+        return str(address)
+    return _PRIVATE.sub("/", os.fsdecode(address))
 
 
-def _owners(loop: Any, waits: _waits.Waits) -> dict[int, str]:
+def _owners(loop: Any) -> dict[int, str]:
     """Return whose the descriptors are, as far as the loop and its coros tell."""
-    owners: dict[int, str] = {}
-    for co in waits.coros:
-        wait = _core._coro_wait_info(co)
-        if wait is not None and wait[0] != "queue":
-            owners[wait[1]] = _waits.name_of(co)
+    owners = {fd: _owner_words(co) for co, fd in _coros_at_descriptors(loop)}
     for transport in _transports(loop):
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.fileno() >= 0:
-            owners[sock.fileno()] = f"{type(transport).__name__} of {innermost_protocol(transport)!r}"
+            owners[sock.fileno()] = _owner_words(transport)
     return owners
+
+
+def _coros_at_descriptors(loop: Any) -> Iterator[tuple[Any, int]]:
+    """Yield the coros that wait for a descriptor, with it."""
+    for co in () if _waits.coro_part is None else _core._coro_live():
+        wait = _core._coro_wait_info(co) if loop is None or co._loop is loop else None
+        if wait is not None and wait[0] != "queue":
+            yield co, wait[1]
+
+
+def _owner_words(owner: Any) -> str:
+    """Return a coro, a transport or a server in words."""
+    if _waits.is_coro(owner):
+        return _waits.name_of(owner)
+    if not isinstance(owner, asyncio.BaseTransport):
+        return type(owner).__qualname__
+    return f"{type(owner).__name__} of {innermost_protocol(owner)!r}"
+
+
+def _of_transport(transport: Any, sock: Any) -> Socket | None:
+    """Describe the socket of a connection by what the transport knows. None if that is not enough."""
+    local, peer = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
+    if not (isinstance(local, tuple) and isinstance(peer, tuple)):
+        return None
+    return Socket(
+        sock.fileno(), _KINDS.get(sock.type, f"type {sock.type}"), _address(local), _address(peer), False, None
+    )
 
 
 def _transports(loop: Any) -> Iterator[Any]:

@@ -15,7 +15,9 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 
-from . import _core
+from . import _core, _origins
+from ._subjects import subject_of
+from ._tally import Tally, tally
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -186,6 +188,46 @@ class Waits:
         """Yield the lines of the tree."""
         roots, circles = self.roots()
         yield from tree_lines(roots, circles)
+
+
+def tally_waits(loop: Any) -> list[Tally]:
+    """Count the coros and tasks of a loop that have the same function and wait at the same place of the program.
+
+    It looks at no stack but for that place, and takes some 3 us for each.
+    """
+    running = None if loop is None else asyncio.current_task(loop)
+    places: dict[tuple[int, int], str | None] = {}
+    entries = []
+    every: list[Any] = [co for co in _core._coro_live() if loop is None or co._loop is loop]
+    every += [] if loop is None else [task for task in asyncio.all_tasks(loop) if not is_coro(task)]
+    for each in every:
+        subject = subject_of(each)
+        place: str | None = "runs"
+        if each is not running and not (is_coro(each) and each._status == "running"):
+            innermost_first = _frames_of(each)
+            place = next((found for frame in innermost_first if (found := _place_of(frame, places))), None)
+        entries.append((f"{subject.kind} {subject.alike}", f"{subject.kind} {subject.label}", place))
+    return tally(entries)
+
+
+def _frames_of(waiter: Any) -> list[FrameType]:
+    """Return the frames of a suspended coro or task, the innermost first."""
+    if not is_coro(waiter):
+        return list(coroutine_frames(waiter.get_coro()))[::-1]
+    frames = []
+    frame = waiter.get_frame()
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def _place_of(frame: FrameType, places: dict[tuple[int, int], str | None]) -> str | None:
+    """Return the line of a frame if it is one of the program. ``places`` are those that were found already."""
+    key = (id(frame.f_code), frame.f_lasti)
+    if key not in places:
+        places[key] = _origins.place(frame)
+    return places[key]
 
 
 def timers_of(loop: Any) -> list[Any]:

@@ -114,7 +114,21 @@ fn member<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     // SAFETY: `fill` has stored descriptors of `_socket.socket`, which are never freed.
     let descriptor = unsafe { Bound::from_borrowed_ptr(socket.py(), descriptor.load(Ordering::Relaxed)) };
-    descriptor.call_method1("__get__", (socket,))
+    // SAFETY: attached; a live descriptor of a type that has the slot, as `fill` has checked; the object is a socket.
+    unsafe {
+        let get = (*ffi::Py_TYPE(descriptor.as_ptr())).tp_descr_get;
+        match get {
+            Some(get) => Bound::from_owned_ptr_or_err(
+                socket.py(),
+                get(
+                    descriptor.as_ptr(),
+                    socket.as_ptr(),
+                    ffi::Py_TYPE(socket.as_ptr()).cast(),
+                ),
+            ),
+            None => descriptor.call_method1("__get__", (socket,)),
+        }
+    }
 }
 
 /// The C function of a method without arguments, taken from a socket object that was never opened; null if the method

@@ -1,4 +1,4 @@
-//! The one place that converts errors: `io::Error` to `OSError`, a Rust panic to `RuntimeError`, and a Python exception
+//! The one place that converts errors: `io::Error` to `OSError`, a Rust panic to `RuntimeError` or `MemoryError`, and a Python exception
 //! in a callback to a call of the loop's exception handler.
 //!
 //! Runs on any attached thread. Does not depend on transports.
@@ -7,7 +7,8 @@ use std::any::Any;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use pyo3::exceptions::{PyKeyboardInterrupt, PyOSError, PyRuntimeError, PySystemExit};
+use pyo3::exceptions::{PyKeyboardInterrupt, PyMemoryError, PyOSError, PyRuntimeError, PySystemExit};
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -47,48 +48,79 @@ pub(crate) fn leaves_loop(py: Python<'_>, error: &PyErr) -> bool {
     error.is_instance_of::<PyKeyboardInterrupt>(py) || error.is_instance_of::<PySystemExit>(py)
 }
 
-/// Runs `body` at the C boundary. An error becomes the current Python exception, and a panic becomes `RuntimeError`;
-/// both return `failure`.
+/// Runs `body` at the C boundary. An error becomes the current Python exception, and a panic becomes `RuntimeError` or
+/// `MemoryError`; both return `failure`.
 #[inline]
 pub(crate) fn at_boundary<R>(py: Python<'_>, failure: R, body: impl FnOnce() -> PyResult<R>) -> R {
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(value)) => value,
-        Ok(Err(error)) => {
+    match caught(body) {
+        Ok(value) => value,
+        Err(error) => {
             raise(py, error);
             failure
         }
-        Err(payload) => {
-            raise(py, panic_error(&*payload));
-            failure
-        }
     }
+}
+
+/// Runs `body`. A panic becomes an error, for a caller that has something to put in order after it.
+#[inline]
+pub(crate) fn caught<R>(body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| Err(panic_error(&*payload)))
 }
 
 /// Makes `error` the current exception, within a call of pyo3's: what pyo3 releases outside of them, it keeps until the
-/// next one, so the value of an exception would outlive it until a loop blocks.
+/// next one, so the value of an exception would outlive it until a loop blocks. Without memory for the exception, it is
+/// `MemoryError`.
 #[cold]
 pub(crate) fn raise(py: Python<'_>, error: PyErr) {
     let mut error = Some(error);
-    Python::try_attach(|py| {
+    let restored = catch_unwind(AssertUnwindSafe(|| {
+        Python::try_attach(|py| {
+            if let Some(error) = error.take() {
+                error.restore(py);
+            }
+        });
+        // While the interpreter ends or the collector traverses, pyo3 has no calls.
         if let Some(error) = error.take() {
             error.restore(py);
         }
-    });
-    // While the interpreter ends or the collector traverses, pyo3 has no calls.
-    if let Some(error) = error {
-        error.restore(py);
+    }));
+    // SAFETY: attached. The exception that is raised for lack of memory was made in advance.
+    unsafe {
+        if restored.is_err() || ffi::PyErr_Occurred().is_null() {
+            ffi::PyErr_NoMemory();
+        }
     }
 }
 
-/// The `RuntimeError` that stands for a Rust panic.
+/// The text with which pyo3 panics where CPython had no memory for a new object (`panic_on_null`).
+const NO_MEMORY: &str = "PyObject pointer is null";
+
+/// The text of a panic, if it has one.
+fn panic_text(payload: &(dyn Any + Send)) -> Option<&str> {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+}
+
+/// The `RuntimeError` that stands for a Rust panic, or the `MemoryError` that pyo3 has made a panic of.
 #[cold]
 pub(crate) fn panic_error(payload: &(dyn Any + Send)) -> PyErr {
-    let text = payload
-        .downcast_ref::<&str>()
-        .map(|text| (*text).to_owned())
-        .or_else(|| payload.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "no message".to_owned());
-    PyRuntimeError::new_err(format!("internal error in grapeshot: {text}"))
+    match panic_text(payload) {
+        Some(NO_MEMORY) => PyMemoryError::new_err(()),
+        text => PyRuntimeError::new_err(format!(
+            "internal error in grapeshot: {}",
+            text.unwrap_or("no message")
+        )),
+    }
+}
+
+/// Lets a panic be silent that becomes a `MemoryError`.
+pub(crate) fn silence_memory_errors() {
+    let others = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        if panic_text(info.payload()) != Some(NO_MEMORY) {
+            others(info);
+        }
+    }));
 }
 
 /// Passes `error` to `loop.call_exception_handler` with asyncio's context keys `message`, `exception` and `details`.

@@ -46,6 +46,8 @@ macro_rules! kept {
             pub(crate) get_running_loop: Option<Kept>,
             /// `"type"`, which is a keyword of Rust and cannot be an identifier.
             pub(crate) type_keyword: Kept,
+            /// `"loop"`, which is a keyword, too.
+            pub(crate) loop_keyword: Kept,
             /// `("loop",)`: the keyword names of a vectorcall.
             pub(crate) kw_loop: Kept,
             /// `()`
@@ -68,6 +70,7 @@ macro_rules! kept {
                     },
                     no_args: Kept::new(PyTuple::empty(py).as_any()),
                     type_keyword: Kept::new(PyString::intern(py, "type").as_any()),
+                    loop_keyword: Kept::new(PyString::intern(py, "loop").as_any()),
                     kw_loop: Kept::new(PyTuple::new(py, [PyString::intern(py, "loop")])?.as_any()),
                 })
             }
@@ -80,7 +83,7 @@ kept! {
         connection_made connection_lost data_received eof_received get_buffer buffer_updated pause_writing
         resume_writing datagram_received error_received sendto recvfrom set_result set_exception done fileno close _attach _detach
         _accepting time call_at context Future Task _signal_handlers family proto flags getaddrinfo _resolve
-        _stream_reader_wr feed_data _wakeup_waiter _eof _buffer _waiter _transport _paused _limit cancelled pause_reading name
+        _stream_reader_wr feed_data _wakeup_waiter _eof _buffer _waiter _transport _paused _limit cancelled pause_reading name socket
     }
     objects {
         futures_dict = "asyncio.futures"."__dict__"

@@ -415,7 +415,7 @@ pub(crate) unsafe fn represent<T: NativeType>(
                 drop(looked);
                 format!("<{} object at {slf:p}>", T::NAME.to_string_lossy())
             };
-            Ok(text.into_pyobject(py)?.into_ptr())
+            Ok(super::new_objects::string(py, &text)?.into_any().into_ptr())
         })
     }
 }

@@ -12,8 +12,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyInt, PyString, PyTuple, PyType};
 
-use crate::binding::base_socket;
 use crate::binding::native_type::none;
+use crate::binding::{base_socket, errors, new_bytes, new_objects};
 
 /// A nonblocking `socket.socket` that takes over `fd`. Family, type and protocol are read from the descriptor. After an
 /// error, the caller still owns the descriptor.
@@ -31,7 +31,7 @@ pub(crate) fn adopt(py: Python<'_>, fd: RawFd) -> PyResult<Bound<'_, PyAny>> {
 }
 
 fn raw_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
-    Ok(py.import("_socket")?.getattr("socket")?.cast_into::<PyType>()?)
+    Ok(new_objects::attribute(&new_objects::module(py, "_socket")?, "socket")?.cast_into::<PyType>()?)
 }
 
 /// `kind(*args, **kwargs)` for a subclass of `_socket.socket` and arguments with a descriptor, then set to nonblocking.
@@ -46,7 +46,8 @@ pub(crate) fn take_over<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = kind.py();
     let raw = raw_type(py)?;
-    let detach = raw.getattr("detach")?;
+    let detach = new_objects::attribute(&raw, "detach")?;
+    let set_blocking = new_objects::string(py, "setblocking")?;
     let kwargs = kwargs.map_or(ptr::null_mut(), Bound::as_ptr);
     // SAFETY: attached; the slot of the type itself, which returns a new reference or null with an exception set.
     let socket = unsafe {
@@ -58,20 +59,27 @@ pub(crate) fn take_over<'py>(
     if !socket.is_instance(&raw)? {
         return Err(PyTypeError::new_err("socket.socket() did not create a socket"));
     }
-    let made = initialize(&socket, args, kwargs)
+    // A panic here must not drop `owner` and the object, as both may have the descriptor.
+    let made = errors::caught(|| {
+        initialize(&socket, args, kwargs)?;
         // The constructor applies the default timeout, which would make the descriptor blocking.
-        .and_then(|()| socket.call_method1("setblocking", (false,)));
+        socket.call_method1(&set_blocking, (false,))
+    });
     match made {
         Ok(_) => {
             let _ = owner.map(IntoRawFd::into_raw_fd);
             Ok(socket)
         }
         Err(error) => {
-            let was_opened = base_socket::is_known() && base_socket::family(&socket)? != 0;
-            // A C function, so no Python code runs in between.
-            let detached: RawFd = detach.call1((socket,))?.extract()?;
-            if detached < 0 && was_opened {
-                // The constructor of a subclass has closed it. The number may belong to another file by now.
+            let taken_back = errors::caught(|| {
+                let was_opened = base_socket::is_known() && base_socket::family(&socket)? != 0;
+                // A C function, so no Python code runs in between.
+                let detached: RawFd = detach.call1((&socket,))?.extract()?;
+                Ok(detached >= 0 || !was_opened)
+            });
+            if !matches!(taken_back, Ok(true)) {
+                // The constructor of a subclass has closed it, and the number may belong to another file by now. Or there
+                // was no memory to find that out: then the object keeps the descriptor.
                 let _ = owner.map(IntoRawFd::into_raw_fd);
             }
             Err(error)
@@ -111,18 +119,19 @@ pub(crate) fn describe(py: Python<'_>, fd: RawFd) -> PyResult<Bound<'_, PyString
 
 /// The result of `get_extra_info("socket")`: the socket without the methods that would read, write or close it.
 pub(crate) fn guarded<'py>(socket: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    socket
-        .py()
-        .import("asyncio.trsock")?
-        .getattr("TransportSocket")?
-        .call1((socket,))
+    let module = new_objects::module(socket.py(), "asyncio.trsock")?;
+    new_objects::attribute(&module, "TransportSocket")?.call1((socket,))
 }
 
 /// The address as `socket.getsockname` returns it: (host, port), (host, port, flowinfo, `scope_id`), a path, or bytes
 /// for an abstract name. None if there is no address or its family is not known.
 pub(crate) fn address_object<'py>(py: Python<'py>, address: &Address) -> PyResult<Bound<'py, PyAny>> {
     match address.view() {
-        AddressView::V4 { ip, port } => Ok((Ipv4Text::new(ip).as_str(), port).into_pyobject(py)?.into_any()),
+        AddressView::V4 { ip, port } => {
+            let host = new_objects::string(py, Ipv4Text::new(ip).as_str())?;
+            let parts = [host.into_any(), new_objects::int(py, port.into())?];
+            Ok(new_objects::tuple(py, parts.into_iter())?.into_any())
+        }
         AddressView::V6 {
             ip,
             port,
@@ -131,13 +140,13 @@ pub(crate) fn address_object<'py>(py: Python<'py>, address: &Address) -> PyResul
         } => Ok((socket::ipv6_text(ip), port, flowinfo, scope_id)
             .into_pyobject(py)?
             .into_any()),
-        AddressView::Unix(path) if path.first() == Some(&0) => Ok(PyBytes::new(py, path).into_any()),
+        AddressView::Unix(path) if path.first() == Some(&0) => new_bytes::copied(py, path),
         AddressView::Unix(path) => {
-            let decode = py.import("os")?.getattr("fsdecode")?;
-            decode.call1((PyBytes::new(py, path),))
+            let decode = new_objects::attribute(&new_objects::module(py, "os")?, "fsdecode")?;
+            decode.call1((new_bytes::copied(py, path)?,))
         }
         AddressView::Unnamed if address.family() == libc::AF_UNSPEC => Ok(none(py)),
-        AddressView::Unnamed => Ok(PyString::new(py, "").into_any()),
+        AddressView::Unnamed => Ok(new_objects::string(py, "")?.into_any()),
         AddressView::Other => Ok(none(py)),
     }
 }

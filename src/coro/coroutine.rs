@@ -75,6 +75,10 @@ pub(super) struct CoroObject {
     pub(super) has_own_stack: Cell<bool>,
     /// asyncio's functions see no running loop in it.
     pub(super) hides_loop: Cell<bool>,
+    /// It stands for a thread that is a daemon: nobody waits for its end.
+    pub(super) is_daemon: Cell<bool>,
+    /// A daemon that did not end when it was told to. It is not told again.
+    pub(super) is_given_up: Cell<bool>,
     /// The descriptor that it waits for has had an event, which has made it ready.
     pub(super) has_event: Cell<bool>,
     /// It has started, its own stack is promised, and it has not run yet.
@@ -117,10 +121,13 @@ impl CoroObject {
             doc: ptr::null(),
         };
         let weakrefs = offset_of!(CoroObject, weakrefs);
+        let function = offset_of!(CoroObject, function);
         let awaited = offset_of!(CoroObject, awaited);
         let count = offset_of!(CoroObject, cancel_count);
         let is_blocking = offset_of!(CoroObject, is_blocking);
         let hides_loop = offset_of!(CoroObject, hides_loop);
+        let is_daemon = offset_of!(CoroObject, is_daemon);
+        let is_given_up = offset_of!(CoroObject, is_given_up);
         leak_table(
             vec![
                 member(
@@ -129,10 +136,13 @@ impl CoroObject {
                     weakrefs,
                     ffi::Py_READONLY,
                 ),
+                member(c"_function", ffi::_Py_T_OBJECT, function, ffi::Py_READONLY),
                 member(c"_awaited", ffi::_Py_T_OBJECT, awaited, 0),
                 member(c"_cancel_count", ffi::Py_T_INT, count, 0),
                 member(c"_asyncio_future_blocking", ffi::Py_T_BOOL, is_blocking, 0),
                 member(c"_hides_loop", ffi::Py_T_BOOL, hides_loop, ffi::Py_READONLY),
+                member(c"_is_daemon", ffi::Py_T_BOOL, is_daemon, ffi::Py_READONLY),
+                member(c"_is_given_up", ffi::Py_T_BOOL, is_given_up, 0),
             ],
             ffi::PyMemberDef::default(),
         )

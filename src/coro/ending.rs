@@ -2,8 +2,9 @@
 //!
 //! Each coro is resumed with `Shutdown`, from the thread's own stack as the loop would do it, so that its `finally`
 //! blocks run. They may yield; a wait in them is interrupted again. A coro that does not end is abandoned: its stack,
-//! its frames and the objects that they refer to are never freed. The same holds for the other coros in the child of a
-//! coro that forks.
+//! its frames and the objects that they refer to are never freed. A coro that stands for a daemon thread is abandoned
+//! soon: plain Python would not wait for the thread at all. The other coros in the child of a coro that forks are
+//! abandoned, too.
 
 use pyo3::prelude::*;
 
@@ -15,9 +16,11 @@ use super::{interruption, scheduler};
 
 /// The number of rounds in which coros may yield during their cleanup. After that a yield is interrupted, too.
 const GENTLE_ROUNDS: usize = 100;
+/// The number of rounds after which daemons are given up.
+const DAEMON_ROUNDS: usize = 10;
 
 /// Shuts down this thread's coros (only those of `event_loop`, if one is given) in up to `rounds` rounds. Returns how
-/// many are left. Inside a coro it does nothing but count.
+/// many are left, without daemons that were given up. Inside a coro it does nothing but count.
 ///
 /// # Errors
 /// The first `SystemExit` or `KeyboardInterrupt` that a coro raised, after the last round.
@@ -35,7 +38,7 @@ pub(super) fn shut_down(
             let coro = scheduler::coro_of(&object);
             let is_meant =
                 event_loop.is_none_or(|event_loop| coro.event_loop.as_ptr() == event_loop.as_ptr());
-            if !is_meant || coro.is_done() {
+            if !is_meant || coro.is_done() || is_given_up(coro, round) {
                 continue;
             }
             if !is_inside {
@@ -54,6 +57,14 @@ pub(super) fn shut_down(
         }
     }
     leaving.map(|()| left)
+}
+
+/// Whether the coro is a daemon that has not ended in the rounds before this one.
+fn is_given_up(coro: Coro<'_>, round: usize) -> bool {
+    if coro.is_daemon.get() && round >= DAEMON_ROUNDS {
+        coro.is_given_up.set(true);
+    }
+    coro.is_given_up.get()
 }
 
 /// In the child of a fork: only the running coro exists here. The others have ended as if shut down, but nothing of

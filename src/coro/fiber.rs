@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 
 use super::coroutine::{Coro, CoroObject, Status};
 use super::pystate::{self, PyState, Relinked, ThreadStateRoot};
+use super::reprs::Contents;
 use super::thread_locals::Taken;
 
 /// Lies in the tail of the memory block that begins with the coro's root chunk (`pystate::Chunks`).
@@ -27,6 +28,8 @@ pub(super) struct Fiber {
     pub(super) top: usize,
     /// Thread-local variables that pointed into the stack while the coro ran.
     pub(super) taken: Option<Box<Taken>>,
+    /// The containers whose `repr` is being made on the stack that does not run: the coro's, or the thread's own.
+    pub(super) reprs: Option<Box<Contents>>,
     /// If the coro hides the loop: the running loop that asyncio does not see now, the coro's or the thread's
     /// (`tasks`). An owned reference, or null for none.
     pub(super) running_loop: *mut ffi::PyObject,

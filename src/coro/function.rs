@@ -5,7 +5,6 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use grapeshot_core::arch;
 use pyo3::exceptions::PyRuntimeError;
@@ -101,9 +100,7 @@ fn record_outcome<'py, F>(coro: Coro<'py>, part: F) -> bool
 where
     F: FnOnce() -> PyResult<Option<Bound<'py, PyAny>>>,
 {
-    let outcome =
-        catch_unwind(AssertUnwindSafe(part)).unwrap_or_else(|payload| Err(errors::panic_error(&*payload)));
-    let outcome = match outcome {
+    let outcome = match errors::caught(part) {
         Ok(None) => return true,
         Ok(Some(value)) => Ok(value),
         Err(error) => Err(error),

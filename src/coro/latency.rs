@@ -1,5 +1,7 @@
 //! Warns of what keeps a loop from turning, on asyncio's logger, as asyncio warns of slow callbacks: coros that run long
-//! without a yield and, in a thread that has coros or has set a limit, tasks, callbacks and protocol methods.
+//! without a yield and, in a thread that has coros or has set a limit, tasks, callbacks and protocol methods. A run that
+//! holds up nothing is none of that, unless the program asks for all: only the time counts since the watchdog has last
+//! seen that nothing else waits for its turn (`Reactor::has_backlog`).
 //!
 //! ```text
 //!   loop's thread   begin ............ computes .............. end: "ran for 0.731 s, at 0.200 it was at ..."
@@ -12,15 +14,16 @@
 //! GIL, because then the run cannot end. `scheduler` tells of coros, the loop (`event_loop/observer`) of the rest.
 
 use std::mem;
-use std::sync::atomic::Ordering;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-use super::coroutine::Coro;
+use super::coroutine::{Coro, CoroObject};
 use super::fiber;
-use super::pulse::{Found, HAS_ENDED, Name, Place, Pulse, Subject, late_after};
+use super::pulse::{Found, HAS_ENDED, Name, Place, Pulse, Subject, late_after, set_default_limit_ns};
 use super::report::{name, place, places};
 use super::runtime::{Runtime, current, with_runtime};
 use super::{hooks, tasks, watchdog};
@@ -30,6 +33,12 @@ use crate::event_loop::observer::{self, Kind, Observer};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::source::Deferred;
 use grapeshot_core::sys::clock;
+
+/// What each record ends with.
+pub(super) const HINT: &str = " (coro.set_latency_warning(s) or GRAPESHOT_LATENCY_WARNING=s sets the limit; 0: off; s,stack: with the stack)";
+
+/// Whether runs are reported that hold up nothing.
+static REPORTS_ALWAYS: AtomicBool = AtomicBool::new(false);
 
 /// A coro begins to run, in a thread whose limit is set.
 #[inline]
@@ -67,7 +76,15 @@ fn start(runtime: &Runtime, object: *mut ffi::PyObject, subject: Subject) {
 /// Makes the loops tell what they run, except for queued entries with the function `own_entry`: those of coros.
 pub(super) fn install(own_entry: Deferred) {
     observer::install(Observer {
-        is_on: || with_runtime(is_observed),
+        enter: |event_loop| {
+            with_runtime(|runtime| {
+                runtime
+                    .pulse
+                    .event_loop
+                    .store(event_loop.as_ptr(), Ordering::Relaxed);
+                is_observed(runtime)
+            })
+        },
         begin: |object, kind| {
             with_runtime(|runtime| {
                 if is_observed(runtime) {
@@ -78,6 +95,7 @@ pub(super) fn install(own_entry: Deferred) {
         end: |object, kind| with_runtime(|runtime| end(runtime, object, subject_of(kind))),
         leave: || {
             with_runtime(|runtime| {
+                runtime.pulse.event_loop.store(ptr::null_mut(), Ordering::Relaxed);
                 runtime.pulse.since_ns.fetch_or(HAS_ENDED, Ordering::Relaxed);
             });
         },
@@ -115,6 +133,10 @@ pub(super) fn observe_running_loop(py: Python<'_>, runtime: &Runtime) {
     if let Ok(event_loop) = tasks::running_loop(py)
         && LoopObject::is_loop(&event_loop)
     {
+        runtime
+            .pulse
+            .event_loop
+            .store(event_loop.as_ptr(), Ordering::Relaxed);
         LoopObject::of(&event_loop)
             .reactor()
             .set_observed(is_observed(runtime));
@@ -167,6 +189,45 @@ pub(super) fn set_limit(py: Python<'_>, limit_ns: u64) -> PyResult<u64> {
     })
 }
 
+/// Sets the limit of threads that begin, and of this one.
+pub(super) fn set_default_limit(runtime: &Runtime, limit_ns: u64) {
+    set_default_limit_ns(limit_ns);
+    let late_ns = late_after(limit_ns);
+    runtime.options.latency_ns.set(limit_ns);
+    runtime.options.late_ns.set(late_ns);
+    runtime.pulse.late_ns.store(late_ns, Ordering::Relaxed);
+}
+
+/// Sets whether runs are reported that hold up nothing.
+pub(super) fn report_always(is_on: bool) {
+    REPORTS_ALWAYS.store(is_on, Ordering::Relaxed);
+}
+
+// ---- what a run holds up -----------------------------------------------------------------------------------------
+
+/// Whether something waits for the end of the run. If nothing does, the run counts from now.
+fn is_in_the_way(py: Python<'_>, pulse: &Pulse, object: *mut ffi::PyObject, subject: Subject) -> bool {
+    if REPORTS_ALWAYS.load(Ordering::Relaxed) {
+        return true;
+    }
+    let event_loop = match subject {
+        // SAFETY: attached, and the caller says that the object, a coro, is alive.
+        Subject::Coro => unsafe { This::<CoroObject>::new(py, object) }.event_loop.as_ptr(),
+        Subject::Callback | Subject::Source => pulse.event_loop.load(Ordering::Relaxed),
+    };
+    // SAFETY: attached; null, or a loop that its coro or the thread that runs it keeps at least until this code lets
+    // others run.
+    let Some(event_loop) = (unsafe { Bound::from_borrowed_ptr_or_opt(py, event_loop) }) else {
+        return true;
+    };
+    let event_loop = LoopObject::of(&event_loop);
+    let has_backlog = event_loop.reactor().has_backlog(py, event_loop);
+    if !has_backlog {
+        pulse.note_alone();
+    }
+    has_backlog
+}
+
 // ---- the records -------------------------------------------------------------------------------------------------
 
 /// Reports where the run is that began at `since_ns`, if it still goes on. The watchdog calls this.
@@ -177,6 +238,9 @@ fn report(py: Python<'_>, pulse: &Pulse, since_ns: u64) -> PyResult<()> {
     }
     let after_ns = clock::coarse_ns().saturating_sub(since_ns);
     let (object, subject) = pulse.subject();
+    if !is_in_the_way(py, pulse, object, subject) {
+        return Ok(());
+    }
     // SAFETY: attached, so the run cannot end before other code runs: its object is alive.
     let object = unsafe { Bound::from_borrowed_ptr(py, object) };
     // SAFETY: the thread is in that run (see above), its state belongs to this interpreter, and its frames change only
@@ -214,6 +278,9 @@ pub(super) fn warn(
     let pulse = &runtime.pulse;
     let found =
         mem::take(&mut *pulse.found()).filter(|found| found.since_ns | HAS_ENDED == pulse.last_change());
+    if found.is_none() && !was_in_the_way(runtime, object, subject) {
+        return Ok(());
+    }
     match try_warn(object, subject, took_ns, found) {
         Ok(outcome) => outcome,
         Err(error) => {
@@ -221,6 +288,15 @@ pub(super) fn warn(
             Ok(())
         }
     }
+}
+
+/// Whether a run that has just ended has held up something for too long, as far as anybody has seen it.
+fn was_in_the_way(runtime: &Runtime, object: &Bound<'_, PyAny>, subject: Subject) -> bool {
+    let pulse = &runtime.pulse;
+    let began_ns = pulse.last_change() & !HAS_ENDED;
+    let (since_ns, limit_ns) = pulse.in_the_way_since(began_ns, runtime.options.late_ns.get());
+    clock::coarse_ns().saturating_sub(since_ns) >= limit_ns
+        && is_in_the_way(object.py(), pulse, object.as_ptr(), subject)
 }
 
 /// Ok holds what logging has raised.
@@ -264,6 +340,7 @@ fn try_warn(
         values.push(place.line.into_pyobject(py)?.into_any());
         values.push(place.function.into_pyobject(py)?.into_any());
     }
+    format += HINT;
     Ok(log::warning(py, &format, &values))
 }
 

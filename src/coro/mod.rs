@@ -14,6 +14,7 @@
 //! | `tasks`, `visibility` | asyncio's running loop and current task while a coro runs; coros that hide the loop |
 //! | `ending`, `notifier` | ends coros whose loop is closed; the exception notifier |
 //! | `pulse`, `latency`, `watchdog`, `report` | find and report what keeps a loop from turning |
+//! | `reprs` | the containers whose `repr` is being made |
 //! | `stamps` | the moments of switches, for the profiler of the package |
 //! | `collector`, `profiling`, `thread_locals` | other code that uses the C stack: the collector, profilers, libraries |
 //! | `errors`, `hooks` | classes and functions of the Python package that native code needs |
@@ -39,6 +40,7 @@ mod profiling;
 mod pulse;
 mod pystate;
 mod report;
+mod reprs;
 mod runtime;
 mod scheduler;
 mod slots;

@@ -11,10 +11,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use grapeshot_core::sys::clock;
 use pyo3::ffi;
 
-/// The limit of a new thread.
-pub(super) const DEFAULT_LIMIT_NS: u64 = 200_000_000;
+/// The limit of a new thread, until it is changed.
+static DEFAULT_LIMIT_NS: AtomicU64 = AtomicU64::new(200_000_000);
 /// Set in `since_ns` when nothing runs.
 pub(super) const HAS_ENDED: u64 = 1;
+/// The shortest time between two looks at a run that holds up nothing.
+const LOOK_AGAIN_NS: u64 = 100_000_000;
 /// `since_ns` of a thread that has ended.
 const GONE: u64 = u64::MAX;
 
@@ -24,6 +26,10 @@ pub(super) struct Pulse {
     pub(super) since_ns: AtomicU64,
     /// What runs: an object and its `Subject`. Whoever runs it keeps the object during the run.
     subject: AtomicPtr<ffi::PyObject>,
+    /// When somebody has last seen that the run holds up nothing. Only a time since the run began counts.
+    alone_ns: AtomicU64,
+    /// The loop that runs in the thread; null if none does. The thread keeps it until it runs no more.
+    pub(super) event_loop: AtomicPtr<ffi::PyObject>,
     /// A run that takes this long is late; 0 for never.
     pub(super) late_ns: AtomicU64,
     /// The watchdog has to be told of the next run.
@@ -75,7 +81,9 @@ impl OwnPulse {
         Self(Arc::new(Pulse {
             since_ns: AtomicU64::new(HAS_ENDED),
             subject: AtomicPtr::new(ptr::null_mut()),
-            late_ns: AtomicU64::new(late_after(DEFAULT_LIMIT_NS)),
+            alone_ns: AtomicU64::new(0),
+            event_loop: AtomicPtr::new(ptr::null_mut()),
+            late_ns: AtomicU64::new(late_after(default_limit_ns())),
             is_unwatched: AtomicBool::new(true),
             thread: AtomicPtr::new(ptr::null_mut()),
             found: Mutex::new(None),
@@ -95,6 +103,15 @@ impl Drop for OwnPulse {
     fn drop(&mut self) {
         self.0.since_ns.store(GONE, Ordering::Relaxed);
     }
+}
+
+/// The limit of a new thread.
+pub(super) fn default_limit_ns() -> u64 {
+    DEFAULT_LIMIT_NS.load(Ordering::Relaxed)
+}
+
+pub(super) fn set_default_limit_ns(limit_ns: u64) {
+    DEFAULT_LIMIT_NS.store(limit_ns, Ordering::Relaxed);
 }
 
 /// A run that is this long by the coarse clock is longer than the limit; 0 for never.
@@ -128,6 +145,20 @@ impl Pulse {
     pub(super) fn running_since(&self) -> Option<u64> {
         let since_ns = self.since_ns.load(Ordering::Relaxed);
         (since_ns & HAS_ENDED == 0).then_some(since_ns)
+    }
+
+    /// The run that goes on holds up nothing.
+    pub(super) fn note_alone(&self) {
+        self.alone_ns.store(clock::coarse_ns(), Ordering::Relaxed);
+    }
+
+    /// Since when a run that began at `since_ns` may hold up something, and for how long it may do so. A run that was seen
+    /// to hold up nothing is not looked at again with each tick.
+    pub(super) fn in_the_way_since(&self, since_ns: u64, late_ns: u64) -> (u64, u64) {
+        match self.alone_ns.load(Ordering::Relaxed) {
+            alone_ns if alone_ns > since_ns => (alone_ns, late_ns.max(LOOK_AGAIN_NS)),
+            _ => (since_ns, late_ns),
+        }
     }
 
     /// A number that changes with each run, as far as the clock's resolution shows it.

@@ -12,11 +12,14 @@ use super::pulse::{Name, Place, Subject};
 /// `functools.partial`s of `functools.partial`s are followed to this depth.
 const MAX_PARTIALS: usize = 8;
 
+/// What the names of the import system's files begin with.
+const IMPORT_SYSTEM: &str = "<frozen importlib";
+
 /// Code and line of a function that a thread is in.
 pub(super) type Entry<'py> = (Bound<'py, PyAny>, u32);
 
 /// Code and line of the functions that a thread is in, the innermost first; nothing if it is in none. What has called
-/// the loop is left out.
+/// the loop is left out, and so are the functions of the import system, as in tracebacks.
 ///
 /// `sys._current_frames` cannot be used: it also makes frame objects of other interpreters' threads, which have GILs of
 /// their own.
@@ -33,9 +36,11 @@ pub(super) unsafe fn places(py: Python<'_>, thread: *mut ffi::PyThreadState) -> 
         if outside.as_ref().is_some_and(|outside| outside.is(&code)) {
             break;
         }
-        // None while a function is between two lines.
-        let line = inner.getattr("f_lineno")?.extract::<Option<u32>>()?;
-        places.push((code, line.unwrap_or(0)));
+        if !text(&code.getattr("co_filename")?)?.starts_with(IMPORT_SYSTEM) {
+            // None while a function is between two lines.
+            let line = inner.getattr("f_lineno")?.extract::<Option<u32>>()?;
+            places.push((code, line.unwrap_or(0)));
+        }
         frame = Some(inner.getattr("f_back")?);
     }
     Ok(places)

@@ -16,8 +16,9 @@ use pyo3::prelude::*;
 
 use super::coroutine::{Coro, CoroObject};
 use super::fiber::{Fiber, SharedSlot, describe_overflow};
-use super::pulse::{DEFAULT_LIMIT_NS, OwnPulse, late_after};
+use super::pulse::{OwnPulse, default_limit_ns, late_after};
 use super::pystate::{Chunks, PyState, Relinked, Suspended, ThreadStateRoot};
+use super::reprs::ReprList;
 use super::slots::Slots;
 use super::stamps::Stamps;
 use super::thread_locals::Search;
@@ -49,6 +50,7 @@ pub(super) struct Runtime {
     /// Where the thread's own stack was left.
     pub(super) main_sp: Cell<usize>,
     pub(super) thread_locals: Search,
+    pub(super) reprs: ReprList,
     pub(super) slots: Slots,
     /// Where stacks come from.
     stacks: Arenas,
@@ -173,6 +175,7 @@ impl Runtime {
             collecting: Cell::new(ptr::null_mut()),
             main_sp: Cell::new(0),
             thread_locals: Search::new(),
+            reprs: ReprList::new(),
             slots: Slots::new(),
             stacks: Arenas::new(STACK_LEN, describe_overflow),
             alternate: RefCell::new(None),
@@ -184,8 +187,8 @@ impl Runtime {
             stats: Stats::default(),
             stamps: Stamps::default(),
             options: Options {
-                latency_ns: Cell::new(DEFAULT_LIMIT_NS),
-                late_ns: Cell::new(late_after(DEFAULT_LIMIT_NS)),
+                latency_ns: Cell::new(default_limit_ns()),
+                late_ns: Cell::new(late_after(default_limit_ns())),
                 max_acts: Cell::new(DEFAULT_MAX_ACTS),
                 evicts_always: Cell::new(
                     std::env::var("GRAPESHOT_CORO_EVICT").is_ok_and(|text| text == "always"),
@@ -464,6 +467,7 @@ impl Runtime {
                 relinked: Relinked::new(),
                 innermost: ptr::null_mut(),
                 taken: None,
+                reprs: None,
                 running_loop: ptr::null_mut(),
                 state: PyState::fresh(&raw mut (*fiber).root, chunk, shared.stack.len_bytes()),
                 root: ThreadStateRoot::new(),

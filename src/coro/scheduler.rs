@@ -140,6 +140,7 @@ fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
         // Allocations and calls come before the thread state becomes the coro's, or after it is the thread's own again.
         tasks::enter(fiber, coro);
         let version = pystate::version(thread);
+        runtime.reprs.exchange(&mut (*fiber).reprs);
         (*fiber).state.swap(thread);
         if let Some(version) = profiled {
             profiling::report_calls(runtime, coro, thread, version);
@@ -160,6 +161,7 @@ fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
             profiling::report_returns(runtime, coro, thread);
         }
         (*fiber).state.swap(thread);
+        runtime.reprs.exchange(&mut (*fiber).reprs);
         (*fiber).state.note_version(thread);
         runtime.current.set(ptr::null_mut());
         if pystate::version(thread) != version {
@@ -286,6 +288,7 @@ pub(super) fn start(coro: Coro<'_>) -> PyResult<()> {
             hooks::watch_thread(coro.py());
             latency::observe_running_loop(coro.py(), runtime);
         }
+        runtime.reprs.set_up(coro.py());
         runtime.enter(coro);
     });
     make_ready(coro);

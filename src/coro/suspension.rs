@@ -304,7 +304,8 @@ fn not_suspendable(py: Python<'_>, is_coro: bool) -> PyErr {
         return coro_errors::new(
             py,
             ErrorClass::YieldFromMain,
-            "only a coro can wait here: start one with `await coro.run_sync(f)` in asyncio, `coro.run(f)` elsewhere",
+            "only a coro can wait here: start one with `await coro.run_sync(f)` in a task, `coro.spawn(f)` in a callback, \
+             `coro.run(f)` elsewhere",
         );
     }
     if with_runtime(|runtime| runtime.is_forked.get()) {

@@ -61,7 +61,7 @@ struct Watched {
     pulse: Arc<Pulse>,
     /// The pulse at the last look.
     seen: u64,
-    /// The run that was reported.
+    /// The run that was reported, by the time from which it counts: later than its beginning if it held up nothing.
     reported_ns: Option<u64>,
 }
 
@@ -190,14 +190,15 @@ impl State {
             let (since_ns, late_ns) = (pulse.running_since(), pulse.late_ns());
             // A run that begins now, and a run that was reported and goes on, are checked again after the limit.
             let mut left_ns = late_ns;
-            if let Some(since_ns) = since_ns
-                && watched.reported_ns != since_ns.into()
-            {
-                is_busy = true;
-                left_ns = late_ns.saturating_sub(now_ns.saturating_sub(since_ns));
-                if left_ns == 0 && late_ns != 0 {
-                    watched.reported_ns = Some(since_ns);
-                    return Finding::Late(Arc::clone(pulse), since_ns);
+            if let Some(since_ns) = since_ns {
+                let (from_ns, limit_ns) = pulse.in_the_way_since(since_ns, late_ns);
+                if watched.reported_ns != Some(from_ns) {
+                    is_busy = true;
+                    left_ns = limit_ns.saturating_sub(now_ns.saturating_sub(from_ns));
+                    if left_ns == 0 && late_ns != 0 {
+                        watched.reported_ns = Some(from_ns);
+                        return Finding::Late(Arc::clone(pulse), since_ns);
+                    }
                 }
             }
             sleep_ns = sleep_ns.min(left_ns);

@@ -7,14 +7,14 @@ use grapeshot_core::sys::clock;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyFloat, PyString};
+use pyo3::types::PyString;
 
 use super::handle::{HandleRef, check_callback};
 use super::pyloop::LoopObject;
 use super::reactor::{current_thread, time_s};
 use crate::binding::names::names;
 use crate::binding::native_type::{Args, This, threadsafe_method};
-use crate::binding::{HAS_GIL, errors};
+use crate::binding::{HAS_GIL, errors, new_objects};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
@@ -296,7 +296,7 @@ fn call_at<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py>
 }
 
 fn time<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
-    Ok(PyFloat::new(this.py(), time_s()).into_any())
+    new_objects::float(this.py(), time_s())
 }
 
 pub(super) fn methods() -> Vec<ffi::PyMethodDef> {

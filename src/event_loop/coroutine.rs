@@ -28,13 +28,13 @@ use pyo3::types::PyTuple;
 use super::pyloop::LoopObject;
 use super::waiter;
 use crate::binding::deallocation::free_memory;
-use crate::binding::errors;
 use crate::binding::freelist::Freelist;
 use crate::binding::native_type::{
     Args, NativeType, This, bool_object, getset_slot, methods_slot, new_type, none, represent, slot,
     traverse_cells,
 };
 use crate::binding::object_cell::ObjectCell;
+use crate::binding::{errors, new_objects};
 
 /// How an attempt ended.
 pub(crate) enum Attempt<'py> {
@@ -237,7 +237,7 @@ fn step<S: Steps>(this: Coroutine<'_, S>, value: *mut ffi::PyObject) -> PyResult
         State::Closed => return Err(PyRuntimeError::new_err("cannot reuse already awaited coroutine")),
     }
     this.state.set(State::Running);
-    match S::attempt(this, value) {
+    match errors::caught(|| S::attempt(this, value)) {
         Ok(Attempt::Done(value)) => {
             finish(this);
             Ok(Step::Return(value))
@@ -406,7 +406,10 @@ unsafe extern "C" fn iternext<S: Steps>(slf: *mut ffi::PyObject) -> *mut ffi::Py
 
 /// `StopIteration(value)`, the way in which an iterator returns.
 fn stop(value: Bound<'_, PyAny>) -> PyErr {
-    PyStopIteration::new_err((value.unbind(),))
+    match new_objects::tuple(value.py(), [value].into_iter()) {
+        Ok(args) => PyStopIteration::new_err(args.unbind()),
+        Err(error) => error,
+    }
 }
 
 pub(crate) fn send<'py, S: Steps>(this: Coroutine<'py, S>, args: Args<'_, 'py>) -> Object<'py> {

@@ -22,8 +22,8 @@ pub(crate) enum Kind {
 
 /// The functions of the observer. They are called attached.
 pub(crate) struct Observer {
-    /// Whether this thread is observed.
-    pub(crate) is_on: fn() -> bool,
+    /// A loop begins to run in this thread. Returns whether the thread is observed.
+    pub(crate) enter: fn(&Bound<'_, PyAny>) -> bool,
     /// A run begins. The caller keeps the object until `end` has returned.
     pub(crate) begin: fn(&Bound<'_, PyAny>, Kind),
     /// The run has ended. Err is only for exceptions that must leave the loop.
@@ -41,9 +41,11 @@ pub(crate) fn install(observer: Observer) {
     let _ = OBSERVER.set(observer);
 }
 
-/// Whether this thread is observed.
-pub(super) fn is_on() -> bool {
-    OBSERVER.get().is_some_and(|observer| (observer.is_on)())
+/// A loop begins to run in this thread. Returns whether the thread is observed.
+pub(super) fn enter(event_loop: &Bound<'_, PyAny>) -> bool {
+    OBSERVER
+        .get()
+        .is_some_and(|observer| (observer.enter)(event_loop))
 }
 
 /// The loop stops running in this thread.

@@ -7,9 +7,9 @@ use pyo3::types::{PyDict, PyString, PyTuple};
 
 use super::pyloop::LoopObject;
 use super::reactor::current_thread;
-use crate::binding::HAS_GIL;
 use crate::binding::names::{Kept, names};
 use crate::binding::native_type::{Args, This, method, none, threadsafe_method};
+use crate::binding::{HAS_GIL, new_objects};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
@@ -47,8 +47,8 @@ fn future_kwargs(this: This<'_, LoopObject>) -> PyResult<Option<Bound<'_, PyAny>
     if this.reactor().owner() == 0 {
         return Ok(None);
     }
-    let kwargs = PyDict::new(py);
-    kwargs.set_item(PyString::intern(py, "loop"), this.to_bound())?;
+    let kwargs = new_objects::dict(py)?;
+    kwargs.set_item(names(py).loop_keyword.bind(py), this.to_bound())?;
     this.future_kwargs.set(kwargs.clone().into_any());
     Ok(Some(kwargs.into_any()))
 }
@@ -105,12 +105,12 @@ fn task_kwnames(this: This<'_, LoopObject>, kwnames: *mut ffi::PyObject) -> Obje
     }
     // SAFETY: by the calling convention kwnames is a live tuple of strings.
     let given = unsafe { Bound::from_borrowed_ptr(py, kwnames) }.cast_into::<PyTuple>()?;
-    if given.contains(LOOP)? {
+    if given.contains(names(py).loop_keyword.bind(py))? {
         return Err(unexpected(LOOP));
     }
-    let mut all = vec![PyString::intern(py, LOOP).into_any()];
+    let mut all = vec![names(py).loop_keyword.bind(py)];
     all.extend(given.iter());
-    let all = PyTuple::new(py, all)?.into_any();
+    let all = new_objects::tuple(py, all.into_iter())?.into_any();
     this.task_kwnames.0.set(given.into_any());
     this.task_kwnames.1.set(all.clone());
     Ok(all)
@@ -165,7 +165,7 @@ fn create_stock_task<'py>(
         return Ok(None);
     };
     // SAFETY: attached; the coroutine is an argument, alive for the length of the call.
-    let args = PyTuple::new(py, [unsafe { Bound::from_borrowed_ptr(py, coro) }])?;
+    let args = new_objects::tuple(py, [unsafe { Bound::from_borrowed_ptr(py, coro) }].into_iter())?;
     // SAFETY: attached; all three are live. CPython's own Task, whose type this is, does not change the dict.
     unsafe {
         let made = ffi::PyObject_Call(task_type.as_ptr(), args.as_ptr(), kwargs.as_ptr());

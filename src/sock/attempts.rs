@@ -20,7 +20,7 @@ use super::plain_socket;
 use crate::binding::native_type::none;
 use crate::binding::new_bytes;
 use crate::binding::socket_object;
-use crate::binding::{base_socket, errors};
+use crate::binding::{base_socket, errors, new_objects};
 use crate::event_loop::reactor::Direction;
 
 /// The loop's method that the operation belongs to.
@@ -114,11 +114,8 @@ pub(super) fn attempt(this: Operation<'_>) -> PyResult<Attempt<'_>> {
 #[inline]
 fn check(this: Operation<'_>, socket: &Bound<'_, PyAny>, is_plain: bool) -> PyResult<()> {
     if !is_plain {
-        let modules = socket
-            .py()
-            .import("sys")?
-            .getattr("modules")?
-            .cast_into::<PyDict>()?;
+        let sys = new_objects::module(socket.py(), "sys")?;
+        let modules = new_objects::attribute(&sys, "modules")?.cast_into::<PyDict>()?;
         // A program that has not imported ssl has no SSLSocket either.
         if let Some(ssl) = modules.get_item("ssl")?
             && socket.is_instance(&ssl.getattr("SSLSocket")?)?
@@ -136,7 +133,7 @@ fn is_nonblocking(socket: &Bound<'_, PyAny>, is_plain: bool) -> PyResult<bool> {
     if is_plain {
         base_socket::is_nonblocking(socket)
     } else {
-        socket.call_method0("gettimeout")?.eq(0)
+        new_objects::attribute(socket, "gettimeout")?.call0()?.eq(0)
     }
 }
 
@@ -378,31 +375,40 @@ fn by_method<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> PyResult<
     }
 }
 
+/// Calls a method of a socket.
+fn by_name<'py>(
+    socket: &Bound<'py, PyAny>,
+    name: &str,
+    args: impl pyo3::call::PyCallArgs<'py>,
+) -> PyResult<Bound<'py, PyAny>> {
+    new_objects::attribute(socket, name)?.call1(args)
+}
+
 /// The result, or None if there is more to do once the socket is ready again.
 fn call_method<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = this.py();
     let argument = |cell: &crate::binding::object_cell::ObjectCell| cell.get(py).unwrap_or_else(|| none(py));
     let (first, second) = (argument(&this.first), argument(&this.second));
     let value = match this.kind.get() {
-        OperationKind::Recv => socket.call_method1("recv", (first,))?,
-        OperationKind::RecvInto => socket.call_method1("recv_into", (first,))?,
-        OperationKind::RecvFrom => socket.call_method1("recvfrom", (first,))?,
+        OperationKind::Recv => by_name(socket, "recv", (first,))?,
+        OperationKind::RecvInto => by_name(socket, "recv_into", (first,))?,
+        OperationKind::RecvFrom => by_name(socket, "recvfrom", (first,))?,
         OperationKind::RecvFromInto => {
             let len = if second.is_truthy()? {
                 second
             } else {
-                first.len()?.into_pyobject(py)?.into_any()
+                new_objects::int(py, first.len()? as i64)?
             };
-            socket.call_method1("recvfrom_into", (first, len))?
+            by_name(socket, "recvfrom_into", (first, len))?
         }
         OperationKind::SendTo => {
-            let count = socket.call_method1("sendto", (first, second))?;
+            let count = by_name(socket, "sendto", (first, second))?;
             note_write(this, count.extract().unwrap_or(0));
             count
         }
         OperationKind::SendAll => return send_by_method(this, socket, &first),
         OperationKind::Accept => {
-            let accepted = socket.call_method0("accept")?;
+            let accepted = new_objects::attribute(socket, "accept")?.call0()?;
             accepted.get_item(0)?.call_method1("setblocking", (false,))?;
             accepted
         }
@@ -431,7 +437,7 @@ fn send_by_method<'py>(
         this.second
             .set(memory.call1((data,))?.call_method1("cast", ("B",))?);
     }
-    let count: usize = socket.call_method1("send", (rest,))?.extract()?;
+    let count: usize = by_name(socket, "send", (rest,))?.extract()?;
     note_write(this, count);
     this.rest.sent.set(sent + count);
     let len = this.second.get(py).map_or(Ok(0), |whole| whole.len())?;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::binding::base_socket;
+use crate::binding::{base_socket, new_objects};
 
 /// The methods that native code stands in for, or relies on.
 const METHODS: [&str; 7] = [
@@ -45,13 +45,13 @@ pub(super) fn is_plain(socket: &Bound<'_, PyAny>) -> bool {
 #[cold]
 fn is_unpatched(socket: &Bound<'_, PyAny>) -> PyResult<bool> {
     let kind = socket.get_type();
-    let raw = socket.py().import("_socket")?.getattr("socket")?;
+    let raw = new_objects::attribute(&new_objects::module(socket.py(), "_socket")?, "socket")?;
     for name in METHODS {
-        if !kind.getattr(name)?.is(&raw.getattr(name)?) {
+        if !new_objects::attribute(&kind, name)?.is(&new_objects::attribute(&raw, name)?) {
             return Ok(false);
         }
     }
-    if kind.getattr("accept")?.as_ptr() != ACCEPT.load(Ordering::Relaxed) {
+    if new_objects::attribute(&kind, "accept")?.as_ptr() != ACCEPT.load(Ordering::Relaxed) {
         return Ok(false);
     }
     // SAFETY: as in `is_plain`; the lookups above have given the type a version, if it can have one.

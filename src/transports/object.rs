@@ -22,13 +22,13 @@ use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 use super::protocol::ProtocolCalls;
 use crate::binding::attributes::{HasInstanceDict, InstanceDict, dict_row, offset_members};
 use crate::binding::deallocation::free_memory;
-use crate::binding::errors;
 use crate::binding::log::{self, Topic};
 use crate::binding::names::{Kept, names};
 use crate::binding::native_type::{
     Args, NativeType, This, getset_slot, methods_slot, new_type, none, represent, slot, traverse_cells,
 };
 use crate::binding::object_cell::ObjectCell;
+use crate::binding::{errors, new_objects};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Reactor;
 
@@ -329,7 +329,7 @@ pub(crate) fn extra_dict<B: Body>(this: This<'_, TransportObject<B>>) -> PyResul
     if let Some(extra) = this.extra.get(py) {
         return Ok(extra.cast_into::<PyDict>()?);
     }
-    let extra = PyDict::new(py);
+    let extra = new_objects::dict(py)?;
     this.extra.set(extra.clone().into_any());
     Ok(extra)
 }

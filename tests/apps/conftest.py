@@ -1,19 +1,12 @@
-"""Fixtures of the application tests. Each test runs once per kind of loop and must release its
-descriptors and threads.
-"""
+"""Fixtures of the application tests: real servers, and a loop of each kind."""
 
 from __future__ import annotations
 
 import asyncio
-import faulthandler
-import gc
 import importlib
-import os
 import resource
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,8 +18,6 @@ from tests.apps.certificates import Certificates
 from tests.apps.daemons import MariaDB, MariaDBAddress, Memcached, Postgres, PostgresAddress, Redis, RedisAddress
 
 KINDS = {"asyncio": "asyncio:SelectorEventLoop", "grapeshot": "grapeshot:new_event_loop"}
-HANG_AFTER_S = 90.0
-CAP_S = 10.0
 WANTED_FDS = 4096
 
 
@@ -112,30 +103,6 @@ def factory(factory_name: str) -> Callable[[], asyncio.AbstractEventLoop]:
     module, _, attribute = factory_name.partition(":")
     made: Callable[[], asyncio.AbstractEventLoop] = getattr(importlib.import_module(module), attribute)
     return made
-
-
-def _open_fds() -> set[str]:
-    return set(os.listdir("/dev/fd"))
-
-
-@pytest.fixture(autouse=True)
-def _gives_everything_back(request: pytest.FixtureRequest) -> Iterator[None]:
-    gc.collect()
-    fds, threads = len(_open_fds()), set(threading.enumerate())
-    # Not the captured stderr: pytest's own copy of it would be lost together with the process.
-    faulthandler.dump_traceback_later(HANG_AFTER_S, exit=True, file=sys.__stderr__)
-    yield
-    faulthandler.cancel_dump_traceback_later()
-    give_up_s = time.monotonic() + CAP_S
-    while True:
-        gc.collect()
-        left = [thread.name for thread in threading.enumerate() if thread not in threads]
-        more = len(_open_fds()) - fds
-        if not left and more <= 0:
-            return
-        if time.monotonic() > give_up_s:
-            pytest.fail(f"left behind: {more} descriptors, threads {left}")
-        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -31,7 +31,13 @@ def absent(what: str, where_from: str, variable: str = REQUIRE) -> NoReturn:
 def framework(module: str) -> None:
     """Skips the test if a module that only the extra `frameworks` installs is not there."""
     if importlib.util.find_spec(module) is None:
-        absent(module, "pip install grapeshot[frameworks]", "REQUIRE_FRAMEWORKS")
+        absent(module, "requirements/frameworks.txt", "REQUIRE_FRAMEWORKS")
+
+
+def package(module: str) -> None:
+    """Skips the test if a module that the extra `dev` installs is not there."""
+    if importlib.util.find_spec(module) is None:
+        absent(module, "pip install grapeshot[dev]")
 
 
 def program(name: str, where_from: str, *beside: str) -> str:

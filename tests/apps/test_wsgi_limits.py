@@ -301,6 +301,21 @@ def test_command_line_ends_after_the_last_request(folder: Path) -> None:
         assert process.finish() == 0
 
 
+def test_command_line_opens_a_back_door(folder: Path) -> None:
+    folder.chmod(0o700)
+    path = folder / "served.bd"
+    command = ("-m", "grapeshot.coro.wsgi", "served", "--port", "0")
+    with (
+        Process(*command, cwd=folder, env={"GRAPESHOT_BACKDOOR": str(path)}) as process,
+        Wire(port_of(process)) as wire,
+    ):
+        assert wire.get("/").body == b"patched"
+        wait_until(path.exists, "the back door to open")
+        process.process.send_signal(signal.SIGTERM)
+        assert process.finish() == 0
+    assert not path.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

@@ -64,6 +64,11 @@ GOOD: dict[str, tuple[bytes, tuple[str, str, str, bytes]]] = {
     "trailer": (chunked(b"3\r\none\r\n0\r\nX-Sum: 1\r\n\r\n"), ("POST", "/", "", b"one")),
     "Chunked": (post("transfer-encoding: Chunked", body=b"0\r\n\r\n"), ("POST", "/", "", b"")),
     "host of ipv6": (b"GET / HTTP/1.1\r\nHost: [::1]:80\r\n\r\n", ("GET", "/", "", b"")),
+    "rtsp in a field": (get("X: a RTSP/1.0", "Y: GET / RTSP/1.0"), ("GET", "/", "", b"")),
+    "rtsp in a body": (
+        post("Content-Length: 18", body=b"GET / RTSP/1.0\r\n\r\n"),
+        ("POST", "/", "", b"GET / RTSP/1.0\r\n\r\n"),
+    ),
     "empty host": (b"GET / HTTP/1.1\r\nHost:\r\n\r\n", ("GET", "/", "", b"")),
 }
 BAD: dict[str, tuple[bytes, int]] = {
@@ -76,6 +81,9 @@ BAD: dict[str, tuple[bytes, int]] = {
     "http 2 in words of 1": (b"GET / HTTP/2.0\r\nHost: a\r\n\r\n", 505),
     "lower case version": (b"GET / http/1.1\r\nHost: a\r\n\r\n", 400),
     "a space after the version": (b"GET / HTTP/1.1 \r\nHost: a\r\n\r\n", 400),
+    "rtsp": (b"OPTIONS / RTSP/1.1\r\nHost: a\r\n\r\n", 400),
+    "rtsp with a method of http": (b"GET /  RTSP/1.0\r\nHost: a\r\n\r\n", 400),
+    "icecast": (b"SOURCE / ICE/1.0\r\nHost: a\r\n\r\n", 501),
     "ftp": (b"GET / FTP/1.1\r\nHost: a\r\n\r\n", 400),
     "no method": (b" / HTTP/1.1\r\nHost: a\r\n\r\n", 501),
     "lower case method": (line("get /"), 501),
@@ -173,6 +181,7 @@ DIFFERS: dict[str, tuple[int, str]] = {
     "unknown method": (200, RFC_501),
     "connect": (200, "an application of WSGI cannot be a tunnel"),
     "tls": (400, RFC_501),
+    "icecast": (400, RFC_501),
     "ftp target": (200, "RFC 9112, 3.2.2: a target of another scheme is for a proxy"),
     "no host": (200, "RFC 9112, 3.2: a server must answer 400"),
     "no host at all": (200, "RFC 9112, 3.2: a server must answer 400"),

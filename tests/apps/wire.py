@@ -95,6 +95,10 @@ class Wire:
         assert line.endswith(b"\r\n"), f"the server closed in the middle: {line!r}"
         return line[:-2]
 
+    def line_lf(self) -> bytes:
+        """A line of another protocol, without its end."""
+        return self.file.readline().rstrip(b"\n")
+
     def exactly(self, length: int) -> bytes:
         data = self.file.read(length)
         assert len(data) == length, f"the server closed after {len(data)} of {length} bytes"

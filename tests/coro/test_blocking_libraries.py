@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support import coro_is_available
@@ -30,6 +32,15 @@ def in_coro(fn):
 @pytest.fixture(params=[in_thread, in_coro])
 def run(request):
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def _no_idle_thread() -> Iterator[None]:
+    """asgiref keeps the thread of its calls for the whole process."""
+    yield
+    if (sync := sys.modules.get("asgiref.sync")) is not None:
+        sync.SyncToAsync.single_thread_executor.shutdown()
+        sync.SyncToAsync.single_thread_executor = ThreadPoolExecutor(max_workers=1)
 
 
 # ---- asgiref ---------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import gc
 import time
 
@@ -209,6 +210,9 @@ def test_what_cannot_be_waited_for():
             coro.wait([coro.current()])
         with pytest.raises(coro.NotStartedError):
             coro.wait([coro.new(int)])
+        for thing in (coro.event(), coro.fifo(), "text", concurrent.futures.Future()):
+            with pytest.raises(TypeError, match=r"^wait\(\) takes coros, tasks and futures, got "):
+                coro.wait([coro.spawn(int), thing])
         with pytest.raises(ValueError, match="count"):
             coro.wait([], count=-1)
         for wrong in ({"timeout": 1}, {"count": 1}, {"coros": [], "until": 1}):

@@ -22,7 +22,7 @@ def need(*names):
     """Skips the test where a package of the dev extra is missing."""
     for name in names:
         if importlib.util.find_spec(name) is None:
-            pytest.skip(f"{name} is not installed (pip install -e .[dev]): untested beside coros")
+            pytest.skip(f"{name} is not installed (requirements/dev.txt): untested beside coros")
 
 
 def keep_yielding(log, name, count=20):

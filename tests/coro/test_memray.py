@@ -92,7 +92,7 @@ def run(code, tmp_path, *, native=False):
 @pytest.fixture(autouse=True)
 def _memray():
     if importlib.util.find_spec("memray") is None:
-        pytest.skip("NOT TESTED: coros under memray, which is not installed (extra [dev])")
+        pytest.skip("NOT TESTED: coros under memray, which is not installed (requirements/dev.txt)")
 
 
 WORK = """

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import traceback
 
 import pytest
-from support import coro_is_available
+from support import CAP_S, coro_is_available
 
 import grapeshot
 
@@ -38,6 +39,17 @@ def test_the_error_says_how_to_wait(what):
             WAITS[what]()
 
     grapeshot.run(main())
+
+
+def test_a_callback_of_a_coro_reads_how_to_wait():
+    def main():
+        loop = asyncio.get_running_loop()
+        contexts = coro.fifo()
+        loop.set_exception_handler(lambda _loop, context: contexts.push(context))
+        coro.spawn(int).add_done_callback(lambda _co: coro.sleep_relative(0))
+        return str(contexts.pop(timeout=CAP_S)["exception"])
+
+    assert "`coro.spawn(f)` in a callback" in coro.run(main)
 
 
 def test_timeouts_say_how_long():

@@ -60,7 +60,7 @@ def folder(tmp_path_factory) -> Path:
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     include = sysconfig.get_path("include")
     if compiler is None or not Path(include, "Python.h").exists() or importlib.util.find_spec("pybind11") is None:
-        pytest.skip("NOT TESTED: pybind11 (extra [dev]), a C++ compiler or the headers of Python are not there")
+        pytest.skip("NOT TESTED: pybind11 (requirements/dev.txt), a C++ compiler or Python.h is missing")
     if sys.platform != "linux":
         pytest.skip("NOT TESTED: variables of extensions are found on Linux only")
     import pybind11

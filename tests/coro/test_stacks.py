@@ -233,5 +233,5 @@ def test_free_slots_do_not_keep_what_was_deep(holder, eviction):
         return most, resident() - before
 
     most, kept = in_a_thread(main)
-    assert most > 7 * deep
+    assert most > 6 * deep  # the process may give other memory back in the same time
     assert kept < deep

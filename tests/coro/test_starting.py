@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import warnings
 
@@ -242,6 +243,10 @@ def test_what_cannot_be_called_makes_no_loop():
             coro.spawn(5)
         with pytest.raises(TypeError, match="run"):
             coro.run(None)
+        coroutine = asyncio.sleep(0)
+        with pytest.raises(TypeError, match=r"run\(\) needs a function, not <coroutine .*: .* grapeshot\.run\(\)"):
+            coro.run(coroutine)
+        coroutine.close()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             return coro.run(lambda: 1)

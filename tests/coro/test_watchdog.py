@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on thi
 if coro_is_available():
     import grapeshot
     from grapeshot import coro
+    from grapeshot._core import _coro_latency_hint as HINT
 
 CAP_S = 20
 FIRST, LAST = "has run for", "ran for"
@@ -37,7 +38,8 @@ class Records(logging.Handler):
 
     def about(self, what, kind=FIRST):
         """The messages of one kind about something. Other things may be slow because the machine is."""
-        return [text for text in self.texts if text.startswith(f"{what} {kind}")]
+        texts = [text.replace(HINT, "") for text in self.texts]
+        return [text for text in texts if text.startswith(f"{what} {kind}")]
 
     def spin_until_named(self, what):
         """Keeps busy until there is a record that names it."""
@@ -66,12 +68,12 @@ class Records(logging.Handler):
 
 @pytest.fixture
 def records():
-    before = coro.set_latency_warning(0.001)
+    before = coro.set_latency_warning(0.001, always=True, stack=True)
     logger, handler = logging.getLogger("asyncio"), Records()
     logger.addHandler(handler)
     yield handler
     logger.removeHandler(handler)
-    coro.set_latency_warning(before)
+    coro.set_latency_warning(before, always=False, stack=False)
 
 
 def run(main):

@@ -96,6 +96,25 @@ def test_the_program_has_the_last_word(environment):
     assert environment.output("-c", f"import grapeshot; grapeshot.uninstall(); {LOOP}") == PLAIN
 
 
+def test_servers_are_told_unless_the_user_has_told_them(environment):
+    environment.grapeshot("enable")
+    code = """
+import asyncio, os
+print(*(os.environ.get(name) for name in ("GRANIAN_LOOP", "SANIC_USE_UVLOOP", "UVICORN_LOOP")))
+"""
+    assert environment.output("-c", code) == "asyncio false none"
+    assert environment.output("-c", code, value="0") == "None None None"
+    assert environment.output("-c", f"import os; os.environ['UVICORN_LOOP'] = 'uvloop'{code}").endswith("uvloop")
+
+
+def test_a_loop_of_another_kind_is_named(environment):
+    environment.grapeshot("enable")
+    code = "import asyncio; loop = asyncio.SelectorEventLoop(); loop.run_until_complete(asyncio.sleep(0)); loop.close()"
+    said = environment.run("-c", code, value="1").stderr
+    assert said.startswith("grapeshot: <string>:1 runs asyncio.unix_events._UnixSelectorEventLoop, ")
+    assert environment.run("-c", code, value="0").stderr == ""
+
+
 def test_children_of_children(environment):
     environment.grapeshot("enable")
     code = f"import subprocess, sys; print(subprocess.check_output([sys.executable, '-c', {LOOP!r}], text=True))"

@@ -212,8 +212,9 @@ def test_usage():
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("usage: python -m grapeshot script.py")
     assert run("grapeshot", "--help").stdout == done.stderr
-    for arguments in (["-m"], ["-c"], ["-x"]):
-        assert (run("grapeshot", *arguments).returncode, run("grapeshot", *arguments).stderr) == (2, done.stderr)
+    for option, error in (("-m", "-m needs an argument"), ("-c", "-c needs an argument"), ("-x", "unknown option: -x")):
+        wrong = run("grapeshot", option)
+        assert (wrong.returncode, wrong.stderr) == (2, f"{done.stderr}error: {error}\n")
     assert run("grapeshot", "enable", "--everywhere").returncode == 2
     assert run("grapeshot", "enable", "--help").returncode == 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 import socket
 import sys
 import time
@@ -11,9 +12,11 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from insight.callers import call, without_coros
 from support import HOST, Echo, address_of, coro_is_available, run_script, until
 
 import grapeshot
+from grapeshot import _charges, _subjects, backdoor
 
 pytestmark = pytest.mark.skip_on(asyncio="has no accounting", uvloop="has no accounting")
 
@@ -225,6 +228,130 @@ async def test_tracemalloc_tells_where_sockets_and_files_were_made(loop, tmp_pat
                 assert found[file.fileno()].what == str(tmp_path / "file")
     finally:
         tracemalloc.stop()
+
+
+# ---- what is alike
+
+
+def rows(found):
+    return {row.what: (row.count, row.growth) for row in found.descriptor_tallies()}
+
+
+async def test_connections_of_a_server_are_one_row_that_grows(loop, serve):
+    server = await serve(Echo, HOST, 0)
+    host, port = address_of(server)
+    name = f"TCP connection accepted by the server at {host}:{port}: Echo"
+    clients = [socket.create_connection((host, port), 10) for _ in range(3)]
+    await until(lambda: loop._open_connections == 3, "the connections")
+    first = grapeshot.accounting(loop)
+    assert rows(first)[name] == (3, None)
+    assert rows(first)[f"TCP connection to {host}:{port}"] == (3, None)
+    assert rows(first)[f"TCP server at {host}:{port}"] == (1, None)
+    assert sum(count for count, _ in rows(first).values()) == len(first.descriptors)
+    clients += [socket.create_connection((host, port), 10) for _ in range(2)]
+    await until(lambda: loop._open_connections == 5, "two more")
+    second = grapeshot.accounting(loop, since=first)
+    assert rows(second)[name] == (5, 2)
+    assert rows(second)[f"TCP server at {host}:{port}"] == (1, 0)
+    text = str(second)
+    assert f"     5    (+2)  {name}\n" in text
+    assert f"{len(second.descriptors)} open descriptors (+4)\n" in text
+    assert f"{host}:{port} -> " not in text, "no row for a single connection"
+    assert second.text(each=True).count(f"tcp {host}:{port} -> ") == 5
+    server.close()  # they are still its connections when it listens no more
+    assert rows(grapeshot.accounting(loop))[f"TCP connection accepted at {host}:{port}: Echo"] == (5, None)
+    for client in clients:
+        client.close()
+    await until(lambda: loop._open_connections == 0, "their end")
+    assert rows(grapeshot.accounting(loop, since=second))[name] == (0, -5)
+
+
+async def test_streams_are_named_by_the_function_that_serves_them(loop):
+    async def serve_one(reader, writer):
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve_one, "0.0.0.0", 0)
+    port = server.sockets[0].getsockname()[1]
+    with socket.create_connection((HOST, port), 10):
+        await until(lambda: loop._open_connections == 1, "the connection")
+        [name] = [row for row in rows(grapeshot.accounting(loop)) if "accepted" in row]
+        assert name == f"TCP connection accepted by the server at 0.0.0.0:{port}: {serve_one.__qualname__}"
+    await until(lambda: loop._open_connections == 0, "its end")
+    server.close()
+
+
+async def test_cpu_is_added_up_by_function_and_name(loop):
+    loop.set_cpu_accounting(True)
+    names = [None, None, "worker 1", "worker 2", "nightly"]
+    tasks = [loop.create_task(worker(1), name=name) for name in names]
+    await asyncio.gather(*tasks)
+    first = grapeshot.accounting(loop)
+    found = {row.name: row for row in first.cpu_tallies() if "worker" in row.name}
+    assert found.keys() == {"worker", "worker * (worker)", "nightly (worker)"}
+    assert [found[name].alive for name in ("worker", "worker * (worker)", "nightly (worker)")] == [2, 2, 1]
+    assert found["worker"].place == f"{__file__}:{worker.__code__.co_firstlineno}"
+    assert found["worker"].cpu_s == sum(each.cpu_s for each in first.cpu if each.name == "worker")
+    tasks.append(loop.create_task(worker(1)))
+    await tasks[-1]
+    second = grapeshot.accounting(loop, since=first)
+    [more] = [row for row in second.cpu_tallies() if row.name == "worker"]
+    assert (more.alive, more.steps) == (3, 6)
+    assert more.growth_s >= 0.02
+    assert re.search(r" ms +6 steps +\(\+\d[\d.]+\)  task worker \(3 alive\), ", str(second))
+
+
+async def test_ended_names_with_numbers_share_an_account(loop):
+    """A program that numbers its tasks does not fill the memory while CPU is counted."""
+    loop.set_cpu_accounting(True)
+    for number in range(20):
+        await loop.create_task(asyncio.sleep(0), name=f"request {number}")
+    await asyncio.sleep(0)
+    assert account(loop, "task", "request").name == "request * (sleep)"
+    assert account(loop, "task", "request").ended == 20
+
+
+async def test_what_ends_with_the_interpreter_is_counted_without_functions(loop, monkeypatch):
+    """By then the modules have lost theirs."""
+    loop.set_cpu_accounting(True)
+    await loop.create_task(worker(0), name="kept")
+    await asyncio.sleep(0)
+    task = loop.create_task(worker(0), name="last")
+    await task
+    for name in ("_label", "without_numbers", "subject_of"):
+        monkeypatch.setattr(_subjects, name, None)
+    monkeypatch.setattr(_charges, "_Open", None)
+    del task
+    await asyncio.sleep(0)
+    monkeypatch.undo()
+    assert account(loop, "task", "last").ended == 1
+
+
+async def test_names_do_not_reach_a_terminal_as_they_are(loop, tmp_path):
+    """Names of tasks and files may come from anywhere."""
+    loop.set_cpu_accounting(True)
+    task = loop.create_task(worker(1), name="a\x1b[31m\nb")
+    await task
+    with open(tmp_path / "c\x1b]0;d\x07", "w"):
+        found = grapeshot.accounting(loop)
+        for text in (str(found), found.text(each=True)):
+            assert "\x1b" not in text
+            assert "\x07" not in text
+            assert "a\ufffd[31m\ufffdb (worker)" in text
+            assert "/c\ufffd]0;d\ufffd" in text
+
+
+async def test_the_back_door_tells_what_has_grown(loop, tmp_path, monkeypatch):
+    without_coros(monkeypatch)
+    tmp_path.chmod(0o700)
+    with backdoor.serve(tmp_path / "app.bd"):
+        with await call(tmp_path / "app.bd") as caller, open(tmp_path / "file", "w"):
+            assert "(+" not in await caller.ask("accounting()")
+            with open(tmp_path / "file"):
+                assert f"     2    (+1)  file {tmp_path}/file\n" in await caller.ask("accounting()")
+            text = await caller.ask("accounting(each=True)")
+            assert re.search(rf"fd \d+ {tmp_path}/file\n", text)
+    await until(lambda: len(asyncio.all_tasks()) == 1, "the session to end")
 
 
 # ---- memory, and what it is asked of

@@ -212,7 +212,7 @@ def test_the_command_line(arguments, status):
     command = [sys.executable, "-m", "grapeshot", "attach", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == status
-    assert "usage: python -m grapeshot attach [-h] [--plain] path" in done.stdout + done.stderr
+    assert "usage: python -m grapeshot attach [-h] [--plain] PATH|PID" in done.stdout + done.stderr
 
 
 def test_a_blocked_process_is_named(path, program):

@@ -82,6 +82,20 @@ async def test_syntax_errors_and_tracebacks(loop, path):
         assert "\\ud800" in await caller.ask("print('\\ud800')")
 
 
+async def test_a_command_that_raises_generator_exit(loop, path):
+    """It ends the client that has raised it, and is no error of the program."""
+    reported = []
+    loop.set_exception_handler(lambda _, context: reported.append(context))
+    with backdoor.serve(path) as server, await call(path) as caller:
+        await caller.send(b"raise GeneratorExit\n")
+        text = b""
+        while data := await caller.recv():
+            text += data
+        assert text.endswith(b"GeneratorExit\n")
+        await until(lambda: not server._sessions, "the session to end")
+    assert reported == []
+
+
 @pytest.mark.parametrize("word", ["exit", "quit", " exit ", "exit()", "quit()", "raise SystemExit", "EOF"])
 async def test_each_way_to_leave_closes_that_client_alone(loop, path, word):
     with backdoor.serve(path), await call(path) as stays, await call(path) as leaves:
@@ -236,6 +250,37 @@ async def test_empty_lines_count_as_input_that_waits(loop, path, monkeypatch):
         await until(lambda: session._runs_command, "the command to wait")
         await caller.send(b"\n" * 2000)
         await until(lambda: not session.wire._is_reading, "the limit")
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        pytest.param(b"e\0\0\0\0" * 2, id="two ends"),
+        pytest.param(b"e\0\0\0\0e\0\0\0\0i\0\0\0\0s\0\0\0\x046*7\n", id="commands behind the end"),
+        pytest.param(b"o\xff\xff\xff\xff", id="a frame of 4 GiB"),
+        pytest.param(b"\xff\0\0\0\0" * 3 + b"p\0\0\0\x01x", id="kinds that there are not"),
+    ],
+)
+async def test_wrong_frames_are_an_error_of_the_client(loop, path, frames, monkeypatch):
+    """They end its connection at most, and the loop has no error to report."""
+    from grapeshot.backdoor import _wire
+
+    monkeypatch.setattr(_wire, "_LOOK_S", 0.001)
+    reported = []
+    loop.set_exception_handler(lambda _, context: reported.append(context))
+    with backdoor.serve(path) as server:
+        with await call(path) as caller:
+            await caller.send(_wire.HELLO + frames)
+            if frames[:1] != b"\xff":
+                while await caller.recv():
+                    pass
+                await until(lambda: not server._sessions, "the session to end")
+        await until(lambda: not server._sessions, "the session to end")
+        for _ in range(3):  # a timer that was left over would be due
+            await asyncio.sleep(0.002)
+        with await call(path) as caller:
+            assert await caller.ask("1 + 1") == "2\n"
+    assert reported == []
 
 
 @pytest.mark.parametrize("frame", [b"i\0\0\0\0", b"c\0\0\0\4type"], ids=["interruptions", "completions"])

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 from insight.callers import call
-from support import Script, coro_is_available, until, wait_until
+from support import Script, coro_is_available, until, wait_blocked, wait_until
 
 import grapeshot
 from grapeshot import backdoor
@@ -149,25 +149,35 @@ def test_in_a_patched_program(path):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="sys.remote_exec is new in 3.14")
-def test_a_process_that_was_not_prepared(path, tmp_path):
-    """A debugger's entry: a script that runs inside of the process opens the back door."""
+@pytest.mark.parametrize("kind", ["asyncio", "grapeshot"])
+@pytest.mark.parametrize("is_idle", [False, True], ids=["busy", "idle"])
+def test_a_process_that_was_not_prepared(path, tmp_path, kind, is_idle):
+    """A debugger's entry: a script that runs inside of the process opens the back door.
+
+    The interpreter runs it before its next bytecode. A loop without events has none until it is stopped and continued.
+    """
     probe = tmp_path / "open.py"
     probe.write_text(f"from grapeshot import backdoor\nbackdoor.serve({os.fspath(path)!r})\n")
-    code = """
+    code = f"""
         import asyncio
         async def main():
             print("runs", flush=True)
             while True:
-                await asyncio.sleep(0.01)
+                await asyncio.sleep({3600 if is_idle else 0.01})
         loop = new_event_loop()
         loop.run_until_complete(main())
     """
-    with Script("grapeshot", code) as script:
+    with Script(kind, code) as script:
         assert script.line() == "runs"
+        if is_idle:
+            wait_blocked(script.process.pid)
         try:
             sys.remote_exec(script.process.pid, os.fspath(probe))
         except (PermissionError, RuntimeError) as exc:
             pytest.skip(f"this system does not let a process look into another: {exc}")
+        if is_idle:
+            script.process.send_signal(signal.SIGSTOP)
+            script.process.send_signal(signal.SIGCONT)
         wait_until(path.exists, "the back door to open")
 
         async def talk():

@@ -6,15 +6,21 @@ import asyncio
 import functools
 import logging
 import math
+import os
+import signal
 import socket
+import sys
 import threading
 import time
+import traceback
+import warnings
 from unittest import mock
 
 import pytest
-from support import CAP_S, HOST, coro_is_available, raw_pair, until
+from support import CAP_S, HOST, coro_is_available, raw_pair, run_script, until
 
 import grapeshot
+from grapeshot import _measuring
 from grapeshot._statistics import Histogram
 
 BUSY_S = 0.02
@@ -238,6 +244,14 @@ async def test_each_listener_has_its_own_limit(loop):
         loop.add_slow_listener(print, 0)
 
 
+def lookers():
+    """How many threads look where callbacks are."""
+    code = _measuring._Looker._run.__code__
+    return sum(
+        code in {frame.f_code for frame, _ in traceback.walk_stack(top)} for top in sys._current_frames().values()
+    )
+
+
 def test_stacks(loop):
     told = []
     loop.add_slow_listener(told.append, 0.05, stacks=True)
@@ -250,18 +264,71 @@ def test_stacks(loop):
             assert time.monotonic() < give_up
 
     run(loop, until_seen)
-    assert [thread.name for thread in threading.enumerate() if thread.name == "grapeshot-slow"]
+    assert lookers() == 1
     assert any("in until_seen" in line for line in told[0].stack), told
     assert not any("run_forever" in line for line in told[0].stack)
     loop.remove_slow_listener(told.append)
-    assert not [thread.name for thread in threading.enumerate() if thread.name == "grapeshot-slow"]
+    assert lookers() == 0
+
+
+@pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+def test_stacks_in_a_patched_program():
+    """The thread that looks is a real one, where those of `threading` are coros and run only if nothing else does."""
+    code = """
+        from grapeshot import coro
+        coro.install()
+        import threading, time
+
+        def burn():
+            looker = loop._measuring.looker
+            give_up = time.monotonic() + 10
+            end = time.monotonic() + 0.05
+            while time.monotonic() < end or looker._seen[0] == 0:
+                assert time.monotonic() < give_up
+
+        def main():
+            global loop
+            from grapeshot._tree import running_loop
+            loop = running_loop()
+            told = []
+            loop.add_slow_listener(told.append, 0.05, stacks=True)
+            thread = threading.Thread(target=burn, name="burner")
+            thread.start()
+            thread.join()
+            time.sleep(0.001)
+            [slow] = [each for each in told if each.name == "burner"]
+            assert any("in burn" in line for line in slow.stack), slow
+            loop.remove_slow_listener(told.append)
+            print("seen")
+
+        coro.run(main)
+    """
+    assert run_script("grapeshot", code) == "seen\n"
+
+
+def test_a_forked_child_closes_the_loop(loop):
+    """It has no thread that looks, and does not wait for its end."""
+    loop.add_slow_listener(print, 3600, stacks=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        try:
+            _measuring._END_S = 3600
+            signal.alarm(30)
+            loop.close()
+            os._exit(0)
+        finally:
+            os._exit(2)
+    assert os.waitpid(pid, 0)[1] == 0
+    loop.remove_slow_listener(print)
 
 
 def test_a_closed_loop_has_no_thread_left(loop):
     loop.add_slow_listener(print, 3600, stacks=True)
     run(loop, int)
     loop.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "grapeshot-slow"]
+    assert lookers() == 0
     assert loop.statistics().callback_durations.count == 2
 
 

@@ -559,3 +559,28 @@ def test_run_a_function_as_a_coro(tmp_path):
     from grapeshot import coro
 
     assert profiler.run(lambda: coro.current().name, tmp_path / "p").startswith("coro ")
+
+
+def test_tasks_that_are_alike_share_a_row(loop, tmp_path):
+    async def handle():
+        await asyncio.sleep(0)
+
+    async def main():
+        names = [None, None, None, "worker 1", "worker 2", "nightly"]
+        await asyncio.gather(*(loop.create_task(handle(), name=name) for name in names))
+
+    with profiler.profile() as found:
+        loop.run_until_complete(main())
+    name = handle.__qualname__
+    ends = [line.rpartition("  ")[2] for line in found.table().splitlines()]
+    assert f"task '{name}' (3 tasks)" in ends
+    assert "task 'worker *' (2 tasks)" in ends
+    assert "task 'nightly'" in ends
+    ends = [line.rpartition("  ")[2] for line in found.table(each=True).splitlines()]
+    assert ends.count(f"task '{name}'") == 3
+    assert "task 'worker 2'" in ends
+    calls = {}
+    for owner in (name, "worker *", "worker 2"):
+        [line] = [line for line in found.table(owner=owner).splitlines() if f"  {name} (" in line]
+        calls[owner] = int(line.split()[0])
+    assert calls == {name: 3 * calls["worker 2"], "worker *": 2 * calls["worker 2"], "worker 2": calls["worker 2"]}

@@ -15,10 +15,10 @@ import time
 import pytest
 from insight.callers import call
 from insight.terminals import Terminal
-from support import CAP_S, PROCESS_CAP_S, until, wait_until
+from support import CAP_S, HOST, PROCESS_CAP_S, address_of, until, wait_until
 
 import grapeshot
-from grapeshot import backdoor
+from grapeshot import _tree, backdoor
 from grapeshot.backdoor import _sampling
 
 PROGRAM = """
@@ -106,10 +106,16 @@ class Top:
 def test_views_and_keys(path, program, start, columns, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     top = start(path, columns)
-    shown = top.shows(f"pid {program.pid}", "CPU", "RSS", "iterations", "bytes_written", "callback_durations", "q quit")
+    shown = top.shows(f"pid {program.pid}", "CPU", "RSS", "busy", "callback reindex", "q quit")
+    # What an operator looks for is on the first screen: what is slow, where most tasks wait, what is open.
+    shown = top.shows("x  0.", "task sleeper * (sleep)", "0 connections", f"unix server at {path.parent}"[:60])
+    assert re.search(r"^ +20 +task sleeper \* \(sleep\)", shown, re.MULTILINE)
+    assert re.search(r"^ +1 +task nightly .*, .*program.py:\d+ in report", shown, re.MULTILINE)
+    top.terminal.type("n")
+    shown = top.shows("iterations", "bytes_written", "callback_durations", "q quit")
     assert "a second" in shown
     top.terminal.type("s")
-    shown = top.shows("callback reindex", "in reindex", "while time.monotonic() < end")
+    shown = top.shows("callback reindex", "times, ", "in reindex", "while time.monotonic() < end")
     assert ("bytes_written" in shown) == (columns == 160)  # the numbers stay where there is room
     if columns == 160:
         assert re.search(r"^callback_durations +p50 .* max [\d.]+ [mun]?s( |$)", shown, re.MULTILINE), (
@@ -120,6 +126,9 @@ def test_views_and_keys(path, program, start, columns, tmp_path, monkeypatch):
     top.terminal.type("o")
     top.shows("o latest")
     top.terminal.type("t")
+    shown = top.shows("task sleeper * (sleep)", "task nightly", "in report", "await asyncio.sleep(0.1)")
+    assert "sleeper 7" not in shown
+    top.terminal.type("e")
     top.shows("tasks of", "task 'nightly", "in report")
     assert b"\x1b[31mreport" not in top.terminal._raw  # a name of the program does not reach the terminal as it is
     top.terminal.type("\x1b[B")
@@ -128,6 +137,8 @@ def test_views_and_keys(path, program, start, columns, tmp_path, monkeypatch):
     top.shows("tasks of")
     top.terminal.type("d")
     top.shows("unix listens on", "o number")
+    top.terminal.type("e")
+    top.shows("unix server at", "o most")
     top.terminal.type("w")
     top.shows("written to grapeshot-top-")
     [file] = tmp_path.glob("grapeshot-top-*.json")
@@ -135,12 +146,13 @@ def test_views_and_keys(path, program, start, columns, tmp_path, monkeypatch):
     assert dumped["pid"] == program.pid
     assert dumped["statistics"]["iterations"] > 0
     assert any("nightly" in line for line in dumped["tree"])
-    assert {each["fd"] for each in dumped["descriptors"]} >= {0, 1, 2}
+    assert {each["fd"] for each in dumped["each descriptor"]} >= {0, 1, 2}
+    assert sum(each["count"] for each in dumped["descriptors"]) == len(dumped["each descriptor"])
     assert dumped["slow"][0]["name"] == "reindex"
     top.terminal.type(" ")
     top.shows("space run")
     top.terminal.type(" \t")
-    top.shows("space hold", "iterations")
+    top.shows("space hold", "busy")  # behind the last view is the first one
     top.terminal.type("q")
     assert top.terminal.finish() == 0
 
@@ -154,8 +166,10 @@ def test_views_and_keys(path, program, start, columns, tmp_path, monkeypatch):
 @pytest.mark.parametrize("program", [ON_ASYNCIO], indirect=True)
 def test_a_loop_without_numbers(path, program, start):
     top = start(path, 80)
-    top.shows("is not grapeshot's", f"pid {program.pid}")
+    top.shows("is not grapeshot's", f"pid {program.pid}", "task sleeper *")
     top.terminal.type("t")
+    top.shows("task nightly", "in report")
+    top.terminal.type("e")
     top.shows("task 'nightly")
     top.terminal.type("q")
     assert top.terminal.finish() == 0
@@ -163,7 +177,7 @@ def test_a_loop_without_numbers(path, program, start):
 
 def test_a_process_that_blocks_and_ends(path, program, start):
     top = start(path, 80)
-    top.shows("iterations")
+    top.shows("busy")
     program.send_signal(signal.SIGSTOP)
     top.shows("something blocks the loop")
     program.send_signal(signal.SIGCONT)
@@ -202,7 +216,7 @@ def test_long_paths_lose_their_beginning():
     pytest.importorskip("rich")
     from grapeshot._top import _views
 
-    entry = {"kind": "task", "name": "x", "started_s": 0.0, "duration_s": 1.0}
+    entry = {"kind": "task", "name": "x", "count": 1, "last_s": 0.0, "duration_s": 1.0}
     stack = [f'  File "{"/long" * 30}/app.py", line 8, in main', "    pass"]
     lines = [line.plain for line in _views.slow({"at_s": 5.0, "slow": [{**entry, "stack": stack}]}, 0, 60)]
     assert lines[0] == "    1.000 s  task x  5 s ago"
@@ -238,12 +252,15 @@ async def test_a_sampler_measures_until_it_ends(loop):
     loop.call_soon(slow)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    found = sampler.look("tree", "descriptors")
+    found = sampler.look("tree", "waits", "descriptors", "each descriptor")
     # What else took long did so because the machine is slow.
-    assert "slow" in [each["name"].rpartition(".")[2] for each in found["slow"]]
+    assert ("slow", 1) in [(each["name"].rpartition(".")[2], each["count"]) for each in found["slow"]]
     assert found["statistics"]["callback_durations"]["max"] >= 0.02
     assert found["statistics"]["iterations"] == loop.statistics().iterations
-    assert found["descriptor_count"] == len(found["descriptors"])
+    assert found["descriptor_count"] >= len(found["each descriptor"])
+    assert sum(each["count"] for each in found["descriptors"]) == len(found["each descriptor"])
+    [mine] = found["waits"]
+    assert (mine["what"], mine["place"]) == ("task test_a_sampler_measures_until_it_ends", "runs")
     assert found["tree"][0].endswith(f"of {loop!r}")
     assert json.loads(json.dumps(found)).keys() == found.keys()
     sampler.end()
@@ -277,10 +294,58 @@ async def test_a_sampler_keeps_the_slowest(loop, monkeypatch):
     monkeypatch.setattr(_sampling, "_MOST_SLOW", 2)
     sampler = _sampling.Sampler(loop)
     sampler.look()
-    for duration_ns in (30_000_000, 90_000_000, 60_000_000):
-        loop._on_slow(print, 1, duration_ns)
-    assert sorted(each["duration_s"] for each in sampler.look()["slow"]) == [0.06, 0.09]
+    for function, duration_ns in ((print, 30_000_000), (len, 90_000_000), (repr, 60_000_000), (len, 20_000_000)):
+        loop._on_slow(function, 1, duration_ns)
+    found = {each["name"]: (each["count"], each["duration_s"], each["total_s"]) for each in sampler.look()["slow"]}
+    assert found == {"len": (2, 0.09, pytest.approx(0.11)), "repr": (1, 0.06, 0.06)}
     sampler.end()
+
+
+async def test_slow_tasks_are_one_row_for_a_function(loop):
+    """Whatever ``Task-1014`` they are called. Those with names of their own are told apart, but for numbers."""
+    sampler = _sampling.Sampler(loop)
+    sampler.look()
+
+    async def handle():
+        pass
+
+    names = [None, None, "worker 1", "worker 2", "nightly"]
+    made = [loop.create_task(handle(), name=name) for name in names]
+    for task in made:
+        loop._on_slow(task, 1, 20_000_000)
+    await asyncio.gather(*made)
+    handle_name = handle.__qualname__
+    found = {each["name"]: (each["kind"], each["count"], each["place"]) for each in sampler.look()["slow"]}
+    place = f"{__file__}:{handle.__code__.co_firstlineno}"
+    assert found == {
+        handle_name: ("task", 2, place),
+        f"worker * ({handle_name})": ("task", 2, place),
+        f"nightly ({handle_name})": ("task", 1, place),
+    }
+    sampler.end()
+
+
+async def test_what_peers_do_not_read(loop, serve):
+    """It is on the first screen: memory that grows, and nobody waits for it."""
+
+    class Talker(asyncio.Protocol):
+        def connection_made(self, transport):
+            transport.write(bytes(20_000_000))
+
+    server = await serve(Talker, HOST, 0)
+    with socket.create_connection(address_of(server), 10):
+        await until(lambda: loop._open_connections == 1, "the connection")
+        assert _sampling.Sampler(loop).look("memory")["memory"]["write_buffers"] > 1_000_000
+    for transport in list(_tree._transports(loop)):
+        transport.abort()
+    await until(lambda: loop._open_connections == 0, "its end")
+
+
+async def test_a_tree_of_many_lines_is_cut(loop, monkeypatch):
+    monkeypatch.setattr(_sampling, "_MOST_LINES", 3)
+    lines = _sampling.Sampler(loop).look("tree")["tree"]
+    assert lines[-1] == "only the first 3 lines are shown"
+    assert len(lines) == 5
 
 
 async def test_helpers(loop, path, tasks):

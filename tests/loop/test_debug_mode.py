@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
+import re
 import sys
+import threading
 import time
 
 import pytest
@@ -124,6 +127,69 @@ def test_slow_tasks_are_logged(loop, caplog):
     loop.slow_callback_duration = 0.01
     loop.run_until_complete(work())
     assert any("took 0.0" in record.message and "work" in record.message for record in caplog.records)
+    caplog.clear()
+
+
+class Named:
+    """What may be a callback, besides functions."""
+
+    def method(self, *args):
+        time.sleep(0.002)
+
+    def __call__(self, *args):
+        time.sleep(0.002)
+
+    def __repr__(self):
+        return "<named>"
+
+
+def slow(*args, **kwargs):
+    time.sleep(0.002)
+
+
+@pytest.mark.parametrize(
+    ("callback", "args", "name"),
+    [
+        pytest.param(slow, (), "slow()", id="function"),
+        pytest.param(slow, (1, "x"), "slow(1, 'x')", id="arguments"),
+        pytest.param(Named().method, (1,), "Named.method(1)", id="method"),
+        pytest.param(functools.partial(slow, 1, key=2), (3,), "slow(1, key=2)(3)", id="partial"),
+        pytest.param(functools.partial(Named().method), (), "Named.method()()", id="partial of a method"),
+        pytest.param(time.sleep, (0.002,), "sleep(0.002)", id="builtin"),
+        pytest.param(threading.Event().wait, (0.002,), "Event.wait(0.002)", id="method of a builtin wait"),
+        pytest.param(Named(), (1,), "<named>(1)", id="callable object"),
+    ],
+)
+@pytest.mark.skip_on(uvloop="it names callbacks its own way")
+async def test_slow_callbacks_are_named_as_asyncio_names_them(loop, caplog, callback, args, name):
+    caplog.set_level(logging.WARNING, "asyncio")
+    loop.set_debug(True)
+    loop.slow_callback_duration = 0.001
+    handle = loop.call_soon(callback, *args)
+    text = repr(handle)
+    assert text.startswith(f"<Handle {name}"), "the brackets are those of the call, and of each partial"
+    await asyncio.sleep(0)
+    assert f"Executing {text} took 0.0" in caplog.text
+    caplog.clear()
+
+
+@pytest.mark.skip_on(uvloop="it names callbacks its own way")
+def test_what_ends_a_run_is_a_plain_function(loop, caplog):
+    """Its name has no brackets but those of the call, in the repr of the task and in the record of a slow callback."""
+    caplog.set_level(logging.WARNING, "asyncio")
+    loop.set_debug(True)
+    loop.slow_callback_duration = 0
+
+    async def main():
+        return repr(asyncio.current_task())
+
+    ends = ("_run_until_complete_cb", "_stop_when_done")  # asyncio's and ours
+    text = loop.run_until_complete(main())
+    assert re.search(rf"cb=\[({'|'.join(ends)})\(\) at ", text)
+    records = [record.getMessage() for record in caplog.records if any(end in record.getMessage() for end in ends)]
+    assert any(re.match(rf"Executing <Handle ({'|'.join(ends)})\(<Task [^()]*\) at ", text) for text in records), (
+        records
+    )
     caplog.clear()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import socket
@@ -109,6 +110,20 @@ def test_nothing_is_set_between_runs(new_loop):
 
     loop.run_until_complete(add_and_remove())
     assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_a_timer_that_a_signal_handler_sets_as_the_loop_falls_asleep(loop):
+    """kill() runs no bytecode: its handler runs when the loop looks at signals for the last time before it blocks."""
+
+    def handle(*_args):
+        loop.call_later(0, loop.stop)
+
+    previous = signal.signal(signal.SIGUSR1, handle)
+    try:
+        loop.call_soon(ctypes.CDLL(None).kill, os.getpid(), int(signal.SIGUSR1))
+        loop.run_forever()
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
 
 
 @needs_fd_directory

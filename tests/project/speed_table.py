@@ -56,8 +56,8 @@ def summary(result: dict[str, Any]) -> str:
     )
     note = (
         f"CPU time of the server per request, or of the process per call, beside {peers} and asyncio on CPython "
-        f"{machine['python']} and Linux; medians of {result['settings']['runs']} alternated runs, the band is their "
-        f"spread. {summary(result)} All rows, the other numbers and the rules of the comparison are in "
+        f"{machine['python']} and Linux; medians of {result['settings']['runs']} alternated runs, the band is "
+        f"their 95 % interval. {summary(result)} All rows, the other numbers and the rules of the comparison are in "
         "[docs/speed.md](docs/speed.md)."
     )
     picture = [

@@ -104,62 +104,36 @@ def test_the_chart_of_the_readme_shows_the_committed_numbers():
 # ---------------------------------------------------------------- what got worse
 
 
-def changed(before, after, **machine):
-    older, newer = comparison(*before), comparison(*after)
-    newer["machine"] = newer["machine"] | machine
-    return against.report(older, newer)
+def row(own, peer=(100,) * 15):
+    return outcome("spawn", {"grapeshot": own, "uvloop": peer})
 
 
-FIVE = {"grapeshot": [40, 50, 50, 50, 60], "uvloop": [100] * 5}
+BEFORE = [40, 50, 60] * 5
 
 
-def test_what_got_worse_beyond_its_spread_is_named():
-    worse = outcome("spawn", {"grapeshot": [70, 80, 80, 80, 90], "uvloop": [100] * 5})
-    lines, got_worse = changed([outcome("spawn", FIVE)], [worse])
-    assert got_worse
-    assert lines[0] == "worse: spawn: 0.5 of uvloop before, 0.8 of uvloop now (+60%)"
-
-
-def test_what_stays_within_its_spread_is_not_named():
-    # One run of five may be anything.
-    same = outcome("spawn", {"grapeshot": [45, 50, 50, 51, 500], "uvloop": [100] * 5})
-    lines, got_worse = changed([outcome("spawn", FIVE)], [same])
-    assert not got_worse
-    assert lines == [
-        "1 rows with 3 or more runs compared with those of then: 0 worse, 0 better, the others within their spread"
-    ]
-
-
-def test_fewer_runs_have_no_spread():
-    worse = outcome("spawn", {"grapeshot": [90, 90], "uvloop": [100] * 2})
-    lines, got_worse = changed([outcome("spawn", FIVE)], [worse])
-    assert not got_worse
-    assert lines[0].startswith("0 rows with 3 or more runs compared")
-
-
-def test_a_machine_that_is_slower_as_a_whole_is_not_worse():
-    slower = {loop: [value * 2 for value in taken] for loop, taken in FIVE.items()}
-    assert not changed([outcome("spawn", FIVE)], [outcome("spawn", slower)])[1]
-    # Without a peer in common the numbers themselves count.
-    alone = [{"grapeshot": taken["grapeshot"]} for taken in (FIVE, slower)]
-    lines, got_worse = changed([outcome("spawn", alone[0])], [outcome("spawn", alone[1])])
-    assert got_worse
-    assert lines[0] == "worse: spawn: 50 before, 100 now (+100%)"
-
-
-def test_a_row_that_lost_its_number_is_worse():
-    lost = outcome("spawn", {"uvloop": [100] * 5}, failures={"grapeshot": "it ended with 1"})
-    lines, got_worse = changed([outcome("spawn", FIVE)], [lost])
-    assert got_worse
-    assert "worse: spawn has no number now" in lines
-
-
-def test_better_is_no_failure():
-    lines, got_worse = changed(
-        [outcome("spawn", FIVE)], [outcome("spawn", {"grapeshot": [10] * 5, "uvloop": [100] * 5})]
-    )
-    assert not got_worse
-    assert lines[0].startswith("better: spawn")
+@pytest.mark.parametrize(
+    ("before", "after", "first", "got_worse"),
+    [
+        (row(BEFORE), row([70, 80, 90] * 5), "worse: spawn: 0.5 of uvloop before, 0.8 of uvloop now (+60%)", True),
+        (row(BEFORE), row([10] * 15), "better: spawn: 0.5 of uvloop before, 0.1 of uvloop now (-80%)", False),
+        # The intervals meet.
+        (
+            row(BEFORE),
+            row([55, 70, 500] * 5),
+            "1 rows with 15 or more runs compared with those of then: 0 worse",
+            False,
+        ),
+        (row(BEFORE), row([500] * 14), "0 rows with 15 or more runs compared", False),
+        # A machine that is slower as a whole; without a peer in common the numbers themselves count.
+        (row(BEFORE), row([100] * 15, [200] * 15), "1 rows with 15 or more runs compared", False),
+        (row(BEFORE, []), row([100] * 15, []), "worse: spawn: 50 before, 100 now (+100%)", True),
+        (row(BEFORE), row([]), "worse: spawn has no number now", True),
+    ],
+)
+def test_what_got_worse_beyond_its_interval_is_named(before, after, first, got_worse):
+    lines, is_worse = against.report(comparison(before), comparison(after))
+    assert lines[0].startswith(first)
+    assert is_worse is got_worse
 
 
 def test_the_committed_comparison_is_not_worse_than_itself():

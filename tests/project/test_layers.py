@@ -34,10 +34,11 @@ ROOMS = {
         "coro": 2,
         "tls": 3,
         "dns": 3,
+        "rpc": 3,
         "streams": 3,
         "lib": 4,
     },
-    "core/src": {"sys": 0, "arch": 0, "queue": 1, "stack": 1, "lib": 2},
+    "core/src": {"sys": 0, "arch": 0, "probing": 0, "queue": 1, "stack": 1, "msgpack": 1, "lib": 2},
 }
 # Modules of one room that use each other in a circle, and are meant to: docs/architecture.md says why.
 CIRCLES = {
@@ -161,7 +162,8 @@ def python_layer(module: str) -> int:
     if module in {"", "__main__", "_startup"}:
         return 4
     if (
-        module in {"_policy", "_run", "_runner", "streams", "_tree", "_waits", "_accounting"}
+        module
+        in {"_other_loops", "_policy", "_run", "_runner", "streams", "_tree", "_waits", "_accounting", "_descriptors"}
         or module.split(".")[0] in ABOVE_THE_LOOP
     ):
         return 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -73,6 +74,35 @@ def test_the_wheels_are_for_the_versions_that_the_project_names():
     local = set(re.search(r"ALL_VERSIONS=\((.*)\)", (ROOT / ".ci" / "common").read_text())[1].split())
     assert {version.rstrip("t") for version in local} == named
     assert local <= built
+
+
+def test_releases_are_built_with_one_rust_and_one_maturin():
+    script = (ROOT / ".ci" / "wheel").read_text()
+    tools = (ROOT / "requirements" / "tools.in").read_text()
+    given = {
+        "rust-toolchain: ": re.search(r"^RUST=(\S+)$", script, re.MULTILINE)[1],
+        "maturin-version: v": re.search(r"^maturin==(\S+)$", tools, re.MULTILINE)[1],
+    }
+    release = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    uses = release.count("uses: PyO3/maturin-action@")
+    assert uses
+    for setting, version in given.items():
+        assert re.findall(rf"{setting}(\S+)", release) == [version] * uses
+
+
+def test_the_licences_of_linked_crates_are_up_to_date():
+    if shutil.which("cargo") is None:
+        pytest.skip("cargo is not installed")
+    command = [sys.executable, ROOT / ".ci" / "licences", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_wheels_have_the_licences():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for name in project["license-files"]:
+        assert (ROOT / name).read_text()
+    assert "THIRD-PARTY-LICENSES" in project["license-files"]
 
 
 def linked_files(page):

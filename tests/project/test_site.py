@@ -80,7 +80,7 @@ def html(tmp_path_factory):
         import myst_parser  # noqa: F401
         import sphinx  # noqa: F401
     except ImportError as error:
-        absent(str(error.name), "pip install grapeshot[docs]", "REQUIRE_DOCS")
+        absent(str(error.name), "requirements/docs.in", "REQUIRE_DOCS")
     out = tmp_path_factory.mktemp("site")
     done = build(ROOT, out)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout

@@ -107,6 +107,20 @@ async def ends(client_options: dict[str, Any] | None = None, **server_options: A
         await server.close(5)
 
 
+HELLO = {"grapeshot.rpc": 2, "codec": "msgpack", "max_packet": 1 << 20, "max_calls": 0}
+
+
+def framed(packet: bytes) -> bytes:
+    return struct.pack(">I", len(packet)) + packet
+
+
+def framed_messages(*messages: Any) -> bytes:
+    return b"".join(framed(msgspec.msgpack.encode(message)) for message in messages)
+
+
+FRAMED_HELLO = framed(json.dumps(HELLO).encode())
+
+
 class RawClient:
     """Speaks to a server with sockets alone: what it sends need make no sense."""
 
@@ -120,8 +134,7 @@ class RawClient:
         self.send(msgspec.msgpack.encode(message))
 
     def say_hello(self, **changes: Any) -> None:
-        hello = {"grapeshot.rpc": 2, "codec": "msgpack", "max_packet": 1 << 20, "max_calls": 0}
-        self.send(json.dumps(hello | changes).encode())
+        self.send(json.dumps(HELLO | changes).encode())
 
     async def packet(self) -> bytes:
         (length,) = struct.unpack(">I", await self.reader.readexactly(4))

@@ -11,7 +11,7 @@ MIB = 1024 * 1024
 
 
 async def test_a_server_that_does_not_read_bounds_what_the_client_sends(loop):
-    async with ends() as both:
+    async with ends({"max_packet": 2 * MIB}, max_packet=2 * MIB) as both:
         client = both.client()
         await client.call("add", 1)
         [connection] = both.server._connections
@@ -71,7 +71,7 @@ async def test_clients_do_not_hold_up_each_other(loop):
 
 
 async def test_a_client_that_says_no_hello_is_closed_in_time(loop, monkeypatch):
-    monkeypatch.setattr("grapeshot.rpc._server_connection._HELLO_S", 0.02)
+    monkeypatch.setattr("grapeshot.rpc._server_connection.HELLO_S", 0.02)
     async with ends() as both, raw_client(both.port) as raw:
         await raw.packet()
         assert await raw.rest() == b""

@@ -178,8 +178,9 @@ async def test_a_loop_that_was_busy_itself_blames_nobody(loop):
 
 async def test_a_slow_network_is_not_taken_for_a_dead_peer(loop):
     """The server cannot answer before it has the question, which is behind what is on its way."""
-    async with ends(keepalive=None) as both, proxied(both.port, pause_s=0.01) as (_, port):
-        client = rpc.Client(HOST, port, keepalive=0.2)
+    limit = 5 * 1024 * 1024
+    async with ends(keepalive=None, max_packet=limit) as both, proxied(both.port, pause_s=0.01) as (_, port):
+        client = rpc.Client(HOST, port, keepalive=0.2, max_packet=limit)
         value = bytes(4 * 1024 * 1024)
         assert await client.call("add", value, b"x") == value + b"x"
         await client.close()

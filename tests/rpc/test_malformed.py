@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import struct
+from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -25,6 +27,8 @@ NOT_DECODABLE = {
     "a map": encode({"a": 1, "b": 2}),
     "a text": encode("ab"),
     "nested too deep": b"\x91" * 100_000,
+    "many lists as keys": encode((1, 1, "add", [{(number,): 1 for number in range(1501)}])),
+    "a dict as a key": b"\x94\x01\x01\xa3add\x92" + encode(bytes(1024)) + b"\x81\x80\x01",
     "a list longer than memory": b"\xdd\xff\xff\xff\xff",
     "an unknown kind": encode((99, 1)),
     "a kind of the server": encode((5, 1, "value")),
@@ -43,11 +47,13 @@ NO_REQUEST = {
     "a deadline that is no number": (1, 1, "add", [1], {}, float("nan")),
     "an endless deadline": (1, 1, "add", [1], {}, float("inf")),
     "no credit": (2, 1, "numbers", [1], {}, None, 0),
+    "too much credit": (2, 1, "numbers", [1], {}, None, 2**20 + 1),
     "credit that is none": (2, 1, "numbers", [1], {}, None, "1"),
     "a stream without fields": (2, 1),
     "cancels nothing": (3, [1]),
     "credit without a count": (4, 1),
     "negative credit": (4, 1, -5),
+    "too much more credit": (4, 1, 2**20 + 1),
 }
 
 
@@ -79,6 +85,39 @@ async def test_a_packet_that_is_no_message(loop, packet):
         raw.send(packet)
         await raw.packet()
         await refused(raw, both)
+
+
+def slots_of(key: int, size: int) -> Iterator[int]:
+    """Where a dict of that many slots looks for an integer, until nothing is left of its bits."""
+    slot = key % size
+    yield slot
+    while key:
+        key >>= 5
+        slot = (slot * 5 + key + 1) % size
+        yield slot
+
+
+async def test_integers_as_keys_that_a_dict_needs_long_for_are_refused(loop):
+    # Some take slots in the order in which a dict walks along them, and others find theirs taken and begin that walk.
+    size, last = 2**14, 1
+    taken = {last: None}
+    while len(taken) < size * 6 // 10:
+        last = (last * 5 + 1) % size
+        taken[last] = None
+    bad = (key for key in itertools.count(2**24) if all(slot in taken for slot in slots_of(key, size)))
+    keys = [*taken, *itertools.islice(bad, 900)]
+    async with ends() as both, raw_client(both.port) as raw:
+        raw.say_hello()
+        raw.send_message(1, 1, "add", [dict.fromkeys(keys)])
+        await raw.packet()
+        await refused(raw, both)
+
+
+@pytest.mark.parametrize("factor", [1, -1, 2**20, 2**40, 0x9E3779B97F4A7C15 >> 20])
+async def test_other_integers_as_keys(loop, factor):
+    keys = {number * factor: None for number in range(20_000)}
+    async with ends() as both:
+        assert await both.client().call("later", keys) == keys
 
 
 @pytest.mark.parametrize("message", NO_REQUEST.values(), ids=NO_REQUEST)
@@ -156,6 +195,76 @@ async def test_a_wrong_hello(loop, hello):
         assert await both.client().call("add", 1) == 2
 
 
+LONG = "a" * 100_000
+DEEP: list = []
+for _ in range(900):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        (LONG, 1),
+        (DEEP, 1),
+        (1, LONG, "add", []),
+        (1, DEEP, "add", []),
+        (3, DEEP),
+        (1, 1, "add", [], {}, LONG),
+        (4, 1, LONG),
+    ],
+    ids=["kind", "deep kind", "number", "deep number", "deep cancel", "deadline", "credit"],
+)
+async def test_what_is_wrong_is_quoted_and_cut(loop, caplog, message):
+    async with ends() as both, raw_client(both.port) as raw:
+        raw.say_hello()
+        raw.send_message(*message)
+        await raw.packet()
+        await refused(raw, both)
+    [record] = caplog.records
+    text = record.getMessage()
+    assert text.startswith("a client has broken the protocol")
+    assert len(text) < 400
+    assert record.exc_info is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"codec": "c\n" * 1000},
+        {"grapeshot.rpc": "v\n" * 1000},
+        {"grapeshot.rpc": [[["deep"] * 100] * 10]},
+        {"max_packet": "m\n" * 1000},
+        {"max_calls": [LONG[:1000]] * 3},
+        {"max_packet": 10**3000},
+        {"max_calls": -(10**3000), "max_packet": 1},
+    ],
+)
+async def test_a_wrong_hello_is_quoted_and_cut(loop, caplog, change):
+    async with ends() as both, raw_client(both.port) as raw:
+        raw.say_hello(**change)
+        await raw.packet()
+        if change == {"max_packet": 10**3000}:  # more than any length, and no harm
+            raw.send_message(1, 1, "add", [1])
+            assert await raw.message() == [5, 1, 2]
+            return
+        assert await raw.rest() == b""
+        await until(lambda: caplog.records)
+    [record] = caplog.records
+    assert len(record.getMessage()) < 400
+    assert "\n" not in record.getMessage()
+
+
+@pytest.mark.parametrize("length", [4097, 1 << 20, 2**32 - 1])
+async def test_a_long_hello_is_refused_before_it_comes(loop, caplog, length):
+    async with ends() as both, raw_client(both.port) as raw:
+        raw.send(b"{", length)
+        await raw.packet()
+        assert await raw.rest() == b""
+        assert await both.client().call("add", 1) == 2
+    [record] = caplog.records
+    assert f"a packet of {length} bytes: 4096 are accepted" in record.getMessage()
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
 async def test_packets_in_pieces(loop, size):
     async with ends() as both, raw_client(both.port) as raw:
@@ -195,6 +304,12 @@ ANSWERS = {
     "a result without a value": encode((5, 1)),
     "a list as number": encode((5, [], 1)),
     "a goodbye without fields": encode((9, 1)),
+    "a goodbye with a list": encode((9, 1, ["reason"])),
+    "an error whose name is none": encode((6, 1, 0, 5, "b", None)),
+    "an error whose text is none": encode((6, 1, 4, "a", {}, None)),
+    "an error whose traceback is none": encode((6, 1, 0, "a", "b", 5)),
+    "a deep kind": b"\x92" + b"\x91" * 900 + b"\x01\x01",
+    "a long number": encode((5, "n" * 900, 1)),
 }
 
 
@@ -223,6 +338,7 @@ async def test_a_wrong_answer_ends_the_call(loop, answer):
         await client.call("add", 1, timeout=5)
     assert caught.value.sent
     assert isinstance(caught.value.__cause__, rpc.ProtocolError)
+    assert len(str(caught.value)) < 500
     await client.close()
     server.close()
 

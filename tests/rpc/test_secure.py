@@ -67,6 +67,24 @@ def mutual(*, version: ssl.TLSVersion | None = None) -> tuple[ssl.SSLContext, ss
     return server, client_context(version)
 
 
+async def test_a_handshake_that_does_not_begin_has_the_time_of_a_hello(loop, folder, monkeypatch):
+    monkeypatch.setattr("grapeshot.rpc._server.HELLO_S", 0.02)
+    server_side, _ = mutual()
+    async with new_server() as server:
+        await server.listen(HOST, 0, ssl=server_side)
+        await server.listen_unix(folder / "s", ssl=server_side)
+        for connecting in (
+            asyncio.open_connection(*server.addresses[0]),
+            asyncio.open_unix_connection(folder / "s"),
+        ):
+            reader, writer = await connecting
+            try:
+                assert await reader.read() == b""
+            except ConnectionResetError:
+                pass  # TLS ends a connection at once when its time is over
+            writer.close()
+
+
 VERSIONS = [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]
 
 

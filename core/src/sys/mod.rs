@@ -8,6 +8,7 @@
 //!
 //! | module | contract | Linux, Android | macOS, BSD |
 //! |---|---|---|---|
+//! | [`at_once`] | reads and writes that never block, of shared descriptors in blocking mode | `RWF_NOWAIT`, `/proc/self/fd` | sockets only |
 //! | [`child`] | an fd that tells the end of a child process | pidfd; a thread before 5.3 | kqueue with `EVFILT_PROC` |
 //! | [`clock`] | the clock of `time.monotonic()` | `CLOCK_MONOTONIC` | `CLOCK_UPTIME_RAW` (Apple), the same |
 //! | [`faults`] | a line about a fault in a watched range, whose stack is used up | all | all |
@@ -40,6 +41,7 @@
 )))]
 compile_error!("grapeshot needs epoll or kqueue: Linux, Android, macOS or a BSD");
 
+pub mod at_once;
 pub mod child;
 pub mod clock;
 pub mod faults;

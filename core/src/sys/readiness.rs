@@ -1,7 +1,7 @@
-//! Waiting for one descriptor in a thread that may block.
+//! Asking the system for the state of descriptors, without a poller.
 //!
-//! Purpose: what a blocking read or write waits for, on a nonblocking descriptor, in a thread that runs no loop. The
-//! descriptor may be of any kind.
+//! Purpose: what a blocking read or write waits for, on a nonblocking descriptor, in a thread that runs no loop; and a
+//! look at descriptors that takes no events from the poller. The descriptors may be of any kind.
 //!
 //! Owner: any thread; the calls keep no state. It must not know what is read or written.
 //!
@@ -12,6 +12,7 @@ use std::io;
 use std::os::fd::RawFd;
 
 use super::clock::now_ns;
+use super::poller::Interest;
 
 const NS_PER_MS: u64 = 1_000_000;
 
@@ -56,13 +57,33 @@ pub fn wait_ready(fd: RawFd, is_write: bool, deadline_ns: Option<u64>) -> io::Re
     }
 }
 
+/// Whether one of these descriptors is ready for what its owner is interested in. It does not wait. A closed descriptor is
+/// not ready. If the system does not say, the answer is yes.
+pub fn is_any_ready(watched: impl Iterator<Item = (RawFd, Interest)>) -> bool {
+    let mut entries: Vec<libc::pollfd> = watched
+        .filter(|(_, interest)| interest.has_read() || interest.has_write())
+        .map(|(fd, interest)| libc::pollfd {
+            fd,
+            events: if interest.has_read() { libc::POLLIN } else { 0 }
+                | if interest.has_write() { libc::POLLOUT } else { 0 },
+            revents: 0,
+        })
+        .collect();
+    if entries.is_empty() {
+        return false;
+    }
+    // SAFETY: so many live entries; the call writes only to them.
+    let count = unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, 0) };
+    count < 0 || entries.iter().any(|entry| entry.revents & !libc::POLLNVAL != 0)
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{ErrorKind, Write};
     use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
 
-    use super::{now_ns, wait_ready};
+    use super::{Interest, is_any_ready, now_ns, wait_ready};
 
     #[test]
     fn a_socket_is_ready_to_write_at_once_and_to_read_once_there_is_data() {
@@ -76,6 +97,23 @@ mod tests {
         ));
         assert!(near.write_all(b"x").is_ok());
         assert!(matches!(wait_ready(far.as_raw_fd(), false, None), Ok(true)));
+    }
+
+    #[test]
+    fn of_several_descriptors_one_that_is_ready_for_what_is_asked_counts() {
+        let Ok((mut near, far)) = UnixStream::pair() else {
+            panic!("no sockets")
+        };
+        let (one, other) = (near.as_raw_fd(), far.as_raw_fd());
+        let both = |interest| is_any_ready([(one, Interest::READ), (other, interest)].into_iter());
+        assert!(!is_any_ready([].into_iter()));
+        assert!(!is_any_ready([(1 << 20, Interest::BOTH)].into_iter()));
+        assert!(!both(Interest::READ));
+        assert!(!both(Interest::NONE));
+        assert!(both(Interest::WRITE));
+        assert!(near.write_all(b"x").is_ok());
+        assert!(both(Interest::READ.on_change()));
+        assert!(!both(Interest::NONE));
     }
 
     #[test]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from grapeshot.backdoor._wire import RefusedError, connect
+from grapeshot._tally import printable_lines
+from grapeshot.backdoor._reach import RefusedError, connect
 
 from ._editors import PipeEditor, ReadlineEditor
 from ._link import Link
@@ -28,7 +29,7 @@ def main(arguments: list[str]) -> int:
         prog="python -m grapeshot attach",
         description="Open a Python prompt inside a process that has opened a back door (grapeshot.backdoor).",
     )
-    parser.add_argument("path", help="the unix socket of the back door")
+    parser.add_argument("path", metavar="PATH|PID", help="the unix socket of the back door, or the id of the process")
     parser.add_argument("--plain", action="store_true", help="do without prompt_toolkit, even if it is installed")
     options = parser.parse_args(arguments)
     return _attach(options.path, options.plain)
@@ -36,13 +37,14 @@ def main(arguments: list[str]) -> int:
 
 def _attach(path: str, plain: bool) -> int:
     try:
-        sock = connect(path)
+        sock, is_own = connect(path)
     except RefusedError as exc:
-        sys.stderr.write(f"{exc}\n")
+        # It may name paths that another user has chosen.
+        sys.stderr.write(f"{printable_lines(exc)}\n")
         return 1
     with sock:
         is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-        link = Link(sock, shows_banner=is_terminal)
+        link = Link(sock, shows_banner=is_terminal, is_own=is_own)
         editor = _make_editor(link, plain) if is_terminal else PipeEditor()
         link.start(editor.stop)
         return _talk(link, editor)

@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 
+from grapeshot._tally import printable_lines
 from grapeshot.backdoor._wire import HELLO, frame, take_frame
 
 TYPE_CHECKING = False
@@ -19,13 +20,16 @@ _FIRST_PROMPT = ">>> "
 # Kinds of frames that the other side answers with a prompt.
 _ASKING = (b"s", b"i")
 _COMPLETION_S = 2.0
+_MOST_BANNER = 1 << 16
 
 
 class Link:
     """Sends frames, and shows or keeps those that come."""
 
-    def __init__(self, sock: socket.socket, shows_banner: bool) -> None:
+    def __init__(self, sock: socket.socket, shows_banner: bool, is_own: bool = True) -> None:
+        """``is_own``: whether the process is this user's. What another one sends must not move the cursor."""
         self._sock = sock
+        self._is_own = is_own
         self._shows_banner = shows_banner
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._prompts: queue.SimpleQueue[tuple[int, str] | None] = queue.SimpleQueue()
@@ -77,6 +81,8 @@ class Link:
             self._read_all()
         except OSError:
             pass
+        except (ValueError, TypeError, RecursionError):  # what comes is no frame of a back door's
+            sys.stderr.write("\nThe other side does not speak as a back door does.\n")
         self._has_ended = True
         self._prompts.put(None)
         self._completions.put([])
@@ -90,6 +96,8 @@ class Link:
             if not self.is_greeted:
                 banner, end, rest = received.partition(b"\0")
                 if not end:
+                    if len(received) > _MOST_BANNER:
+                        raise ValueError("no greeting")
                     continue
                 self.is_greeted = True
                 received = rest
@@ -103,10 +111,14 @@ class Link:
             self._show(self._decoder.decode(data))
         elif kind == b"p":
             answered, _, prompt = data.decode().partition(" ")
-            self._prompts.put((int(answered), prompt))
+            self._prompts.put((int(answered), self._shown(prompt)))
         elif kind == b"c":
-            self._completions.put(json.loads(data))
+            self._completions.put([self._shown(str(found)) for found in json.loads(data)])
+
+    def _shown(self, text: str) -> str:
+        return text if self._is_own else printable_lines(text)
 
     def _show(self, text: str) -> None:
+        text = self._shown(text)
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from grapeshot.backdoor._wire import RefusedError, connect
+from grapeshot._tally import printable_lines
+from grapeshot.backdoor._reach import RefusedError, connect
 
 from ._probe import Probe
 
@@ -19,7 +20,7 @@ def main(arguments: list[str]) -> int:
         description="Watch a process that has opened a back door (grapeshot.backdoor): its numbers, the slowest "
         "callbacks with their stacks, coros and tasks, and descriptors.",
     )
-    parser.add_argument("path", help="the unix socket of the back door")
+    parser.add_argument("path", metavar="PATH|PID", help="the unix socket of the back door, or the id of the process")
     parser.add_argument(
         "--interval", type=float, default=1.0, metavar="S", help="seconds between two looks (%(default)s)"
     )
@@ -38,9 +39,10 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write("top needs a terminal; `await top()` in the back door prints once\n")
         return 1
     try:
-        sock = connect(options.path)
+        sock, _ = connect(options.path)
     except RefusedError as exc:
-        sys.stderr.write(f"{exc}\n")
+        # It may name paths that another user has chosen.
+        sys.stderr.write(f"{printable_lines(exc)}\n")
         return 1
     with sock:
         screen = Screen(Probe(sock, options.slow), options.interval)

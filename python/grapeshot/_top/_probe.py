@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 _CLOSED = "the process has closed the connection"
+# Of an answer that is none, such as a traceback, the end tells most.
+_MOST_WORDS = 500
+_MOST_BANNER = 1 << 16
+# An answer with a line for each of a million coros fits.
+_MOST_ANSWER = 1 << 28
+_OTHER = "the other side does not speak as a back door does"
 _BEGIN = "from grapeshot.backdoor._sampling import Sampler as _Sampler; _sampler = _Sampler(loop, {slow_s!r})"
 
 
@@ -40,16 +46,24 @@ class Probe:
                 self._sock.sendall(HELLO)
                 while b"\0" not in self._received:
                     self._receive()
+                    if len(self._received) > _MOST_BANNER and b"\0" not in self._received:
+                        raise ValueError("no greeting")
                 del self._received[: self._received.index(b"\0") + 1]
                 self._ask(_BEGIN.format(slow_s=self._slow_s))
                 self._has_begun = True
             answer = self._ask(f"_sampler.sample(*{parts!r})")
         except OSError:
             raise LostError(_CLOSED) from None
+        except ValueError:  # what comes is no frame of a back door's
+            raise LostError(_OTHER) from None
         try:
             found: dict[str, Any] = json.loads(answer)
         except ValueError:
-            raise LostError(answer.strip() or "no answer") from None
+            raise LostError(answer.strip()[-_MOST_WORDS:] or "no answer") from None
+        except RecursionError:
+            raise LostError(_OTHER) from None
+        if not _is_sample(found, parts):
+            raise LostError(_OTHER)
         return found
 
     def end(self) -> None:
@@ -71,6 +85,8 @@ class Probe:
             kind, data = self._frame()
             if kind == b"o":
                 output += data
+                if len(output) > _MOST_ANSWER:
+                    raise ValueError("an answer without an end")
             elif kind == b"p" and int(data.partition(b" ")[0]) >= self._asked:
                 return output.decode("utf-8", "replace")
 
@@ -84,3 +100,13 @@ class Probe:
         if not data:
             raise LostError(_CLOSED)
         self._received += data
+
+
+def _is_sample(found: Any, parts: tuple[str, ...]) -> bool:
+    """Whether an answer has what the keys and files of ``top`` rely on. Its views look at the rest."""
+    return (
+        isinstance(found, dict)
+        and type(found.get("pid")) is int
+        and isinstance(found.get("took_s"), int | float)
+        and all(part in found for part in parts)
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import dataclasses
 import inspect
 import pydoc
 import sys
@@ -11,7 +12,7 @@ import threading
 
 from grapeshot import _accounting, _tree, _waits
 
-from . import _sampling
+from . import _output, _sampling
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,9 +53,16 @@ def where(what: Any = None) -> None:
         print(f"{what!r} is no task, coro or other thread of this loop, and no part of a name of one")  # noqa: T201
 
 
-def accounting() -> None:
-    """Print who has used the CPU, the open descriptors and who has them, memory, limits (grapeshot.accounting())."""
-    print(_accounting.accounting())  # noqa: T201
+def accounting(each: bool = False) -> None:
+    """Print who has used the CPU, the descriptors, memory and limits, and what has grown since it was called last.
+
+    What is alike is one row; ``each=True`` gives each a row of its own.
+    """
+    client = _output.client.get()
+    found = _accounting.accounting(since=None if client is None else client.looks.get("accounting"))
+    print(found.text(each))  # noqa: T201
+    if client is not None:
+        client.looks["accounting"] = dataclasses.replace(found, since=None)
 
 
 def statistics() -> None:

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     class Client(Protocol):
         """Where the output of a command goes."""
 
+        name: str
         names: dict[str, Any]
         at_end: set[Callable[[], None]]
+        looks: dict[str, Any]
 
         def write(self, text: str) -> bool:
             """Send a text. False: the client is gone."""

@@ -19,32 +19,65 @@ from contextlib import contextmanager
 _BACKLOG = 16
 # Who has the lock keeps it for some system calls. Any user can take it in a directory such as /tmp.
 _LOCK_WITHIN_S = 2.0
+_MOST_LINKS = 40  # as the kernel
+# How the directory begins in which a socket is made.
+_PRIVATE = ".bd"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def check_directory(directory: str) -> None:
-    """Check that only root and this user can change what lies in ``directory``, which is a real path.
+def trusted_directory(directory: str) -> str:
+    """Return the real path of an absolute path, of which only root and this user can change what lies there.
 
-    It and each directory above must belong to root or to this user, and must not be writable by the group or by others,
-    unless it is sticky, as /tmp. Access lists count: what they allow to others shows in the bits of the group.
+    It and each directory on the way must belong to root or to this user, and must not be writable by the group or by
+    others, unless it is sticky, as /tmp. Access lists count: what they allow to others shows in the bits of the group.
+    So must each symbolic link on the way belong to one of them: its owner can let it point elsewhere.
 
     Raises:
-        PermissionError: somebody else could replace the socket, or a directory above.
+        PermissionError: somebody else could replace the socket, a directory above, or a link.
         OSError: the directory is not there.
     """
     trusted = {0, os.geteuid()}
-    while True:
-        status = os.lstat(directory)
-        if not stat.S_ISDIR(status.st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, "not a directory", directory)
-        if status.st_uid not in trusted:
-            raise PermissionError(errno.EPERM, f"the directory belongs to the user {status.st_uid}", directory)
-        if status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
-            raise PermissionError(errno.EPERM, "others can write to the directory, and it is not sticky", directory)
-        above = os.path.dirname(directory)
-        if above == directory:
-            return
-        directory = above
+    found, links = "/", 0
+    _check_directory(found, trusted)
+    left = directory.split("/")[::-1]
+    while left:
+        name = left.pop()
+        if name == "..":
+            found = os.path.dirname(found)
+        if name in ("", ".", ".."):
+            continue
+        path = os.path.join(found, name)
+        if os.path.islink(path):
+            user = os.lstat(path).st_uid
+            if user not in trusted:
+                raise PermissionError(errno.EPERM, f"the symbolic link belongs to the user {user}", path)
+            links += 1
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), directory)
+            target = os.readlink(path)
+            found = "/" if target.startswith("/") else found
+            left.extend(reversed(target.split("/")))
+            continue
+        _check_directory(path, trusted)
+        found = path
+    return found
+
+
+def _check_directory(directory: str, trusted: set[int]) -> None:
+    status = os.lstat(directory)
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "not a directory", directory)
+    if status.st_uid not in trusted:
+        raise PermissionError(errno.EPERM, f"the directory belongs to the user {status.st_uid}", directory)
+    if status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
+        raise PermissionError(errno.EPERM, "others can write to the directory, and it is not sticky", directory)
+
+
+def linked_to(made: str) -> str | None:
+    """Return where the socket is that was made at a path (:class:`SocketFile`), None if it is no back door's."""
+    private, name = os.path.split(made)
+    folder, temporary = os.path.split(private)
+    return os.path.join(folder, name) if temporary.startswith(_PRIVATE) and folder.startswith("/") else None
 
 
 class SocketFile:
@@ -54,7 +87,7 @@ class SocketFile:
         """Listen at ``path``, in the place of a socket that a dead process has left.
 
         Raises:
-            PermissionError: the directory is not safe (:func:`check_directory`), or another user's socket lies there.
+            PermissionError: the directory is not safe (:func:`trusted_directory`), or another user's socket lies there.
             FileExistsError: something lies there that is no socket: a file, a symbolic link.
             ValueError: the path has no name of a file, or is no path.
             OSError: EADDRINUSE: a process listens there; ENAMETOOLONG: the system takes no path of a socket so long.
@@ -62,8 +95,7 @@ class SocketFile:
         if not os.path.basename(path) or "\0" in path:
             raise ValueError(f"a path of a socket is needed, not {path!r}")
         folder, name = os.path.split(os.path.abspath(path))
-        folder = os.path.realpath(folder)
-        check_directory(folder)
+        folder = trusted_directory(folder)
         self.path = os.path.join(folder, name)
         self._pid = os.getpid()
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -76,7 +108,7 @@ class SocketFile:
             raise
 
     def _bind(self, folder: str, name: str) -> None:
-        with tempfile.TemporaryDirectory(prefix=".bd", dir=folder) as private:  # of mode 0700
+        with tempfile.TemporaryDirectory(prefix=_PRIVATE, dir=folder) as private:  # of mode 0700
             # Tools that list sockets show this path. It has the name, too.
             made = os.path.join(private, name)
             try:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import json
+import linecache
 import os
 import resource
 import sys
-import threading
 import time
+from collections.abc import Callable
 
-from grapeshot import _accounting, _tree, _waits
+from grapeshot import _accounting, _descriptors, _tree, _waits
 from grapeshot._statistics import Statistics
+from grapeshot._subjects import Subject
 
 from . import _output
 
@@ -26,10 +29,41 @@ if TYPE_CHECKING:
 
     from grapeshot._measuring import SlowCallback
 
+# Rows of slow callbacks, lines of the tree and single descriptors that are sent.
 _MOST_SLOW = 50
+_MOST_LINES = 5000
+_MOST_DESCRIPTORS = 5000
 _PERCENTILES = (50, 90, 99)
 # Seconds without a request after which a sampler ends by itself.
 _PATIENCE_S = 30.0
+
+
+@dataclasses.dataclass
+class Slow:
+    """The slow callbacks that were alike."""
+
+    kind: str
+    name: str
+    """What the program calls it, with its function; of different ones what their names have in common."""
+    place: str | None
+    count: int = 0
+    total_s: float = 0.0
+    duration_s: float = 0.0
+    """Of the slowest, which the stack belongs to as well."""
+    last_s: float = 0.0
+    """When the last one began, in seconds of ``time.monotonic()``."""
+    stack: tuple[str, ...] = ()
+
+    def add(self, slow: SlowCallback, subject: Subject) -> None:
+        """Count one more."""
+        if self.name != subject.label:
+            self.name = subject.alike
+        self.count += 1
+        self.total_s += slow.duration_s
+        self.last_s = max(self.last_s, slow.started_s)
+        if slow.duration_s >= self.duration_s or not self.stack:
+            self.stack = slow.stack or self.stack
+        self.duration_s = max(self.duration_s, slow.duration_s)
 
 
 class Sampler:
@@ -37,14 +71,17 @@ class Sampler:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, slow_s: float = 0.01) -> None:
         self._loop: Any = loop
-        self._slow: list[SlowCallback] = []
+        self._slow: dict[tuple[str, str, str | None], Slow] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._slow_s = slow_s
         self._is_measuring = False
         self._client = _output.client.get()
 
     def sample(self, *parts: str) -> None:
-        """Print the numbers and what else is asked for (``"tree"``, ``"descriptors"``), as one line of JSON."""
+        """Print the numbers and what else is asked for, as one line of JSON.
+
+        ``"waits"`` and ``"descriptors"`` are rows for what is alike; ``"tree"`` and ``"each descriptor"`` tell it all.
+        """
         print(json.dumps(self.look(*parts)))  # noqa: T201  # to the client
 
     def look(self, *parts: str) -> dict[str, Any]:
@@ -61,17 +98,14 @@ class Sampler:
             "rss": _accounting._rss(),
             "descriptor_count": len(descriptors) - 1,  # without that of the listing
             "descriptor_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-            "threads": threading.active_count(),
+            "threads": len(sys._current_frames()),  # without coros that stand for threads
             "statistics": self._statistics(),
-            "slow": [dataclasses.asdict(slow) for slow in self._slow],
+            "slow": [dataclasses.asdict(slow) for slow in self._slow.values()],
         }
-        if "tree" in parts:
-            waits = _waits.Waits(self._loop)
-            found["tree"] = [waits.heading(), *waits.lines()]
-        if "descriptors" in parts and self._has_statistics():
-            found["descriptors"] = [dataclasses.asdict(each) for each in _accounting._descriptors(self._loop)]
-            # Another thread may have closed one since they were counted, as the one that reads the stacks does.
-            found["descriptor_count"] = len(found["descriptors"])
+        if self._has_statistics():
+            found["connections"] = self._loop._open_connections
+        for part in parts:
+            found[part] = _PARTS[part](self._loop)
         found["took_s"] = time.monotonic() - started
         return found
 
@@ -102,9 +136,16 @@ class Sampler:
         self._timer = self._loop.call_later(_PATIENCE_S, self.end)
 
     def _note(self, slow: SlowCallback) -> None:
-        self._slow.append(slow)
+        if self._client is not None and slow.name == self._client.name:
+            return  # its own look
+        subject = slow.subject or Subject(slow.kind, slow.name, "", None)
+        key = (slow.kind, subject.alike, subject.place)
+        row = self._slow.get(key)
+        if row is None:
+            row = self._slow[key] = Slow(slow.kind, subject.label, subject.place)
+        row.add(slow, subject)
         if len(self._slow) > _MOST_SLOW:
-            self._slow.remove(min(self._slow, key=lambda each: each.duration_s))
+            del self._slow[min(self._slow, key=lambda key: self._slow[key].duration_s)]
 
     def _statistics(self) -> dict[str, Any] | None:
         if not self._has_statistics():
@@ -117,6 +158,46 @@ class Sampler:
                 percentiles = {f"p{percent}": histogram.percentile(percent) for percent in _PERCENTILES}
                 numbers[name] = {"count": histogram.count, **percentiles, "max": histogram.max_s}
         return numbers
+
+
+def _tally_waits(loop: Any) -> list[dict[str, Any]]:
+    rows = [dataclasses.asdict(row) for row in _waits.tally_waits(loop)]
+    for row in rows:
+        file, _, rest = (row["place"] or "").rpartition(":")
+        line = rest.partition(" ")[0]
+        row["source"] = linecache.getline(file, int(line)).strip() if line.isdecimal() else ""
+    return rows
+
+
+def _tree_lines(loop: Any) -> list[str]:
+    waits = _waits.Waits(loop)
+    lines = [waits.heading(), *itertools.islice(waits.lines(), _MOST_LINES)]
+    return lines if len(lines) <= _MOST_LINES else [*lines, f"only the first {_MOST_LINES} lines are shown"]
+
+
+def _descriptors_of(loop: Any, has_owners: bool = True) -> list[_descriptors.Descriptor]:
+    return _descriptors.descriptors(loop, has_owners) if hasattr(loop, "statistics") else []
+
+
+def _tally_descriptors(loop: Any) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(row) for row in _descriptors.tally_descriptors(_descriptors_of(loop, False))]
+
+
+def _memory_of(loop: Any) -> dict[str, Any]:
+    return dataclasses.asdict(_accounting._memory(loop)) if hasattr(loop, "statistics") else {}
+
+
+def _each_descriptor(loop: Any) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(each) for each in _descriptors_of(loop)[:_MOST_DESCRIPTORS]]
+
+
+_PARTS: dict[str, Callable[[Any], Any]] = {
+    "memory": _memory_of,
+    "waits": _tally_waits,
+    "tree": _tree_lines,
+    "descriptors": _tally_descriptors,
+    "each descriptor": _each_descriptor,
+}
 
 
 def number_lines(loop: Any) -> str:
@@ -141,7 +222,8 @@ def rate_lines(before: dict[str, Any], after: dict[str, Any]) -> str:
         elif value is not None:
             lines.append(f"{name:20} {_text(value)}")
     for slow in sorted(after["slow"], key=lambda each: -each["duration_s"]):
-        lines.append(f"{slow['kind']} {slow['name']!r} took {slow['duration_s']:.3f} s")
+        times = "" if slow["count"] == 1 else f", the slowest of {slow['count']}"
+        lines.append(f"{slow['kind']} {slow['name']!r} took {slow['duration_s']:.3f} s{times}")
         lines += [f"  {line}" for line in slow["stack"]]
     return "\n".join(lines)
 

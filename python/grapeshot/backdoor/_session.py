@@ -52,6 +52,8 @@ class Session:
         self._is_interrupted = False
         self.at_end: set[Callable[[], None]] = set()
         """What is called once when the session ends."""
+        self.looks: dict[str, Any] = {}
+        """What helpers have found, by their names: they tell what has changed since."""
         # The task or the coro, once it has begun, and its context.
         self.task: Any = None
         self.context: contextvars.Context | None = None
@@ -151,8 +153,9 @@ class Session:
                 await result
         except SystemExit:
             return False
-        except GeneratorExit:
-            raise
+        except GeneratorExit as exc:
+            self._show(exc)
+            return False  # it may be the end of this coroutine, which must not wait any more
         except asyncio.CancelledError as exc:
             if self._is_interrupted and self.wire.is_open:
                 self.write("\nKeyboardInterrupt\n")

@@ -27,7 +27,6 @@ import select
 import socket
 import struct
 import threading
-from pathlib import Path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,44 +47,28 @@ _LOOK_S = 1.0
 _LAST_WORDS_S = 5.0
 
 
-class RefusedError(Exception):
-    """No back door can be reached. The text is for the user."""
-
-
 def frame(kind: bytes, data: bytes) -> bytes:
     """Return the bytes of a frame."""
     return _HEADER.pack(kind, len(data)) + data
 
 
 def take_frame(received: bytearray) -> tuple[bytes, bytes] | None:
-    """Take the first frame off what was received; return its kind and data, or None if it is not whole yet."""
+    """Take the first frame off what was received; return its kind and data, or None if it is not whole yet.
+
+    Raises:
+        ValueError: what comes is no frame, because it would be larger than any that is sent.
+    """
     if len(received) < _HEADER.size:
         return None
     kind, length = _HEADER.unpack_from(received)
+    if length > MOST_OUTPUT:
+        raise ValueError(f"a frame of {length} bytes")
     end = _HEADER.size + length
     if len(received) < end:
         return None
     data = bytes(received[_HEADER.size : end])
     del received[:end]
     return kind, data
-
-
-def connect(path: str) -> socket.socket:
-    """Return the connection of a client to the back door at ``path``.
-
-    Raises:
-        RefusedError: nobody listens there.
-    """
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.connect(path)
-    except OSError as exc:
-        sock.close()
-        reason: object = exc.strerror or exc
-        if isinstance(exc, ConnectionRefusedError):
-            reason = "no process listens there" if Path(path).is_socket() else "this is no socket"
-        raise RefusedError(f"{path}: {reason}") from exc
-    return sock
 
 
 class Wire:
@@ -310,7 +293,14 @@ class Wire:
             del self._received[: at + 1]
 
     def _take_frames(self) -> None:
-        while self.is_open and (taken := take_frame(self._received)) is not None:
+        while self.is_open and not self._has_ended:
+            try:
+                taken = take_frame(self._received)
+            except ValueError:
+                self._lose()  # the client's error
+                return
+            if taken is None:
+                return
             kind, data = taken
             self._answered += kind in _ASKING
             if kind == b"s":

@@ -14,6 +14,7 @@ then raises ImportError with the reason, and the rest of the package works.
 
 from __future__ import annotations
 
+from . import _other_patchers as _other_patchers
 from . import _setup as _setup
 from . import signal_handler, threads
 from ._coroutine import Coro
@@ -40,6 +41,7 @@ from ._files import fd_sock, file_sock
 from ._future import future
 from ._groups import Group, Pool, in_parallel, spawn_later
 from ._hiding import call_blocking, run_blocking
+from ._latency import set_latency_warning
 from ._patching import PatchWarning, get_original, install, install_thread_emulation, is_patched
 from ._processes import waitpid
 from ._read_stream import read_stream
@@ -53,7 +55,6 @@ from ._scheduling import (
     now,
     schedule,
     set_exception_notifier,
-    set_latency_warning,
     set_selfishness,
     set_stack_slots,
     sleep_absolute,
@@ -93,6 +94,8 @@ from ._timeouts import timeout, with_timeout
 from ._watch_file import watch_file
 from ._where import compact_traceback, where, where_all
 from .bridge import await_, run, run_sync
+
+TYPE_CHECKING = False
 
 __all__ = [
     "ClosedError",
@@ -185,8 +188,26 @@ __all__ = [
 ]
 
 
+# Shrapnel's names for parts of the package. A program that does not use them does not import them.
+_ON_DEMAND = ("backdoor", "profiler")
+
+if TYPE_CHECKING:
+    from . import backdoor as backdoor
+    from . import profiler as profiler
+else:
+
+    def __getattr__(name):
+        if name == "backdoor":
+            import grapeshot.coro.backdoor as value
+        elif name == "profiler":
+            import grapeshot.coro.profiler as value
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return value
+
+
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted((*__all__, *_ON_DEMAND))
 
 
 def _name_as_public() -> None:

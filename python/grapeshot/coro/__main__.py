@@ -10,15 +10,24 @@ import signal
 import sys
 
 from grapeshot import _program, coro
+from grapeshot.coro import _command, _latency
 from grapeshot.coro._patching import _thread
 
-_USAGE = """\
-usage: python -m grapeshot.coro script.py [argument ...]
-       python -m grapeshot.coro -m module [argument ...]
-       python -m grapeshot.coro -c code [argument ...]
-       python -m grapeshot.coro - [argument ...]     (a program on the standard input)
+_OPTION = "--latency-warning="
+_USAGE = f"""\
+usage: python -m grapeshot.coro [option] script.py [argument ...]
+       python -m grapeshot.coro [option] -m module [argument ...]
+       python -m grapeshot.coro [option] -c code [argument ...]
+       python -m grapeshot.coro [option] - [argument ...]     (a program on the standard input)
 
 Runs a program in a coro after coro.install(): where it blocks, others of its threads run.
+
+{_OPTION}SECONDS[,stack][,always]
+        Log what holds up others for longer than that (0.2 unless changed; 0: nothing), with its stack, and always, also
+        if it holds up nothing. GRAPESHOT_LATENCY_WARNING=SECONDS[,stack][,always] in the environment does the same.
+
+GRAPESHOT_BACKDOOR=PATH in the environment opens a back door at PATH for python -m grapeshot attach, in a directory one
+for each process.
 """
 
 
@@ -52,13 +61,25 @@ class _Program:
             self.outcome = _program.report(exc)
 
 
+def _take_options(arguments: list[str]) -> list[str]:
+    """Heed the options in front of the program, and return the rest."""
+    while arguments and arguments[0].startswith(_OPTION):
+        try:
+            _latency.set_default(arguments[0].removeprefix(_OPTION))
+        except ValueError as error:
+            sys.stderr.write(f"{_OPTION[:-1]}: {error}\n")
+            sys.exit(2)
+        arguments = arguments[1:]
+    return arguments
+
+
 def main() -> None:
-    run = _program.prepare(sys.argv[1:])
+    arguments = _take_options(sys.argv[1:])
+    run = _program.prepare(arguments)
     if run is None:
-        is_help = sys.argv[1:2] in (["-h"], ["--help"])
-        (sys.stdout if is_help else sys.stderr).write(_USAGE)
-        sys.exit(0 if is_help else 2)
+        _program.exit_with_usage(arguments, _USAGE)
     coro.install()
+    _command.open_back_door_if_asked()
     # Also now: the runner of the loop sets no handler of its own then.
     _take_interrupts()
     program = _Program(run)

@@ -3,6 +3,10 @@
 Each coro gets ``Shutdown`` where it waits, so that its ``finally`` blocks run. If the loop can still run, waits in
 these blocks have one second. After that, and where no loop can run, each further wait is interrupted, too. A coro that
 still does not end is abandoned with a warning: it stays suspended, and what its stack refers to is never freed.
+
+Before that, a runner (``coro.run``, ``asyncio.run``) cancels what is left and waits for it. This does not include coros
+that stand for daemon threads: only this module ends them. Plain Python does not wait for such a thread at all. So a
+daemon that goes on after the second is abandoned soon, and without a warning.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import threading
 import warnings
 from collections.abc import Callable
 
-from grapeshot import _core
+from grapeshot import _core, _origins
 from grapeshot._loop import Loop
 
 TYPE_CHECKING = False
@@ -26,10 +30,31 @@ if TYPE_CHECKING:
 _GRACE_S = 1.0
 # How many waits in its cleanup are interrupted before a coro is abandoned.
 _ROUNDS = 1000
+# The same for daemons. Each time, one that goes on may log what it has caught.
+_DAEMON_ROUNDS = 3
+# After how many seconds a coro that holds up the end is named.
+_HELD_UP_S = 1.5
 
 
 def _coros_of(loop: Loop) -> list[Coro[Any]]:
-    return [co for co in _core._coro_live() if co._loop is loop]
+    return [co for co in _core._coro_live() if co._loop is loop and not co._is_given_up]
+
+
+def watch_end(loop: Loop) -> Any:
+    """Name the coros for which a runner still waits a little later. Called before it cancels what is left."""
+    return loop.call_later(_HELD_UP_S, _warn_of_late, loop)
+
+
+def _warn_of_late(loop: Loop) -> None:
+    late = sorted((co for co in _coros_of(loop) if not co._is_daemon), key=lambda co: co.id)
+    if late:
+        names = ", ".join(f"{co.name!r} ({_origins.site(co.get_frame()) or co._status})" for co in late)
+        warnings.warn(
+            f"the end waits for coros that were cancelled and go on: {names}. A coro ends when it lets CancelledError"
+            " pass. Threads of coro.install() are not waited for if they are made with daemon=True",
+            RuntimeWarning,
+            stacklevel=1,
+        )
 
 
 def before_close(loop: Loop) -> None:
@@ -56,6 +81,7 @@ def unwind(loop: Loop) -> None:
         unwinding.run_in_turns()
     else:
         unwinding.run_natively()
+    unwinding.give_up_daemons()
     if left := _coros_of(loop):
         warnings.warn(f"coros did not end when their loop was closed: {left}", RuntimeWarning, stacklevel=4)
     if unwinding.leaving is not None:
@@ -113,7 +139,9 @@ class _Unwinding:
     def run_in_turns(self) -> None:
         """Interrupt every further wait of the coros that are left."""
         loop = self._loop
-        for _ in range(_ROUNDS):
+        for number in range(_ROUNDS):
+            if number == _DAEMON_ROUNDS:
+                self.give_up_daemons()
             left = _coros_of(loop)
             if not left:
                 return
@@ -122,6 +150,10 @@ class _Unwinding:
                     co.shutdown()
             loop.call_soon(loop.stop)
             self._catch(loop.run_forever)
+
+    def give_up_daemons(self) -> None:
+        for co in _coros_of(self._loop):
+            co._is_given_up = co._is_daemon
 
     def run_natively(self) -> None:
         """The same without the loop."""

@@ -15,14 +15,13 @@ import errno
 import fcntl
 import io
 import os
-import select
 import stat
 import threading
 import warnings
 
 from grapeshot import _core
 
-from . import _errors
+from . import _at_once, _errors
 from ._socket import wait_for_read, wait_for_write
 from ._socket_base import Countdown
 from .bridge import run_in_thread
@@ -35,9 +34,6 @@ if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike, ReadableBuffer, WriteableBuffer
 
     _T = TypeVar("_T")
-
-# What can be written without blocking to a pipe that is ready.
-_PIECE_LEN = getattr(select, "PIPE_BUF", 512)
 
 
 class _Hold:
@@ -85,8 +81,8 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
     ``fd_sock(fd, *, closefd=True)``
 
     With ``closefd`` the object owns the descriptor: it closes it, and makes it nonblocking. Otherwise it leaves the
-    descriptor as it is, because other processes may share it (standard input, for instance). It then waits before each
-    call, and writes in small pieces if the descriptor blocks.
+    descriptor as it is, because other processes may share it (standard input, for instance). Its calls are then
+    nonblocking by themselves, or made by a real thread for the few kinds of files that have no such calls.
 
     An interrupted ``recv`` has lost nothing. After an interrupted ``sendall`` nobody knows how much was written. In a
     thread without coros the calls block the thread.
@@ -102,7 +98,7 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
         self._is_ours = is_ours
         if is_ours and self._was_blocking:
             os.set_blocking(fd, False)
-        self._waits_first = self._was_blocking and not is_ours
+        self._stays_blocking = self._was_blocking and not is_ours
         # The last step: an object whose descriptor is refused owns none.
         self._hold = _Hold(fd, release)
 
@@ -170,23 +166,35 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
             SimultaneousError: another coro reads.
             ClosedError: the object is closed, or was closed meanwhile.
         """
-        return self._repeat(wait_for_read, lambda fd: os.read(fd, count))
+        if count <= 0:
+            # An error, or empty.
+            return self._repeat(wait_for_read, lambda fd: os.read(fd, count))
+        return self._repeat(
+            wait_for_read, lambda fd: os.read(fd, count), lambda fd, wait: _at_once.read(fd, count, wait)
+        )
 
     def recv_into(self, buffer: WriteableBuffer, /) -> int:
         """Read into a buffer; return the number of bytes, 0 at the end of the stream. Raises: as :meth:`recv`."""
-        return self._repeat(wait_for_read, lambda fd: os.readv(fd, [buffer]))
+        with memoryview(buffer) as view, view.cast("B") as octets:
+            data = self.recv(len(octets)) if self._stays_blocking else None
+            if data is None:
+                return self._repeat(wait_for_read, lambda fd: os.readv(fd, [octets]))
+            octets[: len(data)] = data
+        return len(data)
 
     def send(self, data: ReadableBuffer, /) -> int:
         """Write a part of the data, as much as there is room for; return its length. Raises: as :meth:`recv`."""
-        return self._repeat(wait_for_write, lambda fd: os.write(fd, data))
+        with memoryview(data) as view, view.cast("B") as octets:
+            return self._repeat(
+                wait_for_write, lambda fd: os.write(fd, octets), lambda fd, wait: _at_once.write(fd, octets, wait)
+            )
 
     def sendall(self, data: ReadableBuffer, /) -> None:
         """Write all of the data. After an error nobody knows how much was written. Raises: as :meth:`recv`."""
         with memoryview(data) as view, view.cast("B") as left:
             at = 0
-            piece_len = _PIECE_LEN if self._waits_first else max(len(left), 1)
             while at < len(left):
-                at += self.send(left[at : at + piece_len])
+                at += self.send(left[at:])
 
     def write(self, data: ReadableBuffer, /) -> int:
         """Write all of the data, and return its length. Raises: as :meth:`sendall`."""
@@ -194,13 +202,18 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
         with memoryview(data) as view:
             return view.nbytes
 
-    def _repeat(self, wait: Callable[..., None], call: Callable[[int], _T]) -> _T:
-        """Call until the descriptor is ready."""
+    def _repeat(
+        self,
+        wait: Callable[..., None],
+        call: Callable[[int], _T],
+        call_at_once: Callable[[int, Callable[[], object]], _T] | None = None,
+    ) -> _T:
+        """Call until the descriptor is ready. ``call_at_once`` is for one that stays in blocking mode."""
         with self._hold as fd:
             _core._coro_act()
             left_s = Countdown(self._timeout_s)
-            if self._waits_first:
-                self._wait(wait, fd, left_s())
+            if self._stays_blocking and call_at_once is not None:
+                return call_at_once(fd, lambda: self._wait(wait, fd, left_s()))
             while True:
                 try:
                     return call(fd)
@@ -277,7 +290,7 @@ class file_sock(fd_sock):  # noqa: N801
         self._timeout_s = None
         self._waiting = set()
         self._was_blocking = False
-        self._waits_first = False
+        self._stays_blocking = False
         self._is_ours = closefd
         self._hold = _Hold(fd, close if closefd else None)
 

@@ -178,7 +178,7 @@ class Pool:
 
     def __init__(self, size: int) -> None:
         if size < 1:
-            raise ValueError("a pool has at least one place")
+            raise ValueError(f"a pool needs at least one place, got {size}")
         self._size = size
         self._places = semaphore(size)
         self._coros: set[Coro[Any]] = set()
@@ -432,6 +432,10 @@ def wait_for(coros: Iterable[Any], timeout: float | None = None, count: int | No
             raise RuntimeError("a coro cannot wait for itself")
         if isinstance(co, Coro):
             check_started(co)
+        elif not hasattr(co, "remove_done_callback"):
+            raise TypeError(
+                f"wait() takes coros, tasks and futures, got {co!r}: events, locks and queues have methods that wait"
+            )
     wanted = len(coros) if count is None else min(count, len(coros))
     ended = [co for co in coros if co.done()]
     if len(ended) >= wanted:

@@ -79,7 +79,10 @@ class _Vnodes(fd_sock):
 
         def call(_: int) -> None:
             notes: dict[int, int] = {}
-            for event in self._queue.control(None, _MOST_EVENTS, 0):
+            events = self._queue.control(None, _MOST_EVENTS, 0)
+            if not events:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            for event in events:
                 notes[event.ident] = notes.get(event.ident, 0) | event.fflags
             take(notes)
 

@@ -42,7 +42,6 @@ yield_slice = _core._coro_yield_slice
 sleep_relative = _core._coro_sleep_relative
 sleep_absolute = _core._coro_sleep_absolute
 set_exception_notifier = _core._coro_set_exception_notifier
-set_latency_warning = _core._coro_set_latency_warning
 set_selfishness = _core._coro_set_selfishness
 set_stack_slots = _core._coro_set_stack_slots
 stack_info = _core._coro_stack_info

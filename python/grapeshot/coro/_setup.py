@@ -19,9 +19,11 @@ if _reason is not None:
 _core._coro_set_hooks(
     pending_loop, _ending.watch_thread, wait_for, _latency.report, _fork.end_child, _lifecycle.run_forever
 )
+_latency.heed_variable()
 # First in the list, because other callbacks may try to wait.
 gc.callbacks.insert(0, _core._coro_note_collection)
 os.register_at_fork(
     before=_fork.before_fork, after_in_parent=_fork.after_fork_in_parent, after_in_child=_fork.after_fork_in_child
 )
 Loop._before_close = staticmethod(_ending.before_close)
+Loop._watch_end = staticmethod(_ending.watch_end)

@@ -18,8 +18,8 @@ from ._socket_base import CoroSocket
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Sequence
-    from typing import Any
+    from collections.abc import Iterable, Sequence
+    from typing import Any, overload
 
     from _typeshed import ReadableBuffer, WriteableBuffer
 
@@ -40,11 +40,48 @@ class sock(CoroSocket):  # noqa: N801  # Shrapnel's name
 
     __slots__ = ()
 
-    def readv(self, buffers: Sequence[WriteableBuffer], /) -> int:
-        """Receive into the buffers, one after the other; return the number of bytes, 0 at the end of the stream."""
+    if TYPE_CHECKING:
+
+        @overload
+        def readv(self, buffers: Iterable[WriteableBuffer], /) -> int: ...
+        @overload
+        def readv(self, sizes: Iterable[int], /) -> tuple[bytes, ...]: ...
+
+    def readv(self, buffers: Any, /) -> Any:
+        """Receive into buffers, or as many bytes as a list of sizes says.
+
+        With buffers: fill them one after the other with what is there; return the number of bytes, 0 at the end of the
+        stream. With sizes, as in Shrapnel: wait for all bytes and return them as a tuple, one bytes object per size. If
+        the stream ends before, the tuple has only what has come, and its last item may be shorter.
+
+        Raises:
+            ValueError: a size is negative.
+            TypeError: the list has sizes and buffers.
+        """
+        items = list(buffers)
+        if items and all(isinstance(item, int) for item in items):
+            return self._read_sizes(items)
         if self._has_unread():
-            return next((self._recv_into(buffer) for buffer in buffers if _len_of(buffer)), 0)
-        return self.recvmsg_into(buffers)[0]
+            return next((self._recv_into(buffer) for buffer in items if _len_of(buffer)), 0)
+        return self.recvmsg_into(items)[0]
+
+    def _read_sizes(self, sizes: list[int]) -> tuple[bytes, ...]:
+        if min(sizes) < 0:
+            raise ValueError(f"a size must be 0 or above, got {min(sizes)}")
+        whole = sum(sizes)
+        try:
+            data = self.recv_exact(whole)
+        except EOFError:
+            # What has come before the end.
+            data = self.recv(whole)
+        parts = []
+        at = 0
+        for size in sizes:
+            if at == len(data) < whole:
+                break
+            parts.append(data[at : at + size])
+            at += len(parts[-1])
+        return tuple(parts)
 
     def writev(self, buffers: Sequence[ReadableBuffer], /) -> int:
         """Send all of the buffers, one after the other, without joining them; return the number of bytes."""

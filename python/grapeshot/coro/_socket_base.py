@@ -35,6 +35,8 @@ else:
     # Its objects are socket.socket objects. Programs may replace that name later.
     _Native = _core._coro_socket_type(socket.socket)
 
+# Programs may replace that of `time`, as tests do.
+_monotonic = _core._coro_monotonic
 # The directions of _wait.
 READ, WRITE, CONNECT = 0, 1, 2
 
@@ -105,6 +107,9 @@ class CoroSocket(_Native):
             return 0
         if not self.getblocking():
             raise ValueError("non-blocking sockets are not supported")
+        if os.get_blocking(self.fileno()):
+            # Whoever shares the descriptor has set that. The call would block, and the usual way does not.
+            raise socket._GiveupOnSendfile("the descriptor is in blocking mode")  # type: ignore[attr-defined]
         start = offset
         try:
             while count is None or offset - start < count:
@@ -152,10 +157,10 @@ class Countdown:
     """What is left of a timeout, in seconds. It is None if there is no limit."""
 
     def __init__(self, timeout_s: float | None) -> None:
-        self._end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        self._end_s = None if timeout_s is None else _monotonic() + timeout_s
 
     def __call__(self) -> float | None:
-        return None if self._end_s is None else max(self._end_s - time.monotonic(), 0.0)
+        return None if self._end_s is None else max(self._end_s - _monotonic(), 0.0)
 
     def pause(self, pause_s: float) -> None:
         left_s = self()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ssl
 
+from grapeshot import _core
+
 from ._socket_base import READ, WRITE, CoroSocket, Countdown
 
 TYPE_CHECKING = False
@@ -26,9 +28,10 @@ class TlsSocket(ssl.SSLSocket, CoroSocket):
     _accepted_class = CoroSocket
 
     def _repeat(self, call: Callable[..., _T], *args: Any) -> _T:
-        """Call until OpenSSL need not wait any more."""
+        """Call until OpenSSL need not wait any more. That counts as an act of selfishness, as for plain sockets."""
         if self.gettimeout() == 0:
             return call(*args)
+        _core._coro_act()  # a peer that always has more to say does not starve others
         time_left_s = Countdown(self.gettimeout())
         while True:
             try:
@@ -40,6 +43,12 @@ class TlsSocket(ssl.SSLSocket, CoroSocket):
             self._wait(direction, time_left_s())
 
     def read(self, len: int = 1024, buffer: Any = None) -> Any:  # noqa: A002
+        if getattr(self, "_unread", b""):
+            # What a server had received before it left the connection to somebody else.
+            if buffer is None:
+                return self._take_unread(len)
+            with memoryview(buffer) as view:
+                return self._take_unread_into(buffer, min(len, view.nbytes) if len > 0 else view.nbytes)
         return self._repeat(super().read, len, buffer)
 
     def write(self, data: Any) -> int:

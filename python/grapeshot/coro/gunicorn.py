@@ -18,11 +18,12 @@ file patches the master, where everything does what the originals do, and avoids
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import socket
 import time
 
-from grapeshot import coro
+from grapeshot import _core, coro
 from grapeshot.coro import bridge
 
 try:
@@ -94,6 +95,8 @@ class _Client(coro.sock):
 
     # Of the answer that begins: b"" until its head was sent, None afterwards.
     _head: bytes | None = None
+    # Keeps together what one call sends, once an application sends itself: it may do so in several coros.
+    _sending: Any = None
 
     def begin_answer(self) -> None:
         self._head = b""
@@ -105,7 +108,11 @@ class _Client(coro.sock):
 
     def _send_whole(self, data: Any, flags: int = 0) -> None:
         try:
-            super().sendall(data, flags)
+            if self._sending is None:
+                super().sendall(data, flags)
+            else:
+                with self._sending:
+                    super().sendall(data, flags)
         except BaseException:
             # An application may catch it, and go on. The client would take what follows for the rest.
             with contextlib.suppress(OSError):
@@ -127,8 +134,15 @@ class _Client(coro.sock):
             self._send_whole(data, flags)  # 103 Early Hints
 
     def send(self, data: Any, flags: int = 0, /) -> int:
+        """What libraries for WebSockets use. They expect that a blocking socket sends everything."""
         self.end_answer()
-        return super().send(data, flags)
+        if self.gettimeout() is not None:
+            return super().send(data, flags)
+        if self._sending is None:
+            self._sending = _core.thread_lock()
+        self._send_whole(data, flags)
+        with memoryview(data) as view:
+            return view.nbytes
 
     def sendfile(self, file: Any, offset: int = 0, count: int | None = None) -> int:
         self.end_answer()
@@ -140,6 +154,8 @@ class _Client(coro.sock):
 
 
 _make_date: Callable[[float | None], str] = util.http_date
+# Programs may replace that of `time`, as tests do.
+_monotonic = _core._coro_monotonic
 _date = ""
 _date_s = 0
 
@@ -153,6 +169,13 @@ def _http_date(timestamp: float | None = None) -> str:
     if now_s != _date_s:
         _date, _date_s = _make_date(now_s), now_s
     return _date
+
+
+def _put_back(unreader: Any, sock: Any) -> None:
+    """Give what gunicorn has received behind a request back to the socket, which the application may take over."""
+    if rest := unreader.buf.getvalue():
+        unreader.buf = io.BytesIO()
+        sock._put_back(rest)
 
 
 class Worker(AsyncWorker):  # type: ignore[misc]  # gunicorn has no types
@@ -229,9 +252,9 @@ class Worker(AsyncWorker):  # type: ignore[misc]  # gunicorn has no types
 
     def _wait_for(self, servers: list[coro.Server]) -> None:
         """Wait until no connection is left, as long as ``graceful_timeout`` allows."""
-        end_s = time.monotonic() + self.cfg.graceful_timeout
+        end_s = _monotonic() + self.cfg.graceful_timeout
         while any(server.connections for server in servers):
-            left_s = end_s - time.monotonic()
+            left_s = end_s - _monotonic()
             if left_s <= 0:
                 self.log.warning("Worker graceful timeout (pid:%s)", self.pid)
                 return
@@ -246,6 +269,8 @@ class Worker(AsyncWorker):  # type: ignore[misc]  # gunicorn has no types
         return _KeepAlive(self.cfg.keepalive)
 
     def handle_request(self, listener_name: Any, req: Any, sock: Any, addr: Any) -> Any:
+        if any(name == "UPGRADE" for name, _ in req.headers):
+            _put_back(req.unreader, sock)
         if type(sock) is not _Client:
             return super().handle_request(listener_name, req, sock, addr)
         sock.begin_answer()

@@ -234,11 +234,9 @@ def _start_stream(outlet: _handlers.Outlet, function: Callable[..., Any], args: 
 
 def _send_items(outlet: _handlers.Outlet, generator: Any) -> None:
     try:
-        if not outlet.is_ready():
-            await_(outlet.wait_ready())
+        await_(outlet.wait_ready())
         for item in generator:
-            outlet.send_item(item)
-            if not outlet.is_ready():
+            if not outlet.send_item(item):
                 await_(outlet.wait_ready())
     finally:
         generator.close()

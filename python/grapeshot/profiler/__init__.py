@@ -115,9 +115,9 @@ def run(main: Awaitable[Any] | Callable[[], Any], path: str | os.PathLike[str] |
     found = block.__enter__()
     try:
         if callable(main):
-            from grapeshot import coro
+            from grapeshot.coro.bridge import run
 
-            return coro.run(main)
+            return run(main)
         return _run.run(main)
     finally:
         block.__exit__(None, None, None)

@@ -22,6 +22,7 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--sort", choices=SORTS, default="cpu", help="what to begin with (cpu)")
     show.add_argument("--limit", type=int, default=20, help="rows of each table (20)")
     show.add_argument("--owner", metavar="NAME", help="the functions of this coro, task or thread alone")
+    show.add_argument("--each", action="store_true", help="a row for each coro and task, also for those that are alike")
     show.add_argument("--speedscope", metavar="OUT", help="write a file for speedscope instead")
     show.add_argument("--pstats", metavar="OUT", help="write a file for pstats instead")
     page = commands.add_parser("html", help="make one page, with tables and a graph")
@@ -45,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.pstats:
             write_pstats(profile, options.pstats)
         if not (options.speedscope or options.pstats):
-            print(profile.table(options.sort, options.limit, options.owner))  # noqa: T201
+            print(profile.table(options.sort, options.limit, options.owner, each=options.each))  # noqa: T201
     except (OSError, ValueError) as exc:
         print(exc, file=sys.stderr)  # noqa: T201
         return 1

@@ -26,6 +26,7 @@ import time
 import weakref
 
 from grapeshot import _core
+from grapeshot._subjects import subject_of
 
 from ._recording import Owner, Recording
 
@@ -315,7 +316,9 @@ def _this_thread() -> threading.Thread | None:
 
 
 def _name_of(subject: Any) -> str:
+    """Return the name that the program has given a coro or task, or that of its function."""
     try:
-        return str(subject.get_name() if hasattr(subject, "get_name") else subject)
+        described = subject_of(subject)
+        return described.name or described.label
     except Exception:  # the program's own: what is profiled goes on
         return type(subject).__qualname__

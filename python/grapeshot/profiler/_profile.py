@@ -16,6 +16,8 @@ import os
 import platform
 import zlib
 
+from grapeshot._subjects import without_numbers
+
 from . import _table
 
 TYPE_CHECKING = False
@@ -39,6 +41,8 @@ _OWNER_COLUMNS = (
     "voluntary_switches",
     "involuntary_switches",
 )
+# Those of them that are added up; a wait is computed.
+_OWNER_SUMS = tuple(name for name in _OWNER_COLUMNS if name != "wait")
 
 
 class FunctionRow:
@@ -75,14 +79,37 @@ class OwnerRow:
     calls: int = 0
     cpu: int = 0
     wall: int = 0
+    count: int = 1
+    """How many owners the row is of (rows that are alike are added up)."""
 
     @property
     def wait(self) -> int:
         """The time since it was first seen in which it did not have the CPU."""
         return max(0, self.wall - self.cpu)
 
+    def add(self, other: OwnerRow) -> None:
+        """Add the numbers of one that is alike."""
+        for name in (*_OWNER_SUMS, "count"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
     def __str__(self) -> str:
-        return f"{self.kind} {self.name!r}"
+        several = "" if self.count == 1 else f" ({self.count} {self.kind}s)"
+        return f"{self.kind} {self.name!r}{several}"
+
+
+def _alike_added_up(owners: Sequence[OwnerRow]) -> list[OwnerRow]:
+    """Return one row for the coros or tasks whose names differ in nothing but numbers."""
+    rows: dict[tuple[str, str], OwnerRow] = {}
+    for owner in owners:
+        alike = without_numbers(owner.name)
+        row = rows.get((owner.kind, alike)) if owner.kind != "thread" else None
+        if row is None:
+            rows[owner.kind, alike if owner.kind != "thread" else owner.name] = dataclasses.replace(owner)
+            continue
+        row.add(owner)
+        if row.name != owner.name:
+            row.name = alike
+    return list(rows.values())
 
 
 def _top(rows: Sequence[Any], sort: str) -> list[Any]:
@@ -90,6 +117,10 @@ def _top(rows: Sequence[Any], sort: str) -> list[Any]:
     return sorted(
         rows, key=lambda row: getattr(row, sort, None) or getattr(row, sort.removeprefix("own_")), reverse=True
     )
+
+
+def _is_named(row: OwnerRow, name: str) -> bool:
+    return name in (row.name, str(row)) or ("*" in name and row.kind != "thread" and without_numbers(row.name) == name)
 
 
 class Profile:
@@ -111,11 +142,12 @@ class Profile:
 
     # ---- rows
 
-    def function_rows(self, owner: OwnerRow | None = None) -> list[FunctionRow]:
-        """Return a row for each function, of all owners or of one."""
+    def function_rows(self, owner: OwnerRow | Sequence[OwnerRow] | None = None) -> list[FunctionRow]:
+        """Return a row for each function, of all owners, of one or of some."""
+        chosen = {id(each) for each in ([owner] if isinstance(owner, OwnerRow) else owner or ())}
         rows = [FunctionRow(*function) for function in self.functions]
         for (owner_index, parent, function, calls, cpu, wall), totals in zip(self.nodes, self.totals, strict=True):
-            if owner is not None and self.owners[owner_index] is not owner:
+            if owner is not None and id(self.owners[owner_index]) not in chosen:
                 continue
             row = rows[function]
             row.calls += calls
@@ -127,7 +159,7 @@ class Profile:
                 row.wall += totals[2]
         return [row for row in rows if row.calls or row.wall or row.cpu]
 
-    def _called_rows(self, owner: OwnerRow | None) -> list[FunctionRow]:
+    def _called_rows(self, owner: Sequence[OwnerRow] | None) -> list[FunctionRow]:
         """Return the rows without functions that began before the profile and had less than a hundredth of it."""
         rows = self.function_rows(owner)
         return [row for row in rows if row.calls or 100 * max(row.own_cpu, row.own_wall) >= self.duration_ns]
@@ -150,23 +182,25 @@ class Profile:
                 totals[parent] = [sum(pair) for pair in zip(totals[parent], totals[index], strict=True)]
         return totals
 
-    def table(self, sort: str = "cpu", limit: int = 20, owner: str | None = None) -> str:
+    def table(self, sort: str = "cpu", limit: int = 20, owner: str | None = None, *, each: bool = False) -> str:
         """Return the functions and the owners with the most of ``sort`` as text, and what the profiler took itself.
 
-        ``owner`` is the name of a coro, task or thread: then the functions are its own.
+        Coros and tasks whose names differ in nothing but numbers share a row, unless ``each`` is to have its own.
+        ``owner`` is the name of a coro, task or thread, or of such a row: then the functions are its own.
         """
         if sort not in SORTS:
             raise ValueError(f"sort must be one of {', '.join(SORTS)}, not {sort!r}")
-        chosen = next((row for row in self.owners if owner in (row.name, str(row))), None)
-        if owner is not None and chosen is None:
+        chosen = None if owner is None else [row for row in self.owners if _is_named(row, owner)]
+        if chosen == []:
             raise ValueError(f"no coro, task or thread of this profile has the name {owner!r}")
+        owners = self.owners if each else _alike_added_up(self.owners)
         return "\n".join(
             [
                 self.heading(),
                 "",
                 *_table.lines("function", _FUNCTION_COLUMNS, _top(self._called_rows(chosen), sort), limit),
                 "",
-                *_table.lines("coro, task or thread", _OWNER_COLUMNS, _top(self.owners, sort), limit),
+                *_table.lines("coro, task or thread", _OWNER_COLUMNS, _top(owners, sort), limit),
             ]
         )
 

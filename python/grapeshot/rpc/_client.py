@@ -16,8 +16,8 @@ from ._codecs import Codec, make_codec
 from ._connection import KEEPALIVE_S, check_keepalive
 from ._deadline import current_deadline, earliest
 from ._errors import ConnectionLost, DeadlineExceeded, NotLeft, ProtocolError
-from ._messages import MIN_PACKET, check_limit
-from ._packet_stream import MAX_PACKET
+from ._messages import MAX_CREDIT, MIN_PACKET, check_limit
+from ._packet_stream import MAX_LENGTH, MAX_PACKET
 from ._stream import Stream
 
 # Between attempts to connect: a random part of a time that doubles.
@@ -50,9 +50,9 @@ class Client:
         ssl: the context for TLS; with ``load_cert_chain`` it shows a client's certificate.
         server_hostname: the name that the server's certificate has to have, by default ``host``.
         codec: :class:`Msgpack` unless given. :class:`Pickle` needs ``path``.
-        max_packet: the longest answer that is accepted, in bytes.
+        max_packet: the longest answer that is accepted, in bytes: 1 MiB unless given.
         connect_timeout: for how many seconds calls wait for a connection, over all attempts.
-        stream_window: how many items of a stream the server may send ahead of its reader.
+        stream_window: how many items of a stream the server may send ahead of its reader, up to 1,048,576.
         keepalive: after so many seconds without a byte from the server it is asked for a sign of life. If none comes
             for as long again, the connection is lost. None: never.
 
@@ -76,8 +76,8 @@ class Client:
     ) -> None:
         if (path is None) == (host is None) or (host is None) != (port is None):
             raise ValueError("give either host and port, or path")
-        check_limit("stream_window", stream_window, 1)
-        check_limit("max_packet", max_packet, MIN_PACKET)
+        check_limit("stream_window", stream_window, 1, MAX_CREDIT)
+        check_limit("max_packet", max_packet, MIN_PACKET, MAX_LENGTH)
         check_keepalive(keepalive)
         if not connect_timeout > 0:
             raise ValueError(f"connect_timeout must be more than 0, not {connect_timeout}")
@@ -185,7 +185,8 @@ class Client:
             await asyncio.wait([connecting])
             error = None if connecting.cancelled() else connecting.result()
             if error is not None:
-                message = str(error) or type(error).__name__
+                # its str() would say a second time that the call has not run
+                message = str(error.args[0] if isinstance(error, ConnectionLost) else error) or type(error).__name__
                 raise ConnectionLost(f"there is no connection: {message}", sent=False) from error
         return self._connection
 

@@ -17,11 +17,11 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _messages as messages
-from ._codecs import Codec
+from ._codecs import MIN_CHECKED, Codec
 from ._connection import Connection
 from ._errors import ConnectionLost, NotLeft, ProtocolError
 from ._inbox import Inbox
-from ._messages import CANCEL, CREDIT, END, ERROR, GOODBYE, ITEM, PING, PONG, REQUEST, RESULT, STREAM
+from ._messages import CANCEL, CREDIT, END, ERROR, GOODBYE, ITEM, PING, PONG, REQUEST, RESULT, STREAM, quoted
 from ._peer import check_same_user
 
 Target = asyncio.Future[Any] | Inbox
@@ -158,7 +158,7 @@ class ClientConnection(Connection):
                 self._reason = error
                 self.abort()
                 return
-        self.send_packet(messages.Hello(self._codec.name, self.max_packet, 0).encode())
+        self.send_hello(0)
         self.start_keepalive()
 
     def leave(self, reason: str) -> None:
@@ -172,6 +172,7 @@ class ClientConnection(Connection):
         self.close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        self.take_rest()  # answers
         super().connection_lost(exc)
         if self._reason is None:
             self._reason = exc
@@ -225,10 +226,10 @@ class ClientConnection(Connection):
             self._take_hello(packet)
             return
         try:
-            message = self._decode(packet)
+            message = (self._decode_short if len(packet) < MIN_CHECKED else self._decode)(packet)
             kind, number = message[0], message[1]
         except Exception as error:
-            raise ProtocolError(f"the server has sent what cannot be decoded: {error!r}") from error
+            raise ProtocolError(f"the server has sent what cannot be decoded: {quoted(error)}") from error
         # A target stays pending until its message has proved right: a wrong one ends it with the connection.
         try:
             if kind == RESULT:
@@ -258,9 +259,9 @@ class ClientConnection(Connection):
             elif kind == PONG:
                 return
             else:
-                raise ProtocolError(f"the server has sent a message of kind {kind!r}")
+                raise ProtocolError(f"the server has sent a message of kind {quoted(kind)}")
         except (LookupError, TypeError, AttributeError) as wrong:
-            raise ProtocolError(f"the server has sent a wrong message: {wrong!r}") from wrong
+            raise ProtocolError(f"the server has sent a wrong message: {quoted(wrong)}") from wrong
         del self._pending[number]
         self.has_answers = True
         if self.is_full:
@@ -268,10 +269,9 @@ class ClientConnection(Connection):
             self._close_if_done()
 
     def _take_hello(self, packet: bytes) -> None:
-        hello = messages.decode_hello(packet, self._codec.name)
+        hello = self.take_hello(packet)
         if hello.max_calls < 1:
             raise ProtocolError("the peer is no server")
-        self.max_sent_packet = hello.max_packet
         self._max_calls = hello.max_calls
         self.takes_calls = True
         self.made.set_result(None)
@@ -279,8 +279,8 @@ class ClientConnection(Connection):
 
     def _take_goodbye(self, last_taken: int, reason: str | None) -> None:
         """Answers to what the server has taken still come; the rest goes to the next connection."""
-        if type(last_taken) is not int:
-            raise TypeError("a goodbye without a number")
+        if type(last_taken) is not int or not isinstance(reason, str | None):
+            raise TypeError(f"a goodbye with {quoted(last_taken)} and {quoted(reason)}")
         self._last_taken = last_taken
         if reason is not None:
             self._reason = ProtocolError(f"the server has refused to go on: {reason}")

@@ -19,9 +19,9 @@ import sys
 from fcntl import ioctl
 from termios import TIOCOUTQ
 
-from ._codecs import Codec
-from ._messages import PING, PONG
-from ._packet_stream import PacketStream
+from ._codecs import Codec, Msgpack
+from ._messages import MAX_HELLO, PING, PONG, Hello, decode_hello
+from ._packet_stream import MAX_LENGTH, PacketStream
 
 # A peer is taken for dead after two to three times this. One that computes or stands in a debugger for a minute is not.
 KEEPALIVE_S = 60.0
@@ -41,13 +41,27 @@ class Connection(PacketStream):
     """A packet stream with PING and PONG. A subclass says in :meth:`silent` what a dead peer means."""
 
     def __init__(self, codec: Codec, max_packet: int, keepalive: float | None) -> None:
-        super().__init__(max_packet)
+        super().__init__(MAX_HELLO)
+        # What is accepted after the peer's hello.
+        self._max_packet = max_packet
         self._codec = codec
         self._encode, self._decode = codec.encode, codec.decode
+        # A subclass may decode otherwise.
+        self._decode_short = codec.decode_short if type(codec) is Msgpack else codec.decode
         self._keepalive_s = keepalive
         self._keepalive_timer: asyncio.TimerHandle | None = None
         self._is_asked = False
         self._unsent = 0
+
+    def send_hello(self, max_calls: int) -> None:
+        self.send_packet(Hello(self._codec.name, self._max_packet, max_calls).encode())
+
+    def take_hello(self, packet: bytes) -> Hello:
+        """Return what the peer says, and accept longer packets from now on. Raises ProtocolError."""
+        hello = decode_hello(packet, self._codec.name)
+        self.max_packet = self._max_packet
+        self.max_sent_packet = min(hello.max_packet, MAX_LENGTH)
+        return hello
 
     def silent(self, error: TimeoutError) -> None:
         """Close the connection: the peer has not answered."""

@@ -36,8 +36,9 @@ class Running(Protocol):
 class Outlet(Protocol):
     """Where a stream's items go."""
 
-    def send_item(self, item: Any) -> None: ...
-    def is_ready(self) -> bool: ...
+    def send_item(self, item: Any) -> bool:
+        """Send an item. If it returns False, wait_ready() comes before the next one."""
+
     async def wait_ready(self) -> None: ...
 
 
@@ -90,11 +91,9 @@ else:
 
 async def _send_items(outlet: Outlet, generator: AsyncGenerator[Any, None]) -> None:
     async with contextlib.aclosing(generator):
-        if not outlet.is_ready():
-            await outlet.wait_ready()
+        await outlet.wait_ready()
         async for item in generator:
-            outlet.send_item(item)
-            if not outlet.is_ready():
+            if not outlet.send_item(item):
                 await outlet.wait_ready()
 
 

@@ -1,6 +1,7 @@
 """Packets over a stream transport: four bytes of length, the most significant first, then so many bytes.
 
-    data_received ----> whole packets ----> packet_received(bytes)     straight from the transport's callback
+    data_received ----> whole packets ----> packet_received(bytes)     straight from the transport's callback, for 2 ms
+                        '---> too many for one iteration of the loop: the rest waits in memory, and nothing is read
     send_packet(bytes) ----> one buffer for all of an iteration ----> one transport.write()
 
 It knows nothing of what is in a packet. It belongs to the thread of its loop.
@@ -15,11 +16,18 @@ from typing import Any
 
 from ._errors import PacketTooLarge, ProtocolError
 
-MAX_PACKET = 16 * 1024 * 1024
+# By default. The worst packet of 1 MiB needs 100 MiB and 0.2 s when it is decoded and freed.
+MAX_PACKET = 1024 * 1024
+# What the header can say.
+MAX_LENGTH = 2**32 - 1
 # What is collected is written at once when it is longer than this, so that the transport can say that it is full.
 _BATCH_BYTES = 64 * 1024
 _HEADER_BYTES = 4
 _LINGER_S = 5.0
+# In one iteration of the loop, packets of a connection are taken for about this time: the clock is read each time that
+# this many bytes were taken.
+_TURN_S = 0.002
+_CHECK_BYTES = 512
 _LENGTH = Struct(">I")
 
 # A peer whose machine is gone says nothing. The kernel asks it after 30 s without a word, and gives up 30 s later.
@@ -53,6 +61,8 @@ class PacketStream(asyncio.Protocol):
         # How many there must be to go on.
         self._wanted = 0
         self._is_held = False
+        # The rest of what was received is for the next iteration of the loop.
+        self._is_turn_over = False
         self._lingering: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------------ for subclasses
@@ -74,7 +84,7 @@ class PacketStream(asyncio.Protocol):
         """
         size = len(packet)
         if size > self.max_sent_packet:
-            raise PacketTooLarge(f"a packet of {size} bytes: {self.max_sent_packet} are accepted")
+            raise PacketTooLarge(f"a packet of {size} bytes: the other end's max_packet is {self.max_sent_packet}")
         if not self.is_open:
             return
         out = self._out
@@ -92,7 +102,8 @@ class PacketStream(asyncio.Protocol):
         if self._out and self.is_open:
             # the transport may keep this one
             out, self._out = self._out, bytearray()
-            self._transport.write(out)
+            if not self._transport.is_closing():  # else it has failed, and would warn of each write
+                self._transport.write(out)
 
     @property
     def is_attached(self) -> bool:
@@ -147,20 +158,21 @@ class PacketStream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self.was_heard = True
         received = self._received
+        if self._is_held or self._is_turn_over:
+            received += data
+            return
         if received:
             received += data
-            if len(received) < self._wanted or self._is_held:
+            if len(received) < self._wanted:
                 return
             data = bytes(received)
             received.clear()
-        if self._is_held:
-            received += data
-        else:
-            self._take_packets(data)
+        self._take_packets(data)
 
     def _take_packets(self, data: bytes) -> None:
         position, size = 0, len(data)
         wanted = _HEADER_BYTES
+        check_at, turn_end = _CHECK_BYTES, 0.0
         self._is_batching = True
         try:
             while self.is_open and not self._is_held:
@@ -176,6 +188,13 @@ class PacketStream(asyncio.Protocol):
                     break
                 position = end
                 self.packet_received(data[start:end])
+                if position >= check_at:
+                    now = self._loop.time()
+                    if turn_end and now >= turn_end:
+                        if position < size and self.is_open:
+                            self._end_turn()
+                        break
+                    check_at, turn_end = position + _CHECK_BYTES, turn_end or now + _TURN_S
         except ProtocolError as error:
             self.closing(error)
             self.close()
@@ -195,12 +214,33 @@ class PacketStream(asyncio.Protocol):
 
     def take_again(self) -> None:
         """Go on after :meth:`hold`."""
-        if not self._is_held:
-            return
-        self._is_held = False
-        if self._received:
-            data = bytes(self._received)
-            self._received.clear()
-            self._take_packets(data)
-        if self.is_open and not self._is_held:
-            self._transport.resume_reading()
+        if self._is_held:
+            self._is_held = False
+            self._go_on()
+
+    def take_rest(self) -> None:
+        """Take all packets that have come, however many: for a subclass whose connection was lost."""
+        while self._is_turn_over and self.is_open:
+            self._begin_turn()
+
+    def _end_turn(self) -> None:
+        self._is_turn_over = True
+        self._transport.pause_reading()
+        self._loop.call_soon(self._begin_turn)
+
+    def _begin_turn(self) -> None:
+        if self._is_turn_over:
+            self._is_turn_over = False
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if not self._has_to_wait():
+            if self._received:
+                data = bytes(self._received)
+                self._received.clear()
+                self._take_packets(data)
+            if self.is_open and not self._has_to_wait():
+                self._transport.resume_reading()
+
+    def _has_to_wait(self) -> bool:
+        return self._is_held or self._is_turn_over

@@ -14,8 +14,8 @@ from ._codecs import Codec, make_codec
 from ._connection import KEEPALIVE_S, check_keepalive
 from ._handlers import Handler, make_handler
 from ._messages import MIN_PACKET, check_limit
-from ._packet_stream import MAX_PACKET
-from ._server_connection import ServerConnection
+from ._packet_stream import MAX_LENGTH, MAX_PACKET
+from ._server_connection import HELLO_S, ServerConnection
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -36,7 +36,8 @@ class Server:
     Args:
         codec: :class:`Msgpack` unless given. :class:`Pickle` can be served on unix sockets only.
         max_calls: how many calls of one connection may be under way; further calls wait at the client.
-        max_packet: the longest request that is accepted, in bytes.
+        max_packet: the longest request that is accepted, in bytes: 1 MiB unless given. A request may need a hundred
+            times its length in memory.
         tracebacks: whether errors carry the text of the handler's traceback to the caller.
         keepalive: after so many seconds without a byte from a client it is asked for a sign of life. If none comes for
             as long again, its connection is closed, which cancels its calls. None: never.
@@ -52,7 +53,7 @@ class Server:
         keepalive: float | None = KEEPALIVE_S,
     ) -> None:
         check_limit("max_calls", max_calls, 1)
-        check_limit("max_packet", max_packet, MIN_PACKET)
+        check_limit("max_packet", max_packet, MIN_PACKET, MAX_LENGTH)
         check_keepalive(keepalive)
         self.codec = make_codec(codec)
         self.max_calls = max_calls
@@ -123,7 +124,9 @@ class Server:
             raise ValueError(f"{self.codec.name} is for unix sockets only: whoever connects can run any code")
         self._check_open()
         loop = asyncio.get_running_loop()
-        self._servers.append(await loop.create_server(self._make_connection, host, port, ssl=ssl))
+        in_time = None if ssl is None else HELLO_S
+        server = await loop.create_server(self._make_connection, host, port, ssl=ssl, ssl_handshake_timeout=in_time)
+        self._servers.append(server)
 
     async def listen_unix(self, path: str | PathLike[str], *, ssl: _ssl.SSLContext | None = None) -> None:
         """Listen on a unix socket. Who may connect is for the folder's permissions to say; with Pickle only this user.
@@ -134,7 +137,10 @@ class Server:
         self._check_open()
         path = os.fsdecode(path)
         loop = asyncio.get_running_loop()
-        server = await loop.create_unix_server(self._make_connection, path, ssl=ssl, start_serving=False)
+        in_time = None if ssl is None else HELLO_S
+        server = await loop.create_unix_server(
+            self._make_connection, path, ssl=ssl, ssl_handshake_timeout=in_time, start_serving=False
+        )
         self._servers.append(server)
         if not path.startswith("\0"):
             if self.codec.is_for_one_user:

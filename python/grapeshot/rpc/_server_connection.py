@@ -13,23 +13,28 @@ import asyncio
 import contextvars
 import logging
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from . import _messages as messages
-from ._codecs import Codec
+from ._codecs import MIN_CHECKED, Codec
 from ._connection import Connection
 from ._deadline import current_deadline
 from ._errors import ProtocolError
 from ._handlers import BadCallError, BadResultError, Handler, Running, accepts
-from ._messages import CANCEL, CREDIT, END, ERROR, GOODBYE, ITEM, PING, PONG, REQUEST, RESULT, STREAM
+from ._messages import CANCEL, CREDIT, END, ERROR, GOODBYE, ITEM, PING, PONG, REQUEST, RESULT, STREAM, quoted
 from ._peer import check_same_user
 
 _logger = logging.getLogger("grapeshot.rpc")
 
-# How long a client may take until it has said hello.
-_HELLO_S = 10.0
+# How long a client may take until it has said hello, and before that for the handshake of TLS.
+HELLO_S = 10.0
 _MAX_TEXT = 16 * 1024
+# A stream that need not wait gives the loop back after this many items or this time, whichever comes first.
+# The streams of a connection share its items, and each sends at least one.
+_TURN_ITEMS = 128
+_SHARED_ITEMS = 1024
+_TURN_S = 0.001
 _NO_KWARGS: dict[str, Any] = {}
 
 
@@ -60,13 +65,26 @@ class Owner(Protocol):
 class Call:
     """A call that did not end at once; the outlet of its stream, if it is one."""
 
-    __slots__ = ("_connection", "_credit", "_handler", "_is_late", "_number", "_running", "_timer", "_waiter")
+    __slots__ = (
+        "_connection",
+        "_credit",
+        "_handler",
+        "_is_late",
+        "_number",
+        "_running",
+        "_timer",
+        "_turn_end",
+        "_turn_left",
+        "_waiter",
+    )
 
     def __init__(self, connection: ServerConnection, number: int, handler: Handler, credit: int) -> None:
         self._connection = connection
         self._number = number
         self._handler = handler
         self._credit = credit
+        self._turn_left = 0
+        self._turn_end = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._is_late = False
@@ -97,27 +115,44 @@ class Call:
 
     # ------------------------------------------------------------------ the outlet
 
-    def send_item(self, item: Any) -> None:
-        """Send an item. Raises BadResultError if it cannot be sent."""
+    def send_item(self, item: Any) -> bool:
+        """Send an item. Return whether the next one may be sent at once: the client takes it, the transport too, and
+        the stream's turn is not over. Raises BadResultError if this one cannot be sent.
+        """
         self._credit -= 1
+        self._turn_left -= 1
+        connection = self._connection
         try:
-            self._connection.send((ITEM, self._number, item))
+            connection.send((ITEM, self._number, item))
         except Exception as error:
             raise BadResultError(error) from error
-
-    def is_ready(self) -> bool:
-        """Whether the client takes one more item, and the transport too."""
-        return self._credit > 0 and self._connection.can_write
+        return (
+            self._credit > 0
+            and self._turn_left > 0
+            and connection.can_write
+            and connection.is_open
+            and connection.time() < self._turn_end
+        )
 
     async def wait_ready(self) -> None:
-        while not self.is_ready():
+        if self._turn_end and (self._turn_left <= 0 or self._connection.time() >= self._turn_end):
+            await asyncio.sleep(0)
+        # on a connection that is closed the call is about to be cancelled
+        while not (self._credit > 0 and self._connection.can_write and self._connection.is_open):
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
+        self._begin_turn()
+
+    def _begin_turn(self) -> None:
+        self._turn_left = min(_TURN_ITEMS, _SHARED_ITEMS // (self._connection.calls + 1))
+        self._turn_end = self._connection.time() + _TURN_S
 
     def add_credit(self, count: int) -> None:
+        if self._credit + count > messages.MAX_CREDIT:
+            raise ValueError(f"stream credit must be at most {messages.MAX_CREDIT}, got {count} beside {self._credit}")
         self._credit += count
         self.wake()
 
@@ -131,6 +166,8 @@ class ServerConnection(Connection):
         super().__init__(server.codec, server.max_packet, server.keepalive)
         self._server = server
         self._methods = methods
+        # The loop's clock, from connection_made on.
+        self.time: Callable[[], float]
         self._max_calls = server.max_calls
         self._calls: dict[int, Call] = {}
         self._last = 0
@@ -147,6 +184,7 @@ class ServerConnection(Connection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self.time = self._loop.time
         self._server.attach(self)
         if self._codec.is_for_one_user:
             try:
@@ -155,8 +193,8 @@ class ServerConnection(Connection):
                 _logger.warning("a connection was refused: %s", str(error))
                 self.abort()
                 return
-        self._hello_timer = self._loop.call_later(_HELLO_S, self.abort)
-        self.send_packet(messages.Hello(self._codec.name, self.max_packet, self._max_calls).encode())
+        self._hello_timer = self._loop.call_later(HELLO_S, self.abort)
+        self.send_hello(self._max_calls)
         self.start_keepalive()
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -204,9 +242,9 @@ class ServerConnection(Connection):
             self._take_hello(packet)
             return
         try:
-            kind, number, *fields = self._decode(packet)
+            kind, number, *fields = (self._decode_short if len(packet) < MIN_CHECKED else self._decode)(packet)
         except Exception as error:
-            raise ProtocolError(f"a message cannot be decoded: {error!r}") from error
+            raise ProtocolError(f"a message cannot be decoded: {quoted(error)}") from error
         try:
             if kind == REQUEST:
                 if len(fields) == 2:
@@ -222,16 +260,15 @@ class ServerConnection(Connection):
                 self._take_control(kind, number, fields)
                 return
         except (LookupError, TypeError, ValueError) as error:
-            raise ProtocolError(f"a wrong message: {error!r}") from error
+            raise ProtocolError(f"a wrong message: {quoted(error)}") from error
         self._take_request(request, is_stream=kind == STREAM)
         if not self.can_write:
             # Only requests wait: a stream that keeps the transport full is cancelled by what is read.
             self.hold()
 
     def _take_hello(self, packet: bytes) -> None:
-        hello = messages.decode_hello(packet, self._codec.name)
+        self.take_hello(packet)
         self._is_greeted = True
-        self.max_sent_packet = hello.max_packet
         if self._hello_timer is not None:
             self._hello_timer.cancel()
 
@@ -249,12 +286,12 @@ class ServerConnection(Connection):
         elif kind == PING:
             self.take_ping()
         elif kind != PONG:
-            raise ValueError(f"its kind is {kind!r}")
+            raise ValueError(f"its kind is {quoted(kind)}")
 
     def _take_request(self, request: Request, is_stream: bool) -> None:
         number, method, args, kwargs, left_s, _ = request
         if type(number) is not int or number <= self._last:
-            raise ProtocolError(f"a request with the number {number!r} after {self._last}")
+            raise ProtocolError(f"a request with the number {quoted(number)} after {self._last}")
         if type(method) is not str or not isinstance(args, list | tuple) or type(kwargs) is not dict:
             raise ProtocolError("a wrong request")
         if self._is_leaving:
@@ -266,7 +303,7 @@ class ServerConnection(Connection):
             self._run(request, is_stream, None)
             return
         if not isinstance(left_s, int | float) or not 0 <= left_s <= messages.MAX_LEFT_S:
-            raise ProtocolError(f"{left_s!r} seconds left")
+            raise ProtocolError(f"{quoted(left_s)} seconds left")
         deadline = self._loop.time() + left_s
         context = contextvars.copy_context()
         context.run(current_deadline.set, deadline)
@@ -276,7 +313,7 @@ class ServerConnection(Connection):
         number, method, args, kwargs, _, credit = request
         handler = self._methods.get(method)
         if handler is None:
-            self._send_error(number, messages.UNKNOWN_METHOD, "UnknownMethod", f"there is no method {method!r}")
+            self._send_error(number, messages.UNKNOWN_METHOD, "UnknownMethod", f"there is no method {quoted(method)}")
             return
         function, start, handler_streams = handler
         if handler_streams != is_stream:
@@ -363,8 +400,8 @@ class ServerConnection(Connection):
 
 
 def _check_credit(count: Any) -> None:
-    if type(count) is not int or count < 1:
-        raise ValueError("credit that is none")
+    if type(count) is not int or not 0 < count <= messages.MAX_CREDIT:
+        raise ValueError(f"stream credit must be an integer from 1 to {messages.MAX_CREDIT}, got {quoted(count)}")
 
 
 def _text_of(error: BaseException) -> str:

@@ -3,14 +3,15 @@
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 
+use grapeshot_core::sys::readiness;
 use grapeshot_core::sys::socket::{self, Address};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyTuple, PyType};
+use pyo3::types::{PyTuple, PyType};
 
 use super::call::{Attempt, Operation, RawArgs, Surroundings};
 use super::receiving::failed;
 use super::socket::Socket;
-use crate::binding::{base_socket, socket_object};
+use crate::binding::{base_socket, errors, new_objects, socket_object};
 use crate::event_loop::reactor::Direction;
 
 /// `accept()`
@@ -22,10 +23,37 @@ impl Operation for Accept {
         socket: &Socket<'py>,
         surroundings: &Surroundings<'_>,
     ) -> PyResult<Attempt<'py>> {
+        if socket::is_blocking(socket.descriptor()?) {
+            return accept_shared(socket, surroundings);
+        }
         match accept(socket, surroundings)? {
             Ok(accepted) => Ok(Attempt::Done(connection(socket, accepted)?.into_any())),
             Err(error) => failed(&error, Direction::Read),
         }
+    }
+}
+
+/// `accept` on a descriptor that somebody has set to blocking mode: a process that shares it, most likely. Then that
+/// process may take the connection just before the call here, which would block. No flag prevents that, so a coro lets a
+/// real thread make the call.
+#[cold]
+fn accept_shared<'py>(socket: &Socket<'py>, surroundings: &Surroundings<'_>) -> PyResult<Attempt<'py>> {
+    let (py, fd) = (socket.py(), socket.descriptor()?);
+    if surroundings.reactor.is_some() && !socket.extra().is_at_once() {
+        let accept = py.import("grapeshot.coro._at_once")?.getattr("accept")?;
+        let accepted = accept.call1((socket.object(),))?;
+        return Ok(if accepted.is_none() {
+            Attempt::Blocked(Direction::Read)
+        } else {
+            Attempt::Done(accepted)
+        });
+    }
+    if !readiness::wait_ready(fd, false, Some(0)).map_err(|error| errors::os_error(&error))? {
+        return Ok(Attempt::Blocked(Direction::Read));
+    }
+    match py.detach(|| socket::accept(fd)) {
+        Ok(accepted) => Ok(Attempt::Done(connection(socket, accepted)?.into_any())),
+        Err(error) => failed(&error, Direction::Read),
     }
 }
 
@@ -49,7 +77,17 @@ impl Operation for AcceptMany {
                 ));
             }
         };
-        let connections = PyList::empty(py);
+        if socket::is_blocking(socket.descriptor()?) {
+            return Ok(match accept_shared(socket, surroundings)? {
+                Attempt::Done(connection) => {
+                    let connections = new_objects::list(py)?;
+                    connections.append(connection)?;
+                    Attempt::Done(connections.into_any())
+                }
+                other => other,
+            });
+        }
+        let connections = new_objects::list(py)?;
         loop {
             match accept(socket, surroundings)? {
                 Ok(accepted) => connections.append(connection(socket, accepted)?)?,
@@ -84,32 +122,36 @@ fn connection<'py>(listener: &Socket<'py>, (fd, peer): (OwnedFd, Address)) -> Py
     } else {
         crate::binding::native_type::none(py)
     };
-    let class = match listener.object().getattr("_accepted_class")? {
+    let class = match new_objects::attribute(listener.object(), "_accepted_class")? {
         none if none.is_none() => listener.object().get_type(),
         class => class.cast_into::<PyType>()?,
     };
-    let arguments = PyDict::new(py);
-    arguments.set_item("family", family)?;
-    arguments.set_item("type", nonblocking(&kind)?)?;
-    arguments.set_item("proto", protocol)?;
-    arguments.set_item("fileno", fd.as_raw_fd())?;
+    let arguments = new_objects::dict(py)?;
+    let number = new_objects::int(py, fd.as_raw_fd().into())?;
+    let values = [
+        ("family", family),
+        ("type", nonblocking(&kind)?),
+        ("proto", protocol),
+        ("fileno", number),
+    ];
+    for (name, value) in values {
+        arguments.set_item(new_objects::string(py, name)?, value)?;
+    }
     let connection = socket_object::take_over(&class, &PyTuple::empty(py), Some(&arguments), Some(fd))?;
     if let Some(accepted) = Socket::from_object(&connection) {
-        let default: Option<f64> = py
-            .import("_socket")?
-            .call_method0("getdefaulttimeout")?
+        let module = new_objects::module(py, "_socket")?;
+        let default: Option<f64> = new_objects::attribute(&module, "getdefaulttimeout")?
+            .call0()?
             .extract()?;
         accepted.extra().set_timeout_s(default);
     }
-    PyTuple::new(py, [connection, address])
+    new_objects::tuple(py, [connection, address].into_iter())
 }
 
 /// The type of a socket with the flag that says that its descriptor does not block. So it is not made so again.
 fn nonblocking<'py>(kind: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let kind_number: i32 = kind.extract()?;
-    Ok((kind_number | socket::NONBLOCKING_TYPE)
-        .into_pyobject(kind.py())?
-        .into_any())
+    new_objects::int(kind.py(), (kind_number | socket::NONBLOCKING_TYPE).into())
 }
 
 /// The address with its host as a number, for a socket whose addresses have hosts. The package asks the resolver, and

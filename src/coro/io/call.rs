@@ -131,7 +131,7 @@ pub(super) trait Operation {
 
     /// Whether the first attempt is known to find nothing.
     #[inline]
-    fn is_hopeless(&self, _: &Socket<'_>) -> bool {
+    fn is_hopeless(&mut self, _: &Socket<'_>) -> bool {
         false
     }
 

@@ -7,74 +7,24 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::RawFd;
 
-use grapeshot_core::sys::{readiness, socket};
+use grapeshot_core::sys::socket;
 use pyo3::exceptions::{PyEOFError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::call::{Attempt, Operation, RawArgs, Surroundings, is_would_block, ordinary_len};
+use super::by_base::BaseCall;
+use super::call::{Attempt, Operation, RawArgs, Surroundings, ordinary_len};
+use super::exports::View;
 use super::socket::Socket;
-use super::socket_type::{Method, base_method};
+use super::socket_type::Method;
 use crate::binding::errors;
 use crate::binding::native_type::none;
 use crate::binding::new_bytes::NewBytes;
-use crate::coro::sync::Limit;
 use crate::event_loop::reactor::{Direction, Received, receive_direct};
 
 /// The longest object that is made before it is known how much there is, in a thread without a loop.
 const MAX_UNKNOWN_LEN: usize = 256 * 1024;
-
-/// Calls a method of the base with the arguments of this call.
-#[cold]
-#[inline(never)]
-pub(super) fn by_base<'py>(
-    socket: &Socket<'py>,
-    method: Method,
-    direction: Direction,
-    args: &RawArgs,
-) -> PyResult<Attempt<'py>> {
-    let py = socket.py();
-    let function = base_method(py, method)?;
-    let mut values = Vec::with_capacity(args.all().len() + 1);
-    values.push(socket.object().as_ptr());
-    values.extend_from_slice(args.all());
-    // SAFETY: attached; the values are alive for the call, positional ones first, then those of `kwnames`.
-    let called = unsafe {
-        let count = args.positional().len() + 1;
-        let result = ffi::PyObject_Vectorcall(function.as_ptr(), values.as_ptr(), count, args.kwnames);
-        Bound::from_owned_ptr_or_err(py, result)
-    };
-    match called {
-        Ok(value) => Ok(Attempt::Done(value)),
-        Err(error) if is_would_block(py, &error) => Ok(Attempt::Blocked(direction)),
-        Err(error) if direction == Direction::Read && has_no_urgent_data(socket, args, &error) => {
-            Ok(Attempt::Blocked(direction))
-        }
-        Err(error) => Err(error),
-    }
-}
-
-/// Whether the call has asked for urgent data, of which there is none, and a socket of Python's would wait first: one
-/// with a timeout and with nothing to read.
-#[cold]
-fn has_no_urgent_data(socket: &Socket<'_>, args: &RawArgs, error: &PyErr) -> bool {
-    let py = socket.py();
-    let errno = || error.value(py).getattr("errno").and_then(|errno| errno.extract());
-    // SAFETY: an argument of the call, which its caller keeps.
-    let flags = args
-        .all()
-        .last()
-        .map(|flags| unsafe { Bound::from_borrowed_ptr(py, *flags) });
-    let asks = flags
-        .and_then(|flags| flags.extract::<i32>().ok())
-        .is_some_and(|flags| flags & libc::MSG_OOB != 0);
-    asks && matches!(socket.extra().limit(), Limit::For { .. })
-        && errno().ok() == Some(libc::EINVAL)
-        && socket
-            .descriptor()
-            .is_ok_and(|fd| matches!(readiness::wait_ready(fd, false, Some(0)), Ok(false)))
-}
 
 /// The rest of a failed system call.
 #[inline]
@@ -87,9 +37,8 @@ pub(super) fn failed<'py>(error: &io::Error, direction: Direction) -> PyResult<A
 
 /// A method of the base that is repeated until it does not block.
 pub(super) struct Repeated {
-    pub(super) method: Method,
+    pub(super) call: BaseCall,
     pub(super) direction: Direction,
-    pub(super) args: RawArgs,
 }
 
 impl Operation for Repeated {
@@ -97,13 +46,13 @@ impl Operation for Repeated {
         if self.direction == Direction::Read {
             socket.extra().is_drained.set(false);
         }
-        by_base(socket, self.method, self.direction, &self.args)
+        self.call.attempt(socket, self.direction)
     }
 }
 
 /// `recv(bufsize, flags=0)`
 pub(super) struct Recv {
-    args: RawArgs,
+    call: BaseCall,
     /// The number of bytes of an ordinary call.
     len: Option<NonZeroUsize>,
 }
@@ -116,7 +65,7 @@ impl Recv {
             _ => None,
         };
         Self {
-            args,
+            call: BaseCall::new(Method::Recv, args),
             len: len.and_then(NonZeroUsize::new),
         }
     }
@@ -129,7 +78,7 @@ impl Recv {
 
 impl Operation for Recv {
     #[inline]
-    fn is_hopeless(&self, socket: &Socket<'_>) -> bool {
+    fn is_hopeless(&mut self, socket: &Socket<'_>) -> bool {
         socket.extra().is_drained.get() && !socket.extra().has_unread.get() && self.len().is_some()
     }
 
@@ -146,7 +95,7 @@ impl Operation for Recv {
         }
         let Some(len) = self.len() else {
             socket.extra().is_drained.set(false);
-            return by_base(socket, Method::Recv, Direction::Read, &self.args);
+            return self.call.attempt(socket, Direction::Read);
         };
         let fd = socket.descriptor()?;
         match receive(socket, surroundings, fd, len)? {
@@ -155,7 +104,7 @@ impl Operation for Recv {
                 Ok(Attempt::Done(received.data))
             }
             Some(Err(error)) => failed(&error, Direction::Read),
-            None => by_base(socket, Method::Recv, Direction::Read, &self.args),
+            None => self.call.attempt(socket, Direction::Read),
         }
     }
 }
@@ -187,24 +136,91 @@ fn unread<'py>(socket: &Socket<'py>, len: Option<usize>) -> PyResult<Option<Boun
 }
 
 /// `recv_into(buffer, nbytes=0, flags=0)`
-pub(super) struct RecvInto(pub(super) RawArgs);
+pub(super) struct RecvInto {
+    call: BaseCall,
+    /// The buffer of a call that waits. So nobody can resize it meanwhile.
+    kept: Option<Box<View>>,
+}
 
 impl RecvInto {
-    /// The buffer and the number of bytes of an ordinary call.
     #[inline]
-    fn request(&self) -> Option<(*mut ffi::PyObject, Option<usize>)> {
-        match self.0.only_positional() {
-            Some(&[buffer]) => Some((buffer, None)),
-            Some(&[buffer, number]) => Some((buffer, Some(ordinary_len(number)?))),
-            _ => None,
+    pub(super) fn new(args: RawArgs) -> Self {
+        Self {
+            call: BaseCall::new(Method::RecvInto, args),
+            kept: None,
         }
     }
+
+    /// The buffer and the number of bytes of an ordinary call.
+    #[inline]
+    fn request<'py>(&self, py: Python<'py>) -> Option<(Bound<'py, PyAny>, Option<usize>)> {
+        let (buffer, len) = match self.call.args.only_positional() {
+            Some(&[buffer]) => (buffer, None),
+            Some(&[buffer, number]) => (buffer, Some(ordinary_len(number)?)),
+            _ => return None,
+        };
+        // SAFETY: an argument, which the caller keeps.
+        Some((unsafe { Bound::from_borrowed_ptr(py, buffer) }, len))
+    }
+
+    /// Exports the buffer until the call is over. False if the base must look at the arguments.
+    fn keep(&mut self, py: Python<'_>) -> bool {
+        if self.kept.is_none()
+            && let Some((object, len)) = self.request(py)
+        {
+            self.kept = View::boxed(&object, ffi::PyBUF_WRITABLE)
+                .ok()
+                .filter(|view| capacity_of(view, len).is_some());
+        }
+        self.kept.is_some()
+    }
+
+    /// Receives into the buffer of an ordinary call. None: the base must look at the arguments.
+    #[inline]
+    fn receive(&mut self, socket: &Socket<'_>, fd: RawFd) -> Option<(io::Result<usize>, usize)> {
+        let (object, len) = self.request(socket.py())?;
+        let opened;
+        let view = if let Some(kept) = &self.kept {
+            kept
+        } else {
+            opened = View::new(&object, ffi::PyBUF_WRITABLE).ok()?;
+            &opened
+        };
+        let capacity = capacity_of(view, len)?;
+        // SAFETY: the buffer is exported until the view is dropped, and at least `capacity` long.
+        Some((
+            unsafe { socket::recv_now(fd, view.as_mut_ptr(), capacity) },
+            capacity,
+        ))
+    }
+
+    /// Gives what `recv_exact` has left. None if there is nothing, or if the base must look at the arguments.
+    #[cold]
+    fn take_unread<'py>(&mut self, socket: &Socket<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some((object, len)) = self.request(socket.py()).filter(|_| self.keep(socket.py())) else {
+            return Ok(None);
+        };
+        let Some(capacity) = self.kept.as_ref().and_then(|view| capacity_of(view, len)) else {
+            return Ok(None);
+        };
+        let count = socket
+            .object()
+            .call_method1("_take_unread_into", (&object, capacity))?;
+        Ok((!count.is_none()).then_some(count))
+    }
+}
+
+/// How many bytes a call may receive; None if the base has another opinion of it than the length of the buffer.
+#[inline]
+fn capacity_of(view: &View, len: Option<usize>) -> Option<usize> {
+    let capacity = len.unwrap_or(view.len());
+    (capacity > 0 && capacity <= view.len()).then_some(capacity)
 }
 
 impl Operation for RecvInto {
     #[inline]
-    fn is_hopeless(&self, socket: &Socket<'_>) -> bool {
-        socket.extra().is_drained.get() && !socket.extra().has_unread.get() && self.request().is_some()
+    fn is_hopeless(&mut self, socket: &Socket<'_>) -> bool {
+        socket.extra().is_drained.get() && !socket.extra().has_unread.get() && self.keep(socket.py())
     }
 
     #[inline]
@@ -213,80 +229,26 @@ impl Operation for RecvInto {
         socket: &Socket<'py>,
         surroundings: &Surroundings<'_>,
     ) -> PyResult<Attempt<'py>> {
-        let py = socket.py();
-        let Some((object, len)) = self.request() else {
-            socket.extra().is_drained.set(false);
-            return by_base(socket, Method::RecvInto, Direction::Read, &self.0);
-        };
+        if socket.extra().has_unread.get()
+            && let Some(count) = self.take_unread(socket)?
+        {
+            return Ok(Attempt::Done(count));
+        }
         let fd = socket.descriptor()?;
-        // SAFETY: an argument, which the caller keeps.
-        let object = unsafe { Bound::from_borrowed_ptr(py, object) };
-        let Some(buffer) = WritableBuffer::new(&object) else {
-            return by_base(socket, Method::RecvInto, Direction::Read, &self.0);
-        };
-        let capacity = len.unwrap_or(buffer.len());
-        if capacity == 0 || capacity > buffer.len() {
-            drop(buffer);
-            return by_base(socket, Method::RecvInto, Direction::Read, &self.0);
-        }
-        if socket.extra().has_unread.get() {
-            drop(buffer);
-            let count = socket
-                .object()
-                .call_method1("_take_unread_into", (&object, capacity))?;
-            if !count.is_none() {
-                return Ok(Attempt::Done(count));
-            }
-            return Ok(Attempt::Continues);
-        }
-        // SAFETY: the buffer is exported until it is dropped, and at least `capacity` long.
-        let received = unsafe { socket::recv_now(fd, buffer.as_mut_ptr(), capacity) };
-        drop(buffer);
-        match received {
-            Ok(len_bytes) => {
+        match self.receive(socket, fd) {
+            Some((Ok(len_bytes), capacity)) => {
                 socket.note_read(surroundings.reactor, fd, len_bytes, capacity);
-                Ok(Attempt::Done(len_bytes.into_pyobject(py)?.into_any()))
+                Ok(Attempt::Done(len_bytes.into_pyobject(socket.py())?.into_any()))
             }
-            Err(error) => failed(&error, Direction::Read),
+            Some((Err(error), _)) => {
+                self.keep(socket.py());
+                failed(&error, Direction::Read)
+            }
+            None => {
+                socket.extra().is_drained.set(false);
+                self.call.attempt(socket, Direction::Read)
+            }
         }
-    }
-}
-
-/// An exported writable buffer, which is given back on drop.
-struct WritableBuffer<'a, 'py> {
-    view: ffi::Py_buffer,
-    /// Keeps the proof that the thread is attached.
-    _object: &'a Bound<'py, PyAny>,
-}
-
-impl<'a, 'py> WritableBuffer<'a, 'py> {
-    /// None if the object has no such buffer; the base then raises the right error.
-    fn new(object: &'a Bound<'py, PyAny>) -> Option<Self> {
-        let mut view = ffi::Py_buffer::new();
-        // SAFETY: attached; on success the view is released once, on drop.
-        if unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut view, ffi::PyBUF_WRITABLE) } != 0 {
-            drop(PyErr::fetch(object.py()));
-            return None;
-        }
-        Some(Self {
-            view,
-            _object: object,
-        })
-    }
-
-    fn len(&self) -> usize {
-        self.view.len as usize
-    }
-
-    fn as_mut_ptr(&self) -> *mut u8 {
-        self.view.buf.cast()
-    }
-}
-
-impl Drop for WritableBuffer<'_, '_> {
-    fn drop(&mut self) {
-        // SAFETY: filled by `new`, released once.
-        unsafe { ffi::PyBuffer_Release(&raw mut self.view) };
     }
 }
 

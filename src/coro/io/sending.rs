@@ -1,4 +1,4 @@
-//! The methods that send: `send`, `sendall`, `sendto`.
+//! The methods that send: `send`, `sendall`.
 
 use std::ffi::c_int;
 
@@ -6,42 +6,14 @@ use grapeshot_core::sys::socket;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use super::by_base::BaseCall;
 use super::call::{Attempt, Operation, RawArgs, Surroundings};
-use super::receiving::{by_base, failed};
+use super::exports::View;
+use super::receiving::failed;
 use super::socket::Socket;
 use super::socket_type::Method;
 use crate::binding::native_type::none;
 use crate::event_loop::reactor::Direction;
-
-/// An exported buffer, in a box because its address must not change.
-struct View(Box<ffi::Py_buffer>);
-
-impl View {
-    /// TypeError or BufferError for an object that is not bytes-like and contiguous.
-    fn new(object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let mut view = Box::new(ffi::Py_buffer::new());
-        // SAFETY: attached; on success the view is released once, on drop.
-        if unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *view, ffi::PyBUF_SIMPLE) } != 0 {
-            return Err(PyErr::fetch(object.py()));
-        }
-        Ok(Self(view))
-    }
-
-    fn as_bytes(&self) -> &[u8] {
-        match self.0.len {
-            0 => &[],
-            // SAFETY: the buffer is exported until the drop.
-            len => unsafe { std::slice::from_raw_parts(self.0.buf.cast(), len as usize) },
-        }
-    }
-}
-
-impl Drop for View {
-    fn drop(&mut self) {
-        // SAFETY: filled by `new`, released once; methods end attached.
-        unsafe { ffi::PyBuffer_Release(&raw mut *self.0) };
-    }
-}
 
 /// The content of an exact `bytes` object.
 #[inline]
@@ -59,7 +31,14 @@ fn exact_bytes<'a>(object: *mut ffi::PyObject) -> Option<&'a [u8]> {
 }
 
 /// `send(data, flags=0)`
-pub(super) struct SendOnce(pub(super) RawArgs);
+pub(super) struct SendOnce(BaseCall);
+
+impl SendOnce {
+    #[inline]
+    pub(super) const fn new(args: RawArgs) -> Self {
+        Self(BaseCall::new(Method::Send, args))
+    }
+}
 
 impl Operation for SendOnce {
     #[inline]
@@ -68,11 +47,11 @@ impl Operation for SendOnce {
         socket: &Socket<'py>,
         surroundings: &Surroundings<'_>,
     ) -> PyResult<Attempt<'py>> {
-        let Some(&[object]) = self.0.only_positional() else {
-            return by_base(socket, Method::Send, Direction::Write, &self.0);
+        let Some(&[object]) = self.0.args.only_positional() else {
+            return self.0.attempt(socket, Direction::Write);
         };
         let Some(data) = exact_bytes(object) else {
-            return by_base(socket, Method::Send, Direction::Write, &self.0);
+            return self.0.attempt(socket, Direction::Write);
         };
         match socket::send_now(socket.descriptor()?, data) {
             Ok(sent) => {
@@ -87,7 +66,7 @@ impl Operation for SendOnce {
 /// `sendall(data, flags=0)`, and `write(data)`, which returns the length.
 pub(super) struct SendAll {
     args: RawArgs,
-    view: Option<View>,
+    view: Option<Box<View>>,
     sent: usize,
     is_write: bool,
 }
@@ -127,16 +106,18 @@ impl Operation for SendAll {
                 (object, flags.extract::<c_int>()?)
             }
             // It raises TypeError.
-            _ => return by_base(socket, Method::SendAll, Direction::Write, &self.args),
+            _ => return BaseCall::new(Method::SendAll, self.args).attempt(socket, Direction::Write),
         };
         let fd = socket.descriptor()?;
         let data = if let Some(data) = exact_bytes(object) {
             data
         } else {
-            let view = match self.view.take() {
-                Some(view) => view,
-                // SAFETY: as above.
-                None => View::new(&unsafe { Bound::from_borrowed_ptr(socket.py(), object) })?,
+            let view = if let Some(view) = self.view.take() {
+                view
+            } else {
+                // SAFETY: an argument, which the caller keeps.
+                let object = unsafe { Bound::from_borrowed_ptr(socket.py(), object) };
+                View::boxed(&object, ffi::PyBUF_SIMPLE)?
             };
             self.view.insert(view).as_bytes()
         };
@@ -153,44 +134,5 @@ impl Operation for SendAll {
             }
             Err(error) => failed(&error, Direction::Write),
         }
-    }
-}
-
-/// `sendto(data[, flags], address)`
-pub(super) struct SendTo {
-    args: RawArgs,
-    /// The address with a number in place of its name, once that is resolved. An owned reference.
-    resolved: Option<Py<PyAny>>,
-}
-
-impl SendTo {
-    pub(super) fn new(args: RawArgs) -> Self {
-        Self { args, resolved: None }
-    }
-}
-
-impl Operation for SendTo {
-    fn attempt<'py>(&mut self, socket: &Socket<'py>, _: &Surroundings<'_>) -> PyResult<Attempt<'py>> {
-        let py = socket.py();
-        let values = self.args.positional();
-        let is_usual = self.args.kwnames.is_null() && matches!(values.len(), 2 | 3);
-        let Some(&last) = values.last().filter(|_| is_usual) else {
-            return by_base(socket, Method::SendTo, Direction::Write, &self.args);
-        };
-        if self.resolved.is_none() {
-            // SAFETY: an argument, which the caller keeps.
-            let address = unsafe { Bound::from_borrowed_ptr(py, last) };
-            self.resolved = Some(super::accepting::resolved(socket, address)?.unbind());
-        }
-        let mut replaced = values.to_vec();
-        if let (Some(place), Some(resolved)) = (replaced.last_mut(), &self.resolved) {
-            *place = resolved.as_ptr();
-        }
-        let args = RawArgs::new(
-            replaced.as_ptr(),
-            replaced.len() as ffi::Py_ssize_t,
-            self.args.kwnames,
-        );
-        by_base(socket, Method::SendTo, Direction::Write, &args)
     }
 }

@@ -17,20 +17,21 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFloat, PyInt, PyTuple, PyType};
 
 use super::accepting::{Accept, AcceptMany, resolved};
+use super::by_base::BaseCall;
 use super::call::{self, RawArgs};
 use super::readiness;
 use super::receiving::{Recv, RecvExact, RecvInto, Repeated};
-use super::sending::{SendAll, SendOnce, SendTo};
+use super::sending::{SendAll, SendOnce};
 use super::socket::{Extra, SOCKET_TYPE, Socket, set_type};
 use crate::binding::native_type::{self, Args, bool_object, leak_table, none, slot};
 use crate::binding::signature::{Receiver, Signature};
-use crate::binding::{base_socket, errors};
+use crate::binding::{base_socket, errors, new_objects};
 use crate::event_loop::reactor::Direction;
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
 /// Methods of `_socket.socket`, and of `socket.socket`, that native code calls.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Method {
     Recv,
     RecvInto,
@@ -122,9 +123,8 @@ macro_rules! plain_method {
 
 const fn repeated(args: RawArgs, method: Method, direction: Direction) -> Repeated {
     Repeated {
-        method,
+        call: BaseCall::new(method, args),
         direction,
-        args,
     }
 }
 
@@ -136,7 +136,7 @@ fn receiving_methods() -> Vec<ffi::PyMethodDef> {
             "Receive up to bufsize bytes; b'' at the end."
         ),
         waiting_method!(
-            RecvInto,
+            RecvInto::new,
             "recv_into(buffer, nbytes=0, flags=0)",
             "Receive into a buffer; return the number of bytes."
         ),
@@ -184,7 +184,7 @@ fn methods() -> Vec<ffi::PyMethodDef> {
     let mut methods = receiving_methods();
     methods.extend([
         waiting_method!(
-            SendOnce,
+            SendOnce::new,
             "send(data, flags=0, /)",
             "Send a part of data; return its length."
         ),
@@ -199,7 +199,7 @@ fn methods() -> Vec<ffi::PyMethodDef> {
             "Send all of data; return its length."
         ),
         waiting_method!(
-            SendTo::new,
+            |args| repeated(args, Method::SendTo, Direction::Write),
             "sendto(data, flags_or_address, address=..., /)",
             "Send a datagram to an address, whose host may be a name; return the number of bytes."
         ),
@@ -369,10 +369,12 @@ unsafe extern "C" fn init(
                 .map(|kwargs| kwargs.cast_into_unchecked::<PyDict>());
             let mut values = vec![socket.object().clone()];
             values.extend(args.iter());
-            base_method(py, Method::Init)?.call(PyTuple::new(py, values)?, kwargs.as_ref())?;
+            let values = new_objects::tuple(py, values.into_iter())?;
+            base_method(py, Method::Init)?.call(values, kwargs.as_ref())?;
             let timeout_s = base_socket::timeout_s(socket.object())?;
             if timeout_s != Some(0.0) {
-                base_method(py, Method::SetTimeout)?.call1((socket.object(), 0.0))?;
+                let zero = new_objects::float(py, 0.0)?;
+                base_method(py, Method::SetTimeout)?.call1((socket.object(), zero))?;
             }
             socket.extra().begin(timeout_s);
             Ok(0)

@@ -12,9 +12,10 @@ use super::{Object, stacks, task_api};
 use crate::binding::native_type::{
     Args, bool_object, class_getitem, getset_slot, getter, method, methods_slot, new_type, none, slot,
 };
+use crate::binding::new_objects;
 use crate::coro::coroutine::{Coro, CoroObject, Status, finalize};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
-use crate::coro::{fiber, interruption, scheduler};
+use crate::coro::{fiber, interruption, scheduler, tasks};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::current_thread;
 
@@ -187,6 +188,15 @@ fn set_name<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
+/// `_make_daemon()`: the coro stands for a daemon thread. It leaves `asyncio.all_tasks()`, because code that cancels all
+/// tasks and waits for them must not wait for it.
+fn make_daemon<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
+    check_thread(this)?;
+    this.is_daemon.set(true);
+    tasks::unregister(this);
+    Ok(none(this.py()))
+}
+
 /// `set_max_selfish_acts(n)`: None for the thread's limit.
 fn set_max_selfish_acts<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let limit = match args.get(0) {
@@ -205,7 +215,7 @@ fn status(this: Coro<'_>) -> Object<'_> {
         Status::Waiting => "waiting",
         Status::Done => "done",
     };
-    Ok(PyString::intern(this.py(), text).into_any())
+    Ok(new_objects::string(this.py(), text)?.into_any())
 }
 
 fn event_loop(this: Coro<'_>) -> Object<'_> {
@@ -261,6 +271,12 @@ fn methods() -> Vec<ffi::PyMethodDef> {
             take_back,
             "_take_back(exception, /)",
             "Withdraw a pending exception. Return whether it was pending."
+        ),
+        method!(
+            CoroObject,
+            make_daemon,
+            "_make_daemon()",
+            "Let nobody wait for the end of the coro, as for that of a daemon thread."
         ),
         method!(
             CoroObject,

@@ -9,6 +9,7 @@ use pyo3::types::{PyBool, PyList, PySet, PyString, PyType};
 use super::coro::check_thread;
 use super::{Object, spawn};
 use crate::binding::native_type::{Args, This, bool_object, none};
+use crate::binding::new_objects;
 use crate::coro::coroutine::{Coro, Outcome, Status};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::runtime::{current as running, with_runtime};
@@ -113,7 +114,12 @@ pub(super) fn now<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
             time_s()
         }
     };
-    Ok(now_s.into_pyobject(py)?.into_any())
+    new_objects::float(py, now_s)
+}
+
+/// `_coro_monotonic()`: what `time.monotonic()` returns, also while a program replaces that.
+pub(super) fn monotonic<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+    Ok(time_s().into_pyobject(py)?.into_any())
 }
 
 pub(super) fn begin_sleep_until<'py>(
@@ -205,17 +211,36 @@ pub(super) fn begin_act<'py>(py: Python<'py>, _: Args<'_, 'py>) -> PyResult<Begu
     }
 }
 
-/// `_coro_set_latency_warning(seconds)`: returns the limit before.
-pub(super) fn set_latency_warning<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+/// `_coro_set_latency_limit(seconds)`: returns the limit before.
+pub(super) fn set_latency_limit<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let before = latency::set_limit(py, limit_ns(&args)?)?;
+    Ok((before as f64 / 1e9).into_pyobject(py)?.into_any())
+}
+
+/// `_coro_set_default_latency_limit(seconds)`: the limit of this thread and of those that begin later.
+pub(super) fn set_default_latency_limit<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    let limit_ns = limit_ns(&args)?;
+    with_runtime(|runtime| latency::set_default_limit(runtime, limit_ns));
+    Ok(none(py))
+}
+
+/// The limit in the first argument: seconds, or None for 0.
+fn limit_ns(args: &Args<'_, '_>) -> PyResult<u64> {
     let seconds = args.get(0).filter(|limit| !limit.is_none());
     let seconds = seconds.map_or(Ok(0.0), |limit| limit.extract::<f64>())?;
     if seconds.is_nan() || seconds < 0.0 {
-        return Err(PyValueError::new_err("the limit must be 0 seconds or more"));
+        return Err(PyValueError::new_err(format!(
+            "the limit must be 0 seconds or more, got {seconds}"
+        )));
     }
     // The cast saturates: a limit of centuries is none.
-    let limit_ns = (seconds * 1e9).ceil() as u64;
-    let before = latency::set_limit(py, limit_ns)?;
-    Ok((before as f64 / 1e9).into_pyobject(py)?.into_any())
+    Ok((seconds * 1e9).ceil() as u64)
+}
+
+/// `_coro_report_always(flag)`: whether runs are reported that hold up nothing.
+pub(super) fn report_always<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+    latency::report_always(args.get(0).map_or(Ok(true), |flag| flag.is_truthy())?);
+    Ok(none(py))
 }
 
 /// `_coro_set_exception_notifier(function)`: returns the one before, or None.
@@ -239,7 +264,10 @@ pub(super) fn shut_down<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py
 
 /// `_coro_end_thread()`: the thread makes no more coros.
 pub(super) fn end_thread<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
-    with_runtime(|runtime| runtime.is_ending.set(true));
+    with_runtime(|runtime| {
+        runtime.is_ending.set(true);
+        runtime.reprs.forget(py);
+    });
     Ok(none(py))
 }
 

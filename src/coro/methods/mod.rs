@@ -13,7 +13,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use super::{io, scheduler, suspension, sync};
+use super::{io, latency, scheduler, suspension, sync};
 use crate::binding::errors;
 use crate::binding::native_type::Args;
 use crate::binding::signature::{Receiver, Signature};
@@ -152,17 +152,6 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
                 Returns the previous number."
         ),
         function!(
-            functions::set_latency_warning,
-            "set_latency_warning(seconds, /)",
-            "\
-                Log a warning if something keeps a loop of this thread from going on for so many seconds (initially\n\
-                0.2): a coro that does not yield, a task, a callback, a protocol's method. The logger is asyncio. 0 or\n\
-                None disables the warnings. Returns the previous limit. A thread without coros is watched after its\n\
-                first call of this function.\n\n\
-                The first record shows the stack while it is still in the way. The second record comes when it ends\n\
-                or yields, and says how long it ran, and where it was when the limit was reached."
-        ),
-        function!(
             functions::set_exception_notifier,
             "set_exception_notifier(function, /)",
             "\
@@ -285,6 +274,11 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             "Return whether a coro runs here that could wait."
         ),
         function!(
+            functions::monotonic,
+            "_coro_monotonic()",
+            "Return what time.monotonic() returns. A program that replaces that does not change this."
+        ),
+        function!(
             io::socket_type,
             "_coro_socket_type(base, /)",
             "Return the native type of sockets, which derives from socket.socket."
@@ -300,6 +294,16 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             "End a wait on a socket that another thread has closed."
         ),
         function!(
+            io::read_now,
+            "_coro_read_now(fd, length, /)",
+            "Read from a descriptor without blocking, whatever its mode. None: there is no such call for it."
+        ),
+        function!(
+            io::write_now,
+            "_coro_write_now(fd, data, /)",
+            "Write to a descriptor without blocking, whatever its mode. None: there is no such call for it."
+        ),
+        function!(
             io::is_on_loop,
             "_coro_is_on_loop()",
             "Whether a coro runs here that can wait on its loop."
@@ -313,6 +317,21 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             functions::stop_watchdog,
             "_coro_stop_watchdog()",
             "Stop the watchdog until the next run: before a fork, or at the exit."
+        ),
+        function!(
+            functions::set_latency_limit,
+            "_coro_set_latency_limit(seconds, /)",
+            "Set how long something may keep a loop of this thread from going on. Return the limit before."
+        ),
+        function!(
+            functions::set_default_latency_limit,
+            "_coro_set_default_latency_limit(seconds, /)",
+            "Set that limit for this thread and for those that begin later."
+        ),
+        function!(
+            functions::report_always,
+            "_coro_report_always(flag, /)",
+            "Set whether late runs are reported also if they hold up nothing."
         ),
         function!(
             functions::run_number,
@@ -373,6 +392,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     for definition in public_functions().into_iter().chain(io::wait_functions()) {
         add(module, definition, "_coro_", c"grapeshot.coro")?;
     }
+    module.add("_coro_latency_hint", latency::HINT)?;
     // It takes the place of the original, and pickles refer to that by name.
     let ident = function!(
         functions::ident,

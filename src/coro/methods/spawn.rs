@@ -125,8 +125,16 @@ fn check_function(function: &Bound<'_, PyAny>, caller: &str) -> PyResult<()> {
 #[cold]
 fn check_callable(function: &Bound<'_, PyAny>, caller: &str) -> PyResult<()> {
     if !function.is_callable() {
+        // SAFETY: a live object.
+        let is_coroutine = unsafe { ffi::PyCoro_CheckExact(function.as_ptr()) } != 0;
+        let remedy = if is_coroutine {
+            ": a coroutine is run by coro.await_() in a coro, by asyncio.create_task() in a task, by grapeshot.run() \
+             elsewhere"
+        } else {
+            ""
+        };
         return Err(PyTypeError::new_err(format!(
-            "{caller}() needs a function, not {}",
+            "{caller}() needs a function, not {}{remedy}",
             function.repr()?
         )));
     }

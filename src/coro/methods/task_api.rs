@@ -19,6 +19,7 @@ use crate::binding::errors;
 use crate::binding::native_type::{
     Args, NativeType, This, method, methods_slot, new_type, none, slot, with_critical_section,
 };
+use crate::binding::new_objects;
 use crate::binding::object_cell::ObjectCell;
 use crate::coro::coroutine::{Coro, CoroObject, Status};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
@@ -125,11 +126,13 @@ fn append_callback<'py>(
     context: Bound<'py, PyAny>,
 ) -> PyResult<()> {
     let py = this.py();
-    let entry = PyTuple::new(py, [callback, context])?;
+    let entry = new_objects::tuple(py, [callback, context].into_iter())?;
     if let Some(callbacks) = this.callbacks.get(py) {
         return callbacks.cast::<PyList>()?.append(entry);
     }
-    this.callbacks.set(PyList::new(py, [entry])?.into_any());
+    let callbacks = new_objects::list(py)?;
+    callbacks.append(entry)?;
+    this.callbacks.set(callbacks.into_any());
     Ok(())
 }
 

@@ -45,11 +45,12 @@ enum Part {
     Sources,
 }
 
-/// Undoes `claim` when dropped, even if a panic ends the run.
+/// Undoes `claim` and `observer::enter` when dropped, even if a panic ends the run.
 struct Claimed<'a>(&'a Reactor);
 
 impl Drop for Claimed<'_> {
     fn drop(&mut self) {
+        observer::leave();
         self.0.owner.store(0, Ordering::Release);
     }
 }
@@ -70,7 +71,7 @@ impl Reactor {
         self.unpolled_iterations.set(MAX_UNPOLLED_ITERATIONS);
         event_loop.forget_clock();
         self.signals.enter();
-        self.set_observed(observer::is_on());
+        self.set_observed(observer::enter(&event_loop.to_bound(py)));
         if let Some(last) = self.last_made.take() {
             last.release(py);
         }
@@ -90,9 +91,6 @@ impl Reactor {
         self.drain_inbox();
         self.track_kept(py);
         drop(event_loop.future_kwargs.take(py));
-        if self.is_observed() {
-            observer::leave();
-        }
         self.leave_signals(py, event_loop);
         self.counters.clock.end_run();
         result
@@ -123,6 +121,8 @@ impl Reactor {
         {
             self.unpolled_iterations.set(iterations);
         } else {
+            // Looked at before the code that computes the timeout, since that may run code of the program.
+            let timers_set = self.counters.timers_set.get();
             let timeout_ns = if has_work {
                 Some(0)
             } else if has_timers {
@@ -132,7 +132,7 @@ impl Reactor {
                 None
             };
             let ready_before = self.ready.borrow().len();
-            let count = self.poll(py, timeout_ns, now_ns)?;
+            let count = self.poll(py, timeout_ns, now_ns, timers_set)?;
             self.unpolled_iterations.set(0);
             if has_timers && timeout_ns != Some(0) {
                 now_ns = clock::now_ns();
@@ -203,8 +203,8 @@ impl Reactor {
     }
 
     /// Waits for events and returns their number. Blocks (detached) unless `timeout_ns` is `Some(0)`. A timeout counts from
-    /// `now_ns`.
-    fn poll(&self, py: Python<'_>, timeout_ns: Option<u64>, now_ns: u64) -> PyResult<usize> {
+    /// `now_ns`, and was computed when `timers_set` timers had been set.
+    fn poll(&self, py: Python<'_>, timeout_ns: Option<u64>, now_ns: u64, timers_set: u64) -> PyResult<usize> {
         if timeout_ns != Some(0) {
             self.prepare_signals(py)?;
         }
@@ -218,9 +218,10 @@ impl Reactor {
         };
         let mut events = self.events.borrow_mut();
         // Checked again: code that ran since the first check (a finalizer of a dropped timer, a signal handler) may
-        // have scheduled work, or let another thread do so.
+        // have scheduled work, or let another thread do so. A new timer may be due before the timeout.
         let may_block = timeout_ns != Some(0)
             && self.ready.borrow().is_empty()
+            && self.counters.timers_set.get() == timers_set
             && !self.is_stopping.load(Ordering::Relaxed);
         let result = if may_block && self.begin_sleep() {
             // SAFETY: the thread is attached (`py`) and touches no Python object until it is restored.

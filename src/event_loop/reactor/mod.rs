@@ -34,6 +34,7 @@ use super::handle::HandleRef;
 use super::limits::Limits;
 use super::source::{Ready, SourceRef};
 
+mod backlog;
 mod counters;
 mod descriptors;
 mod ghosts;

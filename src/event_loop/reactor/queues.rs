@@ -302,6 +302,17 @@ impl Reactor {
         }
     }
 
+    /// Whether a timer is due that is not cancelled. With a program's own clock any timer counts.
+    #[cold]
+    pub(super) fn has_due_timer(&self, py: Python<'_>, event_loop: &LoopObject, now_ns: u64) -> bool {
+        let has_native_clock = event_loop.has_native_clock(py);
+        self.may_be_due(py, event_loop, now_ns)
+            && self.timers.borrow().iter().any(|handle| {
+                let is_due = !has_native_clock || deadline_key(handle.when_s(py)) <= now_ns ^ SIGN;
+                is_due && !handle.is_cancelled(py)
+            })
+    }
+
     #[cold]
     fn expire_by_clock(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
         if !self.timers.borrow().is_empty() {

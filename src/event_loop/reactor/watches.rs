@@ -203,6 +203,10 @@ impl WatchRef {
     }
 
     /// The interest that the poller has registered.
+    pub(super) fn waited_for(self) -> Interest {
+        self.get().waited_for()
+    }
+
     pub(super) fn armed(self) -> Interest {
         self.get().armed.get()
     }

@@ -3,7 +3,6 @@
 use grapeshot_core::sys::poller::Interest;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
@@ -147,7 +146,7 @@ fn get_extra_info<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
         ));
     };
     let default = default.unwrap_or_else(|| none(py));
-    if name.eq(intern!(py, "socket"))? {
+    if name.eq(names(py).socket.bind(py))? {
         writing::uncork(this)?;
     }
     let extra = object::extra_dict(this)?;

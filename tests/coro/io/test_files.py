@@ -16,6 +16,7 @@ from support import coro_is_available, in_thread, until_waiting
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 if coro_is_available():
     from grapeshot import coro
+    from grapeshot.coro import _at_once
 
 BIG = bytes(range(256)) * 4096
 
@@ -541,3 +542,56 @@ def test_interrupts_at_random_points_of_a_stream():
 
     coro.run(main)
     assert got == lines
+
+
+def shared_ends(kind):
+    """Two ends in blocking mode: the one to read from and the one to write to."""
+    if kind == "pipe":
+        return os.pipe()
+    near, far = pty.openpty()
+    tty.setraw(far)
+    return (near, far) if kind == "master" else (far, near)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "terminal", "master"])
+def test_another_reader_is_faster(kind):
+    """What has made the descriptor ready is gone when the coro reads. The coro waits again, and others run."""
+
+    def main():
+        reader, writer = shared_ends(kind)
+        shared = coro.fd_sock(reader, closefd=False)
+        waiting = coro.spawn(shared.recv, 10)
+        until_waiting(waiting)
+        os.write(writer, b"gone")
+        while waiting._status == "waiting":
+            coro.yield_slice()
+        assert os.read(reader, 10) == b"gone"
+        until_waiting(waiting)
+        os.write(writer, b"here")
+        assert waiting.join() == b"here"
+        shared.close()
+        os.close(writer)
+        os.close(reader)
+
+    coro.run(main)
+
+
+def test_what_a_real_thread_has_read_is_not_lost():
+    """The thread of an interrupted coro goes on, and the next reader gets what it reads."""
+
+    def main():
+        reader, writer = shared_ends("master")
+        first = coro.spawn(_at_once._take_in_thread, reader, lambda: os.read(reader, 10), 10)
+        until_waiting(first)
+        first.raise_exception(KeyError)
+        with pytest.raises(KeyError):
+            first.join()
+        os.write(writer, b"ab")
+        shared = coro.fd_sock(reader, closefd=False)
+        assert [shared.recv(1), shared.recv(1)] == [b"a", b"b"]
+        assert not _at_once._takings
+        shared.close()
+        os.close(writer)
+        os.close(reader)
+
+    coro.run(main)

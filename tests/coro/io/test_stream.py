@@ -269,6 +269,37 @@ def test_readv_and_writev():
     coro.run(main)
 
 
+def test_readv_with_sizes():
+    """As in Shrapnel: a tuple with all that was asked for, or with what has come before the end."""
+
+    def main():
+        near, far = coro.socketpair()
+        with near, far:
+            reader = coro.spawn(far.readv, [3, 0, 2])
+            coro.yield_slice()
+            near.sendall(b"abc")
+            coro.yield_slice()
+            near.sendall(b"defgh")
+            assert reader.join() == (b"abc", b"", b"de")
+            assert far.readv((1, True)) == (b"f", b"g")
+            # An interrupted call has lost nothing.
+            reader = coro.spawn(far.readv, [5, 5])
+            coro.yield_slice()
+            reader.raise_exception(KeyError)
+            with pytest.raises(KeyError):
+                reader.join()
+            near.sendall(b"ijklmno")
+            near.shutdown(socket.SHUT_WR)
+            assert far.readv([4, 4, 4]) == (b"hijk", b"lmno")
+            assert far.readv([4]) == ()
+            with pytest.raises(ValueError, match="got -1"):
+                far.readv([2, -1])
+            with pytest.raises(TypeError):
+                far.readv([2, bytearray(1)])
+
+    coro.run(main)
+
+
 def test_writev_of_more_than_fits():
     def main():
         near, far = coro.socketpair()

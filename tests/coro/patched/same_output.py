@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -29,6 +30,8 @@ def check_same_output(path: Path, code: str, *arguments: str) -> None:
             timeout=60,
             check=False,
             cwd=path.parent,
+            # A debug build shows these unless told otherwise.
+            env={**os.environ, "PYTHONWARNINGS": "ignore::ResourceWarning"},
         )
         for way in ((), ("-m", "grapeshot.coro"))
     )

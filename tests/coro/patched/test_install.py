@@ -7,7 +7,12 @@ from support import coro_is_available, run_script
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 
-PARTS = "thread, queue, time, socket, dns, select, ssl, os, subprocess, multiprocessing, stdin, signal, futures"
+PARTS = ", ".join(
+    (
+        *("thread", "queue", "time", "socket", "dns", "select", "ssl", "os", "open"),
+        *("subprocess", "multiprocessing", "stdin", "stdout", "signal", "sqlite3", "futures"),
+    )
+)
 
 
 def run(code):

@@ -195,6 +195,8 @@ def interrupt():
 def test_usage():
     done = run(WAYS[1])
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("usage: python -m grapeshot.coro script.py")
+    assert done.stderr.startswith("usage: python -m grapeshot.coro [option] script.py")
     assert run(WAYS[1], "--help").stdout == done.stderr
     assert run(WAYS[1], "-m").returncode == 2
+    wrong = run(WAYS[1], "--latency=3", "app.py")
+    assert (wrong.returncode, wrong.stderr) == (2, f"{done.stderr}error: unknown option: --latency=3\n")

@@ -115,6 +115,15 @@ pub fn send_with(fd: RawFd, data: &[u8], flags: c_int) -> io::Result<usize> {
     })
 }
 
+/// Whether the descriptor is in blocking mode: another process that shares it may have set that.
+#[inline]
+#[must_use]
+pub fn is_blocking(fd: RawFd) -> bool {
+    // SAFETY: F_GETFL takes no argument.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    flags >= 0 && flags & libc::O_NONBLOCK == 0
+}
+
 /// Whether the socket is a stream socket. A read from a stream may return any part of the data.
 #[must_use]
 pub fn is_stream(fd: RawFd) -> bool {

@@ -20,7 +20,7 @@ use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 pub use address::{Address, AddressView, ipv6_text};
-pub use borrowed::{is_stream, recv_from_now, recv_now, send_now, send_with};
+pub use borrowed::{is_blocking, is_stream, recv_from_now, recv_now, send_now, send_with};
 
 use address::Storage;
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 import warnings
 
+from grapeshot.coro import _other_patchers
+
 from . import _again, _holders, _originals
 from ._originals import get_original
 
@@ -29,10 +31,13 @@ _PARTS = (
     "select",
     "ssl",
     "os",
+    "open",
     "subprocess",
     "multiprocessing",
     "stdin",
+    "stdout",
     "signal",
+    "sqlite3",
     "futures",
 )
 # Those that have to be asked for.
@@ -41,8 +46,11 @@ _BY_CHOICE = {"futures"}
 _NEEDS = {
     "ssl": ("socket",),
     "subprocess": ("time", "select", "os"),
+    "open": ("os",),
     "stdin": ("os",),
+    "stdout": ("os",),
     "multiprocessing": ("thread", "queue", "socket", "select", "os"),
+    "sqlite3": ("time",),
     "futures": ("thread", "queue"),
 }
 _patched: set[str] = set()
@@ -96,6 +104,10 @@ def _load(part: str) -> Any:
         from . import _os
 
         return _os
+    if part == "open":
+        from . import _open
+
+        return _open
     if part == "subprocess":
         from . import _subprocess
 
@@ -108,10 +120,18 @@ def _load(part: str) -> Any:
         from . import _stdin
 
         return _stdin
+    if part == "stdout":
+        from . import _stdout
+
+        return _stdout
     if part == "signal":
         from . import _signal
 
         return _signal
+    if part == "sqlite3":
+        from . import _c_waits
+
+        return _c_waits
     from . import _futures
 
     return _futures
@@ -125,7 +145,8 @@ def install(*parts: str, **switches: bool) -> None:
     makes the threads of ``ThreadPoolExecutor`` coros. It belongs first in a program; a second call does nothing for the
     parts that are patched already.
 
-    The parts are ``thread queue time socket dns select ssl os subprocess multiprocessing stdin signal futures``.
+    The parts are ``thread queue time socket dns select ssl os open subprocess multiprocessing stdin stdout signal
+    sqlite3 futures``.
 
     Warns:
         PatchWarning: modules that were imported earlier hold originals, such as ``from time import sleep``. Plain
@@ -133,6 +154,7 @@ def install(*parts: str, **switches: bool) -> None:
 
     Raises:
         ValueError: there is no such part.
+        RuntimeError: gevent or eventlet has patched the standard library. After this function, theirs raise it.
     """
     _install(parts, switches)
 
@@ -146,11 +168,15 @@ def _install(parts: tuple[str, ...], switches: dict[str, bool]) -> None:
     chosen = [part for part in _choose(parts, switches) if part not in _patched]
     if not chosen:
         return
+    _other_patchers.check("coro.install()", RuntimeError)
     before = set(_originals.originals)
     for part in chosen:
         _load(part).patch()
         _patched.add(part)
-    _again.watch()
+    if not _again.is_watching():
+        _again.watch()
+        for name, change in _other_patchers.refuse().items():
+            _again.also(name, change)
     _originals.give_views()
     news = {}
     for key in _originals.originals.keys() - before:

@@ -1,6 +1,7 @@
 """Modules that are imported anew after patching, by ``importlib.reload`` or because they left ``sys.modules``.
 
 Their code puts the originals back. So each import of a module of which something was replaced ends with replacing it.
+The first import of a module is treated in the same way if something has to be changed in it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class _Loader:
 
 class _Finder:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name in _finding or not _originals.replacements(name):
+        if name in _finding or not (name in _more or _originals.replacements(name)):
             return None
         _finding.add(name)
         try:
@@ -57,12 +58,18 @@ class _Finder:
 
 
 def also(module_name: str, patch: Callable[[Any], None]) -> None:
-    """Patch a module by a function, now and after each import of it."""
+    """Patch a module by a function after each import of it, and now if it is imported."""
     _more[module_name] = patch
-    patch(sys.modules[module_name])
+    module = sys.modules.get(module_name)
+    if module is not None:
+        patch(module)
+
+
+def is_watching() -> bool:
+    """Whether modules are patched again that are imported anew."""
+    return any(isinstance(finder, _Finder) for finder in sys.meta_path)
 
 
 def watch() -> None:
     """Patch modules again that are imported anew."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, _Finder())

@@ -23,8 +23,14 @@ def _change_psycopg(waiting: Any) -> None:
         waiting.wait = getattr(waiting, "wait_poll", waiting.wait_selector)
 
 
+def _change_sqlite3(_: Any) -> None:
+    from . import _sqlite3
+
+    _sqlite3.replace()
+
+
 # the module -> what changes it
-_CHANGES: dict[str, Callable[[Any], None]] = {"psycopg.waiting": _change_psycopg}
+_CHANGES: dict[str, Callable[[Any], None]] = {}
 
 
 class _Finder:
@@ -53,9 +59,20 @@ def _change_afterwards(loader: Any, change: Callable[[Any], None]) -> None:
     loader.exec_module = exec_module
 
 
+def _change(name: str, change: Callable[[Any], None]) -> None:
+    """Change a module if it is loaded, or when it will be."""
+    _CHANGES[name] = change
+    if _Finder not in sys.meta_path:
+        sys.meta_path.insert(0, _Finder)
+    if name in sys.modules:
+        change(sys.modules[name])
+
+
+def patch_clients() -> None:
+    """Let libraries that wait for sockets in C do so in Python."""
+    _change("psycopg.waiting", _change_psycopg)
+
+
 def patch() -> None:
-    """Change what is loaded, and what will be."""
-    sys.meta_path.insert(0, _Finder)
-    for name, change in _CHANGES.items():
-        if name in sys.modules:
-            change(sys.modules[name])
+    """Let sqlite3 wait as coros do. It is the part ``sqlite3``."""
+    _change("sqlite3", _change_sqlite3)

@@ -81,6 +81,22 @@ def run_in_real_thread(call: Callable[[], object]) -> None:
     finished.acquire()
 
 
+def call_in_real_thread(call: Callable[[], Any]) -> Any:
+    """The same, and return or raise what ``call`` has."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append(call())
+        except BaseException as error:
+            outcome.append(error)
+
+    run_in_real_thread(run)
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
+
+
 class Sentinel:
     """The lock that tells, up to 3.12, whether a thread runs. threading acquires it when the thread begins.
 

@@ -111,7 +111,7 @@ def is_keeper(module_name: str) -> bool:
 
 def _import_keepers() -> None:
     """Import the modules that would be imported later, and would then find the replaced names."""
-    from grapeshot import _datagram, _pipes, _sendfile, _subprocess, _unix  # noqa: F401
+    from grapeshot import _datagram, _measuring, _pipes, _sendfile, _subprocess, _unix  # noqa: F401
 
 
 def give_views() -> None:

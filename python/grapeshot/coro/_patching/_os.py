@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
+from operator import index
+
+from grapeshot.coro import _at_once
 
 from . import _handles, _originals, _waits
 
@@ -17,77 +21,154 @@ if TYPE_CHECKING:
 
 _read, _write, _readv = os.read, os.write, os.readv
 _readinto: Any = getattr(os, "readinto", None)
-_writev, _pwritev = os.writev, os.pwritev
+_writev, _sendfile = os.writev, os.sendfile
 _system = os.system
 _waitpid, _wait3, _wait4, _waitid = os.waitpid, os.wait3, os.wait4, os.waitid
 _WNOWAIT, _WEXITED, _WSTOPPED, _WCONTINUED = os.WNOWAIT, os.WEXITED, os.WSTOPPED, os.WCONTINUED
-# The system writes this much to a pipe that is writable without blocking.
-_ATOMIC_LEN = 4096
+# The system takes so many buffers per call.
+_MAX_BUFFERS = os.sysconf("SC_IOV_MAX")
+
+
+def _check(function: Callable[..., Any], *args: Any) -> None:
+    """Raise what the original raises for wrong arguments behind the descriptor."""
+    try:
+        function(-1, *args)
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
+
+
+def _number(fd: Any) -> int:
+    return fd if type(fd) is int else index(fd)
+
+
+def _until_possible(call: Callable[..., Any], fd: int, mask: int, *args: Any) -> Any:
+    """Repeat the original where no coro runs. The descriptor of a patched socket does not block by itself."""
+    while True:
+        try:
+            return call(fd, *args)
+        except BlockingIOError:
+            if not _waits.is_blocking_socket(fd):
+                raise
+        _waits.block_thread(fd, mask)
 
 
 def read(fd: int, length: int, /) -> bytes:
     """Read from a file descriptor. Other coros run while a pipe, a socket or a terminal has nothing."""
-    if length and _waits.can_wait() and _waits.may_block(fd):
-        _waits.wait_until_ready(fd, _waits.READABLE)
-    return _read(fd, length)
+    fd, length = _number(fd), _number(length)
+    if length <= 0 or not _waits.can_wait() or not _waits.may_block(fd):
+        return _until_possible(_read, fd, _waits.READABLE, length)  # type: ignore[no-any-return]
+    if length > sys.maxsize:
+        _check(_read, length)
+    return read_as_coro(fd, length)
+
+
+def read_as_coro(fd: int, length: int) -> bytes:
+    """Read at least one byte from a descriptor that may block."""
+    _waits.act()
+    return _at_once.read(fd, length, _waits.wait_to_read(fd))
+
+
+def read_into_as_coro(fd: int, octets: memoryview) -> int:
+    """Fill the front of a buffer that is not empty, as :func:`read_as_coro`; return the number of bytes."""
+    return _scatter(read_as_coro(fd, len(octets)), [octets])
 
 
 def readv(fd: int, buffers: Sequence[Any], /) -> int:
-    """Read from a file descriptor into an iterable of mutable bytes-like objects, as :func:`read`."""
+    """Read from a file descriptor into a sequence of mutable bytes-like objects, as :func:`read`."""
+    fd = _number(fd)
     if _waits.can_wait() and _waits.may_block(fd):
-        _waits.wait_until_ready(fd, _waits.READABLE)
-    return _readv(fd, buffers)
+        _check(_readv, buffers)
+        views = [memoryview(buffer).cast("B") for buffer in buffers]
+        length = sum(map(len, views))
+        if length and len(views) <= _MAX_BUFFERS:
+            return _scatter(read_as_coro(fd, length), views)
+    return _until_possible(_readv, fd, _waits.READABLE, buffers)  # type: ignore[no-any-return]
+
+
+def _scatter(data: bytes, views: list[memoryview]) -> int:
+    at = 0
+    for view in views:
+        part = data[at : at + len(view)]
+        view[: len(part)] = part
+        at += len(part)
+    return at
 
 
 def readinto(fd: int, buffer: Any, /) -> int:
     """Read into a buffer from a file descriptor, as :func:`read`."""
+    fd = _number(fd)
     if _waits.can_wait() and _waits.may_block(fd):
-        _waits.wait_until_ready(fd, _waits.READABLE)
-    return _readinto(fd, buffer)  # type: ignore[no-any-return]
+        _check(_readinto, buffer)
+        with memoryview(buffer) as view, view.cast("B") as octets:
+            if len(octets):
+                return read_into_as_coro(fd, octets)
+    return _until_possible(_readinto, fd, _waits.READABLE, buffer)  # type: ignore[no-any-return]
 
 
 def write(fd: int, data: Any, /) -> int:
     """Write all of the bytes to a file descriptor. Other coros run while a pipe, a socket or a terminal is full."""
-    if not _waits.can_wait() or isinstance(data, str) or not _waits.may_block(fd):
-        return _write(fd, data)
-    with memoryview(data) as view, view.cast("B") as octets:
-        return _write_all(fd, octets) if octets.nbytes else _write(fd, octets)
+    fd = _number(fd)
+    if not _waits.can_wait() or not _waits.may_block(fd):
+        return _until_possible(_write, fd, _waits.WRITABLE, data)  # type: ignore[no-any-return]
+    if type(data) is not bytes:
+        _check(_write, data)
+    return write_all(fd, data)
 
 
 def writev(fd: int, buffers: Sequence[Any], /) -> int:
     """Write the buffers to a file descriptor, as :func:`write`."""
+    fd = _number(fd)
     if not _waits.can_wait() or not _waits.may_block(fd):
+        return _until_possible(_writev, fd, _waits.WRITABLE, buffers)  # type: ignore[no-any-return]
+    _check(_writev, buffers)
+    if not 0 < len(buffers) <= _MAX_BUFFERS:
         return _writev(fd, buffers)
     return write(fd, b"".join(buffers))
 
 
+def write_all(fd: int, data: Any) -> int:
+    """Write all of the bytes to a descriptor that may block."""
+    with memoryview(data) as view, view.cast("B") as octets:
+        return _write_all(fd, octets) if octets.nbytes else _write(fd, octets)
+
+
 def _write_all(fd: int, data: memoryview) -> int:
-    written = 0
+    wait = _waits.wait_to_write(fd)
     _waits.act()
+    written = _at_once.write(fd, data, wait)
     while written < len(data):
         try:
-            written += _write_now(fd, data[written:])
-        except BlockingIOError:
-            _waits.wait_for_descriptor(fd, _waits.WRITABLE, None)
+            written += _at_once.write(fd, data[written:], wait)
         except OSError:
-            if written:
-                # The next call finds the error again.
-                break
-            raise
+            # The next call finds the error again.
+            break
     return written
 
 
-def _write_now(fd: int, data: memoryview) -> int:
-    """Write what is possible at once. Raises BlockingIOError if that is nothing."""
-    try:
-        return _pwritev(fd, (data,), -1, os.RWF_NOWAIT)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.ESPIPE, errno.EINVAL):
-            raise
-    # A terminal, or an older kernel.
-    if not _waits.is_ready(fd, _waits.WRITABLE):
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-    return _write(fd, data[:_ATOMIC_LEN])
+def sendfile(out_fd: int, in_fd: int, offset: Any, count: int) -> int:
+    """Copy bytes from a file to a descriptor. Other coros run while a socket or a pipe is full."""
+    out_fd = _number(out_fd)
+    if not _waits.can_wait() or not _waits.may_block(out_fd):
+        return _until_possible(_sendfile, out_fd, _waits.WRITABLE, in_fd, offset, count)  # type: ignore[no-any-return]
+    _check(_sendfile, in_fd, offset, count)
+    _waits.act()
+    while True:
+        if os.get_blocking(out_fd):
+            # No flag of the call keeps it from blocking.
+            _waits.wait_for_descriptor(out_fd, _waits.WRITABLE, None)
+            return _handles.call_in_real_thread(lambda: _sendfile(out_fd, in_fd, offset, count))  # type: ignore[no-any-return]
+        try:
+            return _sendfile(out_fd, in_fd, offset, count)
+        except BlockingIOError:
+            _waits.wait_for_descriptor(out_fd, _waits.WRITABLE, None)
+
+
+def write_some(fd: int, data: Any) -> int:
+    """Write what is possible to a descriptor that may block, as soon as that is more than nothing."""
+    with memoryview(data) as view, view.cast("B") as octets:
+        _waits.act()
+        return _at_once.write(fd, octets, _waits.wait_to_write(fd)) if octets.nbytes else _write(fd, octets)
 
 
 # ---------------------------------------------------------------- children
@@ -184,22 +265,11 @@ def system(command: Any) -> int:
     """Execute the command in a subshell. Other coros run meanwhile."""
     if not _waits.can_wait():
         return _system(command)
-    outcome: list[Any] = []
-
-    def call() -> None:
-        try:
-            outcome.append(_system(command))
-        except BaseException as error:
-            outcome.append(error)
-
-    _handles.run_in_real_thread(call)
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]  # type: ignore[no-any-return]
+    return _handles.call_in_real_thread(lambda: _system(command))  # type: ignore[no-any-return]
 
 
 def patch() -> None:
     """Replace the names. ``posix`` stays as it is."""
-    for function in (read, readv, readinto, write, writev, waitpid, wait, wait3, wait4, waitid, system):
+    for function in (read, readv, readinto, write, writev, sendfile, waitpid, wait, wait3, wait4, waitid, system):
         if hasattr(os, function.__name__):
             _originals.replace("os", function.__name__, function)

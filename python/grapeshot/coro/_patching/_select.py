@@ -6,6 +6,8 @@ wait between two of them is that of ``_waits``.
 
 from __future__ import annotations
 
+import errno
+import os
 import select as _module
 import selectors
 
@@ -36,8 +38,50 @@ def _limit_of(timeout: Any, unit_s: float) -> float | None:
     return timeout * unit_s  # type: ignore[no-any-return]
 
 
-def _fd_of(file: Any) -> int:
+def _fd_of(file: Any) -> Any:
     return file if isinstance(file, int) else file.fileno()
+
+
+class _Files:
+    """One of the lists that ``select`` is given. It is read once, and so are the descriptors of its files."""
+
+    def __init__(self, files: Any) -> None:
+        if not hasattr(type(files), "__iter__") and not hasattr(type(files), "__getitem__"):
+            _select(files, [], [], 0)  # raises TypeError, with the interpreter's own text
+        self._files = [
+            (file, self._fd_of(file)) for file in (files if isinstance(files, (list, tuple)) else list(files))
+        ]
+        self.fds = [fd for _, fd in self._files]
+
+    @staticmethod
+    def _fd_of(file: Any) -> Any:
+        fd = _fd_of(file) if isinstance(file, int) or hasattr(file, "fileno") else None
+        if not isinstance(fd, int):
+            _select([file], [], [], 0)  # the same
+        return fd
+
+    def of(self, fds: list[int]) -> list[Any]:
+        """Return the files that have one of the descriptors."""
+        return [file for file, fd in self._files if fd in fds] if fds else []
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def _look(files: tuple[_Files, _Files, _Files]) -> tuple[list[Any], list[Any], list[Any]]:
+    return _select(files[0].fds, files[1].fds, files[2].fds, 0)
+
+
+def _look_past_closed(files: tuple[_Files, _Files, _Files]) -> Any:
+    """Look where one was closed meanwhile. The original goes on waiting for the others, and then reports it, too."""
+    closed = {fd for each in files for fd in each.fds if not _is_open(fd)}
+    found = _select(*([fd for fd in each.fds if fd not in closed] for each in files), 0)  # type: ignore[call-arg,arg-type]
+    return [[*fds, *closed] if fds else [] for fds in found] if any(found) else found
 
 
 def select(rlist: Any, wlist: Any, xlist: Any, timeout: Any = None, /) -> tuple[list[Any], list[Any], list[Any]]:
@@ -50,18 +94,32 @@ def select(rlist: Any, wlist: Any, xlist: Any, timeout: Any = None, /) -> tuple[
     if limit_s is not None and limit_s < 0:
         raise ValueError("timeout must be non-negative")
     _waits.act()
-    left_s = Countdown(limit_s)
-    while True:
-        is_last = left_s.is_over()
-        found = _select(rlist, wlist, xlist, 0)
-        if any(found) or is_last:
-            return found
-        masks = ((rlist, _module.POLLIN), (wlist, _module.POLLOUT), (xlist, _module.POLLPRI))
-        interests = [(_fd_of(file), mask) for files, mask in masks for file in files]
-        if interests:
-            _waits.wait_for_events(interests, left_s())
-        else:
-            _waits.sleep(left_s())
+    files = _Files(rlist), _Files(wlist), _Files(xlist)
+    found = _look(files)
+    if not any(found) and limit_s != 0:
+        found = _select_as_coro(files, Countdown(limit_s))
+    return files[0].of(found[0]), files[1].of(found[1]), files[2].of(found[2])
+
+
+def _select_as_coro(files: tuple[_Files, _Files, _Files], left_s: Countdown) -> Any:
+    masks: dict[int, int] = {}
+    for each, mask in zip(files, (_module.POLLIN, _module.POLLOUT, _module.POLLPRI), strict=True):
+        for fd in each.fds:
+            masks[fd] = masks.get(fd, 0) | mask
+    if not masks:
+        _waits.sleep(left_s())
+        return [], [], []
+    with _waits.Interests(masks) as interests:
+        while True:
+            is_last = not interests.wait(left_s())
+            try:
+                found = _look(files)
+            except OSError as error:
+                if error.errno != errno.EBADF:
+                    raise
+                found = _look_past_closed(files)
+            if any(found) or is_last:
+                return found
 
 
 class _Polling:
@@ -104,15 +162,22 @@ class _Polling:
             raise OverflowError("timeout is too large")
         left_s = Countdown(None if limit_s is None or limit_s < 0 else limit_s)
         _waits.act()
-        while True:
-            is_last = left_s.is_over()
-            found: list[tuple[int, int]] = self._poll.poll(0)
-            if found or is_last:
-                return found
-            if self._masks:
-                _waits.wait_for_events(list(self._masks.items()), left_s())
-            else:
-                _waits.sleep(left_s())
+        found: list[tuple[int, int]] = self._poll.poll(0)
+        if found or limit_s == 0:
+            return found
+        if not self._masks:
+            _waits.sleep(left_s())
+            return found
+        # What is registered meanwhile counts from the next call on.
+        masks, asked = dict(self._masks), _Poll()
+        for fd, mask in masks.items():
+            asked.register(fd, mask)
+        with _waits.Interests(masks) as interests:
+            while True:
+                is_last = not interests.wait(left_s())
+                found = asked.poll(0)
+                if found or is_last:
+                    return found
 
 
 _Polling.__name__ = _Polling.__qualname__ = "poll"
@@ -220,4 +285,4 @@ def patch() -> None:
     changed.SelectSelector._select = staticmethod(select)
     changed.PollSelector._selector_cls = staticmethod(poll)
     changed.EpollSelector._selector_cls = epoll
-    _c_waits.patch()
+    _c_waits.patch_clients()

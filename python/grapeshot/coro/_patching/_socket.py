@@ -8,12 +8,15 @@ itself (``_waits``), and when both are woken, who comes first gets the data.
 from __future__ import annotations
 
 import _socket
+import io
 import socket as _module
+import types
 
 from grapeshot.coro._errors import ClosedError, SimultaneousError
 from grapeshot.coro._socket_base import READ, WRITE, CoroSocket, Countdown
 
-from . import _originals, _waits
+from . import _originals, _socket_numbers, _waits
+from ._file_objects import Pair, Reader, SocketFile, Text, Writer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,14 +28,27 @@ _recvfrom, _recvfrom_into = CoroSocket.recvfrom, CoroSocket.recvfrom_into
 _recvmsg, _recvmsg_into = CoroSocket.recvmsg, CoroSocket.recvmsg_into
 _send, _sendto, _sendmsg = CoroSocket.send, CoroSocket.sendto, CoroSocket.sendmsg
 _wait, _setblocking = CoroSocket._wait, CoroSocket.setblocking
+_fileno, _detach = CoroSocket.fileno, CoroSocket.detach
 # Its methods never wait, as the descriptor does not block.
 _plain = _socket.socket
 _AT_ONCE = _module.MSG_DONTWAIT
+# What makefile() makes.
+_files = types.ModuleType("io", io.__doc__)
+vars(_files).update(vars(io), BufferedReader=Reader, BufferedWriter=Writer, BufferedRWPair=Pair, TextIOWrapper=Text)
 
 
 def _is_at_once(flags: Any) -> bool:
     """Whether the flags of a call say that it must not wait."""
     return isinstance(flags, int) and bool(flags & _AT_ONCE)
+
+
+def _taken_in(items: Any) -> Any:
+    """Return an iterable as it is for all attempts. What is no iterable is for the original to refuse."""
+    try:
+        iterator = iter(items)
+    except TypeError:
+        return items
+    return tuple(iterator)
 
 
 class SharedWaits(CoroSocket):
@@ -52,7 +68,7 @@ class SharedWaits(CoroSocket):
         if fd < 0:
             raise ClosedError("the socket is closed")
         mask = _waits.READABLE if direction == READ else _waits.WRITABLE
-        if not _waits.wait_for_events([(fd, mask)], timeout):
+        if not _waits.wait_for_events(fd, mask, timeout):
             raise TimeoutError("timed out")
 
     def _share(self, call: Callable[..., Any], direction: int, args: Any, kwargs: Any = {}) -> Any:  # noqa: B006
@@ -69,6 +85,22 @@ class SharedWaits(CoroSocket):
         # Raises EBADF, as the original does, if the descriptor was closed behind its back.
         _plain.setblocking(self, False)
         _setblocking(self, flag)
+
+    def fileno(self) -> int:
+        number = _fileno(self)
+        _socket_numbers.note(self, number)
+        return number
+
+    def detach(self) -> int:
+        is_blocking = self.gettimeout() is None
+        number = _detach(self)
+        if is_blocking:
+            _socket_numbers.note_detached(number)
+        return number
+
+    makefile = _originals.clone_function(
+        _module.socket.makefile, {**vars(_module), "io": _files, "SocketIO": SocketFile}
+    )
 
     def accept(self) -> tuple[Any, Any]:
         try:
@@ -117,6 +149,8 @@ class SharedWaits(CoroSocket):
             return self._share(_recvmsg, READ, args)
 
     def recvmsg_into(self, *args: Any) -> Any:
+        if args:
+            args = (_taken_in(args[0]), *args[1:])
         if len(args) > 2 and _is_at_once(args[2]):
             return _plain.recvmsg_into(self, *args)
         try:
@@ -141,6 +175,7 @@ class SharedWaits(CoroSocket):
             return self._share(_sendto, WRITE, args)  # type: ignore[no-any-return]
 
     def sendmsg(self, *args: Any) -> int:
+        args = (*map(_taken_in, args[:2]), *args[2:])
         if len(args) > 2 and _is_at_once(args[2]):
             return _plain.sendmsg(self, *args)
         try:
@@ -160,7 +195,7 @@ class SharedWaits(CoroSocket):
         with memoryview(data) as view, view.cast("B") as octets:
             while sent < len(octets):
                 try:
-                    sent += _plain.send(self, octets[sent:], flags)
+                    sent += _plain.send(self, octets[sent:], flags | _AT_ONCE)
                 except BlockingIOError:
                     if self.gettimeout() == 0 or _is_at_once(flags):
                         raise

@@ -6,12 +6,15 @@ The objects stay the interpreter's own, with what they have read already. The me
 from __future__ import annotations
 
 import builtins
+import functools
 import io
 import sys
 
 from grapeshot import _core
 
-from . import _originals, _waits
+from . import _originals, _os, _waits
+from ._file_objects import read_all_raw, read_raw
+from ._shared_reads import SharedReads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +26,7 @@ _input = builtins.input
 
 def read_line(prompt: object = "", /) -> str:
     """Read a line from standard input, as the original. A terminal's line is edited by the system, not by readline."""
-    stdin: Any = sys.stdin
+    stdin: Any = getattr(sys, "stdin", None)
     if not _waits.can_wait() or not _is_patched(stdin) or not stdin.isatty():
         # The original reads a terminal by itself, and lines of anything else from `sys.stdin`.
         return _input(prompt)
@@ -52,27 +55,43 @@ def _is_patched(stdin: Any) -> bool:
     return raw is not None and "readinto" in vars(raw)
 
 
-def _wait_first(raw: Any, name: str) -> None:
-    """Let a method that makes one system call wait before."""
-    method: Callable[..., Any] = getattr(raw, name)
+def _read_alone(file: Any, name: str, reads: SharedReads) -> None:
+    method: Callable[..., Any] = getattr(file, name)
 
     def call(*args: Any) -> Any:
-        if _waits.can_wait() and not raw.closed and _waits.may_block(raw.fileno()):
-            _waits.wait_until_ready(raw.fileno(), _waits.READABLE)
-        return method(*args)
+        return reads.read(method, *args)
 
-    setattr(raw, name, call)
+    setattr(file, name, call)
 
 
-def _take_turns(buffer: Any, name: str, turn: Any) -> None:
-    """Let coros wait for each other. The buffer's own lock keeps only real threads apart."""
-    method: Callable[..., Any] = getattr(buffer, name)
+def _read_text_alone(file: Any, name: str, lock: Any) -> None:
+    method: Callable[..., Any] = getattr(file, name)
 
     def call(*args: Any) -> Any:
-        with turn:
+        with lock:
             return method(*args)
 
-    setattr(buffer, name, call)
+    setattr(file, name, call)
+
+
+def _patch_raw(raw: Any, reads: SharedReads) -> None:
+    """Let the method wait that makes one system call, and the others use it."""
+    original: Callable[[Any], int | None] = raw.readinto
+
+    def wait_and_read(buffer: Any) -> int | None:
+        if _waits.can_wait() and not raw.closed and _waits.may_block(raw.fileno()):
+            with memoryview(buffer) as view, view.cast("B") as octets:
+                # What is read-only is for the original to refuse, before anything is read.
+                if octets.nbytes and not octets.readonly:
+                    return _os.read_into_as_coro(raw.fileno(), octets)
+        return original(buffer)
+
+    def readinto(buffer: Any, /) -> int | None:
+        return reads.fill(wait_and_read, buffer)
+
+    raw.readinto = readinto
+    raw.read = functools.partial(read_raw, raw)
+    raw.readall = functools.partial(read_all_raw, raw)
 
 
 def _patch_stdin() -> None:
@@ -80,19 +99,13 @@ def _patch_stdin() -> None:
     raw = _raw_of(stdin)
     if raw is None or raw.closed or _is_patched(stdin) or not _waits.may_block(raw.fileno()):
         return
-    for name in ("readinto", "read"):
-        _wait_first(raw, name)
-
-    def readall() -> bytes | None:
-        parts: list[bytes] = []
-        while part := raw.read(io.DEFAULT_BUFFER_SIZE * 8):
-            parts.append(part)
-        return b"".join(parts) if parts or part is not None else None
-
-    raw.readall = readall
-    turn = _core.thread_rlock()
-    for name in ("read", "read1", "readinto", "readinto1", "readline", "readlines", "peek"):
-        _take_turns(stdin.buffer, name, turn)
+    reads = SharedReads()
+    _patch_raw(raw, reads)
+    for name in ("read", "read1", "readinto", "readinto1", "readline", "peek"):
+        _read_alone(stdin.buffer, name, reads)
+    lock = _core.thread_rlock()
+    for name in ("read", "readline"):
+        _read_text_alone(stdin, name, lock)
 
 
 def patch() -> None:

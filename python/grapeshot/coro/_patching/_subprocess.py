@@ -6,70 +6,47 @@ left are its pipes: file objects, whose reads and writes are C code.
 
 from __future__ import annotations
 
+import functools
 import io
 import subprocess
 import types
-import warnings
 
-from . import _os, _waits
+from . import _open, _socket_numbers
+from ._file_objects import Text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
-_open = io.open
+
+def _lend_before(method: Callable[..., Any], files: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a method of ``Popen`` hand over the descriptors of patched sockets as a child expects them."""
+
+    @functools.wraps(method)
+    def lend(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for file in files(*args, **kwargs):
+            _socket_numbers.lend(file)
+        return method(self, *args, **kwargs)
+
+    return lend
 
 
-class PipeIO(io.FileIO):
-    """One end of a pipe. A coro that reads or writes waits while others run."""
-
-    def _wait_for_data(self) -> None:
-        if _waits.can_wait() and not self.closed and _waits.may_block(self.fileno()):
-            _waits.wait_until_ready(self.fileno(), _waits.READABLE)
-
-    def readinto(self, buffer: Any, /) -> Any:
-        self._wait_for_data()
-        return super().readinto(buffer)
-
-    def read(self, size: int | None = -1, /) -> Any:
-        if size is None or size < 0:
-            return self.readall()
-        self._wait_for_data()
-        return super().read(size)
-
-    def readall(self) -> Any:
-        if not _waits.can_wait():
-            return super().readall()
-        parts: list[Any] = []
-        while True:
-            part = self.read(io.DEFAULT_BUFFER_SIZE * 8)
-            if not part:
-                return b"".join(parts) if parts or part is not None else None
-            parts.append(part)
-
-    def write(self, data: Any, /) -> Any:
-        if _waits.can_wait() and not self.closed and _waits.may_block(self.fileno()):
-            return _os.write(self.fileno(), data)
-        return super().write(data)
+def _streams(*args: Any, **kwargs: Any) -> list[Any]:
+    """The arguments of ``_get_handles``, as far as they are files. Its negative numbers are none."""
+    return [file for file in (*args, *kwargs.values()) if file is not None]
 
 
-def open_pipe(file: Any, mode: str = "r", buffering: int = -1, *args: Any, **kwargs: Any) -> Any:
-    """``io.open`` for the ends of pipes, in binary mode; all other files are the original's."""
-    if not isinstance(file, int) or mode not in ("rb", "wb") or args or kwargs:
-        return _open(file, mode, buffering, *args, **kwargs)
-    if buffering == 1:
-        # As the original.
-        text = "line buffering (buffering=1) isn't supported in binary mode, the default buffer size will be used"
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
-    raw = PipeIO(file, mode)
-    if buffering == 0:
-        return raw
-    size = buffering if buffering > 1 else io.DEFAULT_BUFFER_SIZE
-    return io.BufferedReader(raw, size) if mode == "rb" else io.BufferedWriter(raw, size)
+def _passed(*args: Any, **kwargs: Any) -> list[Any]:
+    """The ``pass_fds`` of ``_execute_child(args, executable, preexec_fn, close_fds, pass_fds, ...)``."""
+    return list(args[4] if len(args) > 4 else kwargs.get("pass_fds", ()))
 
 
 def patch() -> None:
     """Let Popen open its pipes so."""
     names = types.ModuleType("io", io.__doc__)
-    vars(names).update(vars(io), open=open_pipe)
+    vars(names).update(vars(io), open=_open.open_file, TextIOWrapper=Text)
     subprocess.io = names  # type: ignore[attr-defined]
+    popen: Any = subprocess.Popen
+    popen._get_handles = _lend_before(popen._get_handles, _streams)
+    popen._execute_child = _lend_before(popen._execute_child, _passed)

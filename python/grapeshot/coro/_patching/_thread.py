@@ -143,13 +143,15 @@ def _run(function: Callable[..., object], args: Any, kwargs: Any, running: Runni
         running.finish()
 
 
-def _spawn(function: Callable[..., object], args: Any, kwargs: Any, running: Running) -> Any:
-    """Start a thread that is a coro."""
+def _spawn(function: Callable[..., object], args: Any, kwargs: Any, running: Running, *, is_daemon: bool = True) -> Any:
+    """Start a thread that is a coro. ``is_daemon`` is not for Thread objects, which know it themselves."""
     thread = getattr(function, "__self__", None)
     name = getattr(thread, "name", None) if isinstance(thread, threading.Thread) else None
     # As a thread, it begins with an empty context. threading runs the function in another one from 3.14 on.
     # In a thread, asyncio sees no running loop.
     coro = spawn_hiding(_run, function, args, kwargs, running, name=name, context=contextvars.Context())
+    if thread.daemon if isinstance(thread, threading.Thread) else is_daemon:
+        coro._make_daemon()
     _running.add(coro)
     # A coro whose loop is closed before it has run does not call its function.
     coro.add_done_callback(lambda _: _end_unborn(coro, running), context=contextvars.Context())
@@ -223,7 +225,7 @@ def start_joinable_thread(function: Callable[[], object], handle: Any = None, da
     running = handle.begin()
     try:
         if begins_coro(function):
-            handle.begin_coro(_spawn(function, (), {}, running))
+            handle.begin_coro(_spawn(function, (), {}, running, is_daemon=daemon))
         else:
             handle.begin_real(_RealHandle())
             _start_joinable(lambda: _run(function, (), {}, running), handle=handle._real, daemon=daemon)

@@ -124,6 +124,9 @@ def serve(
 ) -> Server:
     """Listen, and call a WSGI application for each request, in the coro of its connection; return the :class:`Server`.
 
+    The environ of a request that asks for an upgrade (RFC 9110, 7.8) has its socket as ``werkzeug.socket``, for
+    libraries such as simple-websocket. Whoever uses it goes on with the connection until the application returns.
+
     Args:
         host, port, path, sock, limit, ssl, backlog, reuse_port: as of ``coro.serve``.
         timeout: how many seconds a client may take for the head of a request, for the next part of a body, and to take
@@ -131,7 +134,7 @@ def serve(
         keepalive_timeout: how many seconds a connection may wait for its next request.
         max_target_size, max_headers, max_header_size, max_head_size, max_body: limits of a request: the bytes of its
             target, how many fields it has, the bytes of one and of all of them, the bytes of its body (None: no
-            limit). Beyond them it is answered with 414, 431 or 413.
+            limit). Beyond them it is answered with 414, 431 or 413. max_head_size also limits the trailers of a body.
         access_log: gets a line for each answer, in the combined format, with the time in seconds at its end.
         error_log: gets errors of the application, and at level DEBUG requests that were refused. By default it is the
             logger ``grapeshot.wsgi``.

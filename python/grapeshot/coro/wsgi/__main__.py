@@ -13,6 +13,7 @@ import socket
 import sys
 
 from grapeshot import coro
+from grapeshot.coro import _command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m grapeshot.coro.wsgi",
         description="Serves a blocking-style WSGI application: a coro for each connection, and everything patched.",
+        epilog="GRAPESHOT_BACKDOOR=PATH in the environment opens a back door at PATH for python -m grapeshot attach, "
+        "in a directory one for each process.",
     )
     parser.add_argument("application", help="MODULE[:NAME], NAME is 'application' by default; NAME() calls a factory")
     parser.add_argument("--host", help="address or name to listen on (127.0.0.1)")
@@ -196,6 +199,7 @@ def main() -> None:
                 os.chdir(options.chdir)
             sys.path[0] = os.getcwd()
         coro.install()
+        _command.open_back_door_if_asked()
         coro.run(_serve, options, name="server")
     except _UsageError as error:
         parser.exit(1, f"{parser.prog}: error: {error}\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -10,7 +12,16 @@ if TYPE_CHECKING:
 class Body:
     """The body of one request. It ends where the request ends, also without a Content-Length."""
 
-    __slots__ = ("_length", "_pull", "buffer", "expects_continue", "is_complete", "may_continue", "received")
+    __slots__ = (
+        "_length",
+        "_pull",
+        "buffer",
+        "expects_continue",
+        "framing_len",
+        "is_complete",
+        "may_continue",
+        "received",
+    )
 
     def __init__(self, pull: Callable[[Body], None], length: int, expects_continue: bool) -> None:
         # Waits for the next part of the request, which comes into `buffer`.
@@ -24,6 +35,8 @@ class Body:
         self.buffer = bytearray()
         self.is_complete = False
         self.received = 0
+        # What came between the chunks, and behind the last one.
+        self.framing_len = 0
 
     def left(self) -> int:
         """Return how many bytes have not arrived yet, negative if nobody knows."""
@@ -41,13 +54,13 @@ class Body:
 
     def readline(self, size: int | None = -1) -> bytes:
         """Return bytes up to the next newline, the end, or ``size`` of them."""
-        limit = float("inf") if size is None or size < 0 else size
+        limit = sys.maxsize if size is None or size < 0 else size
         searched = 0
         while True:
-            end = self.buffer.find(b"\n", searched) + 1
+            end = self.buffer.find(b"\n", searched, limit) + 1
             searched = len(self.buffer)
             if end or self.is_complete or searched >= limit:
-                return self._take(int(min(end or searched, limit)))
+                return self._take(min(end or searched, limit))
             self._pull(self)
 
     def readlines(self, hint: int | None = None) -> list[bytes]:
@@ -70,7 +83,8 @@ class Body:
         return line
 
     def _take(self, count: int) -> bytes:
-        data = bytes(self.buffer[:count])
+        with memoryview(self.buffer) as view:
+            data = bytes(view[:count])
         del self.buffer[:count]
         return data
 

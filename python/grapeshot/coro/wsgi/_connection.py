@@ -1,8 +1,9 @@
 """One connection: requests one after the other, each answered before the next one is looked at.
 
     wait (idle) ---> head arrives ---> application runs, and reads the body ---> answer ---> wait, or
-         |                |                                 |                                 |
-         '- closed, late -'------- 4xx, 5xx ----------------'---> say so, stop sending, drain, close
+         |                |                    |            |                                 |
+         '- closed, late -'------- 4xx, 5xx ---|------------'---> say so, stop sending, drain, close
+                                               '---> takes the socket over (Upgrade), and returns: close
 
 It runs in a coro of its own, which hides the loop.
 """
@@ -10,15 +11,18 @@ It runs in a coro of its own, which hides the loop.
 from __future__ import annotations
 
 import socket
+import struct
 import sys
-import time
 
-from grapeshot.coro._errors import CancelledError, Interrupted
+from grapeshot import _core
+from grapeshot.coro._errors import CancelledError, Interrupted, SimultaneousError
+from grapeshot.coro._socket_base import CoroSocket
 
 from ._body import NO_BODY, Body
-from ._log import line
+from ._log import line, line_of_refusal
 from ._request import Request, RequestError, RequestParser
 from ._response import FileWrapper, Response, plain
+from ._upgrade import KEY, UpgradeSocket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,12 +30,16 @@ if TYPE_CHECKING:
 
     from ._settings import Settings
 
+# Programs may replace that of `time`, as tests do.
+_monotonic = _core._coro_monotonic
 _READ_LEN = 64 * 1024
 # How much of a body that nobody has read is read to keep a connection, and how much before one ends, so that the
 # client gets the answer before it is told that nobody reads. And how long that may take, in seconds.
 _MOST_UNREAD = 64 * 1024
 _MOST_LINGERING = 1024 * 1024
 _LINGERING_S = 2.0
+# SO_LINGER: close with a reset.
+_RESET = struct.pack("ii", 1, 0)
 
 
 class GoneError(ConnectionError):
@@ -55,7 +63,9 @@ class Connection:
         # No further request is served: an answer that begins now says that it is the last one.
         self.is_ending = False
         # A part of the answer was not sent: nothing can follow it.
-        self._is_cut = False
+        self.is_cut = False
+        # The application goes on with the socket itself.
+        self.is_taken = False
         sock.settimeout(self._timeout_s)
 
     def serve(self) -> None:
@@ -72,17 +82,22 @@ class Connection:
             self._parser.close()
 
     def end(self) -> None:
-        """Serve no further request. If the connection is idle, it ends now."""
+        """Serve no further request. If the connection is idle, it ends now. Who has taken it over reads its end."""
         self.is_ending = True
-        if self.is_idle:
+        if self.is_taken:
+            self._end_receiving()
+        elif self.is_idle:
             if self._is_secure:
                 self._coro.raise_exception(GoneError("the server ends"))
                 return
-            try:
-                # A request that has arrived by now is still answered.
-                self._sock.shutdown(socket.SHUT_RD)
-            except OSError:
-                pass  # the client was faster
+            self._end_receiving()  # a request that has arrived by now is still answered
+
+    def _end_receiving(self) -> None:
+        try:
+            # Not the method of TLS sockets, which go on without TLS.
+            CoroSocket.shutdown(self._sock, socket.SHUT_RD)
+        except OSError:
+            pass  # the client was faster
 
     # ------------------------------------------------------------------ receiving
 
@@ -113,11 +128,11 @@ class Connection:
     def _rest_of_head(self) -> Request | None:
         """Receive the rest of a head, which has a limit of time of its own: it may come byte by byte."""
         parser = self._parser
-        end_s = time.monotonic() + self._settings.timeout_s
+        end_s = _monotonic() + self._settings.timeout_s
         while not parser.requests:
             if parser.error is not None:
                 raise parser.error
-            self._set_timeout(max(end_s - time.monotonic(), 0.001))
+            self._set_timeout(max(end_s - _monotonic(), 0.001))
             try:
                 data = self._sock.recv(_READ_LEN)
             except TimeoutError:
@@ -140,18 +155,26 @@ class Connection:
             body.expects_continue = False
             if body.may_continue:
                 self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._set_timeout(self._settings.timeout_s)
-        try:
-            data = self._sock.recv(_READ_LEN)
-        except TimeoutError:
-            parser.error = RequestError("408 Request Timeout", "the body of the request took too long")
-        except OSError as error:
-            parser.error = GoneError(str(error))
-        else:
-            if data:
-                parser.feed(data)
+        received, timeout_s, end_s = body.received, self._settings.timeout_s, 0.0
+        while body.received == received and not body.is_complete:
+            self._set_timeout(timeout_s)
+            try:
+                data = self._sock.recv(_READ_LEN)
+            except TimeoutError:
+                parser.error = RequestError("408 Request Timeout", "the body of the request took too long")
+            except OSError as error:
+                parser.error = GoneError(str(error))
             else:
-                parser.error = GoneError("the client has closed the connection within the body of a request")
+                if data:
+                    parser.feed(data)
+                else:
+                    parser.error = GoneError("the client has closed the connection within the body of a request")
+            if parser.error is not None:
+                break
+            # Chunk extensions and trailers gain no time.
+            now_s = _monotonic()
+            end_s = end_s or now_s + timeout_s
+            timeout_s = max(end_s - now_s, 0.001)
         if parser.error is not None and not body.is_complete:
             raise parser.error
 
@@ -173,7 +196,7 @@ class Connection:
                     rest = rest[self._sock.send(rest) :]
         except OSError as error:
             raise GoneError(str(error)) from error
-        self._is_cut = False
+        self.is_cut = False
 
     def send_file(self, file: Any, offset: int, count: int) -> int:
         self._begin_sending()
@@ -181,45 +204,69 @@ class Connection:
             sent: int = self._sock.sendfile(file, offset, count)
         except OSError as error:
             raise GoneError(str(error)) from error
-        self._is_cut = False
+        self.is_cut = False
         return sent
 
     def _begin_sending(self) -> None:
+        if self.is_taken:
+            raise GoneError("the application has taken the connection over")
         # An application may catch what interrupts a write, and go on. The client would take what follows for the rest.
-        if self._is_cut:
+        if self.is_cut:
             raise GoneError("a part of the answer was not sent")
-        self._is_cut = True
+        self.is_cut = True
         self._set_timeout(self._settings.timeout_s)
 
     # ------------------------------------------------------------------ a request
 
     def _answer(self, request: Request) -> bool:
         """Call the application and send what it returns; return whether the connection can go on."""
-        begin_s = time.monotonic() if self._settings.access_log is not None else 0.0
+        begin_s = _monotonic() if self._settings.access_log is not None else 0.0
         response = Response(request, self)
+        offer = self._offer(request, response) if request.asks_upgrade else None
         try:
             self._run(request, response)
         except GoneError as error:
             self._settings.error_log.debug("%s: %s", _name(request), error)
             response.keep_alive = False
-            return False
+            self.is_cut = True
         except BaseException as error:
             if self._is_told_to_end(error):
+                self._cut(response)
                 raise
             self._fail(request, response, error)
         finally:
+            if offer is not None:
+                offer.expire()
+                if self.is_taken:
+                    response.status, response.sent_len = "101 Switching Protocols", offer.sent_len
             if self._settings.access_log is not None:
-                elapsed_s = time.monotonic() - begin_s
+                elapsed_s = _monotonic() - begin_s
                 self._settings.access_log.info("%s", line(request, response, elapsed_s))
         if response.problem is not None:
             self._settings.error_log.error("%s: %s", _name(request), response.problem)
-        if self._is_cut:
+        if self.is_taken:
+            self._end_sending()
+            return False
+        if self.is_cut:
+            self._cut(response)
             return False
         if not _is_complete(request):
             return self._skip_body(request, response.keep_alive)
         if not response.keep_alive:
             self._end_sending()
         return response.keep_alive
+
+    def _cut(self, response: Response) -> None:
+        """End the connection so that the client sees that the answer is not complete."""
+        if self.is_taken or not response.has_begun:
+            return
+        try:
+            if response.ends_with_connection:
+                # The end of the stream would say that it is complete. On unix sockets there is no other way to end it.
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            self._sock.close()
+        except OSError:
+            pass  # it is closed
 
     def _is_told_to_end(self, error: BaseException) -> bool:
         """Whether this is no error of the application. It may raise a CancelledError of its own."""
@@ -234,7 +281,8 @@ class Connection:
                 response.write_whole(result[0])
             elif type(result) is not FileWrapper or not response.write_file(result):
                 self._write_parts(result, response)
-            response.finish()
+            if not self.is_taken:
+                response.finish()
         finally:
             if hasattr(result, "close"):
                 result.close()
@@ -254,26 +302,33 @@ class Connection:
 
     def _fail(self, request: Request, response: Response, error: BaseException) -> None:
         """Answer for an application that has raised, if its answer has not begun; else the connection is cut."""
+        log = self._settings.error_log
         refusal = self._parser.error if self._parser.error is error else None
+        response.keep_alive = False
+        if self.is_taken and isinstance(error, (OSError, StopIteration)):
+            # The other protocol ends with the connection. These exceptions tell servers that nothing is to be answered.
+            log.debug("%s: %r after an upgrade", _name(request), error)
+            return
         if isinstance(refusal, RequestError):
-            self._settings.error_log.debug("%s: %s", _name(request), refusal)
+            log.debug("%s: %s", _name(request), refusal)
             status = refusal.status
         else:
             status = "500 Internal Server Error"
-            self._settings.error_log.error("Error in the answer to %s", _name(request), exc_info=error)
-        response.keep_alive = False
+            log.error("Error in the answer to %s", _name(request), exc_info=error)
         if response.has_begun:
-            # The client sees that the answer is not complete.
-            self._sock.close()
-            raise GoneError("cut") from error
-        response.status = status
-        self.send(plain(status, status[4:]) if request.method != "HEAD" else _head_only(status))
+            self.is_cut = True
+        elif not self.is_taken:
+            response.status = status
+            try:
+                self.send(plain(status, status[4:]) if request.method != "HEAD" else _head_only(status))
+            except GoneError as gone:
+                log.debug("%s: %s", _name(request), gone)
 
     def _refuse(self, error: RequestError) -> None:
         """Answer a request that was not understood."""
         self._settings.error_log.debug("Refused a request of %s: %s", self._peer or "a client", error)
         if self._settings.access_log is not None:
-            self._settings.access_log.info('%s "-" %s', self._peer or "-", error.status[:3])
+            self._settings.access_log.info("%s", line_of_refusal(self._peer, error.status))
         try:
             self.send(plain(error.status, f"{error.status[4:]}: {error}"))
         except GoneError:
@@ -288,12 +343,12 @@ class Connection:
         if body is None or not keep_alive or body.expects_continue or self._parser.error is not None:
             self._end_sending()
             return False
-        skipped = 0
+        most = body.received + body.framing_len + _MOST_UNREAD
+        end_s = _monotonic() + self._settings.timeout_s
         try:
-            while not body.is_complete and skipped <= _MOST_UNREAD:
+            while not body.is_complete and body.received + body.framing_len <= most and _monotonic() < end_s:
                 body.buffer.clear()
                 self._pull(body)
-                skipped += len(body.buffer)
         except OSError:
             pass
         if not body.is_complete:
@@ -305,17 +360,35 @@ class Connection:
         sock, skipped = self._sock, 0
         if self._is_secure:
             return  # the end of a TLS stream is said when the handler returns
-        end_s = time.monotonic() + _LINGERING_S
+        end_s = _monotonic() + _LINGERING_S
         try:
             sock.shutdown(socket.SHUT_WR)
-            while skipped <= _MOST_LINGERING and (left_s := end_s - time.monotonic()) > 0:
+            while skipped <= _MOST_LINGERING and (left_s := end_s - _monotonic()) > 0:
                 self._set_timeout(left_s)
                 data = sock.recv(_READ_LEN)
                 if not data:
                     return
                 skipped += len(data)
-        except OSError:
-            pass
+        except (OSError, SimultaneousError):
+            pass  # SimultaneousError: an application that has taken the socket over still reads
+
+    # ------------------------------------------------------------------ another protocol
+
+    def _offer(self, request: Request, response: Response) -> UpgradeSocket:
+        """Put the socket into the environ."""
+        offer = request.environ[KEY] = UpgradeSocket(self, response, self._sock)
+        return offer
+
+    def hand_over(self, response: Response) -> None:
+        """Leave the socket to the application, with what the client has sent behind the request."""
+        if response.has_begun:
+            raise RuntimeError("the answer to this request has begun: its socket cannot be taken over any more")
+        self.is_taken = True
+        self._sock.settimeout(None)
+        if rest := self._parser.take_rest():
+            self._sock._put_back(rest)
+        if self.is_ending:
+            self._end_receiving()
 
 
 def _is_complete(request: Request) -> bool:

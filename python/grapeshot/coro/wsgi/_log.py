@@ -14,16 +14,38 @@ if TYPE_CHECKING:
 
 def line(request: Request, response: Response, elapsed_s: float) -> str:
     """Return the line of one answer."""
-    when = time.strftime("%d/%b/%Y:%H:%M:%S %z")
-    what = f"{request.method} {request.target} HTTP/{'1.1' if request.is_http11 else '1.0'}"
     environ: dict[str, Any] = request.environ
-    referrer, agent = environ.get("HTTP_REFERER", "-"), environ.get("HTTP_USER_AGENT", "-")
-    return (
-        f'{environ.get("REMOTE_ADDR") or "-"} - - [{when}] "{_quoted(what)}" {response.status[:3] or "-"} '
-        f'{response.sent_len} "{_quoted(referrer)}" "{_quoted(agent)}" {elapsed_s:.6f}'
+    return _combined(
+        _escaped(environ.get("REMOTE_ADDR")).replace(" ", "\\x20") or "-",
+        f"{request.method} {request.target} HTTP/{'1.1' if request.is_http11 else '1.0'}",
+        response.status,
+        response.sent_len,
+        environ.get("HTTP_REFERER", "-"),
+        environ.get("HTTP_USER_AGENT", "-"),
+        elapsed_s,
     )
 
 
-def _quoted(text: str) -> str:
-    """Return text of a client so that it ends neither its quotes nor the line, and says nothing to a terminal."""
+def line_of_refusal(peer: str, status: str) -> str:
+    """Return the line of a request that was not understood."""
+    return _combined(peer or "-", "-", status, 0, "-", "-", 0.0)
+
+
+def _combined(peer: str, what: str, status: str, sent_len: int, referrer: Any, agent: Any, elapsed_s: float) -> str:
+    when = time.strftime("%d/%b/%Y:%H:%M:%S %z")
+    return (
+        f'{peer} - - [{when}] "{_escaped(what)}" {status[:3] or "-"} {sent_len} '
+        f'"{_escaped(referrer)}" "{_escaped(agent)}" {elapsed_s:.6f}'
+    )
+
+
+def _escaped(value: Any) -> str:
+    """Return a value that a client, a proxy or the application has chosen so that it ends neither quotes nor the line.
+
+    It says nothing to a terminal either.
+    """
+    if value is None:
+        return ""
+    # What middleware has put there may be anything, also a string that shows itself differently.
+    text = str.__str__(value) if isinstance(value, str) else object.__repr__(value)
     return text.encode("unicode_escape").decode().replace('"', '\\"')

@@ -7,7 +7,8 @@ One parser belongs to one connection. It never waits: it is fed what was receive
                        '---- error <----'     looked at once the requests before it are answered
 
 llhttp is strict where smuggling begins: bare LF, folded lines, spaces before a colon, Content-Length with
-Transfer-Encoding or twice, chunk sizes. What it leaves to its user is checked here.
+Transfer-Encoding or twice, chunk sizes. What it leaves to its user is checked here: it has no limits, and it takes
+request lines of RTSP for such of HTTP.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ _MOST_KEYS = 1000
 _methods: dict[bytes, str] = {}
 # How much is parsed at once, unless it is a body: it limits how many small requests are kept.
 _PIECE_LEN = 4096
+# How many bytes of chunk sizes and extensions may come with each byte of a body, beside max_head_size of them.
+_MOST_FRAMING = 16
+# llhttp knows the protocol of cameras, too, and does not tell which one it has read.
+_RTSP = re.compile(rb"[A-Z_-]+ +[^ ]+ +RTSP/")
 
 
 class RequestError(OSError):
@@ -59,7 +64,7 @@ class RequestError(OSError):
 class Request:
     """A request whose head has arrived. Applications change the environ; the rest is what the client has sent."""
 
-    __slots__ = ("body", "environ", "is_http11", "keep_alive", "method", "target")
+    __slots__ = ("asks_upgrade", "body", "environ", "is_http11", "keep_alive", "method", "target")
 
     def __init__(
         self, environ: dict[str, Any], method: str, target: str, body: Body | None, is_http11: bool, keep_alive: bool
@@ -71,6 +76,8 @@ class Request:
         self.body = body
         self.is_http11 = is_http11
         self.keep_alive = keep_alive
+        # Whether the client offers to go on with another protocol on this connection, behind this request.
+        self.asks_upgrade = False
 
 
 class RequestParser:
@@ -84,7 +91,10 @@ class RequestParser:
         # Heads that have arrived, in order. The body of the last one may be on its way.
         self.requests: deque[Request] = deque()
         self.error: BaseException | None = None
+        # What was received and not parsed: it follows the last request of `requests`.
         self.rest = b""
+        # What a callback has raised.
+        self._raised: BaseException | None = None
         self._environ: dict[str, Any] = {}
         self._url = b""
         self._current: Request | None = None
@@ -93,29 +103,33 @@ class RequestParser:
         self._is_replaying = False
         self._fields = 0
         self._head_len = 0
+        # How much was parsed since the last part of a body or the last request, and its limit.
         self._fed_len = 0
         self._most_fed = settings.max_target_size + settings.max_head_size + 4 * settings.max_headers
+        # The part of a request line that has arrived; None if none is on its way.
+        self._line: bytearray | None = None
+        # How much of that may belong to the body before it.
+        self._glued_len = 0
         self._checked_host: str | None = None
 
     def feed(self, data: bytes) -> None:
         """Parse. An error is kept in ``error``, because requests before it have to be answered first.
 
-        Of small requests at once only some are parsed, because environs take far more memory than their bytes. The rest
-        waits in ``rest``.
+        Of small requests at once only some are parsed, because environs take far more memory than their bytes. What
+        follows a request that asks for another protocol is not parsed before the answer to that. It waits in ``rest``.
         """
-        current = self._current
-        if len(data) <= _PIECE_LEN or (
-            current is not None and current.body is not None and current.body.left() >= len(data)
-        ):
-            self._parse(data)
-            return
-        for end in range(_PIECE_LEN, len(data) + _PIECE_LEN, _PIECE_LEN):
-            self._parse(data[end - _PIECE_LEN : end])
-            if self.error is not None:
-                return
+        left = len(data)
+        if left <= _PIECE_LEN:
+            left = self._parse(data)
+        elif self._is_body(left):
+            left = self._execute(data)
+        while left and self.error is None:
             if self.requests and self._current is None:
-                self.rest = data[end:]
+                self.rest = data[-left:]
                 return
+            start = len(data) - left
+            piece = data[start : start + _PIECE_LEN]
+            left += self._parse(piece) - len(piece)
 
     def take(self) -> Request | None:
         """Return the next request that has arrived, None if there is none."""
@@ -124,28 +138,139 @@ class RequestParser:
             self.feed(rest)
         return self.requests.popleft() if self.requests else None
 
-    def _parse(self, data: bytes) -> None:
-        was_waiting = self._current is None
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._ignore_upgrade(data[upgrade.args[0] :])
-        except httptools.HttpParserCallbackError as error:
-            self.error = error.__context__ or error
-        except httptools.HttpParserError as error:
-            self.error = _refusal(error)
-        else:
-            if was_waiting and self._current is None and not self.requests:
-                # llhttp skips empty lines before a request, and keeps what is not complete.
-                self._fed_len += len(data)
-                if self._fed_len > self._most_fed:
-                    self.error = _too_long()
+    def take_rest(self) -> bytes:
+        """Return what follows the request that :meth:`take` has returned last. It is not parsed any more."""
+        rest, self.rest = self.rest, b""
+        return rest
 
     def close(self) -> None:
         """Let go of what holds this object: llhttp by its callbacks, the connection, and the body of a request."""
-        self._parser = self._pull = self._current = None
+        self._parser = self._pull = self._current = self.error = None
         self._environ = {}
         self.requests.clear()
+
+    # ------------------------------------------------------------------ in pieces
+
+    def _is_body(self, length: int) -> bool:
+        """Whether that many bytes belong to the body of a request with Content-Length."""
+        request = self._current
+        return request is not None and request.body is not None and request.body.left() >= length
+
+    def _parse(self, data: bytes) -> int:
+        """Parse, and return how much of it was not parsed, because it follows a request that asks for an upgrade."""
+        if self._line is not None:
+            end = data.find(b"\n") + 1 or len(data)
+            self._line += data[:end]
+            if b" RTSP/" in self._line[-end - 6 :] and self._is_of_rtsp(self._line):
+                self._execute(data[:end])
+                self._refuse_rtsp()
+                return 0
+            if data[end - 1 : end] == b"\n":
+                self._line = None
+        request = self._current
+        is_body_end = request is not None and request.body is not None and 0 < request.body.left() < len(data)
+        if is_body_end or b" RTSP/" in data:
+            return self._parse_lines(data)
+        was_in_head = self.is_in_head
+        left = self._execute(data)
+        if self.is_in_head and self._line is None and not (was_in_head and b"\n" not in data):
+            self._keep_line(data)
+        return left
+
+    def _parse_lines(self, data: bytes) -> int:
+        """Parse line by line, to know where requests begin, and refuse those of RTSP."""
+        start = 0
+        while start < len(data) and self.error is None:
+            end = data.find(b"\n", start) + 1 or len(data)
+            request = self._current
+            if request is not None and request.body is not None and 0 < request.body.left() < end - start:
+                end = start + request.body.left()
+            line = data[start:end]
+            is_first = request is None and not self.is_in_head
+            if is_first and line[-1:] != b"\n":
+                self._line, self._glued_len = bytearray(line.lstrip(b"\r\n")), 0
+            unparsed = self._execute(line)
+            if unparsed:
+                return len(data) - end + unparsed
+            if is_first and _RTSP.match(line.lstrip(b"\r\n")) is not None:
+                self._refuse_rtsp()
+            start = end
+        return 0
+
+    def _keep_line(self, data: bytes) -> None:
+        """Keep the line that is not complete. It may be the first one of a request, behind the body of another one.
+
+        It may also be a field, but none of RTSP's request lines is one: their method is followed by a space.
+        """
+        line = bytearray(data[data.rfind(b"\n") + 1 :].lstrip(b"\r"))
+        self._glued_len = 0
+        body = self.requests[-1].body if self.requests else None
+        if body is not None and body.left() == 0:
+            end = body.buffer[body.buffer.rfind(b"\n") + 1 :]
+            if line.startswith(end):
+                self._glued_len = len(end)
+        self._line = line
+
+    def _refuse_rtsp(self) -> None:
+        if self.error is None:
+            self.error = RequestError("400 Bad Request", "the request is of RTSP, not of HTTP")
+
+    def _is_of_rtsp(self, line: bytearray) -> bool:
+        return _RTSP.match(line) is not None or _RTSP.match(line, self._glued_len) is not None
+
+    def _execute(self, data: bytes) -> int:
+        """Have llhttp parse, and return how much of it follows a request that asks for an upgrade."""
+        request = self._current
+        body = None if request is None else request.body
+        received_len = 0 if body is None else body.received
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            parsed_len: int = upgrade.args[0]
+            is_upgrade = True
+        except httptools.HttpParserError as error:
+            self._refuse(error)
+            return 0
+        else:
+            parsed_len = len(data)
+            is_upgrade = False
+        if is_upgrade:
+            self._ignore_upgrade()
+        elif request is None:
+            if self._current is None and not self.requests:
+                # llhttp skips empty lines before a request, and keeps what is not complete.
+                self._fed_len += parsed_len
+                if self._fed_len > self._most_fed:
+                    self.error = _too_long()
+        elif body is not None and self._current is request:
+            body_len = body.received - received_len
+            if body_len < parsed_len:
+                self._count_framing(body, parsed_len - body_len, body_len > 0)
+        return len(data) - parsed_len
+
+    def _count_framing(self, body: Body, count: int, is_with_body: bool) -> None:
+        """Limit sizes and extensions of chunks, and trailers, which llhttp keeps until they are complete."""
+        body.framing_len += count
+        self._fed_len = count if is_with_body else self._fed_len + count
+        most = self._most_fed + _MOST_FRAMING * body.received
+        if self._fed_len > self._most_fed or body.framing_len > most:
+            self.error = _too_long()
+
+    def _refused(self, error: BaseException) -> BaseException:
+        """Note what a callback raises. The error of httptools does not tell where another one is being handled."""
+        self._raised = error
+        return error
+
+    def _refuse(self, error: Exception) -> None:
+        """Keep what a request is refused for."""
+        raised, self._raised = self._raised, None
+        if isinstance(raised, Exception) and not isinstance(raised, RequestError):
+            refusal = RequestError("400 Bad Request", f"{type(raised).__name__}: {raised}")
+            refusal.__cause__ = raised
+            raised = refusal
+        elif raised is None and isinstance(error.__context__, KeyboardInterrupt):
+            raised = error.__context__
+        self.error = raised or _refusal(error)
 
     # ------------------------------------------------------------------ called by httptools
 
@@ -162,9 +287,11 @@ class RequestParser:
             return
         self._url = self._url + url if self._url else url
         if len(self._url) > self._settings.max_target_size:
-            raise RequestError("414 URI Too Long", "the target of the request is too long")
+            raise self._refused(RequestError("414 URI Too Long", "the target of the request is too long"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_replaying:
+            return
         self._fields += 1
         settings, field_len = self._settings, len(name) + len(value) + 4  # with the colon and the ends
         self._head_len += field_len
@@ -173,11 +300,11 @@ class RequestParser:
             or field_len > settings.max_header_size
             or self._head_len > settings.max_head_size
         ):
-            raise _too_long()
+            raise self._refused(_too_long())
         if not self.is_in_head:
             # A trailer. It is not part of the environ.
-            if name.lower() in _NO_TRAILERS and not self._is_replaying:
-                raise RequestError("400 Bad Request", f"a trailer named {name.decode()}")
+            if name.lower() in _NO_TRAILERS:
+                raise self._refused(RequestError("400 Bad Request", f"a trailer named {name.decode()}"))
             return
         key = _keys.get(name)
         if key is None:
@@ -188,55 +315,61 @@ class RequestParser:
         environ = self._environ
         if key in environ:
             if key in _SINGLE:
-                raise RequestError("400 Bad Request", f"{name.decode()} twice")
+                raise self._refused(RequestError("400 Bad Request", f"{name.decode()} twice"))
             text = f"{environ[key]}{'; ' if key == 'HTTP_COOKIE' else ','}{text}"
         environ[key] = text
 
     def on_headers_complete(self) -> None:
         if self._is_replaying:
             return
-        parser, environ = self._parser, self._environ
-        version = parser.get_http_version()
-        if version == "1.1":
-            is_http11 = True
-        elif version == "1.0":
-            is_http11 = False
-        else:
-            raise RequestError("505 HTTP Version Not Supported", f"HTTP/{version}")
-        environ["SERVER_PROTOCOL"] = "HTTP/1.1" if is_http11 else "HTTP/1.0"
-        raw_method = parser.get_method()
-        method = _methods.get(raw_method)
-        if method is None:
-            method = _method(raw_method)
-        environ["REQUEST_METHOD"] = method
-        self._set_target(environ, method)
-        self._check_host(environ, is_http11)
-        request = Request(environ, method, environ["RAW_URI"], None, is_http11, parser.should_keep_alive())
-        if "CONTENT_LENGTH" in environ or "HTTP_TRANSFER_ENCODING" in environ:
-            self._set_body(request, environ)
-        elif "HTTP_EXPECT" in environ:
-            _expects_continue(environ)
-        self.is_in_head = False
-        self._fed_len = 0
-        self._current = request
-        self.requests.append(request)
+        try:
+            parser, environ = self._parser, self._environ
+            version = parser.get_http_version()
+            if version == "1.1":
+                is_http11 = True
+            elif version == "1.0":
+                is_http11 = False
+            else:
+                raise RequestError("505 HTTP Version Not Supported", f"HTTP/{version}")
+            environ["SERVER_PROTOCOL"] = "HTTP/1.1" if is_http11 else "HTTP/1.0"
+            raw_method = parser.get_method()
+            method = _methods.get(raw_method)
+            if method is None:
+                method = _method(raw_method)
+            environ["REQUEST_METHOD"] = method
+            self._set_target(environ, method)
+            self._check_host(environ, is_http11)
+            request = Request(environ, method, environ["RAW_URI"], None, is_http11, parser.should_keep_alive())
+            if "CONTENT_LENGTH" in environ or "HTTP_TRANSFER_ENCODING" in environ:
+                self._set_body(request, environ)
+            elif "HTTP_EXPECT" in environ:
+                _expects_continue(environ)
+            if "HTTP_UPGRADE" in environ:
+                request.asks_upgrade = is_http11 and request.body is None and parser.should_upgrade()
+            self.is_in_head = False
+            self._fed_len = 0
+            self._line = None
+            self._current = request
+            self.requests.append(request)
+        except BaseException as error:
+            raise self._refused(error) from None
 
     def on_body(self, data: bytes) -> None:
         request = self._current
         if request is not None and request.body is not None:
             body = request.body
+            if body.received + len(data) > self._settings.max_body:
+                raise self._refused(_too_large())
             body.buffer += data
             body.received += len(data)
-            if body.received > self._settings.max_body:
-                raise _too_large()
 
     def on_message_complete(self) -> None:
         request = self._current
-        if request is None or (self._parser.should_upgrade() and not self._is_replaying):
-            return
-        self._is_replaying = False
+        if request is None or (request.body is not None and self._parser.should_upgrade()):
+            return  # its body follows, which llhttp takes for the other protocol
         if request.body is not None:
             request.body.is_complete = True
+            self._fed_len = 0
         self._current = None
 
     # ------------------------------------------------------------------ parts of a head
@@ -287,7 +420,9 @@ class RequestParser:
                 raise RequestError("501 Not Implemented", "a Transfer-Encoding that is not chunked")
             length = -1
         else:
-            length = int(environ["CONTENT_LENGTH"] or "0")
+            # llhttp has checked it. Python, and so the application, would not take any number of zeros.
+            digits = environ["CONTENT_LENGTH"] = environ["CONTENT_LENGTH"].lstrip("0") or "0"
+            length = int(digits)
             if length > self._settings.max_body:
                 raise _too_large()
         is_asked = _expects_continue(environ)
@@ -297,7 +432,7 @@ class RequestParser:
 
     # ------------------------------------------------------------------ Upgrade
 
-    def _ignore_upgrade(self, rest: bytes) -> None:
+    def _ignore_upgrade(self) -> None:
         """Go on after a request that asks for another protocol, which RFC 9110 (7.8) lets a server ignore.
 
         llhttp takes what follows for the other protocol. It is the body if the request has one, and a proxy in front
@@ -305,17 +440,16 @@ class RequestParser:
         """
         request = self._current
         self._parser = httptools.HttpRequestParser(self)
-        if request is None:
-            return
-        if request.body is None:
+        if request is None or request.body is None:
             self._current = None
-        else:
-            self._is_replaying = True
-            length = request.environ.get("CONTENT_LENGTH")
-            framing = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+            return
+        length = request.environ.get("CONTENT_LENGTH")
+        framing = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+        self._is_replaying = True
+        try:
             self._parser.feed_data(f"POST / HTTP/1.1\r\n{framing}\r\n\r\n".encode())
-        if rest:
-            self.feed(rest)
+        finally:
+            self._is_replaying = False
 
 
 def _remember(name: bytes) -> str:

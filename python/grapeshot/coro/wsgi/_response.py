@@ -85,6 +85,7 @@ class Response:
         "_has_body",
         "_has_date",
         "_is_chunked",
+        "_is_finished",
         "_left",
         "_length_field",
         "_request",
@@ -111,6 +112,7 @@ class Response:
         self._has_body = True
         self._has_date = False
         self._is_chunked = False
+        self._is_finished = False
         # How many bytes of Content-Length are still to come; -1 if nobody knows.
         self._left = -1
         # The application's own Content-Length, as it is sent.
@@ -135,12 +137,17 @@ class Response:
 
     def write(self, data: bytes, /) -> None:
         """Send a part of the body now."""
-        if not isinstance(data, bytes):
-            raise TypeError(f"the body of a response consists of bytes, not of {type(data).__name__}")
+        if type(data) is not bytes:
+            data = _exact_bytes(data)
         if data:
             self._write(data, -1)
 
     # ------------------------------------------------------------------ for the connection
+
+    @property
+    def ends_with_connection(self) -> bool:
+        """Whether only the end of the connection tells the client where the body ends, and it has not ended yet."""
+        return self._has_body and not self._is_chunked and self._left < 0 and not self._is_finished
 
     @property
     def is_full(self) -> bool:
@@ -149,8 +156,8 @@ class Response:
 
     def write_whole(self, data: bytes) -> None:
         """Send the only part of the body."""
-        if not isinstance(data, bytes):
-            raise TypeError(f"the body of a response consists of bytes, not of {type(data).__name__}")
+        if type(data) is not bytes:
+            data = _exact_bytes(data)
         self._write(data, -1 if self.has_begun else len(data))
 
     def write_file(self, wrapper: FileWrapper) -> bool:
@@ -178,11 +185,14 @@ class Response:
             self._connection.send(b"0\r\n\r\n")
         elif self._left > 0 and self._has_body:
             self._fail(f"the body ended {self._left} bytes before its Content-Length")
+        # An application may have caught what interrupted a write.
+        self._is_finished = not self._connection.is_cut
 
     # ------------------------------------------------------------------ the head
 
     def _set_head(self, status: Any, headers: Any) -> None:
-        if not isinstance(status, str) or _STATUS.fullmatch(status) is None:
+        status = _exact(status, "the status")
+        if _STATUS.fullmatch(status) is None:
             raise ValueError(f"{status!r} is no status")
         lines = [f"HTTP/1.1 {status}\r\n"]
         self.keep_alive = self._request.keep_alive
@@ -190,6 +200,10 @@ class Response:
         self._length_field = b""
         self._has_date = False
         for name, value in headers:
+            if type(name) is not str:
+                name = _exact(name, "the name of a field")  # noqa: PLW2901
+            if type(value) is not str:
+                value = _exact(value, "the value of a field")  # noqa: PLW2901
             lower = _names.get(name)
             if lower is None:
                 lower = _check_name(name)
@@ -216,7 +230,7 @@ class Response:
 
     def _begin(self, data: bytes, length: int) -> None:
         """Send the head, and the first part of a body, whose length is ``length`` if that is not negative."""
-        if not self.status:
+        if not self.status and not self._connection.is_taken:
             raise AssertionError("the application has not called start_response()")
         request, code = self._request, self.status[:3]
         fields = self._fields
@@ -290,6 +304,20 @@ class Response:
     def _fail(self, problem: str) -> None:
         self.problem = problem
         self.keep_alive = False
+
+
+def _exact(value: Any, what: str) -> str:
+    """Return the characters of a string, whatever its class makes of them: what is checked is what is sent."""
+    if not isinstance(value, str):
+        raise TypeError(f"{what} must be a str, got {value!r}")
+    return str.__str__(value)
+
+
+def _exact_bytes(data: Any) -> bytes:
+    if not isinstance(data, bytes):
+        raise TypeError(f"the body of a response consists of bytes, not of {type(data).__name__}")
+    with memoryview(data) as view:
+        return bytes(view)
 
 
 def _check_name(name: str) -> str:

@@ -1,0 +1,151 @@
+//! Counts the steps that a dict of `CPython` takes to insert integers.
+//!
+//! The hash of an integer is known to everybody, and so is the order in which a dict looks at its slots. A peer can
+//! choose integers that all come to slots that are taken, and then walk along them: 90,000 keys need seconds and not
+//! milliseconds. Which keys do that depends on the size of the table and on the keys before them, so a copy of the table
+//! is filled here, with nothing in it but the hashes.
+//!
+//! Source: `Objects/dictobject.c` (`perturb`, `GROWTH_RATE`) and `Python/pyhash.c` (`_PyHASH_MODULUS`) of `CPython` 3.11 to
+//! 3.15.
+
+/// Integers are hashed modulo this prime.
+const MODULUS: u64 = (1 << 61) - 1;
+const SHIFT: u32 = 5;
+const MIN_SLOTS: usize = 8;
+/// No hash: all of them are less than `MODULUS` away from zero.
+const EMPTY: u64 = 1 << 62;
+
+/// The slots of a dict, and the hashes in the order in which they came.
+#[derive(Debug)]
+pub struct Probing {
+    slots: Vec<u64>,
+    hashes: Vec<u64>,
+}
+
+impl Default for Probing {
+    fn default() -> Self {
+        Self {
+            slots: vec![EMPTY; MIN_SLOTS],
+            hashes: Vec::new(),
+        }
+    }
+}
+
+impl Probing {
+    /// How many integers were inserted.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.hashes.len()
+    }
+
+    /// Inserts an integer. Returns how many slots were looked at in vain, those of a larger table included.
+    ///
+    /// Another integer of the same hash is taken for the same one: no more than a dozen of 64 bits share one.
+    pub fn insert(&mut self, is_negative: bool, magnitude: u64) -> u64 {
+        let hash = hash_of(is_negative, magnitude);
+        let (slot, mut steps) = find_slot(&self.slots, hash);
+        if self.slots[slot] == hash {
+            return steps;
+        }
+        let mut free = slot;
+        if self.hashes.len() >= self.slots.len() * 2 / 3 {
+            let size = (self.hashes.len() * 3).next_power_of_two().max(MIN_SLOTS);
+            self.slots.clear();
+            self.slots.resize(size, EMPTY);
+            for &earlier in &self.hashes {
+                let (slot, more) = find_slot(&self.slots, earlier);
+                self.slots[slot] = earlier;
+                steps += more;
+            }
+            let more;
+            (free, more) = find_slot(&self.slots, hash);
+            steps += more;
+        }
+        self.slots[free] = hash;
+        self.hashes.push(hash);
+        steps
+    }
+}
+
+/// What `hash()` returns, as the bits of a number without a sign.
+fn hash_of(is_negative: bool, magnitude: u64) -> u64 {
+    let hash = magnitude % MODULUS;
+    match (is_negative, hash) {
+        (false, _) => hash,
+        (true, 1) => 2_u64.wrapping_neg(),
+        (true, _) => hash.wrapping_neg(),
+    }
+}
+
+/// Finds the slot with this hash, or else the first one that is empty, and how many others come before it. A third of
+/// the slots is empty, and each is looked at in the end, so that there is one.
+fn find_slot(slots: &[u64], hash: u64) -> (usize, u64) {
+    let mask = slots.len() as u64 - 1;
+    let (mut at, mut perturb, mut steps) = (hash & mask, hash, 0);
+    loop {
+        // The mask keeps it below the length, which is a usize.
+        #[allow(clippy::cast_possible_truncation)]
+        let slot = at as usize;
+        if slots[slot] == EMPTY || slots[slot] == hash {
+            return (slot, steps);
+        }
+        steps += 1;
+        perturb >>= SHIFT;
+        at = at.wrapping_mul(5).wrapping_add(perturb).wrapping_add(1) & mask;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_are_those_of_python() {
+        assert_eq!(hash_of(false, 5), 5);
+        assert_eq!(hash_of(false, MODULUS), 0);
+        assert_eq!(hash_of(false, u64::MAX), 7);
+        assert_eq!(hash_of(true, 1), (-2_i64).cast_unsigned());
+        assert_eq!(hash_of(true, 2), (-2_i64).cast_unsigned());
+        assert_eq!(hash_of(true, 1 << 63), (-4_i64).cast_unsigned());
+    }
+
+    #[test]
+    fn integers_in_a_row_take_no_steps() {
+        let mut probing = Probing::default();
+        assert_eq!((0..100_000).map(|key| probing.insert(false, key)).sum::<u64>(), 0);
+        // Once more: each is found where it is.
+        assert_eq!((0..100_000).map(|key| probing.insert(false, key)).sum::<u64>(), 0);
+        assert_eq!(probing.hashes.len(), 100_000);
+        assert_eq!(probing.slots.len(), 1 << 18);
+    }
+
+    #[test]
+    fn integers_with_the_same_low_bits_take_some_steps() {
+        let mut probing = Probing::default();
+        let steps = (0..100_000)
+            .map(|key| probing.insert(false, key << 22))
+            .sum::<u64>();
+        assert!((100_000..4_000_000).contains(&steps), "{steps}");
+    }
+
+    #[test]
+    fn a_walk_along_slots_that_are_taken_is_counted() {
+        // Where a key comes that has no bits left, the next slot is 5 * slot + 1. Half of 4096 slots are taken in that
+        // order, and then come keys that find all of their own slots taken.
+        let (size, taken) = (4096_u64, 2048);
+        let mut probing = Probing::default();
+        let mut slots = vec![EMPTY; 4096];
+        let mut at = 1;
+        for _ in 0..taken {
+            probing.insert(false, at);
+            slots[usize::try_from(at).unwrap()] = at;
+            at = (at * 5 + 1) % size;
+        }
+        let bad = (1_u64 << 20..)
+            .filter(|&key| find_slot(&slots, key).1 > 500)
+            .take(500);
+        let steps = bad.map(|key| probing.insert(false, key)).sum::<u64>();
+        assert!(steps > 500 * 500, "{steps}");
+    }
+}

@@ -1,0 +1,529 @@
+"""``sqlite3`` of :func:`grapeshot.coro.install`: a coro that finds the database locked waits while others run.
+
+SQLite waits in C, in the timeout of the connection. Here it has a timeout of one millisecond, and the coro repeats the
+call until the connection's own timeout is over. That is sound where a call that finds the database locked has done
+nothing:
+
+- A statement takes its locks before it does anything. So it is repeated if it began or is in a transaction.
+- A statement outside of a transaction also commits. If it cannot, SQLite undoes it, so it is repeated as a whole. Where
+  it has called functions of the program, or has returned rows (``RETURNING``), that would not do. There the coro waits
+  until it can lock the database, frees it, and executes the statement at once, with the connection's own timeout.
+- ``executemany`` goes on with the parameters that it could not use, a script with the statement that did nothing.
+- A commit that finds the database locked leaves the transaction open.
+
+SQLite does not wait where that would be a deadlock: a transaction that has read wants to write, while another one waits
+for the readers to end. Then the call has not taken the millisecond, and the error is raised at once, as always.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import re
+import sqlite3
+import sys
+import tempfile
+
+from grapeshot import _core
+
+from . import _originals, _waits
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+_monotonic = _core._coro_monotonic
+_ident = _core._coro_get_ident
+_connect: Any = sqlite3.connect
+_Connection: Any = sqlite3.Connection
+_Cursor: Any = sqlite3.Cursor
+
+# The timeout that SQLite has where a coro waits. It tells whether SQLite would wait at all.
+_PROBE_MS = 1
+_PROBE_S = _PROBE_MS / 1000
+# A call in which SQLite has waited takes as long.
+_LEAST_S = 0.9 * _PROBE_S
+# SQLite's own pauses between two attempts, in seconds. The last one is repeated.
+_PAUSES_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.025)
+# The place of `factory` in the arguments of connect().
+_FACTORY_INDEX = 5
+_LEGACY = getattr(sqlite3, "LEGACY_TRANSACTION_CONTROL", -1)
+_HAS_AUTOCOMMIT = sys.version_info >= (3, 12)
+
+_SPACE = r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*"
+_TOKEN = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/|;""", re.DOTALL)
+_FIRST_WORD = re.compile(_SPACE + r"(\w+)", re.DOTALL)
+_ASKS_TIMEOUT = re.compile(_SPACE + r"pragma\s+(?:\w+\s*\.\s*)?busy_timeout\s*;?\s*$", re.DOTALL | re.IGNORECASE)
+# For these the module begins a transaction first.
+_BEGINNING = frozenset(("insert", "update", "delete", "replace"))
+# These neither write nor call functions that the program would miss.
+_HARMLESS = frozenset(("select", "pragma", "begin", "commit", "end", "rollback", "savepoint", "release"))
+
+
+def _is_busy(error: sqlite3.OperationalError) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def _first_word(sql: Any) -> str:
+    found = _FIRST_WORD.match(sql) if isinstance(sql, str) else None
+    return found[1].lower() if found else ""
+
+
+class _Parameters:
+    """What ``executemany`` is given. Each attempt begins with the first of them."""
+
+    def __init__(self, parameters: Any) -> None:
+        self._rest = iter(parameters)
+        self._first = tuple(itertools.islice(self._rest, 1))
+        self.is_past_first = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.chain(self._first, self._note(), self._rest)
+
+    def _note(self) -> Iterator[Any]:
+        self.is_past_first = True
+        yield from ()
+
+
+class Cursor(sqlite3.Cursor):
+    """A cursor whose calls let other coros run while the database is locked."""
+
+    # Rows that executemany() has changed before its last parameters, where each is a transaction of its own.
+    _changed = 0
+
+    @property
+    def rowcount(self) -> int:
+        count: int = _Cursor.rowcount.__get__(self)
+        return count + self._changed if self._changed else count
+
+    def execute(self, sql: Any, /, *parameters: Any) -> Any:
+        self._changed = 0
+        owner = _owner_of(self)
+        if owner is None:
+            return _Cursor.execute(self, sql, *parameters)
+        if isinstance(sql, str) and ("busy_timeout" in sql or "busy_timeout" in sql.lower()):
+            return owner._set_timeout(self, sql, parameters)
+        if not owner._must_block(sql):
+            return owner._repeat(_Cursor.execute, self, sql, *parameters)
+        result = owner._call_alone(_Cursor.execute, self, sql, *parameters)
+        if self.description is not None and not isinstance(self, _Fetching):
+            self.__class__ = _fetching(type(self))
+        return result
+
+    def executemany(self, sql: str, parameters: Any, /) -> Any:
+        self._changed = 0
+        owner = _owner_of(self)
+        if owner is None:
+            return _Cursor.executemany(self, sql, parameters)
+        if owner._commits_itself(_first_word(sql)):
+            return self._execute_each(owner, sql, iter(parameters))
+        given = _Parameters(parameters)
+
+        def attempt() -> Any:
+            try:
+                return _Cursor.executemany(self, sql, iter(given))
+            except sqlite3.OperationalError as error:
+                if not given.is_past_first:
+                    raise
+                # The first one has taken the locks, so this was no wait for them.
+                return error
+
+        outcome = owner._repeat(attempt)
+        if isinstance(outcome, sqlite3.OperationalError):
+            raise outcome
+        return outcome
+
+    def _execute_each(self, owner: Connection, sql: str, parameters: Iterator[Any]) -> Any:
+        """``executemany`` where each statement is a transaction of its own."""
+        calls = owner._call_alone if owner._must_block(sql) else owner._repeat
+        calls(_Cursor.executemany, self, sql, tuple(itertools.islice(parameters, 1)))
+        for each in parameters:
+            changed = self.rowcount
+            calls(_Cursor.executemany, self, sql, (each,))
+            self._changed = changed
+        return self
+
+    def executescript(self, sql_script: Any, /) -> Any:
+        self._changed = 0
+        owner = _owner_of(self)
+        if owner is None or not isinstance(sql_script, str) or not owner._waits_as_coro():
+            return _Cursor.executescript(self, sql_script) if owner is None else owner._run_script(self, sql_script)
+        return owner._run_statements(self, sql_script)
+
+
+class _Fetching:
+    """A cursor with rows of a statement that also commits, with the last one. Then SQLite waits itself."""
+
+    __slots__ = ()
+
+    def _prepare(self: Any) -> None:
+        owner = _owner_of(self)
+        if owner is not None:
+            owner._set_now(owner._limit_ms)
+
+    def __next__(self: Any) -> Any:
+        self._prepare()
+        return _Cursor.__next__(self)
+
+    def fetchone(self: Any) -> Any:
+        self._prepare()
+        return _Cursor.fetchone(self)
+
+    def fetchmany(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self._prepare()
+        return _Cursor.fetchmany(self, *args, **kwargs)
+
+    def fetchall(self: Any) -> Any:
+        self._prepare()
+        return _Cursor.fetchall(self)
+
+
+@functools.cache
+def _fetching(kind: type) -> type:
+    """The class that a cursor of this one gets for such a statement. Both have the same objects."""
+    members = {
+        "__slots__": (),
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
+    }
+    return type(kind.__name__, (_Fetching, kind), {**members, "__slots__": ()})
+
+
+def _owner_of(cursor: Cursor) -> Connection | None:
+    try:
+        connection: Any = cursor.connection
+    except sqlite3.ProgrammingError:
+        # The original reports it.
+        return None
+    return connection if isinstance(connection, Connection) else None
+
+
+def _statements(script: str) -> Iterator[str]:
+    """The statements of a script, each as it stands there."""
+    begin = 0
+    for found in _TOKEN.finditer(script):
+        end = found.end()
+        if found[0] == ";" and sqlite3.complete_statement(script[begin:end]):
+            yield script[begin:end]
+            begin = end
+    if script[begin:].strip():
+        yield script[begin:]
+
+
+@functools.cache
+def _has_short_sleeps() -> bool:
+    """Whether SQLite sleeps for a millisecond. If it was built without that, it sleeps for whole seconds."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "locked")
+        with (
+            contextlib.closing(_connect(path, isolation_level=None)) as holder,
+            contextlib.closing(_connect(path, timeout=_PROBE_S, isolation_level=None)) as other,
+        ):
+            holder.execute("BEGIN EXCLUSIVE")
+            began_s = _monotonic()
+            with contextlib.suppress(sqlite3.OperationalError):
+                other.execute("BEGIN EXCLUSIVE")
+            return _monotonic() - began_s >= _LEAST_S
+
+
+class _Callbacks:
+    """The program's callbacks of a connection are not called for the statements that are not the program's."""
+
+    def __init__(self) -> None:
+        # The thread or coro that executes such statements now. Others go on being told of theirs.
+        self.off_for: int | None = None
+
+    def wrap(self, callback: Any, result: Any) -> Any:
+        """Return a callback that calls the program's, or returns ``result`` where that is off."""
+        if not callable(callback):
+            return callback
+
+        def call(*args: Any) -> Any:
+            return result if self.off_for == _ident() else callback(*args)
+
+        return call
+
+
+class Connection(sqlite3.Connection):
+    """A connection whose calls let other coros run while the database is locked."""
+
+    # The program's timeout, and the one that SQLite has now.
+    _limit_ms = 0
+    _now_ms = 0
+    # Something may commit that cannot be repeated: SQLite waits for the lock itself.
+    _blocks = False
+    _has_functions = False
+    _callbacks: _Callbacks | None = None
+
+    def __init__(self, database: Any, *args: Any, **kwargs: Any) -> None:
+        timeout = args[0] if args else kwargs.get("timeout", 5.0)
+        if isinstance(timeout, (int, float)) and _PROBE_S < timeout < 2**31 / 1000:
+            self._limit_ms, self._now_ms = int(timeout * 1000), _PROBE_MS
+            if args:
+                args = (_PROBE_S, *args[1:])
+            else:
+                kwargs["timeout"] = _PROBE_S
+        super().__init__(database, *args, **kwargs)
+
+    # ------------------------------------------------------------ waiting
+
+    def _waits_as_coro(self) -> bool:
+        return self._limit_ms > _PROBE_MS and not self._blocks and _waits.can_wait()
+
+    def _set_now(self, limit_ms: int) -> None:
+        """Set the timeout that SQLite has."""
+        if self._now_ms != limit_ms:
+            with self._unnoticed():
+                _Cursor.execute(_Connection.cursor(self), f"PRAGMA busy_timeout={limit_ms}").close()
+            self._now_ms = limit_ms
+
+    @contextlib.contextmanager
+    def _unnoticed(self) -> Iterator[None]:
+        """Execute statements of which the program's callbacks are not told."""
+        callbacks = self._callbacks
+        if callbacks is None:
+            yield
+            return
+        callbacks.off_for = _ident()
+        try:
+            yield
+        finally:
+            callbacks.off_for = None
+
+    def _call_blocking(self, call: Callable[..., Any], *args: Any) -> Any:
+        self._set_now(self._limit_ms)
+        return call(*args)
+
+    def _call_alone(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Wait until nobody uses the database, then call what cannot be repeated."""
+        self._attempt(self._look_for_lock)
+        return self._call_blocking(call, *args)
+
+    def _look_for_lock(self) -> None:
+        plain = _Connection.cursor(self)
+        try:
+            with self._unnoticed():
+                _Cursor.execute(plain, "BEGIN EXCLUSIVE")
+                _Cursor.execute(plain, "ROLLBACK")
+        except sqlite3.OperationalError as error:
+            if _is_busy(error):
+                raise
+            # The database is read-only, for example. The call itself reports it.
+
+    def _repeat(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Call until the database is not locked, or the time is over. A call that finds it locked has done nothing."""
+        return (self._call_blocking if self._blocks else self._attempt)(call, *args)
+
+    def _attempt(self, call: Callable[..., Any], *args: Any) -> Any:
+        if self._limit_ms <= _PROBE_MS or not _waits.can_wait():
+            return self._call_blocking(call, *args)
+        left_s = _waits.Countdown(self._limit_ms / 1000)
+        pauses_s = itertools.chain(_PAUSES_S, itertools.repeat(_PAUSES_S[-1]))
+        while True:
+            self._set_now(_PROBE_MS)
+            began_s = _monotonic()
+            try:
+                return call(*args)
+            except sqlite3.OperationalError as error:
+                if not _is_busy(error) or left_s.is_over():
+                    raise
+                if _monotonic() - began_s < _LEAST_S and _has_short_sleeps():
+                    # SQLite did not want to wait.
+                    raise
+            if not _has_short_sleeps():
+                self._blocks = True
+                return self._call_blocking(call, *args)
+            _waits.sleep(min(next(pauses_s), left_s() or 0.0))
+
+    def _commits_itself(self, word: str) -> bool:
+        """Whether a statement with this first word is a transaction of its own."""
+        if self.in_transaction:
+            return False
+        has_level = self.isolation_level is not None and self._is_legacy()
+        return not (has_level and word in _BEGINNING)
+
+    def _must_block(self, sql: Any) -> bool:
+        """Whether this statement cannot be repeated after an attempt that has found the database locked."""
+        if not self._has_functions and not (isinstance(sql, str) and "returning" in sql.lower()):
+            return False
+        word = _first_word(sql)
+        return word not in _HARMLESS and self._commits_itself(word)
+
+    def _set_timeout(self, cursor: Cursor, sql: str, parameters: Any) -> Any:
+        """Execute what contains ``PRAGMA busy_timeout``, and note the program's timeout."""
+        self._set_now(self._limit_ms)
+        if _ASKS_TIMEOUT.match(sql):
+            return _Cursor.execute(cursor, sql, *parameters)
+        try:
+            return _Cursor.execute(cursor, sql, *parameters)
+        finally:
+            self._note_timeout()
+
+    def _note_timeout(self) -> None:
+        plain = _Connection.cursor(self)
+        plain.row_factory = None
+        with self._unnoticed():
+            self._limit_ms = self._now_ms = _Cursor.execute(plain, "PRAGMA busy_timeout").fetchone()[0]
+        plain.close()
+
+    # ------------------------------------------------------------ scripts
+
+    def _is_legacy(self) -> bool:
+        return not _HAS_AUTOCOMMIT or self.autocommit == _LEGACY
+
+    def _run_script(self, cursor: Cursor, script: Any) -> Any:
+        try:
+            return self._call_blocking(_Cursor.executescript, cursor, script)
+        finally:
+            if isinstance(script, str) and "busy_timeout" in script.lower():
+                self._note_timeout()
+
+    def _run_statements(self, cursor: Cursor, script: str) -> Any:
+        """Run a script as a coro, one statement after the other."""
+        if "\0" in script or self._has_functions or "busy_timeout" in script.lower():
+            return self._run_script(cursor, script)
+        if self._is_legacy() and self.in_transaction:
+            # The original begins so.
+            Connection.commit(self)
+        for statement in _statements(script):
+            self._repeat(self._run_statement, cursor, statement)
+        return cursor
+
+    def _run_statement(self, cursor: Cursor, statement: str) -> None:
+        if not self.in_transaction:
+            _Cursor.executescript(cursor, statement)
+            return
+        # executescript() would commit what the script has begun.
+        plain = _Connection.cursor(self)
+        _Cursor.execute(plain, statement)
+        plain.close()
+
+    # ------------------------------------------------------------ methods
+
+    def cursor(self, factory: Any = Cursor) -> Any:
+        made = super().cursor(Cursor if factory is _Cursor else factory)
+        if not isinstance(made, Cursor):
+            # Its methods are the originals.
+            self._blocks = True
+            self._set_now(self._limit_ms)
+        return made
+
+    # The originals do not call the `cursor` of a derived class either, which may call these.
+
+    def execute(self, *args: Any) -> Any:
+        return Connection.cursor(self).execute(*args)
+
+    def executemany(self, *args: Any) -> Any:
+        return Connection.cursor(self).executemany(*args)
+
+    def executescript(self, *args: Any) -> Any:
+        return Connection.cursor(self).executescript(*args)
+
+    def commit(self) -> None:
+        self._repeat(_Connection.commit, self)
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any, /) -> Any:
+        if not self._is_legacy() and self.autocommit is True:
+            return False
+        if kind is not None or value is not None or traceback is not None:
+            Connection.rollback(self)
+            return False
+        try:
+            Connection.commit(self)
+        except BaseException:
+            # So that others can use the database.
+            Connection.rollback(self)
+            raise
+        return False
+
+    def _set_isolation_level(self, level: Any) -> None:
+        if level is None and self._is_legacy() and self.in_transaction:
+            # The original commits.
+            Connection.commit(self)
+        _Connection.isolation_level.__set__(self, level)
+
+    isolation_level = property(_Connection.isolation_level.__get__, _set_isolation_level)
+
+    if _HAS_AUTOCOMMIT:
+
+        def _set_autocommit(self, value: Any) -> None:
+            if value is True and self.autocommit is False:
+                # The original commits.
+                Connection.commit(self)
+            _Connection.autocommit.__set__(self, value)
+
+        autocommit = property(_Connection.autocommit.__get__, _set_autocommit)
+
+    def blobopen(self, *args: Any, readonly: bool = False, **kwargs: Any) -> Any:
+        if not readonly and not self.in_transaction:
+            # Closing the blob commits.
+            self._blocks = True
+            return self._call_alone(functools.partial(_Connection.blobopen, self, *args, readonly=readonly, **kwargs))
+        return self._repeat(functools.partial(_Connection.blobopen, self, *args, readonly=readonly, **kwargs))
+
+    def backup(self, target: Any, *, progress: Any = None, sleep: Any = 0.25, **kwargs: Any) -> None:
+        is_usual = (progress is None or callable(progress)) and isinstance(sleep, (int, float)) and sleep >= 0
+        if not is_usual or not _waits.can_wait():
+            self._set_now(self._limit_ms)
+            _Connection.backup(self, target, progress=progress, sleep=sleep, **kwargs)
+            return
+
+        def wait(status: int, remaining: int, total: int) -> None:
+            if progress is not None:
+                progress(status, remaining, total)
+            if status in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                _waits.sleep(sleep)
+
+        for each in (self, target):
+            if isinstance(each, Connection) and each._waits_as_coro():
+                each._set_now(_PROBE_MS)
+        _Connection.backup(self, target, progress=wait, sleep=0, **kwargs)
+
+    def set_authorizer(self, *args: Any, **kwargs: Any) -> None:
+        self._set_callback(_Connection.set_authorizer, sqlite3.SQLITE_OK, args, kwargs)
+
+    def set_trace_callback(self, *args: Any, **kwargs: Any) -> None:
+        self._set_callback(_Connection.set_trace_callback, None, args, kwargs)
+
+    def _set_callback(self, method: Any, result: Any, args: Any, kwargs: Any) -> None:
+        if self._callbacks is None:
+            self._callbacks = _Callbacks()
+        wrap = self._callbacks.wrap
+        method(
+            self,
+            *(wrap(value, result) for value in args),
+            **{name: wrap(value, result) for name, value in kwargs.items()},
+        )
+
+    def create_function(self, *args: Any, **kwargs: Any) -> None:
+        self._has_functions = True
+        super().create_function(*args, **kwargs)
+
+    def create_aggregate(self, *args: Any, **kwargs: Any) -> None:
+        self._has_functions = True
+        super().create_aggregate(*args, **kwargs)
+
+    def create_window_function(self, *args: Any, **kwargs: Any) -> None:
+        self._has_functions = True
+        super().create_window_function(*args, **kwargs)
+
+
+def connect(*args: Any, **kwargs: Any) -> Any:
+    """Open a connection to a database. Calls of coros that find it locked let others run."""
+    if len(args) > _FACTORY_INDEX:
+        factory = args[_FACTORY_INDEX]
+        args = (*args[:_FACTORY_INDEX], Connection if factory is _Connection else factory, *args[_FACTORY_INDEX + 1 :])
+    elif kwargs.get("factory", _Connection) is _Connection:
+        kwargs["factory"] = Connection
+    return _connect(*args, **kwargs)
+
+
+def replace() -> None:
+    """Replace the names."""
+    for module_name in ("sqlite3", "sqlite3.dbapi2"):
+        for new in (connect, Connection, Cursor):
+            _originals.replace(module_name, new.__name__, new)

@@ -1,0 +1,181 @@
+"""``sys.stdout`` and ``sys.stderr`` of :func:`grapeshot.coro.install`: other coros run while their reader is slow.
+
+The objects stay the interpreter's own, with what they have not written yet. The methods that wait are put on the
+objects. Callbacks of the loop and finalizers may print while a coro waits. So no coro waits inside of the buffer, which
+has a lock of the thread. The raw file writes what it can at once, and the coro waits between two calls of the buffer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+
+from grapeshot import _core
+from grapeshot.coro import _at_once
+
+from . import _os, _waits
+from ._file_objects import WRITE_FORGETS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+_current_or_none = _core._coro_current_or_none
+_is_among_coros = _core._coro_begins_thread
+
+
+@contextlib.contextmanager
+def _hold_in_thread(lock: Any) -> Iterator[None]:
+    """Hold the lock in what is no coro. A callback cannot wait for a coro of its own thread: it does without."""
+    # At the end of the interpreter, a thread that has stopped may have the lock.
+    taken = lock.acquire(False) or (not sys.is_finalizing() and not _is_among_coros() and lock.acquire())
+    try:
+        yield
+    finally:
+        if taken:
+            lock.release()
+
+
+class _Outlet:
+    """A binary stream of the interpreter, whose raw file may block."""
+
+    def __init__(self, buffer: io.BufferedWriter, raw: io.FileIO) -> None:
+        self._lock = _core.thread_rlock()
+        self._raw = raw
+        self._write, self._flush, self._write_raw = buffer.write, buffer.flush, raw.write
+        # Who writes by the buffer now, and whether the raw file was full.
+        self._writer: Any = None
+        self._is_full = False
+        # What interrupted writes have left. Text streams forget what they have given to a write, so it is kept here.
+        self._left: list[bytes] = []
+        changed: Any = buffer
+        changed.write, changed.flush = self.write, self.flush
+        changed = raw
+        changed.write = self.write_raw
+        os.register_at_fork(after_in_child=self._lock._at_fork_reinit)
+
+    def write_raw(self, data: Any, /) -> Any:
+        fd = -1 if self._raw.closed else self._raw.fileno()
+        if not _waits.can_wait() or not _waits.may_block(fd):
+            return self._write_raw(data)
+        if self._writer is not _current_or_none():
+            return _os.write_all(fd, data)
+        try:
+            return _at_once.write_now(fd, data)
+        except BlockingIOError:
+            self._is_full = True
+            return None
+
+    def write(self, data: Any, /) -> int:
+        """Write; an exception that ends a wait leaves the rest of the data to the next call."""
+        if not _waits.can_wait():
+            with _hold_in_thread(self._lock):
+                self._write_left(self._write)
+                return self._write(data)
+        view = memoryview(data).cast("B")
+        done = 0
+        try:
+            _waits.act()
+            with self._lock:
+                self._write_left(self._write_as_coro)
+                done = len(view)
+                self._write_as_coro(data)
+        except OSError:
+            raise
+        except BaseException:
+            if not done:
+                self._left.append(bytes(view))
+            raise
+        return len(view)
+
+    def _write_left(self, write: Callable[[Any], object]) -> None:
+        while self._left:
+            write(self._left.pop(0))
+
+    def _write_as_coro(self, data: Any) -> None:
+        rest = memoryview(data).cast("B")
+        while True:
+            try:
+                self._call(self._write, rest)
+            except BlockingIOError as error:
+                if not self._is_full:
+                    raise
+                rest = rest[error.characters_written :]
+            else:
+                return
+            try:
+                self._wait()
+            except BaseException:
+                self._left.insert(0, bytes(rest))
+                raise
+
+    def flush(self) -> None:
+        if not _waits.can_wait():
+            with _hold_in_thread(self._lock):
+                self._write_left(self._write)
+                self._flush()
+            return
+        with self._lock:
+            self._write_left(self._write_as_coro)
+            while True:
+                try:
+                    self._call(self._flush)
+                except BlockingIOError:
+                    if not self._is_full:
+                        raise
+                    self._wait()
+                else:
+                    return
+
+    def _call(self, method: Callable[..., Any], *args: Any) -> None:
+        """Call a method of the buffer, which does not wait."""
+        self._writer, self._is_full = _current_or_none(), False
+        try:
+            method(*args)
+        finally:
+            self._writer = None
+
+    def _wait(self) -> None:
+        _waits.wait_for_descriptor(self._raw.fileno(), _waits.WRITABLE, None)
+
+
+def _write_alone(text: Any) -> None:
+    """Let a stream for text write for one coro after the other."""
+    method, lock = text.write, _core.thread_rlock()
+    os.register_at_fork(after_in_child=lock._at_fork_reinit)
+
+    def write(data: str, /) -> int:
+        with lock if _waits.can_wait() else _hold_in_thread(lock):
+            return method(data)  # type: ignore[no-any-return]
+
+    text.write = write
+
+
+def _wait_before_writes(raw: Any) -> None:
+    """Let a raw file that has no buffer (``python -u``) write everything while others run."""
+    original = raw.write
+
+    def write(data: Any, /) -> Any:
+        if raw.closed or not _waits.can_wait() or not _waits.may_block(raw.fileno()):
+            return original(data)
+        return _os.write_all(raw.fileno(), data)
+
+    raw.write = write
+
+
+def patch() -> None:
+    """Patch what ``sys.stdout`` and ``sys.stderr`` are now, if that is the interpreter's own."""
+    for stream in (sys.stdout, sys.stderr):
+        buffer: Any = stream.buffer if type(stream) is io.TextIOWrapper else None
+        raw = buffer.raw if type(buffer) is io.BufferedWriter else buffer
+        if type(raw) is not io.FileIO or raw.closed or "write" in vars(raw):
+            continue
+        if raw is buffer:
+            _wait_before_writes(raw)
+        else:
+            _Outlet(buffer, raw)
+        if WRITE_FORGETS:
+            _write_alone(stream)

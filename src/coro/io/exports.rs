@@ -1,0 +1,56 @@
+//! Exported buffers of bytes-like objects, which are given back on drop.
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+/// An exported buffer. Methods begin and end attached, so it is made and dropped attached.
+pub(super) struct View(ffi::Py_buffer);
+
+impl View {
+    /// TypeError or BufferError for an object that has no such contiguous buffer.
+    pub(super) fn new(object: &Bound<'_, PyAny>, flags: i32) -> PyResult<Self> {
+        let mut view = Self(ffi::Py_buffer::new());
+        view.fill(object, flags)?;
+        Ok(view)
+    }
+
+    /// The same in a box, for a view that stays while a coro waits: its address does not change.
+    pub(super) fn boxed(object: &Bound<'_, PyAny>, flags: i32) -> PyResult<Box<Self>> {
+        let mut view = Box::new(Self(ffi::Py_buffer::new()));
+        view.fill(object, flags)?;
+        Ok(view)
+    }
+
+    fn fill(&mut self, object: &Bound<'_, PyAny>, flags: i32) -> PyResult<()> {
+        // SAFETY: attached; on success the view is released once, on drop. After a failure its object is null.
+        if unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut self.0, flags) } != 0 {
+            return Err(PyErr::fetch(object.py()));
+        }
+        Ok(())
+    }
+
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.0.len as usize
+    }
+
+    #[inline]
+    pub(super) fn as_mut_ptr(&self) -> *mut u8 {
+        self.0.buf.cast()
+    }
+
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        match self.0.len {
+            0 => &[],
+            // SAFETY: the buffer is exported until the drop.
+            len => unsafe { std::slice::from_raw_parts(self.0.buf.cast(), len as usize) },
+        }
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        // SAFETY: filled by `fill` and released once; without an object the call does nothing.
+        unsafe { ffi::PyBuffer_Release(&raw mut self.0) };
+    }
+}

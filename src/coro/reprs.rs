@@ -1,0 +1,107 @@
+//! The containers whose `repr` is being made, which CPython notes for each thread, belong to a coro.
+//!
+//! `Py_ReprEnter` keeps them in a list, the entry `Py_Repr` of the thread state's dict, so that a list that contains itself
+//! ends with `[...]`. The `__repr__` of an item may wait, and another coro may then print the same list. So the contents
+//! of that list are exchanged at a switch: those of the suspended stack lie in `Fiber::reprs`, those of the thread's
+//! own stack in the fiber that runs. The list object is made with the first coro of the thread and stays the same.
+//!
+//! A switch pays for two tests while nobody prints. What is exchanged are the fields of the list object: that needs no
+//! memory except for a box, and runs no code. Source: `Py_ReprEnter` in CPython's `Objects/object.c`.
+
+use std::cell::Cell;
+use std::mem;
+use std::ptr;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+
+/// The contents of a list object, as its fields have them: owned references in memory of Python's. A stack that has
+/// ended has left nothing in its list, so a fiber is freed without any.
+pub(super) struct Contents {
+    items: *mut *mut ffi::PyObject,
+    len: ffi::Py_ssize_t,
+    allocated: ffi::Py_ssize_t,
+}
+
+/// The list of one thread; null before its first coro and after its last one.
+pub(super) struct ReprList(Cell<*mut ffi::PyListObject>);
+
+impl ReprList {
+    pub(super) const fn new() -> Self {
+        Self(Cell::new(ptr::null_mut()))
+    }
+
+    /// Finds or makes the list, before a coro starts. Without memory for it coros share the thread's.
+    pub(super) fn set_up(&self, py: Python<'_>) {
+        if self.0.get().is_null()
+            && let Ok(list) = list_of_thread(py)
+        {
+            self.0.set(list.into_ptr().cast());
+        }
+    }
+
+    /// The thread ends: coros that are resumed only to end share what is left.
+    pub(super) fn forget(&self, py: Python<'_>) {
+        let list = self.0.replace(ptr::null_mut());
+        // SAFETY: attached; null, or the reference of `set_up`.
+        drop(unsafe { Bound::from_owned_ptr_or_opt(py, list.cast()) });
+    }
+
+    /// Exchanges what the thread has noted with what is in `place`, if there is anything.
+    ///
+    /// # Safety
+    /// Attached, in the thread of this list. The next thing to happen is a switch to the stack that `place` belongs to
+    /// (or back).
+    #[inline(always)]
+    pub(super) unsafe fn exchange(&self, place: &mut Option<Box<Contents>>) {
+        let list = self.0.get();
+        // SAFETY: null, or a list that is kept until `forget`.
+        if !list.is_null() && (place.is_some() || unsafe { (*list).ob_base.ob_size } != 0) {
+            // SAFETY: as above.
+            unsafe { exchange_contents(list, place) };
+        }
+    }
+}
+
+/// # Safety
+/// Attached; a live list, which nobody is reading or changing.
+#[cold]
+#[inline(never)]
+unsafe fn exchange_contents(list: *mut ffi::PyListObject, place: &mut Option<Box<Contents>>) {
+    // SAFETY: by the contract; each reference stays in exactly one place, and an empty list has no memory.
+    unsafe {
+        let next = match place.take() {
+            Some(contents) => *contents,
+            None => Contents {
+                items: ptr::null_mut(),
+                len: 0,
+                allocated: 0,
+            },
+        };
+        let before = Contents {
+            items: mem::replace(&mut (*list).ob_item, next.items),
+            len: mem::replace(&mut (*list).ob_base.ob_size, next.len),
+            allocated: mem::replace(&mut (*list).allocated, next.allocated),
+        };
+        if before.len != 0 {
+            *place = Some(Box::new(before));
+        } else {
+            // Memory without items.
+            ffi::PyMem_Free(before.items.cast());
+        }
+    }
+}
+
+/// The list that `Py_ReprEnter` uses in this thread.
+fn list_of_thread(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
+    // SAFETY: attached; a borrowed reference, or null without an exception.
+    let dict = unsafe { Bound::from_borrowed_ptr_or_err(py, ffi::PyThreadState_GetDict())? };
+    let dict = dict.cast_into::<PyDict>()?;
+    if let Some(list) = dict.get_item("Py_Repr")? {
+        return Ok(list.cast_into::<PyList>()?);
+    }
+    let list = PyList::empty(py);
+    dict.set_item("Py_Repr", &list)?;
+    Ok(list)
+}

@@ -1,0 +1,27 @@
+//! Whether anything waits for its turn while something runs. The watchdog asks this.
+
+use grapeshot_core::sys::{clock, readiness};
+use pyo3::prelude::*;
+
+use super::{FdUse, Reactor};
+use crate::event_loop::pyloop::LoopObject;
+
+impl Reactor {
+    /// Whether the loop could run something else now: a ready entry, a due timer, or the reader or writer of a descriptor
+    /// that is ready. Nothing is taken from the queues or the poller.
+    ///
+    /// Needs the GIL, in any thread: no cell is borrowed while other code can run.
+    pub(crate) fn has_backlog(&self, py: Python<'_>, event_loop: &LoopObject) -> bool {
+        self.ready_len() > 0
+            || self.has_events.get()
+            || !self.inbox.is_empty()
+            || self.has_due_timer(py, event_loop, clock::now_ns())
+            || readiness::is_any_ready(self.fds.borrow().iter().map(|(fd, fd_use)| {
+                let interest = match fd_use {
+                    FdUse::Source(source) => source.interest(py),
+                    FdUse::Watch(watch) => watch.waited_for(),
+                };
+                (fd, interest)
+            }))
+    }
+}

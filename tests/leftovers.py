@@ -1,0 +1,201 @@
+"""What a test may not leave behind in the process: threads, child processes, descriptors, replaced functions of the
+standard library, and settings of the interpreter. A later test would meet them, and depend on the order of tests.
+"""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import gc
+import logging
+import os
+import queue
+import resource
+import select
+import selectors
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing import resource_tracker
+from typing import Any
+
+from support import CAP_S
+
+# Patches replace attributes of these modules, and so may tests.
+PATCHED = (
+    _thread,
+    asyncio,
+    asyncio.base_events,
+    asyncio.events,
+    asyncio.tasks,
+    os,
+    queue,
+    select,
+    selectors,
+    socket,
+    ssl,
+    subprocess,
+    threading,
+    time,
+)
+# Attributes that the modules themselves change, or the first coro that hides the loop, for good.
+CHANGING = {
+    "all_tasks",
+    "_shutdown_locks",
+    "_fork_in_stdlib",
+    "_is_main_interpreter",
+    "_USE_POSIX_SPAWN",
+    "_USE_VFORK",
+    "_cleanup",
+}
+LOGGERS = ("asyncio", "grapeshot", "concurrent.futures")
+# Threads that stay until the process ends: a child may ask for a signal when the thread ends that has started it.
+STAYING = "grapeshot-preexec"
+# Libraries that keep files of theirs open, and that follow the collector.
+CACHES = "/site-packages/matplotlib/"
+FOLLOWERS = "hypothesis."
+_ABSENT = object()
+
+
+def open_descriptors() -> set[str]:
+    fds = set()
+    for fd in os.listdir("/dev/fd"):
+        try:
+            target = os.readlink(f"/dev/fd/{fd}")
+        except OSError:
+            continue  # the descriptor of the listing itself
+        if CACHES not in target and int(fd) != _tracker()[1]:
+            fds.add(f"{fd} -> {target}")
+    return fds
+
+
+def _tracker() -> tuple[int | None, int | None]:
+    """The process and the descriptor of multiprocessing's resource tracker, which stays once it is there."""
+    tracker = resource_tracker._resource_tracker
+    return tracker._pid, tracker._fd
+
+
+def _threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if not thread.name.startswith(STAYING)}
+
+
+def children() -> set[int]:
+    """The child processes of this one, ended ones that nobody has waited for among them (on Linux; elsewhere none)."""
+    found = set()
+    for thread in os.listdir("/proc/self/task") if os.path.isdir("/proc/self/task") else ():
+        try:
+            with open(f"/proc/self/task/{thread}/children", encoding="ascii") as file:
+                found.update(int(pid) for pid in file.read().split())
+        except OSError:
+            continue  # the thread has ended
+    return found - {_tracker()[0]}
+
+
+def _signal_handlers() -> dict[int, Any]:
+    return {number: signal.getsignal(number) for number in signal.valid_signals()}
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+
+
+def _loggers() -> dict[str, Any]:
+    named = {name: logging.getLogger(name) for name in LOGGERS}
+    return {
+        name: (logger.level, logger.propagate, logger.disabled, list(logger.handlers)) for name, logger in named.items()
+    }
+
+
+def _collector_callbacks() -> list[Any]:
+    return [callback for callback in gc.callbacks if not str(callback.__module__).startswith(FOLLOWERS)]
+
+
+# What a setting is, and how to read it. Each value is compared with the one before the test.
+SETTINGS: dict[str, Callable[[], Any]] = {
+    "the current directory": os.getcwd,
+    "the environment": _environment,
+    "the handlers of signals": _signal_handlers,
+    "the loggers": _loggers,
+    "the limit of descriptors": lambda: resource.getrlimit(resource.RLIMIT_NOFILE),
+    "the running loop": asyncio._get_running_loop,
+    "the collector": lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug(), _collector_callbacks()),
+    "the trace function": sys.gettrace,
+    "the profile function": sys.getprofile,
+    "the switch interval": sys.getswitchinterval,
+    "the recursion limit": sys.getrecursionlimit,
+    "the hooks of async generators": sys.get_asyncgen_hooks,
+    "sys.path": lambda: list(sys.path),
+    "sys.excepthook": lambda: sys.excepthook,
+    "sys.unraisablehook": lambda: sys.unraisablehook,
+    "threading.excepthook": lambda: threading.excepthook,
+    "socket.getdefaulttimeout()": socket.getdefaulttimeout,
+}
+
+
+def _replaced(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    if before == now:
+        return []
+    names = before.keys() | now.keys()
+    return sorted(
+        name for name in names - CHANGING if callable(before.get(name)) and now.get(name, _ABSENT) is not before[name]
+    )
+
+
+class Leftovers:
+    """The state of the process before a test, and what is different after it."""
+
+    def __init__(self) -> None:
+        self.threads = _threads()
+        self.children = children()
+        self.fds = open_descriptors()
+        self.modules = [dict(vars(module)) for module in PATCHED]
+        self.settings = {name: read() for name, read in SETTINGS.items()}
+
+    def _changed(self) -> dict[str, Any]:
+        """What does not change by itself."""
+        found: dict[str, Any] = {}
+        for module, before in zip(PATCHED, self.modules, strict=True):
+            if names := _replaced(before, vars(module)):
+                found[f"replaced in {module.__name__}"] = names
+        for name, before in self.settings.items():
+            now = SETTINGS[name]()
+            if now != before:
+                found[name] = _difference(before, now)
+        return found
+
+    def _unfinished(self) -> dict[str, Any]:
+        """What may need a moment to end."""
+        found = {
+            "threads": sorted(thread.name for thread in _threads() - self.threads),
+            "child processes": sorted(children() - self.children),
+            "open descriptors": sorted(open_descriptors() - self.fds),
+        }
+        return {name: what for name, what in found.items() if what}
+
+    def restore(self) -> None:
+        """Give later tests the signal handlers back that a test which has failed has not."""
+        for number, handler in self.settings["the handlers of signals"].items():
+            if signal.getsignal(number) is not handler and number not in (signal.SIGKILL, signal.SIGSTOP):
+                signal.signal(number, handler)
+
+    def found(self) -> dict[str, Any]:
+        """What a test has left behind; waits for what is still on its way to its end."""
+        give_up = time.monotonic() + CAP_S
+        while unfinished := self._unfinished():
+            if time.monotonic() > give_up:
+                break
+            gc.collect()
+            time.sleep(0.005)
+        return unfinished | self._changed()
+
+
+def _difference(before: Any, now: Any) -> str:
+    if isinstance(before, dict):
+        names = [name for name in before.keys() | now.keys() if before.get(name, _ABSENT) != now.get(name, _ABSENT)]
+        return ", ".join(f"{name}: {before.get(name)!r} -> {now.get(name)!r}" for name in names)
+    return f"{before!r} -> {now!r}"
