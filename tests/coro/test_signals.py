@@ -41,6 +41,25 @@ def run(code):
     return run_script(None, HEAD + code, flags=("-W", "error", "-X", "faulthandler")).split("\n")[:-1]
 
 
+def test_no_thread_is_left_when_the_run_is_over():
+    """A thread that begins while CPython 3.11 exits would use memory that was freed."""
+    lines = run(
+        """
+def main():
+    for _ in range(3):
+        try:
+            signal.raise_signal(signal.SIGINT)
+            coro.yield_slice()
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            say("went on")
+
+outcome(coro.run, main)
+say(len(sys._current_frames()))
+"""
+    )
+    assert lines == [*["went on"] * 3, "returned None", "1"]
+
+
 def test_ctrl_c_works_as_for_a_task():
     """The first Ctrl-C cancels the running coro at its next wait. A second one is raised at once."""
     lines = run(
