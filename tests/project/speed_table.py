@@ -12,8 +12,6 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "comparison.json"
 COROS = RESULTS.with_name("coros.json")
 BLOCKING = RESULTS.with_name("blocking.json")
-REPORT = RESULTS.with_name("report.html")
-UNCHANGED = RESULTS.with_name("coros-unchanged.json")
 CALLGRIND = RESULTS.with_name("callgrind.json")
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "speed.md"
@@ -97,18 +95,13 @@ def instructions() -> str:
 
 
 def coros() -> str:
-    """The section on coros: other libraries for comparison, and the cost for programs without coros. Uses committed
-    results only.
-    """
-    from benchmarks.coros.unchanged import markdown as unchanged
+    """The sections on coros and on blocking-style servers, beside other libraries."""
     from benchmarks.tables import markdown
 
     parts = []
     for path, heading in ((COROS, "## Coros"), (BLOCKING, "## Blocking-style servers")):
         if path.exists():
             parts.append(markdown(json.loads(path.read_text(encoding="utf-8")) | {"heading": heading}))
-    if UNCHANGED.exists():
-        parts.append(unchanged(json.loads(UNCHANGED.read_text(encoding="utf-8"))))
     return "".join(f"\n{part}\n" for part in parts)
 
 
