@@ -1,8 +1,8 @@
-"""What coros cost those who do not use them, in instructions: `python -m benchmarks.coros.unchanged --before FOLDER`.
+"""What coros cost programs without coros, in instructions: `python -m benchmarks.coros.unchanged --before FOLDER`.
 
-FOLDER holds the package as it was before (its `python` folder, with the extension built as for a release). Each kind of
-call is counted with the package of before, with the one of now, and with that in a process in which a coro has run. As
-in `benchmarks.callgrind` each runs twice, short and long, and the differences count. Linux, valgrind.
+FOLDER is the `python` folder of an older package, with its extension built as for a release. Each kind of call is
+counted with the older package, with the current one, and with the current one in a process in which a coro has run. As
+in `benchmarks.callgrind`, each program runs twice, short and long, and the difference counts. Needs Linux and valgrind.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ WITH_COROS = f"from grapeshot import coro; coro.run(coro.yield_slice); {PLAIN}"
 
 
 def count(kind: str, package: Path, program: str, rounds: int, out: Path | None) -> tuple[int, int]:
-    """Instructions of a process that does so many rounds (not counted without `out`), and the number of its calls."""
+    """Return a process's number of instructions (not counted without `out`) and of calls, for a number of rounds."""
     command = [*valgrind(out), sys.executable, "-c", program, kind, "--loop", "grapeshot", "--rounds", str(rounds)]
     environment = child_environment() | {"PYTHONPATH": f"{package}:{ROOT}", "PYTHONHASHSEED": "0"}
-    # Not in the folder of the repository, whose own package would come first.
+    # Not in the repository, because its own package would be imported instead.
     folder = tempfile.gettempdir()
     outcome = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return instructions(out), json.loads(outcome.stdout)["operations"]
@@ -46,20 +46,20 @@ def count(kind: str, package: Path, program: str, rounds: int, out: Path | None)
 
 def per_call(kind: str, package: Path, program: str) -> float:
     with tempfile.TemporaryDirectory() as name:
-        count(kind, package, program, 1, None)  # the first run of all writes the bytecode
+        count(kind, package, program, 1, None)  # the very first run writes the bytecode files
         short, few = count(kind, package, program, SHORT, Path(name) / "short")
         long, many = count(kind, package, program, LONG, Path(name) / "long")
     return round((long - short) / (many - few), 1)
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """What was counted as a table."""
+    """Return the counts as a table."""
     lines = [
-        "### What coros cost those who do not use them",
+        "### What coros cost programs that do not use them",
         "",
-        f"Instructions per call of the loop, by callgrind: with the package of revision {result['before']}, which had "
-        f"no coros; with that of {result['machine']['revision']}; and with the same one in a process in which a coro "
-        "has run.",
+        f"Instructions per call of the loop, counted by callgrind. *Before* is revision {result['before']}, which had "
+        f"no coros. *Now* is revision {result['machine']['revision']}, and *with coros* is the same revision in a "
+        "process in which a coro has run.",
         "",
         "| | before | now | with coros |",
         "| --- | ---: | ---: | ---: |",
@@ -73,7 +73,7 @@ def markdown(result: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--before", type=Path, required=True, help="the `python` folder of the older package")
-    parser.add_argument("--revision", required=True, help="what to call it in the JSON")
+    parser.add_argument("--revision", required=True, help="the name of its revision in the JSON")
     parser.add_argument("--kinds", nargs="+", choices=micro.KINDS, default=KINDS)
     parser.add_argument("--json", type=Path, help="where to write")
     args = parser.parse_args()
