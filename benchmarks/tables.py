@@ -4,67 +4,64 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.intervals import LEAST_PAIRS, STANDINGS, TOO_FEW, interval
+from benchmarks.intervals import LEAST_PAIRS, STANDINGS, TOO_FEW, Interval
 from benchmarks.standings import (
     OURS,
     RAW,
     Outcome,
     best_peer,
-    best_ratios,
     count,
     judge,
     median,
-    ratios,
+    number,
+    ratio,
     standing,
-    values,
+    total,
     verdict,
 )
 
 
-def number(value: float) -> str:
+def digits(value: float) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 100 else f"{value:.2f}"
 
 
-def with_interval(taken: Sequence[float]) -> str:
+def with_interval(found: Interval | None) -> str:
     """The median, with half of its interval as a percentage."""
-    if not taken:
+    if found is None:
         return "-"
-    found = interval(taken)
     half = (found.high - found.low) / 2 / abs(found.middle) if found.middle else 0.0
-    return f"{number(found.middle)} ±{half:.0%}"
+    return f"{digits(found.middle)} ±{half:.0%}"
 
 
-def ratio_text(taken: Sequence[float], emphasis: str = "**") -> str:
-    if not taken:
+def ratio_text(found: Interval | None, emphasis: str = "**") -> str:
+    if found is None:
         return "-"
-    found = interval(taken)
     return f"{emphasis}{found.middle:.2f}{emphasis} ({found.low:.2f}-{found.high:.2f})"
 
 
 def best_cell(outcome: Outcome) -> str:
     """The ratio to the best peer."""
     best = best_peer(outcome)
-    return "-" if best is None else f"{ratio_text(ratios(outcome, OURS, best))} of {best}"
+    return "-" if best is None else f"{ratio_text(ratio(outcome, best))} of {best}"
 
 
 def raw_cell(outcome: Outcome) -> str:
     """The ratio to the raw server, if the row has one."""
-    taken = ratios(outcome, OURS, RAW)
-    return f"{statistics.median(taken):.2f}" if taken else "-"
+    found = ratio(outcome, RAW)
+    return f"{found.middle:.2f}" if found else "-"
 
 
 def one_line(outcome: Outcome) -> str:
     """Return a case in one line, for the terminal."""
-    parts = [f"{loop} {with_interval(values(outcome, loop))}" for loop in outcome["samples"]]
-    if taken := best_ratios(outcome):
-        parts.append(f"{ratio_text(taken, '')} of {best_peer(outcome)}: {standing(outcome)}")
+    parts = [f"{loop} {with_interval(number(outcome, loop))}" for loop in outcome["numbers"]]
+    if best := best_peer(outcome):
+        parts.append(f"{ratio_text(ratio(outcome, best), '')} of {best}: {standing(outcome)}")
     parts += [f"bound {judge(outcome, bound)[0]}: {verdict(outcome, bound)}" for bound in outcome["bounds"]]
     return outcome.get("left_out") or ", ".join(parts)
 
@@ -73,7 +70,7 @@ def cell(outcome: Outcome, loop: str) -> str:
     """The number, `failed`, or `-` if the loop does not take part or lacks the feature."""
     if loop in outcome["failures"]:
         return "failed"
-    return with_interval(values(outcome, loop))
+    return with_interval(number(outcome, loop))
 
 
 def remarks(result: dict[str, Any]) -> list[str]:
@@ -92,28 +89,28 @@ def remarks(result: dict[str, Any]) -> list[str]:
     for outcome in result["cases"]:
         if rate := outcome.get("kept", {}).get("rate_rps"):
             lines.append(
-                f"{outcome['name']}: {rate:,} requests per second; the slowest loop is {outcome['kept']['slowest']}."
+                f"{outcome['title']}: {rate:,} requests per second; the slowest loop is {outcome['kept']['slowest']}."
             )
         if tool := outcome.get("kept", {}).get("tool"):
-            lines.append(f"{outcome['name']}: loaded by {tool}.")
-        for loop in outcome["samples"]:
-            if resent := sum(values(outcome, loop, "resent")):
-                of = sum(values(outcome, loop, "requests"))
-                lines.append(f"{outcome['name']} on {loop}: {resent:,.0f} of {of:,.0f} datagrams were sent again.")
-            unanswered, of = (sum(values(outcome, loop, name)) for name in ("unanswered", "requests"))
+            lines.append(f"{outcome['title']}: the version is {tool}.")
+        for loop in outcome["numbers"]:
+            if resent := total(outcome, loop, "resent"):
+                of = total(outcome, loop, "requests")
+                lines.append(f"{outcome['title']}, on {loop}: {resent:,.0f} of {of:,.0f} datagrams were sent again.")
+            unanswered, of = (total(outcome, loop, name) for name in ("unanswered", "requests"))
             if unanswered > 0.01 * of:
                 lines.append(
-                    f"{outcome['name']} on {loop}: {of:,.0f} requests had a reply at the end, {unanswered:,.0f} did not."
+                    f"{outcome['title']}, on {loop}: {unanswered:,.0f} requests were not answered, {of:,.0f} were."
                 )
             if speedup := median(outcome, loop, "speedup"):
                 more = (median(outcome, loop, "cpu_us") or 0.0) / (median(outcome, loop, "cpu_us_of_one") or 1.0)
                 lines.append(
-                    f"{outcome['name']} on {loop}: two loops serve {speedup:.2f} times as many requests as one, "
+                    f"{outcome['title']}, on {loop}: two loops serve {speedup:.2f} times as many requests as one, "
                     f"with {more:.2f} times the CPU per request."
                 )
-            if early := sum(values(outcome, loop, "early")):
-                of = sum(values(outcome, loop, "sleeps"))
-                lines.append(f"{outcome['name']}, {loop}: {early:,.0f} of {of:,.0f} sleeps ended too early.")
+            if early := total(outcome, loop, "early"):
+                of = total(outcome, loop, "sleeps")
+                lines.append(f"{outcome['title']}, on {loop}: {early:,.0f} of {of:,.0f} sleeps ended too early.")
     return lines
 
 
@@ -122,9 +119,9 @@ def growth_text(outcome: Outcome, outcomes: Sequence[Outcome]) -> str:
     smaller = next((other for other in outcomes if other["name"] == outcome.get("grown_from")), None)
     if smaller is None:
         return ""
-    pairs = [(loop, median(outcome, loop), median(smaller, loop)) for loop in outcome["samples"]]
+    pairs = [(loop, median(outcome, loop), median(smaller, loop)) for loop in outcome["numbers"]]
     parts = [f"{loop} {large / small:.2f}" for loop, large, small in pairs if large and small]
-    return f"{outcome['name']} as a multiple of {smaller['name']}: {', '.join(parts)}." if parts else ""
+    return f"{outcome['title']}, as a multiple of {smaller['title']}: {', '.join(parts)}." if parts else ""
 
 
 def rows(header: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
@@ -155,8 +152,8 @@ def load_cell(outcome: Outcome, loop: str) -> str:
     rps = median(outcome, loop, "rps")
     if rps is None:
         return "-"
-    latencies = [f"{number(value)}" for name in LATENCIES if (value := median(outcome, loop, name)) is not None]
-    return f"{number(rps)}; {' / '.join(latencies)}" if latencies else number(rps)
+    latencies = [digits(value) for name in LATENCIES if (value := median(outcome, loop, name)) is not None]
+    return f"{digits(rps)}; {' / '.join(latencies)}" if latencies else digits(rps)
 
 
 def load_header(outcomes: Sequence[Outcome]) -> str:
@@ -164,7 +161,7 @@ def load_header(outcomes: Sequence[Outcome]) -> str:
     known = [
         text
         for name, text in LATENCIES.items()
-        if any(values(outcome, loop, name) for outcome in outcomes for loop in outcome["samples"])
+        if any(median(outcome, loop, name) for outcome in outcomes for loop in outcome["numbers"])
     ]
     return f"Requests/s; latency {' / '.join(known)} in us" if known else "Requests/s"
 
@@ -172,13 +169,13 @@ def load_header(outcomes: Sequence[Outcome]) -> str:
 def load_table(outcomes: Sequence[Outcome], loops: Sequence[str]) -> list[str]:
     """Return the table of throughput and latency."""
     header = [load_header(outcomes), *loops]
-    measured = [outcome for outcome in outcomes if any(values(outcome, loop, "rps") for loop in loops)]
+    measured = [outcome for outcome in outcomes if any(median(outcome, loop, "rps") for loop in loops)]
     return rows(header, [[outcome["title"], *(load_cell(outcome, loop) for loop in loops)] for outcome in measured])
 
 
 def start_table(outcomes: Sequence[Outcome], loops: Sequence[str]) -> list[str]:
     header = ["Start, whole process in ms CPU", *loops]
-    return rows(header, [["", *(with_interval(values(outcomes[0], loop, "whole_ms")) for loop in loops)]])
+    return rows(header, [["", *(with_interval(number(outcomes[0], loop, "whole_ms")) for loop in loops)]])
 
 
 def summary(result: dict[str, Any]) -> str:
@@ -214,8 +211,8 @@ RAW_TEXT = "The raw server uses epoll without Python, and the interpreter's Open
 def loads(settings: dict[str, Any]) -> str:
     """Return how long servers are loaded, and on which cores."""
     return (
-        f"Servers are loaded for {settings['seconds']:g} s after {settings['warm_up_s']:g} s of warm-up; the server runs "
-        f"on core {settings['server_core']}, the load on core {settings['load_core']}"
+        f"Servers are loaded for {settings['seconds']:g} s after {settings['warm_up_s']:g} s of warm-up; the server "
+        f"runs on core {settings['server_core']}, the load on core {settings['load_core']}"
         f"{', where it polls without sleeping' if settings['spin'] else ''}."
     )
 
@@ -223,10 +220,10 @@ def loads(settings: dict[str, Any]) -> str:
 # The rule for the rows of every comparison. docs/speed.md has it once, above its tables.
 RULE = (
     "Each number is the median of its runs, ± half of its 95 % interval. Ratios are calculated run by run, and the "
-    "95 % interval of their median is in brackets. Below 1, grapeshot needs less than the peer. A row is ahead only if "
-    "the whole interval is below 1 for every peer, behind if it is above 1 for any peer, and otherwise equal. Fewer than "
-    f"{LEAST_PAIRS} runs give no verdict, because the interval of so few runs is about their whole range. The best peer is "
-    "the peer that decides the row."
+    "95 % interval of their median is in brackets. Below 1, grapeshot needs less than the peer. A row is ahead only "
+    "if the whole interval is below 1 for every peer, behind if it is above 1 for any peer, and otherwise equal. "
+    f"Fewer than {LEAST_PAIRS} runs give no verdict, because the interval of few runs is about their whole range. The "
+    "best peer is the peer that decides the row."
 )
 
 
@@ -244,14 +241,14 @@ def shown_loops(result: dict[str, Any], outcomes: Sequence[Outcome]) -> list[str
     return [
         loop
         for loop in result["loops"]
-        if any(loop in outcome["samples"] or loop in outcome["failures"] for outcome in outcomes)
+        if any(loop in outcome["numbers"] or loop in outcome["failures"] for outcome in outcomes)
     ]
 
 
 def how_text(result: dict[str, Any], *, has_rule: bool = True) -> str:
     """Return how it was measured, and the rule that decides a row."""
     settings = result["settings"]
-    parts = [f"{settings['runs']} runs that alternate between the loops, each in a fresh process."]
+    parts = [f"{settings['runs']} alternating runs, each in a fresh process."]
     if has_rule:
         parts.append(RULE)
     if "warm_up_s" in settings:
@@ -288,9 +285,9 @@ def markdown(result: dict[str, Any], *, has_rule: bool = True) -> str:
     for outcomes in groups(result):
         loops = shown_loops(result, outcomes)
         lines += ["", *main_table(outcomes, loops)]
-        if any(values(outcome, loop, "rps") for outcome in outcomes for loop in loops):
+        if any(median(outcome, loop, "rps") for outcome in outcomes for loop in loops):
             lines += ["", *load_table(outcomes, loops)]
-        if any(values(outcome, loop, "whole_ms") for outcome in outcomes for loop in loops):
+        if any(number(outcome, loop, "whole_ms") for outcome in outcomes for loop in loops):
             lines += ["", *start_table(outcomes, loops)]
     if notes := remarks(result) + failures(result):
         lines += ["", *(f"- {text}" for text in notes)]

@@ -14,8 +14,8 @@ from benchmarks.rpc.peers import COROS, ON_ASYNCIO, available
 HOW = (
     "CPU time per call, of a fresh client and a fresh server together. All calls of a run use one connection on the "
     "loopback interface. `grapeshot` is grapeshot.rpc on grapeshot's loop. For comparison, `coros` is "
-    "grapeshot.coro.rpc at both ends, and `on asyncio` is grapeshot.rpc on asyncio's loop. grpc.aio sends bytes without "
-    "a schema. `rpyc` is one thread that keeps as many asynchronous calls under way as there are callers; "
+    "grapeshot.coro.rpc at both ends, and `on asyncio` is grapeshot.rpc on asyncio's loop. grpc.aio sends bytes "
+    "without a schema. `rpyc` is one thread that keeps as many asynchronous calls under way as there are callers; "
     "`rpyc threads` has one thread for each caller."
 )
 

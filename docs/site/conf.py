@@ -29,9 +29,6 @@ NAVIGATION = {
     "Project": ["docs/architecture", "CHANGELOG", "CONTRIBUTING", "CODE_OF_CONDUCT", "SECURITY", "docs/releasing"],
     "Measurements": [
         "benchmarks/README",
-        "All loops <benchmarks/results/comparison>",
-        "Blocking-style servers <benchmarks/results/blocking>",
-        "Coros <benchmarks/results/coros>",
         "Calls between processes <benchmarks/results/rpc>",
     ],
 }

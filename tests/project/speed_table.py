@@ -12,8 +12,6 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "comparison.json"
 COROS = RESULTS.with_name("coros.json")
 BLOCKING = RESULTS.with_name("blocking.json")
-REPORT = RESULTS.with_name("report.html")
-UNCHANGED = RESULTS.with_name("coros-unchanged.json")
 CALLGRIND = RESULTS.with_name("callgrind.json")
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "speed.md"
@@ -57,7 +55,7 @@ def summary(result: dict[str, Any]) -> str:
     note = (
         f"The chart shows the server's CPU time per request, or the process's per call, for grapeshot, {peers} and "
         f"asyncio, on CPython {machine['python']} and Linux. Each number is the median of "
-        f"{result['settings']['runs']} alternated runs, and the bands are 95 % intervals. {summary(result)} "
+        f"{result['settings']['runs']} alternating runs, and the bands are 95 % intervals. {summary(result)} "
         "[docs/speed.md](docs/speed.md) has all rows and explains the comparison."
     )
     picture = [
@@ -97,10 +95,7 @@ def instructions() -> str:
 
 
 def coros() -> str:
-    """The section on coros: other libraries for comparison, and the cost for programs without coros. Uses committed
-    results only.
-    """
-    from benchmarks.coros.unchanged import markdown as unchanged
+    """The sections on coros and on blocking-style servers, beside other libraries."""
     from benchmarks.tables import markdown
 
     parts = []
@@ -108,8 +103,6 @@ def coros() -> str:
         if path.exists():
             result = json.loads(path.read_text(encoding="utf-8"))
             parts.append(markdown(result | {"heading": heading}, has_rule=False))
-    if UNCHANGED.exists():
-        parts.append(unchanged(json.loads(UNCHANGED.read_text(encoding="utf-8"))))
     return "".join(f"\n{part}\n" for part in parts)
 
 
