@@ -114,8 +114,8 @@ def group_section(result: dict[str, Any], outcomes: Sequence[Outcome]) -> str:
     return "".join(
         [
             f'<h3 id="{name}">{text(title)}</h3>' if title != name_of(result) else "",
-            figure(charts.group_chart(name, outcomes, loops), "The band is the 95 % interval."),
-            figure(charts.latency_chart(f"{name}-latency", outcomes, loops), "Latency by quantile."),
+            figure(charts.group_chart(name, outcomes, loops), "The bands are 95 % intervals."),
+            figure(charts.latency_chart(f"{name}-latency", outcomes, loops), "Latency by percentile."),
             main_table(outcomes, loops),
             load_table(outcomes, loops),
         ]
@@ -154,8 +154,8 @@ def html(results: Sequence[dict[str, Any]]) -> str:
     body = "".join(suite_section(result) for result in results)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><title>grapeshot beside its peers</title>'
-        f"<style>{STYLE}</style></head><body><h1>grapeshot beside its peers</h1>"
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><title>grapeshot compared</title>'
+        f"<style>{STYLE}</style></head><body><h1>grapeshot compared</h1>"
         f'<p class="soft">Less is better in every row.</p><nav>{links}</nav>{body}</body></html>\n'
     )
 

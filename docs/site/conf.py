@@ -1,7 +1,7 @@
-"""How Sphinx makes the site from the project's pages: `make docs`.
+"""Configures Sphinx, which builds the site from the project's Markdown pages: `make docs`.
 
-The source directory is that of the project, so that links between pages are those that GitHub follows. The pages
-themselves have nothing of Sphinx in them: NAVIGATION says which belong to the site, and in which order.
+Sphinx reads the project's root directory, so that the links between pages work on the site as they do on GitHub. The
+pages contain nothing that is specific to Sphinx. NAVIGATION lists the pages of the site in their order.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ project = "grapeshot"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "navigation", "reference"]
 root_doc = HOME
 include_patterns = [f"{page}.{kind}" for page in PAGES for kind in ("md", "rst")]
-# Folders without pages, which would only take time.
+# Folders without pages; searching them would only take time.
 exclude_patterns = [".*", "build", "core", "dist", "examples", "python", "src", "target", "tests"]
 navigation = NAVIGATION
 nitpicky = True
-myst_heading_anchors = 4  # as GitHub makes them
+myst_heading_anchors = 4  # the same anchors as on GitHub
 
 html_theme = "furo"
 html_static_path = ["static"]

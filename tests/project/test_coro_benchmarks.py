@@ -107,10 +107,10 @@ def test_early_sleeps_fail_a_run_of_ours_and_are_named_for_others(monkeypatch):
     monkeypatch.setattr(cases, "own_sample", lambda *_: sample)
     case = next(case for case in SUITE.cases if case.name == "sleepers")
     assert case.measure("gevent", cases.QUICK) == sample
-    with pytest.raises(MeasurementError, match="2 of 20 sleeps ended before their time"):
+    with pytest.raises(MeasurementError, match="2 of 20 sleeps ended too early"):
         case.measure("grapeshot", cases.QUICK)
     row = outcome("sleepers", {"grapeshot": [1], "gevent": [sample]})
-    assert "- sleepers, gevent: 2 of 20 sleeps ended before their time." in tables.markdown(comparison(row))
+    assert "- title of sleepers, on gevent: 2 of 20 sleeps ended too early." in tables.markdown(comparison(row))
 
 
 def test_several_peers_stand_side_by_side_and_the_best_one_counts():
