@@ -38,7 +38,7 @@ fn decode_msgpack<'py>(
         }
         Some(Fault::NumbersAsKeys) => {
             return Err(PyValueError::new_err(
-                "numbers or dates used as map keys are too many, or collide too often",
+                "too many numbers or dates are used as map keys, or they collide too often",
             ));
         }
         Some(Fault::TooDeep) => return Err(PyValueError::new_err("arrays and maps are nested too deeply")),

@@ -1,4 +1,4 @@
-//! The attempts of all operations. An attempt either ends the operation or says what to wait for.
+//! The attempts of socket operations. Each attempt either ends the operation or says what to wait for.
 //!
 //! Plain sockets (`plain_socket`) are used by their descriptor, all others through their methods, which raise
 //! `BlockingIOError` where a system call would block. If a system call on a plain socket would block, the operation
@@ -273,8 +273,8 @@ fn connection<'py>(listener: &Bound<'py, PyAny>, fd: OwnedFd) -> PyResult<Bound<
 
 // ---- sending -------------------------------------------------------------------------------------------------------
 
-/// Sends until all data is sent or the kernel takes no more. If the kernel takes only a part each time, the operation
-/// continues in the next iteration after two calls.
+/// Sends until all data is sent or the kernel takes no more. If the kernel takes only a part of the data twice in a
+/// row, the operation continues in the next iteration.
 fn send_all<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> {
     let py = this.py();
     let fd = base_socket::descriptor(socket)?;

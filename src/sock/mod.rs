@@ -49,7 +49,7 @@ fn start<'py, const N: usize>(
         values.next().flatten(),
     );
     let Some(socket) = socket else {
-        return Err(PyTypeError::new_err("a socket is required"));
+        return Err(PyTypeError::new_err("a socket is required as the first argument"));
     };
     operation::new_operation(this, kind, Some(socket), first, second)
 }

@@ -16,9 +16,9 @@ use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Direction;
 use crate::event_loop::{waiter, watching};
 
-/// The fields that an operation has in addition to those of every coroutine. In the latter, `subject` is the socket,
-/// `first` is the number of bytes, the buffer or the data, and `second` is a further argument or an object that is kept
-/// between the steps.
+/// The fields that an operation has in addition to those that every coroutine has. Of the common fields, `subject` is
+/// the socket, `first` is the number of bytes, the buffer or the data, and `second` is a further argument or an object
+/// that is kept between the steps.
 pub(super) struct Operating {
     /// The exported buffer of the data that is being sent; null if there is none.
     pub(super) view: Cell<*mut ffi::Py_buffer>,

@@ -58,8 +58,8 @@ impl Kind {
     }
 }
 
-/// The fields that a stream's coroutine has in addition to those of every coroutine. In the latter, `subject` is the
-/// reader or writer and `first` the argument.
+/// The fields that a stream's coroutine has in addition to those that every coroutine has. Of the common fields,
+/// `subject` is the reader or writer, and `first` is the argument.
 pub(super) struct StreamSteps {
     /// asyncio's coroutine that does the rest; empty while native code does the work.
     inner: ObjectCell,

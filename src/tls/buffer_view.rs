@@ -1,8 +1,9 @@
-//! `BufferView`: a Python object that gives a C function access to native memory for one call, by the buffer protocol.
+//! `BufferView`: a Python object that gives a C function access to native memory for one call, through the buffer
+//! protocol.
 //!
 //! `MemoryBIO.write`, `_SSLSocket.read` and `_SSLSocket.write` accept any buffer and release it before they return. So
-//! one object can serve all of them, for a different piece of memory each time. Python code is never passed the object
-//! as an argument.
+//! one object can serve all of them, for a different piece of memory each time. The object is never passed to Python
+//! code as an argument.
 //!
 //! But Python code may run during the call (callbacks of the `ssl` module), and may find the object in the C function's
 //! tuple of arguments (`gc.get_objects()`). So each use exports only one view, which the C function takes before any

@@ -223,8 +223,8 @@ impl Engine {
         }
     }
 
-    /// Encrypts `data` (not empty) from its start on. Returns the number of bytes that were encrypted. None if the peer
-    /// must send something first (renegotiation); then the same bytes must be passed again.
+    /// Encrypts bytes from the start of `data`, which must not be empty. Returns the number of bytes that were
+    /// encrypted. None if the peer must send something first (renegotiation); then the same bytes must be passed again.
     #[inline]
     pub(super) fn write(&self, py: Python<'_>, data: &[u8]) -> PyResult<Option<usize>> {
         let count = if self.ssl_socket.is_set() {

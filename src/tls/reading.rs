@@ -15,11 +15,11 @@ use crate::binding::native_type::This;
 use crate::binding::new_bytes::NewBytes;
 use crate::transports::protocol::Receiver;
 
-/// The maximum amount of ciphertext to put into the BIO before reading. A BIO never gives back the memory that it once
-/// needed.
+/// The maximum amount of ciphertext in bytes to put into the BIO before reading. A BIO never gives back the memory that
+/// it once needed.
 const FEED_LEN: usize = 64 * 1024;
-/// The maximum amount that the peer may send after our `close_notify`; beyond it the connection is aborted. It allows
-/// for data that was already on the way, but not for an endless download.
+/// The maximum amount of ciphertext in bytes that the peer may send after our `close_notify`; beyond it the connection
+/// is aborted. The limit allows for data that was already on the way, but not for an endless download.
 const TRAILING_LEN: usize = 4 * 1024 * 1024;
 
 /// Receives ciphertext from a native inner transport: see `protocol::register_native`.
@@ -242,7 +242,7 @@ fn fill_buffer(this: Tls<'_>, rest: &mut &[u8]) -> PyResult<bool> {
 /// `close_notify` has come.
 ///
 /// # Safety
-/// `capacity` bytes (at least 1) at `memory` may be written, and stay valid whatever Python code does meanwhile.
+/// `capacity` bytes (at least 1) at `memory` may be written, and stay valid during the call even if Python code runs.
 unsafe fn read_to(this: Tls<'_>, memory: *mut u8, capacity: usize) -> PyResult<(usize, bool)> {
     let py = this.py();
     let is_counted = !this.flags.has(Flags::UNCOUNTED);

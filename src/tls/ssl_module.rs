@@ -10,7 +10,7 @@ use pyo3::sync::PyOnceLock;
 use crate::binding::names::Kept;
 
 pub(super) struct SslModule {
-    /// `ssl.SSLObject`: only for an object of exactly this type is the C object inside called directly.
+    /// `ssl.SSLObject`. Only if an object is of exactly this type, the C object inside is called directly.
     pub(super) ssl_object_type: Kept,
     pub(super) memory_bio_type: Kept,
     pub(super) certificate_error: Kept,

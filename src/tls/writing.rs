@@ -42,8 +42,8 @@ pub(super) fn corked<R>(this: Tls<'_>, call: impl FnOnce() -> PyResult<R>) -> Py
     result
 }
 
-/// Whether a write of `new_len` bytes, with which the backlog has `len_bytes`, may wait for the end of the running
-/// step.
+/// Whether a write of `new_len` bytes may wait for the end of the running step. `len_bytes` is the size of the backlog
+/// including this write.
 #[inline]
 fn may_hold(this: Tls<'_>, new_len: usize, len_bytes: usize) -> bool {
     new_len <= RECORD_LEN
@@ -86,8 +86,7 @@ pub(super) fn send_collected(this: Tls<'_>) -> PyResult<()> {
 unsafe fn end_hold(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: the caller's contract.
     let this: Tls<'_> = unsafe { This::new(py, object) };
-    // The flag stays set during the call, so that data which callbacks of the SSLContext write goes behind the old
-    // data.
+    // The flag stays set during the call: if a callback of the SSLContext writes, the new data must go behind the old.
     let sent = if this.backlog.is_empty() {
         Ok(())
     } else {

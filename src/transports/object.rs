@@ -1,5 +1,5 @@
 //! The Python object of a transport: the header of `asyncio.BaseTransport`, the fields that every transport has, and a
-//! body for each kind of transport. This module creates such objects, presents them to the garbage collector, warns
+//! body for each kind of transport. This module creates such objects, lets the garbage collector traverse them, warns
 //! about those that were left open, and frees them.
 //!
 //! ```text
@@ -391,7 +391,8 @@ pub(crate) fn check_thread<B: Body>(this: This<'_, TransportObject<B>>) -> PyRes
     }
 }
 
-/// Logs a change of the transport's state in debug mode. `format` is the message, with `%r` for the transport.
+/// Logs a change of the transport's state: as an I/O event if those are logged, and in debug mode. `format` is the
+/// message, with `%r` for the transport.
 pub(crate) fn log_change<B: Body>(this: This<'_, TransportObject<B>>, format: &str) -> PyResult<()> {
     log::event(this.py(), Topic::Io, || {
         (this.to_bound(), format.replace("%r ", ""))

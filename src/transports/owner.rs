@@ -40,7 +40,7 @@ impl Owner {
         }
     }
 
-    /// From now on `object` owns the descriptor `fd`.
+    /// Makes `object` the owner of the descriptor `fd`.
     pub(super) fn set(&self, object: &Bound<'_, PyAny>, fd: RawFd) {
         let inner = raw_file(object);
         let object = if field(&inner) == Some(fd) {
@@ -117,7 +117,7 @@ fn field(object: &Bound<'_, PyAny>) -> Option<RawFd> {
 }
 
 /// # Safety
-/// `object` is alive, and its objects are larger than a bare object header by at least an int.
+/// `object` must be alive, and larger than a bare object header by at least an int.
 #[inline]
 unsafe fn load(object: *mut ffi::PyObject) -> RawFd {
     // SAFETY: the caller guarantees that there is an int behind the header. The load is atomic, because without a GIL

@@ -48,7 +48,7 @@ impl Registration {
         }
     }
 
-    /// From now on `object` owns the descriptor.
+    /// Makes `object` the owner of the descriptor: from now on it may close the descriptor.
     pub(super) fn set_owner(&self, object: &Bound<'_, PyAny>) {
         self.owner.set(object, self.fd.get());
     }

@@ -63,7 +63,7 @@ enum Peer {
     None,
     /// The socket's peer. The peer has no name, so a datagram may name another address instead.
     Unnamed,
-    /// The socket's peer, to which every other datagram goes too.
+    /// The socket's peer. Datagrams that are sent with an address go there too.
     Named,
 }
 

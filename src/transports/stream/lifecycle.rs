@@ -4,9 +4,9 @@
 //!   accept/open --> connection_made --> registered --close()--> [buffer drains] --finish--> connection_lost --> closed
 //!                                            '------- abort(), fault ------------------^
 //! ```
-//! `connection_lost` is called exactly once. It is always queued, and never called from within the call that ends the
-//! connection. The descriptor leaves the poller before `connection_lost` is queued, and is closed after
-//! `connection_lost` has run.
+//! `connection_lost` is called once, or not at all if `connection_made` was never called. It is always queued, and
+//! never called from within the call that ends the connection. The descriptor leaves the poller before
+//! `connection_lost` is queued, and is closed after `connection_lost` has run.
 
 use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
 
@@ -31,9 +31,9 @@ use crate::transports::protocol::{ProtocolCalls, Receiver, run_in};
 /// reported and closes only this connection.
 ///
 /// asyncio does this in a task and queues `connection_made`. The difference is visible only if the factory,
-/// `connection_made` or another thread has queued something during the call. Two measures keep asyncio's behaviour in
-/// that case: work that was queued before `connection_made` runs before it, and until the work that was queued has run,
-/// there is a task whose cancellation closes the connection, like asyncio's.
+/// `connection_made` or another thread queues something in the meantime. Two measures keep asyncio's behaviour in that
+/// case: work that was queued before `connection_made` runs before it; and until the queued work has run, there is a
+/// task whose cancellation closes the connection, like asyncio's.
 pub(in crate::transports) fn accept(
     event_loop: &Bound<'_, PyAny>,
     fd: OwnedFd,

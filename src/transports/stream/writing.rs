@@ -99,8 +99,8 @@ fn hold(this: Stream<'_>, len_bytes: usize) {
     this.reactor().hold(this.to_bound(), len_bytes, end_hold);
 }
 
-/// Sends from the out-buffer until it is empty or the kernel takes no more. In the latter case the rest waits until the
-/// socket is writable.
+/// Sends from the out-buffer until it is empty or the kernel takes no more. The rest then waits until the socket is
+/// writable.
 fn flush(this: Stream<'_>) -> PyResult<()> {
     match send_buffered(this) {
         Ok(()) => {}
