@@ -81,7 +81,7 @@ impl Source for ChildObject {
 /// Watches the child again with a new descriptor. The process number still belongs to the child, because nobody has
 /// fetched its status.
 unsafe fn watch_again(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: queued by `on_displaced` with a watch, whose reference the queue holds.
+    // SAFETY: queued by `on_displaced` with a watch, to which the queue holds a reference.
     let this: This<'_, ChildObject> = unsafe { This::new(py, object) };
     let (Some(event_loop), true) = (this.event_loop.get(py), this.callback.is_set()) else {
         return Ok(());
