@@ -16,7 +16,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use super::operation::{Operating, Operation};
+use super::operation::{SocketSteps, Operation};
 use super::plain_socket;
 use crate::binding::native_type::none;
 use crate::binding::new_bytes;
@@ -338,7 +338,7 @@ fn view_of(this: Operation<'_>) -> PyResult<*mut ffi::Py_buffer> {
 }
 
 /// Releases the exported buffer, if there is one.
-pub(super) fn release_view(this: &Operating) {
+pub(super) fn release_view(this: &SocketSteps) {
     let view = this.view.replace(ptr::null_mut());
     if !view.is_null() {
         // SAFETY: `view_of` made the view, and it has been taken out of the only place that refers to it; operations
@@ -352,7 +352,7 @@ pub(super) fn release_view(this: &Operating) {
 
 /// # Safety
 /// Only the collector may call this, with its own `visit` and `arg`.
-pub(super) unsafe fn traverse_view(this: &Operating, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+pub(super) unsafe fn traverse_view(this: &SocketSteps, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
     let view = this.view.get();
     if view.is_null() {
         return 0;

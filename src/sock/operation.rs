@@ -19,14 +19,14 @@ use crate::event_loop::{waiter, watching};
 /// The fields that an operation has in addition to those that every coroutine has. Of the common fields, `subject` is
 /// the socket, `first` is the number of bytes, the buffer or the data, and `second` is a further argument or an object
 /// that is kept between the steps.
-pub(super) struct Operating {
+pub(super) struct SocketSteps {
     /// The exported buffer of the data that is being sent; null if there is none.
     pub(super) view: Cell<*mut ffi::Py_buffer>,
     /// The number of bytes that have been sent.
     pub(super) sent: Cell<usize>,
 }
 
-pub(super) type Operation<'py> = Coroutine<'py, Operating>;
+pub(super) type Operation<'py> = Coroutine<'py, SocketSteps>;
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
 static PLACE: Place = Place::new();
@@ -39,10 +39,10 @@ pub(super) fn new_operation<'py>(
     first: Option<Bound<'py, PyAny>>,
     second: Option<Bound<'py, PyAny>>,
 ) -> Object<'py> {
-    coroutine::new_coroutine::<Operating>(event_loop.to_bound(), kind, socket, first, second)
+    coroutine::new_coroutine::<SocketSteps>(event_loop.to_bound(), kind, socket, first, second)
 }
 
-impl Steps for Operating {
+impl Steps for SocketSteps {
     const NAME: &'static CStr = c"grapeshot._core._SocketOperation";
     const DOC: &'static CStr = c"The coroutine of one sock_* call.";
     type Kind = OperationKind;
@@ -121,5 +121,5 @@ fn new_wait(this: Operation<'_>, direction: Direction, is_for_event: bool) -> Ob
 }
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    coroutine::make_type::<Operating>(module, coroutine_rows!(Operating))
+    coroutine::make_type::<SocketSteps>(module, coroutine_rows!(SocketSteps))
 }
