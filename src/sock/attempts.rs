@@ -16,7 +16,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use super::operation::{SocketSteps, Operation};
+use super::operation::{Operation, SocketSteps};
 use super::plain_socket;
 use crate::binding::native_type::none;
 use crate::binding::new_bytes;
