@@ -1,5 +1,5 @@
-//! The coro mode's exceptions. They are Python classes (`grapeshot/coro/_errors.py`), which the package hands over
-//! once, at import.
+//! The coro mode's exceptions. They are Python classes (`grapeshot/coro/_errors.py`), which the package passes in once,
+//! at import.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -48,7 +48,7 @@ const NAMES: [&str; COUNT] = [
     "SimultaneousError",
 ];
 
-/// Takes the classes from the Python module and keeps them for good. TypeError if one of them is not a class.
+/// Stores the classes of the Python module; they are never freed. TypeError if one of them is not a class.
 pub(super) fn set_classes(module: &Bound<'_, PyAny>) -> PyResult<()> {
     for (place, name) in CLASSES.iter().zip(NAMES) {
         let class = module.getattr(name)?.cast_into::<PyType>()?;

@@ -13,16 +13,16 @@
 //! | `threads` | locks and queues that coros share with real threads |
 //! | `tasks`, `visibility` | asyncio's running loop and current task while a coro runs; coros that hide the loop |
 //! | `ending`, `notifier` | ends coros whose loop is closed; the exception notifier |
-//! | `pulse`, `latency`, `watchdog`, `report` | find and report what keeps a loop from turning |
-//! | `reprs` | the containers whose `repr` is being made |
-//! | `stamps` | the moments of switches, for the profiler of the package |
-//! | `collector`, `profiling`, `thread_locals` | other code that uses the C stack: the collector, profilers, libraries |
+//! | `pulse`, `latency`, `watchdog`, `report` | find and report code that blocks a loop |
+//! | `reprs` | the containers whose `repr` is in progress, per coro |
+//! | `stamps` | the times of switches, for the package's profiler |
+//! | `collector`, `profiling`, `thread_locals` | other code that depends on the C stack: the collector, profilers, libraries |
 //! | `errors`, `hooks` | classes and functions of the Python package that native code needs |
 //! | `methods` | the methods and functions that Python calls |
 //!
-//! All of it belongs to the thread that runs the loop. The scheduler runs on the thread's own stack, never on the stack
-//! of a coro. It must not know what coros wait for; but when it makes a coro ready, it removes that coro from its
-//! queue.
+//! Unless a module says otherwise, only the thread that runs the loop uses it. The scheduler runs on the thread's own
+//! stack, never on the stack of a coro. It does not know why a coro waits, but when it makes a coro ready it removes
+//! the coro from its wait queue.
 
 mod collector;
 mod coroutine;

@@ -397,7 +397,7 @@ def test_a_loop_that_goes_to_another_thread_leaves_its_coros_behind():
     another = coro.spawn(int)
     asyncio._set_running_loop(None)
     in_thread(elsewhere)
-    assert "a coro can run only in the thread that it was made in" in reported
+    assert "a coro can run only in the thread that created it" in reported
     assert not another.done()
     loop.close()
     assert another.cancelled()
