@@ -39,7 +39,7 @@ use crate::event_loop::source::Deferred;
 use grapeshot_core::sys::clock;
 
 /// The end of each log record.
-pub(super) const HINT: &str = " (coro.set_latency_warning(s) or GRAPESHOT_LATENCY_WARNING=s sets the limit; 0: off; s,stack: with the stack)";
+pub(super) const HINT: &str = " (coro.set_latency_warning(s) or GRAPESHOT_LATENCY_WARNING=s sets the limit; 0 switches the warning off, s,stack adds the stack)";
 
 /// Whether to report also the runs that hold up nothing.
 static REPORTS_ALWAYS: AtomicBool = AtomicBool::new(false);
