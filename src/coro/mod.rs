@@ -6,7 +6,7 @@
 //! | `pystate` | the part of the interpreter's thread state that belongs to a coro, per minor version |
 //! | `fiber` | the stack and the interpreter state of one coro |
 //! | `coroutine`, `function` | the `Coro` object; its function and the function's outcome |
-//! | `runtime`, `slots`, `scheduler` | the stacks and coros of a thread; which coro gets which slot, and which one runs |
+//! | `runtime`, `slots`, `scheduler` | a thread's stacks and coros; which coro gets which slot, and which one runs |
 //! | `suspension`, `interruption` | how a coro waits; exceptions that are pending for it |
 //! | `wait_queue`, `sync` | queues of waiting coros; the primitives, from `semaphore` to `channel` |
 //! | `io` | waits on descriptors; sockets |
@@ -16,7 +16,7 @@
 //! | `pulse`, `latency`, `watchdog`, `report` | find and report code that blocks a loop |
 //! | `reprs` | the containers whose `repr` is in progress, per coro |
 //! | `stamps` | the times of switches, for the package's profiler |
-//! | `collector`, `profiling`, `thread_locals` | other code that depends on the C stack: the collector, profilers, libraries |
+//! | `collector`, `profiling`, `thread_locals` | other code that depends on the stack: the collector, profilers, libraries |
 //! | `errors`, `hooks` | classes and functions of the Python package that native code needs |
 //! | `methods` | the methods and functions that Python calls |
 //!

@@ -420,7 +420,7 @@ pub(super) fn set_up<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
         return Ok(PyString::new(py, "coros are supported only on x86-64 and AArch64").into_any());
     }
     if let Some(reason) = pystate::self_check(py)? {
-        return Ok(PyString::new(py, reason).into_any());
+        return Ok(PyString::new(py, &reason).into_any());
     }
     if let (Some(module), Some(kind)) = (args.get(0), args.get(1)) {
         let kind = kind.cast_into::<PyType>()?;

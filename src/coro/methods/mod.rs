@@ -87,8 +87,8 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
                 coro.event_loop() runs it.\n\n\
                 name: the name in repr() and in messages. The default is 'coro <id>'.\n\
                 context: the contextvars.Context in which the coro runs. The default is a copy of the current one.\n\
-                stack: 'shared', the default: several coros share the stack, and it may be moved while the coro waits.\n\
-                    'own': a stack that is never moved, for C code that hands out pointers to its stack.\n\n\
+                stack: 'shared', the default: several coros share the stack. It may be evicted while the coro waits.\n\
+                    'own': a stack that is never evicted, for C code that hands out pointers to its stack.\n\n\
                 Raises TypeError if function cannot be called or is async. Raises RuntimeError if an event loop that\n\
                 is not grapeshot's runs in this thread. Raises MemoryError if no stack is left for stack='own'."
         ),
