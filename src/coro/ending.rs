@@ -16,7 +16,7 @@ use super::{interruption, scheduler};
 
 /// In this many rounds coros may yield during their cleanup. After that, a yield is interrupted too.
 const GENTLE_ROUNDS: usize = 100;
-/// The number of rounds after which daemons are given up.
+/// The number of rounds after which daemons are abandoned.
 const DAEMON_ROUNDS: usize = 10;
 
 /// Shuts down this thread's coros (only those of `event_loop`, if given) in up to `rounds` rounds. Returns how many are

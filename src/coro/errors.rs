@@ -57,7 +57,7 @@ pub(super) fn set_classes(module: &Bound<'_, PyAny>) -> PyResult<()> {
     Ok(())
 }
 
-/// An exception of that class.
+/// A new exception of the given class.
 #[cold]
 pub(super) fn new(py: Python<'_>, class: ErrorClass, message: &str) -> PyErr {
     let class = CLASSES[class as usize].load(Ordering::Acquire);
@@ -75,12 +75,12 @@ pub(super) fn new(py: Python<'_>, class: ErrorClass, message: &str) -> PyErr {
     }
 }
 
-/// Whether the exception is of that class itself.
+/// Whether the exception is of exactly the given class.
 pub(super) fn is_exactly(exception: &Bound<'_, PyAny>, class: ErrorClass) -> bool {
     exception.get_type_ptr().cast() == CLASSES[class as usize].load(Ordering::Acquire)
 }
 
-/// Whether the exception is of that class or a subclass.
+/// Whether the exception is of the given class or a subclass.
 pub(super) fn is_a(exception: &Bound<'_, PyAny>, class: ErrorClass) -> bool {
     let class = CLASSES[class as usize].load(Ordering::Acquire);
     // SAFETY: attached; a live object, and null or a class that is never freed.

@@ -20,7 +20,7 @@ use super::thread_locals::Taken;
 /// Occupies the tail of the memory block that begins with the coro's root chunk (`pystate::Chunks`).
 #[repr(C)]
 pub(super) struct Fiber {
-    // What each switch uses comes first, so that it is in few cache lines.
+    // The fields that each switch uses come first, so that they share few cache lines.
     /// The coro's stack pointer while it is suspended.
     pub(super) sp: usize,
     /// The lowest address of the slot, and the address just above it.

@@ -83,7 +83,7 @@ pub(super) fn put_back(coro: Coro<'_>, error: PyErr) -> PyResult<()> {
     Ok(())
 }
 
-/// Whether an exception of exactly that class is pending.
+/// Whether an exception of exactly the given class is pending.
 pub(super) fn contains(coro: Coro<'_>, class: ErrorClass) -> bool {
     match coro.wake_exception.get(coro.py()) {
         Some(pending) => match pending.cast_exact::<PyList>() {

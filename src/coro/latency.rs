@@ -14,8 +14,8 @@
 //! Runs are timed with a cheap clock that ticks every few milliseconds. Still, every reported run has taken longer than
 //! the limit. The `Pulse` of each thread holds the time at which the current run began. The thread writes it, with at
 //! most four stores per run, and the watchdog reads it. To find out which object runs and where it is, the watchdog
-//! takes the GIL, because the run cannot end while it holds the GIL. `scheduler` notes the runs of coros, and the loop
-//! (`event_loop/observer`) notes the others.
+//! takes the GIL, because the run cannot end while the watchdog holds it. `scheduler` notes the runs of coros, and the
+//! loop (`event_loop/observer`) notes the others.
 
 use std::mem;
 use std::ptr;
@@ -255,8 +255,7 @@ fn report(py: Python<'_>, pulse: &Pulse, since_ns: u64) -> PyResult<()> {
     let innermost = places.first().map(place).transpose()?;
     let outermost = places.last().map(place).transpose()?;
     let name = name(&object, subject, outermost.as_ref())?;
-    // A coro's last reference may be dropped only by the coro's own thread, so this one goes while the run still holds
-    // another.
+    // Only the coro's own thread may drop its last reference, so drop this one now, while the run still holds another.
     drop(object);
     if !is_current() {
         // The code above has let the thread run: through a finalizer (up to 3.11 the collector runs when objects are

@@ -37,7 +37,7 @@ pub(super) struct Pulse {
     pub(super) late_ns: AtomicU64,
     /// The next run must notify the watchdog (`watchdog::watch`).
     pub(super) is_unwatched: AtomicBool,
-    /// The thread's state during that run.
+    /// The thread state (`PyThreadState`) during the current run.
     pub(super) thread: AtomicPtr<ffi::PyThreadState>,
     /// What the watchdog saw when it reported the run.
     found: Mutex<Option<Found>>,

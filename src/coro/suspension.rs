@@ -93,7 +93,7 @@ pub(super) fn suspend(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
 pub(super) enum Begun<'py, S> {
     /// The coro waits, or is queued as ready; the value is for the second half.
     Waits(S),
-    /// The function returns this value without a wait.
+    /// There is no (further) wait: the function returns this value.
     IsOver(Bound<'py, PyAny>),
 }
 
@@ -324,9 +324,9 @@ fn not_suspendable(py: Python<'_>, is_coro: bool) -> PyErr {
     PyRuntimeError::new_err(if std::thread::panicking() {
         "a coro cannot yield while it panics"
     } else if current(py).is_some_and(|coro| !with_runtime(|runtime| is_held(runtime, coro))) {
-        "a coro cannot wait in a greenlet that it has started, only outside of greenlets"
+        "a coro cannot wait inside a greenlet that it has started"
     } else {
-        "a coro cannot wait in what the garbage collector calls, unless it has a stack of its own"
+        "a coro cannot wait in code that the garbage collector calls, except with stack='own'"
     })
 }
 

@@ -53,9 +53,9 @@ struct Watchdog {
 #[derive(Default)]
 struct State {
     watched: Vec<Watched>,
-    /// The thread exists and has not yet decided to end.
+    /// The watchdog's thread exists and has not yet decided to end.
     is_alive: bool,
-    /// The thread is using Python, or waiting for the GIL.
+    /// The watchdog is using Python, or waiting for the GIL.
     is_reporting: bool,
     thread: Option<JoinHandle<()>>,
 }
@@ -127,7 +127,7 @@ pub(super) fn watch(pulse: &Arc<Pulse>, report: Report) {
     }
 }
 
-/// Stops watching the thread of that pulse, until its next run.
+/// Stops watching the thread of this pulse, until its next run.
 pub(super) fn unwatch(pulse: &Arc<Pulse>) {
     pulse.set_unwatched(true);
     if let Some(watchdog) = existing() {
@@ -191,8 +191,8 @@ impl State {
             let pulse = &watched.pulse;
             is_busy |= std::mem::replace(&mut watched.seen, pulse.last_change()) != watched.seen;
             let (since_ns, late_ns) = (pulse.running_since(), pulse.late_ns());
-            // A run that begins now cannot be late before the limit has passed. Neither is a run that was reported and
-            // goes on checked again before that.
+            // By default, check again after the limit: a run that begins now cannot be late earlier, and a run that was
+            // reported and goes on need not be checked earlier.
             let mut left_ns = late_ns;
             if let Some(since_ns) = since_ns {
                 let (from_ns, limit_ns) = pulse.holding_up_since(since_ns, late_ns);

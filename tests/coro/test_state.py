@@ -303,7 +303,7 @@ def allocate():
         assert len([[number] for number in range(200)]) == 200
 
 
-REFUSED = "a coro cannot wait in what the garbage collector calls, unless it has a stack of its own"
+REFUSED = "a coro cannot wait in code that the garbage collector calls, except with stack='own'"
 
 
 @needs_coros
