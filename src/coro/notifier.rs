@@ -42,8 +42,9 @@ pub(super) fn tell(coro: Coro<'_>, error: PyErr) -> PyErr {
         return error;
     }
     coro.is_notified.set(true);
-    // Inside the notifier, `sys.exception()` and `compact_traceback()` return this exception. SAFETY: attached; the
-    // setter takes its own reference. No other exception was being handled: the coro has no code left on its stack.
+    // Inside the notifier, `sys.exception()` and `compact_traceback()` return this exception.
+    // SAFETY: attached; the setter takes its own reference. No other exception was being handled: the coro has no code
+    // left on its stack.
     let told = unsafe {
         ffi::PyErr_SetHandledException(exception.as_ptr());
         let told = notifier.call1((coro.to_bound(), &exception));

@@ -349,9 +349,9 @@ impl Runtime {
             })?;
         }
         let shared = SharedSlot::new(StackSlot::new(take().map_err(|error| no_stack(&error))?));
-        // The interpreter's answer depends only on the stack, so it is asked once per stack. SAFETY: attached, on the
-        // thread's own stack; `unprotect` makes the interpreter use the bounds of that stack again before anything else
-        // runs.
+        // The interpreter's answer depends only on the stack, so it is asked once per stack.
+        // SAFETY: attached, on the thread's own stack; `unprotect` makes the interpreter use the bounds of that stack
+        // again before anything else runs.
         unsafe {
             let thread = ffi::PyThreadState_Get();
             let is_accepted = pystate::protect(thread, shared.stack.base(), shared.stack.len_bytes());

@@ -317,7 +317,7 @@ impl Operation for RecvExact {
         };
         let missing = data.capacity() - self.done;
         if missing > 0 {
-            // SAFETY: the object is unshared and has `missing` bytes behind the first `done`.
+            // SAFETY: the object is unshared and has `missing` bytes after the first `done`.
             match unsafe { socket::recv_now(fd, data.as_mut_ptr().add(self.done), missing) } {
                 Ok(0) => {
                     return Err(PyEOFError::new_err(format!(

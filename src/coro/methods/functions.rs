@@ -160,8 +160,8 @@ pub(super) fn live<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(PyList::new(py, with_runtime(|runtime| runtime.live(py)))?.into_any())
 }
 
-/// `_coro_wait_info(coro)`: `("read", fd)` or `("write", fd)` for a wait on a descriptor, `("queue", address)` for a
-/// wait in a queue inside the object at hand, None if the coro waits for neither.
+/// `_coro_wait_info(coro)`: `("read", fd)` or `("write", fd)` for a wait on a descriptor; `("queue", address)` for a
+/// wait in a queue, which is inside the object that the coro waits for; None if the coro waits for neither.
 pub(super) fn wait_info<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let Some(coro) = args.get(0) else {
         return Err(PyTypeError::new_err("_coro_wait_info() takes a coro"));

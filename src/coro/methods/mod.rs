@@ -297,12 +297,12 @@ fn functions() -> Vec<ffi::PyMethodDef> {
         function!(
             io::read_now,
             "_coro_read_now(fd, length, /)",
-            "Read from a descriptor without blocking, whatever its mode. None: there is no such call for it."
+            "Read from a descriptor without blocking, whatever its mode. Return None if that is impossible."
         ),
         function!(
             io::write_now,
             "_coro_write_now(fd, data, /)",
-            "Write to a descriptor without blocking, whatever its mode. None: there is no such call for it."
+            "Write to a descriptor without blocking, whatever its mode. Return None if that is impossible."
         ),
         function!(
             io::is_on_loop,

@@ -336,7 +336,7 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
             CoroObject,
             exception,
             "exception()",
-            "Return the exception, or None. Raises asyncio.InvalidStateError before the end, or CancelledError."
+            "Return the exception, or None. Raises InvalidStateError before the end, CancelledError if cancelled."
         ),
         method!(
             CoroObject,

@@ -33,8 +33,8 @@ const DATA: usize = 24; // void *_PyStackChunk.data
 /// # Safety
 /// `chunk` was made by `take`.
 pub(super) unsafe fn bounds(chunk: *mut u8) -> (*mut u8, *mut u8) {
-    // The first word of a root chunk stays unused: a top at its very start would mean "free this chunk". SAFETY: a
-    // chunk made by `take` has the size in its header.
+    // The first word of a root chunk stays unused: a top at its very start would mean "free this chunk".
+    // SAFETY: a chunk made by `take` has the size in its header.
     unsafe { (chunk.add(DATA + size_of::<usize>()), tail(chunk).cast()) }
 }
 

@@ -7,7 +7,7 @@
 //!
 //! | field | why it is the coro's |
 //! |---|---|
-//! | `cframe` (up to 3.12) or `current_frame` | the chain of Python frames, down to the coro's root (see `root_frame`) |
+//! | `cframe` (up to 3.12) or `current_frame` | the chain of Python frames, down to the coro's `root_frame` |
 //! | `exc_info` | the exceptions that the coro's `except` blocks are handling (`sys.exc_info()`, bare `raise`) |
 //! | `context`, `context_ver` | its `contextvars` |
 //! | `datastack_*` | the memory of its Python frames |

@@ -33,8 +33,8 @@ struct Keeper {
 }
 
 impl Keeper {
-    /// Calls a function with the list. None if the list is locked, by a thread of an interpreter with a GIL of its own,
-    /// or by one that existed when the process forked. So this never waits.
+    /// Calls a function with the list, without ever waiting for it. None if the list is locked: by a thread of an
+    /// interpreter that has a GIL of its own or, in a forked child, by a thread of the parent.
     fn with_kept<R>(&self, function: impl FnOnce(&mut Vec<Free>) -> R) -> Option<R> {
         match self.kept.try_lock() {
             Ok(mut kept) => Some(function(&mut kept)),
@@ -44,7 +44,7 @@ impl Keeper {
 }
 
 extern "C" fn allocate(context: *mut c_void, len: usize) -> *mut c_void {
-    // SAFETY: `install` gave the allocator this context, and it is never freed.
+    // SAFETY: `keep_chunks` gave the allocator this context, and it is never freed.
     let keeper = unsafe { &*context.cast::<Keeper>() };
     if len == LEN
         && let Some(Some(block)) = keeper.with_kept(Vec::pop)

@@ -255,7 +255,7 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 T,
                 wait_as,
                 "_wait_as(kind, block, timeout, /)",
-                "Wait as a coro of a kind, which is a small number."
+                "Wait as a coro of the given kind, a small number. Return whether it was woken in time."
             ),
             method!(
                 T,

@@ -197,7 +197,7 @@ impl Call {
         }
     }
 
-    /// Like `wait_in_queue`, for a coro that offers a value. The receiver finds the value in `wake_value`.
+    /// Like `wait_in`, for a coro that offers a value. The receiver finds the value in `wake_value`.
     #[inline]
     pub(super) fn offer_in(
         &self,

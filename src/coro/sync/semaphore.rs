@@ -190,9 +190,9 @@ unsafe extern "C" fn init(
             let value = argument(py, args, kwargs, "semaphore", "value")?
                 .map_or(Ok(1), |value| value.extract::<i64>())?;
             if value < 0 {
-                return Err(PyValueError::new_err(
-                    "a semaphore cannot have fewer than 0 permits",
-                ));
+                return Err(PyValueError::new_err(format!(
+                    "a semaphore must have 0 or more permits, got {value}"
+                )));
             }
             this.available.set(value);
             SemaphoreObject::pass_on(this);

@@ -175,7 +175,7 @@ pub(super) struct Waiters {
     coros: WaitQueue,
     threads: RefCell<VecDeque<Rc<ThreadWaiter>>>,
     next_ticket: Cell<i64>,
-    /// `FORKS` when the first waiter came.
+    /// `FORKS` when the queue was last used.
     forks: Cell<u32>,
 }
 
