@@ -344,7 +344,7 @@ pub(super) fn forget_wake_value(coro: Coro<'_>) {
 pub(super) fn begin_yield(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
     forget_wake_value(coro);
     raise_pending(coro)?;
-    if goes_on(coro) {
+    if runs_next(coro) {
         coro.acts.set(0);
         return Ok(Begun::IsOver(none(coro.py())));
     }
@@ -354,7 +354,7 @@ pub(super) fn begin_yield(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
 
 /// Whether the coro that yields would be the next thing to run anyway, so that it can go on without leaving its stack.
 #[inline]
-fn goes_on(coro: Coro<'_>) -> bool {
+fn runs_next(coro: Coro<'_>) -> bool {
     let py = coro.py();
     let Some(event_loop) = coro.event_loop.get(py) else {
         return false;
@@ -364,15 +364,15 @@ fn goes_on(coro: Coro<'_>) -> bool {
         if runtime.options.evicts_always.get() {
             return false;
         }
-        let goes_on = event_loop
+        let runs_next = event_loop
             .reactor()
             .skip_iteration(py, event_loop)
             .is_some_and(|now_ns| latency::renew(runtime, now_ns));
-        if goes_on {
+        if runs_next {
             runtime.stats.switches.set(runtime.stats.switches.get() + 1);
             event_loop.reactor().counters.coro_switches.add(1);
         }
-        goes_on
+        runs_next
     })
 }
 

@@ -86,7 +86,7 @@ impl Search {
             for dict in dicts {
                 // SAFETY: as above.
                 if let Some(dict) = unsafe { Bound::from_borrowed_ptr_or_opt(py, dict) } {
-                    self.look_into(&dict);
+                    self.search_dict(&dict);
                 }
             }
         }
@@ -94,7 +94,7 @@ impl Search {
     }
 
     #[cold]
-    fn look_into(&self, dict: &Bound<'_, PyAny>) {
+    fn search_dict(&self, dict: &Bound<'_, PyAny>) {
         let Ok(dict) = dict.cast::<PyDict>() else {
             return;
         };

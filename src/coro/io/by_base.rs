@@ -58,7 +58,7 @@ pub(super) struct BaseCall {
     method: Method,
     pub(super) args: RawArgs,
     /// The converted arguments, by position, after the first attempt has begun.
-    taken: Option<Box<[Py<PyAny>]>>,
+    converted: Option<Box<[Py<PyAny>]>>,
     has_begun: bool,
 }
 
@@ -68,7 +68,7 @@ impl BaseCall {
         Self {
             method,
             args,
-            taken: None,
+            converted: None,
             has_begun: false,
         }
     }
@@ -84,15 +84,15 @@ impl BaseCall {
         let py = socket.py();
         let function = base_method(py, self.method)?;
         if !self.has_begun {
-            self.taken = take_in(socket, self.method, &self.args)?;
+            self.converted = convert_arguments(socket, self.method, &self.args)?;
             self.has_begun = true;
         }
         let mut values = vec![socket.object().as_ptr()];
         let mut kwnames = std::ptr::null_mut();
         let mut count = values.len();
-        if let Some(taken) = &self.taken {
-            values.extend(taken.iter().map(Py::as_ptr));
-            count += taken.len();
+        if let Some(converted) = &self.converted {
+            values.extend(converted.iter().map(Py::as_ptr));
+            count += converted.len();
         } else {
             values.extend_from_slice(self.args.all());
             count += self.args.positional().len();
@@ -119,7 +119,7 @@ impl BaseCall {
     fn finds_no_urgent_data(&self, socket: &Socket<'_>, error: &PyErr) -> bool {
         let py = socket.py();
         let errno = || error.value(py).getattr("errno").and_then(|errno| errno.extract());
-        let flags = self.taken.as_ref().and_then(|taken| taken.last());
+        let flags = self.converted.as_ref().and_then(|converted| converted.last());
         let asks = flags
             .and_then(|flags| flags.extract::<i32>(py).ok())
             .is_some_and(|flags| flags & libc::MSG_OOB != 0);
@@ -132,27 +132,31 @@ impl BaseCall {
 }
 
 /// Converts the arguments of a call for all attempts. None if they do not fit the parameters.
-fn take_in(socket: &Socket<'_>, method: Method, args: &RawArgs) -> PyResult<Option<Box<[Py<PyAny>]>>> {
+fn convert_arguments(
+    socket: &Socket<'_>,
+    method: Method,
+    args: &RawArgs,
+) -> PyResult<Option<Box<[Py<PyAny>]>>> {
     let py = socket.py();
     let parameters = parameters(method);
-    let Some(given) = arranged(py, method, parameters, args) else {
+    let Some(given) = arrange(py, method, parameters, args) else {
         return Ok(None);
     };
     let last = given.iter().rposition(Option::is_some).unwrap_or(0);
     let flags_at = parameters.iter().position(|(_, parameter)| *parameter == Flags);
     let count = (last + 1).max(flags_at.map_or(0, |index| index + 1));
-    let mut taken = Vec::with_capacity(count);
+    let mut converted = Vec::with_capacity(count);
     for (value, (_, parameter)) in given.into_iter().zip(parameters).take(count) {
-        taken.push(match value {
-            Some(value) => taken_value(socket, *parameter, value)?.unbind(),
+        converted.push(match value {
+            Some(value) => convert_value(socket, *parameter, value)?.unbind(),
             None => default(py, *parameter)?.unbind(),
         });
     }
-    Ok(Some(taken.into_boxed_slice()))
+    Ok(Some(converted.into_boxed_slice()))
 }
 
 /// Puts the given arguments in the places of their parameters. None if they do not fit.
-fn arranged<'py>(
+fn arrange<'py>(
     py: Python<'py>,
     method: Method,
     parameters: &[(&str, Parameter)],
@@ -205,7 +209,7 @@ fn default(py: Python<'_>, parameter: Parameter) -> PyResult<Bound<'_, PyAny>> {
 }
 
 /// Converts an argument for all attempts. Fails with the exception of an iterator or a resolver.
-fn taken_value<'py>(
+fn convert_value<'py>(
     socket: &Socket<'py>,
     parameter: Parameter,
     value: Bound<'py, PyAny>,

@@ -112,7 +112,7 @@ pub(super) enum WaitState {
 
 /// The time limit for all waits of one call together.
 #[derive(Clone, Copy)]
-enum Lasting {
+enum TimeLimit {
     /// The limit, counted from the first wait on.
     For(Limit),
     /// The end of the time, in a thread without coros that has already waited.
@@ -121,7 +121,7 @@ enum Lasting {
 
 /// The waits of one call. This value stays on the coro's stack during a wait.
 pub(super) struct Wait {
-    lasting: Lasting,
+    time_limit: TimeLimit,
     /// Set once a coro has waited.
     deadline: Option<Deadline<'static>>,
     fd: RawFd,
@@ -131,7 +131,7 @@ pub(super) struct Wait {
 impl Wait {
     pub(super) const fn new() -> Self {
         Self {
-            lasting: Lasting::For(Limit::Endless),
+            time_limit: TimeLimit::For(Limit::Endless),
             deadline: None,
             fd: -1,
             direction: Direction::Read,
@@ -140,7 +140,7 @@ impl Wait {
 
     /// Sets the time limit for all waits of the call together, counted from the first one on.
     pub(super) fn set_limit(&mut self, limit: Limit) {
-        self.lasting = Lasting::For(limit);
+        self.time_limit = TimeLimit::For(limit);
     }
 
     /// Begins a wait, after a system call has found that it would block, or after an operation has begun in the kernel.
@@ -153,11 +153,11 @@ impl Wait {
             self.begin_in(suspension::suspendable(py)?, target)?;
             return Ok(WaitState::Suspends);
         }
-        let end = match self.lasting {
-            Lasting::For(limit) => blocking::End::new(limit),
-            Lasting::Until(end) => end,
+        let end = match self.time_limit {
+            TimeLimit::For(limit) => blocking::End::new(limit),
+            TimeLimit::Until(end) => end,
         };
-        self.lasting = Lasting::Until(end);
+        self.time_limit = TimeLimit::Until(end);
         if blocking::wait_ready(py, target.fd, target.direction, end)? {
             Ok(WaitState::IsReady)
         } else {
@@ -170,9 +170,9 @@ impl Wait {
     pub(super) fn begin_in(&mut self, coro: Coro<'static>, target: Target<'_, 'static>) -> PyResult<()> {
         // Both branches may run destructors, so they come before the last checks.
         if self.deadline.is_none() {
-            let limit = match self.lasting {
-                Lasting::For(limit) => limit,
-                Lasting::Until(_) => Limit::Endless,
+            let limit = match self.time_limit {
+                TimeLimit::For(limit) => limit,
+                TimeLimit::Until(_) => Limit::Endless,
             };
             self.deadline = Some(Deadline::outside_of_queues(coro, limit)?);
         } else {
@@ -192,7 +192,7 @@ impl Wait {
     /// does nothing and returns false.
     #[inline]
     pub(super) fn begin_again(&mut self, coro: Coro<'static>, fd: RawFd, waiting: &Waiting) -> bool {
-        let is_plain = matches!(self.lasting, Lasting::For(Limit::Endless))
+        let is_plain = matches!(self.time_limit, TimeLimit::For(Limit::Endless))
             && !coro.wake_value.is_set()
             && !coro.wake_exception.is_set();
         let place = waiting.place(Direction::Read);

@@ -117,7 +117,7 @@ impl FifoObject {
         }
         let (item, _) = this.items.pop(this.py())?;
         if !this.pushers.is_empty() {
-            Self::let_in(this);
+            Self::admit_pushers(this);
         }
         Some(item)
     }
@@ -130,7 +130,7 @@ impl FifoObject {
 
     /// Moves items from waiting pushers into the queue while there is space.
     #[cold]
-    fn let_in(this: Fifo<'_>) {
+    fn admit_pushers(this: Fifo<'_>) {
         while !this.is_full()
             && let Some(first) = this.pushers.first(this.py())
         {
@@ -313,7 +313,7 @@ unsafe extern "C" fn init(
                 _ => 0,
             };
             this.max_len.set(limit.max(0).unsigned_abs());
-            FifoObject::let_in(this);
+            FifoObject::admit_pushers(this);
             Ok(0)
         })
     }

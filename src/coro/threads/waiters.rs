@@ -204,7 +204,7 @@ enum Waited {
     Granted,
     Late,
     /// Woken without a grant: try again.
-    Anew,
+    Ungranted,
 }
 
 /// The error of a wait, and whether the waiter had been granted its request.
@@ -243,7 +243,7 @@ fn wait_for(py: Python<'_>, source: &impl Source, limit: Limit) -> PyResult<bool
         match source.waiters().wait(py, &way) {
             Ok(Waited::Granted) => break,
             Ok(Waited::Late) => return Ok(false),
-            Ok(Waited::Anew) => {}
+            Ok(Waited::Ungranted) => {}
             Err((error, is_granted)) => {
                 if is_granted {
                     source.give_back(py);
@@ -268,7 +268,7 @@ pub(super) fn take_through_interruptions(py: Python<'_>, source: &impl Source) -
         }
         match source.waiters().wait(py, &way) {
             Ok(Waited::Granted) => break,
-            Ok(Waited::Late | Waited::Anew) => {}
+            Ok(Waited::Late | Waited::Ungranted) => {}
             Err((error, is_granted)) => {
                 interruptions.push(error);
                 if is_granted {
@@ -355,7 +355,7 @@ impl Waiters {
         match wait.result {
             Ok(_) if wait.is_granted => Ok(Waited::Granted),
             Ok(_) if wait.is_late => Ok(Waited::Late),
-            Ok(_) => Ok(Waited::Anew),
+            Ok(_) => Ok(Waited::Ungranted),
             Err(interruption) => Err((interruption, wait.is_granted)),
         }
     }
@@ -386,7 +386,7 @@ impl Waiters {
                         return Err((error, is_granted));
                     }
                 }
-                _ => return Ok(Waited::Anew),
+                _ => return Ok(Waited::Ungranted),
             }
         }
     }
