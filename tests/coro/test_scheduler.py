@@ -426,15 +426,15 @@ def test_scheduling_invalid_objects():
         with pytest.raises(coro.NotStartedError):
             coro.schedule(idle)
         idle.start()
-        with pytest.raises(coro.ScheduleError, match="started before"):
+        with pytest.raises(coro.ScheduleError, match="already been started"):
             idle.start()
-        with pytest.raises(coro.ScheduleError, match="scheduled already"):
+        with pytest.raises(coro.ScheduleError, match="already scheduled"):
             coro.schedule(idle)
         await idle
         for act in (coro.schedule, coro.Coro.shutdown, coro.Coro.interrupt):
             with pytest.raises(coro.DeadCoroutine):
                 act(idle)
-        with pytest.raises(coro.ScheduleError, match="started before"):
+        with pytest.raises(coro.ScheduleError, match="already been started"):
             idle.start()
 
         def inside():

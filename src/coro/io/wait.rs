@@ -391,7 +391,7 @@ pub(super) fn end_closed(coro: Coro<'_>) {
     let error = coro_errors::new(
         py,
         ErrorClass::Closed,
-        "the descriptor was closed while the coro was waiting on it",
+        "the descriptor was closed while a coro waited on it",
     );
     let exception = error.into_value(py).into_bound(py).into_any();
     if let Err(error) = interruption::push(coro, exception) {
