@@ -217,7 +217,7 @@ impl Call {
     }
 }
 
-/// The result of one step of such a method.
+/// The result of one step of a method that waits in steps.
 pub(super) enum Step<T> {
     /// The coro waits.
     Waits,
