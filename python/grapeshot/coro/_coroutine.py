@@ -254,7 +254,7 @@ class Wakeup:
 def check_started(coro: Coro[Any]) -> None:
     """Raise NotStartedError if a wait for the end of ``coro`` would never end."""
     if coro._status == "new":
-        raise _errors.NotStartedError("the coro was not started: waiting for it would last for ever")
+        raise _errors.NotStartedError("the coro was not started, so waiting for it would never end")
 
 
 def shut_down(coro: Coro[Any]) -> None:
