@@ -178,7 +178,7 @@ class KqueueWatch(FileWatch):
         entry = _Entry(inode)
         follow = not self._is_directory
         try:
-            # Only regular files are opened. Opening a FIFO, for instance, has an effect on the process at its other end.
+            # Open regular files only: the process at the other end of a FIFO, for instance, may notice an open().
             if stat.S_ISREG(os.stat(name, dir_fd=self._root, follow_symlinks=follow).st_mode):
                 fd = os.open(name, _FILE_FLAGS | (0 if follow else os.O_NOFOLLOW), dir_fd=self._root)
                 self.sock.add(fd)
