@@ -23,10 +23,10 @@ class watch_file:  # noqa: N801  # Shrapnel's name
                 if event.kind in {"created", "modified"}:
                     reload()
 
-    It watches from the moment it is made. When a program replaces the file, the event is ``created``. The iteration ends
-    when the object is closed, or after the event which says that the watched directory (for a file: its directory) was
-    deleted or moved. An interrupted wait loses no event. Changes through ``mmap``, and changes that other machines make
-    to a shared file system, are not seen.
+    It watches from the moment it is made. When a program replaces the file, the event is ``created``. The iteration
+    ends when the object is closed, or after the event which says that the watched directory (for a file: its directory)
+    was deleted or moved. An interrupted wait loses no event. Changes through ``mmap``, and changes that other machines
+    make to a shared file system, are not seen.
 
     On Linux (inotify) the system reports each event, in order. On macOS and the BSDs (kqueue) it only reports that
     something has happened, and ``watch_file`` looks at the directory and the file to find out what. So there:
@@ -92,7 +92,7 @@ class watch_file:  # noqa: N801  # Shrapnel's name
             if watch.has_ended or watch.sock.closed or not watch.receive(left_s):
                 return None
             if timeout and left_s == 0 and not watch.events:
-                raise TimeoutError("timed out")  # checked here, too: other files of the directory may change all the time
+                raise TimeoutError("timed out")  # receive() does not raise while other files of the directory change
         return watch.events.popleft()
 
 

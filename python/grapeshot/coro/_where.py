@@ -54,7 +54,7 @@ def compact_traceback(exc: BaseException | None = None) -> str:
     try:
         text = " ".join(str(exc).split())
     except Exception:
-        text = "<str() of the exception failed>"
+        text = "<exception str() failed>"  # CPython's own words, in the module traceback
     kind = type(exc).__name__
     return ": ".join(part for part in ("|".join(places), kind, text) if part)
 

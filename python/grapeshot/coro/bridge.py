@@ -163,7 +163,7 @@ def _yield() -> BaseException | None:
 
 
 def _check_future(coro: Coro[Any], future: Any) -> None:
-    """Check that a coroutine has yielded a future that can be waited for. Raises RuntimeError otherwise, like a task."""
+    """Check that a coroutine has yielded a future that can be waited for. Raises RuntimeError if not, like a task."""
     is_blocking = getattr(future, "_asyncio_future_blocking", None)
     if is_blocking is None:
         raise RuntimeError(f"Task got bad yield: {future!r}")
@@ -211,7 +211,7 @@ def wait_for_future(coro: Any, future: Any) -> BaseException | None:
 
 
 def _message(interruption: BaseException) -> Any:
-    """Return the message with which to cancel a future: that of the cancel() that interrupted the coro, if it had one."""
+    """Return the message with which to cancel a future: that of the cancel() that interrupted the coro, or None."""
     if type(interruption) is asyncio.CancelledError and interruption.args:
         return interruption.args[0]
     return None
@@ -288,12 +288,12 @@ if TYPE_CHECKING:
 
 
 def run(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Make a loop, run ``fn`` as its first coro, and close the loop; return the function's result or raise its exception.
+    """Make a loop, run ``fn`` in its first coro, close the loop; return the function's result or raise its exception.
 
-    It works like :func:`asyncio.run`. When ``fn`` has returned, coros and tasks that are left are cancelled, and ``run``
-    waits for them. Ctrl-C cancels the first coro; if the coro that is running then does not yield for 0.2 seconds,
-    KeyboardInterrupt is raised in it. Coros that this thread spawned earlier, while no loop was running, run on this
-    loop, too.
+    It works like :func:`asyncio.run`. When ``fn`` has returned, coros and tasks that are left are cancelled, and
+    ``run`` waits for them. Ctrl-C cancels the first coro; if the coro that is running then does not yield for 0.2
+    seconds, KeyboardInterrupt is raised in it. Coros that this thread spawned earlier, while no loop was running, run
+    on this loop, too.
 
     Raises:
         RuntimeError: a loop is already running in this thread.

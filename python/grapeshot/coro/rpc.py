@@ -115,8 +115,8 @@ class Client:
 class Stream(Iterator[Any]):
     """The results of a call, as an iterator. :meth:`Client.stream` makes streams.
 
-    If the stream is dropped before its end (by a ``break``, for example), the handler is cancelled. Use it in a ``with``
-    block to cancel the handler as soon as the block ends.
+    If the loop over it is left before its end, the handler is cancelled once the stream is freed. Use the stream in a
+    ``with`` block to cancel the handler as soon as the block ends.
     """
 
     def __init__(self, stream: _rpc.Stream) -> None:
