@@ -43,7 +43,10 @@ def _number(fd: Any) -> int:
 
 
 def _until_possible(call: Callable[..., Any], fd: int, mask: int, *args: Any) -> Any:
-    """Call the original outside of coros. It has to block even for a patched socket, whose descriptor is nonblocking."""
+    """Call the original, and wait in between if the descriptor is nonblocking only because its socket is patched.
+
+    This is for calls outside of coros, so the wait blocks the thread.
+    """
     while True:
         try:
             return call(fd, *args)

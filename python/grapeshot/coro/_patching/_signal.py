@@ -1,8 +1,8 @@
 """The part ``signal`` of :func:`grapeshot.coro.install`.
 
 As always, signal handlers run in the main thread between two instructions, whichever coro or part of the loop is
-running there. Plain programs expect an exception that a handler raises to interrupt whatever the program is waiting for.
-So if another coro is running, the exception is raised in the coro that set the handler, where it waits.
+running there. Plain programs expect an exception that a handler raises to interrupt whatever the program is waiting
+for. So if another coro is running, the exception is raised in the coro that set the handler, where it waits.
 
 ``sigwait`` and similar functions let other coros run. The system does not report a blocked signal through a descriptor,
 so they poll for it.

@@ -215,8 +215,8 @@ class socket(SharedWaits):  # noqa: N801
 socket.__module__ = "socket"
 socket._accepted_class = socket
 
-# Functions that make sockets. They look up the class by its name, so modules that keep the originals get copies of these
-# functions, which use the original class.
+# Functions that make sockets. They look up the class by its name, so modules that keep the originals get copies of
+# these functions, which use the original class.
 _MAKERS = ("create_connection", "create_server", "fromfd", "has_dualstack_ipv6", "socketpair")
 
 

@@ -1,8 +1,8 @@
 """Finds the patched socket that belongs to a descriptor number.
 
 The descriptor of a patched socket is nonblocking, even if the program has not set a timeout and expects calls to block.
-So functions that get a number, such as ``os.read``, have to know whether it belongs to such a socket. A program can get
-the number only from ``fileno`` or ``detach``, which note it here.
+So functions that get a number, such as ``os.read``, have to know whether it belongs to such a socket. A program gets
+the number from ``fileno`` or ``detach``, which note it here.
 """
 
 from __future__ import annotations
