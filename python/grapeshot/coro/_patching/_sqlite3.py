@@ -46,7 +46,7 @@ _connect: Any = sqlite3.connect
 _Connection: Any = sqlite3.Connection
 _Cursor: Any = sqlite3.Cursor
 
-# The timeout that SQLite gets while a coro repeats calls. It is not 0, because it shows whether SQLite would wait at all.
+# The timeout that SQLite gets while a coro repeats calls. It is not 0, so that it shows whether SQLite would wait.
 _PROBE_MS = 1
 _PROBE_S = _PROBE_MS / 1000
 # If a call took at least this long, SQLite has waited in it.
@@ -133,7 +133,7 @@ class Cursor(sqlite3.Cursor):
             except sqlite3.OperationalError as error:
                 if not given.is_past_first:
                     raise
-                # The first parameters were used, so the locks were taken: this error is not one to repeat the call for.
+                # The first parameters were used, so the locks were taken: the call must not be repeated.
                 return error
 
         outcome = owner._repeat(attempt)
@@ -188,7 +188,7 @@ class _Fetching:
 
 @functools.cache
 def _fetching(kind: type) -> type:
-    """Return the ``_Fetching`` version of a cursor class. Objects of the one can be turned into objects of the other."""
+    """Return the ``_Fetching`` version of a cursor class. A cursor's class can be changed to it."""
     members = {
         "__slots__": (),
         "__module__": kind.__module__,

@@ -1,5 +1,6 @@
-"""The part ``stdout`` of :func:`grapeshot.coro.install`: other coros run while one waits in ``sys.stdout`` or ``stderr``.
+"""The part ``stdout`` of :func:`grapeshot.coro.install`: other coros run while one waits for the reader of its output.
 
+It patches ``sys.stdout`` and ``sys.stderr``.
 The interpreter's own objects stay, because they may have data in their buffers. Their methods that wait are replaced by
 attributes of these objects.
 

@@ -38,7 +38,7 @@ _make_real_handle: Any = getattr(_thread, "_make_thread_handle", None)
 _set_real_name: Any = getattr(_thread, "set_name", None)
 _excepthook = threading.excepthook
 
-# What tells of the end of real threads, up to 3.12, by ident.
+# Up to Python 3.12: ident of a real thread -> the sentinel that reports its end.
 _sentinels: dict[int, Sentinel] = {}
 
 
@@ -385,7 +385,7 @@ def _patch_polls(module: Any) -> None:
 
 
 class _AllocateLock:
-    """``_thread.allocate_lock`` up to 3.12. pickle refers to it by name, and it is not a method as a class attribute."""
+    """``_thread.allocate_lock`` up to 3.12. pickle refers to it by name. As a class attribute it is not a method."""
 
     __module__ = "_thread"
     __name__ = "allocate_lock"
@@ -448,9 +448,9 @@ def _replacements() -> dict[str, dict[str, Any]]:
 def patch() -> None:
     """Replace the names.
 
-    ``_active_limbo_lock`` and ``_shutdown_locks_lock`` of threading stay real locks. A coro cannot be suspended while it
-    holds one, so no thread waits for them for long. And starting a real thread, which takes the first one, must not let
-    other coros run.
+    ``_active_limbo_lock`` and ``_shutdown_locks_lock`` of threading stay real locks. A coro cannot be suspended while
+    it holds one, so no thread waits for them for long. And starting a real thread, which takes the first one, must not
+    let other coros run.
     """
     import concurrent.futures.process  # noqa: F401
 

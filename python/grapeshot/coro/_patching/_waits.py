@@ -2,8 +2,8 @@
 
 In the fd table of the loop, a descriptor has only one entry per direction. Blocking code has no such limit: two threads
 may read from one pipe, or one may select a socket from which another one receives. So a wait here registers its
-descriptors with an epoll object of its own, and waits on that. Afterwards the caller repeats its own system call, so the
-events that it reports are level-triggered.
+descriptors with an epoll object of its own, and waits on that. Afterwards the caller repeats its own system call, so
+the events that it reports are level-triggered.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LONGEST_S = 86400.0
 
 
 def note_poll() -> None:
-    """Note a non-blocking attempt that failed. After too many in a row the coro yields, so a polling loop lets others run."""
+    """Count a failed non-blocking attempt. After a few in a row the coro yields, so a polling loop lets others run."""
     if can_wait():
         act()
 
@@ -68,9 +68,9 @@ class Countdown:
 class Interests:
     """Descriptors with the events (``POLLIN`` ...) for which a coro waits, usually several times.
 
-    When a wait returns, the event may already be gone. A lasting state such as a hang-up ends only one wait, because the
-    registration is edge-triggered: the kernel reports a hang-up even if the caller does not wait for it. A descriptor
-    that is closed during the wait has no more events.
+    When a wait returns, the event may already be gone. The kernel reports some states even if the caller does not wait
+    for them, such as a hang-up. These end only one wait, because the registration is edge-triggered. A descriptor that
+    is closed during the wait has no more events.
     """
 
     __slots__ = ("_masks", "_own", "_pause_s")
