@@ -173,9 +173,9 @@ class Ledger:
             job.add_done_callback(run.jobs.discard)
 
     def exit_raised(self, context: contextvars.Context, exc: BaseException) -> bool:
-        """Pass an exception that would end the loop to the run that raised it. Return False if there is no such run.
+        """Pass an exception that would end the loop to the run whose code raised it.
 
-        The loop calls this.
+        Return False if it does not come from a run. The loop calls this.
         """
         run = context.get(_run_of_context)
         return run is not None and run.host is not None and run.host is self._host() and run.leave(exc)

@@ -30,7 +30,7 @@ def getaddrinfo(
     proto: int = 0,
     flags: int = 0,
 ) -> list[Any]:
-    """Do what :func:`socket.getaddrinfo` does while other coros run.
+    """Like :func:`socket.getaddrinfo`, but other coros run while it waits.
 
     Raises:
         socket.gaierror: the name does not resolve.

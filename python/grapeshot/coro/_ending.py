@@ -99,7 +99,7 @@ class _Unwinding:
         self.leaving: BaseException | None = None
 
     def can_run(self) -> bool:
-        """Whether the loop can run in this thread now. It cannot while another loop runs here, which closes it."""
+        """Whether the loop can run in this thread now. It cannot if another loop is running here."""
         try:
             self._loop._check_running()
         except RuntimeError:

@@ -8,7 +8,7 @@ How the child goes on when the coro has ended there:
 
     the coro was started by coro.run()         coro.run() returns or raises in the child
     it raised SystemExit, KeyboardInterrupt    the exception leaves the loop, whichever coro this is
-    otherwise                                  the process ends with status 0, as after a thread that forked
+    otherwise                                  the process ends with status 0, as when a thread forks and returns
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# Objects that belong to the parent. The child must not free them, because that could run their code.
+# Objects that belong to the parent. The child never frees them: that could run their finalizers and `finally` blocks.
 _forgotten: list[Any] = []
 # The tasks of the loop, while a coro forks. They are listed before the fork because from Python 3.14 on asyncio's own
 # list is empty in the child. (It comes back there when one of the tasks ends.)

@@ -104,7 +104,7 @@ class future(_Generic["_T"]):  # noqa: N801
     def wait(self, timeout: float | None = None, block: bool = True) -> bool:
         """Wait until the future is set; return False if it was not set within ``timeout`` seconds.
 
-        Without ``block``, return at once.
+        Without ``block``, return at once whether it is set.
         """
         return self._is_set or self._waiters._wait_as(0, block, timeout)
 

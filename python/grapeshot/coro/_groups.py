@@ -253,7 +253,7 @@ class Pool:
         ) -> list[_T]: ...
 
     def map(self, fn: Callable[..., Any], /, *iterables: Iterable[Any]) -> list[Any]:
-        """Call ``fn`` with the items of the iterables, like the builtin ``map``; return the list of results.
+        """Call ``fn`` in coros with the items of the iterables, like the builtin ``map``; return a list of the results.
 
         It waits until all coros have ended. If some have raised, it then raises the exception of the first of them, in
         the order of the items. If the calling coro is interrupted during the wait, or an iterable raises, the coros are

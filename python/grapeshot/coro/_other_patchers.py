@@ -1,4 +1,4 @@
-"""Refuses to work beside gevent and eventlet, which also patch the standard library. Only one of them can do so.
+"""Refuses to work together with gevent or eventlet, which also patch the standard library: only one package can.
 
 With two patchers, one part of the program would wait in gevent's hub and another in grapeshot's loop, and each blocks
 the thread while it waits, so the program would hang. Instead, importing ``grapeshot.coro`` after another patcher has
@@ -60,5 +60,6 @@ def _refusing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return refused
 
 
-# This runs before the package's other modules import anything from the standard library that could be patched.
+# This runs before the package's other modules take their originals from the standard library: after another patcher,
+# these would not be the originals.
 check("grapeshot.coro", ImportError)

@@ -4,7 +4,7 @@ Programs pay nothing for this while they run, because nothing is recorded. Every
 
 - the frames of a suspended coro tell which coros it joins
 - the fd table tells on which descriptor it waits
-- for a lock, queue or event: the list in which the coro waits is a part of that object, which its address tells
+- a coro that waits for a lock, queue or event is in a list that is part of this object; the list's address tells which
 """
 
 from __future__ import annotations

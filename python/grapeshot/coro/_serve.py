@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 # asyncio's logger, as for the loop's own servers.
 _logger = logging.getLogger("asyncio")
 
-# How long a server waits, after it ran out of descriptors or memory, before it accepts again. asyncio waits as long.
+# How long a server waits before it accepts again after it ran out of descriptors or memory, in seconds. The loop's own
+# servers wait as long.
 _RETRY_DELAY_S = 1.0
 _OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 # Errors that concern only the one connection, which was lost before it was accepted. Source: accept(2).

@@ -155,7 +155,7 @@ class CoroSocket(_Native):
 
 
 class Countdown:
-    """Called, returns how many seconds are left of a timeout, or None if there is no limit."""
+    """A callable that returns how many seconds are left of a timeout, or None if there is no limit."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self._end_s = None if timeout_s is None else _monotonic() + timeout_s

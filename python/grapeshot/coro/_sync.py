@@ -3,9 +3,10 @@
 ``semaphore``, ``lock``, ``mutex``, ``condition_variable``, ``fifo`` and ``channel`` are native code, for speed. The
 others are built on them in Python.
 
-When a primitive wakes a coro, it grants it the lock, permit or item at once, before the coro runs. If the coro is
-interrupted between the two, it gives the lock, permit or item back, or on to the next coro. If it is interrupted
-earlier, it leaves the queue at once. So nothing is lost, and no coro waits for something that is available.
+A primitive that wakes a coro gives it the lock, permit or item at once, before the coro runs. If the coro is
+interrupted in between, the lock, permit or item goes back to the primitive, or on to the next coro. A coro that is
+interrupted before it is woken leaves the queue at once. So nothing is lost, and no coro waits for something that is
+available.
 
 Only coros can wait; anywhere else, a call that would have to wait raises YieldFromMain. Callbacks and tasks of the loop
 can make the calls that do not wait (``release``, ``push``, ``set``, ``wake_*``, ``acquire`` of a free semaphore, ...),
@@ -116,7 +117,7 @@ class rw_lock:  # noqa: N801
         return f"<{type(self).__name__} {state}{_waiting(self._waiters)}>"
 
     def acquire_read(self, block: bool = True, timeout: float | None = None) -> bool:
-        """Wait until no coro holds the lock for writing, and none came earlier; hold it for reading.
+        """Wait for coros that came earlier, and until no other coro holds the lock for writing; hold it for reading.
 
         Returns False if that was not possible in time.
         """
@@ -132,7 +133,7 @@ class rw_lock:  # noqa: N801
         return True
 
     def acquire_write(self, block: bool = True, timeout: float | None = None) -> bool:
-        """Wait until no other coro holds the lock, and none came earlier; hold it for writing.
+        """Wait for coros that came earlier, and until no other coro holds the lock; hold it for writing.
 
         Returns False if that was not possible in time.
 

@@ -199,9 +199,9 @@ class Worker(AsyncWorker):  # type: ignore[misc]  # gunicorn has no types
 
     @property
     def alive(self) -> bool:
-        """Whether the worker goes on. gunicorn sets it to False.
+        """Whether the worker goes on.
 
-        It does so in a signal handler, a thread (reload) or a request (max_requests).
+        gunicorn sets it to False, in a signal handler, in a thread (reload) or in a request (max_requests).
         """
         return self._is_alive
 

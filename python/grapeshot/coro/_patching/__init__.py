@@ -161,7 +161,7 @@ def install(*parts: str, **switches: bool) -> None:
             from an original cannot be changed. The warning lists both.
 
     Raises:
-        ValueError: there is no part of that name.
+        ValueError: a name is not the name of a part.
         RuntimeError: gevent or eventlet has already patched the standard library. Only one of them can do so: after
             ``install()``, their patching functions raise RuntimeError, too.
     """

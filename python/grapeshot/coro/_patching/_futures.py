@@ -1,7 +1,7 @@
 """The part ``futures`` of :func:`grapeshot.coro.install`: makes the threads of ``ThreadPoolExecutor`` coros.
 
-This part must be named to be patched. Without it, ``ThreadPoolExecutor`` keeps real threads, which code needs that
-computes or blocks. Coros can wait for its futures either way.
+This part is patched only if it is named. Without it, ``ThreadPoolExecutor`` keeps real threads, for code that computes
+or blocks. Coros can wait for its futures either way.
 """
 
 from __future__ import annotations

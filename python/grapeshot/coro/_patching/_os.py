@@ -228,33 +228,33 @@ def _is_wait(options: object) -> bool:
 
 
 def waitpid(pid: int, options: int, /) -> tuple[int, int]:
-    """Wait for completion of a given child process. Other coros run meanwhile."""
+    """Wait for completion of a given child process. Other coros run while it waits."""
     if not _is_wait(options) or not isinstance(pid, int):
         return _waitpid(pid, options)
     return _until_there(lambda options: _waitpid(pid, options), pid, options)  # type: ignore[no-any-return]
 
 
 def wait() -> tuple[int, int]:
-    """Wait for completion of a child process. Other coros run meanwhile."""
+    """Wait for completion of a child process. Other coros run while it waits."""
     return waitpid(-1, 0)
 
 
 def wait3(options: int) -> Any:
-    """Wait for completion of a child process. Other coros run meanwhile."""
+    """Wait for completion of a child process. Other coros run while it waits."""
     if not _is_wait(options):
         return _wait3(options)
     return _until_there(_wait3, -1, options)
 
 
 def wait4(pid: int, options: int) -> Any:
-    """Wait for completion of a specific child process. Other coros run meanwhile."""
+    """Wait for completion of a specific child process. Other coros run while it waits."""
     if not _is_wait(options) or not isinstance(pid, int):
         return _wait4(pid, options)
     return _until_there(lambda options: _wait4(pid, options), pid, options)
 
 
 def waitid(idtype: int, ident: int, options: int, /) -> Any:
-    """Wait for the status of one or more child processes. Other coros run meanwhile."""
+    """Wait for the status of one or more child processes. Other coros run while it waits."""
     if not _is_wait(options):
         return _waitid(idtype, ident, options)
     while True:
@@ -265,7 +265,7 @@ def waitid(idtype: int, ident: int, options: int, /) -> Any:
 
 
 def system(command: Any) -> int:
-    """Execute the command in a subshell. Other coros run meanwhile."""
+    """Execute the command in a subshell. Other coros run while it waits."""
     if not _waits.can_wait():
         return _system(command)
     return _handles.call_in_real_thread(lambda: _system(command))  # type: ignore[no-any-return]

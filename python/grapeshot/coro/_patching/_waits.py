@@ -51,7 +51,7 @@ def note_poll() -> None:
 
 
 class Countdown:
-    """Called, returns how many seconds are left of a limit; None means no limit."""
+    """A callable that returns how many seconds are left of a limit, or None if there is no limit."""
 
     __slots__ = ("_end_s",)
 

@@ -463,7 +463,7 @@ def _remember(name: bytes) -> str:
     """Return the key of a field in an environ, or "" for a name that would get the same key as another one."""
     text = name.decode("ascii").upper()
     if "_" in text:
-        # X_Forwarded_For would get the key of X-Forwarded-For, although a proxy checks only the latter.
+        # X_Forwarded_For would get the key of X-Forwarded-For. A proxy may check only the name with hyphens.
         key = ""
     elif text in ("CONTENT-TYPE", "CONTENT-LENGTH"):
         key = text.replace("-", "_")
