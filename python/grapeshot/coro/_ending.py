@@ -179,12 +179,12 @@ class _ThreadEnd:
         _end_thread()
 
 
-def _warn_of_unborn() -> None:
+def _warn_of_never_run() -> None:
     """Warn of coros whose function was never called, because no loop ran after their ``spawn``."""
-    unborn = [co for co in _core._coro_live() if co._status == "ready" and co.get_frame() is None]
-    if unborn:
+    never_run = [co for co in _core._coro_live() if co._status == "ready" and co.get_frame() is None]
+    if never_run:
         warnings.warn(
-            f"coros never ran: {unborn}; coro.run() or coro.event_loop() runs what was spawned before",
+            f"coros never ran: {never_run}; coro.run() or coro.event_loop() runs what was spawned before",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -192,7 +192,7 @@ def _warn_of_unborn() -> None:
 
 def _end_thread() -> None:
     _core._coro_end_thread()
-    _warn_of_unborn()
+    _warn_of_never_run()
     left = _core._coro_shut_down(None, _ROUNDS)
     if left:
         warnings.warn(f"{left} coros did not end with their thread", RuntimeWarning, stacklevel=1)
@@ -209,7 +209,7 @@ def watch_thread() -> None:
 
 @atexit.register
 def _end_main_thread() -> None:
-    _warn_of_unborn()
+    _warn_of_never_run()
     for loop in {id(co._loop): co._loop for co in _core._coro_live()}.values():
         if not loop.is_closed() and not loop.is_running():
             unwind(loop)

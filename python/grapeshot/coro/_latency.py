@@ -93,7 +93,8 @@ def heed_variable() -> None:
 def report(kind: str, name: str, seconds: float, places: list[tuple[CodeType, int]]) -> None:
     """Log where the code is that blocks the loop. The watchdog calls this; ``places`` has the innermost function first.
 
-    A new thread does the logging, because a handler of the program may block.
+    A new thread does the logging, because handlers of the program may block, and because logging in a thread that
+    threading has not started would leave an entry there.
     """
     args = (kind, name, seconds, places)
     try:

@@ -48,7 +48,7 @@ def waitpid(pid: int, options: int = 0, /, timeout: float | None = None) -> tupl
         return found
     left_s = Countdown(timeout)
     if pid <= 0 or options:
-        return _ask_repeatedly(pid, options, left_s)
+        return _poll_repeatedly(pid, options, left_s)
     while True:
         watch = _Watch(pid)
         try:
@@ -63,7 +63,7 @@ def waitpid(pid: int, options: int = 0, /, timeout: float | None = None) -> tupl
             return found
 
 
-def _ask_repeatedly(pid: int, options: int, left_s: Countdown) -> tuple[int, int]:
+def _poll_repeatedly(pid: int, options: int, left_s: Countdown) -> tuple[int, int]:
     pause_s = _FIRST_PAUSE_S
     while True:
         left_s.pause(pause_s)

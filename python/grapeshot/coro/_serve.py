@@ -289,10 +289,10 @@ class Server:
         with secure:
             secure.settimeout(socket.getdefaulttimeout())
             self._handler(secure, address)
-            _say_goodbye(secure)
+            _send_close_notify(secure)
 
 
-def _say_goodbye(secure: Any) -> None:
+def _send_close_notify(secure: Any) -> None:
     """Send the peer TLS's close_notify, without waiting for its answer."""
     if secure.fileno() < 0:
         return

@@ -44,7 +44,7 @@ class timeout:  # noqa: N801  # used like asyncio.timeout
         self._handle: Any = None
         self._coro: Any = None
         # The interruption, once the time is over: pending or already raised.
-        self._bomb: _errors.Interrupted | None = None
+        self._interruption: _errors.Interrupted | None = None
 
     def __enter__(self) -> timeout:
         coro = _core._coro_current()
@@ -55,9 +55,9 @@ class timeout:  # noqa: N801  # used like asyncio.timeout
         if seconds is None or seconds == math.inf:
             return self
         if seconds <= 0:
-            self._explode()
+            self._interrupt()
         else:
-            self._handle = coro._loop.call_later(seconds, self._explode)
+            self._handle = coro._loop.call_later(seconds, self._interrupt)
         return self
 
     def __exit__(
@@ -65,18 +65,18 @@ class timeout:  # noqa: N801  # used like asyncio.timeout
     ) -> None:
         coro, self._coro = self._coro, None
         handle, self._handle = self._handle, None
-        bomb, self._bomb = self._bomb, None
+        interruption, self._interruption = self._interruption, None
         if handle is not None:
             handle.cancel()
-        if bomb is None:
+        if interruption is None:
             return
-        if exc is bomb:
+        if exc is interruption:
             raise _errors.TimeoutError(f"not done after {self._seconds:g} seconds") from exc
-        coro._take_back(bomb)
+        coro._take_back(interruption)
 
-    def _explode(self) -> None:
-        self._bomb = _errors.Interrupted(self)
-        self._coro._throw_later(self._bomb)
+    def _interrupt(self) -> None:
+        self._interruption = _errors.Interrupted(self)
+        self._coro._throw_later(self._interruption)
 
 
 def with_timeout(seconds: float | None, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:

@@ -82,12 +82,12 @@ def _repair_names(holders: Holders, module_name: str, by_original: dict[int, Any
                 holders.repaired.setdefault(module_name, []).append(name)
         elif type(value) in (_RealLock, _RealRLock):
             locks.append((module_name, name))
-        elif not _is_library(module_name) and _is_heir(value, module_name, by_original):
+        elif not _is_library(module_name) and _is_derived(value, module_name, by_original):
             holders.left.setdefault(module_name, []).append(f"class {name}")
     return locks
 
 
-def _is_heir(value: object, module_name: str, by_original: dict[int, Any]) -> bool:
+def _is_derived(value: object, module_name: str, by_original: dict[int, Any]) -> bool:
     """Whether a value is a class that this module defines and that inherits from an original."""
     if not isinstance(value, type) or value.__module__ != module_name:
         return False

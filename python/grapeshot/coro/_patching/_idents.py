@@ -27,7 +27,7 @@ _LEAST_REAL = 2**32
 
 
 def _real(ident: Any) -> Any:
-    """Return the ident of the real thread. Raises ProcessLookupError for the id of a coro that this thread has not."""
+    """Return the ident of the real thread. Raises ProcessLookupError if the coro does not belong to this thread."""
     if not isinstance(ident, int) or not 0 < ident < _LEAST_REAL:
         return ident
     if any(coro.id == ident for coro in _core._coro_live()):

@@ -153,7 +153,7 @@ def clone_function(function: Callable[..., Any], names: dict[str, Any]) -> Any:
 def clone_class(kind: type, names: dict[str, Any]) -> type:
     """Return a copy of a Python class whose methods use ``names`` as their globals, and put it into ``names``.
 
-    Bases that ``names`` has under their name are taken from there.
+    If ``names`` has a class under the name of a base, it becomes the base.
     """
     members = {}
     for name, value in vars(kind).items():

@@ -203,7 +203,7 @@ def _wait_for_child(kind: int, ident: int, options: int) -> None:
     _handles.run_in_real_thread(wait)
 
 
-def _which(pid: int) -> tuple[int, int]:
+def _waitid_target(pid: int) -> tuple[int, int]:
     if pid > 0:
         return os.P_PID, pid
     if pid == -1:
@@ -220,7 +220,7 @@ def _until_there(call: Callable[[int], Any], pid: int, options: int) -> Any:
         states = _WEXITED
         states |= _WSTOPPED if options & os.WUNTRACED else 0
         states |= _WCONTINUED if options & os.WCONTINUED else 0
-        _wait_for_child(*_which(pid), states)
+        _wait_for_child(*_waitid_target(pid), states)
 
 
 def _is_wait(options: object) -> bool:

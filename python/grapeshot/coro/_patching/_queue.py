@@ -1,8 +1,8 @@
 """The part ``queue`` of :func:`grapeshot.coro.install`.
 
 ``SimpleQueue`` is replaced. The other queues are Python code that waits with the patched locks of :mod:`threading`.
-Programs may also poll these in a loop without waiting, which works with threads because they are preempted. So a call
-that finds nothing counts as progress, and after a few of them in a row the coro yields.
+Programs may also poll these in a loop without waiting, which works with threads because they are preempted. So such
+calls are counted like I/O that was ready at once: after a few of them in a row the coro yields.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def _yield_in_vain(module: Any, name: str) -> None:
+def _yield_after_failure(module: Any, name: str) -> None:
     """Patch a method of Queue: when it fails because the queue is empty or full, the coro may yield."""
     method, errors = getattr(module.Queue, name), (module.Empty, module.Full)
 
@@ -50,7 +50,7 @@ def _yield_after(module: Any, name: str) -> None:
 
 def _patch_queues(module: Any) -> None:
     for name in ("get", "put"):
-        _yield_in_vain(module, name)
+        _yield_after_failure(module, name)
     for name in ("empty", "full", "qsize"):
         _yield_after(module, name)
 

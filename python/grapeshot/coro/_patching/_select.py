@@ -275,7 +275,7 @@ for _kept in (_KeptSelectSelector, _KeptPollSelector, _KeptEpollSelector):
 def patch() -> None:
     """Replace the names in ``select``. The classes of ``selectors`` stay, but call the replacements.
 
-    Modules that keep the originals get copies of these classes that call the originals.
+    Modules that keep the originals get subclasses of these, which call the originals.
     """
     kept: dict[str, Any] = {
         "SelectSelector": _KeptSelectSelector,

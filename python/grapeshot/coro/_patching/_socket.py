@@ -42,10 +42,10 @@ def _is_at_once(flags: Any) -> bool:
     return isinstance(flags, int) and bool(flags & _AT_ONCE)
 
 
-def _taken_in(items: Any) -> Any:
-    """Return an iterable as a tuple, so that several attempts can use it. Anything else is returned unchanged.
+def _as_tuple(items: Any) -> Any:
+    """Return an iterable as a tuple, so that several attempts can use it.
 
-    The original refuses that then.
+    Anything else is returned unchanged: the original method will refuse it.
     """
     try:
         iterator = iter(items)
@@ -153,7 +153,7 @@ class SharedWaits(CoroSocket):
 
     def recvmsg_into(self, *args: Any) -> Any:
         if args:
-            args = (_taken_in(args[0]), *args[1:])
+            args = (_as_tuple(args[0]), *args[1:])
         if len(args) > 2 and _is_at_once(args[2]):
             return _plain.recvmsg_into(self, *args)
         try:
@@ -178,7 +178,7 @@ class SharedWaits(CoroSocket):
             return self._share(_sendto, WRITE, args)  # type: ignore[no-any-return]
 
     def sendmsg(self, *args: Any) -> int:
-        args = (*map(_taken_in, args[:2]), *args[2:])
+        args = (*map(_as_tuple, args[:2]), *args[2:])
         if len(args) > 2 and _is_at_once(args[2]):
             return _plain.sendmsg(self, *args)
         try:

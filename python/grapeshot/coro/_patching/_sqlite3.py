@@ -11,9 +11,9 @@ has changed nothing when it finds the database locked. This is so in these cases
   that was not executed.
 - A commit that finds the database locked leaves the transaction open, so it can be repeated.
 
-Not so if a statement outside of a transaction calls functions of the program or returns rows (``RETURNING``), because
-these were called or returned already. In this case the coro waits until it can lock the database, unlocks it, and
-executes the statement at once, with the connection's own timeout.
+It is not so if a statement outside of a transaction calls functions of the program or returns rows (``RETURNING``): a
+repetition would call or return them a second time. In this case the coro waits until it can lock the database, unlocks
+it, and executes the statement at once, with the connection's own timeout.
 
 If waiting would be a deadlock, SQLite does not wait. (A transaction that has read wants to write, while another one
 waits for all readers to end.) Such a call takes less than the millisecond, and its error is raised at once, as without
@@ -64,7 +64,7 @@ _FIRST_WORD = re.compile(_SPACE + r"(\w+)", re.DOTALL)
 _ASKS_TIMEOUT = re.compile(_SPACE + r"pragma\s+(?:\w+\s*\.\s*)?busy_timeout\s*;?\s*$", re.DOTALL | re.IGNORECASE)
 # Before these statements, the module sqlite3 begins a transaction.
 _BEGINNING = frozenset(("insert", "update", "delete", "replace"))
-# These statements can always be repeated: they do not write, and calling the program's functions twice does no harm.
+# These statements can always be repeated: they do not write, and find a locked database before they call functions.
 _HARMLESS = frozenset(("select", "pragma", "begin", "commit", "end", "rollback", "savepoint", "release"))
 
 
@@ -282,12 +282,12 @@ class Connection(sqlite3.Connection):
     def _set_now(self, limit_ms: int) -> None:
         """Set SQLite's own timeout."""
         if self._now_ms != limit_ms:
-            with self._unnoticed():
+            with self._callbacks_off():
                 _Cursor.execute(_Connection.cursor(self), f"PRAGMA busy_timeout={limit_ms}").close()
             self._now_ms = limit_ms
 
     @contextlib.contextmanager
-    def _unnoticed(self) -> Iterator[None]:
+    def _callbacks_off(self) -> Iterator[None]:
         """In this block, the program's callbacks are not called."""
         callbacks = self._callbacks
         if callbacks is None:
@@ -311,7 +311,7 @@ class Connection(sqlite3.Connection):
     def _look_for_lock(self) -> None:
         plain = _Connection.cursor(self)
         try:
-            with self._unnoticed():
+            with self._callbacks_off():
                 _Cursor.execute(plain, "BEGIN EXCLUSIVE")
                 _Cursor.execute(plain, "ROLLBACK")
         except sqlite3.OperationalError as error:
@@ -371,7 +371,7 @@ class Connection(sqlite3.Connection):
     def _note_timeout(self) -> None:
         plain = _Connection.cursor(self)
         plain.row_factory = None
-        with self._unnoticed():
+        with self._callbacks_off():
             self._limit_ms = self._now_ms = _Cursor.execute(plain, "PRAGMA busy_timeout").fetchone()[0]
         plain.close()
 

@@ -154,7 +154,7 @@ def _spawn(function: Callable[..., object], args: Any, kwargs: Any, running: Run
         coro._make_daemon()
     _running.add(coro)
     # If the loop is closed before the coro has run, _run() is never called: its end is noted here.
-    coro.add_done_callback(lambda _: _end_unborn(coro, running), context=contextvars.Context())
+    coro.add_done_callback(lambda _: _note_end(coro, running), context=contextvars.Context())
     if isinstance(thread, threading.Thread) and _current_or_none() is None:
         # Thread.start() waits until the new thread is running. A coro cannot run before this task or callback returns,
         # so say now that it is.
@@ -163,7 +163,7 @@ def _spawn(function: Callable[..., object], args: Any, kwargs: Any, running: Run
     return coro
 
 
-def _end_unborn(coro: Any, running: Running) -> None:
+def _note_end(coro: Any, running: Running) -> None:
     _running.discard(coro)
     running.finish()
 
@@ -320,7 +320,7 @@ def _forget_dummies() -> None:
     """
     module: Any = threading
     if hasattr(module, "_thread_local_info"):
-        # In these versions, the dummy is deleted when the local data of its thread is freed: use the data of the coro.
+        # In these versions, the dummy is deleted when this local data is freed: make that the local data of the coro.
         module._thread_local_info = local()
         return
     kind = module._DummyThread
@@ -339,7 +339,7 @@ def _forget_dummy(coro: Any) -> None:
     threading._active.pop(coro.id, None)  # type: ignore[attr-defined]
 
 
-def _know_who_forks() -> None:
+def _ensure_thread_object() -> None:
     """Before a fork, make threading create a Thread object for the running coro, if it has none.
 
     Otherwise threading takes the coro for the system's main thread in the child, finds that the idents differ, and
@@ -361,7 +361,7 @@ def _keep_process_pools_real() -> None:
 # ---------------------------------------------------------------- polling
 
 
-def _yield_in_vain(kind: Any, name: str) -> None:
+def _yield_after_failure(kind: Any, name: str) -> None:
     """Patch a method: when it returns False, the coro may yield."""
     method = getattr(kind, name)
 
@@ -380,8 +380,8 @@ def _patch_polls(module: Any) -> None:
 
     Only methods that wait are patched, because callers of these expect that the coro can be interrupted in them.
     """
-    _yield_in_vain(module.Condition, "wait")
-    _yield_in_vain(module.Semaphore, "acquire")
+    _yield_after_failure(module.Condition, "wait")
+    _yield_after_failure(module.Semaphore, "acquire")
 
 
 class _AllocateLock:
@@ -464,7 +464,7 @@ def patch() -> None:
     _again.also("threading", _patch_polls)
     _forget_dummies()
     if HAS_HANDLES:
-        os.register_at_fork(before=_know_who_forks)
+        os.register_at_fork(before=_ensure_thread_object)
     _show_real_threads()
     _keep_process_pools_real()
     _imports.patch()

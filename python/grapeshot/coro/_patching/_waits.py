@@ -109,13 +109,13 @@ class Interests:
     def wait(self, limit_s: float | None) -> bool:
         """Wait for one of the events; return False if none came in time."""
         if self._own is None:
-            return self._ask_again(limit_s)
-        if not _waits_out(self._own.fileno(), limit_s):
+            return self._poll_with_pauses(limit_s)
+        if not _wait_until_readable(self._own.fileno(), limit_s):
             return False
         self._own.poll(0)
         return True
 
-    def _ask_again(self, limit_s: float | None) -> bool:
+    def _poll_with_pauses(self, limit_s: float | None) -> bool:
         """Poll the descriptors with pauses. This is used when the system has no descriptor for an epoll object left."""
         left_s = Countdown(limit_s)
         asked = _poll()
@@ -149,7 +149,7 @@ def wait_for_descriptor(fd: int, mask: int, limit_s: float | None) -> bool:
     return True
 
 
-def _waits_out(fd: int, limit_s: float | None) -> bool:
+def _wait_until_readable(fd: int, limit_s: float | None) -> bool:
     try:
         _wait_for_read(fd, limit_s)
     except TimeoutError:

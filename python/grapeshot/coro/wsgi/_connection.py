@@ -268,7 +268,7 @@ class Connection:
         try:
             if response.ends_with_connection:
                 # The body of this response ends with the connection, so a normal close would make it look complete:
-                # reset the connection. (This has no effect on unix sockets.)
+                # reset the connection. (On unix sockets this has no effect, and there is no other way.)
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self._sock.close()
         except OSError:
@@ -348,7 +348,7 @@ class Connection:
     # ------------------------------------------------------------------ the end of a request
 
     def _skip_body(self, request: Request, keep_alive: bool) -> bool:
-        """Drain the part of a body that the application has not read, if it is short. Return whether that was done."""
+        """Drain the rest of a body that the application has not read, if it is short. Return whether that was done."""
         body = request.body
         if body is None or not keep_alive or body.expects_continue or self._parser.error is not None:
             self._end_sending()
@@ -366,7 +366,7 @@ class Connection:
         return body.is_complete
 
     def _end_sending(self) -> None:
-        """End the connection, but drain unread data first: with it, a close would be a reset, and lose the response."""
+        """End the connection, but drain unread data first: else closing would reset it, and lose the response."""
         sock, skipped = self._sock, 0
         if self._is_secure:
             return  # coro.serve ends the TLS stream when the handler returns
