@@ -30,8 +30,7 @@ BRIDGE_ENV   := PYO3_NO_PYTHON=1 PYO3_BUILD_EXTENSION_MODULE=1 CARGO_TARGET_DIR=
 RUST_FUZZ    := core/fuzz/Cargo.toml
 # Only checked, so libFuzzer itself is not compiled.
 FUZZ_ENV     := CUSTOM_LIBFUZZER_PATH=/none/libfuzzer.a CARGO_TARGET_DIR=target/fuzz/check
-COMPARED     := $(addprefix benchmarks/results/,comparison.json coros.json blocking.json)
-# Tables of other interpreters, which the page leaves out.
+# Comparisons that docs/speed.md leaves out have tables of their own.
 TABLED       := $(addprefix benchmarks/results/,comparison-3.13.json two-loops.json rpc.json pgo.json)
 LINTED       := python tests benchmarks examples docs/site
 
@@ -119,8 +118,7 @@ bench: $(VENV)/.dev build loadgen ## compare with every loop that installs; JSON
 tables: $(VENV)/.dev build ## write all tables (README, docs, benchmarks/results) from the committed JSON
 	$(BIN)/python tests/project/speed_table.py
 	$(BIN)/python -m benchmarks.feature_table
-	for json in $(wildcard $(COMPARED) $(TABLED)); do $(BIN)/python -m benchmarks.tables $$json --write $${json%json}md || exit 1; done
-	$(BIN)/python -m benchmarks.page $(wildcard $(COMPARED)) --write benchmarks/results/report.html
+	for json in $(wildcard $(TABLED)); do $(BIN)/python -m benchmarks.tables $$json --write $${json%json}md || exit 1; done
 
 churn: $(VENV)/.dev build loadgen ## connections come and go under load; RSS and open fds must stay flat
 	$(BIN)/python -m benchmarks.churn $(ARGS)

@@ -106,7 +106,7 @@ def report(kind: str, name: str, seconds: float, places: list[tuple[CodeType, in
 def _log(kind: str, name: str, seconds: float, places: list[tuple[CodeType, int]]) -> None:
     what = f"{kind} %r has run for %.3f seconds{' without a yield' if kind in ('coro', 'task') else ''}"
     if not places:
-        _logger.warning(f"{what}, in no Python function{_core._coro_latency_hint}", name, seconds)
+        _logger.warning(f"{what}, not in a Python function{_core._coro_latency_hint}", name, seconds)
         return
     code, line = places[0]
     text = f"{what}, and is at %s:%s in %s{_core._coro_latency_hint}"
