@@ -31,7 +31,7 @@ _Epoll: Any = getattr(select, "epoll", None)
 _PIECE_LEN = 4096
 
 
-class _RealThread:
+class _ThreadCall:
     """A call that runs in a real thread while coros wait for it."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
@@ -59,7 +59,7 @@ class _RealThread:
         return self._value
 
 
-class _Taking(_RealThread):
+class _ReadCall(_ThreadCall):
     """A call that takes data from a file. If the coro that waits is interrupted, the next one gets the data."""
 
     def __init__(self, fd: int, call: Callable[[], Any]) -> None:
@@ -82,7 +82,7 @@ class _Taking(_RealThread):
 
 
 # descriptor -> the call that is running in a real thread, or whose result was not fully taken yet
-_takings: dict[int, _Taking] = {}
+_takings: dict[int, _ReadCall] = {}
 
 
 def _identity_of(fd: int) -> tuple[int, ...]:
@@ -115,7 +115,7 @@ def _is_marked(mark: Any, fd: int) -> bool:
     return False
 
 
-def _taking_of(fd: int) -> _Taking | None:
+def _taking_of(fd: int) -> _ReadCall | None:
     taking = _takings.get(fd)
     if taking is not None and not taking.is_of(fd):
         # The number now refers to another file, or this is the child of a fork.
@@ -128,7 +128,7 @@ def _take_in_thread(fd: int, call: Callable[[], Any], length: int | None) -> Any
     while True:
         taking = _taking_of(fd)
         if taking is None:
-            taking = _takings[fd] = _Taking(fd, call)
+            taking = _takings[fd] = _ReadCall(fd, call)
         try:
             taking.wait()
         except OSError:
@@ -208,4 +208,4 @@ def write(fd: int, data: memoryview, wait: Callable[[], object]) -> int:
     piece = bytes(data[:_PIECE_LEN])
     if not _core._coro_can_wait():
         return _write(fd, piece)
-    return _RealThread(lambda: _write(fd, piece)).wait()  # type: ignore[no-any-return]
+    return _ThreadCall(lambda: _write(fd, piece)).wait()  # type: ignore[no-any-return]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class watch_file:  # noqa: N801  # Shrapnel's name
-    """Reports changes of a file, which need not exist yet, or of the entries of a directory (but not of what is below).
+    """Reports changes of a file, which need not exist yet, or of a directory's entries (but not in its subdirectories).
 
     ``watch_file(path)`` is an iterator over :class:`FileEvent`, and a context manager::
 

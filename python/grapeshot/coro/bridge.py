@@ -317,7 +317,7 @@ if TYPE_CHECKING:
     def run_in_thread(fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T: ...
 
 
-def run_in_thread(  # type: ignore[misc]  # a function with an argument of that name is not accepted, indeed
+def run_in_thread(  # type: ignore[misc]  # correct: an `fn` with an argument `executor` is not accepted
     fn: Callable[..., Any], /, *args: Any, executor: concurrent.futures.Executor | None = None, **kwargs: Any
 ) -> Any:
     """Run ``fn(*args, **kwargs)`` in a real thread while this coro waits; return its result or raise its exception.

@@ -61,7 +61,7 @@ class _Listener:
 
 
 class _Settings:
-    """A cache of gunicorn's settings, because gunicorn looks up 20 of them in each request, and each lookup is slow."""
+    """A cache of gunicorn's settings, because gunicorn looks up 20 of them in each request."""
 
     def __init__(self, cfg: Any) -> None:
         self._cfg = cfg

@@ -95,7 +95,7 @@ class Client:
         return Stream(self._client.stream(method, *args, timeout=timeout, **kwargs))
 
     def connect(self) -> None:
-        """Open the connection now, instead of with the first call. Raises ConnectionLost if that fails."""
+        """Open the connection now, instead of with the first call. Raises ConnectionLost if that fails, like a call."""
         await_(self._client.connect())
 
     def close(self) -> None:

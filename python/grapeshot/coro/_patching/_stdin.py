@@ -1,8 +1,7 @@
 """The part ``stdin`` of :func:`grapeshot.coro.install`: other coros run while one waits for input.
 
-It patches ``sys.stdin`` and ``input()``.
-The interpreter's own objects stay, because they may have data in their buffers. Their methods that wait are replaced by
-attributes of these objects.
+It patches ``sys.stdin`` and ``input()``. The interpreter's own stream objects stay, because they may have data in their
+buffers. Their methods that wait are replaced by attributes of these objects.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The part ``stdout`` of :func:`grapeshot.coro.install`: other coros run while one waits for the reader of its output.
 
-It patches ``sys.stdout`` and ``sys.stderr``.
-The interpreter's own objects stay, because they may have data in their buffers. Their methods that wait are replaced by
-attributes of these objects.
+It patches ``sys.stdout`` and ``sys.stderr``. The interpreter's own stream objects stay, because they may have data in
+their buffers. Their methods that wait are replaced by attributes of these objects.
 
 Callbacks of the loop and finalizers may print while a coro waits. So a coro must not wait inside of the buffer, which
 has a lock that belongs to the thread. Instead, the raw file writes as much as it can without waiting, and the coro
