@@ -1497,9 +1497,9 @@ def _coro_get_ident() -> int:
     """Return the id of the running coro, or the ident of the thread outside of coros."""
 
 def _coro_begins_thread() -> bool:
-    """Whether a thread that is started here after patching is a coro.
+    """Whether ``threading``, once patched, starts a thread as a coro when it is called here.
 
-    It is in a coro, and where a loop that has coros is running.
+    It does so in coros, and where a loop that has coros is running.
     """
 
 def _coro_can_wait() -> bool:
@@ -1642,10 +1642,11 @@ def _coro_set_hooks(
     run_forever: Callable[..., None],
     /,
 ) -> None:
-    """Register the Python functions that native code calls: to get a loop for coros made outside of one, to notice the
-    end of a thread, to wait for coros, to log late runs, and to end the child of a fork.
+    """Register the Python functions that native code calls.
 
-    The stack of a late run is logged from the frame below ``run_forever`` on.
+    In order, they make a loop for coros that are spawned where no loop runs, notice the end of the thread, wait for
+    coros, log a late run, and end the process after a coro that forked has ended in the child. The logged stack of a
+    late run omits the frames from ``run_forever`` outwards.
     """
 
 def _coro_unwatch() -> None:

@@ -221,7 +221,7 @@ def test_a_blocked_process_is_named(path, program):
         terminal.wait_for(">>>")
         terminal.type("import time; print('be' + 'gins'); time.sleep(1000)\r")
         terminal.wait_for("begins")
-        terminal.press_until("\x03", "something blocks its loop")
+        terminal.press_until("\x03", "something is blocking its event loop")
         assert terminal.finish() == 1
     program.process.kill()
 
