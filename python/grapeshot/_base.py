@@ -57,7 +57,7 @@ class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
     _borrow: staticmethod[[Any], Any] | Callable[[Any], Any] | None = None
     # Set when a back door is to be opened; called when a loop begins to run.
     _on_run: staticmethod[[Any], None] | Callable[[Any], None] | None = None
-    # while coros borrow the loop: notes which coro each task belongs to
+    # while runs in coros borrow the loop: notes which run each task belongs to
     _ledger: Any = None
     # measures how long callbacks take, and holds the slow listeners
     _measuring: Any = None

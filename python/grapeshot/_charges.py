@@ -79,7 +79,10 @@ def _at(place: str | None) -> str:
 
 
 def tally_cpu(accounts: Iterable[Cpu], before: Iterable[Cpu] | None = None) -> list[CpuTally]:
-    """Return one row for all accounts that are alike, the largest first. ``before`` are accounts of an earlier result."""
+    """Return one row for all accounts that are alike, the largest first.
+
+    ``before`` are the accounts of an earlier result, from which the growth of each row is computed.
+    """
     rows = _added_up(accounts)
     if before is not None:
         old = _added_up(before)
