@@ -23,8 +23,8 @@ def set_limits(
 ) -> None:
     """Limit how many connections, descriptors and coros the loop may have. A limit that is not given is removed.
 
-    When a limit is reached, servers stop accepting, and continue once the number has fallen. Until then, clients wait in
-    the system's queue, whose length is the server's ``backlog``. Anything the program itself tries to open raises
+    When a limit is reached, servers stop accepting, and continue once the number has fallen. Until then, clients wait
+    in the system's queue, whose length is the server's ``backlog``. Anything the program itself tries to open raises
     :class:`LimitError`.
 
     Args:

@@ -38,5 +38,5 @@ def remove_stale_socket(path: str | bytes) -> None:
     except FileNotFoundError:
         pass
     except OSError as exc:
-        # In some directories this user may create sockets but not remove them. bind() then raises the error that counts.
+        # In some directories this user may create sockets but not remove them. bind() then raises the proper error.
         logger.error("Unable to check or remove stale UNIX socket %r: %r", path, exc)

@@ -29,10 +29,10 @@ _replaced_streams: dict[tuple[types.ModuleType, str], Any] = {}
 def run(main: Awaitable[_T], *, debug: bool | None = None) -> _T:
     """Run ``main`` to its end on a new grapeshot loop and return its result, as :func:`asyncio.run` does.
 
-    At the end, the loop's async generators and default executor are shut down and the loop is closed. Ctrl-C cancels the
-    main task; KeyboardInterrupt is raised here after the task has cleaned up. If a coro is running at that moment and
-    does not yield, :class:`KeyboardInterrupt` is raised in the coro. ``debug`` sets the loop's debug mode unless it is
-    None.
+    At the end, the loop's async generators and default executor are shut down and the loop is closed. Ctrl-C cancels
+    the main task, and :class:`KeyboardInterrupt` is raised here after the task has cleaned up. If a coro is running at
+    that moment and does not yield, KeyboardInterrupt is raised in the coro. ``debug`` sets the loop's debug mode unless
+    it is None.
 
     Raises:
         RuntimeError: another event loop is running in this thread.

@@ -4,8 +4,8 @@ In asyncio, the first Ctrl-C cancels the main task. That has no effect while a c
 run. So if the coro has still not yielded a little later, this module sends the signal once more and raises
 KeyboardInterrupt in the coro, as in any Python code. A coro that yields in time is not affected.
 
-A runner is used in the main thread. For each Ctrl-C, a helper thread waits and sends the signal. Closing the runner ends
-these threads: on CPython 3.11, a thread that starts while the interpreter exits uses freed memory.
+A runner is used in the main thread. For each Ctrl-C, a helper thread waits and sends the signal. Closing the runner
+ends these threads: on CPython 3.11, a thread that starts while the interpreter exits uses freed memory.
 """
 
 from __future__ import annotations

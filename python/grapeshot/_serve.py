@@ -180,7 +180,7 @@ class Server(asyncio.Server):
         self._is_serving = True
 
     def _attach(self, transport: _core.StreamTransport | None = None) -> None:
-        """Called by the native loop for each accepted connection. Programs for Python 3.12 call it without argument."""
+        """Called by the native loop for each accepted connection. asyncio's has no argument up to Python 3.12."""
         self._open_count += 1
         if self._loop._origins is None or transport is None:
             return
