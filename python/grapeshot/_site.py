@@ -39,7 +39,7 @@ def _fail(problem: object) -> int:
 def _enable(*, is_user: bool) -> int:
     """Write the file into this environment's site-packages, or into the user's; return the exit status."""
     if is_user and not site.ENABLE_USER_SITE:
-        return _fail("--user does not work here: this Python does not use the user's site-packages")
+        return _fail("--user: this Python does not use the user's site-packages")
     is_user = is_user or _is_in_user_site()
     path = Path(site.getusersitepackages() if is_user else sysconfig.get_path("purelib"), _NAME)
     try:

@@ -10,8 +10,9 @@
 runs no at-fork hooks. With a ``preexec_fn``, which is Python code that runs between fork and exec, the parent has to
 wait for the child. Such a child is started in a helper thread, so that the loop is not blocked.
 
-Where versions of asyncio differ, this module behaves like the newest one on all Python versions: ``wait()`` returns when
-the process has ended, even if its pipes are still open elsewhere, and no signal is sent to a process that has ended.
+Where versions of asyncio differ, this module behaves like the newest one on all Python versions: ``wait()`` returns
+when the process has ended, even if its pipes are still open elsewhere, and no signal is sent to a process that has
+ended.
 """
 
 from __future__ import annotations
@@ -203,8 +204,8 @@ def _discard(starting: concurrent.futures.Future[Process]) -> None:
 class SubprocessTransport(asyncio.SubprocessTransport):
     """A child process and its pipes. Only the loop makes one.
 
-    ``get_extra_info("subprocess")`` returns the :class:`subprocess.Popen`. Closing the transport kills the process if it
-    is still running.
+    ``get_extra_info("subprocess")`` returns the :class:`subprocess.Popen`. Closing the transport kills the process if
+    it is still running.
     """
 
     # asyncio's name for the Popen object. None after connection_lost
@@ -279,8 +280,8 @@ class SubprocessTransport(asyncio.SubprocessTransport):
         process = self._process
         if process is None:
             raise ProcessLookupError
-        # The second condition: the program has called wait() or poll() of the Popen object, and the loop has not noticed
-        # the end yet.
+        # The second condition: the program has called wait() or poll() of the Popen object, and the loop has not
+        # noticed the end yet.
         if self._returncode is not None or process.returncode is not None:
             return
         try:

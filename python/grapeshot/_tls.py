@@ -1,6 +1,7 @@
 """TLS: contexts and time limits, TLS on outgoing and accepted connections, start_tls. The transport is native.
 
-The ``ssl`` argument of every ``create_*`` and ``connect_*`` method is handled here. Errors and their texts are asyncio's.
+The ``ssl`` argument of every ``create_*`` and ``connect_*`` method is handled here. Errors and their texts are
+asyncio's.
 """
 
 from __future__ import annotations

@@ -146,8 +146,8 @@ def _check_unix_socket(sock: socket.socket) -> None:
 async def _connected(path: str | bytes) -> socket.socket:
     """Return a new socket connected to ``path``.
 
-    The system connects a Unix socket at once or not at all. EAGAIN means that the server's queue is full, and there is no
-    event to wait for that tells when it has space again (connect(2)), so the attempt is repeated.
+    The system connects a Unix socket at once or not at all. EAGAIN means that the server's queue is full, and there is
+    no event to wait for that tells when it has space again (connect(2)), so the attempt is repeated.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
