@@ -148,7 +148,7 @@ class UnprintableError(Exception):
 @pytest.mark.parametrize(
     ("kind", "text", "message"),
     [
-        (UnprintableError, "", "(its text cannot be made)"),
+        (UnprintableError, "", "(its text cannot be shown)"),
         (ValueError, "a lone surrogate \ud800", "a lone surrogate \\ud800"),
         (asyncio.CancelledError, "", "the handler was cancelled"),
     ],
