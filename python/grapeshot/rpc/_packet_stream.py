@@ -85,8 +85,7 @@ class PacketStream(asyncio.Protocol):
         """
         size = len(packet)
         if size > self.max_sent_packet:
-            limit = self.max_sent_packet
-            raise PacketTooLarge(f"the packet has {size} bytes, but the peer accepts only {limit} (its max_packet)")
+            raise PacketTooLarge(f"a packet has {size} bytes, but the peer's max_packet is {self.max_sent_packet}")
         if not self.is_open:
             return
         out = self._out
