@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _CLOCK = frozenset(("time", "call_at"))
 
 
-class Shown:
+class ComputedAttribute:
     """A private attribute of asyncio's objects that other code reads; here its value is computed.
 
     A program may set the attribute on an object. Reading it then returns that value, but nothing else changes.

@@ -32,7 +32,7 @@ class Cpu:
     steps: int
     """How often it ran: steps of a task, runs of a coro, events of a connection."""
     ended: int
-    """0 if this is one owner that is alive. Otherwise this is the sum over so many that have ended and are alike."""
+    """0 for a single owner that is alive. Otherwise the number of ended owners, all alike, whose times are added up."""
     place: str | None = None
     """Where its function begins, as ``file:line``."""
     alike: str = dataclasses.field(default="", repr=False)

@@ -48,16 +48,16 @@ async def create_connection(
     """Connect to ``host`` and ``port``, or take the connected ``sock``; return ``(transport, protocol)``.
 
     If the host has several addresses, they are tried one after another. With ``happy_eyeballs_delay``, the next attempt
-    starts that many seconds after the previous one if that has not connected by then, and the first address that
-    connects is used (RFC 8305). ``interleave`` is the number of addresses of the first family to try before the
-    addresses of the families alternate; the default with ``happy_eyeballs_delay`` is 1. If all attempts fail,
-    an OSError is raised, or with ``all_errors`` an ExceptionGroup with the error of each attempt.
+    starts when the previous one fails, but at the latest that many seconds after the previous one started; the first
+    address that connects is used (RFC 8305). ``interleave`` is the number of addresses of the first family to try
+    before the addresses of the families alternate; the default with ``happy_eyeballs_delay`` is 1. If all attempts
+    fail, an OSError is raised, or with ``all_errors`` an ExceptionGroup with the error of each attempt.
 
     Raises:
         LimitError: the loop has reached its limit of connections or descriptors (:meth:`Loop.set_limits`).
         OSError: no address could be connected, or the name does not resolve (:class:`socket.gaierror`).
         ExceptionGroup: like OSError, if ``all_errors`` is set.
-        ValueError: arguments that contradict each other, or ``sock`` is not a stream socket.
+        ValueError: arguments contradict each other, or ``sock`` is not a stream socket.
         TypeError: ``sock`` is an ``ssl.SSLSocket``.
         ssl.SSLError, ConnectionResetError, ConnectionAbortedError: the TLS handshake failed; see
             :func:`grapeshot._tls.open_tls`.

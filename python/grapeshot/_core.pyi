@@ -425,7 +425,10 @@ class Loop:
         """Return the loop's counters, and its times in seconds, by name. Any thread may call it."""
 
     def _set_measured(self, is_on: bool, slow_ns: int | None) -> None:
-        """Measure how long steps take and how long they wait; call ``_on_slow`` after each of at least ``slow_ns``."""
+        """Measure how long steps take and wait, and call ``_on_slow`` after each step that takes at least ``slow_ns``.
+
+        None instead of ``slow_ns``: do not call it.
+        """
 
     def _running_since_ns(self) -> int | None:
         """Return when the measured step that is running began, in nanoseconds, or None. Any thread may call it."""
@@ -1449,8 +1452,8 @@ def _coro_spawn(
         name: the name in ``repr()`` and in messages. The default is ``coro <id>``.
         context: the context in which the coro runs. The default is a copy of the current one.
         stack: with ``"shared"``, several coros share a stack, and the coro's part of it may be copied away while the
-            coro waits. With ``"own"``, the coro has a stack that never moves, as C code needs that passes on pointers
-            to its stack.
+            coro waits. With ``"own"``, the coro has a stack that never moves; use it for C code that gives pointers to
+            its stack to other code.
 
     Raises:
         TypeError: ``function`` is not callable, or is async.
@@ -1619,13 +1622,15 @@ def _coro_set_exception_notifier(
     """
 
 def _coro_shut_down(loop: Any, rounds: int, /) -> int:
-    """Raise Shutdown in this thread's coros of ``loop`` (None: of all loops), up to ``rounds`` times, without a loop.
+    """Raise Shutdown in this thread's coros of ``loop`` (None: of all), in up to ``rounds`` rounds.
+
+    The loop need not be running.
 
     Returns how many coros are left. If a coro raises SystemExit or KeyboardInterrupt, it is raised here at the end.
     """
 
 def _coro_end_thread() -> None:
-    """Allow no more new coros in this thread."""
+    """Refuse to make new coros in this thread from now on."""
 
 def _coro_after_fork() -> Coro[Any] | None:
     """In the child of a fork: forget all coros except the one that forked, and return it (None if no coro forked).
@@ -1656,7 +1661,7 @@ def _coro_run_number() -> int:
     """Return how many runs of coros have begun in this thread."""
 
 def _coro_send_signal(number: int, handler: object, /) -> bool:
-    """Send the signal to this process, unless another handler than ``handler`` is set. Return whether it was sent."""
+    """Send the signal to this process, unless a handler other than ``handler`` is set. Return whether it was sent."""
 
 def _coro_stop_watchdog() -> None:
     """Stop the watchdog until the next coro runs: before a fork, or at exit, after it has finished a report."""

@@ -80,7 +80,7 @@ def origin_of(loop: Any, thing: Any) -> str | None:
 
 
 def note_coro(co: Any) -> None:
-    """Record where ``co`` is being started, in the coro and in its context. Called by the coro's method for this."""
+    """Record where ``co`` is being started, in the coro and in its context. Native code calls this through a method."""
     frame = sys._getframe(2)
     co._source_traceback = format_helpers.extract_stack(frame)
     context = co.get_context()

@@ -29,7 +29,7 @@ _GRACE_S = 0.2
 _END_S = 5
 
 
-class _Late:
+class _InterruptedRun:
     """The coro that was running when Ctrl-C was pressed, and the number of that run."""
 
     def __init__(self, coro: Any, *, is_cancelled: bool) -> None:
@@ -45,7 +45,7 @@ class _Late:
 class _Reminder:
     """A helper thread that sends the signal once more if the coro has not yielded in time."""
 
-    def __init__(self, runner: Runner, late: _Late, signum: int) -> None:
+    def __init__(self, runner: Runner, late: _InterruptedRun, signum: int) -> None:
         self._runner, self._late = runner, late
         self._signum, self._handler = signum, signal.getsignal(signum)
         # `_stop` is locked until the thread is told to stop, and `_end` until it has ended.
@@ -83,7 +83,7 @@ class _Reminder:
 class Runner(asyncio.Runner):  # type: ignore[misc]  # final to type checkers only
     """Like :class:`asyncio.Runner`, but Ctrl-C also interrupts a coro that does not yield."""
 
-    _late: _Late | None = None
+    _late: _InterruptedRun | None = None
     # Whether the next signal is the one that the helper thread sends.
     _is_reminder = False
     # Helper threads that may not have ended yet.
@@ -103,7 +103,7 @@ class Runner(asyncio.Runner):  # type: ignore[misc]  # final to type checkers on
         was_cancelled = coro is None or coro._must_cancel
         super()._on_sigint(signum, frame, main_task)  # type: ignore[misc]
         if coro is not None:
-            self._late = _Late(coro, is_cancelled=coro._must_cancel and not was_cancelled)
+            self._late = _InterruptedRun(coro, is_cancelled=coro._must_cancel and not was_cancelled)
             try:
                 reminder = _Reminder(self, self._late, signum)
                 self._reminders = [reminder, *(other for other in self._reminders if not other.has_ended())]
@@ -134,7 +134,7 @@ def _is_in_finalizer(frame: FrameType | None) -> bool:
     return False
 
 
-def _interrupt(late: _Late) -> None:
+def _interrupt(late: _InterruptedRun) -> None:
     """Raise KeyboardInterrupt in the coro, and withdraw the cancellation by the first Ctrl-C.
 
     Without that, the first wait in the coro's cleanup would raise CancelledError.

@@ -71,7 +71,7 @@ async def sendfile(
 ) -> int:
     """Send ``count`` bytes of ``file`` from ``offset`` on (None: up to its end); return the number of bytes sent.
 
-    They are sent after all data that was written before. In the meantime the transport does not read, and refuses
+    The bytes are sent after all data that was written before. Meanwhile, the transport does not read, and it refuses
     writes.
 
     Raises:

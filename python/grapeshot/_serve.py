@@ -19,7 +19,7 @@ from asyncio.log import logger
 from collections.abc import Callable, Iterable, Sequence
 
 from . import _core, _dns, _origins, _tls
-from ._base import BaseLoop, Shown
+from ._base import BaseLoop, ComputedAttribute
 from ._checks import check_plain_socket, check_stream_socket, check_tls_only_options, set_reuse_port
 from ._connect import error_text
 
@@ -79,8 +79,8 @@ class Server(asyncio.Server):
 
     # private attributes of asyncio's Server that other code reads
 
-    _serving = Shown(lambda self: self._is_serving)
-    _active_count = Shown(lambda self: self._open_count)
+    _serving = ComputedAttribute(lambda self: self._is_serving)
+    _active_count = ComputedAttribute(lambda self: self._open_count)
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """Return the loop that the server runs on."""
@@ -180,7 +180,7 @@ class Server(asyncio.Server):
         self._is_serving = True
 
     def _attach(self, transport: _core.StreamTransport | None = None) -> None:
-        """Called by the native loop for each accepted connection. asyncio's has no argument up to Python 3.12."""
+        """Called by the native loop for each accepted connection. (In asyncio up to Python 3.12 it has no argument.)"""
         self._open_count += 1
         if self._loop._origins is None or transport is None:
             return
@@ -189,7 +189,7 @@ class Server(asyncio.Server):
             _origins.note(self._loop, transport, f"{opened_at} (accepted)")
 
     def _detach(self, transport: _core.StreamTransport | None = None) -> None:
-        """Called by the native loop after the connection's ``connection_lost``, and by programs like ``_attach``."""
+        """Called by the native loop after ``connection_lost``. The argument is optional, as in ``_attach``."""
         self._open_count -= 1
         self._wakeup()
 

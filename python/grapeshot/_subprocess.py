@@ -27,7 +27,7 @@ import warnings
 from asyncio.log import logger
 from collections.abc import Callable
 
-from ._base import BaseLoop, Shown
+from ._base import BaseLoop, ComputedAttribute
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class SubprocessTransport(asyncio.SubprocessTransport):
     """
 
     # asyncio's name for the Popen object. None after connection_lost
-    _proc = Shown(lambda self: self._process)
+    _proc = ComputedAttribute(lambda self: self._process)
 
     def __init__(self, loop: BaseLoop, protocol: asyncio.BaseProtocol, process: Process) -> None:
         super().__init__({"subprocess": process})

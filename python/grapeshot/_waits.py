@@ -30,9 +30,9 @@ if TYPE_CHECKING:
         coros: list[Any]
 
         def look(self, co: Any) -> tuple[str | None, list[Any]]:
-            """Describe what a coro waits for, and return the coros and tasks that it thereby waits for.
+            """Describe what a coro waits for, and return the coros and tasks on which it depends (a lock's holder).
 
-            If it waits for its ``_awaited``, the description is None.
+            If it waits for the future in its ``_awaited``, the description is None.
             """
 
         def frames(self, co: Any) -> Iterator[FrameType]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 # The client ends after the user has pressed Ctrl-C this often without any answer from the process.
-_PATIENCE = 3
+_MAX_UNANSWERED = 3
 
 
 def main(arguments: list[str]) -> int:
@@ -72,7 +72,7 @@ def _talk(link: Link, editor: Any) -> int:
                 is_interrupted = False
                 unanswered = unanswered + 1 if link.heard == heard else 1
                 heard = link.heard
-                if unanswered == _PATIENCE:
+                if unanswered == _MAX_UNANSWERED:
                     sys.stderr.write("\nThe process does not answer: something is blocking its event loop.\n")
                     return 1
                 link.send(b"i")

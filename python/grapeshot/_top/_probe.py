@@ -17,7 +17,7 @@ _MOST_WORDS = 500
 _MOST_BANNER = 1 << 16
 # Enough for a line for each of a million coros.
 _MOST_ANSWER = 1 << 28
-_OTHER = "the other end is not a back door: it does not follow the protocol"
+_NOT_A_BACK_DOOR = "the other end is not a back door: it does not follow the protocol"
 _BEGIN = "from grapeshot.backdoor._sampling import Sampler as _Sampler; _sampler = _Sampler(loop, {slow_s!r})"
 
 
@@ -55,15 +55,15 @@ class Probe:
         except OSError:
             raise LostError(_CLOSED) from None
         except ValueError:  # the data is not a frame of a back door
-            raise LostError(_OTHER) from None
+            raise LostError(_NOT_A_BACK_DOOR) from None
         try:
             found: dict[str, Any] = json.loads(answer)
         except ValueError:
             raise LostError(answer.strip()[-_MOST_WORDS:] or "no answer") from None
         except RecursionError:
-            raise LostError(_OTHER) from None
+            raise LostError(_NOT_A_BACK_DOOR) from None
         if not _is_sample(found, parts):
-            raise LostError(_OTHER)
+            raise LostError(_NOT_A_BACK_DOOR)
         return found
 
     def end(self) -> None:

@@ -41,7 +41,7 @@ _PARTS = {
 _ALL_PARTS = tuple(dict.fromkeys(part for parts in _PARTS.values() for part in parts))
 # The exceptions that unexpected values cause. They may come from another version of grapeshot, or from a process that
 # only pretends to be a back door.
-_MISFITS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+_INVALID_DATA = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 # Examining coros, tasks and descriptors may take this share of the loop's time.
 _SHARE = 0.02
 _MOST_WORDS = 500
@@ -81,13 +81,13 @@ class Screen:
                 while self._lost is None:
                     try:
                         live.update(self._draw(console), refresh=True)
-                    except _MISFITS as exc:
-                        self._lost = _misfit(exc)
+                    except _INVALID_DATA as exc:
+                        self._lost = _describe_invalid_data(exc)
                         break
                     if select.select([0], [], [], 0.2)[0]:
                         # Keys typed in quick succession arrive together, and an arrow key is several bytes.
                         keys = _KEY.findall(os.read(0, 64).decode(errors="replace"))
-                        if not all(self._obey(key) for key in keys):
+                        if not all(self._handle_key(key) for key in keys):
                             self._probe.end()
                             return 0
         except KeyboardInterrupt:
@@ -128,8 +128,8 @@ class Screen:
                 self._wanted.clear()
         except LostError as exc:
             self._lost = str(exc)
-        except _MISFITS as exc:
-            self._lost = _misfit(exc)
+        except _INVALID_DATA as exc:
+            self._lost = _describe_invalid_data(exc)
 
     def _take(self, part: str, found: Any) -> None:
         if not self._is_paused or part not in self._parts:
@@ -145,7 +145,7 @@ class Screen:
 
     # ------------------------------------------------------------------ keys
 
-    def _obey(self, key: str) -> bool:
+    def _handle_key(self, key: str) -> bool:
         """Handle a key. Return False if the user wants to quit."""
         self._message = ""
         if key in ("q", "\x1b", "\x03"):
@@ -240,12 +240,12 @@ class Screen:
         orders = _views.ORDERS[self._shown]
         words = [f"o {orders[self._sorts[self._shown]]}"] if len(orders) > 1 else []
         if f"each {self._view}" in _views.ORDERS:
-            words.append("e group alike" if self._shows_each else "e each")
+            words.append("e grouped" if self._shows_each else "e each")
         words += ["w dump", f"space {'run' if self._is_paused else 'hold'}", "arrows scroll", "q quit"]
         line = Text("  ".join(words), "reverse")
         line.truncate(width, pad=True)
         return line
 
 
-def _misfit(exc: Exception) -> str:
+def _describe_invalid_data(exc: Exception) -> str:
     return f"the process has sent data that top cannot show: {type(exc).__name__}: {exc}"[:_MOST_WORDS]

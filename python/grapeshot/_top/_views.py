@@ -32,10 +32,10 @@ _FOLDERS = re.compile(r"[^ ]*/(?=[^/ ]+:\d+)")
 _NO_NUMBERS = "The event loop of this process is not grapeshot's, so there are no statistics."
 _RATES = ("running_s", "polling_s", "callbacks", "connections_accepted", "bytes_written")
 # Shown in red: a loop that is busy for this percentage of the time, and descriptors of which this share is in use.
-_BUSY = 90
-_SHORT = 0.9
-_ROOMY = 90  # from this many columns on, less important numbers are shown, too
-_HALF = 39  # the width of one number with its rate
+_BUSY_PERCENT = 90
+_DESCRIPTOR_SHARE = 0.9
+_MEDIUM_WIDTH = 90  # from this many columns on, less important numbers are shown, too
+_NUMBER_WIDTH = 39  # the width of one number with its rate
 
 
 def heading(now: Sample, before: Sample, width: int) -> list[Text]:
@@ -46,7 +46,7 @@ def heading(now: Sample, before: Sample, width: int) -> list[Text]:
         f"pid {now['pid']}{cpu}  RSS {rss}  "
         f"descriptors {now['descriptor_count']}/{now['descriptor_limit']}  threads {now['threads']}"
     )
-    is_short = now["descriptor_count"] >= _SHORT * now["descriptor_limit"]
+    is_short = now["descriptor_count"] >= _DESCRIPTOR_SHARE * now["descriptor_limit"]
     return [
         _line(facts, width, _warning(is_short) or "bold"),
         _line(f"{now['process']}  on Python {now['python']}", width, "dim"),
@@ -72,7 +72,7 @@ def numbers(now: Sample, before: Sample, order: int, width: int, rows: int) -> l
         entries.sort(key=lambda entry: -(entry[2] or 0.0))
     elif order == 2:
         entries.sort()
-    count = max(1, width // (_HALF + 1))
+    count = max(1, width // (_NUMBER_WIDTH + 1))
     depth = -(-len(entries) // count)
     title = f"{'':20}{'total':>10}{'a second':>9}"
     lines.append(_line(" ".join([title] * count), width, "underline"))
@@ -148,7 +148,7 @@ def _loop_lines(now: Sample, before: Sample, to_be_sent: int, width: int) -> lis
     loop = f"loop     busy {busy:3.0f} %  {_short(rates.get('callbacks', 0.0))} callbacks/s"
     if waits and durations:
         loop += f"  longest {_duration(durations['max'])}  delay p99 {_duration(waits['p99'])}"
-        loop += f", max {_duration(waits['max'])}" if width >= _ROOMY else ""
+        loop += f", max {_duration(waits['max'])}" if width >= _MEDIUM_WIDTH else ""
     accepted, sent = (_short(rates.get(name, 0.0)) for name in ("connections_accepted", "bytes_written"))
     streams = f"I/O      {now['connections']} connections  {accepted} accepted/s  {sent} B/s sent"
     if to_be_sent:
@@ -159,7 +159,7 @@ def _loop_lines(now: Sample, before: Sample, to_be_sent: int, width: int) -> lis
     ready = f"{found['ready']} ready (most {found['most_ready']})"
     work = f"waiting  {found['timers']} timers  {ready}  {found['coros']} coros"
     return [
-        _line(loop, width, _warning(busy >= _BUSY)),
+        _line(loop, width, _warning(busy >= _BUSY_PERCENT)),
         _line(streams, width, _warning(errors > 0)),
         _line(work, width),
     ]
@@ -300,7 +300,7 @@ def _short(value: float) -> str:
 
 
 def _percentiles(name: str, found: dict[str, Any], width: int) -> str:
-    shown = ("p50", "p99", "max") if width < 2 * _HALF else ("p50", "p90", "p99", "max")
+    shown = ("p50", "p99", "max") if width < 2 * _NUMBER_WIDTH else ("p50", "p90", "p99", "max")
     return f"{name:20} {'  '.join(f'{key} {_duration(found[key])}' for key in shown)}"
 
 

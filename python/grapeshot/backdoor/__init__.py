@@ -1,4 +1,4 @@
-"""A Python prompt inside a running process, for the user of the process only.
+"""A Python prompt inside a running process, for the process's own user and root only.
 
 ::
 

@@ -45,7 +45,7 @@ _GONE = select.POLLHUP | select.POLLERR
 # How often to check whether a client that has ended its side is still there.
 _LOOK_S = 1.0
 # How long a client has to read the remaining output when the connection is closed.
-_LAST_WORDS_S = 5.0
+_CLOSE_WITHIN_S = 5.0
 
 
 def frame(kind: bytes, data: bytes) -> bytes:
@@ -157,7 +157,7 @@ class Wire:
             self._timer.cancel()
             self._timer = None
         if self._to_send:
-            self._timer = self._loop.call_later(_LAST_WORDS_S, self.abort)
+            self._timer = self._loop.call_later(_CLOSE_WITHIN_S, self.abort)
         else:
             self.abort()
 

@@ -15,7 +15,7 @@ from ._client_connection import ClientConnection, Request
 from ._codecs import Codec, make_codec
 from ._connection import KEEPALIVE_S, check_keepalive
 from ._deadline import current_deadline, earliest
-from ._errors import ConnectionLost, DeadlineExceeded, NotLeft, ProtocolError
+from ._errors import ConnectionLost, DeadlineExceeded, NotSent, ProtocolError
 from ._messages import MAX_CREDIT, MIN_PACKET, check_limit
 from ._packet_stream import MAX_LENGTH, MAX_PACKET
 from ._stream import Stream
@@ -54,8 +54,8 @@ class Client:
         max_packet: the length of the longest answer to accept, in bytes. The default is 1 MiB.
         connect_timeout: how long calls wait for a connection, in seconds, over all attempts.
         stream_window: how many items of a stream the server may send ahead of the reader, at most 1,048,576.
-        keepalive: if the server sends nothing for this many seconds, it is asked to answer. If it sends nothing for the
-            same time again, the connection is regarded as lost. None disables this.
+        keepalive: if the server sends nothing for this many seconds, the client sends it a PING. If it still sends
+            nothing for the same time again, the connection is regarded as lost. None disables this.
 
     Raises:
         TypeError, ValueError: the address or an option is not valid.
@@ -151,7 +151,7 @@ class Client:
             number = connection.start(future, request)
             try:
                 return await future
-            except NotLeft:
+            except NotSent:
                 continue
             except asyncio.CancelledError:
                 connection.abandon(number, future)

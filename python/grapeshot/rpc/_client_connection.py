@@ -20,7 +20,7 @@ from typing import Any
 from . import _messages as messages
 from ._codecs import MIN_CHECKED, Codec
 from ._connection import Connection
-from ._errors import ConnectionLost, NotLeft, ProtocolError
+from ._errors import ConnectionLost, NotSent, ProtocolError
 from ._inbox import Inbox
 from ._messages import CANCEL, CREDIT, END, ERROR, GOODBYE, ITEM, PING, PONG, REQUEST, RESULT, STREAM, quoted
 from ._peer import check_same_user
@@ -58,7 +58,7 @@ class ClientConnection(Connection):
         self._cancelled = 0
         self._last = 0
         # The last number that was passed to the transport.
-        self._last_left = 0
+        self._last_flushed = 0
         # From the server's goodbye: calls after this number have not run.
         self._last_taken: int | None = None
         self._reason: BaseException | str | None = None
@@ -138,7 +138,7 @@ class ClientConnection(Connection):
 
     def flush(self) -> None:
         if self.is_open:
-            self._last_left = self._last
+            self._last_flushed = self._last
         super().flush()
 
     def pause_writing(self) -> None:
@@ -183,7 +183,7 @@ class ClientConnection(Connection):
             reason = self._reason
             error = reason if isinstance(reason, Exception) else ConnectionLost(self._text(), sent=False)
             self.made.set_exception(error)
-        last_sent = self._last_left if self._last_taken is None else min(self._last_left, self._last_taken)
+        last_sent = self._last_flushed if self._last_taken is None else min(self._last_flushed, self._last_taken)
         pending, self._pending = self._pending, {}
         for number, target in pending.items():
             self._fail(target, is_sent=number <= last_sent)
@@ -212,7 +212,7 @@ class ClientConnection(Connection):
     def _fail(self, target: Target | None, is_sent: bool) -> None:
         if target is None or target.done():
             return
-        error: Exception = NotLeft()
+        error: Exception = NotSent()
         if is_sent:
             error = ConnectionLost(self._text(), sent=True)
             error.__cause__ = self._reason if isinstance(self._reason, BaseException) else None

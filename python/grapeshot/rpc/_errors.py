@@ -23,7 +23,7 @@ class ConnectionLost(RpcError, ConnectionError):
         return f"{self.args[0]} ({'the call may have run' if self.sent else 'the call has not run'})"
 
 
-class NotLeft(Exception):
+class NotSent(Exception):
     """Internal: the connection ended before this request was sent. The client sends it through the next connection."""
 
 

@@ -1,8 +1,8 @@
 """The handlers of a server's methods, and how each kind of function is run.
 
 function           called in the connection's callback, so it must not block
-async function     run as a task; from Python 3.12 on, its first step runs at once, so one that never waits is not
-scheduled async generator    run by a task that sends its items, as many as the client accepts
+async function     run as a task, whose first step runs at once from Python 3.12 on
+async generator    run by a task that sends its items, as many as the client accepts
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 
 from ._client_connection import ClientConnection, Request
 from ._deadline import earliest
-from ._errors import DeadlineExceeded, NotLeft
+from ._errors import DeadlineExceeded, NotSent
 from ._inbox import Inbox
 
 
@@ -72,7 +72,7 @@ class Stream(AsyncIterator[Any]):
             if inbox.items:
                 return inbox
             error = inbox.take_error()
-            if isinstance(error, NotLeft):
+            if isinstance(error, NotSent):
                 self._inbox = None
             elif error is not None:
                 raise error
