@@ -570,7 +570,7 @@ class StreamTransport(asyncio.Transport):
         """Return ``socket`` (an asyncio ``TransportSocket``), ``sockname`` or ``peername``; else ``default``."""
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Switch to ``protocol`` at once, which also gets the bytes that are not delivered yet."""
+        """Switch to ``protocol`` at once. Bytes that were not delivered yet go to it."""
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         """Return the protocol in use."""
@@ -691,7 +691,9 @@ class WritePipeTransport(asyncio.WriteTransport):
         """Whether the transport is closed or about to be."""
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Call ``pause_writing`` above ``high`` waiting bytes, ``resume_writing`` at ``low`` (64 KiB; a quarter of it).
+        """Call ``pause_writing`` above ``high`` unwritten bytes, and ``resume_writing`` when at most ``low`` are left.
+
+        By default ``high`` is 64 KiB and ``low`` a quarter of ``high``.
 
         Raises:
             ValueError: not ``high >= low >= 0``.
@@ -745,7 +747,7 @@ class SSLTransport(asyncio.Transport, asyncio.Protocol):
         """
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Switch to ``protocol`` at once, which also gets the bytes that are not delivered yet."""
+        """Switch to ``protocol`` at once. Bytes that were not delivered yet go to it."""
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         """Return the application's protocol."""
@@ -1181,7 +1183,7 @@ class lock:  # noqa: N801
     def try_acquire(self) -> bool:
         """Like :meth:`acquire`, but return False instead of waiting."""
     def release(self) -> None:
-        """Give the lock to the coro that has waited longest. LockError unless this coro holds it."""
+        """Release the lock. The coro that has waited longest gets it. LockError unless this coro holds the lock."""
     def locked(self) -> bool:
         """Whether a coro holds the lock."""
     def has_lock(self, coro: Coro[Any] | None = None) -> bool:

@@ -17,8 +17,8 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-# Not grapeshot.pth, which is the name of an editable installation's file. That file must be read first, and files are
-# read in alphabetical order.
+# Not grapeshot.pth, because an editable installation has a file of that name. Files are read in alphabetical order, so
+# this one is read after it.
 _NAME = "grapeshot_install.pth"
 
 

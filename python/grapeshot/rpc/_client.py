@@ -84,7 +84,8 @@ class Client:
             raise ValueError(f"connect_timeout must be more than 0 seconds, got {connect_timeout}")
         self._codec = make_codec(codec)
         if self._codec.is_for_one_user and path is None:
-            raise ValueError(f"the codec {self._codec.name} needs a Unix socket (path): its peer can run any code here")
+            problem = "needs a Unix socket (path), because the peer can run any code in this process"
+            raise ValueError(f"the codec {self._codec.name} {problem}")
         self._host, self._port = host, port
         self._path = None if path is None else os.fsdecode(path)
         self._ssl = ssl

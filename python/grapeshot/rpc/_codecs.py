@@ -54,8 +54,8 @@ class Msgpack:
 
         A peer could choose keys with colliding hashes, so that building a dict takes hours. That is why a packet may
         contain at most 3,000 values in tuples that are keys of dicts (the tuples count, too), and at most 20,000 keys
-        that are floats or datetimes. Integer keys are refused if their hashes collide, or if a dict has more than 1,000
-        of them together with keys of other types.
+        that are floats or datetimes. Integer keys are refused if they were chosen to collide, or if a dict has more
+        than 1,000 of them together with keys of other types.
         """
         if len(packet) < MIN_CHECKED:
             return self.decode_short(packet)

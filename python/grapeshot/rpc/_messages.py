@@ -68,11 +68,11 @@ MAX_CREDIT = 2**20
 def check_limit(name: str, value: object, least: int, most: int | None = None) -> None:
     """Check a limit set by the program. (Otherwise a peer would refuse it later.) Raises TypeError or ValueError."""
     if type(value) is not int:
-        raise TypeError(f"{name} must be an int, not {value!r}")
+        raise TypeError(f"{name} must be an int, got {value!r}")
     if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {value}")
+        raise ValueError(f"{name} must be at least {least}, got {value}")
     if most is not None and value > most:
-        raise ValueError(f"{name} must be at most {most}, not {value}")
+        raise ValueError(f"{name} must be at most {most}, got {value}")
 
 
 _QUOTES = reprlib.Repr()

@@ -121,7 +121,8 @@ class Server:
             OSError: like ``loop.create_server``.
         """
         if self.codec.is_for_one_user:
-            raise ValueError(f"the codec {self.codec.name} needs a Unix socket: its clients can run any code here")
+            problem = "needs a Unix socket (listen_unix), because clients can run any code in this process"
+            raise ValueError(f"the codec {self.codec.name} {problem}")
         self._check_open()
         loop = asyncio.get_running_loop()
         in_time = None if ssl is None else HELLO_S
