@@ -480,6 +480,6 @@ async def test_helpers_show_what_goes_on(loop, path):
 async def test_where_says_that_it_has_found_nothing(loop, path, what):
     with backdoor.serve(path):
         with await call(path) as caller:
-            assert (await caller.ask(f"where({what})")).startswith(f"{what} is no task")
-            assert not (await caller.ask("where('backdoor')")).endswith("no part of a name of one\n")
-            assert not (await caller.ask("where()")).endswith("no part of a name of one\n")
+            assert (await caller.ask(f"where({what})")).startswith(f"{what} is not a task")
+            assert not (await caller.ask("where('backdoor')")).endswith("nor part of the name of one\n")
+            assert not (await caller.ask("where()")).endswith("nor part of the name of one\n")

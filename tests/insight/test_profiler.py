@@ -455,7 +455,7 @@ def test_page_faults():
 
 
 def test_a_second_profile_names_the_first():
-    with profiler.profile(), pytest.raises(RuntimeError, match=r"already, since .*test_profiler\.py:\d+$"):
+    with profiler.profile(), pytest.raises(RuntimeError, match=r"it was started at .*test_profiler\.py:\d+$"):
         profiler.profile().__enter__()
     with profiler.profile() as found:
         pass

@@ -92,7 +92,7 @@ async def test_the_user_is_compared_before_a_byte_is_read(loop, path, monkeypatc
 
 def test_where_nobody_knows_how_to_ask(path, new_loop, monkeypatch):
     async def main():
-        with pytest.raises(NotImplementedError, match="the user of a connection"):
+        with pytest.raises(NotImplementedError, match="identify a client's user"):
             backdoor.serve(path)
 
     monkeypatch.setattr(_peer, "peer_uid", None)
