@@ -10,7 +10,7 @@ import os
 import sys
 
 import grapeshot
-from grapeshot import _other_loops, _program
+from grapeshot._start import other_loops, program as _program
 
 _USAGE = """\
 usage: python -m grapeshot script.py [argument ...]
@@ -29,7 +29,7 @@ attach and top; if PATH is a directory, each process opens one there.
 enable   Add a file to this Python's site-packages (--user: to the user's). From then on, setting GRAPESHOT_INSTALL=1 in
          the environment makes every process of this Python use grapeshot.
 disable  Remove that file.
-attach   Open a Python prompt inside a process that has opened a back door (grapeshot.backdoor).
+attach   Open a Python prompt inside a process that has opened a back door (grapeshot.insight.backdoor).
 top      Watch such a process: its statistics, slow callbacks, coros and tasks, and descriptors.
 """
 
@@ -37,15 +37,15 @@ top      Watch such a process: its statistics, slow callbacks, coros and tasks, 
 def main() -> None:
     arguments = sys.argv[1:]
     if arguments[:1] in (["enable"], ["disable"]):
-        from grapeshot import _site
+        from grapeshot._start import site
 
-        sys.exit(_site.main(arguments))
+        sys.exit(site.main(arguments))
     if arguments[:1] == ["attach"]:
-        from grapeshot import _attach
+        from grapeshot.insight import _attach
 
         sys.exit(_attach.main(arguments[1:]))
     if arguments[:1] == ["top"]:
-        from grapeshot import _top
+        from grapeshot.insight import _top
 
         sys.exit(_top.main(arguments[1:]))
     if arguments == ["--version"]:
@@ -54,10 +54,10 @@ def main() -> None:
     program = _program.prepare(arguments)
     if program is None:
         _program.exit_with_usage(arguments, _USAGE)
-    _other_loops.tell_uvicorn(arguments)
-    _other_loops.install_here()
+    other_loops.tell_uvicorn(arguments)
+    other_loops.install_here()
     if os.environ.get("GRAPESHOT_BACKDOOR"):
-        from grapeshot.backdoor import _enabling
+        from grapeshot.insight.backdoor import _enabling
 
         _enabling.open_by_environment()
     _program.end(_program.execute(program))

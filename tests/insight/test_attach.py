@@ -18,7 +18,7 @@ from support import Script
 
 PROGRAM = """
     import asyncio, sys
-    from grapeshot import backdoor
+    from grapeshot.insight import backdoor
 
     async def patient(event):
         await event.wait()

@@ -10,7 +10,7 @@ import pytest
 from insight.callers import Caller, call
 from support import until
 
-from grapeshot import backdoor
+from grapeshot.insight import backdoor
 
 pytestmark = pytest.mark.usefixtures("tasks")
 
@@ -191,7 +191,7 @@ async def test_a_stream_that_the_program_replaces_stays(loop, path, monkeypatch)
 
 async def test_a_client_that_does_not_read(loop, path):
     """Its output is bounded, and the loop goes on. Once it reads again, it is told what it has missed."""
-    from grapeshot.backdoor import _wire
+    from grapeshot.insight.backdoor import _wire
 
     with backdoor.serve(path) as server, await call(path) as caller:
         await caller.send(b"for _ in range(100):\n  print('x' * 1_000_000); await asyncio.sleep(0)\n\n'done'\n")
@@ -228,7 +228,7 @@ async def test_a_line_that_never_ends_is_refused(loop, path):
 
 
 async def test_a_line_too_long_of_a_client_that_is_gone(loop, path, monkeypatch):
-    from grapeshot.backdoor import _wire
+    from grapeshot.insight.backdoor import _wire
 
     monkeypatch.setattr(_wire, "MOST_INPUT", 1000)
     problems = []
@@ -241,7 +241,7 @@ async def test_a_line_too_long_of_a_client_that_is_gone(loop, path, monkeypatch)
 
 
 async def test_empty_lines_count_as_input_that_waits(loop, path, monkeypatch):
-    from grapeshot.backdoor import _wire
+    from grapeshot.insight.backdoor import _wire
 
     monkeypatch.setattr(_wire, "MOST_INPUT", 1000)
     with backdoor.serve(path) as server, await call(path) as caller:
@@ -263,7 +263,7 @@ async def test_empty_lines_count_as_input_that_waits(loop, path, monkeypatch):
 )
 async def test_wrong_frames_are_an_error_of_the_client(loop, path, frames, monkeypatch):
     """They end its connection at most, and the loop has no error to report."""
-    from grapeshot.backdoor import _wire
+    from grapeshot.insight.backdoor import _wire
 
     monkeypatch.setattr(_wire, "_LOOK_S", 0.001)
     reported = []
@@ -285,7 +285,7 @@ async def test_wrong_frames_are_an_error_of_the_client(loop, path, frames, monke
 
 @pytest.mark.parametrize("frame", [b"i\0\0\0\0", b"c\0\0\0\4type"], ids=["interruptions", "completions"])
 async def test_a_client_that_asks_on_and_does_not_read_the_answers(loop, path, frame, monkeypatch):
-    from grapeshot.backdoor import _wire
+    from grapeshot.insight.backdoor import _wire
 
     monkeypatch.setattr(_wire, "MOST_OUTPUT", 50_000)
     with backdoor.serve(path) as server, Caller(path) as caller:

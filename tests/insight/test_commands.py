@@ -199,7 +199,7 @@ def test_children_do_not_fight_over_the_path(path, tmp_path_factory, kind, has_e
     start = FORK if kind == "os.fork" else PROCESS.format(method=kind)
     code = textwrap.dedent(CHILDREN.format(start=start))
     if has_enable:  # in the module, so that children which import it do so as well
-        code = "from grapeshot import backdoor\nbackdoor.enable('/nowhere')\n" + code
+        code = "from grapeshot.insight import backdoor\nbackdoor.enable('/nowhere')\n" + code
     file = tmp_path_factory.mktemp("program") / "app.py"
     file.write_text(code)
     done = subprocess.run(
@@ -250,7 +250,7 @@ def test_a_daemon_has_the_path(path):
 
 def test_the_own_enable_of_the_program_replaces_it(path):
     code = f"""
-        from grapeshot import backdoor
+        from grapeshot.insight import backdoor
         switch = backdoor.enable({os.fspath(path.with_name("other.bd"))!r}, namespace=dict(answer=42))
         {textwrap.dedent(WAITING).replace(chr(10), chr(10) + " " * 8)}
     """

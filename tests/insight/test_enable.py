@@ -12,8 +12,9 @@ from insight.callers import call
 from support import Script, coro_is_available, until, wait_blocked, wait_until
 
 import grapeshot
-from grapeshot import backdoor
-from grapeshot._base import BaseLoop
+from grapeshot._loop import hooks
+from grapeshot.insight import backdoor
+from grapeshot._loop.base import BaseLoop
 
 pytestmark = pytest.mark.usefixtures("tasks")
 
@@ -23,7 +24,7 @@ def untouched():
     handler = signal.getsignal(signal.SIGUSR2)
     yield
     assert signal.getsignal(signal.SIGUSR2) == handler
-    assert BaseLoop._on_run is None
+    assert hooks.on_run is None
 
 
 async def test_a_signal_opens_it(loop, path, caplog):
@@ -115,7 +116,7 @@ def test_a_signal_before_a_loop_runs(path):
 def test_in_a_patched_program(path):
     """One line in a program of threads and blocking calls, and a signal at night."""
     code = f"""
-        from grapeshot import backdoor
+        from grapeshot.insight import backdoor
         backdoor.enable({os.fspath(path)!r})
         import runpy, sys, time, threading
         sys.argv = ["coro", "-c", '''if True:
@@ -157,7 +158,7 @@ def test_a_process_that_was_not_prepared(path, tmp_path, kind, is_idle):
     The interpreter runs it before its next bytecode. A loop without events has none until it is stopped and continued.
     """
     probe = tmp_path / "open.py"
-    probe.write_text(f"from grapeshot import backdoor\nbackdoor.serve({os.fspath(path)!r})\n")
+    probe.write_text(f"from grapeshot.insight import backdoor\nbackdoor.serve({os.fspath(path)!r})\n")
     code = f"""
         import asyncio
         async def main():

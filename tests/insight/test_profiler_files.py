@@ -1,4 +1,4 @@
-"""The file of a profile, and what `python -m grapeshot.profiler` makes of it."""
+"""The file of a profile, and what `python -m grapeshot.insight.profiler` makes of it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import zlib
 
 import pytest
 
-from grapeshot import profiler
-from grapeshot.profiler.__main__ import main as command
+from grapeshot.insight import profiler
+from grapeshot.insight.profiler.__main__ import main as command
 
 
 def inner():
@@ -79,7 +79,7 @@ def test_show(saved):
             "-W",
             "error",
             "-m",
-            "grapeshot.profiler",
+            "grapeshot.insight.profiler",
             "show",
             str(saved),
             "--sort",

@@ -15,9 +15,9 @@ from insight.callers import NOBODY, needs_root
 from insight.terminals import Terminal
 from support import Script, wait_until
 
-from grapeshot import _peer
-from grapeshot.backdoor import _reach
-from grapeshot.backdoor._wire import HELLO, frame
+from grapeshot._loop import peer
+from grapeshot.insight.backdoor import _reach
+from grapeshot.insight.backdoor._wire import HELLO, frame
 
 ESCAPE = "\x1b]0;owned\x07"
 # What top asks for at first, and JSON that no parser of Python takes.
@@ -27,7 +27,7 @@ needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/net/unix"), reaso
 
 PROGRAM = """
     import asyncio, signal, sys
-    from grapeshot import backdoor
+    from grapeshot.insight import backdoor
 
     async def main(paths):
         loop = asyncio.get_running_loop()
@@ -103,14 +103,14 @@ def test_a_name_that_a_stranger_has_taken_first(path):
 
 def test_a_stranger_who_listens(path, monkeypatch):
     """Whatever the file says, the kernel says who listens."""
-    monkeypatch.setattr(_peer, "peer_uid", lambda sock: os.geteuid() + 1)
+    monkeypatch.setattr(peer, "peer_uid", lambda sock: os.geteuid() + 1)
     with listen(path) as listener:
         assert f"a process of the user {os.geteuid() + 1} is listening there; nothing was sent to it" in refusal(path)
         assert silent(listener)
 
 
 def test_a_system_that_cannot_tell(path, monkeypatch):
-    monkeypatch.setattr(_peer, "peer_uid", None)
+    monkeypatch.setattr(peer, "peer_uid", None)
     with listen(path):
         assert "cannot tell which user is listening there" in refusal(path)
 
@@ -232,7 +232,7 @@ def test_another_user_sees_no_back_door_of_a_process(path):
     with program(path) as script:
         code = f"""
 import os, sys
-from grapeshot.backdoor import _reach
+from grapeshot.insight.backdoor import _reach
 os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
 try:
     _reach.connect("{script.process.pid}")

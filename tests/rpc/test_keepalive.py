@@ -116,7 +116,7 @@ async def test_a_stopped_server_ends_the_calls(loop):
 def test_a_stopped_server_ends_the_calls_of_coros():
     from grapeshot import coro
     from grapeshot.coro import rpc as coro_rpc
-    from grapeshot.coro.bridge import run_in_thread
+    from grapeshot.coro._bridge import run_in_thread
 
     def main(process, port):
         client = coro_rpc.Client(HOST, port, keepalive=0.3)

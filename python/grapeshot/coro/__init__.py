@@ -33,7 +33,7 @@ from ._errors import (
     ScheduleError,
     Shutdown,
     SimultaneousError,
-    TimeoutError,  # noqa: A004
+    TimeoutError,
     WakeUp,
     YieldFromMain,
 )
@@ -44,7 +44,7 @@ from ._future import future
 from ._groups import Group, Pool, in_parallel, spawn_later
 from ._hiding import call_blocking, run_blocking
 from ._latency import set_latency_warning
-from ._patching import PatchWarning, get_original, install, install_thread_emulation, is_patched
+from ._patching import PatchWarning, get_original, install_thread_emulation, is_patched, patch
 from ._processes import waitpid
 from ._read_stream import read_stream
 from ._run_info import print_run_info
@@ -95,7 +95,7 @@ from ._sync import (
 from ._timeouts import timeout, with_timeout
 from ._watch_file import watch_file
 from ._where import compact_traceback, where, where_all
-from .bridge import await_, run, run_sync
+from ._bridge import await_, run, run_sync
 
 TYPE_CHECKING = False
 
@@ -139,10 +139,10 @@ __all__ = [
     "get_original",
     "get_thread_by_id",
     "in_parallel",
-    "install",
     "install_thread_emulation",
     "inverted_semaphore",
     "is_patched",
+    "patch",
     "lock",
     "mailbox",
     "make_socket",

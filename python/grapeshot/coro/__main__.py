@@ -9,7 +9,8 @@ from __future__ import annotations
 import signal
 import sys
 
-from grapeshot import _program, coro
+from grapeshot._start import program as _program
+from grapeshot import coro
 from grapeshot.coro import _command, _latency
 from grapeshot.coro._patching import _thread
 
@@ -20,7 +21,7 @@ usage: python -m grapeshot.coro [option] script.py [argument ...]
        python -m grapeshot.coro [option] -c code [argument ...]
        python -m grapeshot.coro [option] - [argument ...]     (reads the program from standard input)
 
-Runs a program in a coro after coro.install(): while one of its threads waits, the others run.
+Runs a program in a coro after coro.patch(): while one of its threads waits, the others run.
 
 {_OPTION}SECONDS[,stack][,always]
         Log a warning when code blocks the loop for more than SECONDS while something else waits (default 0.2; 0 turns
@@ -79,7 +80,7 @@ def main() -> None:
     run = _program.prepare(arguments)
     if run is None:
         _program.exit_with_usage(arguments, _USAGE)
-    coro.install()
+    coro.patch()
     _command.open_back_door_if_asked()
     # Set the handler before the loop runs as well: the runner then does not install a handler of its own.
     _take_interrupts()

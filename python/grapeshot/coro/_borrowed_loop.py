@@ -21,10 +21,11 @@ import asyncio
 import inspect
 import warnings
 
-from grapeshot import _core, _lifecycle
+from grapeshot import _core
+from grapeshot._loop import lifecycle
 
 from ._borrowing import Run
-from .bridge import wait_for_future
+from ._bridge import wait_for_future
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -261,7 +262,7 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
         """Close the asynchronous generators that were first iterated in this run."""
         if self._host._asyncgens is not None:
             self._host._asyncgens -= self._run.asyncgens
-        await _lifecycle.shutdown_asyncgens(self)  # type: ignore[arg-type]  # it has what that needs
+        await lifecycle.shutdown_asyncgens(self)  # type: ignore[arg-type]  # it has what that needs
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """Wait until the jobs that this run submitted to the default executor have ended. The executor itself goes on.
@@ -302,14 +303,14 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
 
     def set_exception_handler(self, handler: Any) -> None:
         """Set the handler of :meth:`call_exception_handler` for this run. Raises TypeError if it is not callable."""
-        _lifecycle.set_exception_handler(self, handler)  # type: ignore[arg-type]
+        lifecycle.set_exception_handler(self, handler)  # type: ignore[arg-type]
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Pass an error to this run's handler, or to the host's if this run has none."""
         if self._exception_handler is None:
             self._host.call_exception_handler(context)
         else:
-            _lifecycle.call_exception_handler(self, context)  # type: ignore[arg-type]
+            lifecycle.call_exception_handler(self, context)  # type: ignore[arg-type]
 
     def get_debug(self) -> bool:
         """Return the mode that :meth:`set_debug` set for this run, or the host's if it was not called."""

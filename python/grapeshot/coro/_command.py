@@ -8,6 +8,6 @@ import os
 def open_back_door_if_asked() -> None:
     """If GRAPESHOT_BACKDOOR is set, open a back door as soon as a loop runs."""
     if os.environ.get("GRAPESHOT_BACKDOOR"):
-        from grapeshot.backdoor import _enabling
+        from grapeshot.insight.backdoor import _enabling
 
         _enabling.open_by_environment()

@@ -18,7 +18,8 @@ import sys
 import traceback
 import weakref
 
-from grapeshot import _core, _origins
+from grapeshot import _core
+from grapeshot._loop import origins
 
 from . import _errors
 
@@ -224,7 +225,7 @@ class Coro(_core.Coro["_T_co"]):
 
     def _note_origin(self) -> None:
         """Record where the coro was started. Native code calls this in debug mode."""
-        _origins.note_coro(self)
+        origins.note_coro(self)
 
     @property
     def _state(self) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import socket
 
 from grapeshot import _core
-from grapeshot._dns import is_answered_at_once
+from grapeshot._loop.dns import is_answered_at_once
 
-from .bridge import run_in_thread
+from ._bridge import run_in_thread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

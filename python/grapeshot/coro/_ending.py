@@ -18,7 +18,8 @@ import threading
 import warnings
 from collections.abc import Callable
 
-from grapeshot import _core, _origins
+from grapeshot import _core
+from grapeshot._loop import origins
 from grapeshot._loop import Loop
 
 TYPE_CHECKING = False
@@ -49,10 +50,10 @@ def watch_end(loop: Loop) -> Any:
 def _warn_of_late(loop: Loop) -> None:
     late = sorted((co for co in _coros_of(loop) if not co._is_daemon), key=lambda co: co.id)
     if late:
-        names = ", ".join(f"{co.name!r} ({_origins.site(co.get_frame()) or co._status})" for co in late)
+        names = ", ".join(f"{co.name!r} ({origins.site(co.get_frame()) or co._status})" for co in late)
         warnings.warn(
             f"the program cannot end yet: these coros were cancelled but go on: {names}. A coro ends when it lets"
-            " CancelledError pass. Threads of coro.install() are not waited for if they are made with daemon=True",
+            " CancelledError pass. Threads of coro.patch() are not waited for if they are made with daemon=True",
             RuntimeWarning,
             stacklevel=1,
         )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 
-from grapeshot import _core, _run
+from grapeshot import _core
+from grapeshot._start import run
 from grapeshot._loop import Loop, new_event_loop
 
 TYPE_CHECKING = False
@@ -75,13 +76,13 @@ def event_loop() -> Any:
     Raises:
         RuntimeError: an event loop is already running in this thread.
     """
-    _run.check_none_runs("coro.event_loop()")
+    run.check_none_runs("coro.event_loop()")
     if _core._coro_is_hidden():
         raise RuntimeError("coro.event_loop() cannot be called from a coro")
     program = _own_program()
     _running.append(program)
     try:
-        _run.run_on(program.loop, program.wait_for_exit())
+        run.run_on(program.loop, program.wait_for_exit())
     finally:
         _running.remove(program)
         _own.program = None

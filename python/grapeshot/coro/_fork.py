@@ -20,7 +20,7 @@ import sys
 from grapeshot import _core
 from grapeshot._loop import Loop
 
-from .bridge import run_sync
+from ._bridge import run_sync
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

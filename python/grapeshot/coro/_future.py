@@ -8,7 +8,7 @@ from types import GenericAlias
 from grapeshot._core import condition_variable
 
 from . import _errors
-from .bridge import find_running_loop
+from ._bridge import find_running_loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

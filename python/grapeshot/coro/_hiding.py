@@ -13,8 +13,9 @@ import sys
 import threading
 import warnings
 
+from grapeshot._loop import hooks
 from grapeshot import _core
-from grapeshot._base import BaseLoop
+from grapeshot._loop.base import BaseLoop
 
 from ._borrowed_loop import BorrowedLoop
 from ._borrowing import tasks_of_run
@@ -118,7 +119,7 @@ def prepare() -> None:
 
 
 def _wrap() -> None:
-    BaseLoop._borrow = staticmethod(_borrow)
+    hooks.borrow = _borrow
     policy = getattr(asyncio.events, "_BaseDefaultEventLoopPolicy", None) or getattr(
         asyncio.events, "BaseDefaultEventLoopPolicy", None
     )

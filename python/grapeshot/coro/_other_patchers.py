@@ -2,7 +2,7 @@
 
 With two patchers, one part of the program would wait in gevent's hub and another in grapeshot's loop, and each blocks
 the thread while it waits, so the program would hang. Instead, importing ``grapeshot.coro`` after another patcher has
-patched raises an error at once, and so does another patcher's call after ``coro.install()``.
+patched raises an error at once, and so does another patcher's call after ``coro.patch()``.
 
 The package imports this module before all others.
 """
@@ -53,7 +53,7 @@ def _refusing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def refused(*_args: object, **_kwargs: object) -> None:
         raise RuntimeError(
-            f"{name}() cannot work after grapeshot's coro.install(): both patch the standard library, and the program"
+            f"{name}() cannot work after grapeshot's coro.patch(): both patch the standard library, and the program"
             f" would hang in one of the two loops. {_ADVICE}"
         )
 

@@ -13,9 +13,11 @@ import bisect
 import gc
 import sys
 
-from grapeshot import _core, _waits
+from grapeshot._loop import hooks
+from grapeshot import _core
+from grapeshot.insight import _waits
 
-from . import bridge
+from . import _bridge as bridge
 from ._coroutine import Coro, wait_for_end
 from ._future import future
 from ._groups import wait_for
@@ -145,5 +147,5 @@ def _owners(addresses: Iterable[int]) -> dict[int, Any]:
     return {address: inside.get(id(owner), owner) for address, owner in found.items()}
 
 
-_waits.coro_part = _Coros
+hooks.coros_of = _Coros
 _waits.LOOKING.add(__file__)

@@ -15,8 +15,9 @@ import logging
 import os
 import socket
 
-from grapeshot import _core, _serve, _unix
-from grapeshot._limits import LimitError
+from grapeshot import _core
+from grapeshot._loop import serve as _serve, unix
+from grapeshot._loop.limits import LimitError
 
 from . import _dns
 from ._coroutine import shut_down
@@ -24,7 +25,7 @@ from ._socket import sock as Sock  # noqa: N812
 from ._socket import wait_for_read
 from ._socket_base import Countdown
 from ._sync import event, inverted_semaphore, semaphore
-from .bridge import own_loop
+from ._bridge import own_loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -388,8 +389,8 @@ def _bound(
             raise ValueError(f"A stream socket was expected, got {sock!r}")
         return [sock], None
     if path is not None:
-        bound = _unix.bind(os.fspath(path))
-        return [bound], _unix.file_remover(bound)
+        bound = unix.bind(os.fspath(path))
+        return [bound], unix.file_remover(bound)
     if isinstance(port, int) and not 0 <= port <= 65535:
         # Check it here, because getaddrinfo() would silently use the lowest 16 bits.
         raise OverflowError("bind(): port must be 0-65535.")

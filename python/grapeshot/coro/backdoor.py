@@ -1,9 +1,9 @@
-"""Shrapnel's ``coro.backdoor``: a wrapper of :mod:`grapeshot.backdoor` with Shrapnel's arguments.
+"""Shrapnel's ``coro.backdoor``: a wrapper of :mod:`grapeshot.insight.backdoor` with Shrapnel's arguments.
 
 ::
 
     coro.spawn(coro.backdoor.serve, unix_path="/run/app.bd")    # like Shrapnel's function
-    with coro.backdoor.serve("/run/app.bd"):                    # like grapeshot.backdoor.serve
+    with coro.backdoor.serve("/run/app.bd"):                    # like grapeshot.insight.backdoor.serve
         ...
 """
 
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import os
 
-from grapeshot import backdoor as _backdoor
-from grapeshot.backdoor import Server, Switch, enable
+from grapeshot.insight import backdoor as _backdoor
+from grapeshot.insight.backdoor import Server, Switch, enable
 
 from ._scheduling import wait
 
@@ -38,7 +38,7 @@ def serve(
     With ``unix_path`` it works like Shrapnel's function: it does not return while the back door is open, and closes it
     when the coro that called it is interrupted. ``global_dict`` is the namespace of the prompt.
 
-    With a path as its only positional argument it works like :func:`grapeshot.backdoor.serve`, and returns the server.
+    With a path as its only positional argument it works like :func:`grapeshot.insight.backdoor.serve`, and returns the server.
 
     Only the user who runs the process gets a prompt, so there are no TCP ports. The prompt begins with grapeshot's own
     text, so ``welcome_message`` and ``client_class`` are not supported either.

@@ -1,18 +1,18 @@
 """A worker class for gunicorn: ``gunicorn -k grapeshot.coro.gunicorn.Worker app:app``.
 
-Each connection has a coro of its own, and the standard library is patched (``coro.install()``). gunicorn itself parses
+Each connection has a coro of its own, and the standard library is patched (``coro.patch()``). gunicorn itself parses
 the requests and makes the responses, and its settings have the same meaning as for its own asynchronous workers. The
 application sees no running asyncio loop.
 
 ::
 
-    master (not patched) --- fork ---> worker: install(), load the application, run the loop
+    master (not patched) --- fork ---> worker: patch(), load the application, run the loop
                                                  |
                  SIGTERM, max_requests, reload --'--> alive = False ---> close, wait for requests, end
 
-With ``--preload`` the master loads the application before ``install()`` is called, so the application's modules hold
-originals. ``install()`` replaces most of them, and names the others in a PatchWarning. To avoid that, call
-``coro.install()`` at the top of gunicorn's configuration file. This patches the master, which does no harm: outside of
+With ``--preload`` the master loads the application before ``patch()`` is called, so the application's modules hold
+originals. ``patch()`` replaces most of them, and names the others in a PatchWarning. To avoid that, call
+``coro.patch()`` at the top of gunicorn's configuration file. This patches the master, which does no harm: outside of
 coros the patched functions do what the originals do.
 """
 
@@ -25,7 +25,7 @@ import socket
 import time
 
 from grapeshot import _core, coro
-from grapeshot.coro import bridge
+from grapeshot.coro import _bridge as bridge
 
 try:
     from gunicorn import util  # type: ignore[import-untyped]
@@ -217,7 +217,7 @@ class Worker(AsyncWorker):  # type: ignore[misc]  # gunicorn has no types
 
     def init_process(self) -> None:
         """Called in the new process: patch, then let gunicorn import the application and run the worker."""
-        coro.install()
+        coro.patch()
         super().init_process()
 
     def run(self) -> None:

@@ -1,4 +1,4 @@
-"""Shrapnel's ``coro.profiler``: a wrapper of :mod:`grapeshot.profiler` with Shrapnel's functions.
+"""Shrapnel's ``coro.profiler``: a wrapper of :mod:`grapeshot.insight.profiler` with Shrapnel's functions.
 
 ::
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import sys
 
-from grapeshot.profiler import FunctionRow, OwnerRow, Profile, profile, run
+from grapeshot.insight.profiler import FunctionRow, OwnerRow, Profile, profile, run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

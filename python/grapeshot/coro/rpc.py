@@ -40,7 +40,7 @@ from grapeshot.rpc import (
     _handlers,
 )
 
-from .bridge import await_
+from ._bridge import await_
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from grapeshot import _core
 
-from .bridge import own_loop
+from ._bridge import own_loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

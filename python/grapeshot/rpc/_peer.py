@@ -7,7 +7,7 @@ import socket
 import struct
 from typing import Any
 
-from grapeshot._peer import peer_uid
+from grapeshot._loop.peer import peer_uid
 
 
 def check_same_user(sock: Any) -> None:

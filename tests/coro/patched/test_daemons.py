@@ -14,7 +14,7 @@ HEAD = """
 import _thread, asyncio, sys, threading, time, warnings
 from grapeshot import coro
 import grapeshot
-coro.install()
+coro.patch()
 caught = []
 
 def swallow():  # as the service thread of python-engineio

@@ -1,4 +1,4 @@
-"""The part ``dns`` of :func:`grapeshot.coro.install`: a thread looks up host names while the coro waits."""
+"""The part ``dns`` of :func:`grapeshot.coro.patch`: a thread looks up host names while the coro waits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import functools
 import socket
 
 from grapeshot import _core
-from grapeshot._dns import is_answered_at_once
-from grapeshot.coro.bridge import run_in_thread
+from grapeshot._loop.dns import is_answered_at_once
+from grapeshot.coro._bridge import run_in_thread
 
 from . import _originals
 

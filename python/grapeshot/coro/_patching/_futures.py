@@ -1,4 +1,4 @@
-"""The part ``futures`` of :func:`grapeshot.coro.install`: makes the threads of ``ThreadPoolExecutor`` coros.
+"""The part ``futures`` of :func:`grapeshot.coro.patch`: makes the threads of ``ThreadPoolExecutor`` coros.
 
 This part is patched only if it is named. Without it, ``ThreadPoolExecutor`` keeps real threads, for code that computes
 or blocks. Coros can wait for its futures either way.

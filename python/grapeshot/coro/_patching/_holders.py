@@ -1,4 +1,4 @@
-"""Finds modules that got originals before :func:`grapeshot.coro.install`: in names, locks and base classes.
+"""Finds modules that got originals before :func:`grapeshot.coro.patch`: in names, locks and base classes.
 
 Names and free locks are replaced; the rest is reported in a PatchWarning.
 """
@@ -37,7 +37,7 @@ class Holders:
             parts.append(f"these held originals, which were replaced: {_list(self.repaired)}")
         if not parts:
             return None
-        return f"modules were imported before coro.install(), which should be called first; {'; '.join(parts)}"
+        return f"modules were imported before coro.patch(), which should be called first; {'; '.join(parts)}"
 
 
 def _list(found: dict[str, list[str]]) -> str:

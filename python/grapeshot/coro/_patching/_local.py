@@ -1,4 +1,4 @@
-"""``threading.local`` of :func:`grapeshot.coro.install`: each coro and each real thread has its own attributes."""
+"""``threading.local`` of :func:`grapeshot.coro.patch`: each coro and each real thread has its own attributes."""
 
 from __future__ import annotations
 

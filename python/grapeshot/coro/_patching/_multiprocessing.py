@@ -1,4 +1,4 @@
-"""The part ``multiprocessing`` of :func:`grapeshot.coro.install`: connections and locks between processes.
+"""The part ``multiprocessing`` of :func:`grapeshot.coro.patch`: connections and locks between processes.
 
 Pools and queues of multiprocessing use threads, which become coros, and connections, which read and write with the
 patched functions of ``os``. The locks are semaphores of the system. The system does not report when one becomes free,

@@ -1,4 +1,4 @@
-"""``open`` of :func:`grapeshot.coro.install`, for descriptors of pipes, sockets and terminals.
+"""``open`` of :func:`grapeshot.coro.patch`, for descriptors of pipes, sockets and terminals.
 
 It passes everything else on to the original ``open``.
 """

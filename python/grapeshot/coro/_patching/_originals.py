@@ -1,4 +1,4 @@
-"""Keeps the originals of the names that :func:`grapeshot.coro.install` replaces.
+"""Keeps the originals of the names that :func:`grapeshot.coro.patch` replaces.
 
 Some modules must go on using the originals: asyncio, the executors of concurrent.futures, the import system and
 grapeshot itself. These are called keepers here. In a keeper, each imported module that is patched is replaced by a
@@ -76,7 +76,7 @@ def replacements(module_name: str) -> list[tuple[str, Any]]:
 
 
 def get_original(module: str, name: str) -> Any:
-    """Return what ``module.name`` was before :func:`install` replaced it, or what it is now if it was not replaced.
+    """Return what ``module.name`` was before :func:`patch` replaced it, or what it is now if it was not replaced.
 
     For example, ``get_original("time", "sleep")`` is the function that blocks the whole thread.
     """
@@ -115,7 +115,8 @@ def is_keeper(module_name: str) -> bool:
 
 def _import_keepers() -> None:
     """Import keepers that are otherwise imported later, and would then get the replacements."""
-    from grapeshot import _datagram, _measuring, _pipes, _sendfile, _subprocess, _unix  # noqa: F401
+    from grapeshot._loop import datagram, pipes, sendfile, subprocess, unix
+    from grapeshot.insight import _measuring  # noqa: F401
 
 
 def give_views() -> None:

@@ -1,4 +1,4 @@
-"""The part ``os`` of :func:`grapeshot.coro.install`: I/O on pipes, sockets and terminals, and waits for children.
+"""The part ``os`` of :func:`grapeshot.coro.patch`: I/O on pipes, sockets and terminals, and waits for children.
 
 Calls for descriptors in nonblocking mode and for regular files are passed to the original functions.
 """

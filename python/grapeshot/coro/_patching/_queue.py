@@ -1,4 +1,4 @@
-"""The part ``queue`` of :func:`grapeshot.coro.install`.
+"""The part ``queue`` of :func:`grapeshot.coro.patch`.
 
 ``SimpleQueue`` is replaced. The other queues are Python code that waits with the patched locks of :mod:`threading`.
 Programs may also poll these in a loop without waiting, which works with threads because they are preempted. So such

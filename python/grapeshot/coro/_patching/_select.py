@@ -1,4 +1,4 @@
-"""The part ``select`` of :func:`grapeshot.coro.install`: other coros run while one waits in a ``select`` or ``poll``.
+"""The part ``select`` of :func:`grapeshot.coro.patch`: other coros run while one waits in a ``select`` or ``poll``.
 
 The results come from the original calls with a timeout of 0, so they are level-triggered and have the same format.
 Between two such calls the coro waits with ``_waits``.

@@ -1,4 +1,4 @@
-"""The part ``signal`` of :func:`grapeshot.coro.install`.
+"""The part ``signal`` of :func:`grapeshot.coro.patch`.
 
 As always, signal handlers run in the main thread between two instructions, whichever coro or part of the loop is
 running there. Plain programs expect an exception that a handler raises to interrupt whatever the program is waiting

@@ -1,4 +1,4 @@
-"""The part ``socket`` of :func:`grapeshot.coro.install`: sockets whose calls let other coros run while they wait.
+"""The part ``socket`` of :func:`grapeshot.coro.patch`: sockets whose calls let other coros run while they wait.
 
 The class derives from the original ``socket.socket``, so ``isinstance`` works with both. Unlike with
 :class:`grapeshot.coro.sock`, several coros may wait to read (or to write) on one socket, as threads may. The second one

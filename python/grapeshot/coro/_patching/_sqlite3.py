@@ -1,4 +1,4 @@
-"""The part ``sqlite3`` of :func:`grapeshot.coro.install`: other coros run while one waits for a locked database.
+"""The part ``sqlite3`` of :func:`grapeshot.coro.patch`: other coros run while one waits for a locked database.
 
 SQLite itself waits in C code, for up to the connection's timeout. Here SQLite gets a timeout of one millisecond, and
 the coro repeats the call, with pauses, until the connection's own timeout is over. A call may only be repeated if it

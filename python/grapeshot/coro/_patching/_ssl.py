@@ -1,4 +1,4 @@
-"""The part ``ssl`` of :func:`grapeshot.coro.install`: sockets of an ``SSLContext`` let other coros run while they wait.
+"""The part ``ssl`` of :func:`grapeshot.coro.patch`: sockets of an ``SSLContext`` let other coros run while they wait.
 
 The name ``ssl.SSLSocket`` is not replaced, because the module ``ssl`` uses it; the class here derives from that class.
 """

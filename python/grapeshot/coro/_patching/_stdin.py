@@ -1,4 +1,4 @@
-"""The part ``stdin`` of :func:`grapeshot.coro.install`: other coros run while one waits for input.
+"""The part ``stdin`` of :func:`grapeshot.coro.patch`: other coros run while one waits for input.
 
 It patches ``sys.stdin`` and ``input()``. The interpreter's own stream objects stay, because they may have data in their
 buffers. Their methods that wait are replaced by attributes of these objects.

@@ -1,4 +1,4 @@
-"""The part ``stdout`` of :func:`grapeshot.coro.install`: other coros run while one waits for the reader of its output.
+"""The part ``stdout`` of :func:`grapeshot.coro.patch`: other coros run while one waits for the reader of its output.
 
 It patches ``sys.stdout`` and ``sys.stderr``. The interpreter's own stream objects stay, because they may have data in
 their buffers. Their methods that wait are replaced by attributes of these objects.

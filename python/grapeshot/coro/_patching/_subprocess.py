@@ -1,4 +1,4 @@
-"""The part ``subprocess`` of :func:`grapeshot.coro.install`.
+"""The part ``subprocess`` of :func:`grapeshot.coro.patch`.
 
 ``Popen`` waits with ``os.waitpid``, ``selectors``, ``os.read`` and ``time.sleep``, which other parts patch. This part
 patches its pipes, which are file objects that read and write in C code.

@@ -1,4 +1,4 @@
-"""The part ``thread`` of :func:`grapeshot.coro.install`: the modules ``_thread`` and ``threading``.
+"""The part ``thread`` of :func:`grapeshot.coro.patch`: the modules ``_thread`` and ``threading``.
 
 If a coro starts a thread, the new thread is a coro. The same holds for a task or callback whose loop has live coros.
 Everywhere else, and in modules that keep the originals, threads are real. Locks work between all of these.

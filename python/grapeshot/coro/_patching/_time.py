@@ -1,4 +1,4 @@
-"""The part ``time`` of :func:`grapeshot.coro.install`: other coros run while one sleeps in ``time.sleep``."""
+"""The part ``time`` of :func:`grapeshot.coro.patch`: other coros run while one sleeps in ``time.sleep``."""
 
 from __future__ import annotations
 

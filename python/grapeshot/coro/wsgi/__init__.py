@@ -9,7 +9,7 @@
     ...     with wsgi.serve(application, "localhost", 8000) as server:
     ...         server.wait_closed()
 
-``python -m grapeshot.coro.wsgi module:application`` does the same from the command line, after ``coro.install()``. The
+``python -m grapeshot.coro.wsgi module:application`` does the same from the command line, after ``coro.patch()``. The
 server needs httptools, which parses the requests: ``pip install 'grapeshot[wsgi]'``. The application sees no running
 asyncio loop.
 """

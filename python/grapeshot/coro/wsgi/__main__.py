@@ -1,4 +1,4 @@
-"""``python -m grapeshot.coro.wsgi module:application``: serve a WSGI application after ``coro.install()``."""
+"""``python -m grapeshot.coro.wsgi module:application``: serve a WSGI application after ``coro.patch()``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _naming(what: str) -> Iterator[None]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m grapeshot.coro.wsgi",
-        description="Serves a blocking-style WSGI application, with one coro per connection, after coro.install().",
+        description="Serves a blocking-style WSGI application, with one coro per connection, after coro.patch().",
         epilog="GRAPESHOT_BACKDOOR=PATH in the environment opens a back door at PATH for python -m grapeshot attach. "
         "If PATH is a directory, each process opens a back door of its own in it.",
     )
@@ -198,7 +198,7 @@ def main() -> None:
             with _naming("--chdir"):
                 os.chdir(options.chdir)
             sys.path[0] = os.getcwd()
-        coro.install()
+        coro.patch()
         _command.open_back_door_if_asked()
         coro.run(_serve, options, name="server")
     except _UsageError as error:
