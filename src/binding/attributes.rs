@@ -283,11 +283,11 @@ impl OwnMethods {
     pub(crate) fn are_those_of_type(&self, object: &Bound<'_, PyAny>) -> bool {
         // SAFETY: a live object has a live type.
         let version = unsafe { version_of(object.get_type_ptr()) };
-        version != 0 && version == self.version.load(Ordering::Relaxed) || self.look_again(object)
+        version != 0 && version == self.version.load(Ordering::Relaxed) || self.check_again(object)
     }
 
     #[cold]
-    fn look_again(&self, object: &Bound<'_, PyAny>) -> bool {
+    fn check_again(&self, object: &Bound<'_, PyAny>) -> bool {
         let py = object.py();
         let Some(table) = self.table.get(py) else {
             return false;

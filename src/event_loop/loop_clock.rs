@@ -42,7 +42,7 @@ impl LoopObject {
     pub(crate) fn has_native_clock(&self, py: Python<'_>) -> bool {
         // SAFETY: a live object has a live type.
         let version = unsafe { version_of(ffi::Py_TYPE(self.as_ptr())) };
-        version == self.clock.0.load(Ordering::Relaxed) || self.look_at_clock(py)
+        version == self.clock.0.load(Ordering::Relaxed) || self.check_clock(py)
     }
 
     /// Called when an attribute of the loop may have been set.
@@ -51,7 +51,7 @@ impl LoopObject {
     }
 
     #[cold]
-    fn look_at_clock(&self, py: Python<'_>) -> bool {
+    fn check_clock(&self, py: Python<'_>) -> bool {
         // SAFETY: a live object has a live type.
         let version = || unsafe { version_of(ffi::Py_TYPE(self.as_ptr())) };
         let before = version();

@@ -1,5 +1,5 @@
 //! Loops that are looked at closely: debug mode's slow-callback log, with the same sentence as asyncio on the same
-//! logger, what the observer is told, what is measured, and the clocks of each step for its charge.
+//! logger, what the observer is reported, what is measured, and the clocks of each step for its charge.
 //!
 //! Runs on the loop's thread, and only in debug mode, with an observer, or while the loop is measured.
 
@@ -23,29 +23,29 @@ pub(crate) fn run_handle(py: Python<'_>, event_loop: &LoopObject, handle: Handle
     if handle.is_cancelled(py) {
         return Ok(());
     }
-    let is_looked_at = reactor.is_observed() || reactor.is_measured() || reactor.is_timed();
-    let callback = if is_looked_at { handle.callback(py) } else { None };
-    let look = callback.map(|callback| Look::begin(reactor, callback, Some(Kind::Callback), ready_ns));
+    let is_monitored = reactor.is_observed() || reactor.is_measured() || reactor.is_timed();
+    let callback = if is_monitored { handle.callback(py) } else { None };
+    let monitor = callback.map(|callback| StepMonitor::begin(reactor, callback, Some(Kind::Callback), ready_ns));
     let result = if reactor.is_debug() {
         run_timed(py, event_loop, handle, reactor.slow_callback_s())
     } else {
         handle.run(py)
     };
-    match look {
+    match monitor {
         None => result,
-        Some(look) => look.end(event_loop, result),
+        Some(monitor) => monitor.end(event_loop, result),
     }
 }
 
 /// What is noted of a step while it runs, for whoever wants to know: the observer, the histograms, the step observer.
-struct Look<'py, 'a> {
+struct StepMonitor<'py, 'a> {
     what: Bound<'py, PyAny>,
     run: Option<Run<'py>>,
     step: Option<Step<'a>>,
     clocks: Option<Clocks>,
 }
 
-impl<'py, 'a> Look<'py, 'a> {
+impl<'py, 'a> StepMonitor<'py, 'a> {
     /// `kind`: None if the observer knows of the step anyway. `ready_ns`: since when it waits, by default since the last
     /// poll.
     fn begin(
@@ -82,8 +82,8 @@ impl<'py, 'a> Look<'py, 'a> {
         match slow {
             None => result,
             Some(slow) => {
-                let told = tell_slow(event_loop, &self.what, slow);
-                result.and(told)
+                let reported = report_slow(event_loop, &self.what, slow);
+                result.and(reported)
             }
         }
     }
@@ -124,16 +124,16 @@ impl Clocks {
 /// Tells the loop's Python part of a slow step: its object, when it began and how long it took, in nanoseconds.
 /// Err is only for what must leave the loop.
 #[cold]
-fn tell_slow(
+fn report_slow(
     event_loop: &LoopObject,
     object: &Bound<'_, PyAny>,
     (started_ns, took_ns): (u64, u64),
 ) -> PyResult<()> {
     let py = object.py();
-    let told = event_loop
+    let reported = event_loop
         .to_bound(py)
         .call_method1("_on_slow", (object, started_ns, took_ns));
-    match told {
+    match reported {
         Err(error) if errors::leaves_loop(py, &error) => return Err(error),
         Err(error) => error.write_unraisable(py, Some(object)),
         Ok(_) => {}
@@ -184,20 +184,20 @@ pub(crate) unsafe fn run_deferred(
     }
     // SAFETY: by the contract; from_borrowed adds a reference.
     let source = unsafe { Bound::from_borrowed_ptr(py, object) };
-    let look = CloseLook::begin_unless(is_own, reactor, source, ready_ns);
+    let monitor = SourceMonitor::begin_unless(is_own, reactor, source, ready_ns);
     // SAFETY: by the contract.
     let result = unsafe { run(py, object) };
-    look.end(event_loop, result)
+    monitor.end(event_loop, result)
 }
 
 /// A source that handles an event, or does a queued step.
-pub(crate) struct CloseLook<'py, 'a> {
-    look: Look<'py, 'a>,
+pub(crate) struct SourceMonitor<'py, 'a> {
+    monitor: StepMonitor<'py, 'a>,
     /// 0: not in debug mode.
     started_ns: u64,
 }
 
-impl<'py, 'a> CloseLook<'py, 'a> {
+impl<'py, 'a> SourceMonitor<'py, 'a> {
     #[cold]
     pub(crate) fn begin(reactor: &'a Reactor, source: Bound<'py, PyAny>) -> Self {
         Self::begin_unless(false, reactor, source, None)
@@ -211,7 +211,7 @@ impl<'py, 'a> CloseLook<'py, 'a> {
     ) -> Self {
         let kind = (!is_own).then_some(Kind::Source);
         Self {
-            look: Look::begin(reactor, source, kind, ready_ns),
+            monitor: StepMonitor::begin(reactor, source, kind, ready_ns),
             started_ns: if reactor.is_debug() { clock::now_ns() } else { 0 },
         }
     }
@@ -219,8 +219,8 @@ impl<'py, 'a> CloseLook<'py, 'a> {
     /// Returns `result`, or an exception that must leave the loop.
     #[cold]
     pub(crate) fn end(self, event_loop: &LoopObject, result: PyResult<()>) -> PyResult<()> {
-        let source = self.look.what.clone();
-        let result = self.look.end(event_loop, result);
+        let source = self.monitor.what.clone();
+        let result = self.monitor.end(event_loop, result);
         if self.started_ns != 0 && result.is_ok() {
             check_source(&source, self.started_ns, event_loop.reactor().slow_callback_s());
         }

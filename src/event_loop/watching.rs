@@ -122,11 +122,11 @@ fn remove_closed(
         };
     };
     // If false, only the other direction still belongs to the closed object.
-    let is_its = match reactor.watcher(fd, direction) {
+    let is_registered_for = match reactor.watcher(fd, direction) {
         Some(watcher @ Watcher::Handle(..)) => watcher.target(py).is_none_or(|now| now.is(target)),
         Some(Watcher::Once(_)) | None => false,
     };
-    if !is_its {
+    if !is_registered_for {
         return Ok(false);
     }
     match os_result(reactor.set_closed_watcher(py, fd, direction, None))? {

@@ -159,7 +159,7 @@ pub(crate) struct RunClock {
     since_ns: Counter,
     since_ticks: Counter,
     /// What `durations` has returned: the ratio of ticks to time is measured anew each time, but no duration shrinks.
-    told_ns: [AtomicU64; 2],
+    reported_ns: [AtomicU64; 2],
 }
 
 impl RunClock {
@@ -170,7 +170,7 @@ impl RunClock {
             polling_ticks: Counter::new(),
             since_ns: Counter::new(),
             since_ticks: Counter::new(),
-            told_ns: [const { AtomicU64::new(0) }; 2],
+            reported_ns: [const { AtomicU64::new(0) }; 2],
         }
     }
 
@@ -212,8 +212,8 @@ impl RunClock {
         let polling_ns = ((run_ns as f64 * share) as u64).min(run_ns);
         let found = [run_ns - polling_ns, polling_ns];
         std::array::from_fn(|index| {
-            let told_ns = self.told_ns[index].fetch_max(found[index], Ordering::Relaxed);
-            told_ns.max(found[index])
+            let reported_ns = self.reported_ns[index].fetch_max(found[index], Ordering::Relaxed);
+            reported_ns.max(found[index])
         })
     }
 }

@@ -17,22 +17,22 @@ use crate::binding::{HAS_GIL, errors};
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::observer;
 use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::slow::{self, CloseLook};
+use crate::event_loop::slow::{self, SourceMonitor};
 use crate::event_loop::source::SourceRef;
 
 /// The number of iterations for which ready work may keep the loop from polling.
 pub(super) const MAX_UNPOLLED_ITERATIONS: u32 = 64;
 const MAX_UNPOLLED_NS: u64 = 100_000;
-/// Such iterations without timers look at the clock from time to time: reading it takes a fifth of a short one. If the
+/// Such iterations without timers monitor at the clock from time to time: reading it takes a fifth of a short one. If the
 /// first two were short, others are probably short too.
-const LOOK_INTERVAL: u32 = 4;
+const CLOCK_CHECK_INTERVAL: u32 = 4;
 /// A poll never blocks longer than this (asyncio's `MAXIMUM_SELECT_TIMEOUT`).
 const MAX_BLOCK_NS: u64 = 24 * 3600 * 1_000_000_000;
 
 /// Whether the so-manieth iteration after a poll looks at the clock although there are no timers.
 #[inline]
-fn looks_at_clock(iterations: u32) -> bool {
-    iterations <= 2 || iterations.is_multiple_of(LOOK_INTERVAL) || iterations > MAX_UNPOLLED_ITERATIONS
+fn checks_clock(iterations: u32) -> bool {
+    iterations <= 2 || iterations.is_multiple_of(CLOCK_CHECK_INTERVAL) || iterations > MAX_UNPOLLED_ITERATIONS
 }
 
 /// Which events to handle.
@@ -109,15 +109,15 @@ impl Reactor {
         let has_work = !self.ready.borrow().is_empty() || self.is_stopping.load(Ordering::Relaxed);
         let has_timers = !self.timers.borrow().is_empty();
         let iterations = self.unpolled_iterations.get() + 1;
-        let is_looking = has_timers || (has_work && looks_at_clock(iterations));
-        let mut now_ns = if is_looking { clock::now_ns() } else { 0 };
+        let reads_clock = has_timers || (has_work && checks_clock(iterations));
+        let mut now_ns = if reads_clock { clock::now_ns() } else { 0 };
         if self.last_poll_ns.get() == 0 {
             // The last poll did not read the clock, so the time without a poll counts from here.
             self.last_poll_ns.set(now_ns);
         }
         if has_work
             && iterations <= MAX_UNPOLLED_ITERATIONS
-            && (!is_looking || now_ns - self.last_poll_ns.get() < MAX_UNPOLLED_NS)
+            && (!reads_clock || now_ns - self.last_poll_ns.get() < MAX_UNPOLLED_NS)
         {
             self.unpolled_iterations.set(iterations);
         } else {
@@ -313,10 +313,10 @@ impl Reactor {
         source: SourceRef,
         event: Event,
     ) -> PyResult<()> {
-        let look = if self.is_plain() {
+        let monitor = if self.is_plain() {
             None
         } else {
-            Some(CloseLook::begin(self, source.to_bound(py)))
+            Some(SourceMonitor::begin(self, source.to_bound(py)))
         };
         let result = match catch_unwind(AssertUnwindSafe(|| source.ready(py, event.readiness))) {
             Ok(result) => result,
@@ -330,9 +330,9 @@ impl Reactor {
                 )
             }
         };
-        let mut result = match look {
+        let mut result = match monitor {
             None => result,
-            Some(look) => look.end(event_loop, result),
+            Some(monitor) => monitor.end(event_loop, result),
         };
         self.end_step(py, &mut result);
         result

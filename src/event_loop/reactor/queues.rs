@@ -19,7 +19,7 @@ const MIN_SWEPT_TIMERS: usize = 64;
 const FEW_DUE: usize = 16;
 
 /// Handles that are used soon are prefetched so many places ahead: thousands of them do not fit into the cache.
-const AHEAD: usize = 8;
+const PREFETCH_AHEAD: usize = 8;
 
 /// A timer with slack may run so much late: the millisecond to which asyncio rounds up.
 const SLACK_NS: u64 = 1_000_000;
@@ -149,8 +149,8 @@ impl Reactor {
     #[inline]
     pub(crate) fn deferred_at(&self, offset: usize, run: Deferred) -> Option<*mut ffi::PyObject> {
         let entry = self.ready.borrow().get(offset)?;
-        let is_such = entry.run.is_some_and(|other| std::ptr::fn_addr_eq(other, run));
-        is_such.then_some(entry.object)
+        let has_this_run = entry.run.is_some_and(|other| std::ptr::fn_addr_eq(other, run));
+        has_this_run.then_some(entry.object)
     }
 
     /// The same from any thread: wakes the loop if it sleeps. The loop is not closed.
@@ -332,7 +332,7 @@ impl Reactor {
                     is_sorted = true;
                     timers.sort_due(key);
                 }
-                if is_sorted && let Some(later) = timers.peek_run(AHEAD) {
+                if is_sorted && let Some(later) = timers.peek_run(PREFETCH_AHEAD) {
                     later.prefetch();
                 }
                 timers.pop_due(key)

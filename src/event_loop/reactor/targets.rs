@@ -21,7 +21,7 @@ const MAX_DISPLACED: usize = 64;
 impl Reactor {
     /// The descriptor for which this same object has registered callbacks.
     pub(crate) fn fd_of(&self, target: &Bound<'_, PyAny>) -> Option<RawFd> {
-        let is_its = |fd_use: FdUse| match fd_use {
+        let is_registered_for = |fd_use: FdUse| match fd_use {
             FdUse::Watch(watch) => watch
                 .targets(target.py())
                 .iter()
@@ -30,7 +30,7 @@ impl Reactor {
             FdUse::Source(_) => false,
         };
         let fds = self.fds.borrow();
-        fds.iter().find(|(_, fd_use)| is_its(*fd_use)).map(|(fd, _)| fd)
+        fds.iter().find(|(_, fd_use)| is_registered_for(*fd_use)).map(|(fd, _)| fd)
     }
 
     /// Ends the callbacks of `fd` that belong to an object other than `target`, if that object no longer has the number

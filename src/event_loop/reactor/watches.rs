@@ -102,7 +102,7 @@ impl Watch {
     }
 
     /// Whether the last wait was on this same object.
-    fn is_of(&self, socket: &Bound<'_, PyAny>) -> bool {
+    fn belongs_to(&self, socket: &Bound<'_, PyAny>) -> bool {
         self.socket_alive(socket.py())
             .is_some_and(|known| known.is(socket))
     }
@@ -335,7 +335,7 @@ impl Reactor {
         let py = socket.py();
         self.poll_next(direction.interest());
         let mut watch = self.watch_or_new(fd);
-        let is_of_socket = watch.get().is_of(socket);
+        let is_of_socket = watch.get().belongs_to(socket);
         if !is_of_socket {
             self.end_displaced(fd, socket);
             watch = self.watch_or_new(fd);
@@ -395,7 +395,7 @@ impl Reactor {
     #[inline]
     pub(crate) fn is_watched_for_other(&self, fd: RawFd, target: &Bound<'_, PyAny>) -> bool {
         self.watch(fd)
-            .is_some_and(|watch| !watch.get().is_idle() && !watch.get().is_of(target))
+            .is_some_and(|watch| !watch.get().is_idle() && !watch.get().belongs_to(target))
     }
 
     /// Whether the open file that the watchers of `fd` wait for is the one that has this number now. The answer costs a
@@ -479,16 +479,16 @@ impl Reactor {
         }
     }
 
-    /// Updates the poller to what the watch wants; with `must_tell`, even if it already matches. Removes a watch that
+    /// Updates the poller to what the watch wants; with `must_update`, even if it already matches. Removes a watch that
     /// is no longer needed.
-    fn arm(&self, py: Python<'_>, fd: RawFd, watch: WatchRef, must_tell: bool) -> io::Result<()> {
+    fn arm(&self, py: Python<'_>, fd: RawFd, watch: WatchRef, must_update: bool) -> io::Result<()> {
         let wanted = watch.get().wanted();
         let keeps_idle = watch.get().socket.is_set() && watch.get().armed.get().is_on_change();
         if watch.get().is_idle() && !keeps_idle {
             return self.disarm(py, fd, watch);
         }
-        if wanted != watch.get().armed.get() || must_tell {
-            self.tell(fd, watch, wanted)?;
+        if wanted != watch.get().armed.get() || must_update {
+            self.update_poller(fd, watch, wanted)?;
         }
         Ok(())
     }
@@ -497,7 +497,7 @@ impl Reactor {
     #[cold]
     fn disarm(&self, py: Python<'_>, fd: RawFd, watch: WatchRef) -> io::Result<()> {
         if !watch.get().is_idle() {
-            return self.tell(fd, watch, watch.get().waited_for());
+            return self.update_poller(fd, watch, watch.get().waited_for());
         }
         if !watch.get().armed.get().is_empty() {
             self.unwatch(fd);
@@ -506,7 +506,7 @@ impl Reactor {
         Ok(())
     }
 
-    fn tell(&self, fd: RawFd, watch: WatchRef, wanted: Interest) -> io::Result<()> {
+    fn update_poller(&self, fd: RawFd, watch: WatchRef, wanted: Interest) -> io::Result<()> {
         let Some(token) = self.fds.borrow().token_of(fd) else {
             return Ok(());
         };
