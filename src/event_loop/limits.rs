@@ -1,9 +1,8 @@
 //! The limits of `loop.set_limits()`: how many connections, descriptors and coros a loop may have.
 //!
 //! The rooms above ask here before they open a connection or a descriptor, or start a coro. Without limits, that costs
-//! one
-//! comparison. The limits belong to the loop's thread, except for the count of connections: whichever thread frees a
-//! connection lowers it.
+//! one comparison. The limits belong to the loop's thread, except for the count of connections: whichever thread frees
+//! a connection lowers it.
 
 use std::cell::Cell;
 use std::mem;
@@ -22,8 +21,7 @@ use crate::binding::{errors, log};
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
 /// Seconds until paused listeners try again. Needed for the limit of descriptors: the loop is not told when a
-/// descriptor
-/// that is not a connection is closed.
+/// descriptor that is not a connection is closed.
 const RETRY_DELAY_S: f64 = 1.0;
 /// The value of a limit that is not set.
 const UNLIMITED: usize = usize::MAX;
@@ -31,8 +29,7 @@ const UNLIMITED: usize = usize::MAX;
 pub(crate) struct Limits {
     max_connections: Cell<usize>,
     /// The loop opens no descriptor with this number or a higher one. A new descriptor gets the lowest free number, so
-    /// if
-    /// that is at least the limit, at least that many descriptors are open.
+    /// if that is at least the limit, at least that many descriptors are open.
     max_descriptors: Cell<usize>,
     max_coros: Cell<usize>,
     /// The number of connections that this loop's stream transports have.
@@ -153,8 +150,7 @@ impl Reactor {
 
 impl LoopObject {
     /// Remembers `listener`, which has stopped accepting because of the limit `reached`: the caller has taken it out of
-    /// the
-    /// poller. When a connection ends, when the limits change, or after `RETRY_DELAY_S`, `listener._resume()` is
+    /// the poller. When a connection ends, when the limits change, or after `RETRY_DELAY_S`, `listener._resume()` is
     /// called.
     #[cold]
     pub(crate) fn pause_listener(&self, listener: &Bound<'_, PyAny>, reached: Reached) -> PyResult<()> {
@@ -209,8 +205,8 @@ impl LoopObject {
     }
 
     /// Called in the child of a fork: the paused listeners belong to the parent. Like everything that the child
-    /// inherits
-    /// from the parent's loop, they are leaked, because dropping them could run code (see `Reactor::forget_parent`).
+    /// inherits from the parent's loop, they are leaked, because dropping them could run code (see
+    /// `Reactor::forget_parent`).
     pub(super) fn forget_paused(&self, py: Python<'_>) {
         mem::forget(self.paused.take(py));
     }
@@ -272,8 +268,7 @@ fn get_limits(this: This<'_, LoopObject>) -> Object<'_> {
 }
 
 /// `_check_place(is_connection)`: raises `LimitError` if the limits allow no further connection, or no further
-/// descriptor
-/// if `is_connection` is false.
+/// descriptor if `is_connection` is false.
 fn check_place<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     let [is_connection] = args.bind()?;
     let is_connection = is_connection.is_some_and(|value| value.is_truthy().unwrap_or(false));

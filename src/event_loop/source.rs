@@ -31,8 +31,7 @@ pub(crate) trait Source: Sized {
 }
 
 /// The four functions of `Source` for one layout, as function pointers. The caller passes a live object of that layout
-/// and
-/// holds a reference to it.
+/// and holds a reference to it.
 struct Calls {
     on_ready: unsafe fn(Python<'_>, *mut ffi::PyObject, Readiness) -> PyResult<()>,
     interest: unsafe fn(Python<'_>, *mut ffi::PyObject) -> Interest,

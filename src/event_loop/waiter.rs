@@ -1,6 +1,5 @@
 //! The object that a suspended native coroutine yields to its task. It has the part of `asyncio.Future`'s interface
-//! that
-//! tasks use.
+//! that tasks use.
 //!
 //! ```text
 //!   [ pending ] --- event, set_result() ------------> [ done ]       its callbacks are queued
@@ -9,11 +8,9 @@
 //!      '----------- cancel() -----------------------> [ cancelled ]  its callbacks are queued
 //! ```
 //! A finished waiter carries no data. It only tells the coroutine that another attempt is worth making, and the
-//! coroutine
-//! makes that attempt when its task runs. So if a wait is cancelled, even after its event, no data has been read and
-//! none
-//! is lost. A waiter for a descriptor is in the fd table exactly while it is pending. Waiters belong to the loop's
-//! thread.
+//! coroutine makes that attempt when its task runs. So if a wait is cancelled, even after its event, no data has been
+//! read and none is lost. A waiter for a descriptor is in the fd table exactly while it is pending. Waiters belong to
+//! the loop's thread.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -174,8 +171,7 @@ pub(crate) fn leave(this: Waiter<'_>) {
 }
 
 /// Marks a new waiter, which has no callbacks yet, as done. A task that gets it waits for no event and runs again in
-/// the
-/// next iteration.
+/// the next iteration.
 pub(crate) fn finish_now(this: Waiter<'_>) {
     this.state.set(State::Done);
 }
@@ -324,8 +320,7 @@ fn exception<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> Object<'py> {
 }
 
 /// Raises the exception that `set_exception()` was given, `CancelledError` after `cancel()`, or `InvalidStateError`
-/// while
-/// the wait is pending.
+/// while the wait is pending.
 pub(crate) fn check_outcome(this: Waiter<'_>) -> PyResult<()> {
     let class = match this.state.get() {
         State::Done => return Ok(()),

@@ -8,8 +8,7 @@ use crate::event_loop::pyloop::LoopObject;
 
 impl Reactor {
     /// Whether the loop could run something else now: a ready entry, a due timer, or an object that waits for a
-    /// descriptor
-    /// which is ready. Takes nothing out of the queues or the poller.
+    /// descriptor which is ready. Takes nothing out of the queues or the poller.
     ///
     /// Any thread that holds the GIL may call this: no cell stays borrowed where a thread can lose the GIL.
     pub(crate) fn has_backlog(&self, py: Python<'_>, event_loop: &LoopObject) -> bool {

@@ -24,8 +24,7 @@ use crate::event_loop::source::SourceRef;
 pub(super) const MAX_UNPOLLED_ITERATIONS: u32 = 64;
 const MAX_UNPOLLED_NS: u64 = 100_000;
 /// If there are no timers, only the first two iterations after a poll and then every fourth one read the clock. Reading
-/// it
-/// takes a fifth of the time of a short iteration, and if the first two were short, the others probably are too.
+/// it takes a fifth of the time of a short iteration, and if the first two were short, the others probably are too.
 const CLOCK_CHECK_INTERVAL: u32 = 4;
 /// A poll never blocks longer than this (asyncio's `MAXIMUM_SELECT_TIMEOUT`).
 const MAX_BLOCK_NS: u64 = 24 * 3600 * 1_000_000_000;
@@ -153,10 +152,9 @@ impl Reactor {
     }
 
     /// A coro that yields calls this before it queues itself. If the next iteration would only run that one entry,
-    /// because
-    /// no other entry is ready, no timer is due, no write is held and no poll is needed, this call counts as that
-    /// iteration: it returns the time of the native clock, and the coro continues without being queued. Returns None
-    /// otherwise.
+    /// because no other entry is ready, no timer is due, no write is held and no poll is needed, this call counts as
+    /// that iteration: it returns the time of the native clock, and the coro continues without being queued. Returns
+    /// None otherwise.
     #[inline]
     pub(crate) fn skip_iteration(&self, py: Python<'_>, event_loop: &LoopObject) -> Option<u64> {
         let iterations = self.unpolled_iterations.get() + 1;
@@ -184,10 +182,8 @@ impl Reactor {
     }
 
     /// Finishes an iteration whose poll found events while handles were ready. The handles that were ready before the
-    /// poll
-    /// run first, then the sources with an event are called, and then the due timers run, as if the events had been
-    /// queued
-    /// behind the handles.
+    /// poll run first. Then the sources with an event are called, and then the handles of the other events and of the
+    /// due timers run. It is as if the events had been queued behind the handles.
     fn finish_iteration(
         &self,
         py: Python<'_>,
@@ -210,8 +206,7 @@ impl Reactor {
     }
 
     /// Waits for events and returns their number. Blocks (detached) unless `timeout_ns` is `Some(0)`. The timeout
-    /// counts
-    /// from `now_ns`. It was computed when the counter `timers_set` had the given value.
+    /// counts from `now_ns`. It was computed when the counter `timers_set` had the given value.
     fn poll(&self, py: Python<'_>, timeout_ns: Option<u64>, now_ns: u64, timers_set: u64) -> PyResult<usize> {
         if timeout_ns != Some(0) {
             self.prepare_signals(py)?;
@@ -273,8 +268,7 @@ impl Reactor {
 
     /// Handles `part` of the `count` events of the last poll. After an error (an exception that leaves the loop), the
     /// remaining sources are not called: the next poll reports their events again. The poller may report the other
-    /// events
-    /// only once, so they are handled even after an error.
+    /// events only once, so they are handled even after an error.
     fn dispatch(&self, py: Python<'_>, event_loop: &LoopObject, count: usize, part: Part) -> PyResult<()> {
         // Python's signal handlers run in bytecode, or here. A loop with only native callbacks must still notice
         // Ctrl-C.

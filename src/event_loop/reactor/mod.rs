@@ -1,9 +1,8 @@
 //! The state of a loop, and what happens in one iteration.
 //!
 //! An iteration has four parts: poll for events, call the sources that have an event, queue the timers that are due,
-//! run
-//! exactly the handles that are ready at that moment. The poll detaches the thread from the interpreter only if it is
-//! going to block. While work is ready, the loop skips the poll, for at most `MAX_UNPOLLED_ITERATIONS` iterations or
+//! run exactly the handles that are ready at that moment. The poll detaches the thread from the interpreter only if it
+//! is going to block. While work is ready, the loop skips the poll, for at most `MAX_UNPOLLED_ITERATIONS` iterations or
 //! `MAX_UNPOLLED_NS`.
 //!
 //! Only the thread that runs the loop touches this state, except for the inbox, the waker and the atomics. Before and
@@ -120,8 +119,7 @@ pub(crate) struct Reactor {
     owner: AtomicU64,
     /// The threads inside `LoopObject::with_loop_access` while no thread runs the loop, in free-threaded builds.
     /// Touched only inside the loop's critical section. A thread gives up that section while it waits for another
-    /// thread,
-    /// so several threads can be listed here.
+    /// thread, so several threads can be listed here.
     visitors: RefCell<Vec<u64>>,
     is_stopping: AtomicBool,
     pub(crate) counters: Counters,
@@ -296,10 +294,8 @@ impl Reactor {
     }
 
     /// Called in the child of a fork, in the thread that runs the loop. Everything that is scheduled or watched belongs
-    /// to
-    /// the parent. The child forgets it without running any code, so its references are leaked. The poller, the waker
-    /// and
-    /// the signals' pipe are shared with the parent; new ones take their place.
+    /// to the parent. The child forgets it without running any code, so its references are leaked. The poller, the
+    /// waker and the signals' pipe are shared with the parent; new ones take their place.
     pub(crate) fn forget_parent(&self) -> io::Result<()> {
         let (poller, waker) = (Poller::new()?, Waker::new()?);
         poller.add(waker.fd(), WAKER_TOKEN, Interest::READ)?;
@@ -325,8 +321,7 @@ impl Reactor {
     // ---- end -------------------------------------------------------------------------------------------------
 
     /// Drops all queued work and closes the poller, the waker and the signals' pipe (in another thread than the main
-    /// one,
-    /// the pipe may have to be closed later: see `signals`). Idempotent.
+    /// one, the pipe may have to be closed later: see `signals`). Idempotent.
     pub(crate) fn close(&self, py: Python<'_>) {
         self.is_closed.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -377,8 +372,7 @@ impl Reactor {
     ///
     /// # Safety
     /// Only the collector may call this, with its own `visit` and `arg`. No cell is borrowed then: no borrow lasts
-    /// while
-    /// Python code runs, and the collector runs only inside such code.
+    /// while Python code runs, and the collector runs only inside such code.
     pub(crate) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         let (Ok(ready), Ok(timers), Ok(fds)) = (
             self.ready.try_borrow(),
