@@ -1,7 +1,8 @@
-//! Loops that are looked at closely: debug mode's slow-callback log, with the same sentence as asyncio on the same
-//! logger, what the observer is reported, what is measured, and the clocks of each step for its charge.
+//! The slow path of running a step, for loops whose steps are timed for any reason. Debug mode logs slow steps, with
+//! the same text as asyncio and on the same logger. The observer learns when a step begins and ends. Measuring records
+//! how long steps take and wait. The step observer gets the wall and CPU time of each step.
 //!
-//! Runs on the loop's thread, and only in debug mode, with an observer, or while the loop is measured.
+//! Runs on the loop's thread, and only while at least one of these is on.
 
 use grapeshot_core::sys::clock;
 use pyo3::ffi;
@@ -15,7 +16,7 @@ use super::reactor::measuring::Step;
 use super::source::Deferred;
 use crate::binding::{errors, log};
 
-/// Runs `handle`. In debug mode, logs it if it took at least as long as asyncio's limit.
+/// Runs `handle`. In debug mode, logs it if it took at least `slow_callback_duration`.
 #[cold]
 pub(crate) fn run_handle(py: Python<'_>, event_loop: &LoopObject, handle: HandleRef) -> PyResult<()> {
     let reactor = event_loop.reactor();
@@ -37,7 +38,7 @@ pub(crate) fn run_handle(py: Python<'_>, event_loop: &LoopObject, handle: Handle
     }
 }
 
-/// What is noted of a step while it runs, for whoever wants to know: the observer, the histograms, the step observer.
+/// The records of a running step: for the observer, for measuring, and for the step observer.
 struct StepMonitor<'py, 'a> {
     what: Bound<'py, PyAny>,
     run: Option<Run<'py>>,
@@ -46,8 +47,8 @@ struct StepMonitor<'py, 'a> {
 }
 
 impl<'py, 'a> StepMonitor<'py, 'a> {
-    /// `kind`: None if the observer knows of the step anyway. `ready_ns`: since when it waits, by default since the last
-    /// poll.
+    /// Called before the step of `what`. `kind` is None if the step tells the observer itself. `ready_ns` is since when
+    /// the step was ready; None means since the last poll.
     fn begin(
         reactor: &'a Reactor,
         what: Bound<'py, PyAny>,
@@ -64,7 +65,7 @@ impl<'py, 'a> StepMonitor<'py, 'a> {
         }
     }
 
-    /// Returns `result`, or an exception that must leave the loop.
+    /// Called after the step, with its result. Returns `result`, or an exception that must leave the loop.
     fn end(self, event_loop: &LoopObject, result: PyResult<()>) -> PyResult<()> {
         let result = match self.clocks {
             None => result,
@@ -74,7 +75,7 @@ impl<'py, 'a> StepMonitor<'py, 'a> {
         let result = match self.run {
             None => result,
             Some(run) => {
-                // Whatever the result is.
+                // Called even if the result is an error.
                 let ended = run.end();
                 result.and(ended)
             }
@@ -89,14 +90,14 @@ impl<'py, 'a> StepMonitor<'py, 'a> {
     }
 }
 
-/// The clocks before a step: for the loop's step observer.
+/// The readings of the clocks before a step, for the loop's step observer.
 struct Clocks {
     wall_ns: u64,
     cpu_ns: u64,
 }
 
 impl Clocks {
-    /// None if nobody wants to know.
+    /// Reads the clocks; None if the loop has no step observer.
     fn read(reactor: &Reactor) -> Option<Self> {
         reactor.is_timed().then(|| Self {
             wall_ns: clock::now_ns(),
@@ -104,7 +105,8 @@ impl Clocks {
         })
     }
 
-    /// Tells the step observer what the step of `what` took. Err is only for what must leave the loop.
+    /// Tells the step observer how much time the step of `what` took. Err is only for exceptions that must leave the
+    /// loop.
     fn charge(self, event_loop: &LoopObject, what: &Bound<'_, PyAny>) -> PyResult<()> {
         let cpu_ns = clock::thread_cpu_ns().saturating_sub(self.cpu_ns);
         let wall_ns = clock::now_ns().saturating_sub(self.wall_ns);
@@ -121,8 +123,8 @@ impl Clocks {
     }
 }
 
-/// Tells the loop's Python part of a slow step: its object, when it began and how long it took, in nanoseconds.
-/// Err is only for what must leave the loop.
+/// Reports a slow step to the loop's Python part (`_on_slow`): its object, when it began and how long it took, both in
+/// nanoseconds. Err is only for exceptions that must leave the loop.
 #[cold]
 fn report_slow(
     event_loop: &LoopObject,
@@ -143,7 +145,7 @@ fn report_slow(
 
 /// Runs `handle` and logs it if it took at least `limit_s` seconds.
 fn run_timed(py: Python<'_>, event_loop: &LoopObject, handle: HandleRef, limit_s: f64) -> PyResult<()> {
-    // `default_exception_handler` shows where the running handle was created.
+    // The default exception handler reads this attribute to show where the running handle was created.
     let own_loop = event_loop.to_bound(py);
     own_loop.setattr("_current_handle", handle.this(py).to_bound())?;
     let started_ns = clock::now_ns();
@@ -164,7 +166,7 @@ fn run_timed(py: Python<'_>, event_loop: &LoopObject, handle: HandleRef, limit_s
     result
 }
 
-/// Runs an entry of the ready queue that is no handle.
+/// Runs an entry of the ready queue that is not a handle.
 ///
 /// # Safety
 /// `object` is alive during the call and belongs to `run`.
@@ -190,10 +192,10 @@ pub(crate) unsafe fn run_deferred(
     monitor.end(event_loop, result)
 }
 
-/// A source that handles an event, or does a queued step.
+/// `StepMonitor` for a source that handles an event or a queued step; also writes debug mode's log of slow steps.
 pub(crate) struct SourceMonitor<'py, 'a> {
     monitor: StepMonitor<'py, 'a>,
-    /// 0: not in debug mode.
+    /// When the step began; 0 if the loop is not in debug mode.
     started_ns: u64,
 }
 
@@ -216,7 +218,7 @@ impl<'py, 'a> SourceMonitor<'py, 'a> {
         }
     }
 
-    /// Returns `result`, or an exception that must leave the loop.
+    /// Called after the step, with its result. Returns `result`, or an exception that must leave the loop.
     #[cold]
     pub(crate) fn end(self, event_loop: &LoopObject, result: PyResult<()>) -> PyResult<()> {
         let source = self.monitor.what.clone();

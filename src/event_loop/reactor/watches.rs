@@ -326,8 +326,10 @@ impl Reactor {
     }
 
     /// Wakes `waiter` at the next event of `socket`, whose descriptor is `fd`. Returns the watcher that it replaces,
-    /// whose references then belong to the caller. If `is_anew` is true, the poller is asked anew: it then reports the
-    /// descriptor even if it was ready before and has not changed since.
+    /// whose references then belong to the caller.
+    ///
+    /// If `is_anew` is true, the descriptor is registered with the poller anew. An event that has already been fetched
+    /// then does not end this wait, and the poller reports the descriptor if it is ready now, even without a change.
     pub(crate) fn wait_once(
         &self,
         socket: &Bound<'_, PyAny>,
