@@ -172,11 +172,7 @@ impl LoopObject {
         }
         let (_, text) = reached.describe();
         let text = text.into_pyobject(py)?.into_any();
-        log::warning(
-            py,
-            "%r has paused accepting: %s",
-            &[listener.clone(), text],
-        )
+        log::warning(py, "%r has paused accepting: %s", &[listener.clone(), text])
     }
 
     /// Lets the paused listeners try again. Called when a connection has ended and when the limits have changed.

@@ -26,7 +26,8 @@ pub(crate) fn run_handle(py: Python<'_>, event_loop: &LoopObject, handle: Handle
     }
     let is_monitored = reactor.is_observed() || reactor.is_measured() || reactor.is_timed();
     let callback = if is_monitored { handle.callback(py) } else { None };
-    let monitor = callback.map(|callback| StepMonitor::begin(reactor, callback, Some(Kind::Callback), ready_ns));
+    let monitor =
+        callback.map(|callback| StepMonitor::begin(reactor, callback, Some(Kind::Callback), ready_ns));
     let result = if reactor.is_debug() {
         run_timed(py, event_loop, handle, reactor.slow_callback_s())
     } else {

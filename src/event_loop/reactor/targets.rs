@@ -31,7 +31,9 @@ impl Reactor {
             FdUse::Source(_) => false,
         };
         let fds = self.fds.borrow();
-        fds.iter().find(|(_, fd_use)| is_registered_for(*fd_use)).map(|(fd, _)| fd)
+        fds.iter()
+            .find(|(_, fd_use)| is_registered_for(*fd_use))
+            .map(|(fd, _)| fd)
     }
 
     /// Ends the callbacks of `fd` that belong to an object other than `target`, if that object no longer has the number
