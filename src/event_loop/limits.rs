@@ -40,7 +40,7 @@ pub(crate) struct Limits {
     is_retry_set: Cell<bool>,
 }
 
-/// The limit that has been reached, and its value.
+/// The limit that has been reached, with the number for its message.
 #[derive(Clone, Copy)]
 pub(crate) enum Reached {
     Connections(usize),

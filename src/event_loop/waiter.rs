@@ -409,7 +409,7 @@ unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
 
 impl NativeType for WaiterObject {
     const NAME: &'static CStr = c"grapeshot._core._Waiter";
-    const DOC: &'static CStr = c"The awaitable that a native coroutine yields to its task.";
+    const DOC: &'static CStr = c"The future-like object that a native coroutine yields to its task.";
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
     const DEALLOC: ffi::destructor = dealloc;
 
