@@ -123,8 +123,8 @@ pub(crate) fn silence_memory_errors() {
     }));
 }
 
-/// Passes `error` to `loop.call_exception_handler` with asyncio's context keys `message`, `exception` and `details`.
-/// Returns `KeyboardInterrupt` and `SystemExit` as Err instead.
+/// Passes `error` to `loop.call_exception_handler`, in a context with asyncio's keys: `message`, `exception`, and the
+/// keys in `details`. Returns `KeyboardInterrupt` and `SystemExit` as Err instead.
 #[cold]
 pub(crate) fn report(
     event_loop: &Bound<'_, PyAny>,

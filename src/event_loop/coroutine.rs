@@ -127,8 +127,8 @@ enum State {
 }
 
 /// The offset of `frame_state` matters: `python -m asyncio ps` reads a task's coroutine from outside of the process,
-/// and takes every coroutine for one of Python code. In such a one, this byte is the state of the frame. It must say
-/// "cleared", because otherwise the tool goes on to read a frame, which does not exist.
+/// and takes every coroutine for one of Python code, which has the state of its frame in this byte. So the byte must
+/// say "cleared": otherwise the tool would go on to read a frame, and there is none.
 #[repr(C)]
 pub(crate) struct CoroutineObject<S: Steps> {
     base: ffi::PyObject,

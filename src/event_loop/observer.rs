@@ -63,7 +63,7 @@ pub(super) fn is_own_entry(run: Deferred) -> bool {
         .is_some_and(|observer| std::ptr::fn_addr_eq(observer.own_entry, run))
 }
 
-/// One run of an object, whose beginning the observer was told. `end` must follow.
+/// One run of an object that the observer knows of. `end` must be called when the run is over.
 pub(super) struct Run<'py> {
     object: Bound<'py, PyAny>,
     kind: Kind,

@@ -82,9 +82,9 @@ impl LoopObject {
         ptr::from_ref(self).cast_mut().cast()
     }
 
-    /// Runs `body`, which touches the cells of the loop or of its native objects, if this thread may touch them: it
-    /// must be the thread that runs the loop, or, while no thread does, be alone. Only free-threaded builds check this.
-    /// With a GIL, only one thread runs at a time anyway, and asyncio checks the thread only in debug mode.
+    /// Runs `body`, which touches the cells of the loop or of its native objects. While a thread runs the loop, only
+    /// that thread may touch them; otherwise one thread at a time. Free-threaded builds enforce this. With a GIL, only
+    /// one thread runs at a time anyway, and asyncio checks the thread only in debug mode.
     ///
     /// Raises RuntimeError if another thread runs the loop.
     #[inline(always)]

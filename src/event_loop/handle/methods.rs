@@ -1,4 +1,5 @@
-//! The Python interface of handles, which is the one of `asyncio.Handle` and `asyncio.TimerHandle`.
+//! The Python interface of handles: methods, comparison and repr, as `asyncio.Handle` and `asyncio.TimerHandle` have
+//! them.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::fmt::Write as _;

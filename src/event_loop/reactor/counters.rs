@@ -83,9 +83,9 @@ counters! {
     timers_set,
     /// Timers that were due and not cancelled.
     timers_run,
-    /// Calls of `call_soon_threadsafe`. Any thread counts.
+    /// Calls of `call_soon_threadsafe`. Any thread may increase it.
     threadsafe_calls,
-    /// How often another thread woke the loop out of a poll. Any thread counts.
+    /// How often another thread woke the loop out of a poll. Any thread may increase it.
     wakeups,
     /// System calls that sent data.
     writes,

@@ -83,7 +83,7 @@ mod mode {
 pub(crate) enum FdUse {
     /// It belongs to a native source: a transport or a listener.
     Source(SourceRef),
-    /// It belongs to other code, which only waits on it: with `add_reader`, `add_writer` or a socket operation.
+    /// The program owns it and the loop only watches it: for `add_reader`, `add_writer` or a socket operation.
     Watch(WatchRef),
 }
 
@@ -320,8 +320,8 @@ impl Reactor {
 
     // ---- end -------------------------------------------------------------------------------------------------
 
-    /// Drops all queued work and closes the poller, the waker and the signals' pipe (in another thread than the main
-    /// one, the pipe may have to be closed later: see `signals`). Idempotent.
+    /// Drops all queued work and closes the poller, the waker and the signals' pipe. Outside the main thread, the pipe
+    /// may have to be closed later: see `signals`. Idempotent.
     pub(crate) fn close(&self, py: Python<'_>) {
         self.is_closed.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);

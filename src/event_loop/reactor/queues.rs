@@ -92,7 +92,8 @@ impl Reactor {
         }
     }
 
-    /// Called before the loop stops running: makes the collector track the pending handles that other code keeps, too.
+    /// Called before the loop stops running: makes the collector track those pending handles to which other code holds
+    /// references.
     pub(super) fn track_kept(&self, py: Python<'_>) {
         if !HAS_GIL {
             // Without a freelist, all handles are already tracked.

@@ -4,13 +4,13 @@
 //! Python's pending signals and the poller's wait, and signals that the kernel delivers to another thread.
 //!
 //! Everything here belongs to the thread that runs the loop. Only the main thread may set the descriptor, so a run in
-//! another thread does without. If another thread closes or collects the loop, the loop's pipe must stay open for as
-//! long as the interpreter may write to it, which is until the main thread has removed the descriptor.
+//! another thread does not. If another thread closes or collects the loop, the loop's pipe must stay open for as long
+//! as the interpreter may write to it, which is until the main thread has removed the descriptor.
 //!
 //! ```text
-//!   closed in the main thread:    set_wakeup_fd(-1), then the pipe is closed
-//!   closed in another thread:     the pipe goes to ABANDONED; a pending call, or the next run in the main thread,
-//!                                 does the same then
+//!   loop closed in the main thread:    set_wakeup_fd(-1), then the pipe is closed
+//!   loop closed in another thread:     the pipe goes to ABANDONED; later, a pending call or the next run in the
+//!                                      main thread does the above
 //! ```
 
 use std::cell::{Cell, RefCell};
@@ -56,8 +56,8 @@ impl Signals {
         self.is_prepared.set(false);
     }
 
-    /// Called in the child of a fork, where the interpreter writes no signal to the pipe (`grapeshot._signals` sees to
-    /// it).
+    /// Called in the child of a fork. The interpreter does not write to the pipe there: asyncio has reset the
+    /// descriptor, or before Python 3.12 `grapeshot._signals`.
     pub(super) fn forget(&self) {
         drop(self.pipe.take());
         self.is_prepared.set(false);

@@ -1,5 +1,5 @@
-//! `Watcher`: what the loop notifies when a descriptor of other code is ready. `Target`: the file object with which
-//! that descriptor was registered.
+//! `Watcher`: the object that the loop notifies when a watched descriptor is ready. `Target`: the file object with
+//! which the descriptor was registered.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;

@@ -1,5 +1,5 @@
-//! Descriptors that belong to other code, which only waits on them: with `add_reader`, `add_writer` or a socket
-//! operation.
+//! Descriptors that the program owns and the loop only watches: for `add_reader`, `add_writer` and the socket
+//! operations.
 //!
 //! Each direction of a descriptor has at most one watcher. A watcher is either a handle, which every event queues, or a
 //! native object that waits for one event. Handles are level-triggered, as in asyncio. If only objects wait, the poller
@@ -328,8 +328,9 @@ impl Reactor {
     /// Wakes `waiter` at the next event of `socket`, whose descriptor is `fd`. Returns the watcher that it replaces,
     /// whose references then belong to the caller.
     ///
-    /// If `is_anew` is true, the descriptor is registered with the poller anew. An event that has already been fetched
-    /// then does not end this wait, and the poller reports the descriptor if it is ready now, even without a change.
+    /// If `is_anew` is true, the descriptor is registered with the poller anew. An event that the last poll has already
+    /// returned then does not end this wait, and the poller reports the descriptor if it is ready now, even without a
+    /// change.
     pub(crate) fn wait_once(
         &self,
         socket: &Bound<'_, PyAny>,
