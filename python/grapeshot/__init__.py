@@ -1,19 +1,25 @@
 """grapeshot: an asyncio event loop with a native core.
 
-Four ways in, from the shortest to the most explicit::
+There are four ways to use it, from the shortest to the most explicit::
 
     grapeshot.install()                                        # asyncio.run() uses grapeshot from now on
-    grapeshot.run(main())                                      # one program, nothing is installed
+    grapeshot.run(main())                                      # run one program, install nothing
     asyncio.run(main(), loop_factory=grapeshot.new_event_loop) # the same with asyncio's function (Python 3.12+)
     loop = grapeshot.new_event_loop()                          # a loop to run by hand
 
 Importing the package changes nothing in asyncio; only :func:`install` does, and :func:`uninstall` undoes it.
 
-Some names are made on first use: ``__version__``, which reads the installed metadata; ``EventLoopPolicy``, which exists
-only on Python versions that have event loop policies and causes no deprecation warning; ``streams``, the module with
-asyncio's streams in native code; ``tree``, which shows what is going on; ``Statistics``, what ``loop.statistics()``
-returns; ``backdoor``, a Python prompt in a process that runs; and ``profiler``, which tells who has the CPU and who
-waits.
+Some names are loaded on first use, so that importing the package stays fast:
+
+- ``__version__``, which is read from the installed metadata;
+- ``EventLoopPolicy``, which exists only on Python versions that have event loop policies, and which causes no
+  deprecation warning;
+- ``streams``, a module with asyncio's streams in native code;
+- ``Statistics``, the type that ``loop.statistics()`` returns;
+- ``tree()``, which shows every coro and task with what it waits for;
+- ``accounting()``, which shows who uses CPU time, descriptors and memory;
+- ``backdoor``, a Python prompt inside a running process;
+- ``profiler``, which shows where CPU time is used and where coros and tasks wait.
 """
 
 from ._limits import LimitError

@@ -1,7 +1,7 @@
-"""``grapeshot.accounting()``: who has used the CPU, who has opened which descriptor, and what memory is held for whom.
+"""``grapeshot.accounting()``: who has used CPU time, who has opened which descriptor, and how much memory is in use.
 
-CPU is counted from :meth:`Loop.set_cpu_accounting` on, by ``_charges``. All else is read when it is asked for. It
-belongs to the loop's thread.
+CPU time is counted by ``_charges``, from the call of :meth:`Loop.set_cpu_accounting` on. Everything else is read when
+``accounting()`` is called, which must happen in the loop's thread.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-# The text has at most so many rows of each kind.
+# The text shows at most this many rows of each kind.
 _SHOWN = 20
 
 
 @dataclasses.dataclass
 class Memory:
-    """Memory in bytes. The objects of the program's own protocols, tasks and functions are not in it."""
+    """Memory in bytes. Objects that the program's protocols, tasks and functions refer to are not counted."""
 
     rss: int | None
-    """Of the process; None where the system does not tell."""
+    """The resident memory of the process, or None where the system does not report it."""
     connections: int
-    """How many stream connections of the loop are open."""
+    """The number of open stream connections of the loop."""
     per_connection: int
-    """The transport and its protocol, on average, without what they refer to. The kernel's buffers come on top."""
+    """The average size of a transport and its protocol, without the objects they refer to and the kernel's buffers."""
     write_buffers: int
-    """What connections have written and the peers have not taken."""
+    """The bytes that were written to connections and not sent yet, because the peers do not read them."""
     coros: int
-    """How many coros of the loop have not ended."""
+    """The number of coros of the loop that have not ended."""
     per_coro: int
-    """The object, its Python frames, and the copy of its stack or its own stack's used part, on average."""
+    """The average size of a coro: the object, its Python frames, and its copied stack or the used part of its own."""
 
     def __str__(self) -> str:
         rss = "unknown" if self.rss is None else f"{self.rss / 1024:.0f} KiB"
@@ -52,31 +52,31 @@ class Memory:
 
 @dataclasses.dataclass
 class Accounting:
-    """What a loop's program uses. ``str(accounting)`` is the text."""
+    """The resources that the program on a loop uses. ``str(accounting)`` is a text for people."""
 
     cpu: list[Cpu]
-    """The largest first; empty if CPU is not counted."""
+    """CPU time by owner, the largest first; empty if CPU time is not counted."""
     is_cpu_counted: bool
     descriptors: list[Descriptor]
     memory: Memory
     limits: dict[str, int | None]
     since: Accounting | None = dataclasses.field(default=None, repr=False)
-    """The earlier one that the text compares with."""
+    """The earlier result with which the text compares this one."""
 
     def __str__(self) -> str:
         return self.text()
 
     def cpu_tallies(self) -> list[CpuTally]:
-        """Return the CPU time with a row for all that are alike, and how much of it is new."""
+        """Return the CPU time, with one row for all owners that are alike, and how much was used since ``since``."""
         return tally_cpu(self.cpu, None if self.since is None else self.since.cpu)
 
     def descriptor_tallies(self) -> list[Tally]:
-        """Return how many descriptors there are of what is alike, and how many of them are new."""
+        """Return the number of descriptors, with one row for all that are alike, and how it grew since ``since``."""
         before = None if self.since is None else tally_descriptors(self.since.descriptors)
         return tally_descriptors(self.descriptors, before)
 
     def text(self, each: bool = False) -> str:
-        """Return the text: a row for all that are alike, or for ``each`` one."""
+        """Return the text. It has one row for all items that are alike, or with ``each`` one row for each item."""
         return "\n".join(self._lines(each))
 
     def _lines(self, each: bool) -> Iterator[str]:
@@ -105,22 +105,22 @@ def _shown(items: list[Any], is_whole: bool) -> Iterator[str]:
 
 
 def accounting(loop: asyncio.AbstractEventLoop | None = None, *, since: Accounting | None = None) -> Accounting:
-    """Return what the program on ``loop`` (default: the one that runs here) has used and holds.
+    """Return the CPU time, descriptors and memory that the program on ``loop`` uses. The default is the running loop.
 
-    Its text has one row for all that are alike, such as the connections of one server; with ``since``, an earlier
-    result, also by how much each row has grown. ``accounting().text(each=True)`` has a row for each of them. It looks
-    at every descriptor of the process and runs no code of the program but the ``repr`` of protocols. It is meant for
-    the loop's thread.
+    The text of the result has one row for all items that are alike, such as the connections of one server. With
+    ``since``, an earlier result, it also shows by how much each row has grown. ``accounting().text(each=True)`` has one
+    row for each item. The function examines every descriptor of the process. The only code of the program that it runs
+    is the ``repr`` of protocols. Call it in the loop's thread.
 
     Raises:
-        RuntimeError: no loop is given and none runs.
-        TypeError: it is not a loop of grapeshot.
+        RuntimeError: no loop is given, and no loop is running.
+        TypeError: the loop is not a grapeshot loop.
     """
     seen: Any = _tree.running_loop() if loop is None else loop
     if seen is None:
         raise RuntimeError("no running event loop")
     if not isinstance(seen, _core.Loop):
-        raise TypeError(f"accounting needs a loop of grapeshot, not {seen!r}")
+        raise TypeError(f"accounting() needs a grapeshot loop, got {seen!r}")
     charges: Charges | None = seen._charges  # type: ignore[attr-defined]
     return Accounting(
         [] if charges is None else charges.all(),

@@ -1,8 +1,8 @@
 """The Python state of a loop, which the method modules share.
 
-The method modules are functions that take an instance of this class, and :mod:`grapeshot._loop` makes them methods of
-:class:`grapeshot.Loop`. Everything here belongs to the thread that runs the loop. Attributes that have no value yet are
-None on the class, so that making a loop is cheap: the executor and the weak set are made when they are needed.
+A method module contains functions that take a :class:`BaseLoop`; :mod:`grapeshot._loop` makes them methods of
+:class:`grapeshot.Loop`. Only the thread that runs the loop uses this state. To make creating a loop cheap, attributes
+are None on the class until they are needed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     SignalHandler = tuple[Callable[..., object], tuple[Any, ...], contextvars.Context]
 
 
-# If a program sets one of these on a loop, the timers follow it.
+# If a program sets one of these attributes on a loop, the native timers use it.
 _CLOCK = frozenset(("time", "call_at"))
 
 
-class Shown:
-    """A private name of asyncio's that other code reads, with a value of ours.
+class ComputedAttribute:
+    """A private attribute of asyncio's objects that other code reads; here its value is computed.
 
-    A value that is set on an object replaces ours there, as on asyncio's objects, and changes nothing else.
+    A program may set the attribute on an object. Reading it then returns that value, but nothing else changes.
     """
 
     def __init__(self, value_of: Callable[[Any], object]) -> None:
@@ -46,42 +46,46 @@ class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
     # executor
     _default_executor: concurrent.futures.Executor | None = None
     _executor_shutdown_called: bool = False
-    # what coros, once they are imported, must do before close(): a plain function, read from the class unbound
+    # The next four are hooks: plain functions that other parts of the package set on the class, None otherwise.
+    # Set when coros are imported; close() calls it first.
     _before_close: staticmethod[[Any], None] | Callable[[Any], None] | None = None
-    # what they must do before a runner cancels what is left: as above; it returns the handle of what it has scheduled
+    # Set when coros are imported; a runner calls it before it cancels the remaining tasks. It returns a handle, which
+    # the runner cancels afterwards.
     _watch_end: staticmethod[[Any], Any] | Callable[[Any], Any] | None = None
-    # what coros that hide the loop must have: a plain function that makes a borrowed loop in such a coro (in one of the
-    # loop that it is given), or returns None elsewhere
+    # Set when a coro hides its loop. In such a coro it returns a borrowed loop, elsewhere None. If it is given a loop,
+    # only coros of that loop count.
     _borrow: staticmethod[[Any], Any] | Callable[[Any], Any] | None = None
-    # what a back door that is asked for must do when a loop begins to run: a plain function, as above
+    # Set when a back door is to be opened; called when a loop begins to run.
     _on_run: staticmethod[[Any], None] | Callable[[Any], None] | None = None
-    # whose tasks the loop runs, while such coros borrow it
+    # while runs in coros borrow the loop: notes which run each task belongs to
     _ledger: Any = None
-    # who wants to know how long callbacks take
+    # measures how long callbacks take, and holds the slow listeners
     _measuring: Any = None
-    # what is told of each step, by name; who has had the CPU; where the program has opened things, in debug mode
+    # by name: functions called after each step
     _step_observers: dict[str, Callable[[Any, int, int], object]] | None = None
+    # the CPU time of each owner
     _charges: Any = None
+    # in debug mode: where the program has opened transports and servers
     _origins: weakref.WeakKeyDictionary[Any, str] | None = None
-    # what run_until_complete() waits for
+    # the future that run_until_complete() waits for
     _awaited: Any = None
     # errors
     _exception_handler: ExceptionHandler | None = None
     # asynchronous generators
     _asyncgens: weakref.WeakSet[AsyncGenerator[Any, Any]] | None = None
     _asyncgens_shutdown_called: bool = False
-    # debug mode: the depth to put back, None while coroutine origins are not tracked
+    # debug mode: the tracking depth to restore, None while coroutine origins are not tracked
     _coroutine_origin_depth: int | None = None
-    # asyncio's names for the results of `is_closed()` and `get_debug()`, which other code reads
+    # private names of asyncio's loops that other code reads
     _closed = property(_core.Loop.is_closed)
     _debug = property(_core.Loop.get_debug)
     _task_factory = property(_core.Loop.get_task_factory)
     _clock_resolution: float = 1e-9
-    # sendfile by the system call alone, under the names of asyncio's own loops
+    # sendfile with the system call and no fallback, under the names that asyncio's own loops use
     _sendfile_native: Callable[..., Coroutine[Any, Any, int]]
     _sock_sendfile_native: Callable[..., Coroutine[Any, Any, int]]
-    # signals: handlers by number, and the numbers whose Python handler has run but that have not come out of the pipe
-    # yet. Numbers that a full pipe has lost are among them
+    # Signals: the handlers by number; and the numbers whose Python handler has run, but which have not been read from
+    # the wake-up pipe yet. The latter include numbers that were lost because the pipe was full.
     _signal_handlers: dict[int, SignalHandler] | None = None
     _signals_noted: set[int]
 

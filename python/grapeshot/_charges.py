@@ -1,7 +1,7 @@
-"""Who has the CPU: what is told of each step of a loop, and the accounts that are kept of it.
+"""CPU accounting: the observers of a loop's steps, and the CPU time that each task, coro and connection has used.
 
 The native loop reads the clocks around each step (``event_loop/slow.rs``) and calls the observers that are set here.
-While there is none, steps are not timed. It belongs to the loop's thread.
+While no observer is set, steps are not timed. Only the loop's thread uses this module.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class Cpu:
-    """The CPU time of a task, coro, connection or callback, or of all of one name that have ended."""
+    """The CPU time of one task, coro, connection or callback, or of all that are alike and have ended."""
 
     kind: str
     """``"task"``, ``"coro"``, ``"connection"``, ``"server"`` (accepting) or ``"callback"``."""
@@ -32,11 +32,11 @@ class Cpu:
     steps: int
     """How often it ran: steps of a task, runs of a coro, events of a connection."""
     ended: int
-    """0: one that is alive. Otherwise how many have ended; what is alike among them is added up."""
+    """0 for a single owner that is alive. Otherwise the number of ended owners, all alike, whose times are added up."""
     place: str | None = None
     """Where its function begins, as ``file:line``."""
     alike: str = dataclasses.field(default="", repr=False)
-    """The name without its numbers: the same for all that are alike."""
+    """The name with its numbers replaced, which is the same for all that are alike."""
 
     def __str__(self) -> str:
         ended = f" ({self.ended} ended)" if self.ended else ""
@@ -45,7 +45,7 @@ class Cpu:
 
 @dataclasses.dataclass
 class CpuTally:
-    """The CPU time of all that are alike: of the same kind, function and name, but for the numbers in it."""
+    """The CPU time of all that are alike: the same kind and function, and names that differ only in their numbers."""
 
     kind: str
     name: str
@@ -55,7 +55,7 @@ class CpuTally:
     alive: int
     ended: int
     growth_s: float | None = None
-    """How much CPU time they have used since an earlier look; None if there was none."""
+    """The CPU time they have used since an earlier result; None if there is no earlier result."""
     alike: str = dataclasses.field(default="", repr=False)
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class CpuTally:
         return printable(f"{_used(self.cpu_s, self.steps)}{growth}  {self.kind} {self.name}{counts}{_at(self.place)}")
 
 
-# Kind, what is alike, and place.
+# Kind, name with its numbers replaced, and place.
 _Key = tuple[str, str, str | None]
 
 
@@ -79,7 +79,10 @@ def _at(place: str | None) -> str:
 
 
 def tally_cpu(accounts: Iterable[Cpu], before: Iterable[Cpu] | None = None) -> list[CpuTally]:
-    """Add up what is alike, the largest first; ``before`` are the accounts of an earlier look."""
+    """Return one row for all accounts that are alike, the largest first.
+
+    ``before`` are the accounts of an earlier result, from which the growth of each row is computed.
+    """
     rows = _added_up(accounts)
     if before is not None:
         old = _added_up(before)
@@ -105,7 +108,7 @@ def _added_up(accounts: Iterable[Cpu]) -> dict[_Key, CpuTally]:
 
 
 class _Open:
-    """The account of one owner that is alive."""
+    """The account of one owner (a task, coro or transport) that is alive."""
 
     __slots__ = ("cpu_ns", "key", "label", "reference", "steps")
 
@@ -118,17 +121,18 @@ class _Open:
 
 
 class Charges:
-    """Who has had the CPU of a loop's thread."""
+    """The CPU time used in a loop's thread, by owner."""
 
     def __init__(self) -> None:
-        # By id(owner), as long as the owner is alive; those that cannot be referred to weakly by name.
+        # The accounts of owners that are alive, by id(owner).
         self._open: dict[int, _Open] = {}
+        # The accounts of owners that do not support weak references. They are kept by name and never end.
         self._named: dict[Subject, _Open] = {}
-        # The label, cpu_ns, steps and number of owners that were alike.
+        # For owners that have ended and were alike: label, cpu_ns, steps and number of owners.
         self._ended: dict[_Key, list[Any]] = {}
 
     def charge(self, what: Any, wall_ns: int, cpu_ns: int) -> None:
-        """Add a step of ``what``: a callback, a coro or a transport."""
+        """Count a step of ``what``, which is a callback, a coro or a transport."""
         owner = getattr(what, "__self__", what)
         account = self._open.get(id(owner))
         if account is None:
@@ -151,7 +155,7 @@ class Charges:
         return account
 
     def _end(self, key: int) -> None:
-        # It may run at the end of the interpreter, when there are no functions any more.
+        # This may run while the interpreter exits, when module globals are gone: call no function of this module.
         account = self._open.pop(key)
         total = self._ended.setdefault(account.key, [account.label, 0, 0, 0])
         if total[0] != account.label:
@@ -161,7 +165,7 @@ class Charges:
         total[3] += 1
 
     def of(self, owner: Any) -> tuple[float, int]:
-        """Return the CPU seconds and the steps of one that is alive."""
+        """Return the CPU seconds and the number of steps of an owner that is alive."""
         account = self._open.get(id(owner))
         return (0.0, 0) if account is None else (account.cpu_ns / 1e9, account.steps)
 
@@ -177,10 +181,10 @@ class Charges:
 
 
 def set_cpu_accounting(loop: BaseLoop, enabled: bool) -> None:
-    """Count the CPU time of each task, coro, connection and callback from now on, or no more.
+    """Start (or stop) counting the CPU time of each task, coro, connection and callback.
 
-    It costs two readings of the thread's CPU clock and a call per step, together some 1.8 us. A task or coro is charged
-    for what runs in its steps, eager tasks that it makes and garbage collections included.
+    It costs about 1.8 us per step, for two readings of the thread's CPU clock and a call. A task or coro is charged for
+    everything that runs in its steps, including garbage collections and the first steps of eager tasks that it makes.
     """
     if bool(enabled) == (loop._charges is not None):
         return
@@ -189,7 +193,10 @@ def set_cpu_accounting(loop: BaseLoop, enabled: bool) -> None:
 
 
 def observe_steps(loop: BaseLoop, name: str, observer: Any) -> None:
-    """Call ``observer(what, wall_ns, cpu_ns)`` after each step, beside those of other names; None ends that."""
+    """Call ``observer(what, wall_ns, cpu_ns)`` after each step.
+
+    It replaces an earlier observer of the same ``name``. None removes that observer.
+    """
     if loop._step_observers is None:
         loop._step_observers = {}
     if observer is None:

@@ -1,4 +1,4 @@
-"""Argument checks that more than one module needs, with asyncio's exact errors. The functions have no state."""
+"""Argument checks that several modules share. They raise exactly the errors that asyncio raises."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check_callback(callback: object, method: str) -> None:
 
 
 def check_plain_socket(sock: object) -> None:
-    """Raise TypeError if ``sock`` is an ``ssl.SSLSocket``, whose reads and writes an event loop cannot drive."""
+    """Raise TypeError if ``sock`` is an ``ssl.SSLSocket``, which an event loop cannot read from or write to."""
     if isinstance(sock, _SSL_SOCKETS):
         raise TypeError("Socket cannot be of type SSLSocket")
 
@@ -46,13 +46,13 @@ def check_stream_socket(sock: socket.socket) -> None:
 
 
 def check_unused_socket(loop: _core.Loop, sock: socket.socket) -> None:
-    """Raise RuntimeError if a transport of ``loop`` already uses ``sock``. Nothing happens to that one."""
-    if sock.fileno() != -1:  # a test's mock of a socket may return anything
+    """Raise RuntimeError if a transport of ``loop`` already uses ``sock``. That transport is not affected."""
+    if sock.fileno() != -1:  # a mock of a socket, in a program's tests, may return anything
         loop._ensure_fd_no_transport(sock)
 
 
 def check_tls_only_options(uses_tls: bool, **options: Any) -> None:
-    """Raise ValueError for the first of ``options`` that is given although the connection does not use TLS."""
+    """Raise ValueError for the first of ``options`` that is not None, unless the connection uses TLS."""
     if uses_tls:
         return
     for name, value in options.items():

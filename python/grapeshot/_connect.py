@@ -1,7 +1,7 @@
-"""Outgoing and handed-in TCP connections: resolve, try the addresses, hand the socket to a native transport.
+"""create_connection and connect_accepted_socket: resolve the name, try the addresses, make a native transport.
 
-Runs once per connection, in the loop's thread. The order of the checks and the texts of the errors are those of asyncio
-in the running Python version; ``all_errors`` (3.12+) works on every version.
+The code runs once per connection, in the loop's thread. Arguments are checked in the same order, and with the same
+error texts, as in the asyncio of the running Python version. ``all_errors`` (in asyncio: 3.12+) works on every version.
 """
 
 from __future__ import annotations
@@ -47,16 +47,17 @@ async def create_connection(
 ) -> tuple[asyncio.Transport, _P]:
     """Connect to ``host`` and ``port``, or take the connected ``sock``; return ``(transport, protocol)``.
 
-    ``happy_eyeballs_delay`` (seconds) starts the next address when the one before has neither connected nor failed by
-    then, and keeps the first that connects (RFC 8305); without it the addresses are tried one after another.
-    ``interleave`` is the number of addresses of the first family before the families take turns (1 with happy
-    eyeballs). With ``all_errors`` a failure is an ExceptionGroup of every attempt's error, otherwise one OSError.
+    If the host has several addresses, they are tried one after another. With ``happy_eyeballs_delay``, the next attempt
+    starts when the previous one fails, but at the latest that many seconds after the previous one started; the first
+    address that connects is used (RFC 8305). ``interleave`` is the number of addresses of the first family to try
+    before the addresses of the families alternate; the default with ``happy_eyeballs_delay`` is 1. If all attempts
+    fail, an OSError is raised, or with ``all_errors`` an ExceptionGroup with the error of each attempt.
 
     Raises:
-        LimitError: the loop has as many connections or descriptors as it may have.
+        LimitError: the loop has reached its limit of connections or descriptors (:meth:`Loop.set_limits`).
         OSError: no address could be connected, or the name does not resolve (:class:`socket.gaierror`).
-        ExceptionGroup: the same, with ``all_errors``.
-        ValueError: arguments that contradict each other, or ``sock`` is not a stream socket.
+        ExceptionGroup: like OSError, if ``all_errors`` is set.
+        ValueError: arguments contradict each other, or ``sock`` is not a stream socket.
         TypeError: ``sock`` is an ``ssl.SSLSocket``.
         ssl.SSLError, ConnectionResetError, ConnectionAbortedError: the TLS handshake failed; see
             :func:`grapeshot._tls.open_tls`.
@@ -114,10 +115,10 @@ async def connect_accepted_socket(
     ssl_handshake_timeout: float | None = None,
     ssl_shutdown_timeout: float | None = None,
 ) -> tuple[asyncio.Transport, _P]:
-    """Take over a connection that was accepted elsewhere; return ``(transport, protocol)``, which own ``sock``.
+    """Take over ``sock``, a connection that was accepted elsewhere; return ``(transport, protocol)``.
 
     Raises:
-        ValueError: ``sock`` is not a stream socket, or a TLS option without ``ssl``.
+        ValueError: ``sock`` is not a stream socket, or a TLS option is given without ``ssl``.
         TypeError: ``sock`` is an ``ssl.SSLSocket``.
         ssl.SSLError, ConnectionResetError, ConnectionAbortedError: the TLS handshake failed.
 
@@ -147,11 +148,10 @@ async def open_transport(
     server_side: bool = False,
     server_hostname: str | None = None,
 ) -> tuple[asyncio.Transport, _P]:
-    """Make the protocol and a native transport over ``sock``; return when ``connection_made`` has run.
+    """Make the protocol and a native transport over ``sock``; return after ``connection_made`` was called.
 
-    With ``ssl`` that is a TLS transport, and it has run after the handshake (see :func:`grapeshot._tls.open_tls`).
-
-    If the factory raises, or the wait is cancelled, the socket is closed.
+    With ``ssl`` it is a TLS transport, and ``connection_made`` is called after the handshake (see
+    :func:`grapeshot._tls.open_tls`). If the factory raises, or the wait is cancelled, the socket is closed.
     """
     if ssl:
         opened = await _tls.open_tls(
@@ -228,12 +228,12 @@ async def _connect_first(
             return sock
         raise _summary([exc for own_errors in errors for exc in own_errors], all_errors)
     finally:
-        # The exceptions' tracebacks hold this frame, and this frame the exceptions.
+        # Break a reference cycle: the exceptions' tracebacks refer to this frame, and this frame to the exceptions.
         errors.clear()
 
 
 def _summary(errors: list[OSError], all_errors: bool) -> BaseException:
-    """Return the exception that tells the caller about every failed attempt."""
+    """Return the exception to raise when every attempt has failed."""
     if not errors:
         return TimeoutError("create_connection failed")
     if all_errors:
@@ -250,7 +250,7 @@ async def _one_by_one(
         try:
             return await attempt(info)
         except OSError:
-            continue  # recorded by the attempt
+            continue  # the attempt has recorded the error
     return None
 
 
@@ -260,15 +260,15 @@ async def _staggered(
     infos: list[_dns.AddrInfo],
     delay_s: float,
 ) -> socket.socket | None:
-    """Race the attempts: each starts when the one before has failed or ``delay_s`` seconds after that one started.
+    """Race the attempts. Each starts when the previous one has failed, or ``delay_s`` seconds after that one started.
 
         attempt 1  |--------------- still trying ----------x  cancelled, socket closed
         attempt 2         |--- refused
         attempt 3             |------------ connected         the winner
                    0      delay
 
-    An error other than OSError ends the race. Every attempt is over when this returns or raises, and every socket but
-    the winner's is closed.
+    An error other than OSError ends the race. When this function returns or raises, no attempt is running, and every
+    socket except the winner's is closed.
     """
     running: set[asyncio.Task[socket.socket]] = set()
     waiting = collections.deque(infos)
@@ -297,9 +297,10 @@ async def _staggered(
 
 
 def _first_socket(done: Iterable[asyncio.Task[socket.socket]]) -> socket.socket | None:
-    """Return the socket of one finished attempt and close those of others; raise an error that is not an OSError.
+    """Return the socket of one finished attempt and close the others. Raise an error that is not an OSError.
 
-    The errors are inspected and not raised: a traceback through this frame would tie each of them to its own task.
+    The function reads ``task.exception()`` instead of awaiting the task: an exception raised in this frame would have a
+    traceback that keeps its own task alive.
     """
     winner: socket.socket | None = None
     unexpected: BaseException | None = None
@@ -309,7 +310,7 @@ def _first_socket(done: Iterable[asyncio.Task[socket.socket]]) -> socket.socket 
             continue
         error = task.exception()
         if error is not None:
-            if not isinstance(error, OSError):  # an OSError is recorded by the attempt
+            if not isinstance(error, OSError):  # the attempt has recorded an OSError
                 unexpected = error
         elif winner is None:
             winner = task.result()
@@ -320,11 +321,11 @@ def _first_socket(done: Iterable[asyncio.Task[socket.socket]]) -> socket.socket 
             raise unexpected
         return winner
     finally:
-        unexpected = error = None  # the traceback of what is raised holds this frame
+        unexpected = error = None  # break a reference cycle: the raised exception's traceback refers to this frame
 
 
 async def _stop_attempts(running: set[asyncio.Task[socket.socket]]) -> None:
-    """Cancel attempts and wait for their end; if one has connected already, its socket is closed."""
+    """Cancel attempts and wait until they have ended. Close the socket of any that has connected already."""
     if not running:
         return
     for task in running:
@@ -337,7 +338,7 @@ async def _stop_attempts(running: set[asyncio.Task[socket.socket]]) -> None:
 async def _connect_one(
     loop: BaseLoop, info: _dns.AddrInfo, local_infos: list[_dns.AddrInfo] | None, errors: list[OSError]
 ) -> socket.socket:
-    """Create, bind and connect one socket; an OSError is added to ``errors`` and raised, the socket then closed."""
+    """Create, bind and connect one socket. On failure close it; an OSError is also appended to ``errors``."""
     family, type_, proto, _, address = info
     sock: socket.socket | None = None
     try:
@@ -355,14 +356,14 @@ async def _connect_one(
             try:
                 sock.close()
             except OSError:
-                pass  # closing a socket that never connected loses nothing, and would hide the error that matters
+                pass  # closing a socket that never connected loses nothing, and this error would hide the first one
         raise
     finally:
-        del errors  # holds the exception whose traceback holds this frame
+        del errors  # break a reference cycle: the exception's traceback refers to this frame
 
 
 def _bind_local(sock: socket.socket, family: int, local_infos: list[_dns.AddrInfo], errors: list[OSError]) -> None:
-    """Bind to the first local address of the right family that can be bound; raise the last error if there is none."""
+    """Bind to the first local address of the right family that can be bound; raise the last error if none can."""
     failed = None
     for local_family, _, _, _, local_address in local_infos:
         if local_family != family:
@@ -376,7 +377,7 @@ def _bind_local(sock: socket.socket, family: int, local_infos: list[_dns.AddrInf
             errors.append(failed)
     try:
         if failed is not None:
-            raise errors.pop()  # the attempt records what it raises
+            raise errors.pop()  # the caller appends the error that is raised
         raise OSError(f"no matching local address with {family=} found")
     finally:
         del errors, failed

@@ -1,7 +1,7 @@
-"""Datagram endpoints: resolve, make the socket, hand it to a native transport.
+"""create_datagram_endpoint: resolve the addresses, make the socket, make a native transport.
 
-Runs once per endpoint, in the loop's thread. The order of the checks and the texts of the errors are those of asyncio
-in the running Python version.
+The code runs once per endpoint, in the loop's thread. Arguments are checked in the same order, and with the same error
+texts, as in the asyncio of the running Python version.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ async def create_datagram_endpoint(
 ) -> tuple[asyncio.DatagramTransport, _P]:
     """Make a socket bound to ``local_addr`` and connected to ``remote_addr``; return ``(transport, protocol)``.
 
-    The addresses are ``(host, port)``. With ``family=socket.AF_UNIX`` they are paths (str, bytes, :class:`os.PathLike`;
-    abstract names begin with a NUL), and a stale socket file at ``local_addr`` is removed first. With
-    ``allow_broadcast`` the socket is not connected, and the transport still sends to ``remote_addr``. ``sock``
-    is taken over as it is: any open socket that is no stream.
+    The addresses have the form ``(host, port)``. With ``family=socket.AF_UNIX`` they are paths (str, bytes,
+    :class:`os.PathLike`; abstract names begin with a NUL), and a stale socket file at ``local_addr`` is removed first.
+    With ``allow_broadcast`` the socket is not connected, but the transport still sends to ``remote_addr``. Instead of
+    addresses, you may pass ``sock``, any open socket except a stream socket; it is used as it is.
 
     Raises:
-        OSError: the first address that did not work, or a name that does not resolve (:class:`socket.gaierror`).
-        ValueError: arguments that contradict each other, or ``sock`` is of the wrong type.
-        TypeError: an address of the wrong type.
+        OSError: no address worked (this is the error of the first one), or a name does not resolve
+            (:class:`socket.gaierror`).
+        ValueError: arguments contradict each other, or ``sock`` has the wrong type.
+        TypeError: an address has the wrong type.
 
     Source: :meth:`asyncio.loop.create_datagram_endpoint`.
     """
@@ -103,7 +104,7 @@ def _check_socket(sock: socket.socket) -> None:
 async def _candidates(
     loop: BaseLoop, local_addr: Any, remote_addr: Any, family: int, proto: int, flags: int
 ) -> list[Candidate]:
-    """Return what to try, in order; addresses that are not given are None."""
+    """Return the families and addresses to try, in order. Addresses that are not given are None."""
     if not (local_addr or remote_addr):
         if family == 0:
             raise ValueError("unexpected address family")
@@ -150,7 +151,7 @@ async def _first_socket(
     reuse_port: bool,
     allow_broadcast: bool,
 ) -> tuple[socket.socket, Any]:
-    """Return the socket of the first candidate that works, and the address that it is to send to; OSError if none."""
+    """Return the socket of the first candidate that works, and the address it sends to. OSError if none works."""
     errors: list[OSError] = []
     try:
         for (family, proto), (local, remote) in candidates:
@@ -176,14 +177,14 @@ async def _first_socket(
                 errors.append(exc)
         raise errors[0]
     finally:
-        # The exceptions' tracebacks hold this frame, and this frame the exceptions.
+        # Break a reference cycle: the exceptions' tracebacks refer to this frame, and this frame to the exceptions.
         errors.clear()
 
 
 async def _open_transport(
     loop: BaseLoop, sock: socket.socket, protocol_factory: Callable[[], _P], remote: Any
 ) -> tuple[asyncio.DatagramTransport, _P]:
-    """Make the protocol and a native transport over ``sock``; return when ``connection_made`` has run.
+    """Make the protocol and a native transport over ``sock``; return after ``connection_made`` was called.
 
     If the factory raises, or the wait is cancelled, the socket is closed.
     """

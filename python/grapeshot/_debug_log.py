@@ -1,14 +1,14 @@
-"""``GRAPESHOT_DEBUG=latency,io,tls``: a line in the log for each event of what is named.
+"""The environment variable ``GRAPESHOT_DEBUG=latency,io,tls``, which logs each event of the topics it names.
 
-| topic | logger | a line for |
+| topic | logger | logs |
 |---|---|---|
-| ``latency`` | ``grapeshot.latency`` | each step that takes 10 ms (``latency=0.001``: 1 ms), and whose it is |
-| ``io`` | ``grapeshot.io`` | what happens to connections: open, accepted, received, sent, paused, closed, lost |
-| ``tls`` | ``grapeshot.tls`` | the begin, result and cipher of each handshake, or why it failed; the end of input |
+| ``latency`` | ``grapeshot.latency`` | each step that takes at least 10 ms (``latency=0.001``: 1 ms), and its owner |
+| ``io`` | ``grapeshot.io`` | events of connections: open, accepted, received, sent, paused, closed, lost |
+| ``tls`` | ``grapeshot.tls`` | the start of each handshake, and its cipher or why it failed; the end of the input |
 
-``io`` and ``tls`` are of transports only: sockets of coros and ``sock_*`` have no lines. The records have the level
-DEBUG. Where the program has not configured logging they go to stderr. The variable is read when the package makes its
-first loop; without it the loop pays one test of a flag per read and send.
+``io`` and ``tls`` cover transports only, not the sockets of coros and not ``sock_*``. The records have the level DEBUG.
+They go to stderr if the program has not configured logging. The variable is read when the package makes its first loop.
+Without it, the only cost is the test of a flag for each read and send.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _ToStderr(logging.StreamHandler):  # type: ignore[type-arg]  # a class wit
 
 
 def begin(loop: Any) -> None:
-    """Log what the environment asks for. Called for each new loop."""
+    """Start the logging that the environment variable asks for. Called for each new loop."""
     global _is_read
     if not _is_read:
         _is_read = True
@@ -63,7 +63,8 @@ def _read(text: str) -> None:
     unknown = topics.keys() - {"latency", "io", "tls"}
     if unknown:
         names = ", ".join(sorted(unknown))
-        warnings.warn(f"GRAPESHOT_DEBUG has no topic {names}; there are latency, io, tls", RuntimeWarning, stacklevel=2)
+        problem = f"GRAPESHOT_DEBUG: unknown topic {names}; the topics are latency, io, tls"
+        warnings.warn(problem, RuntimeWarning, stacklevel=2)
     if "latency" in topics:
         _latency_s = _seconds(topics["latency"])
     _core._log_topics("io" in topics, "tls" in topics)
@@ -80,7 +81,7 @@ def _seconds(text: str) -> float:
             return seconds
     except ValueError:
         pass
-    problem = f"GRAPESHOT_DEBUG=latency={text}: that is no number of seconds; {_DEFAULT_LATENCY_S} is taken"
+    problem = f"GRAPESHOT_DEBUG=latency={text}: not a valid number of seconds; using {_DEFAULT_LATENCY_S}"
     warnings.warn(problem, RuntimeWarning, stacklevel=3)
     return _DEFAULT_LATENCY_S
 

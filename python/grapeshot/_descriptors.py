@@ -1,7 +1,7 @@
-"""The open descriptors of the process: what each is, who has it, where it was opened, and what is alike among them.
+"""The open descriptors of the process: what each one is, who owns it, where it was opened, and which are alike.
 
-The addresses of a loop's own connections are those that its transports know. What else is open is looked at through
-system calls, some 30 us for each descriptor.
+For the loop's own connections, the addresses come from their transports. Every other descriptor is examined with system
+calls, which takes about 30 us per descriptor.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ class Descriptor:
 
     fd: int
     what: str
-    """The addresses of a socket, or what the system says of the file."""
+    """The addresses of a socket, or the system's description of the file."""
     owner: str | None
-    """The transport or server of this loop that has it, or the coro that waits for it."""
+    """The transport or server of this loop that owns it, or the coro that waits for it."""
     opened_at: str | None
-    """Where the program opened it: what the loop opens in debug mode, and with tracemalloc all sockets and files."""
+    """Where the program opened it. Known in debug mode for what the loop opens, and for all sockets and files while
+    tracemalloc is tracing."""
     alike: str = ""
-    """Its kind, the server or peer, and the function or protocol that has it: the same for all that are alike."""
+    """Its kind, its server or peer, and the function or protocol that uses it: the same for all that are alike."""
 
     def __str__(self) -> str:
         owner = "" if self.owner is None else f": {self.owner}"
@@ -51,7 +52,7 @@ class Descriptor:
 
 
 def tally_descriptors(found: Iterable[Descriptor], before: Iterable[Tally] | None = None) -> list[Tally]:
-    """Count what is alike, the most first; ``before`` are the rows of an earlier look."""
+    """Count the descriptors that are alike, the most frequent first. ``before`` are the rows of an earlier result."""
     places = (
         (each.alike, each.alike, None if each.opened_at is None else f"opened at {each.opened_at}") for each in found
     )
@@ -59,7 +60,7 @@ def tally_descriptors(found: Iterable[Descriptor], before: Iterable[Tally] | Non
 
 
 def descriptors(loop: Any, has_owners: bool = True) -> list[Descriptor]:
-    """Return all descriptors. Without ``has_owners`` their owners are left out, which takes the ``repr`` of each."""
+    """Return all descriptors. With ``has_owners`` false, omit the owners, whose text needs the ``repr`` of each."""
     known = _known_to(loop)
     origins: dict[int, str] = {}
     for thing in list(loop._origins or ()):
@@ -76,7 +77,7 @@ def descriptors(loop: Any, has_owners: bool = True) -> list[Descriptor]:
                 sock = _tree._describe(fd, None)
             what = _file_words(fd) if sock is None else sock.words()
         except OSError:
-            continue  # the descriptor of the listing
+            continue  # it was the descriptor that listed the directory, which is closed now
         if sock is not None:
             sockets[fd] = sock
         text = None if owner is None or not has_owners else _tree._owner_words(owner)
@@ -91,7 +92,10 @@ def descriptors(loop: Any, has_owners: bool = True) -> list[Descriptor]:
 
 
 def _known_to(loop: Any) -> dict[int, tuple[_tree.Socket | None, str, Any]]:
-    """Return what the loop knows of descriptors: the addresses, who has it in words for all that are alike, and who."""
+    """Return what the loop knows about its descriptors.
+
+    That is, for each: the socket's addresses (or None), a description of the owner that all alike share, and the owner.
+    """
     known: dict[int, tuple[_tree.Socket | None, str, Any]] = {}
     for co, fd in _tree._coros_at_descriptors(loop):
         subject = subject_of(co)
@@ -113,14 +117,14 @@ def _fds_of(thing: Any) -> list[int]:
     try:
         return [found.fileno()] if found is not None and found.fileno() >= 0 else []
     except ValueError:
-        return []  # a file that is closed
+        return []  # the file is closed
 
 
 # ---------------------------------------------------------------- in words
 
 
 def _socket_kind(sock: _tree.Socket, listening: set[str], local: Counter[str]) -> str:
-    """Return what a socket is in words that are the same for all connections of one server, and to one peer."""
+    """Describe a socket in words that are the same for all connections of one server, and for all to one peer."""
     kind = _TRANSPORTS.get(sock.kind, sock.kind)
     if sock.is_listening:
         return f"{kind} server at {sock.local}"
@@ -132,13 +136,13 @@ def _socket_kind(sock: _tree.Socket, listening: set[str], local: Counter[str]) -
     if server is not None:
         return f"{kind} connection accepted by the server at {server}"
     if sock.local and local[sock.local] > 1:
-        # Only a server's connections share an address. It listens no more, or in another process.
+        # Only accepted connections share a local address. Their server no longer listens, or is in another process.
         return f"{kind} connection accepted at {sock.local}"
     return f"{kind} connection to {sock.peer or 'an unnamed socket'}"
 
 
 def _servers_of(local: str) -> Iterator[str]:
-    """Yield the addresses at which a server may listen whose connection has this one."""
+    """Yield the addresses at which the server of a connection with this local address may be listening."""
     yield local
     host, colon, port = local.rpartition(":")
     if host and colon:
@@ -157,7 +161,7 @@ def _file_kind(words: str) -> str:
 
 
 def _allocation_sites() -> dict[int, str]:
-    """Return where sockets and files were made, from tracemalloc if that runs."""
+    """Return where sockets and files were created, as tracemalloc knows it. Empty if it is not tracing."""
     tracemalloc = sys.modules.get("tracemalloc")
     if tracemalloc is None or not tracemalloc.is_tracing():
         return {}

@@ -1,9 +1,9 @@
-"""Name resolution: the system's resolver in the executor, except for literals.
+"""Name resolution: names go to the system's resolver in the executor, IP addresses are answered at once.
 
-Ordinary literals with a numeric port never get here: ``Loop.getaddrinfo`` answers them natively
-(``src/dns.rs``). The other literals (zones, ``host=None``, unusual flags, the debug mode)
-need no server and no file. The C library answers them in about two microseconds; a thread would take fifty.
-``inet_pton`` decides whether an argument is a literal. The answer comes from the C library, so scope ids, flags and the
+Most IP addresses with a numeric port never get here, because ``Loop.getaddrinfo`` answers them natively
+(``src/dns.rs``). The rest (with a zone, with ``host=None``, with unusual flags, or in debug mode) still needs no server
+and no file, so this module calls the C library directly: that takes about 2 us, and a thread would take 50.
+``inet_pton`` decides whether a host is an IP address. The answer comes from the C library, so scope ids, flags and the
 order of several socket types are exactly those of :func:`socket.getaddrinfo`.
 """
 
@@ -36,9 +36,9 @@ async def getaddrinfo(
 ) -> list[Any]:
     """Return what :func:`socket.getaddrinfo` returns, without blocking the loop. ``Loop.getaddrinfo`` calls this.
 
-    Literals (``"127.0.0.1"``, ``"::1"``, ``"fe80::1%eth0"``) and ``host=None`` with a numeric or absent port are
-    answered at once; every other name goes to the default executor. An empty host is a name, too, and the resolver
-    raises an error for it.
+    IP addresses (``"127.0.0.1"``, ``"::1"``, ``"fe80::1%eth0"``) and ``host=None``, with a numeric port or none, are
+    answered at once. Everything else goes to the default executor. So does an empty host, for which the resolver raises
+    an error.
 
     Raises:
         socket.gaierror: the name does not resolve.
@@ -54,9 +54,9 @@ async def getaddrinfo(
 
 
 async def getnameinfo(loop: BaseLoop, sockaddr: Any, flags: int = 0) -> tuple[str, str]:
-    """Return ``(host, service)`` for a socket address, as :func:`socket.getnameinfo`, without blocking the loop.
+    """Return ``(host, service)`` for a socket address, like :func:`socket.getnameinfo`, without blocking the loop.
 
-    With both ``NI_NUMERICHOST`` and ``NI_NUMERICSERV`` nothing has to be looked up, and the answer comes at once.
+    With both ``NI_NUMERICHOST`` and ``NI_NUMERICSERV`` there is nothing to look up, so no thread is needed.
 
     Raises:
         socket.gaierror: the address has no name, or ``sockaddr`` is not an address.
@@ -76,9 +76,9 @@ async def resolve(
     proto: int = 0,
     flags: int = 0,
 ) -> list[AddrInfo]:
-    """Return the address infos for ``(host, port[, flowinfo, scope_id])``; a literal never leaves this function.
+    """Return the address infos for ``(host, port[, flowinfo, scope_id])``. IP addresses need no call of the resolver.
 
-    The part of an IPv6 address behind the port is kept; ``getaddrinfo`` would lose it.
+    For them, ``flowinfo`` and ``scope_id`` are kept; ``getaddrinfo`` would drop them.
 
     Raises:
         socket.gaierror: the name does not resolve.
@@ -93,7 +93,7 @@ async def resolve(
 def _literal_info(
     host: Any, port: Any, family: int, type_: int, proto: int, flowinfo: int = 0, scope_id: int = 0
 ) -> AddrInfo | None:
-    """Return the one address info of a literal without a zone, None if the resolver is needed."""
+    """Return the only address info of an IP address without a zone, or None if the resolver is needed."""
     if host is None or proto not in _STREAM_PROTOCOLS:
         return None
     if type_ == socket.SOCK_STREAM:
@@ -108,7 +108,7 @@ def _literal_info(
         try:
             number = int(port)
         except (TypeError, ValueError):
-            return None  # a service name: the resolver knows it
+            return None  # a service name, which the resolver has to look up
     if isinstance(host, (bytes, bytearray)):
         host = host.decode("ascii", "replace")
     if "%" in host:
@@ -122,7 +122,7 @@ def _literal_info(
 
 
 def is_answered_at_once(host: Any, port: Any, family: int) -> bool:
-    """Whether the C library answers from the arguments alone: no server, no hosts file, no services file."""
+    """Whether the C library can answer without a server, the hosts file and the services file."""
     if isinstance(port, (bytes, str)):
         if port and not (port.isdigit() and port.isascii()):
             return False
@@ -132,7 +132,7 @@ def is_answered_at_once(host: Any, port: Any, family: int) -> bool:
 
 
 def _is_literal(host: Any, family: int) -> bool:
-    """Whether ``host`` is an IPv4 or IPv6 literal (with or without a zone) of the requested family (0: either)."""
+    """Whether ``host`` is an IPv4 or IPv6 address (with or without a zone) of the requested family (0: either)."""
     if isinstance(host, (bytes, bytearray)):
         host = host.decode("ascii", "replace")
     elif not isinstance(host, str):
@@ -157,7 +157,7 @@ def _lookup(host: Any, port: Any, family: int, type_: int, proto: int, flags: in
 def _lookup_logged(
     loop: BaseLoop, host: Any, port: Any, family: int, type_: int, proto: int, flags: int
 ) -> list[AddrInfo]:
-    """Look up in debug mode: log the question, the answer and the time that it took, a slow one as INFO."""
+    """Look up in debug mode: log the question, the answer and how long it took, at level INFO if it was slow."""
     parts = [f"{host}:{port!r}"]
     given = {"family": family, "type": type_, "proto": proto, "flags": flags}
     parts += [f"{name}={value!r}" for name, value in given.items() if value]

@@ -1,7 +1,7 @@
-"""Method modules that are imported when one of their methods is first looked up.
+"""Method modules that are imported only when one of their methods is first looked up.
 
-A program that serves TCP needs neither subprocesses nor datagrams. Importing the package would take a third longer with
-these seven modules.
+A program that serves TCP needs neither subprocesses nor datagrams, for example. With these modules, importing the
+package would take a third longer.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _load(name: str) -> types.ModuleType:
 
 
 class LazyModule:
-    """Stands for a method module in a class body. Its functions become methods that import it when needed."""
+    """Represents a method module in a class body. The methods taken from it import the module when first used."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -59,7 +59,7 @@ class LazyModule:
 
 
 class _LazyMethod:
-    """A method whose module is not imported yet. When it is looked up, it replaces itself with the function."""
+    """A method whose module is not imported yet. On its first lookup it replaces itself with the real function."""
 
     def __init__(self, module: str, function: str) -> None:
         self._module = module

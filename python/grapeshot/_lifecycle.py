@@ -1,7 +1,7 @@
 """Running and closing a loop, its executor, its asynchronous generators and its exception handler.
 
-The iterations of the loop are native (``loop._run()``). This module does what happens once before and after them, as
-asyncio's ``BaseEventLoop`` does. If Python versions differ, it follows the newest one on all of them: the executor's
+The iterations of the loop are native (``loop._run()``). This module does the rest of what asyncio's ``BaseEventLoop``
+does, before and after them. Where Python versions differ, it behaves like the newest one on all of them: the executor's
 shutdown has a timeout, and the exception handler runs in the context of the task or handle that failed.
 """
 
@@ -34,17 +34,18 @@ if TYPE_CHECKING:
     _Ts = TypeVarTuple("_Ts")
 
 if hasattr(os, "register_at_fork"):
-    # Writes wait for the end of what the loop is running. Without this, parent and child would both send them.
+    # The native loop holds back data until the end of the current step. Without these hooks, parent and child would
+    # both send it.
     os.register_at_fork(before=_core._before_fork, after_in_child=_core._after_fork)
 
 # --- running --------------------------------------------------------------------------------------
 
 
 def run_forever(loop: BaseLoop) -> None:
-    """Run until :meth:`stop` is called; KeyboardInterrupt and SystemExit from a callback end it too.
+    """Run until :meth:`stop` is called, or until a callback raises KeyboardInterrupt or SystemExit.
 
     Raises:
-        RuntimeError: the loop is closed or running, or another loop runs in this thread.
+        RuntimeError: the loop is closed or already running, or another loop is running in this thread.
     """
     loop._check_closed()
     loop._check_running()
@@ -70,10 +71,10 @@ def run_until_complete(loop: BaseLoop, future: Generator[Any, None, _T] | Awaita
     """Run until ``future`` (a future of this loop, or a coroutine, which becomes a task) is done; return its result.
 
     Raises:
-        RuntimeError: as :meth:`run_forever`, and when the loop was stopped before the future was done.
+        RuntimeError: like :meth:`run_forever`, and if the loop was stopped before the future was done.
         TypeError: ``future`` is not awaitable.
         ValueError: ``future`` belongs to another loop.
-        Exception: the one that the future holds, CancelledError included.
+        Exception: the future's own exception, which may be CancelledError.
     """
     loop._check_closed()
     if loop._borrow is not None and loop.is_running() and (borrowed := loop._borrow(loop)) is not None:
@@ -85,7 +86,7 @@ def run_until_complete(loop: BaseLoop, future: Generator[Any, None, _T] | Awaita
     is_our_task = not asyncio.isfuture(future)
     awaited: asyncio.Future[_T] = asyncio.ensure_future(future, loop=loop)  # type: ignore[arg-type]
     if is_our_task:
-        # This function raises if the task is not done, so the message about a destroyed pending task adds nothing.
+        # If the task is not done at the end, this function raises. A log entry about it would say nothing new.
         awaited._log_destroy_pending = False  # type: ignore[attr-defined]
     awaited.add_done_callback(_stop_when_done)
     loop._awaited = awaited
@@ -93,7 +94,7 @@ def run_until_complete(loop: BaseLoop, future: Generator[Any, None, _T] | Awaita
         loop.run_forever()
     except BaseException:
         if is_our_task and awaited.done() and not awaited.cancelled():
-            awaited.exception()  # The caller gets it here and never sees the task: mark it as retrieved.
+            awaited.exception()  # The caller never sees the task, so mark its exception as retrieved.
         raise
     finally:
         loop._awaited = None
@@ -105,14 +106,14 @@ def run_until_complete(loop: BaseLoop, future: Generator[Any, None, _T] | Awaita
 
 def _stop_when_done(future: asyncio.Future[Any]) -> None:
     if not future.cancelled() and isinstance(future.exception(), (SystemExit, KeyboardInterrupt)):
-        return  # It already leaves run_forever(); a stop() now would end the *next* run.
+        return  # This exception is about to end run_forever(). A stop() now would end the *next* run.
     asyncio.futures._get_loop(future).stop()  # type: ignore[attr-defined]
 
 
 def close(loop: BaseLoop) -> None:
-    """Close the loop: drop what is scheduled, restore signal handlers, close its descriptors.
+    """Close the loop: drop all scheduled callbacks, restore signal handlers, close its descriptors.
 
-    Idempotent. The executor is told to stop, but close() does not wait for it: call :meth:`shutdown_asyncgens` and
+    Idempotent. close() tells the executor to stop, but does not wait for it. Call :meth:`shutdown_asyncgens` and
     :meth:`shutdown_default_executor` first, as ``run()`` does.
 
     Raises:
@@ -150,15 +151,19 @@ def _close_now(loop: BaseLoop) -> None:
 
 
 def set_debug(loop: BaseLoop, enabled: bool) -> None:
-    """Switch the debug mode: slow callbacks are logged, wrong threads raise, coroutines know where they were made."""
+    """Switch debug mode on or off.
+
+    In debug mode, slow callbacks are logged, calls in the wrong thread raise, and coroutines record where they were
+    created.
+    """
     _core.Loop.set_debug(loop, enabled)
     if loop.is_running():
-        # The origin depth belongs to the thread that runs the loop, which may not be this one.
+        # The tracking depth is a setting of the thread, so the thread that runs the loop has to change it.
         loop.call_soon_threadsafe(track_coroutine_origins, loop, enabled)
 
 
 def track_coroutine_origins(loop: BaseLoop, enabled: bool) -> None:
-    """Make coroutines of this thread record their creation stack (or stop), restoring the depth found before."""
+    """Make coroutines of this thread record where they are created, or restore the depth that was set before."""
     if bool(enabled) == (loop._coroutine_origin_depth is not None):
         return
     if enabled:
@@ -188,7 +193,7 @@ def _on_asyncgen_started(loop: BaseLoop, asyncgen: AsyncGenerator[Any, Any]) -> 
 
 
 def _on_asyncgen_dropped(loop: BaseLoop, asyncgen: AsyncGenerator[Any, Any]) -> None:
-    # Runs in the thread that has dropped the last reference, possibly another one.
+    # This runs in the thread that dropped the last reference, which may not be the loop's.
     if loop._asyncgens is not None:
         loop._asyncgens.discard(asyncgen)
     if not loop.is_closed():
@@ -196,9 +201,9 @@ def _on_asyncgen_dropped(loop: BaseLoop, asyncgen: AsyncGenerator[Any, Any]) -> 
 
 
 async def shutdown_asyncgens(loop: BaseLoop) -> None:
-    """Close every asynchronous generator that this loop has iterated; a generator started later warns.
+    """Close every asynchronous generator that was iterated on this loop. Starting another one later causes a warning.
 
-    An error in a generator's cleanup goes to the exception handler. The other generators are closed all the same.
+    If the cleanup of a generator raises, the exception handler is called, and the others are still closed.
     """
     loop._asyncgens_shutdown_called = True
     if not loop._asyncgens:
@@ -226,7 +231,9 @@ def run_in_executor(
     func: Callable[[*_Ts], _T],
     *args: *_Ts,
 ) -> asyncio.Future[_T]:
-    """Call ``func(*args)`` in ``executor`` (None: the default one, made on first use); return a future of it.
+    """Call ``func(*args)`` in ``executor``; return a future of the result.
+
+    None means the default executor, which is created on first use.
 
     Raises:
         RuntimeError: the loop is closed, or the default executor was shut down.
@@ -250,7 +257,7 @@ def run_in_executor(
 
 
 def set_default_executor(loop: BaseLoop, executor: concurrent.futures.Executor) -> None:
-    """Use ``executor`` as the default; the one before is not shut down.
+    """Use ``executor`` as the default. The previous one is not shut down.
 
     Raises:
         TypeError: ``executor`` is not a :class:`concurrent.futures.ThreadPoolExecutor`.
@@ -261,10 +268,10 @@ def set_default_executor(loop: BaseLoop, executor: concurrent.futures.Executor) 
 
 
 async def shutdown_default_executor(loop: BaseLoop, timeout: float | None = None) -> None:
-    """Wait until the default executor has finished its work and its threads have ended; it takes no more work.
+    """Wait until the default executor has finished its work and its threads have ended. It accepts no more work.
 
-    ``timeout`` is in seconds, None for no limit. When it is over, the executor is told to stop, nothing waits for it
-    any more, and there is a RuntimeWarning. The argument works on every Python version (asyncio: 3.12+).
+    ``timeout`` is in seconds, None means no limit. When it expires, the executor is told to stop, this method no longer
+    waits for it, and a RuntimeWarning is issued. The argument works on every Python version (in asyncio: 3.12+).
     """
     loop._executor_shutdown_called = True
     executor = loop._default_executor
@@ -285,7 +292,7 @@ async def shutdown_default_executor(loop: BaseLoop, timeout: float | None = None
         executor.shutdown(wait=False)
     else:
         if sys.version_info < (3, 13):
-            # join() waits for a lock there, and tools that watch for blocking calls report that. Sleep until the
+            # On these versions join() waits for a lock, which tools that detect blocking calls report. Sleep until the
             # thread has ended instead.
             while joiner.is_alive():  # noqa: ASYNC110
                 await asyncio.sleep(1e-6)
@@ -293,7 +300,7 @@ async def shutdown_default_executor(loop: BaseLoop, timeout: float | None = None
 
 
 def _shut_down(loop: BaseLoop, executor: concurrent.futures.Executor, finished: asyncio.Future[None]) -> None:
-    """The joining thread: wait for the executor's threads, then tell the loop, unless it was closed meanwhile."""
+    """Runs in the joining thread: wait for the executor's threads, then tell the loop, unless it has been closed."""
     error: Exception | None = None
     try:
         executor.shutdown(wait=True)
@@ -308,7 +315,7 @@ def _shut_down(loop: BaseLoop, executor: concurrent.futures.Executor, finished: 
 
 def _finish_shutdown(finished: asyncio.Future[None], error: Exception | None) -> None:
     if finished.done():
-        return  # the timeout or a cancellation came first
+        return  # the timeout has expired, or the waiting task was cancelled
     if error is None:
         finished.set_result(None)
     else:
@@ -319,12 +326,12 @@ def _finish_shutdown(finished: asyncio.Future[None], error: Exception | None) ->
 
 
 def get_exception_handler(loop: BaseLoop) -> ExceptionHandler | None:
-    """Return the handler set by :meth:`set_exception_handler`, None if the default one is in use."""
+    """Return the handler set by :meth:`set_exception_handler`, or None if the default one is in use."""
     return loop._exception_handler
 
 
 def set_exception_handler(loop: BaseLoop, handler: ExceptionHandler | None) -> None:
-    """Call ``handler(loop, context)`` for every error that nobody else handles; None restores the default handler.
+    """Call ``handler(loop, context)`` for every error that is not handled elsewhere. None restores the default handler.
 
     Raises:
         TypeError: ``handler`` is neither callable nor None.
@@ -337,8 +344,8 @@ def set_exception_handler(loop: BaseLoop, handler: ExceptionHandler | None) -> N
 def default_exception_handler(loop: BaseLoop, context: dict[str, Any]) -> None:
     """Log ``context`` as one ERROR record of the ``asyncio`` logger: the message, then its other keys, sorted.
 
-    The record has the exception's traceback. In debug mode it says where the failing object was created; for this the
-    function may add the key ``handle_traceback`` to ``context``.
+    The record includes the exception's traceback. In debug mode it says where the failing object was created. For that
+    purpose, the function may add the key ``handle_traceback`` to ``context``.
     """
     exception = context.get("exception")
     exc_info: Any = False
@@ -367,12 +374,12 @@ def _describe(key: str, value: Any) -> str:
 
 
 def call_exception_handler(loop: BaseLoop, context: dict[str, Any]) -> None:
-    """Pass an error that nobody awaits to the current handler.
+    """Call the current exception handler with an error that no caller receives.
 
     ``context`` has ``message`` and, where they apply, ``exception``, ``future``, ``task``, ``handle``, ``protocol``,
     ``transport``, ``socket``, ``asyncgen``, ``source_traceback``. A custom handler runs in the context of the task,
-    future or handle. This method raises only KeyboardInterrupt and SystemExit: the default handler reports an error in
-    a custom handler, and an error in the default handler is logged.
+    future or handle. This method raises nothing but KeyboardInterrupt and SystemExit: if a custom handler fails, the
+    default handler reports that, and if the default handler fails, that is logged.
     """
     handler = loop._exception_handler
     if handler is None:
@@ -396,7 +403,7 @@ def call_exception_handler(loop: BaseLoop, context: dict[str, Any]) -> None:
 
 def _default_or_log(loop: BaseLoop, context: dict[str, Any], log_message: str) -> None:
     try:
-        loop.default_exception_handler(context)  # by the loop's attribute: a subclass may override it
+        loop.default_exception_handler(context)  # a method call, because a subclass may override it
     except (SystemExit, KeyboardInterrupt):
         raise
     except BaseException:
@@ -404,7 +411,7 @@ def _default_or_log(loop: BaseLoop, context: dict[str, Any], log_message: str) -
 
 
 def _context_of(context: dict[str, Any]) -> Any:
-    """Return the contextvars context of the first of task, future and handle in ``context``, None if it has none."""
+    """Return the contextvars context of the task, future or handle in ``context``, or None if there is none."""
     for key in ("task", "future", "handle"):
         thing = context.get(key)
         if thing is not None:

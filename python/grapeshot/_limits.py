@@ -1,6 +1,6 @@
-"""Limits that a loop keeps, so that a service refuses or waits before the process dies.
+"""Limits on connections, descriptors and coros, so that an overloaded service waits or refuses instead of dying.
 
-The loop counts and compares natively (``event_loop/limits.rs``). Everything here belongs to the loop's thread.
+Native code counts and checks them (``event_loop/limits.rs``). Only the loop's thread uses this module.
 """
 
 from __future__ import annotations
@@ -11,26 +11,28 @@ if TYPE_CHECKING:
 
 
 class LimitError(OSError, RuntimeError):
-    """One more would be more than :meth:`Loop.set_limits` allows.
+    """Another connection, descriptor or coro would exceed a limit set with :meth:`Loop.set_limits`.
 
-    ``errno`` is EMFILE for connections and descriptors, as if the system had refused the descriptor, and EAGAIN for
-    coros, as for threads. So code that handles the errors of the system handles this one.
+    ``errno`` is what the system would report, so that existing error handling works: EMFILE for connections and
+    descriptors, and EAGAIN for coros, as for threads.
     """
 
 
 def set_limits(
     loop: BaseLoop, *, connections: int | None = None, descriptors: int | None = None, coros: int | None = None
 ) -> None:
-    """Keep at most so many open; a limit that is not given is removed.
+    """Limit how many connections, descriptors and coros the loop may have. A limit that is not given is removed.
 
-    At a limit servers stop accepting, and go on when there is a place; until then clients wait in the system's queue,
-    whose length is the server's ``backlog``. What the program asks for itself is refused with :class:`LimitError`.
+    When a limit is reached, servers stop accepting, and continue once the number has fallen. Until then, clients wait
+    in the system's queue, whose length is the server's ``backlog``. Anything the program itself tries to open raises
+    :class:`LimitError`.
 
     Args:
-        connections: of TCP and Unix stream transports, accepted and made.
-        descriptors: the loop opens no descriptor whose number is not below this one. The system gives the lowest number
-            that is free, so this leaves the numbers up to ``RLIMIT_NOFILE`` to files, name lookups and logs.
-        coros: ``coro.spawn()``, and threads that are coros, raise LimitError; ``coro.serve()`` waits.
+        connections: the number of TCP and Unix stream transports, both accepted and connected.
+        descriptors: the loop opens only descriptors whose number is below this one. The system assigns the lowest free
+            number, so this leaves the numbers from here to ``RLIMIT_NOFILE`` for files, name lookups and logs.
+        coros: the number of coros. At the limit, ``coro.spawn()`` and starting a thread that is a coro raise
+            LimitError; ``coro.serve()`` waits.
 
     Raises:
         ValueError: a limit is less than 1.
@@ -39,5 +41,5 @@ def set_limits(
 
 
 def get_limits(loop: BaseLoop) -> dict[str, int | None]:
-    """Return the limits by name: ``connections``, ``descriptors``, ``coros``; None where there is none."""
+    """Return the limits by name: ``connections``, ``descriptors``, ``coros``. None means no limit."""
     return dict(zip(("connections", "descriptors", "coros"), loop._limits, strict=True))

@@ -1,7 +1,7 @@
-"""The Loop class, made of the native core, asyncio's abstract class and the method modules.
+"""The Loop class, composed of the native core, asyncio's abstract class and the method modules.
 
-A method module has plain functions whose first parameter is the loop. Here they are assigned to the class and become
-its methods. Modules that few programs need are imported at first use.
+A method module contains plain functions whose first parameter is the loop. Assigned to the class here, they become its
+methods. Modules that few programs need are imported on first use.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ def _is_debug_mode() -> bool:
 class Loop(BaseLoop):
     """An asyncio event loop with a native core. Make one with :func:`grapeshot.new_event_loop`.
 
-    A loop belongs to the thread that runs it. Other threads may use only :meth:`call_soon_threadsafe`, and functions
-    that are built on it, such as :func:`asyncio.run_coroutine_threadsafe`. Times are in seconds of
-    ``time.monotonic()``.
+    A loop belongs to the thread that runs it. Other threads may use only :meth:`call_soon_threadsafe` and functions
+    built on it, such as :func:`asyncio.run_coroutine_threadsafe`. Times are in seconds of ``time.monotonic()``.
     """
 
     def __init__(self) -> None:
@@ -64,8 +63,8 @@ class Loop(BaseLoop):
         except Exception:
             if not _is_finalizing():
                 raise
-            # A loop that is still the current one is freed at the end of the interpreter, after the modules that
-            # close() needs. Only the native part remains to be closed then.
+            # If the loop is still the current one when the interpreter exits, it is freed after the modules that
+            # close() needs. Then only the native part can be closed.
             self._close()
 
     # running, closing, executor, asynchronous generators, errors
@@ -142,18 +141,18 @@ class Loop(BaseLoop):
     _sock_sendfile_native = _sendfile.sock_sendfile_native
 
 
-# CPython specializes calls of native methods only if they are found on the exact type.
+# CPython makes calls of native methods faster (it specializes them) only if they are found on the exact type.
 _core._bind_methods(Loop)
 
 
 def new_event_loop() -> Loop:
     """Return a new, open grapeshot event loop. It is not set as the current loop of any thread.
 
-    Close it with :meth:`Loop.close`. A loop that is left open causes a :class:`ResourceWarning` when it is collected.
+    Close it with :meth:`Loop.close`. A loop that was not closed causes a :class:`ResourceWarning` when it is freed.
 
     Raises:
         OSError: the system has no descriptor left for the poller (``EMFILE``, ``ENFILE``).
     """
     if Loop._borrow is not None and (borrowed := Loop._borrow(None)) is not None:
-        return borrowed  # type: ignore[no-any-return]  # a coro that hides its loop: the program runs on that loop
+        return borrowed  # type: ignore[no-any-return]  # in a coro that hides its loop, which this one runs on
     return Loop()

@@ -1,6 +1,6 @@
-"""How long callbacks take: histograms in ``loop.statistics()``, and listeners that are told of the slow ones.
+"""Measuring how long callbacks take: histograms in ``loop.statistics()``, and listeners for slow callbacks.
 
-Off by default, because it takes two readings of the clock for each callback.
+It is off by default, because it costs two readings of the clock for each callback.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from typing import Any
 
 _RUN = _lifecycle.run_forever.__code__
-# The least and the most time between two looks at a callback that runs.
+# The shortest and the longest time between two checks whether a callback is still running.
 _LOOK_S = (0.001, 0.05)
-# So long the end of that thread is waited for.
+# How long to wait for the end of the thread that checks.
 _END_S = 1.0
-# No callback takes so long, and in nanoseconds it is a number that the native loop takes.
+# The largest limit for slow callbacks. No callback takes so long, and in nanoseconds it fits the native loop's type.
 _NEVER_S = 1e9
-# Of a connection the protocol was called.
+# The kind to report, where it differs from that of the subject: a connection was busy because its protocol was called.
 _KINDS = {"connection": "protocol"}
 
 
 @dataclass(frozen=True, slots=True)
 class SlowCallback:
-    """What has kept the loop for a long time."""
+    """A callback, task step, coro run or protocol call that took long."""
 
     kind: str
     """``"task"``, ``"coro"``, ``"callback"``, ``"protocol"`` or ``"server"`` (accepting)."""
@@ -47,18 +47,19 @@ class SlowCallback:
     """When it began, in seconds of ``time.monotonic()`` and ``loop.time()``."""
     duration_s: float
     stack: tuple[str, ...]
-    """Where it was when it had run for half of the listener's ``seconds`` or for longer, as the lines of a traceback.
-    Empty if nobody asked for stacks, or if no other thread could look, because C code kept the GIL."""
+    """Its stack, taken when it had run for at least half of the listener's ``seconds``, as the lines of a traceback.
+    Empty if no listener asked for stacks, or if C code kept the GIL so that the watching thread could not run."""
     subject: Subject | None = field(default=None, repr=False)
-    """The same with the function and its place, and without the names of asyncio's own making, such as ``Task-7``."""
+    """Its kind and name with its function and where that is. Names that asyncio made, like ``Task-7``, are left out."""
 
 
 def measure_callbacks(self: BaseLoop, enabled: bool = True) -> None:
-    """Measure how long each callback takes and how long it had to wait, or stop that.
+    """Start (or stop) measuring how long each callback takes and how long it had to wait before it ran.
 
-    :meth:`statistics` then has ``callback_durations`` and ``scheduling_delays``. What is measured is everything that
-    the loop calls once: handles (and with them the steps of tasks), runs of coros, and the methods that a transport
-    calls for one event. It goes on while there are slow listeners, whatever ``enabled`` is.
+    The results are ``callback_durations`` and ``scheduling_delays`` of :meth:`statistics`. One measurement covers one
+    call by the loop: of a handle (which includes the steps of tasks), of a coro until it waits, or of the protocol's
+    methods for one event of a transport. While there are slow listeners, measuring continues even if ``enabled`` is
+    false.
     """
     measuring = _of(self)
     measuring.is_wanted = enabled
@@ -68,14 +69,14 @@ def measure_callbacks(self: BaseLoop, enabled: bool = True) -> None:
 def add_slow_listener(
     self: BaseLoop, listener: Callable[[SlowCallback], object], seconds: float = 0.1, *, stacks: bool = False
 ) -> None:
-    """Call ``listener(slow)`` after each callback that took at least ``seconds``, with a :class:`SlowCallback`.
+    """Call ``listener(slow)``, with a :class:`SlowCallback`, after each callback that took at least ``seconds``.
 
-    It is called in the loop's thread, in no particular context, and must be quick. An exception goes to the loop's
-    exception handler. With ``stacks`` a thread looks where a callback is while it lasts. The first listener makes the
-    loop measure its callbacks, as :meth:`measure_callbacks` does.
+    The listener is called in the loop's thread, in no particular context, and must be quick. If it raises, the loop's
+    exception handler is called. With ``stacks``, a thread records the stack of a callback while it is still running.
+    The first listener makes the loop measure its callbacks, like :meth:`measure_callbacks`.
     """
     if not seconds > 0:
-        raise ValueError("seconds must be positive")
+        raise ValueError(f"seconds must be positive, got {seconds!r}")
     measuring = _of(self)
     measuring.listeners.append((listener, min(seconds, _NEVER_S), stacks))
     measuring.update()
@@ -93,7 +94,7 @@ def remove_slow_listener(self: BaseLoop, listener: Callable[[SlowCallback], obje
 
 
 def on_slow(self: BaseLoop, what: Any, started_ns: int, took_ns: int) -> None:
-    """Tell the listeners. The native loop calls this."""
+    """Call the listeners. The native loop calls this function after a slow step."""
     measuring = _of(self)
     stack = () if measuring.looker is None else measuring.looker.stack_of(started_ns)
     subject = subject_of(what)
@@ -108,7 +109,7 @@ def on_slow(self: BaseLoop, what: Any, started_ns: int, took_ns: int) -> None:
 
 
 def _name(what: Any, subject: Subject) -> str:
-    """Return the name of a task or coro, even if it is ``Task-7``, a protocol's class, or the name of the function."""
+    """Return the name of a task or coro (also one like ``Task-7``), of a protocol's class, or of a function."""
     owner = getattr(what, "__self__", what)
     if subject.kind in ("task", "coro"):
         return str(owner.get_name())
@@ -124,7 +125,7 @@ def _of(loop: BaseLoop) -> _Measuring:
 
 
 class _Measuring:
-    """Who wants what of a loop."""
+    """Whether a loop has to measure, its slow listeners, and the thread that takes their stacks."""
 
     def __init__(self, loop: BaseLoop) -> None:
         self._loop = weakref.ref(loop)
@@ -145,26 +146,27 @@ class _Measuring:
             self.looker = _Looker(loop, min(limits) / 2)
 
     def close(self) -> None:
-        """The loop is about to be closed."""
+        """Stop measuring, because the loop is about to be closed."""
         self.listeners.clear()
         self.is_wanted = False
         self.update()
 
 
 class _Looker:
-    """A thread that notes where callbacks are that last long.
+    """A thread that records the stacks of callbacks that run for long.
 
-    It is made by ``_thread``: in a program that :func:`grapeshot.coro.install` has patched, those of ``threading`` are
-    coros, and one would look only while nothing else runs.
+    It is started with ``_thread``, because after :func:`grapeshot.coro.install` the threads of ``threading`` are coros.
+    A coro could not run while a callback blocks the loop.
     """
 
     def __init__(self, loop: BaseLoop, after_s: float) -> None:
         self._loop = weakref.ref(loop)
         self._after_ns = int(after_s * 1e9)
-        # Taken while it is to look, and while it lives.
+        # Locked until the thread is told to stop.
         self._is_wanted = _thread.allocate_lock()
+        # Locked until the thread has ended.
         self._lives = _thread.allocate_lock()
-        # When the last callback began that was seen, how long it had run then, and where it was.
+        # Of the callback whose stack was taken last: when it began, how long it had run then, and the stack.
         self._seen: tuple[int, int, tuple[str, ...]] = (0, 0, ())
         pause_s = min(max(after_s, _LOOK_S[0]), _LOOK_S[1])
         self._pid = os.getpid()
@@ -178,7 +180,8 @@ class _Looker:
 
     def stop(self) -> None:
         self._is_wanted.release()
-        # A forked child has no such thread, and one that the interpreter's end has frozen never ends.
+        # The child of a fork does not have this thread. The time limit is for a thread that the exiting interpreter has
+        # frozen: it never ends.
         if self._pid == os.getpid() and self._thread != _thread.get_ident():
             self._lives.acquire(timeout=_END_S)
 
@@ -203,7 +206,7 @@ class _Looker:
             return
         ran_ns = time.monotonic_ns() - since_ns
         seen_ns, seen_after_ns, _ = self._seen
-        # Once, and again whenever it has run for twice as long.
+        # Take the first stack after the given time, and another one each time the running time has doubled.
         if ran_ns < (2 * seen_after_ns if seen_ns == since_ns else self._after_ns):
             return
         stack = _stack_of(sys._current_frames().get(thread))
@@ -212,7 +215,7 @@ class _Looker:
 
 
 def _stack_of(frame: FrameType | None) -> tuple[str, ...]:
-    """Return the lines of a thread's stack, without what has called the loop."""
+    """Return the lines of a thread's stack, without the frames that called the loop."""
     frames = []
     while frame is not None and frame.f_code is not _RUN:
         frames.append((frame, frame.f_lineno))

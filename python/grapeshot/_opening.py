@@ -1,4 +1,4 @@
-"""What opening a transport has in common, whatever it carries: the wait for it, and the files of Unix sockets."""
+"""Helpers for opening any kind of transport: waiting until it is open, and handling the files of Unix sockets."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from . import _core
 
 
 async def wait_opened(waiter: asyncio.Future[None], transport: asyncio.BaseTransport) -> None:
-    """Return when ``waiter`` is done: ``connection_made`` has run. An exception closes ``transport``."""
+    """Return when ``waiter`` is done, which is after ``connection_made``. On an exception, close ``transport``."""
     try:
         await waiter
     except BaseException:
         transport.close()
         raise
     finally:
-        del waiter  # holds the exception whose traceback holds this frame
+        del waiter  # break a reference cycle: the waiter's exception has a traceback that refers to this frame
 
 
 def has_file(path: str | bytes) -> bool:
-    """Whether a Unix address is in the file system: neither unnamed nor in Linux' abstract namespace."""
+    """Whether a Unix address is in the file system, that is, neither unnamed nor in Linux' abstract namespace."""
     return path[:1] not in ("", b"", "\0", b"\0")
 
 
 def remove_stale_socket(path: str | bytes) -> None:
-    """Remove what lies at ``path`` if it is a socket; an error (EACCES for instance) is logged.
+    """Remove the file at ``path`` if it is a socket. An error (EACCES, for instance) is logged.
 
-    Anything else stays, and ``bind()`` reports it.
+    Any other kind of file is kept; ``bind()`` then fails and reports it.
     """
     if not has_file(path):
         return
@@ -38,5 +38,5 @@ def remove_stale_socket(path: str | bytes) -> None:
     except FileNotFoundError:
         pass
     except OSError as exc:
-        # A directory may allow to make sockets, and not to remove them. Then bind() says what matters.
+        # In some directories this user may create sockets but not remove them. bind() then raises the proper error.
         logger.error("Unable to check or remove stale UNIX socket %r: %r", path, exc)

@@ -1,7 +1,7 @@
-"""Where things come from, in debug mode: who opened a descriptor, who spawned a coro, in which coro a task began.
+"""Debug mode only: where descriptors were opened, where coros were spawned, and in which coro a task began.
 
-A place in the program is found by walking up the stack that is there when the thing is made, past this package and
-asyncio. Nothing of this runs outside of debug mode.
+When such an object is made, its place in the program is found by walking up the stack, past the frames of this package
+and of asyncio.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ._base import BaseLoop
 
-# Name and spawn site of the coro that this code runs in, or that has begun it, directly or through tasks.
+# Name and spawn site of the coro that this code runs in, or that started it, directly or through tasks.
 _coro: contextvars.ContextVar[tuple[str, str | None]] = contextvars.ContextVar("grapeshot coro")
 
 _NOT_OF_THE_PROGRAM = (
@@ -34,11 +34,11 @@ _RUNS_LOOPS = os.path.join(os.path.dirname(__file__), "_lifecycle.py")
 
 
 def site(frame: FrameType | None) -> str | None:
-    """Return the innermost place of the program in this stack as ``file:line in function``, None if there is none."""
+    """Return the innermost place in this stack that is in the program, as ``file:line in function``, or None."""
     while frame is not None:
         code = frame.f_code
         if code.co_name == "run_forever" and code.co_filename == _RUNS_LOOPS:
-            return None  # what has called the loop has not made it
+            return None  # the frames further out called the loop, and did not make the object
         found = place(frame)
         if found is not None:
             return found
@@ -47,7 +47,7 @@ def site(frame: FrameType | None) -> str | None:
 
 
 def place(frame: FrameType) -> str | None:
-    """Return where a frame of the program is, as ``file:line in function``; None for one of this package or asyncio."""
+    """Return a frame's place as ``file:line in function``, or None for a frame of this package or of asyncio."""
     code = frame.f_code
     if code.co_filename.startswith(_NOT_OF_THE_PROGRAM):
         return None
@@ -55,7 +55,7 @@ def place(frame: FrameType) -> str | None:
 
 
 def note_opened(loop: BaseLoop, thing: Any) -> None:
-    """Remember where the program opens ``thing``, a transport or server of ``loop``."""
+    """Record where the program opens ``thing``, a transport or server of ``loop``."""
     found = site(sys._getframe(1))
     if found is None:
         task = asyncio.current_task(loop)
@@ -67,45 +67,45 @@ def note_opened(loop: BaseLoop, thing: Any) -> None:
 
 
 def note(loop: BaseLoop, thing: Any, text: str) -> None:
-    """Remember that ``text`` tells where ``thing`` comes from."""
+    """Record ``text`` as the origin of ``thing``."""
     if loop._origins is None:
         loop._origins = weakref.WeakKeyDictionary()
     loop._origins[thing] = text
 
 
 def origin_of(loop: Any, thing: Any) -> str | None:
-    """Return what was noted for ``thing``."""
+    """Return the recorded origin of ``thing``, or None."""
     origins = getattr(loop, "_origins", None)
     return None if origins is None else origins.get(thing)
 
 
 def note_coro(co: Any) -> None:
-    """Remember where ``co`` is being started, and let its context tell of it. Native code calls a method for this."""
+    """Record where ``co`` is being started, in the coro and in its context. Native code calls this through a method."""
     frame = sys._getframe(2)
     co._source_traceback = format_helpers.extract_stack(frame)
     context = co.get_context()
     try:
         context.run(_coro.set, (co.name, site(frame)))
     except RuntimeError:
-        pass  # it shares the context of its caller, which is entered now: that one's coro is named
+        pass  # it shares the context of its caller, which is entered now, so the context keeps naming the caller's coro
 
 
 def coro_of(thing: Any) -> tuple[str, str | None] | None:
-    """Return name and spawn site of the coro that a task or handle was begun in; None if it is not known."""
+    """Return name and spawn site of the coro in which a task or handle was created, or None if that is not known."""
     get_context = getattr(thing, "get_context", None)
     context = None if get_context is None else get_context()
     return context.get(_coro) if isinstance(context, contextvars.Context) else None
 
 
 def describe_handle(handle: Any) -> str:
-    """Return a handle as asyncio's record of a slow callback has it, with the coro that it was begun in."""
+    """Describe a handle as asyncio's log record of a slow callback does, and add the coro in which it was created."""
     text: str = base_events._format_handle(handle)  # type: ignore[attr-defined]
     co = coro_of(handle)
     return text if co is None else f"{text} in coro {co[0]!r}"
 
 
 def complete(context: dict[str, Any]) -> None:
-    """Add to what the exception handler gets, in debug mode, where a coro was spawned, or the coro of a task."""
+    """Add origins to the context of an exception handler: where the coro was spawned, or which coro a task is from."""
     co = context.get("coro")
     if co is not None:
         spawned = getattr(co, "_source_traceback", None)

@@ -1,12 +1,12 @@
-"""What is done about programs that choose a loop by themselves, in a process that is to run on grapeshot.
+"""Handles programs that choose another event loop themselves, in a process that is meant to run on grapeshot.
 
-``python -m grapeshot`` and GRAPESHOT_INSTALL reach what asks asyncio for a loop. Some servers take uvloop instead if it
-is installed. A server that can be told otherwise by a variable of the environment is told here, unless the user has set
-that variable. For the rest :func:`watch` writes one line to stderr for each kind of loop that is started; with
-GRAPESHOT_QUIET=1 it writes none.
+``python -m grapeshot`` and GRAPESHOT_INSTALL only affect programs that ask asyncio for a loop. Some servers use uvloop
+instead if it is installed. Where an environment variable tells a server to ask asyncio, this module sets it, unless the
+user has set it already. For other cases, :func:`watch` writes one line to stderr for each kind of loop that starts;
+with GRAPESHOT_QUIET=1 it writes nothing.
 
-No thread owns this module. The package itself does not import it: :func:`grapeshot.install` neither sets variables nor
-watches.
+Any thread may use this module. Importing the package does not import it: :func:`grapeshot.install` neither sets
+variables nor watches.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import types
 from . import _run
 from ._loop import Loop
 
-# Variables of servers' commands with which they ask asyncio for a loop. In an environment without grapeshot, where a
-# child process may run, they mean asyncio's own.
+# Environment variables that make the commands of servers ask asyncio for a loop. A child process may inherit them but
+# run where grapeshot is not installed. There they select asyncio's own loop, which works, too.
 _SETTINGS = {"GRANIAN_LOOP": "asyncio", "SANIC_USE_UVLOOP": "false", "UVICORN_LOOP": "none"}
 
 _OURS = "grapeshot:new_event_loop"
-# What to change, by the package that has started the loop.
+# Advice to the user, by the package that has started the loop.
 _ADVICE = {
     "fastapi_cli": f"use `uvicorn --loop {_OURS}` instead of fastapi's command",
     "granian": "use `granian --loop asyncio`",
@@ -35,36 +35,36 @@ _ADVICE = {
     "uvicorn": f"give uvicorn `loop='{_OURS}'`",
     "uvicorn_worker": "use `gunicorn -k grapeshot.gunicorn.UvicornWorker`",
 }
-_ADVICE_TO_OTHERS = "leave out the install(), the policy or the loop factory that chooses it"
+_ADVICE_TO_OTHERS = "remove the install(), policy or loop factory that chooses it"
 
 _is_watching = False
 _reported: set[type] = set()
 
 
 def install_everywhere() -> None:
-    """Install the loop, tell servers, watch: what GRAPESHOT_INSTALL does in each process."""
+    """Install the loop, set the servers' variables, and watch. GRAPESHOT_INSTALL does this in each process."""
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
     install_here()
 
 
 def install_here() -> None:
-    """Install the loop and watch: what ``python -m grapeshot`` does."""
+    """Install the loop and watch. ``python -m grapeshot`` does this."""
     _run.install()
     watch()
 
 
 def tell_uvicorn(arguments: list[str]) -> None:
-    """If ``python -m grapeshot`` is to run uvicorn's command, have it use the loop, in its workers, too."""
+    """If these arguments of ``python -m grapeshot`` run uvicorn's command, make it and its workers use the loop."""
     if arguments[:2] == ["-m", "uvicorn"] or os.path.basename(arguments[0]) == "uvicorn":
         os.environ.setdefault("UVICORN_LOOP", _OURS)
 
 
 def watch() -> None:
-    """From now on write a line to stderr when the first loop of another kind starts to run, in whichever thread.
+    """From now on, write a line to stderr when the first loop of each other kind starts to run, in any thread.
 
-    Every loop of asyncio calls ``_set_running_loop`` when it starts and when it stops. Loops that are imported later
-    find the watched function in its place.
+    Every asyncio loop calls ``_set_running_loop`` when it starts and when it stops, so that function is replaced. Loops
+    whose modules are imported later use the replacement, too.
     """
     global _is_watching
     if _is_watching:
@@ -88,7 +88,7 @@ def _report(loop: asyncio.AbstractEventLoop, frame: types.FrameType) -> None:
     starters = _starters(frame, _package(kind.__module__))
     places = ", called from ".join(place for _, place in starters) or f"the thread {threading.current_thread().name!r}"
     names = [name for name, _ in starters]
-    # Others start uvicorn, and have settings of their own.
+    # If uvicorn was started by another package, that package's setting is the one to change.
     advisers = reversed(names) if names[:1] == ["uvicorn"] else names[:1]
     advice = next((_ADVICE[name] for name in advisers if name in _ADVICE), _ADVICE_TO_OTHERS)
     try:
@@ -101,7 +101,7 @@ def _report(loop: asyncio.AbstractEventLoop, frame: types.FrameType) -> None:
 
 
 def _starters(frame: types.FrameType | None, of_loop: str) -> list[tuple[str, str]]:
-    """Name and place of the package that starts the loop, and of the one that calls it, as far as there are any."""
+    """Return name and place of the package that starts the loop, and of the package that called that one, if any."""
     found: dict[str, str] = {}
     while frame is not None:
         package = _package(str(frame.f_globals.get("__name__")))

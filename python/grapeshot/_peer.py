@@ -1,4 +1,4 @@
-"""Who is at the other end of a unix socket, as the kernel says."""
+"""Asks the kernel which user or process is at the other end of a Unix socket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ def _linux(sock: socket.socket) -> int:
 
 
 def peer_pid(sock: socket.socket) -> int:
-    """Return the id of the process that listens at the other end, on Linux; another one may have its socket by now."""
+    """On Linux, return the id of the process that called listen() at the other end.
+
+    The listening socket may have been passed to another process since then.
+    """
     pid, _uid, _gid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid  # type: ignore[no-any-return]
 
@@ -29,16 +32,16 @@ def _openbsd(sock: socket.socket) -> int:
 
 
 def _xucred(sock: socket.socket) -> int:
-    """macOS and FreeBSD: LOCAL_PEERCRED gives a struct xucred, which begins with its version and the uid."""
+    """macOS and FreeBSD: LOCAL_PEERCRED returns a struct xucred, which begins with its version and the uid."""
     data = sock.getsockopt(0, getattr(socket, "LOCAL_PEERCRED", 1), 128)
     version, uid = struct.unpack_from("=II", data)
     if version != 0:
-        raise OSError(errno.EPROTO, f"struct xucred of the unknown version {version}")
+        raise OSError(errno.EPROTO, f"struct xucred has version {version}, expected 0")
     return uid  # type: ignore[no-any-return]
 
 
 def _find_peer_function() -> Callable[[socket.socket], int] | None:
-    system: str = sys.platform  # a variable: a type checker knows of one system only
+    system: str = sys.platform  # in a variable, because a type checker would evaluate sys.platform for one system
     if system == "linux":
         return _linux
     if system.startswith("openbsd"):
@@ -46,5 +49,6 @@ def _find_peer_function() -> Callable[[socket.socket], int] | None:
     return _xucred if system.startswith(("darwin", "freebsd", "dragonfly")) else None
 
 
-# Returns the effective uid with which the other side has connected; None where nobody knows how to ask.
+# A function that returns the effective uid of the process at the other end. None on systems where there is no way to
+# ask.
 peer_uid = _find_peer_function()

@@ -1,6 +1,6 @@
 """Pipes, FIFOs and terminals as transports: connect_read_pipe and connect_write_pipe.
 
-Runs once per pipe, in the loop's thread; the transports are native.
+The code runs once per pipe, in the loop's thread. The transports are native.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ async def connect_read_pipe(
     the protocol gets ``eof_received()`` (whatever it returns) and ``connection_lost(None)``.
 
     Raises:
-        ValueError: ``pipe`` is something else, for example a regular file. The caller keeps it.
+        ValueError: ``pipe`` is something else, for example a regular file. The caller still owns it.
         OSError: its descriptor is closed.
 
     Source: :meth:`asyncio.loop.connect_read_pipe`.
@@ -52,10 +52,10 @@ async def connect_write_pipe(
     """Write to ``pipe``, a file object over a pipe, FIFO, terminal or socket; return ``(transport, protocol)``.
 
     The transport owns ``pipe``, makes it non-blocking and closes it. When the last reader has closed the pipe
-    (terminals do not report that), the protocol gets ``connection_lost``: with BrokenPipeError if something was still
-    to be written, else with None.
+    (terminals do not report that), the protocol gets ``connection_lost``: with BrokenPipeError if data was not written
+    yet, otherwise with None.
 
-    Raises: as :func:`connect_read_pipe`.
+    Raises: like :func:`connect_read_pipe`.
 
     Source: :meth:`asyncio.loop.connect_write_pipe`.
     """

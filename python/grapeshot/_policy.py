@@ -1,7 +1,7 @@
-"""The event loop policy, on the Python versions that have policies (up to 3.15).
+"""The event loop policy, for the Python versions that have policies (up to 3.15).
 
-Imported on the first use of ``grapeshot.EventLoopPolicy`` or ``grapeshot.install()``; raises ImportError if
-this Python's asyncio has no policies any more.
+It is imported on the first use of ``grapeshot.EventLoopPolicy`` or ``grapeshot.install()``. Importing it raises
+ImportError if this Python's asyncio has no policies.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ else:
 
 
 class EventLoopPolicy(_Base):  # type: ignore[misc]  # its base has another name in each Python version
-    """asyncio's default policy with :class:`grapeshot.Loop` as the loop that it makes.
+    """asyncio's default policy, except that it makes a :class:`grapeshot.Loop`.
 
-    ``get_event_loop`` and ``set_event_loop`` behave as in asyncio's own policy of the running Python, thread by thread.
-    Child watchers (deprecated, removed in Python 3.14) are not part of it: a grapeshot loop needs none.
+    ``get_event_loop`` and ``set_event_loop`` behave as in the default policy of the running Python, per thread. There
+    are no child watchers (deprecated, removed in Python 3.14), because a grapeshot loop does not need them.
     """
 
     def _loop_factory(self) -> Loop:

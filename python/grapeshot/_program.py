@@ -1,8 +1,8 @@
 """Runs a program as the interpreter does: a script, a directory or an archive, ``-m module`` or ``-c code``.
 
-``python -m grapeshot`` and ``python -m grapeshot.coro`` give it what follows on their command lines. The program is
-``__main__``; its arguments, exit status, tracebacks and end by Ctrl-C are those of plain Python. It runs in the main
-thread. This module knows nothing of loops and coros.
+``python -m grapeshot`` and ``python -m grapeshot.coro`` pass it the rest of their command lines. The program runs as
+``__main__``, in the main thread. Its arguments, exit status, tracebacks and behaviour on Ctrl-C are the same as with
+plain Python. This module does not depend on loops and coros.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 
 def prepare(arguments: list[str]) -> Program | None:
-    """Set ``sys.argv`` and ``sys.path`` as the interpreter would; return what runs the program in a namespace.
+    """Set ``sys.argv`` and ``sys.path`` as the interpreter would; return a function that runs the program.
 
-    None if the arguments name no program. Ends this process with status 2 if the file cannot be read.
+    The function takes the namespace to run the program in. Returns None if the arguments name no program. Ends this
+    process with status 2 if the file cannot be read.
     """
     if not arguments:
         return None
@@ -45,7 +46,7 @@ def prepare(arguments: list[str]) -> Program | None:
 
 
 def exit_with_usage(arguments: list[str], usage: str) -> NoReturn:
-    """Show how a command is used, because ``arguments`` ask for that or name no program; end this process."""
+    """Print the usage text, because ``arguments`` ask for it or name no program, and end this process."""
     first = arguments[0] if arguments else ""
     if first in ("-h", "--help"):
         sys.stdout.write(usage)
@@ -64,7 +65,7 @@ def _compile_text(source: str) -> types.CodeType:
 
         source = textwrap.dedent(source)
     if sys.version_info >= (3, 13):
-        # Tracebacks show the lines of -c.
+        # Let tracebacks show the lines of the code given with -c.
         import linecache
 
         linecache.cache["<string>"] = (len(source), None, [f"{line}\n" for line in source.splitlines()], "<string>")
@@ -76,7 +77,7 @@ def _prepare_script(path: str, rest: list[str]) -> Program:
 
     sys.argv = [path, *rest]
     if pkgutil.get_importer(path) is not None:
-        # A directory or an archive with a __main__.py.
+        # It is a directory or an archive that contains a __main__.py.
         sys.path[: 0 if sys.flags.safe_path else 1] = [path]
         return lambda _: _run_module("__main__", False)
     try:
@@ -116,7 +117,7 @@ def _run_stdin(names: dict[str, Any]) -> None:
 
 
 def _set_first_path(path: str) -> None:
-    """``sys.path[0]`` is the directory of ``-m grapeshot`` so far, unless the interpreter leaves it out."""
+    """Replace ``sys.path[0]``, which the interpreter has set for ``-m grapeshot``. In safe-path mode there is none."""
     if not sys.flags.safe_path:
         sys.path[:1] = [path]
 
@@ -128,7 +129,10 @@ def _run_module(name: str, sets_argv: bool) -> None:
 
 
 def execute(program: Program, *passing: type[BaseException]) -> BaseException | None:
-    """Run it as ``__main__``; report and return what it raises. Exceptions of the types ``passing`` are raised."""
+    """Run ``program`` as ``__main__``. If it raises, print the exception and return it.
+
+    Exceptions of the types ``passing`` are not caught.
+    """
     module = types.ModuleType("__main__")
     module.__dict__.update(__builtins__=__builtins__, __spec__=None, __loader__=machinery.BuiltinImporter)
     if sys.version_info < (3, 14):
@@ -148,12 +152,12 @@ def execute(program: Program, *passing: type[BaseException]) -> BaseException | 
 
 
 def _inspects() -> bool:
-    """Whether the interpreter goes on with its prompt (``python -i``)."""
+    """Whether the interpreter will show its prompt after the program (``python -i``)."""
     return bool(sys.flags.inspect or os.environ.get("PYTHONINSPECT"))
 
 
 def report(exc: BaseException) -> BaseException:
-    """Print it as the interpreter would, without the frames of this module, and return it."""
+    """Print an exception as the interpreter would, without the frames of this module, and return it."""
     traceback = exc.__traceback__
     while traceback is not None and traceback.tb_frame.f_globals is globals():
         traceback = traceback.tb_next
@@ -175,13 +179,13 @@ def report(exc: BaseException) -> BaseException:
 
 
 def end(outcome: BaseException | None) -> None:
-    """End this process as a program with that outcome ends, or let the interpreter's prompt begin."""
+    """End this process with the exit status that ``outcome`` calls for, unless the prompt is to follow (``-i``)."""
     if _inspects():
         return
     if isinstance(outcome, SystemExit):
         sys.exit(outcome.code)
     if isinstance(outcome, KeyboardInterrupt):
-        # It is printed already. The interpreter ends by the signal, as it does by itself.
+        # Raising it makes the interpreter end by the signal, as usual. It was printed already, so print nothing again.
         sys.excepthook = lambda *_: None
         raise outcome
     if outcome is not None:

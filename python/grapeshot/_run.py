@@ -1,7 +1,7 @@
 """The entry points: run a program on a new loop, or install the loop for the whole process.
 
-No thread owns this module. It uses only the function that makes a loop. It imports the policy only when :func:`install`
-is called, because the policy's base class is deprecated in newer Pythons and removed in the newest.
+Any thread may use this module. It imports the policy only when :func:`install` is called, because the policy's base
+class is deprecated in newer Pythons and removed in the newest.
 """
 
 from __future__ import annotations
@@ -19,40 +19,42 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-# What install() replaced: ("policy", the policy before) or ("factory", asyncio's new_event_loop); None: not installed.
+# What install() has replaced: ("policy", previous policy) or ("factory", asyncio's new_event_loop). None if not
+# installed.
 _replaced: tuple[str, Any] | None = None
-# The functions of asyncio that install(streams=True) replaced, by module and name.
+# The asyncio functions that install(streams=True) has replaced, by module and name.
 _replaced_streams: dict[tuple[types.ModuleType, str], Any] = {}
 
 
 def run(main: Awaitable[_T], *, debug: bool | None = None) -> _T:
     """Run ``main`` to its end on a new grapeshot loop and return its result, as :func:`asyncio.run` does.
 
-    In the end the loop's async generators and default executor are shut down and the loop is closed. Ctrl-C
-    cancels the main task first and raises :class:`KeyboardInterrupt` after it has cleaned up. A coro that runs then and
-    does not yield gets KeyboardInterrupt itself. With ``debug`` given, the loop's debug mode is set to it.
+    At the end, the loop's async generators and default executor are shut down and the loop is closed. Ctrl-C cancels
+    the main task, and :class:`KeyboardInterrupt` is raised here after the task has cleaned up. If a coro is running at
+    that moment and does not yield, KeyboardInterrupt is raised in the coro. ``debug`` sets the loop's debug mode unless
+    it is None.
 
     Raises:
         RuntimeError: another event loop is running in this thread.
-        TypeError, ValueError: ``main`` is not something this Python's :class:`asyncio.Runner` runs (the type of the
-            error and what is accepted beside coroutines differ between Python versions).
+        TypeError, ValueError: this Python's :class:`asyncio.Runner` cannot run ``main``. Which awaitables besides
+            coroutines it accepts, and which error it raises, depends on the Python version.
 
     Source: :class:`asyncio.Runner` (Python 3.11+) with :func:`new_event_loop` as its loop factory.
     """
     check_none_runs("asyncio.run()")
     with Runner(debug=debug, loop_factory=new_event_loop) as runner:
-        # The runner of a newer Python accepts any awaitable, that of an older one refuses it with its own error.
+        # The runner of a newer Python accepts any awaitable. An older one raises its own error.
         return runner.run(main)  # type: ignore[arg-type, unused-ignore]
 
 
 def check_none_runs(what: str) -> None:
-    """RuntimeError if an event loop is running in this thread."""
+    """Raise RuntimeError if an event loop is running in this thread. ``what`` names the caller."""
     if asyncio._get_running_loop() is not None:
         raise RuntimeError(f"{what} cannot be called from a running event loop")
 
 
 def run_on(loop: Loop, main: Coroutine[Any, Any, _T]) -> _T:
-    """Run ``main`` as :func:`run` does, on ``loop``, which is closed in the end. No loop may run in this thread."""
+    """Like :func:`run`, but on ``loop``, which is closed at the end. No loop may be running in this thread."""
     with Runner(loop_factory=lambda: loop) as runner:
         return runner.run(main)
 
@@ -60,17 +62,17 @@ def run_on(loop: Loop, main: Coroutine[Any, Any, _T]) -> _T:
 def install(*, streams: bool = False) -> None:
     """Make grapeshot the loop of :func:`asyncio.run`, :class:`asyncio.Runner` and :func:`asyncio.new_event_loop`.
 
-    Where Python has event loop policies (up to 3.15) this sets :class:`grapeshot.EventLoopPolicy`, without a
-    deprecation warning. On a Python without policies it replaces the function behind those three entry points,
-    ``asyncio.new_event_loop``, which does what a policy's ``new_event_loop`` did. A program that names its own
-    ``loop_factory`` is not affected. Calling it twice is the same as calling it once.
+    Where Python has event loop policies (up to 3.15), this sets :class:`grapeshot.EventLoopPolicy`, without a
+    deprecation warning. On a Python without policies, it replaces ``asyncio.new_event_loop``, which the other two entry
+    points call. A program that passes its own ``loop_factory`` is not affected. Calling this function again has no
+    effect.
 
-    With ``streams``, the functions of :mod:`grapeshot.streams` take the place of ``asyncio.open_connection``,
-    ``start_server``, ``open_unix_connection`` and ``start_unix_server`` as well, in :mod:`asyncio` and
-    ``asyncio.streams``. Code that has imported these functions by name before goes on with asyncio's. So does code that
-    makes an :class:`asyncio.StreamReader` itself.
+    With ``streams``, the functions of :mod:`grapeshot.streams` also replace ``open_connection``, ``start_server``,
+    ``open_unix_connection`` and ``start_unix_server`` in :mod:`asyncio` and ``asyncio.streams``. Code that imported
+    these functions by name earlier keeps using asyncio's, and so does code that makes an
+    :class:`asyncio.StreamReader` itself.
 
-    :func:`uninstall` undoes it. Loops and streams that already exist are not changed.
+    :func:`uninstall` undoes all of this. Loops and streams that already exist do not change.
     """
     global _replaced
     if streams:
@@ -89,9 +91,10 @@ def install(*, streams: bool = False) -> None:
 
 
 def uninstall() -> None:
-    """Undo :func:`install`: put back the policy (or, without policies, the loop factory) that was there before.
+    """Undo :func:`install`: restore the previous policy (or, without policies, the previous loop factory).
 
-    The same for the functions of ``install(streams=True)``. What is somebody else's now stays.
+    The functions that ``install(streams=True)`` replaced are restored, too. Anything that other code has replaced since
+    then is left as it is.
     """
     global _replaced
     _uninstall_streams()
@@ -110,7 +113,7 @@ def uninstall() -> None:
 
 
 def is_installed() -> bool:
-    """Whether :func:`install` has been called, and not undone, whoever has set another policy since then."""
+    """Whether :func:`install` was called and not undone. Another policy may have been set since then."""
     return _replaced is not None
 
 
@@ -139,8 +142,8 @@ def _uninstall_streams() -> None:
 def _policy_function(verb: str) -> Callable[..., Any] | None:
     """Return asyncio's ``{verb}_event_loop_policy``, or None on a Python without policies.
 
-    Python 3.14 and 3.15 warn about the public names, and keep the same functions under private ones for asyncio's own
-    use. This function prefers those, so that install() works if warnings are errors.
+    Python 3.14 and 3.15 issue warnings for the public names, and have the same functions under private names for
+    asyncio's own use. This function prefers the private names, so that install() works even if warnings are errors.
     """
     name = f"{verb}_event_loop_policy"
     return getattr(asyncio.events, f"_{name}", None) or getattr(asyncio.events, name, None)
@@ -153,6 +156,6 @@ def _require(function: Callable[..., Any] | None) -> Callable[..., Any]:
 
 
 def _set_factory(factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
-    # asyncio.Runner reads the name from asyncio.events, programs read it from asyncio.
+    # asyncio.Runner looks the name up in asyncio.events, programs look it up in asyncio.
     asyncio.events.new_event_loop = factory
     asyncio.new_event_loop = factory

@@ -1,11 +1,11 @@
-"""asyncio's Runner, whose Ctrl-C also reaches a coro that does not yield.
+"""asyncio's Runner, extended so that Ctrl-C also reaches a coro that does not yield.
 
-asyncio's first Ctrl-C cancels the main task. That has no effect while a coro computes, because nothing else runs then.
-So if the same run of that coro still goes on a little later, the signal is sent once more, and KeyboardInterrupt is
-raised in the coro, as in any Python code. What yields in time is not affected.
+In asyncio, the first Ctrl-C cancels the main task. That has no effect while a coro computes, because nothing else can
+run. So if the coro has still not yielded a little later, this module sends the signal once more and raises
+KeyboardInterrupt in the coro, as in any Python code. A coro that yields in time is not affected.
 
-The main thread uses a runner; a thread of this module, for one Ctrl-C, only sends the signal. It has ended when the
-runner is closed: to CPython 3.11 a thread that begins while the interpreter exits uses a state that was freed.
+A runner is used in the main thread. For each Ctrl-C, a helper thread waits and sends the signal. Closing the runner
+ends these threads: on CPython 3.11, a thread that starts while the interpreter exits uses freed memory.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-# How long a coro may go on after Ctrl-C before it is interrupted: the initial limit of coro.set_latency_warning().
+# How long a coro may run after Ctrl-C before it is interrupted. The same as the default of coro.set_latency_warning().
 _GRACE_S = 0.2
-# How long close() waits for a thread. It ends at once, unless the processors are busy elsewhere.
+# How long close() waits for a helper thread. It normally ends at once, but the machine may be busy.
 _END_S = 5
 
 
-class _Late:
-    """The run of a coro that was there when Ctrl-C came."""
+class _InterruptedRun:
+    """The coro that was running when Ctrl-C was pressed, and the number of that run."""
 
     def __init__(self, coro: Any, *, is_cancelled: bool) -> None:
         self.coro = coro
         self.run = _core._coro_run_number()
-        # This Ctrl-C has cancelled the coro itself.
+        # Whether this Ctrl-C has cancelled the coro itself.
         self.is_cancelled = is_cancelled
 
     def goes_on(self) -> bool:
@@ -43,12 +43,12 @@ class _Late:
 
 
 class _Reminder:
-    """A thread that sends the signal once more if the coro has not yielded in time."""
+    """A helper thread that sends the signal once more if the coro has not yielded in time."""
 
-    def __init__(self, runner: Runner, late: _Late, signum: int) -> None:
+    def __init__(self, runner: Runner, late: _InterruptedRun, signum: int) -> None:
         self._runner, self._late = runner, late
         self._signum, self._handler = signum, signal.getsignal(signum)
-        # Taken until the thread is told to stop, and until it has ended.
+        # `_stop` is locked until the thread is told to stop, and `_end` until it has ended.
         self._stop, self._end = allocate_lock(), allocate_lock()
         self._stop.acquire()
         self._end.acquire()
@@ -59,9 +59,9 @@ class _Reminder:
         return not self._end.locked()
 
     def stop(self) -> None:
-        """Tell the thread to end, and wait for that."""
+        """Tell the thread to end, and wait until it has."""
         self._stop.release()
-        if self._pid == os.getpid():  # a forked child has no such thread
+        if self._pid == os.getpid():  # the child of a fork does not have this thread
             self._end.acquire(timeout=_END_S)
 
     def _run(self) -> None:
@@ -75,20 +75,20 @@ class _Reminder:
         runner, late = self._runner, self._late
         if runner._late is late and late.coro._status == "running":
             runner._is_reminder = True
-            # Not if the run of the loop is over, or if the program has its own handler now.
+            # It is not sent if the loop's run is over, or if the program has set another handler.
             if not _core._coro_send_signal(self._signum, self._handler):
                 runner._is_reminder = False
 
 
 class Runner(asyncio.Runner):  # type: ignore[misc]  # final to type checkers only
-    """As :class:`asyncio.Runner`; see the module."""
+    """Like :class:`asyncio.Runner`, but Ctrl-C also interrupts a coro that does not yield."""
 
-    _late: _Late | None = None
-    # The next signal is the one that the thread sends.
+    _late: _InterruptedRun | None = None
+    # Whether the next signal is the one that the helper thread sends.
     _is_reminder = False
-    # Threads that may not have ended yet.
+    # Helper threads that may not have ended yet.
     _reminders: Collection[_Reminder] = ()
-    # The base's.
+    # An attribute of the base class.
     _loop: Any
 
     def _on_sigint(self, signum: int, frame: FrameType | None, main_task: asyncio.Task[Any]) -> None:
@@ -103,15 +103,15 @@ class Runner(asyncio.Runner):  # type: ignore[misc]  # final to type checkers on
         was_cancelled = coro is None or coro._must_cancel
         super()._on_sigint(signum, frame, main_task)  # type: ignore[misc]
         if coro is not None:
-            self._late = _Late(coro, is_cancelled=coro._must_cancel and not was_cancelled)
+            self._late = _InterruptedRun(coro, is_cancelled=coro._must_cancel and not was_cancelled)
             try:
                 reminder = _Reminder(self, self._late, signum)
                 self._reminders = [reminder, *(other for other in self._reminders if not other.has_ended())]
             except RuntimeError:
-                pass  # no further thread can be had: the second Ctrl-C is raised at once, as asyncio's
+                pass  # no thread can be started; a second Ctrl-C raises at once, as in asyncio
 
     def close(self) -> None:
-        """As :meth:`asyncio.Runner.close`, with a warning that names coros that hold up the end."""
+        """Like :meth:`asyncio.Runner.close`, but issue a warning that names the coros which delay the end."""
         loop = self._loop
         watch_end = None if loop is None else getattr(loop, "_watch_end", None)
         watch = None if watch_end is None else watch_end(loop)
@@ -126,7 +126,7 @@ class Runner(asyncio.Runner):  # type: ignore[misc]  # final to type checkers on
 
 
 def _is_in_finalizer(frame: FrameType | None) -> bool:
-    """Whether ``__del__`` runs: what it raises is lost. Then the cancellation reaches the coro afterwards."""
+    """Whether a ``__del__`` is running. An exception raised there is lost; the coro is then cancelled when it waits."""
     while frame is not None:
         if frame.f_code.co_name == "__del__":
             return True
@@ -134,8 +134,11 @@ def _is_in_finalizer(frame: FrameType | None) -> bool:
     return False
 
 
-def _interrupt(late: _Late) -> None:
-    """Raise KeyboardInterrupt in the coro, in place of the error of the first Ctrl-C: cleanup may wait."""
+def _interrupt(late: _InterruptedRun) -> None:
+    """Raise KeyboardInterrupt in the coro, and withdraw the cancellation by the first Ctrl-C.
+
+    Without that, the first wait in the coro's cleanup would raise CancelledError.
+    """
     if late.is_cancelled:
         late.coro.uncancel()
         if late.coro._must_cancel:

@@ -1,7 +1,8 @@
-"""``sendfile`` and ``sock_sendfile``: by the system where it can, and by reading and writing where it cannot.
+"""``sendfile`` and ``sock_sendfile``: with the system call where that works, otherwise by reading and writing.
 
-The system call is repeated whenever the socket takes more. Between two parts the loop runs an iteration, so that a
-large file to a fast peer does not block others. In any case the file's position is after the last byte that was sent.
+The system call is repeated whenever the socket accepts more. Between two calls the loop runs an iteration, so that
+sending a large file to a fast peer does not block everything else. At the end, also after an error, the file's position
+is behind the last byte that was sent.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-# Bytes that the fallback of a transport reads at once; a thread does each read.
+# How many bytes the fallback for transports reads at a time, in a thread of the executor.
 _BLOCK_LEN = 64 * 1024
-# Sizes beyond this overflow on 32-bit systems.
+# Larger sizes overflow on 32-bit systems.
 _MAX_PART_LEN = sys.maxsize // 2 + 1
 
 
@@ -38,12 +39,14 @@ async def sock_sendfile(
     *,
     fallback: bool | None = True,
 ) -> int:
-    """Send ``file`` from ``offset`` on, ``count`` bytes or to its end, on a connected socket; return how many went.
+    """Send ``count`` bytes of ``file`` from ``offset`` on (None: up to its end) on a connected socket.
+
+    Returns the number of bytes sent.
 
     Raises:
-        asyncio.SendfileNotAvailableError: the system cannot, and ``fallback`` is false.
-        OSError: the connection failed; ``file.tell()`` says how far it came.
-        TypeError, ValueError: an argument is not what it should be, or ``sock`` is no non-blocking stream socket.
+        asyncio.SendfileNotAvailableError: the system call does not work here, and ``fallback`` is false.
+        OSError: the connection failed. ``file.tell()`` is the position behind the last byte sent.
+        TypeError, ValueError: an argument has a wrong type or value, or ``sock`` is not a non-blocking stream socket.
     """
     if loop.get_debug() and sock.gettimeout() != 0:
         raise ValueError("the socket must be non-blocking")
@@ -66,15 +69,17 @@ async def sendfile(
     *,
     fallback: bool = True,
 ) -> int:
-    """Send ``file`` from ``offset`` on, ``count`` bytes or to its end; return how many went.
+    """Send ``count`` bytes of ``file`` from ``offset`` on (None: up to its end); return the number of bytes sent.
 
-    They follow what was written before. The transport does not read meanwhile, and refuses writes.
+    The bytes are sent after all data that was written before. Meanwhile, the transport does not read, and it refuses
+    writes.
 
     Raises:
-        RuntimeError: the transport is closing, cannot do it at all, or needs the fallback and ``fallback`` is false.
-        asyncio.SendfileNotAvailableError: the system cannot, and ``fallback`` is false.
-        ConnectionError: the connection is lost; ``file.tell()`` says how far it came.
-        TypeError, ValueError: as :func:`sock_sendfile`.
+        RuntimeError: the transport is closing, does not support sendfile, or needs the fallback while ``fallback`` is
+            false.
+        asyncio.SendfileNotAvailableError: the system call does not work here, and ``fallback`` is false.
+        ConnectionError: the connection was lost. ``file.tell()`` is the position behind the last byte sent.
+        TypeError, ValueError: like :func:`sock_sendfile`.
     """
     if transport.is_closing():
         raise RuntimeError("Transport is closing")
@@ -175,7 +180,7 @@ async def _send_by_system(
                 has_waited = True
             except OSError as exc:
                 if not total:
-                    # Most likely a file that the system cannot map. Writing it may work, and names the error if not.
+                    # Most likely the system cannot map the file. Writing it may work, or raises a clearer error.
                     raise asyncio.SendfileNotAvailableError("os.sendfile call failed") from exc
                 if exc.errno == errno.ENOTCONN and has_waited:
                     raise ConnectionError("socket is not connected", errno.ENOTCONN) from exc
@@ -247,7 +252,7 @@ async def _send_by_blocks(
 
 
 class _FallbackProtocol(asyncio.Protocol):
-    """Replaces a transport's protocol while blocks are written, to learn when to pause and when the connection ends."""
+    """Takes the place of a transport's protocol while blocks are written, to be told about pauses and about the end."""
 
     def __init__(self, loop: BaseLoop, transport: Any) -> None:
         self._loop = loop
@@ -260,7 +265,7 @@ class _FallbackProtocol(asyncio.Protocol):
         transport.set_protocol(self)
 
     async def drain(self) -> None:
-        """Return when the transport takes more. Raise ConnectionError (or the connection's error) if it has ended."""
+        """Wait until the transport accepts more. Raise ConnectionError (or the connection's error) if it has ended."""
         if self._transport.is_closing():
             raise ConnectionError("Connection closed by peer")
         if self._writable is not None:
@@ -292,5 +297,5 @@ class _FallbackProtocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._writable is not None and not self._writable.done():
             self._writable.set_exception(exc or ConnectionError("Connection is closed by peer"))
-            self._writable.exception()  # perhaps nothing waits now, and the next block finds the transport closing
+            self._writable.exception()  # mark as retrieved: drain() may not be waiting now
         self._protocol.connection_lost(exc)

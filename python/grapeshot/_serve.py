@@ -1,7 +1,7 @@
-"""Listening: create_server, and the Server that it and create_unix_server return.
+"""Listening: create_server, and the Server object that it and create_unix_server return.
 
-Accepting is native (``loop._listen``): the protocol and the transport of a connection are made without this module. A
-Server owns the listening sockets and counts the open connections. The native loop has the list of them.
+Native code accepts connections (``loop._listen``) and makes their transports. A Server owns the listening sockets and
+counts the open connections. The list of these connections is in the native loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from asyncio.log import logger
 from collections.abc import Callable, Iterable, Sequence
 
 from . import _core, _dns, _origins, _tls
-from ._base import BaseLoop, Shown
+from ._base import BaseLoop, ComputedAttribute
 from ._checks import check_plain_socket, check_stream_socket, check_tls_only_options, set_reuse_port
 from ._connect import error_text
 
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 
-# Up to Python 3.11 wait_closed() of a closed server did not wait for its connections; see Server.wait_closed().
+# In Python 3.11, wait_closed() of a closed server does not wait for its connections. See Server.wait_closed().
 _WAITS_FOR_CONNECTIONS = sys.version_info >= (3, 12)
 
 
 class Server(asyncio.Server):
-    """Listening sockets and the connections accepted from them. Made by :meth:`grapeshot.Loop.create_server`.
+    """Listening sockets, and the connections accepted from them. :meth:`grapeshot.Loop.create_server` makes one.
 
     ::
 
         created --start_serving()--> serving --close()--> closed --last connection ends--> wait_closed() returns
 
-    Each connection runs in a copy of the context in which the server was made, as in asyncio from Python 3.15 on
-    (before, the context of ``start_serving`` counts, which is the same one for most programs).
+    Each connection runs in a copy of the context in which the server was created, as in asyncio from Python 3.15 on.
+    (Earlier versions use the context of ``start_serving``, which is the same one in most programs.)
 
-    ``isinstance(server, asyncio.Server)`` holds; of that class only the interface is used. As an async context manager
-    it is closed at the end of the block. It belongs to the loop's thread.
+    ``isinstance(server, asyncio.Server)`` holds, but none of that class's code is used. As an async context manager,
+    the server is closed at the end of the block. It belongs to the loop's thread.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class Server(asyncio.Server):
 
     @property
     def sockets(self) -> tuple[trsock.TransportSocket, ...]:  # type: ignore[override]  # as in asyncio itself
-        """The listening sockets, as views that cannot be closed; empty once the server is closed."""
+        """The listening sockets, as views that cannot be closed. Empty once the server is closed."""
         return tuple(trsock.TransportSocket(sock) for sock in self._sockets or ())
 
-    # asyncio's names of what other code looks at
+    # private attributes of asyncio's Server that other code reads
 
-    _serving = Shown(lambda self: self._is_serving)
-    _active_count = Shown(lambda self: self._open_count)
+    _serving = ComputedAttribute(lambda self: self._is_serving)
+    _active_count = ComputedAttribute(lambda self: self._open_count)
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """Return the loop that the server runs on."""
@@ -91,7 +91,7 @@ class Server(asyncio.Server):
         return self._is_serving
 
     async def start_serving(self) -> None:
-        """Start accepting connections; does nothing if the server accepts already.
+        """Start accepting connections. Does nothing if the server is accepting already.
 
         Raises:
             OSError: a socket cannot listen, for instance EADDRINUSE.
@@ -103,11 +103,11 @@ class Server(asyncio.Server):
     async def serve_forever(self) -> None:
         """Accept connections until the server is closed or this coroutine is cancelled, which closes the server.
 
-        On cancellation the connections are closed as well (as in Python 3.12 and later; on 3.11 they stay) and waited
-        for; then CancelledError goes on.
+        On cancellation, the open connections are closed, too (not on Python 3.11, as in its asyncio), and this method
+        waits until they have ended. Then CancelledError is raised.
 
         Raises:
-            RuntimeError: the server is closed, or serve_forever() is running already.
+            RuntimeError: the server is closed, or serve_forever() is already running.
         """
         if self._serving_forever is not None:
             raise RuntimeError(f"server {self!r} is already being awaited on serve_forever()")
@@ -127,7 +127,7 @@ class Server(asyncio.Server):
             self._serving_forever = None
 
     def close(self) -> None:
-        """Stop accepting and close the listening sockets. Open connections go on. Idempotent."""
+        """Stop accepting and close the listening sockets. Open connections stay open. Idempotent."""
         sockets = self._sockets
         if sockets is None:
             return
@@ -146,20 +146,20 @@ class Server(asyncio.Server):
         self._wakeup()
 
     def close_clients(self) -> None:
-        """Close every open connection of this server after its written data is sent. On every Python version."""
+        """Close every open connection of this server after sending its buffered data. (In asyncio: Python 3.13+.)"""
         for transport in self._loop._server_transports(self):
             _tls.outermost(transport).close()
 
     def abort_clients(self) -> None:
-        """Close every open connection of this server at once; unsent data is lost. On every Python version."""
+        """Close every open connection of this server at once and discard unsent data. (In asyncio: Python 3.13+.)"""
         for transport in self._loop._server_transports(self):
             _tls.outermost(transport).abort()
 
     async def wait_closed(self) -> None:
-        """Return when the server is closed and its last connection has ended, as asyncio's does from Python 3.12 on.
+        """Wait until the server is closed and its last connection has ended, as in asyncio from Python 3.12 on.
 
-        On Python 3.11 a server that is closed already is not waited for, as in that version's asyncio: programs written
-        for it close a server while idle connections are still open.
+        On Python 3.11 this returns at once if the server is already closed, as in that version's asyncio. Programs
+        written for that version close a server while idle connections are still open.
         """
         if self._waiters is None or (self._sockets is None and not _WAITS_FOR_CONNECTIONS):
             return
@@ -180,7 +180,7 @@ class Server(asyncio.Server):
         self._is_serving = True
 
     def _attach(self, transport: _core.StreamTransport | None = None) -> None:
-        """Called by the native loop for each accepted connection; without an argument as up to Python 3.12."""
+        """Called by the native loop for each accepted connection. (In asyncio up to Python 3.12 it has no argument.)"""
         self._open_count += 1
         if self._loop._origins is None or transport is None:
             return
@@ -189,14 +189,15 @@ class Server(asyncio.Server):
             _origins.note(self._loop, transport, f"{opened_at} (accepted)")
 
     def _detach(self, transport: _core.StreamTransport | None = None) -> None:
-        """Called by the native loop after the connection's ``connection_lost``; by programs as ``_attach``."""
+        """Called by the native loop after ``connection_lost``. The argument is optional, as in ``_attach``."""
         self._open_count -= 1
         self._wakeup()
 
     def _accepting(self, transport: _core.StreamTransport, is_waiting: bool) -> asyncio.Future[None] | None:
-        """Called by the native loop when something was scheduled while it accepted ``transport``: make the task.
+        """Make the task that represents the accepting of ``transport``, as in asyncio.
 
-        With ``is_waiting`` the task lasts until the returned future is done, otherwise until its first step.
+        The native loop calls this if anything was scheduled while it accepted the connection. With ``is_waiting``, the
+        task lasts until the returned future is done; otherwise it ends with its first step.
         """
         waiter = self._loop.create_future() if is_waiting else None
         _tls.start_accepting(self._loop, transport, waiter)
@@ -231,15 +232,15 @@ async def create_server(
 ) -> Server:
     """Listen on ``host`` and ``port``, or on the bound ``sock``; return the :class:`asyncio.Server`.
 
-    ``host`` may be several hosts; None and ``""`` mean every interface, with one socket for IPv4 and one for IPv6 (an
-    IPv6 socket never takes IPv4 connections, whatever the system's default). ``port`` 0 picks a free port for each
-    socket. ``backlog`` is the length of the queue of connections not yet accepted. ``keep_alive`` (accepted on every
-    Python version) sets SO_KEEPALIVE, which accepted connections inherit.
+    ``host`` may be a sequence of hosts. None and ``""`` mean every interface, with one socket for IPv4 and one for IPv6
+    (an IPv6 socket never accepts IPv4 connections, even if that is the system's default). With ``port`` 0, each socket
+    gets a free port. ``backlog`` is the length of the queue of connections that are not accepted yet. ``keep_alive``
+    (available on every Python version) sets SO_KEEPALIVE, which accepted connections inherit.
 
     Raises:
-        OSError: an address cannot be bound; errno is the system's (EADDRINUSE, ...) and the text names the address.
+        OSError: an address cannot be bound. ``errno`` is the system's (EADDRINUSE, ...), and the text has the address.
         socket.gaierror: a host does not resolve.
-        ValueError: arguments that contradict each other, or ``sock`` is not a stream socket.
+        ValueError: arguments contradict each other, or ``sock`` is not a stream socket.
         TypeError: ``sock`` is an ``ssl.SSLSocket``, or ``ssl`` is a bool.
 
     Source: :meth:`asyncio.loop.create_server`.
@@ -280,10 +281,10 @@ async def serve(
     is_ours: bool,
     on_closed: Callable[[], None] | None = None,
 ) -> Server:
-    """Return a :class:`Server` on bound sockets, which serves already if ``start_serving``.
+    """Return a :class:`Server` on bound sockets. With ``start_serving`` it is already accepting.
 
-    It calls ``on_closed`` after it has closed them. If it cannot serve, the sockets are closed as well where they are
-    ours, otherwise left to the caller.
+    The server calls ``on_closed`` after it has closed its sockets. If it cannot start, the sockets are closed if
+    ``is_ours`` is true; otherwise they stay open and belong to the caller.
     """
     for sock in sockets:
         sock.setblocking(False)
@@ -301,7 +302,7 @@ async def serve(
 async def _resolve_hosts(
     loop: BaseLoop, host: str | Sequence[str] | None, port: int | str | None, family: int, flags: int
 ) -> list[_dns.AddrInfo]:
-    """Return the addresses of every host, each once, in the order in which the hosts were given."""
+    """Return the addresses of all hosts without duplicates, in the order of the hosts."""
     hosts: Iterable[Any]
     if host == "":
         hosts = [None]
@@ -329,7 +330,7 @@ def bind_all(
     reuse_port: bool | None,
     keep_alive: bool | None,
 ) -> list[socket.socket]:
-    """Return one bound socket per address; on an error all of them are closed."""
+    """Return one bound socket per address. On an error, close all of them."""
     sockets: list[socket.socket] = []
     try:
         for family, type_, proto, _, address in infos:
@@ -337,7 +338,7 @@ def bind_all(
             try:
                 sock = socket.socket(family, type_, proto)
             except OSError:
-                # getaddrinfo returns families that this system does not have.
+                # getaddrinfo also returns address families that this system does not support.
                 if loop.get_debug():
                     logger.warning(
                         "create_server() failed to create socket.socket(%r, %r, %r)",
@@ -366,20 +367,20 @@ def _set_options(
     if reuse_address:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
     if reuse_port and sock.family in (socket.AF_INET, socket.AF_INET6):
-        # Linux refuses it for other families since 6.12.9.
+        # Since version 6.12.9, Linux refuses it for other families.
         set_reuse_port(sock)
     if keep_alive:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, True)
     if sock.family == socket.AF_INET6 and hasattr(socket, "IPPROTO_IPV6"):
-        # One socket per family: otherwise the IPv6 socket would take the IPv4 port as well, and the second bind fail.
+        # Otherwise the IPv6 socket would occupy the IPv4 port as well, and binding the IPv4 socket would fail.
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, True)
 
 
 def _bind(loop: BaseLoop, sock: socket.socket, address: Any) -> bool:
-    """Bind ``sock``; return False if the address does not exist here (where this Python's asyncio goes on without it).
+    """Bind ``sock``. Return False if this machine does not have the address (from Python 3.13 on, as in asyncio).
 
     Raises:
-        OSError: with the system's errno and asyncio's text, which names the address.
+        OSError: with the system's errno and asyncio's text, which contains the address.
     """
     try:
         sock.bind(address)

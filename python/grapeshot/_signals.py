@@ -2,11 +2,11 @@
 
     kernel -> the interpreter's C handler -> one byte into the loop's pipe -> _signals_arrived -> call_soon
 
-The C handler only runs if a Python handler is set, so this module sets one. The byte is the signal's number. The native
-loop sets the pipe (``signal.set_wakeup_fd``) when it blocks in the main thread, and removes it when the run ends. While
-the loop has a signal handler, the pipe stays set between runs, and the next run calls the handlers of signals that have
-arrived. Only the main thread can do this (a rule of :func:`signal.set_wakeup_fd`), and only one loop at a time receives
-the bytes. SIGCHLD is a signal like any other here.
+The C handler runs only if a Python handler is set, so this module sets one. The byte is the signal's number. The native
+loop sets the pipe (``signal.set_wakeup_fd``) before it blocks in the main thread, and removes it when the run ends.
+While the loop has a signal handler, the pipe stays set between runs, and the next run calls the handlers of the signals
+that arrived in between. :func:`signal.set_wakeup_fd` works only in the main thread, and only one loop at a time
+receives the bytes. SIGCHLD gets no special treatment.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     _Ts = TypeVarTuple("_Ts")
 
 if sys.version_info < (3, 12) and hasattr(os, "register_at_fork"):
-    # From 3.12 on asyncio does this: a child's signals must not be written into its parent's pipe.
+    # A child's signals must not be written into its parent's pipe. From 3.12 on, asyncio itself takes care of that.
     os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
 def add_signal_handler(loop: BaseLoop, sig: int, callback: Callable[[*_Ts], object], *args: *_Ts) -> None:
-    """Call ``callback(*args)`` from the loop whenever signal ``sig`` arrives; replaces an earlier handler.
+    """Call ``callback(*args)`` from the loop whenever signal ``sig`` arrives. Replaces an earlier handler.
 
-    The callback runs in the context of this call. :meth:`remove_signal_handler` or closing the loop puts the signal's
-    default action back.
+    The callback runs in the context of this call. :meth:`remove_signal_handler`, or closing the loop, restores the
+    signal's default action.
 
     Raises:
         TypeError: ``callback`` is a coroutine or coroutine function, or ``sig`` is not an int.
         ValueError: there is no such signal.
-        RuntimeError: not in the main thread, or the signal cannot be caught, or the loop is closed.
+        RuntimeError: this is not the main thread, the signal cannot be caught, or the loop is closed.
     """
     if is_coroutine_like(callback):
         raise TypeError("coroutines cannot be used with add_signal_handler()")
@@ -62,7 +62,7 @@ def add_signal_handler(loop: BaseLoop, sig: int, callback: Callable[[*_Ts], obje
     loop._signal_handlers[sig] = (callback, args, contextvars.copy_context())
     try:
         signal.signal(sig, functools.partial(_note, loop._signals_noted))
-        signal.siginterrupt(sig, False)  # SA_RESTART: system calls elsewhere in the program go on
+        signal.siginterrupt(sig, False)  # SA_RESTART: interrupted system calls of the program are restarted
     except OSError as exc:
         del loop._signal_handlers[sig]
         _release_if_unused(loop)
@@ -70,7 +70,7 @@ def add_signal_handler(loop: BaseLoop, sig: int, callback: Callable[[*_Ts], obje
 
 
 def remove_signal_handler(loop: BaseLoop, sig: int) -> bool:
-    """Remove the handler of ``sig`` and restore the default action; return whether there was one.
+    """Remove the handler of ``sig`` and restore the default action; return whether there was a handler.
 
     Raises:
         TypeError, ValueError: ``sig`` is not a signal number.
@@ -89,9 +89,10 @@ def remove_signal_handler(loop: BaseLoop, sig: int) -> bool:
 
 
 def remove_all(loop: BaseLoop) -> None:
-    """Restore the default action of every signal handled by ``loop``, which is about to close.
+    """Restore the default action of every signal that ``loop`` handles, because the loop is being closed.
 
-    While the interpreter shuts down, this only drops the handlers, with a ResourceWarning: nothing could run them.
+    While the interpreter shuts down, signal handlers cannot be set. Then this only forgets the loop's handlers, with a
+    ResourceWarning.
     """
     if not loop._signal_handlers:
         return
@@ -110,10 +111,10 @@ def remove_all(loop: BaseLoop) -> None:
 
 
 def signals_arrived(loop: BaseLoop, numbers: bytes, is_incomplete: bool) -> None:
-    """Schedule the handler of every signal whose number came out of the loop's pipe (called by the native loop).
+    """Schedule the handler of every signal in ``numbers``, which the native loop has read from its pipe.
 
-    With ``is_incomplete`` the pipe may have been full. The Python handler has still noted a signal whose number was
-    lost; its callback is scheduled once.
+    ``is_incomplete`` means that the pipe may have been full, so that numbers were lost. The Python handler has noted
+    these signals anyway, and their callbacks are scheduled once.
     """
     for sig in numbers:
         _schedule(loop, sig)
@@ -127,13 +128,13 @@ def signals_arrived(loop: BaseLoop, numbers: bytes, is_incomplete: bool) -> None
 
 def _schedule(loop: BaseLoop, sig: int) -> None:
     handler = (loop._signal_handlers or {}).get(sig)
-    if handler is not None:  # None: removed after the signal came, or a handler of signal.signal()
+    if handler is not None:  # None: it was removed after the signal arrived, or signal.signal() has set another one
         callback, args, context = handler
         loop.call_soon(callback, *args, context=context)
 
 
 def _note(noted: set[int], signum: int, frame: object) -> None:
-    """The Python handler. Because it is set, the interpreter writes the number into the wake-up descriptor."""
+    """The Python signal handler. The interpreter writes the number to the wake-up descriptor only if one is set."""
     noted.add(signum)
 
 
@@ -149,13 +150,13 @@ def _as_uncatchable(sig: int, exc: OSError) -> Exception:
 
 
 def _release_if_unused(loop: BaseLoop) -> None:
-    """Release the wake-up descriptor once no handler is left. A loop that runs needs it until the run ends."""
+    """Release the wake-up descriptor if no handler is left. A running loop needs it until its run ends."""
     if loop._signal_handlers or loop.is_running():
         return
     own_fd = loop._signal_fd()
     try:
         current_fd = signal.set_wakeup_fd(-1)
         if current_fd not in (-1, own_fd):
-            signal.set_wakeup_fd(current_fd)  # another loop has set its own since: that stays
+            signal.set_wakeup_fd(current_fd)  # another loop has set its own since: restore it
     except (ValueError, OSError) as exc:
         logger.info("set_wakeup_fd(-1) failed: %s", exc)

@@ -1,7 +1,8 @@
-"""``sock_connect``: the operation on plain sockets that runs once per connection, and may have to ask for a name.
+"""``sock_connect``, and the signatures of the other operations on plain sockets.
 
-The others (``sock_recv`` and its relatives) are native: ``src/sock``. Their functions here give them their
-signatures and docstrings and never run: ``inspect`` and ``unittest.mock`` see that they are coroutine functions.
+``sock_connect`` is written in Python because it runs only once per connection and may have to resolve a name. The other
+operations (``sock_recv`` and so on) are native: ``src/sock``. The functions here that have their names never run. They
+provide signatures and docstrings, and make ``inspect`` and ``unittest.mock`` recognize coroutine functions.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ _STILL_CONNECTING = frozenset((errno.EAGAIN, errno.EALREADY, errno.EINPROGRESS, 
 
 
 async def sock_connect(loop: BaseLoop, sock: socket.socket, address: Any) -> None:
-    """Connect ``sock`` to ``address``; a host name in an Internet address is resolved first, off the loop's thread.
+    """Connect ``sock`` to ``address``. A host name in an Internet address is resolved first, in another thread.
 
     Raises:
-        OSError: ``Connect call failed <address>`` with the connection's errno, or the error of the call itself.
+        OSError: ``Connect call failed <address>`` with the connection's errno, or the error of ``connect()`` itself.
         socket.gaierror: the name does not resolve.
-        TypeError, ValueError, RuntimeError: as :meth:`Loop.sock_recv`.
+        TypeError, ValueError, RuntimeError: like :meth:`Loop.sock_recv`.
     """
     check_plain_socket(sock)
     if loop.get_debug() and sock.gettimeout() != 0:
@@ -42,23 +43,23 @@ async def sock_connect(loop: BaseLoop, sock: socket.socket, address: Any) -> Non
         return
     except _WOULD_BLOCK as exc:
         if exc.errno == errno.EAGAIN and sock.family not in (socket.AF_INET, socket.AF_INET6):
-            raise  # a Unix listener's backlog is full: no connection is under way that could be waited for
-        # EINPROGRESS, and EINTR: the connection goes on in the background and must not be started a second time.
+            raise  # the backlog of a Unix listener is full: no connection was started, so there is nothing to wait for
+        # After EINPROGRESS and EINTR, the system keeps connecting. connect() must not be called a second time.
     while True:
         await loop._wait_writable(sock)
         error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error == 0:
             return
         if error not in _STILL_CONNECTING:
-            # Raised without a local variable: an exception held by a frame of its own traceback would be a cycle.
+            # Not kept in a local variable: an exception and a frame of its traceback would form a reference cycle.
             raise OSError(error, f"Connect call failed {address}")
 
 
-# --- the native ones ------------------------------------------------------------------------------
+# --- the native operations ------------------------------------------------------------------------
 
 
 async def sock_recv(loop: BaseLoop, sock: socket.socket, nbytes: int) -> bytes:
-    """Receive up to ``nbytes`` bytes; ``b""`` means that the peer has ended its side.
+    """Receive up to ``nbytes`` bytes. ``b""`` means that the peer has closed its sending side.
 
     Raises:
         OSError: the connection's error.
@@ -70,17 +71,17 @@ async def sock_recv(loop: BaseLoop, sock: socket.socket, nbytes: int) -> bytes:
 
 
 async def sock_recv_into(loop: BaseLoop, sock: socket.socket, buf: WriteableBuffer) -> int:
-    """Receive into ``buf``, at most its length; return the number of bytes, 0 at the end of the stream.
+    """Receive at most ``len(buf)`` bytes into ``buf``; return how many, 0 at the end of the stream.
 
-    Raises: as :meth:`sock_recv`.
+    Raises: like :meth:`sock_recv`.
     """
     raise NotImplementedError
 
 
 async def sock_recvfrom(loop: BaseLoop, sock: socket.socket, bufsize: int) -> tuple[bytes, Any]:
-    """Receive a datagram, cut off at ``bufsize`` bytes; return ``(data, address)``, the address None if unknown.
+    """Receive a datagram, truncated to ``bufsize`` bytes; return ``(data, address)``.
 
-    Raises: as :meth:`sock_recv`.
+    The address is None if the sender's address is not known. Raises: like :meth:`sock_recv`.
     """
     raise NotImplementedError
 
@@ -88,17 +89,17 @@ async def sock_recvfrom(loop: BaseLoop, sock: socket.socket, bufsize: int) -> tu
 async def sock_recvfrom_into(
     loop: BaseLoop, sock: socket.socket, buf: WriteableBuffer, nbytes: int = 0
 ) -> tuple[int, Any]:
-    """Receive a datagram into ``buf``, at most ``nbytes`` bytes (0: its length); return ``(length, address)``.
+    """Receive a datagram into ``buf``, at most ``nbytes`` bytes (0: ``len(buf)``); return ``(length, address)``.
 
-    Raises: as :meth:`sock_recv`.
+    Raises: like :meth:`sock_recv`.
     """
     raise NotImplementedError
 
 
 async def sock_sendall(loop: BaseLoop, sock: socket.socket, data: ReadableBuffer) -> None:
-    """Send all of ``data`` on a connected socket; after an error or a cancellation nothing tells how much went.
+    """Send all of ``data`` on a connected socket.
 
-    Raises: as :meth:`sock_recv`.
+    After an error or a cancellation there is no way to tell how much was sent. Raises: like :meth:`sock_recv`.
     """
     raise NotImplementedError
 
@@ -106,14 +107,14 @@ async def sock_sendall(loop: BaseLoop, sock: socket.socket, data: ReadableBuffer
 async def sock_sendto(loop: BaseLoop, sock: socket.socket, data: ReadableBuffer, address: Any) -> int:
     """Send one datagram to ``address``; return its length.
 
-    Raises: as :meth:`sock_recv`.
+    Raises: like :meth:`sock_recv`.
     """
     raise NotImplementedError
 
 
 async def sock_accept(loop: BaseLoop, sock: socket.socket) -> tuple[socket.socket, Any]:
-    """Accept a connection on the listening ``sock``; return ``(connection, address)``, the former non-blocking.
+    """Accept a connection on the listening ``sock``; return ``(connection, address)``.
 
-    Raises: as :meth:`sock_recv`.
+    ``connection`` is a non-blocking socket. Raises: like :meth:`sock_recv`.
     """
     raise NotImplementedError

@@ -1,8 +1,8 @@
-"""What every Python process runs at its start if GRAPESHOT_INSTALL is set, once ``python -m grapeshot enable`` was run.
+"""The code that every Python process runs at startup if GRAPESHOT_INSTALL is set, after ``python -m grapeshot enable``.
 
-Nothing imports this module: ``_site`` writes its text into a .pth file, so that it neither imports the package nor
-needs it. It waits until the process imports asyncio (or grapeshot), and installs the loop then. A process that does
-neither pays for nothing else. Where grapeshot is not installed any more, asyncio keeps its own loop.
+Nothing imports this module: ``_site`` writes its source text into a .pth file, so the text must not depend on the
+package. It waits until the process imports asyncio or grapeshot, and then installs the loop. A process that imports
+neither has no further cost. If grapeshot has been uninstalled, asyncio keeps its own loop.
 """
 
 import sys
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class _Finder:
-    """Stands first on ``sys.meta_path`` until the first import of asyncio or grapeshot, whichever is first."""
+    """The first entry of ``sys.meta_path``. It removes itself when asyncio or grapeshot is imported."""
 
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
         if name not in ("asyncio", "grapeshot") or self not in sys.meta_path:

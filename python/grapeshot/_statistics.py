@@ -1,4 +1,4 @@
-"""``loop.statistics()``: the loop's counters, which the native core keeps, put in order."""
+"""``loop.statistics()``: the counters of the native loop, as a dataclass."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from ._base import BaseLoop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Histogram:
-    """How often durations of some length occurred. The error of what it tells of them is at most an eighth."""
+    """A distribution of durations, counted in intervals. Values derived from it are off by at most one eighth."""
 
     count: int
+    """The number of durations."""
     sum_s: float
+    """The sum of all durations, in seconds."""
     max_s: float
+    """The longest duration, in seconds."""
     buckets: tuple[tuple[float, int], ...]
-    """The ends of the intervals, in seconds and in order, with the number of durations in each that are below its end,
-    and not below the one before it. Intervals without durations are left out."""
+    """``(end_s, number)`` for each interval, in ascending order: how many durations are below ``end_s`` seconds, and
+    not below the end of the previous interval. Intervals without durations are omitted."""
 
     def percentile(self, percent: float) -> float:
-        """Return the end of the interval in which this percentage of all durations is reached, in seconds.
+        """Return a duration, in seconds, that this percentage of all durations does not exceed.
 
-        It is 0.0 without durations, and never more than ``max_s``.
+        The result is the end of an interval, but at most ``max_s``. It is 0.0 if there are no durations.
         """
         wanted = self.count * percent / 100
         seen = 0
@@ -34,11 +37,11 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """What a loop has done since it was made; :meth:`grapeshot.Loop.statistics` returns it.
+    """The statistics of a loop since it was created. :meth:`grapeshot.Loop.statistics` returns them.
 
-    Names that end in ``_s`` are seconds, those with ``bytes`` are bytes, all others are counts. They never go down,
-    except the gauges (``GAUGES`` has their names), which tell how many there are at this moment, or were at most.
-    ``HISTOGRAMS`` has the names of the others that are no numbers.
+    Fields whose name ends in ``_s`` are in seconds, fields with ``bytes`` in the name are in bytes, and all others are
+    counts. Values never decrease, except the gauges (named in ``GAUGES``), which are a current or a maximum number. The
+    fields named in ``HISTOGRAMS`` are a ``Histogram`` or None.
     """
 
     GAUGES = frozenset(("ready", "most_ready", "timers", "coros", "pinned_coros"))
@@ -47,20 +50,20 @@ class Statistics:
     iterations: int
     """Iterations of the loop."""
     polls: int
-    """System calls that asked for events. Iterations with ready work skip some."""
+    """System calls that asked for events. Iterations that find ready work may skip the call."""
     events: int
-    """What these have returned: ready descriptors, wake-ups by other threads and signals."""
+    """Events that these calls returned: ready descriptors, wake-ups by other threads, and signals."""
     callbacks: int
-    """Handles that were taken from the ready queue: of ``call_soon``, timers, tasks' steps, readers and writers. A
-    handle that was cancelled there counts; the methods of protocols do not, because no handle calls them."""
+    """Handles taken from the ready queue: of ``call_soon``, timers, steps of tasks, readers and writers. Handles that
+    were cancelled in the queue are included. Methods of protocols are not, because no handle calls them."""
     ready: int
-    """Gauge: what waits in the ready queue, coros and handles."""
+    """Gauge: coros and handles in the ready queue."""
     most_ready: int
-    """The most that one iteration has found in the ready queue."""
+    """Gauge: the largest number that an iteration has found in the ready queue."""
     running_s: float
-    """Time in ``run_forever`` and its relatives, without ``polling_s``. Waiting for the GIL counts as running."""
+    """Time in ``run_forever`` and similar methods, without ``polling_s``. Waiting for the GIL counts as running."""
     polling_s: float
-    """Time in which the loop was blocked and waited for events."""
+    """Time that the loop was blocked, waiting for events."""
     timers: int
     """Gauge: timers that are set and not cancelled."""
     timers_set: int
@@ -72,43 +75,43 @@ class Statistics:
     wakeups: int
     """How often another thread has woken the loop while it was blocked."""
     writes: int
-    """System calls that have sent something: of transports, ``sock_sendall``, ``sock_sendto``, and of coros' sockets
-    ``sendall``, ``write``, and ``send`` of one ``bytes`` without flags. Not counted are ``sendfile`` by the system,
-    and of coros' sockets any other ``send``, ``sendto``, ``sendmsg`` and ``writev``, and all that they send in TLS."""
+    """System calls that have sent data: by transports, by ``sock_sendall`` and ``sock_sendto``, and by ``sendall``,
+    ``write``, and ``send`` of one ``bytes`` without flags on coros' sockets. Not counted: ``sendfile`` by the system;
+    on coros' sockets any other ``send``, ``sendto``, ``sendmsg`` and ``writev``; and anything they send with TLS."""
     bytes_written: int
-    """The bytes that these have sent; of a transport with TLS those on the wire, encrypted."""
+    """The bytes that these calls have sent. For a transport with TLS, these are the encrypted bytes."""
     corked_writes: int
-    """Calls of a TCP or unix transport's ``write`` and ``writelines`` that made no system call of their own: their
-    data was kept until the callback or the step was over, to leave together with that of others."""
+    """Calls of ``write`` and ``writelines`` of a TCP or Unix transport that made no system call of their own. Their
+    data was held back until the end of the callback or step, to be sent together with other data."""
     connections_accepted: int
-    """Connections that servers, ``sock_accept`` and coros' sockets have accepted."""
+    """Connections accepted by servers, ``sock_accept`` and coros' sockets."""
     accept_errors: int
-    """Failures to accept one, for want of descriptors for instance."""
+    """Failed attempts to accept a connection, for instance because no descriptor was left."""
     coros: int
     """Gauge: coros that have been started and have not ended."""
     pinned_coros: int
-    """Gauge: those of them that have a stack of their own, which is never moved."""
+    """Gauge: how many of these coros have a stack of their own, which never moves."""
     coros_started: int
     """Coros that were started."""
     coro_switches: int
-    """How often a coro went on."""
+    """How often a coro was resumed."""
     coro_evictions: int
-    """How often a coro's stack was copied away, because another one needed its place."""
+    """How often a coro's stack was copied away because another coro needed the memory."""
     coro_bytes_copied: int
-    """The bytes of stacks that were copied away and back."""
+    """Bytes of stacks that were copied away and back."""
     callback_durations: Histogram | None
-    """How long what the loop calls took; None if :meth:`grapeshot.Loop.measure_callbacks` was never called."""
+    """How long the loop's callbacks took. None if :meth:`grapeshot.Loop.measure_callbacks` was never called."""
     scheduling_delays: Histogram | None
-    """How long it had to wait: from the end of the callback that scheduled it, the return of the poll, or the deadline
-    of the timer to its start; None as above."""
+    """How long callbacks had to wait before they started: from the end of the callback that scheduled them, from the
+    return of the poll, or from the deadline of the timer. None if callbacks were never measured."""
 
 
 def statistics(self: BaseLoop) -> Statistics:
-    """Return what the loop has done since it was made: iterations, callbacks, writes and so on.
+    """Return statistics about the loop since it was created: iterations, callbacks, writes and so on.
 
-    Any thread may call it at any time, also after :meth:`close`. Each number is exact, but while the loop runs in
-    another thread, two of them may be of slightly different moments. ``ready`` and ``timers`` are then those of the
-    beginning of the current iteration in a free-threaded build.
+    Any thread may call this at any time, also after :meth:`close`. Each number is exact, but while the loop is running
+    in another thread, two numbers may be from slightly different moments. In a free-threaded build, ``ready`` and
+    ``timers`` are then the numbers at the beginning of the current iteration.
     """
     counted = self._statistics()
     ended, pinned_ended = counted.pop("coros_ended"), counted.pop("pinned_coros_ended")

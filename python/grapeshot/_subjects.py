@@ -1,7 +1,7 @@
-"""What a loop runs, in words: kind, name, function and place, so that what is alike can be told from what is not.
+"""Describes what a loop runs: its kind, name, function and place. Descriptions also tell which items are alike.
 
-A thousand tasks of one function are alike, whatever ``Task-1014`` they are called; two of them with names of their own
-("nightly", "hourly") are not. Numbers in a name do not count: "worker 1" and "worker 2" are alike.
+A thousand tasks of one function are alike if they have default names like ``Task-1014``. Two tasks that the program has
+named "nightly" and "hourly" are not. Numbers in names are ignored: "worker 1" and "worker 2" are alike.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Subject(NamedTuple):
     kind: str
     """``"task"``, ``"coro"``, ``"connection"``, ``"server"`` (accepting) or ``"callback"``."""
     name: str
-    """The name that the program gave it; empty if there is none, as for ``Task-7``."""
+    """The name that the program gave it. Empty if it has only a default name such as ``Task-7``."""
     function: str
-    """The qualified name of its function, of a connection that of its protocol's class. Empty if it is not known."""
+    """The qualified name of its function, or for a connection of its protocol's class. Empty if it is not known."""
     place: str | None
     """Where that function begins, as ``file:line``."""
 
@@ -54,12 +54,12 @@ def _label(name: str, function: str) -> str:
 
 
 def without_numbers(name: str) -> str:
-    """Return a name with ``*`` in the place of each number."""
+    """Return a name with each number replaced by ``*``."""
     return _NUMBERS.sub("*", name)
 
 
 def subject_of(what: Any) -> Subject:
-    """Describe what a loop has called, a callback, a coro or a transport, or a task."""
+    """Describe ``what``: a callback, a coro or a transport that a loop has called, or a task."""
     owner = getattr(what, "__self__", what)
     if isinstance(owner, asyncio.BaseTransport):
         return Subject("connection", "", *_protocol(innermost_protocol(owner)))
@@ -77,27 +77,27 @@ def subject_of(what: Any) -> Subject:
 def _subject(kind: str, name: str, function: str, place: str | None) -> Subject:
     name = "" if _DEFAULT_NAME.fullmatch(name) else name
     if name and place is not None and place.startswith(_HERE):
-        # A thread that is a coro, a client of a back door: the name tells more than a function of this package.
+        # For a thread that is a coro, or a client of a back door, the function is one of this package and says little.
         function, place = "", None
     return Subject(kind, name, function, place)
 
 
 def _coroutine_function(coroutine: Any) -> tuple[str, str | None]:
-    """Return the qualified name of a coroutine's function, and where that begins."""
+    """Return the qualified name of a coroutine's function, and where the function begins."""
     name = getattr(coroutine, "__qualname__", None) or type(coroutine).__qualname__
     code = getattr(coroutine, "cr_code", None) or getattr(coroutine, "gi_code", None)
     return str(name), _begin(code)
 
 
 def innermost_protocol(transport: Any) -> Any:
-    """Return the application's protocol, which TLS may lie below."""
+    """Return the application's protocol, also if there is a TLS layer below it."""
     protocol = transport.get_protocol()
     above = getattr(protocol, "_app_protocol", None)
     return protocol if above is None else above
 
 
 def _protocol(protocol: Any) -> tuple[str, str | None]:
-    """Return the class of a protocol; of asyncio's streams the function that serves them, which tells more."""
+    """Return the name of a protocol's class. For asyncio's streams, return the function that serves them instead."""
     serves = getattr(protocol, "_client_connected_cb", None)
     if isinstance(protocol, asyncio.StreamReaderProtocol) and serves is not None:
         return _function(serves)
@@ -105,7 +105,7 @@ def _protocol(protocol: Any) -> tuple[str, str | None]:
 
 
 def _function(function: Any) -> tuple[str, str | None]:
-    """Return the qualified name of what a callback calls, and where it begins."""
+    """Return the qualified name of the function that a callback calls, and where the function begins."""
     while isinstance(function, functools.partial):
         function = function.func
     if function is None:

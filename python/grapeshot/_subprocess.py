@@ -4,14 +4,15 @@
                                                     |
                                          SubprocessTransport
                                                     |- one pipe transport per PIPE among stdin, stdout, stderr
-                                                    '- the child's end, told by the native loop (a pidfd; no SIGCHLD)
+                                                    '- the child's end, reported by the native loop (pidfd, no SIGCHLD)
 
-``Popen`` starts the child with ``vfork`` where it can: the parent's cost is small and does not grow with its memory,
-and no at-fork hooks run. A ``preexec_fn`` is Python code between fork and exec, and its parent waits for it; such a
-child is started in a helper thread, so that the loop goes on meanwhile.
+``Popen`` starts the child with ``vfork`` where it can. That costs the parent little, however much memory it has, and
+runs no at-fork hooks. With a ``preexec_fn``, which is Python code that runs between fork and exec, the parent has to
+wait for the child. Such a child is started in a helper thread, so that the loop is not blocked.
 
-Where asyncio's versions differ this follows the newest on all: ``wait()`` returns when the process has ended, even if
-something keeps its pipes open, and no signal is sent to a process that has ended.
+Where versions of asyncio differ, this module behaves like the newest one on all Python versions: ``wait()`` returns
+when the process has ended, even if its pipes are still open elsewhere, and no signal is sent to a process that has
+ended.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import warnings
 from asyncio.log import logger
 from collections.abc import Callable
 
-from ._base import BaseLoop, Shown
+from ._base import BaseLoop, ComputedAttribute
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,12 +36,12 @@ if TYPE_CHECKING:
     _P = TypeVar("_P", bound=asyncio.BaseProtocol)
     Process = subprocess.Popen[bytes]
 
-# asyncio's own coroutines check the arguments, log, and call `make_transport`. In their frames tools that watch for
-# blocking calls let Popen wait for the child to begin.
+# asyncio's own coroutines check the arguments, log, and call `make_transport`. They are used here because tools that
+# detect blocking calls recognize their frames, and then allow Popen to wait until the child has started.
 _asyncio_exec: Any = asyncio.base_events.BaseEventLoop.subprocess_exec
 _asyncio_shell: Any = asyncio.base_events.BaseEventLoop.subprocess_shell
 
-# What is reported for a child whose status was fetched outside the loop.
+# The return code to report for a child whose status was fetched outside the loop.
 _UNKNOWN_RETURNCODE = 255
 
 # --- starting -------------------------------------------------------------------------------------
@@ -62,12 +63,12 @@ async def subprocess_exec(
     text: Literal[False] | None = None,
     **kwargs: Any,
 ) -> tuple[SubprocessTransport, _P]:
-    """Start ``program`` with ``args``; return its transport and the protocol, whose ``connection_made`` was called.
+    """Start ``program`` with ``args``; return ``(transport, protocol)`` after ``connection_made`` was called.
 
-    ``kwargs`` are those of :class:`subprocess.Popen`. A ``preexec_fn`` does not block the loop.
+    ``kwargs`` are passed to :class:`subprocess.Popen`. A ``preexec_fn`` does not block the loop.
 
     Raises:
-        ValueError: text mode, buffering or ``shell=True`` is asked for.
+        ValueError: text mode, buffering or ``shell=True`` was requested.
         OSError: the program cannot be started.
     """
     made: tuple[SubprocessTransport, _P] = await _asyncio_exec(
@@ -105,10 +106,10 @@ async def subprocess_shell(
     text: Literal[False] | None = None,
     **kwargs: Any,
 ) -> tuple[SubprocessTransport, _P]:
-    """Run the command line ``cmd`` in the shell; otherwise as :meth:`subprocess_exec`.
+    """Run the command line ``cmd`` in the shell. Otherwise like :meth:`subprocess_exec`.
 
     Raises:
-        ValueError: ``cmd`` is neither str nor bytes, text mode or buffering is asked for, or ``shell=False``.
+        ValueError: ``cmd`` is neither str nor bytes, or text mode, buffering or ``shell=False`` was requested.
         OSError: the shell cannot be started.
     """
     made: tuple[SubprocessTransport, _P] = await _asyncio_shell(
@@ -140,7 +141,7 @@ async def make_transport(
     bufsize: int,
     **kwargs: Any,
 ) -> SubprocessTransport:
-    """Start ``command`` and return its transport, whose protocol's ``connection_made`` was called."""
+    """Start ``command`` and return its transport, after ``connection_made`` of the protocol was called."""
     options = dict(kwargs, shell=shell, stdin=stdin, stdout=stdout, stderr=stderr, bufsize=bufsize)
     start: Callable[[], Process] = lambda: subprocess.Popen(command, **options)  # noqa: E731
     loop._check_place(False)
@@ -163,20 +164,21 @@ async def make_transport(
 
 # --- starting with a preexec_fn -------------------------------------------------------------------
 
-# The threads that start children with a preexec_fn, and the process that they belong to. They stay until the program
-# ends: PR_SET_PDEATHSIG, which a preexec_fn often sets, fires when the thread ends that has started the child.
+# The threads that start children with a preexec_fn, and the id of the process they belong to. They are kept until the
+# program ends: a preexec_fn often sets PR_SET_PDEATHSIG, and that signal is sent as soon as the thread that started the
+# child ends.
 _starters: tuple[int, concurrent.futures.ThreadPoolExecutor] | None = None
 
 
 def _starter_threads() -> concurrent.futures.ThreadPoolExecutor:
     global _starters
-    if _starters is None or _starters[0] != os.getpid():  # after a fork the parent's threads are not there
+    if _starters is None or _starters[0] != os.getpid():  # the child of a fork does not have its parent's threads
         _starters = os.getpid(), concurrent.futures.ThreadPoolExecutor(16, "grapeshot-preexec")
     return _starters[1]
 
 
 async def _start_in_thread(loop: BaseLoop, start: Callable[[], Process]) -> Process:
-    """Return ``start()``, called in a helper thread. When cancelled, the child is killed as soon as it is there."""
+    """Call ``start()`` in a helper thread; return its result. On cancellation, kill the child once it has started."""
     threads = _starter_threads()
     starting = threads.submit(contextvars.copy_context().run, start)
     try:
@@ -188,7 +190,7 @@ async def _start_in_thread(loop: BaseLoop, start: Callable[[], Process]) -> Proc
 
 
 def _discard(starting: concurrent.futures.Future[Process]) -> None:
-    """In a helper thread: wait for a child that is not needed any more, and end it."""
+    """In a helper thread: wait until an unwanted child has started, and kill it."""
     if starting.exception() is not None:
         return
     process = starting.result()
@@ -200,28 +202,29 @@ def _discard(starting: concurrent.futures.Future[Process]) -> None:
 
 
 class SubprocessTransport(asyncio.SubprocessTransport):
-    """A child process and its pipes. Made by the loop only.
+    """A child process and its pipes. Only the loop makes one.
 
-    ``get_extra_info("subprocess")`` is the :class:`subprocess.Popen`. Closing kills the process if it still runs.
+    ``get_extra_info("subprocess")`` returns the :class:`subprocess.Popen`. Closing the transport kills the process if
+    it is still running.
     """
 
-    # asyncio's name of the Popen object; None after connection_lost
-    _proc = Shown(lambda self: self._process)
+    # asyncio's name for the Popen object. None after connection_lost
+    _proc = ComputedAttribute(lambda self: self._process)
 
     def __init__(self, loop: BaseLoop, protocol: asyncio.BaseProtocol, process: Process) -> None:
         super().__init__({"subprocess": process})
-        # None after connection_lost, behind which no event comes
+        # the next three are None after connection_lost, which is the last event
         self._loop: Any = loop
         self._protocol: Any = protocol
         self._process: Any = process
         self._pid = process.pid
         self._returncode: int | None = None
         self._closed = False
-        # by the child's descriptor; None: not connected yet
+        # by the child's descriptor; None if the pipe is not connected yet
         files = (process.stdin, process.stdout, process.stderr)
         self._pipes: dict[int, _Pipe | None] = {fd: None for fd, file in enumerate(files) if file is not None}
         self._live_pipes = len(self._pipes)
-        # calls of the protocol that have to wait for connection_made; None once it is scheduled
+        # calls of the protocol that have to wait for connection_made; None once that is scheduled
         self._held_back: list[tuple[Any, ...]] | None = []
         self._waiters: set[asyncio.Future[int]] = set()
 
@@ -240,23 +243,23 @@ class SubprocessTransport(asyncio.SubprocessTransport):
             self.close()
 
     def get_pid(self) -> int:
-        """Return the process number, also after the process has ended."""
+        """Return the process id, also after the process has ended."""
         return self._pid
 
     def get_returncode(self) -> int | None:
-        """Return the exit code, the negative number of the signal that ended the process, or None while it runs.
+        """Return the exit code, or the negated number of the signal that ended the process. None while it is running.
 
-        255 stands for a status that was fetched outside the loop (``os.waitpid``, or SIGCHLD set to be ignored).
+        255 means that the status was fetched outside the loop (with ``os.waitpid``, or because SIGCHLD is ignored).
         """
         return self._returncode
 
     def get_pipe_transport(self, fd: int) -> asyncio.BaseTransport | None:
-        """Return the transport of the child's descriptor 0, 1 or 2; None where that is not a pipe."""
+        """Return the transport for the child's descriptor 0, 1 or 2, or None if that is not a pipe."""
         pipe = self._pipes.get(fd)
         return None if pipe is None else pipe.transport
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        """Return the protocol in use, None after ``connection_lost``."""
+        """Return the protocol in use, or None after ``connection_lost``."""
         protocol: asyncio.BaseProtocol = self._protocol
         return protocol
 
@@ -269,15 +272,16 @@ class SubprocessTransport(asyncio.SubprocessTransport):
         return self._closed
 
     def send_signal(self, signal: int) -> None:
-        """Send ``signal`` to the process; nothing is sent to one that has ended.
+        """Send ``signal`` to the process. Does nothing if the process has ended.
 
         Raises:
-            ProcessLookupError: ``connection_lost`` was called.
+            ProcessLookupError: ``connection_lost`` was already called.
         """
         process = self._process
         if process is None:
             raise ProcessLookupError
-        # The second: the program has waited with the Popen object, and the loop has not noticed yet.
+        # The second condition: the program has called wait() or poll() of the Popen object, and the loop has not
+        # noticed the end yet.
         if self._returncode is not None or process.returncode is not None:
             return
         try:
@@ -286,15 +290,15 @@ class SubprocessTransport(asyncio.SubprocessTransport):
             pass  # its status was fetched outside the loop
 
     def terminate(self) -> None:
-        """Send SIGTERM. Raises: as :meth:`send_signal`."""
+        """Send SIGTERM. Raises: like :meth:`send_signal`."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL. Raises: as :meth:`send_signal`."""
+        """Send SIGKILL. Raises: like :meth:`send_signal`."""
         self.send_signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """Close the pipes, and kill the process if it still runs. Idempotent."""
+        """Close the pipes, and kill the process if it is still running. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -308,7 +312,7 @@ class SubprocessTransport(asyncio.SubprocessTransport):
         try:
             process.kill()
         except (ProcessLookupError, PermissionError):
-            pass  # it has ended meanwhile, or runs as another user
+            pass  # it has just ended, or runs as another user
 
     def _close_pipes(self) -> None:
         for pipe in self._pipes.values():
@@ -316,7 +320,7 @@ class SubprocessTransport(asyncio.SubprocessTransport):
                 pipe.transport.close()
 
     async def _wait(self) -> int:
-        """Return the return code once the process has ended; :class:`asyncio.subprocess.Process` waits here."""
+        """Wait for the end of the process; return its return code. :class:`asyncio.subprocess.Process` calls this."""
         if self._returncode is not None:
             return self._returncode
         waiter: asyncio.Future[int] = self._loop.create_future()
@@ -329,14 +333,14 @@ class SubprocessTransport(asyncio.SubprocessTransport):
     # --- setting up
 
     def _watch(self) -> None:
-        """Have the loop tell :meth:`_process_ended` about the end of the process."""
+        """Make the loop call :meth:`_process_ended` when the process has ended."""
         loop = self._loop
         try:
             loop._watch_child(self._pid, self._process_ended)
         except ProcessLookupError:
             loop.call_soon(self._process_ended, None)  # its status is gone, so it has ended
         except BaseException:
-            # Nothing would notice its end, so it ends here.
+            # Nothing would notice the end of the process, so kill it now.
             process = self._process
             self._closed = True
             with process:  # closes its pipes and waits
@@ -345,7 +349,7 @@ class SubprocessTransport(asyncio.SubprocessTransport):
             raise
 
     async def _connect_pipes(self) -> None:
-        """Make the pipe transports, then call ``connection_made`` and what was held back until then."""
+        """Make the pipe transports, then schedule ``connection_made`` and the calls that were held back until then."""
         loop, process = self._loop, self._process
         try:
             if process.stdin is not None:
@@ -358,18 +362,18 @@ class SubprocessTransport(asyncio.SubprocessTransport):
             self._close_pipes()
             for file in (process.stdin, process.stdout, process.stderr):
                 if file is not None:
-                    file.close()  # no transport has taken it, or one that waits for nothing any more
+                    file.close()  # it has no transport, or one that was just closed
             raise
         loop.call_soon(self._protocol.connection_made, self)
         held_back, self._held_back = self._held_back or [], None
         for call in held_back:
             loop.call_soon(*call)
-        await asyncio.sleep(0)  # the caller goes on after connection_made
+        await asyncio.sleep(0)  # so that the caller continues after connection_made
 
     # --- events
 
     def _call(self, callback: Callable[..., object], *args: Any) -> None:
-        """Schedule a call of the protocol, in the order of the events and never before ``connection_made``."""
+        """Schedule a call of the protocol. Calls keep the order of the events and never precede ``connection_made``."""
         if self._held_back is not None:
             self._held_back.append((callback, *args))
         else:
@@ -384,10 +388,10 @@ class SubprocessTransport(asyncio.SubprocessTransport):
         self._finish_if_over()
 
     def _process_ended(self, returncode: int | None) -> None:
-        """The process has ended; None: with an unknown status, which was fetched outside the loop."""
+        """Handle the end of the process. ``returncode`` is None if the status was fetched outside the loop."""
         process = self._process
         if returncode is None:
-            returncode = process.returncode  # known if it was fetched by means of the Popen object
+            returncode = process.returncode  # known if the Popen object has fetched it
         if returncode is None:
             returncode = _UNKNOWN_RETURNCODE
             logger.warning(
@@ -395,7 +399,7 @@ class SubprocessTransport(asyncio.SubprocessTransport):
             )
         self._returncode = returncode
         if process.returncode is None:
-            process.returncode = returncode  # so that it does not wait, or warn, for a process that is gone
+            process.returncode = returncode  # so that Popen neither waits for the process nor warns that it is running
         if self._loop.get_debug():
             logger.info("%r exited with return code %r", self, returncode)
         self._call(self._protocol.process_exited)
@@ -416,7 +420,7 @@ class SubprocessTransport(asyncio.SubprocessTransport):
 
 
 class _Pipe(asyncio.BaseProtocol):
-    """The protocol of one pipe: hands its events to the transport of the process."""
+    """The protocol of one pipe, which passes its events on to the transport of the process."""
 
     def __init__(self, owner: SubprocessTransport, fd: int) -> None:
         self._owner: Any = owner  # None after connection_lost
@@ -446,7 +450,7 @@ class _ReadPipe(_Pipe, asyncio.Protocol):
 
 
 def _has_ended(process: Process) -> bool:
-    """Whether the process has ended; its status stays where it is, for the loop to fetch."""
+    """Whether the process has ended. Does not fetch its status, which the loop will do."""
     if not hasattr(os, "waitid"):  # macOS before Python 3.13
         return process.poll() is not None
     try:

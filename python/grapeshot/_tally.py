@@ -1,4 +1,4 @@
-"""Counting what is alike: a row for a thousand connections of one server, and by how much it has grown."""
+"""Counts items that are alike, so that a thousand connections of one server become one row, and shows its growth."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Iterable
 
 @dataclasses.dataclass
 class Tally:
-    """How many there are of what is alike."""
+    """The number of items that are alike."""
 
     what: str
-    """Its kind and name; of several with different numbers in their names, ``*`` in the place of the numbers."""
+    """The kind and name of the items. If their names differ in their numbers, ``*`` replaces each number."""
     place: str | None
-    """Where the program has opened it, or where it waits, as ``file:line in function``; None if that is not known."""
+    """Where the program opened the items, or where they wait, as ``file:line in function``. None if not known."""
     count: int
     growth: int | None = None
-    """By how much the number has changed since an earlier look; None if there was none."""
+    """By how much the number has changed since an earlier result. None if there is no earlier result."""
     alike: str = dataclasses.field(default="", repr=False)
-    """What all of them have in common, with the place: the same in each look."""
+    """The description that all the items share. Together with the place, it identifies the row in later results."""
 
     def __str__(self) -> str:
         at = "" if self.place is None else f", {self.place}"
@@ -26,7 +26,10 @@ class Tally:
 
 
 def printable(text: object) -> str:
-    """Return a text on one line in which nothing moves the cursor: names of a program may come from anywhere."""
+    """Return a text as one line without control characters, which might move the terminal's cursor.
+
+    Names in a program may come from anywhere, also from an attacker.
+    """
     line = str(text)
     if line.isprintable():
         return line
@@ -34,19 +37,20 @@ def printable(text: object) -> str:
 
 
 def printable_lines(text: object) -> str:
-    """Return a text of several lines in which nothing else moves the cursor."""
+    """Return a text of several lines without control characters other than the line breaks."""
     return "\n".join(map(printable, str(text).split("\n")))
 
 
 def grown(growth: float | None) -> str:
-    """Return a growth as text, nothing if there is none."""
+    """Return a growth as text. The text is empty if there is no growth."""
     return f"({growth:+})" if growth else ""
 
 
 def tally(entries: Iterable[tuple[str, str, str | None]], before: Iterable[Tally] | None = None) -> list[Tally]:
-    """Count entries (what all that are alike have in common, this one alone, its place), the most first.
+    """Count the entries that are alike, and return a row for each such group, the largest first.
 
-    ``before`` are the rows of an earlier look. What was there then and is gone has a row without any.
+    An entry has the description that all alike share, its own description, and its place. ``before`` are the rows of an
+    earlier result. A group that has disappeared since then has a row with the count 0.
     """
     rows: dict[tuple[str, str | None], Tally] = {}
     for alike, alone, place in entries:

@@ -1,6 +1,7 @@
-"""TLS per connection: contexts and time limits, connections and accepted ones, start_tls. The transport is native.
+"""TLS: contexts and time limits, TLS on outgoing and accepted connections, start_tls. The transport is native.
 
-``ssl=`` of every ``create_*`` and ``connect_*`` method leads here. Errors and their texts are asyncio's.
+The ``ssl`` argument of every ``create_*`` and ``connect_*`` method is handled here. Errors and their texts are
+asyncio's.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def time_limits(handshake_timeout: float | None, shutdown_timeout: float | None) -> TimeLimits:
-    """Return both limits in seconds, asyncio's defaults (60 and 30) for None.
+    """Return both limits in seconds. None is replaced by asyncio's default, 60 or 30.
 
     Raises:
         ValueError: a limit is not positive.
@@ -44,10 +45,10 @@ def time_limits(handshake_timeout: float | None, shutdown_timeout: float | None)
 
 
 def context_of(ssl_argument: Any, server_side: bool, server_hostname: str | None) -> ssl.SSLContext:
-    """Return the context that the ``ssl`` argument means: itself, or for True the default one for clients.
+    """Return the context for an ``ssl`` argument: the argument itself, or for True the default context for clients.
 
     Raises:
-        ValueError: True on the side of the server, which needs a certificate.
+        ValueError: the argument is True for a server, which needs a context with a certificate.
     """
     if not isinstance(ssl_argument, bool):
         return ssl_argument  # type: ignore[no-any-return]
@@ -72,10 +73,10 @@ def make_transport(
     server_hostname: str | None = None,
     below: asyncio.WriteTransport | None = None,
 ) -> _core.SSLTransport:
-    """Return a TLS transport for ``protocol``, to be made the protocol of its inner transport.
+    """Return a TLS transport for ``protocol``. The caller makes it the protocol of the transport below.
 
-    ``below`` is that transport if the connection is open already: ``protocol`` has seen ``connection_made`` then, and
-    what it is told of TLS comes in the context of the connection.
+    ``below`` is the transport below if the connection is already open. Then ``connection_made`` of ``protocol`` was
+    called before, and its methods are called in the context of the connection.
     """
     context = context_of(ssl_argument, server_side, server_hostname)
     name = None if server_side else server_hostname or None
@@ -93,13 +94,13 @@ async def open_tls(
     server_side: bool = False,
     server_hostname: str | None = None,
 ) -> tuple[asyncio.Transport, _P]:
-    """Make the protocol and its TLS transport over the connected ``sock``; return when the handshake is complete.
+    """Make the protocol and its TLS transport over the connected ``sock``; return once the handshake is complete.
 
-    If anything fails, or the wait is cancelled, the socket is closed.
+    The socket is closed if anything fails or the wait is cancelled.
 
     Raises:
-        ssl.SSLError: the handshake failed; ``ssl.SSLCertVerificationError`` if the peer's certificate is not accepted.
-        ConnectionResetError: the peer has closed the connection during the handshake.
+        ssl.SSLError: the handshake failed. If the peer's certificate is not valid: ``ssl.SSLCertVerificationError``.
+        ConnectionResetError: the peer closed the connection during the handshake.
         ConnectionAbortedError: the handshake took longer than ``handshake_timeout`` seconds.
         ValueError: a time limit is not positive, or the context does not accept ``server_hostname``.
     """
@@ -125,7 +126,7 @@ async def open_tls(
     try:
         await wait_opened(waiter, transport)
     finally:
-        del waiter  # holds the exception whose traceback holds this frame
+        del waiter  # break a reference cycle: the waiter's exception has a traceback that refers to this frame
     return transport, protocol
 
 
@@ -136,7 +137,7 @@ def serving_factory(
     handshake_timeout: float | None,
     shutdown_timeout: float | None,
 ) -> Callable[[], asyncio.BaseProtocol]:
-    """Return what makes the protocol of an accepted connection: with a context, TLS around one of ``protocol_factory``.
+    """Return the factory for the protocols of accepted connections. With a context, it wraps the protocols in TLS.
 
     Raises:
         ValueError: a time limit is not positive.
@@ -155,9 +156,9 @@ def serving_factory(
 
 
 def start_accepting(loop: BaseLoop, transport: asyncio.Transport, waiter: asyncio.Future[None] | None) -> None:
-    """Make the task that stands for the accepting of ``transport`` until ``waiter`` is done, as asyncio has it.
+    """Make the task that represents the accepting of ``transport`` until ``waiter`` is done, as there is in asyncio.
 
-    A program that cancels all tasks, the one that serves the connection among them, cancels this one too. That closes
+    A program that cancels all tasks, including the one that serves the connection, also cancels this one. That closes
     the connection.
     """
     task = loop.create_task(_accepted(waiter))
@@ -169,9 +170,9 @@ async def _accepted(waiter: asyncio.Future[None] | None) -> None:
         try:
             await waiter
         except Exception:
-            pass  # whatever has failed has reported it
+            pass  # it was reported where it happened
         finally:
-            del waiter  # holds the exception whose traceback holds the connection
+            del waiter  # its exception has a traceback that keeps the connection alive
 
 
 def _close_if_cancelled(transport: asyncio.Transport, task: asyncio.Task[None]) -> None:
@@ -180,7 +181,7 @@ def _close_if_cancelled(transport: asyncio.Transport, task: asyncio.Task[None]) 
 
 
 def outermost(transport: _core.StreamTransport) -> asyncio.Transport:
-    """Return the transport that the application has: the one above ``transport`` if it carries TLS, TLS in TLS too."""
+    """Return the application's transport: ``transport`` itself, or the topmost TLS transport above it."""
     top: asyncio.Transport = transport
     while type(protocol := top.get_protocol()) is _core.SSLTransport:
         top = protocol
@@ -198,15 +199,16 @@ async def start_tls(
     ssl_handshake_timeout: float | None = None,
     ssl_shutdown_timeout: float | None = None,
 ) -> asyncio.Transport | None:
-    """Encrypt a connection that is open already; return the transport that ``protocol`` must use from now on.
+    """Encrypt a connection that is already open; return the transport that ``protocol`` must use from now on.
 
-    None if ``transport`` was closed before the handshake could begin, as in asyncio.
+    As in asyncio, it returns None if ``transport`` was closed before the handshake could begin.
 
-    ``transport`` may be any that says so (``_start_tls_compatible``), a TLS transport too. What a server's StreamReader
-    has received already of the handshake is taken from it. ``protocol`` gets no second ``connection_made``.
+    ``transport`` may be any transport with ``_start_tls_compatible``, including a TLS transport. If a server's
+    StreamReader has already received a part of the handshake, that is passed on. ``connection_made`` of ``protocol`` is
+    not called a second time.
 
     Raises:
-        TypeError: ``sslcontext`` is no ``ssl.SSLContext``, or ``transport`` does not support it.
+        TypeError: ``sslcontext`` is not an ``ssl.SSLContext``, or ``transport`` does not support start_tls.
         ssl.SSLError, ConnectionResetError, ConnectionAbortedError: the handshake failed; the connection is closed.
         ValueError: a time limit is not positive, or the context does not accept ``server_hostname``.
 
@@ -230,7 +232,7 @@ async def start_tls(
         below=transport,
     )
     inner: Any = transport
-    inner.pause_reading()  # nothing is to come before connection_made
+    inner.pause_reading()  # no data may arrive before connection_made
     if server_side and isinstance(protocol, asyncio.StreamReaderProtocol):
         _take_received(protocol, above)
     inner.set_protocol(above)
@@ -244,11 +246,14 @@ async def start_tls(
         resuming.cancel()
         raise
     finally:
-        del waiter  # holds the exception whose traceback holds this frame
+        del waiter  # break a reference cycle: the waiter's exception has a traceback that refers to this frame
 
 
 def _take_received(protocol: asyncio.StreamReaderProtocol, above: _core.SSLTransport) -> None:
-    """Move what the StreamReader holds to the TLS transport: the client's first message, sent behind its request."""
+    """Move the StreamReader's buffer to the TLS transport. It is the client's first handshake message.
+
+    A client may send that together with its request to start TLS.
+    """
     reader: Any = protocol._stream_reader  # type: ignore[attr-defined]
     if reader is not None and reader._buffer:
         above._feed(bytes(reader._buffer))

@@ -1,7 +1,7 @@
-"""``grapeshot.tree()``: what a loop and its process do at this moment, as text and as objects.
+"""``grapeshot.tree()``: what a loop and its process are doing at this moment, as text and as objects.
 
 The coros and tasks come from ``_waits``. Timers, sockets and threads are read from the loop, from ``/dev/fd`` and from
-the interpreter. Nothing is recorded while programs run, so it cannot tell since when somebody waits.
+the interpreter. Nothing is recorded while the program runs, so the tree cannot tell how long a coro or task has waited.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# The text has at most so many timers, sockets and threads each.
+# The text shows at most this many timers, and as many sockets and threads.
 _SHOWN = 100
 _KINDS = {_socket.SOCK_STREAM: "tcp", _socket.SOCK_DGRAM: "udp"}
-# A back door is made in such a directory, and then linked to its place above it (backdoor/_path.py).
+# The name of the private directory in which a back door's socket is created, before it is linked into the directory
+# above (backdoor/_path.py).
 _PRIVATE = re.compile(r"/\.bd[a-z0-9_]{8}/")
 _WORKER = ("thread.py", "_worker")
 
@@ -50,7 +51,7 @@ class Timer:
 
 @dataclasses.dataclass
 class Socket:
-    """An open socket of the process, whoever uses it."""
+    """An open socket of the process, no matter which part of the program uses it."""
 
     fd: int
     kind: str
@@ -60,7 +61,7 @@ class Socket:
     """None if it is not connected."""
     is_listening: bool
     owner: str | None
-    """The transport of this loop that has it, and its protocol, or the coro that waits for it."""
+    """The transport of this loop that owns the socket, with its protocol; or the coro that waits for the socket."""
 
     def __str__(self) -> str:
         return printable(f"fd {self.fd} {self.words()}{'' if self.owner is None else f': {self.owner}'}")
@@ -74,13 +75,13 @@ class Socket:
 
 @dataclasses.dataclass
 class Thread:
-    """A thread of the interpreter, except the one that looks."""
+    """A thread of the interpreter, other than the one that called ``tree()``."""
 
     name: str
     is_executor: bool
     """Whether it belongs to the loop's default executor."""
     is_idle: bool
-    """Whether it is an executor's thread without work."""
+    """Whether it is a thread of an executor and has no work."""
     stack: list[str]
 
     def __str__(self) -> str:
@@ -90,16 +91,17 @@ class Thread:
 
 @dataclasses.dataclass
 class Tree:
-    """What a loop and its process do at one moment. ``str(tree)`` is the text."""
+    """What a loop and its process are doing at one moment. ``str(tree)`` is a text for people."""
 
     heading: str
-    """How many coros and tasks there are, and the loop."""
+    """The number of coros and tasks, and the loop."""
     nodes: list[Node]
     """All coros and tasks."""
     roots: list[Node]
-    """Those that nobody waits for; the others are below them or below a circle."""
+    """The coros and tasks that no other one waits for. The rest are below these or below a circle."""
     circles: list[list[Node]]
-    """Who waits for each other, each before what it waits for, and the first one again."""
+    """Coros and tasks that wait for each other in a circle. In each list, every one waits for the next; the last one is
+    the first one again."""
     timers: list[Timer]
     sockets: list[Socket]
     threads: list[Thread]
@@ -117,18 +119,18 @@ class Tree:
 
 
 def tree(loop: asyncio.AbstractEventLoop | None = None) -> Tree:
-    """Return what is going on in ``loop`` (default: the one that runs here) and in the process.
+    """Return what is going on in ``loop`` and in the process. The default is the running loop.
 
-    These are the coros and tasks, each above what it waits for, with their stacks; the timers that are set; the
-    sockets of the process with the addresses of both sides, and whose they are; and the other threads. On loops other
-    than grapeshot's and asyncio's own, timers are left out. It runs no other code of the program than the ``repr`` of
-    what it shows, and is meant for the loop's thread: in another one it sees no coros and no timers.
+    The result contains the coros and tasks with their stacks, each above what it waits for; the timers that are set;
+    the sockets of the process, with both addresses and their owners; and the other threads. Timers are available only
+    for loops of grapeshot and of asyncio itself. The only code of the program that this function runs is the ``repr``
+    of the objects it shows. Call it in the loop's thread: in another thread it sees no coros and no timers.
 
     Raises:
-        TypeError: ``loop`` is no event loop.
+        TypeError: ``loop`` is not an event loop.
     """
     if loop is not None and not isinstance(loop, asyncio.AbstractEventLoop):
-        raise TypeError(f"an event loop is needed, not {loop!r}")
+        raise TypeError(f"tree() needs an event loop, got {loop!r}")
     seen = running_loop() if loop is None else loop
     waits = _waits.Waits(seen)
     roots, circles = waits.roots()
@@ -136,7 +138,7 @@ def tree(loop: asyncio.AbstractEventLoop | None = None) -> Tree:
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the loop that runs here, also in a coro that hides it; None where none runs."""
+    """Return the loop that is running in this thread, even if the running coro hides it. None if no loop is running."""
     loop: asyncio.AbstractEventLoop | None = _core._coro_running_loop()
     return asyncio._get_running_loop() if loop is None else loop
 
@@ -171,7 +173,7 @@ def _sockets(loop: Any) -> list[Socket]:
                 continue
             found.append(_describe(fd, owners.get(fd)))
         except OSError:
-            continue  # closed meanwhile by another thread, or the descriptor of the listing itself
+            continue  # another thread has just closed it, or it was the descriptor that listed the directory
     return found
 
 
@@ -184,7 +186,8 @@ def _open_fds() -> list[int]:
 
 def _describe(fd: int, owner: str | None) -> Socket:
     is_blocking = os.get_blocking(fd)
-    # The base class: a program may have patched the other one. It owns a duplicate, and the original stays as it is.
+    # Use the base class, because the program may have patched socket.socket. The object owns a duplicate, so closing it
+    # leaves the original descriptor open.
     sock = _socket.socket(fileno=os.dup(fd))
     try:
         kind = _KINDS.get(sock.type, f"type {sock.type}")
@@ -205,7 +208,7 @@ def _describe(fd: int, owner: str | None) -> Socket:
         return Socket(fd, kind, _address(sock.getsockname()), peer, is_listening, owner)
     finally:
         sock.close()
-        if os.get_blocking(fd) != is_blocking:  # socket.setdefaulttimeout() applies to each new object
+        if os.get_blocking(fd) != is_blocking:  # with socket.setdefaulttimeout(), making the object changes the mode
             os.set_blocking(fd, is_blocking)
 
 
@@ -218,7 +221,7 @@ def _address(address: Any) -> str:
 
 
 def _owners(loop: Any) -> dict[int, str]:
-    """Return whose the descriptors are, as far as the loop and its coros tell."""
+    """Return the owners of descriptors, as far as the loop and its coros know them."""
     owners = {fd: _owner_words(co) for co, fd in _coros_at_descriptors(loop)}
     for transport in _transports(loop):
         sock = transport.get_extra_info("socket")
@@ -228,7 +231,7 @@ def _owners(loop: Any) -> dict[int, str]:
 
 
 def _coros_at_descriptors(loop: Any) -> Iterator[tuple[Any, int]]:
-    """Yield the coros that wait for a descriptor, with it."""
+    """Yield each coro that waits for a descriptor, with the descriptor."""
     for co in () if _waits.coro_part is None else _core._coro_live():
         wait = _core._coro_wait_info(co) if loop is None or co._loop is loop else None
         if wait is not None and wait[0] != "queue":
@@ -236,7 +239,7 @@ def _coros_at_descriptors(loop: Any) -> Iterator[tuple[Any, int]]:
 
 
 def _owner_words(owner: Any) -> str:
-    """Return a coro, a transport or a server in words."""
+    """Describe a coro, a transport or a server in words."""
     if _waits.is_coro(owner):
         return _waits.name_of(owner)
     if not isinstance(owner, asyncio.BaseTransport):
@@ -245,7 +248,7 @@ def _owner_words(owner: Any) -> str:
 
 
 def _of_transport(transport: Any, sock: Any) -> Socket | None:
-    """Describe the socket of a connection by what the transport knows. None if that is not enough."""
+    """Describe a connection's socket with the addresses that its transport knows. None if it does not know them."""
     local, peer = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
     if not (isinstance(local, tuple) and isinstance(peer, tuple)):
         return None
@@ -258,7 +261,7 @@ def _transports(loop: Any) -> Iterator[Any]:
     if _waits.is_elsewhere(loop):
         return
     if isinstance(loop, _core.Loop):
-        # What the loop keeps alive: it has a list of its descriptors for the collector.
+        # The objects that the loop keeps alive, as it reports them to the garbage collector: transports are among them.
         known: Any = gc.get_referents(loop)
     else:
         known = list(getattr(loop, "_transports", {}).values())

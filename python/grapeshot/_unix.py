@@ -1,7 +1,8 @@
 """Unix stream sockets: create_unix_connection and create_unix_server.
 
-Runs once per connection or server, in the loop's thread; transports and accepting are those of TCP. The order of the
-checks and the texts of the errors are asyncio's; ``cleanup_socket`` (3.13+) works on every version.
+The code runs once per connection or server, in the loop's thread. Transports and accepting are the same as for TCP.
+Arguments are checked in the same order, and with the same error texts, as in asyncio. ``cleanup_socket`` (in asyncio:
+3.13+) works on every version.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
 
     Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
-# Whether this Python's asyncio removes the socket file of a server that is closed.
+# Whether this Python's asyncio removes a server's socket file when the server is closed.
 _CLEANS_UP = sys.version_info >= (3, 13)
 
-# Seconds between two attempts to connect while the server's queue is full, from the first to the longest.
+# How long to wait between attempts to connect while the server's queue is full. The time doubles up to the longest.
 _SHORTEST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
 
@@ -49,11 +50,12 @@ async def create_unix_connection(
     r"""Connect to the Unix socket at ``path``, or take the connected ``sock``; return ``(transport, protocol)``.
 
     A ``path`` that begins with a NUL (``"\0name"``) is a name in Linux' abstract namespace. While the server's queue of
-    connections is full, the attempt is repeated: wrap it in :func:`asyncio.timeout` to limit that.
+    connections is full, the attempt is repeated. Use :func:`asyncio.timeout` to limit the time.
 
     Raises:
-        OSError: nobody listens at ``path`` (FileNotFoundError, ConnectionRefusedError), or it is longer than 107 bytes.
-        ValueError: arguments that contradict each other, or ``sock`` is not a Unix stream socket.
+        OSError: no process listens at ``path`` (FileNotFoundError, ConnectionRefusedError), or ``path`` is longer than
+            107 bytes.
+        ValueError: arguments contradict each other, or ``sock`` is not a Unix stream socket.
         TypeError: ``path`` is not a path, or ``sock`` is an ``ssl.SSLSocket``.
         ssl.SSLError, ConnectionResetError, ConnectionAbortedError: the TLS handshake failed.
 
@@ -102,13 +104,15 @@ async def create_unix_server(
 ) -> _serve.Server:
     """Listen on a Unix socket at ``path``, or on the bound ``sock``; return the :class:`asyncio.Server`.
 
-    A socket file at ``path`` is removed first, even if another process still listens on it. With ``cleanup_socket``
-    (the default from Python 3.13 on, accepted on every version) closing the server removes its file, unless another one
-    has taken its place. Names that begin with a NUL are in Linux' abstract namespace and have no file.
+    A socket file at ``path`` is removed first, even if another process is still listening on it. With
+    ``cleanup_socket`` (the default from Python 3.13 on, available on every version), closing the server removes its
+    file, unless another file has taken its place. Names that begin with a NUL are in Linux' abstract namespace and have
+    no file.
 
     Raises:
-        OSError: ``path`` cannot be bound; EADDRINUSE, with a text that names it, if something else lies there.
-        ValueError: arguments that contradict each other, or ``sock`` is not a Unix stream socket.
+        OSError: ``path`` cannot be bound. If another kind of file exists there, ``errno`` is EADDRINUSE and the text
+            contains the path.
+        ValueError: arguments contradict each other, or ``sock`` is not a Unix stream socket.
         TypeError: ``path`` is not a path, ``sock`` is an ``ssl.SSLSocket``, or ``ssl`` is a bool.
 
     Source: :meth:`asyncio.loop.create_unix_server`.
@@ -142,8 +146,8 @@ def _check_unix_socket(sock: socket.socket) -> None:
 async def _connected(path: str | bytes) -> socket.socket:
     """Return a new socket connected to ``path``.
 
-    The system connects a Unix socket at once or not at all: EAGAIN says that the server's queue is full, and nothing
-    says when there is room in it (connect(2)).
+    The system connects a Unix socket at once or not at all. EAGAIN means that the server's queue is full, and there is
+    no event to wait for that tells when it has space again (connect(2)), so the attempt is repeated.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -162,7 +166,7 @@ async def _connected(path: str | bytes) -> socket.socket:
 
 
 def bind(path: str | bytes) -> socket.socket:
-    """Return a new socket bound to ``path``, in the place of a stale one."""
+    """Return a new socket bound to ``path``. A stale socket file there is removed first."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         remove_stale_socket(path)
@@ -179,7 +183,10 @@ def bind(path: str | bytes) -> socket.socket:
 
 
 def file_remover(sock: socket.socket) -> Callable[[], None] | None:
-    """Return what removes the file of a bound socket, if it has one; by then another server may own the file."""
+    """Return a function that removes the file of a bound socket, or None if there is no file.
+
+    The function does nothing if the file belongs to another server by then.
+    """
     path = sock.getsockname()
     if not has_file(path):
         return None

@@ -1,8 +1,8 @@
-"""Who waits for whom: the tasks of a loop, and its coros once there are any, as a tree with their stacks.
+"""Builds a tree of a loop's tasks and coros that shows which of them waits for which, with their stacks.
 
-Nothing is recorded while programs run; all of it is read from what is there at this moment. It runs no other code of
-the program than the ``repr`` of what is waited for. What only coros have is read by ``coro._run_info``, which sets
-``coro_part`` when coros are imported: nobody else needs them.
+Nothing is recorded while the program runs: everything is read from the objects that exist at this moment. The only code
+of the program that runs is the ``repr`` of the objects that are waited for. ``coro._run_info`` reads the parts that are
+specific to coros. It sets ``coro_part`` when coros are imported, so that other programs do not have to import it.
 """
 
 from __future__ import annotations
@@ -25,20 +25,23 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class CoroPart(Protocol):
-        """What is known of the coros of a loop."""
+        """Examines the coros of a loop."""
 
         coros: list[Any]
 
         def look(self, co: Any) -> tuple[str | None, list[Any]]:
-            """Return in words what a coro waits for (None: its ``_awaited``), and which coros that means."""
+            """Describe what a coro waits for, and return the coros and tasks on which it depends (a lock's holder).
+
+            If it waits for the future in its ``_awaited``, the description is None.
+            """
 
         def frames(self, co: Any) -> Iterator[FrameType]:
             """Yield the frames of a coro, the outermost first."""
 
 
-# Makes the above for a loop, None before coros are imported.
+# Returns a CoroPart for a loop. None before coros are imported.
 coro_part: Callable[[Any], CoroPart] | None = None
-# Files whose frames are this look itself, and are no part of a stack.
+# Files that take part in building the tree. Their frames are omitted from stacks.
 LOOKING = {__file__}
 
 _INDENT = "  "
@@ -55,11 +58,11 @@ class Node:
     """``"coro"`` or ``"task"``."""
     name: str
     state: str
-    """What it waits for, in words, or that it runs or is ready."""
+    """A description of what it waits for, or that it is running or ready."""
     stack: list[str]
     """The lines of its stack, as in a traceback."""
     below: list[Node]
-    """What it waits for among the coros and tasks; one that several wait for is the same object in each place."""
+    """The coros and tasks that it waits for. If several wait for the same one, they share its node."""
     waiter: Any = dataclasses.field(repr=False, compare=False)
     """The coro or task itself."""
 
@@ -68,12 +71,12 @@ class Node:
 
 
 class Waits:
-    """The coros and tasks of a loop (None: of this thread), and who of them waits for whom."""
+    """The coros and tasks of a loop (None: of this thread), and which of them wait for which."""
 
     def __init__(self, loop: Any) -> None:
         part = None if coro_part is None else coro_part(loop)
         self.coros: list[Any] = [] if part is None else part.coros
-        # asyncio's tasks, and the coros, which are tasks to asyncio
+        # asyncio's tasks. They include the coros, which asyncio regards as tasks.
         every: set[Any] = set() if loop is None else asyncio.all_tasks(loop)
         self.tasks = sorted((task for task in every if not is_coro(task)), key=lambda task: str(task.get_name()))
         self.loop = loop
@@ -81,7 +84,8 @@ class Waits:
         self._every: list[Any] = [*self.tasks, *self.coros]
         self._timers = _timers_by_future(loop)
         self._known = set(self._every)
-        # What each waits for, in words, and which of the others that is (in order, without repetition).
+        # For each, a description of what it waits for, and which of the others it waits for. The inner dict is used as
+        # an ordered set.
         self._words: dict[Any, str] = {}
         self._below: dict[Any, dict[Any, None]] = {}
         for co in self.coros:
@@ -97,7 +101,7 @@ class Waits:
         for task in self.tasks:
             self._look_at_task(task, task is running)
         for waiter in self._every:
-            # Python 3.14 and later notes who awaits a future, also through groups of tasks.
+            # From Python 3.14 on, a future knows who awaits it, also through task groups.
             for other in getattr(waiter, "_asyncio_awaited_by", None) or ():
                 if other in self._known:
                     self._below[other][waiter] = None
@@ -114,7 +118,10 @@ class Waits:
             self._await(task, awaited)
 
     def _await(self, waiter: Any, awaited: Any) -> None:
-        """A future, a task, a coro, or a future of asyncio.gather() or of a task group."""
+        """Record that ``waiter`` waits for ``awaited``.
+
+        That is a future, a task, a coro, or the future of asyncio.gather() or of a task group.
+        """
         inside = [awaited, *(getattr(awaited, "_children", None) or ())]
         if not _NAMES_AWAITERS:
             inside += _group_members(waiter)
@@ -123,7 +130,7 @@ class Waits:
         self._words[waiter] = f"waits for {', '.join(named)}" if named else self._words_of(waiter, awaited)
 
     def _words_of(self, waiter: Any, awaited: Any) -> str:
-        """Return in words what waiting for this future means, where that can be seen."""
+        """Describe what a coro or task waits for when it waits for this future, as far as that can be found out."""
         timer = self._timers.get(id(awaited))
         if timer is not None:
             return f"waits for a timer, due in {timer.when() - self.loop.time():.3f} s"
@@ -138,7 +145,7 @@ class Waits:
         return f"waits for {awaited!r}"
 
     def _sleep_of(self, co: Any) -> str | None:
-        """Return how long a coro sleeps that waits for nothing else."""
+        """Return for how long a coro will sleep, or None if it does not sleep."""
         timer = self._timers.get(id(co))
         if timer is None or timer._callback is not _core._coro_end_sleep:
             return None
@@ -152,7 +159,7 @@ class Waits:
     # ------------------------------------------------------------------ the tree
 
     def heading(self) -> str:
-        """Return how many coros and tasks there are."""
+        """Return a line with the number of coros and tasks."""
         of_loop = "" if self.loop is None else f" of {self.loop!r}"
         return f"{count(len(self.coros), 'coro')} and {count(len(self.tasks), 'task')}{of_loop}"
 
@@ -161,7 +168,7 @@ class Waits:
         return list(self._nodes.values())
 
     def roots(self) -> tuple[list[Node], list[list[Node]]]:
-        """Return those that nobody waits for, and each circle that leads to what is not below one of them."""
+        """Return the nodes that no other one waits for, and the circles above the nodes that are not below any root."""
         waiters = {other: each for each, others in self._below.items() for other in others}
         roots = [each for each in self._every if each not in waiters]
         shown: set[Any] = set()
@@ -170,7 +177,7 @@ class Waits:
         circles: list[list[Node]] = []
         for each in self._every:
             if each not in shown:
-                # All that is left is in a circle or below one, and so is what waits for it.
+                # A node that no root leads to is in a circle or below one. Going up from it leads into the circle.
                 circle = _circle(each, waiters)
                 self._reach(circle[0], shown)
                 circles.append([self._nodes[member] for member in circle])
@@ -191,9 +198,9 @@ class Waits:
 
 
 def tally_waits(loop: Any) -> list[Tally]:
-    """Count the coros and tasks of a loop that have the same function and wait at the same place of the program.
+    """Count the coros and tasks of a loop that have the same function and wait at the same place in the program.
 
-    It looks at no stack but for that place, and takes some 3 us for each.
+    Only that place is read from their stacks, so this takes about 3 us for each of them.
     """
     running = None if loop is None else asyncio.current_task(loop)
     places: dict[tuple[int, int], str | None] = {}
@@ -223,7 +230,7 @@ def _frames_of(waiter: Any) -> list[FrameType]:
 
 
 def _place_of(frame: FrameType, places: dict[tuple[int, int], str | None]) -> str | None:
-    """Return the line of a frame if it is one of the program. ``places`` are those that were found already."""
+    """Return the place of a frame, or None if it is not in the program. ``places`` is a cache."""
     key = (id(frame.f_code), frame.f_lasti)
     if key not in places:
         places[key] = _origins.place(frame)
@@ -231,14 +238,14 @@ def _place_of(frame: FrameType, places: dict[tuple[int, int], str | None]) -> st
 
 
 def timers_of(loop: Any) -> list[Any]:
-    """Return the timers that are set on a loop. None of a loop of another thread, nor where it does not show them."""
+    """Return the timers of a loop. The list is empty if the loop runs in another thread or does not show its timers."""
     if is_elsewhere(loop):
         return []
     return [timer for timer in getattr(loop, "_scheduled", ()) if not timer.cancelled()]
 
 
 def is_elsewhere(loop: Any) -> bool:
-    """Whether a loop runs in another thread, so that only that one may look at what it has."""
+    """Whether a loop is running in another thread, so that its attributes must not be read here."""
     return getattr(loop, "_thread_id", None) not in (None, threading.get_ident())
 
 
@@ -259,7 +266,7 @@ def tree_lines(roots: list[Node], circles: list[list[Node]]) -> Iterator[str]:
 
 
 def _lines_from(root: Node, shown: set[int]) -> Iterator[str]:
-    """Yield a node and what is below it. A list of its own: trees may be deeper than Python's stack."""
+    """Yield the lines of a node and of the nodes below it. Not recursive, because a tree may be very deep."""
     left = [(root, 0)]
     while left:
         node, depth = left.pop()
@@ -280,7 +287,7 @@ def count(number: int, what: str) -> str:
 
 
 def is_coro(waiter: Any) -> bool:
-    """Whether this task of asyncio's is a coro."""
+    """Whether ``waiter``, a task in the view of asyncio, is a coro."""
     return isinstance(waiter, _core.Coro)
 
 
@@ -290,7 +297,8 @@ def name_of(waiter: Any) -> str:
 
 
 def _circle(waiter: Any, waiters: dict[Any, Any]) -> list[Any]:
-    """Return those who wait for each other above this one, each before what it waits for, and the first one again."""
+    """Return the circle found by going up from ``waiter``. Each member waits for the next; the last one is the first.
+    """
     way: dict[Any, None] = {}
     while waiter not in way:
         way[waiter] = None
@@ -300,7 +308,7 @@ def _circle(waiter: Any, waiters: dict[Any, Any]) -> list[Any]:
 
 
 def _group_members(task: Any) -> list[Any]:
-    """Return the tasks of the group at whose end a task waits."""
+    """Return the members of the task group whose end a task is waiting for."""
     members: list[Any] = []
     get_coro = getattr(task, "get_coro", None)
     for frame in coroutine_frames(None if get_coro is None else get_coro()):
@@ -319,7 +327,7 @@ def stack_lines(frames: Iterator[FrameType]) -> list[str]:
 
 
 def thread_frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield the frames of a thread, the outermost first, up to the look at them."""
+    """Yield the frames of a thread, the outermost first, up to the first frame of the code that builds the tree."""
     found: list[FrameType] = []
     while frame is not None:
         found.append(frame)
@@ -331,7 +339,7 @@ def thread_frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def coroutine_frames(steps: Any) -> Iterator[FrameType]:
-    """Yield the frames of a suspended coroutine, and of what it awaits."""
+    """Yield the frames of a suspended coroutine and of the awaitables that it awaits."""
     seen = 0
     while steps is not None and seen < 1000:
         frame = first_of(steps, "cr_frame", "gi_frame", "ag_frame")
@@ -344,5 +352,5 @@ def coroutine_frames(steps: Any) -> Iterator[FrameType]:
 
 
 def first_of(steps: Any, *names: str) -> Any:
-    """Return the first of these attributes that there is."""
+    """Return the value of the first of these attributes that is present and not None. None if there is none."""
     return next((value for name in names if (value := getattr(steps, name, None)) is not None), None)

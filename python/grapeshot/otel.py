@@ -1,6 +1,7 @@
-"""Exports what a loop counts through OpenTelemetry, and slow callbacks as spans: needs the extra ``grapeshot[otel]``.
+"""Exports a loop's statistics as OpenTelemetry metrics, and slow callbacks as spans. Needs ``grapeshot[otel]``.
 
-Only OpenTelemetry's API is used: what collects and sends is the program's choice, by the providers that it sets.
+This module uses only OpenTelemetry's API. The program chooses how the data is collected and sent, by the providers that
+it sets.
 """
 
 from __future__ import annotations
@@ -43,24 +44,25 @@ def export(
     slow_spans: float | None = None,
     tracer_provider: trace.TracerProvider | None = None,
 ) -> Exporter:
-    """Export the numbers of ``loop.statistics()`` as OpenTelemetry metrics, until the result is closed.
+    """Export the numbers of ``loop.statistics()`` as OpenTelemetry metrics, until the returned exporter is closed.
 
     Args:
-        loop: the loop; the running one if it is left out.
-        attributes: what each number has, ``{"loop": "main"}`` for instance.
-        meter_provider: the one that the program has set if it is left out.
-        slow_spans: each callback that takes at least so many seconds becomes a span, with the stack that it was seen
-            with. This measures callbacks (``loop.add_slow_listener``); left out, there are none.
-        tracer_provider: as ``meter_provider``.
+        loop: the loop. The default is the running loop.
+        attributes: attributes to attach to each number, for instance ``{"loop": "main"}``.
+        meter_provider: the provider of the meter. The default is the one that the program has set.
+        slow_spans: export each callback that takes at least this many seconds as a span, with its stack. This makes the
+            loop measure its callbacks (``loop.add_slow_listener``). By default there are no spans.
+        tracer_provider: the provider of the tracer. The default is the one that the program has set.
 
-    There is an instrument ``grapeshot.loop.<name>`` for each number, in seconds (``s``), bytes (``By``) or counts, read
-    when the metrics are collected. Where callbacks are measured, ``grapeshot.loop.callback_durations`` and
-    ``grapeshot.loop.scheduling_delays`` have percentiles in an attribute ``percentile``.
+    Each number has an instrument ``grapeshot.loop.<name>``, in seconds (``s``), bytes (``By``) or counts. It is read
+    when the metrics are collected. If callbacks are measured, ``grapeshot.loop.callback_durations`` and
+    ``grapeshot.loop.scheduling_delays`` have a value for each of several percentiles, with the percentile in the
+    attribute ``percentile``.
     """
     if loop is None:
         running = asyncio.get_running_loop()
         if not isinstance(running, Loop):
-            raise TypeError(f"only grapeshot's loops have statistics, and {running!r} runs")
+            raise TypeError(f"only grapeshot's loops have statistics, and the running loop is {running!r}")
         loop = running
     exporter = Exporter(loop, attributes or {})
     exporter._add_instruments(metrics.get_meter(_NAME, meter_provider=meter_provider))
@@ -70,7 +72,7 @@ def export(
 
 
 class Exporter:
-    """Exports a loop. Made by :func:`export`; also a context manager that closes itself."""
+    """Exports a loop's statistics. :func:`export` returns one. As a context manager, it closes itself at the end."""
 
     def __init__(self, loop: Loop, attributes: Attributes) -> None:
         self._loop: Loop | None = loop
@@ -86,7 +88,7 @@ class Exporter:
         self.close()
 
     def close(self) -> None:
-        """Export no more. The instruments stay, without values: OpenTelemetry has no way to remove them."""
+        """Stop exporting. The instruments remain, without values, because OpenTelemetry cannot remove instruments."""
         loop, self._loop = self._loop, None
         if loop is not None and self._listener is not None and not loop.is_closed():
             loop.remove_slow_listener(self._listener)
@@ -124,12 +126,12 @@ class Exporter:
         assert self._loop is not None
 
         def listener(slow: SlowCallback) -> None:
-            # The loop's clock has another beginning than that of spans.
+            # The loop's clock and the clock of spans have different starting points.
             began_ns = time.time_ns() - time.monotonic_ns() + int(slow.started_s * 1e9)
             attributes: dict[str, str] = {**self._attributes, "grapeshot.kind": slow.kind}
             if slow.stack:
                 attributes["code.stacktrace"] = "\n".join(slow.stack)
-            # It belongs to no request that is known here: an empty context has no span above it.
+            # The request that the callback belongs to is not known here. In an empty context, the span has no parent.
             span = tracer.start_span(f"{slow.kind} {slow.name}", Context(), attributes=attributes, start_time=began_ns)
             span.end(began_ns + int(slow.duration_s * 1e9))
 

@@ -383,7 +383,7 @@ def test_it_needs_a_loop_of_grapeshot():
         grapeshot.accounting()
     loop = asyncio.SelectorEventLoop()
     try:
-        with pytest.raises(TypeError, match="accounting needs a loop of grapeshot"):
+        with pytest.raises(TypeError, match=r"accounting\(\) needs a grapeshot loop"):
             grapeshot.accounting(loop)
     finally:
         loop.close()

@@ -439,7 +439,7 @@ def test_the_end_of_the_run_closes_clients_that_do_not_read(new_loop, path):
 
 
 def test_without_a_loop_it_says_so(path):
-    with pytest.raises(RuntimeError, match="no event loop runs here"):
+    with pytest.raises(RuntimeError, match="no running event loop"):
         backdoor.serve(path)
 
 
@@ -454,7 +454,7 @@ async def test_help_lists_the_helpers(loop, path):
         assert await caller.ask("help()") == text
         assert await caller.ask("answer") == "42\n"
         assert "Return the absolute value" in await caller.ask("help(abs)")
-        assert "would wait for the input of the process" in await caller.ask("input()")
+        assert "would read the standard input of the process" in await caller.ask("input()")
 
 
 async def test_helpers_show_what_goes_on(loop, path):
@@ -480,6 +480,6 @@ async def test_helpers_show_what_goes_on(loop, path):
 async def test_where_says_that_it_has_found_nothing(loop, path, what):
     with backdoor.serve(path):
         with await call(path) as caller:
-            assert (await caller.ask(f"where({what})")).startswith(f"{what} is no task")
-            assert not (await caller.ask("where('backdoor')")).endswith("no part of a name of one\n")
-            assert not (await caller.ask("where()")).endswith("no part of a name of one\n")
+            assert (await caller.ask(f"where({what})")).startswith(f"{what} is not a task")
+            assert not (await caller.ask("where('backdoor')")).endswith("nor part of the name of one\n")
+            assert not (await caller.ask("where()")).endswith("nor part of the name of one\n")

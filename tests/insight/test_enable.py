@@ -70,7 +70,7 @@ async def test_a_variable_may_name_the_path_or_say_no(loop, path, monkeypatch):
 def test_a_signal_that_the_program_handles_is_refused(path):
     signal.signal(signal.SIGUSR2, lambda *_: None)
     try:
-        with pytest.raises(ValueError, match="handles SIGUSR2 itself"):
+        with pytest.raises(ValueError, match="the program has a handler for SIGUSR2"):
             backdoor.enable(path)
     finally:
         signal.signal(signal.SIGUSR2, signal.SIG_DFL)
@@ -82,7 +82,7 @@ async def test_what_goes_wrong_is_logged(loop, path, caplog, monkeypatch):
     with backdoor.enable(path) as switch:
         assert switch.server is None
     assert "the back door cannot be opened: " in caplog.text
-    assert "no socket lies there" in caplog.text
+    assert "not a socket already exists there" in caplog.text
     assert path.read_text() == "precious"
 
 
@@ -190,6 +190,6 @@ def test_a_process_that_was_not_prepared(path, tmp_path, kind, is_idle):
 
 def test_a_signal_serves_one_enable(path):
     with backdoor.enable(path):
-        with pytest.raises(ValueError, match=r"another enable\(\) handles SIGUSR2"):
+        with pytest.raises(ValueError, match=r"another enable\(\) uses SIGUSR2"):
             backdoor.enable(path)
         backdoor.enable(path, signum=signal.SIGUSR1).close()

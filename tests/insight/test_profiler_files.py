@@ -58,8 +58,8 @@ def test_the_file_is_compact(saved):
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"", "is no profile of this version"),
-        (b"grapeshot profile 2\n", "is no profile of this version"),
+        (b"", "is not a profile that this version"),
+        (b"grapeshot profile 2\n", "is not a profile that this version"),
         (b"grapeshot profile 1\nx", "is damaged"),
         (b"grapeshot profile 1\n" + zlib.compress(b"{}"), "is damaged"),
     ],
@@ -115,7 +115,7 @@ def test_the_functions_of_one(saved, capsys):
     assert command(["show", str(saved), "--owner", "MainThread"]) == 0
     assert "outer (" in capsys.readouterr().out
     assert command(["show", str(saved), "--owner", "nobody"]) == 1
-    assert "no coro, task or thread of this profile has the name 'nobody'" in capsys.readouterr().err
+    assert "this profile has no coro, task or thread with the name 'nobody'" in capsys.readouterr().err
 
 
 def test_pstats(saved, tmp_path):

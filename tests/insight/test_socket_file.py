@@ -92,7 +92,7 @@ async def test_the_user_is_compared_before_a_byte_is_read(loop, path, monkeypatc
 
 def test_where_nobody_knows_how_to_ask(path, new_loop, monkeypatch):
     async def main():
-        with pytest.raises(NotImplementedError, match="the user of a connection"):
+        with pytest.raises(NotImplementedError, match="identify a client's user"):
             backdoor.serve(path)
 
     monkeypatch.setattr(_peer, "peer_uid", None)
@@ -176,7 +176,7 @@ def test_a_directory_that_is_not_there(path):
 
 @pytest.mark.parametrize("wrong", ["", "{folder}/", "\0app", "{folder}/a\0b"])
 def test_what_is_no_path_of_a_file(path, wrong):
-    with pytest.raises(ValueError, match="a path of a socket is needed"):
+    with pytest.raises(ValueError, match="not a valid path for a socket"):
         _path.SocketFile(wrong.format(folder=path.parent))
     assert os.listdir(path.parent) == []
 
@@ -251,7 +251,7 @@ def test_what_is_no_socket_is_refused(path, kind):
             leave_stale(target)
         path.symlink_to(target)
     before = path.lstat()
-    with pytest.raises(FileExistsError, match="no socket lies there"):
+    with pytest.raises(FileExistsError, match="already exists there"):
         _path.SocketFile(str(path))
     assert path.lstat() == before
     assert target.exists() == (kind.startswith("link"))
@@ -261,7 +261,7 @@ def test_what_is_no_socket_is_refused(path, kind):
 def test_a_socket_of_another_user_is_refused(path):
     leave_stale(path)
     os.lchown(path, NOBODY, -1)
-    with pytest.raises(PermissionError, match=f"a socket of the user {NOBODY} lies there"):
+    with pytest.raises(PermissionError, match=f"a socket of the user {NOBODY} already exists there"):
         _path.SocketFile(str(path))
 
 

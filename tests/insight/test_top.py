@@ -179,7 +179,7 @@ def test_a_process_that_blocks_and_ends(path, program, start):
     top = start(path, 80)
     top.shows("busy")
     program.send_signal(signal.SIGSTOP)
-    top.shows("something blocks the loop")
+    top.shows("something is blocking the loop")
     program.send_signal(signal.SIGCONT)
     top.shows("q quit")
     program.kill()
@@ -195,7 +195,8 @@ def run_top(*arguments, code="import runpy; runpy.run_module('grapeshot', run_na
 
 def test_without_a_terminal(path):
     pytest.importorskip("rich")
-    assert run_top(str(path)) == (1, "top needs a terminal; `await top()` in the back door prints once\n")
+    hint = "without one, use `await top()` in the back door, which prints once"
+    assert run_top(str(path)) == (1, f"top needs a terminal; {hint}\n")
 
 
 def test_without_rich(path):

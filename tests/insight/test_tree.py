@@ -231,5 +231,5 @@ def test_importing_the_package_imports_none_of_it():
 
 
 def test_only_of_loops():
-    with pytest.raises(TypeError, match="an event loop is needed, not 3"):
+    with pytest.raises(TypeError, match=r"tree\(\) needs an event loop, got 3"):
         grapeshot.tree(3)

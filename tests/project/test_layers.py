@@ -40,7 +40,7 @@ ROOMS = {
     },
     "core/src": {"sys": 0, "arch": 0, "probing": 0, "queue": 1, "stack": 1, "msgpack": 1, "lib": 2},
 }
-# Modules of one room that use each other in a circle, and are meant to: docs/architecture.md says why.
+# Modules of one room that use each other in a circle, on purpose: docs/internals/layers.md says why.
 CIRCLES = {
     "src/binding": [["deallocation", "native_type"]],
     "src/event_loop": [["handle", "limits", "loop_clock", "pyloop", "reactor", "slow"]],

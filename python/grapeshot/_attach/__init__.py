@@ -1,7 +1,8 @@
 """The client of a back door: ``python -m grapeshot attach PATH``.
 
-Lines are edited by prompt_toolkit (the extra ``attach``), by readline where that is not installed, and just read where
-the input is no terminal. The prompt itself, completion and all else happen in the process at the other end.
+The user edits lines with prompt_toolkit (the extra ``attach``), or with readline where that is not installed. If the
+input is not a terminal, lines are read as they come. The prompt runs in the process at the other end, which also finds
+the completions.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# Ctrl-C without any answer, after which the client leaves.
-_PATIENCE = 3
+# The client ends after the user has pressed Ctrl-C this often without any answer from the process.
+_MAX_UNANSWERED = 3
 
 
 def main(arguments: list[str]) -> int:
-    """Attach to a back door, with the arguments of the command; return the exit status."""
+    """Run ``python -m grapeshot attach`` with these arguments; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m grapeshot attach",
         description="Open a Python prompt inside a process that has opened a back door (grapeshot.backdoor).",
     )
-    parser.add_argument("path", metavar="PATH|PID", help="the unix socket of the back door, or the id of the process")
-    parser.add_argument("--plain", action="store_true", help="do without prompt_toolkit, even if it is installed")
+    parser.add_argument("path", metavar="PATH|PID", help="the unix socket of the back door, or the process id")
+    parser.add_argument("--plain", action="store_true", help="do not use prompt_toolkit, even if it is installed")
     options = parser.parse_args(arguments)
     return _attach(options.path, options.plain)
 
@@ -39,7 +40,7 @@ def _attach(path: str, plain: bool) -> int:
     try:
         sock, is_own = connect(path)
     except RefusedError as exc:
-        # It may name paths that another user has chosen.
+        # The message may contain paths that another user has chosen, with control characters in them.
         sys.stderr.write(f"{printable_lines(exc)}\n")
         return 1
     with sock:
@@ -55,7 +56,7 @@ def _make_editor(link: Link, plain: bool) -> Any:
         try:
             from ._prompt import PromptEditor
         except ImportError as exc:
-            sys.stderr.write(f"Plain line editing ({exc}: pip install 'grapeshot[attach]').\n")
+            sys.stderr.write(f"{exc}: using plain line editing (for more: pip install 'grapeshot[attach]')\n")
         else:
             return PromptEditor(link)
     return ReadlineEditor(link)
@@ -71,8 +72,8 @@ def _talk(link: Link, editor: Any) -> int:
                 is_interrupted = False
                 unanswered = unanswered + 1 if link.heard == heard else 1
                 heard = link.heard
-                if unanswered == _PATIENCE:
-                    sys.stderr.write("\nThe process does not answer: something blocks its loop.\n")
+                if unanswered == _MAX_UNANSWERED:
+                    sys.stderr.write("\nThe process does not answer: something is blocking its event loop.\n")
                     return 1
                 link.send(b"i")
             prompt = link.next_prompt()

@@ -1,4 +1,4 @@
-"""What lines are read with if prompt_toolkit is not there, and the history of lines."""
+"""Reading lines without prompt_toolkit, and the history of the lines that were typed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from ._link import Link
 
 _MOST_LINES = 2000
-# What ends the name that is completed; a dot does not.
+# The characters that end the name to be completed. A dot is not one of them.
 _DELIMITERS = " \t\n`~!@#$%^&*()-=+[{]}\\|;:'\",<>/?"
 
 
@@ -19,7 +19,7 @@ class History:
         self.path = os.environ.get("GRAPESHOT_HISTORY") or os.path.expanduser("~/.grapeshot_history")
 
     def load(self) -> list[str]:
-        """Return the lines, the oldest first."""
+        """Return the last lines of the history, the oldest first."""
         try:
             with open(self.path, encoding="utf-8", errors="replace") as file:
                 return file.read().splitlines()[-_MOST_LINES:]
@@ -27,7 +27,7 @@ class History:
             return []
 
     def add(self, line: str) -> None:
-        """Add a line."""
+        """Append a line to the file, unless it is blank."""
         if not line.strip():
             return
         try:
@@ -35,25 +35,25 @@ class History:
             with open(fd, "w", encoding="utf-8", errors="replace") as file:
                 file.write(line.rstrip("\n") + "\n")
         except OSError:
-            pass  # a home that cannot be written to
+            pass  # the home directory is not writable: there is no history then
 
 
 class PipeEditor:
-    """Reads lines from an input that is no terminal, and shows no prompts."""
+    """Reads lines from an input that is not a terminal, without showing prompts."""
 
     def read(self, _prompt: str) -> str:
-        """Return the next line. Raises EOFError."""
+        """Return the next line. Raises EOFError at the end of the input."""
         line = sys.stdin.readline()
         if not line:
             raise EOFError
         return line.removesuffix("\n")
 
     def stop(self) -> None:
-        """Nothing ends a read from the input early."""
+        """Do nothing: a read from the input cannot be ended early."""
 
 
 class ReadlineEditor:
-    """Reads lines from a terminal, with editing, history and completion if Python has readline."""
+    """Reads lines from a terminal. There is editing, history and completion if this Python has readline."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -89,7 +89,7 @@ class ReadlineEditor:
         return line
 
     def stop(self) -> None:
-        """The other side has closed. Nothing ends a read that has begun."""
+        """The process has closed the connection. A read that has begun cannot be ended: ask the user to press Enter."""
         self._is_over = True
         if self._is_reading:
-            sys.stderr.write("\n[closed by the other side: press Enter]\n")
+            sys.stderr.write("\n[the process has closed the connection: press Enter]\n")

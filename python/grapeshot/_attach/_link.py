@@ -1,4 +1,4 @@
-"""The connection of the client. A thread reads what comes, so that output appears while a line is being edited."""
+"""The client's connection. A thread reads from it, so that output appears while the user is editing a line."""
 
 from __future__ import annotations
 
@@ -17,17 +17,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _FIRST_PROMPT = ">>> "
-# Kinds of frames that the other side answers with a prompt.
+# The kinds of frames that the process answers with a prompt.
 _ASKING = (b"s", b"i")
 _COMPLETION_S = 2.0
 _MOST_BANNER = 1 << 16
 
 
 class Link:
-    """Sends frames, and shows or keeps those that come."""
+    """Sends frames to the process. Shows the output it sends back, and queues its prompts and completions."""
 
     def __init__(self, sock: socket.socket, shows_banner: bool, is_own: bool = True) -> None:
-        """``is_own``: whether the process is this user's. What another one sends must not move the cursor."""
+        """Use the connected ``sock``.
+
+        ``is_own`` says whether the process belongs to this user. If not, control characters in its output are replaced,
+        so that it cannot move the cursor.
+        """
         self._sock = sock
         self._is_own = is_own
         self._shows_banner = shows_banner
@@ -36,13 +40,13 @@ class Link:
         self._completions: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
         self._asked = 0
         self.heard = 0
-        """How much has come, in bytes."""
+        """The number of bytes received."""
         self._has_ended = False
         self.is_greeted = False
         """Whether a back door has answered."""
 
     def start(self, on_end: Callable[[], None]) -> None:
-        """Begin to talk; ``on_end`` is called in another thread when the other side has closed."""
+        """Send the greeting and start the reading thread, which calls ``on_end`` when the connection has ended."""
         self._on_end = on_end
         self._send(HELLO)
         threading.Thread(target=self._read, name="attach", daemon=True).start()
@@ -54,7 +58,7 @@ class Link:
         self._send(frame(kind, text.encode("utf-8", "replace")))
 
     def next_prompt(self) -> str | None:
-        """Wait until the other side wants a line; return its prompt, or None if it has closed."""
+        """Wait until the process asks for a line; return its prompt, or None if the connection has ended."""
         while (entry := self._prompts.get()) is not None:
             answered, prompt = entry
             if answered >= self._asked and not self._has_ended:
@@ -63,7 +67,7 @@ class Link:
         return None
 
     def complete(self, text: str) -> list[str]:
-        """Return what could stand for a name with dots. The other side looks at its objects for that."""
+        """Return the completions of ``text``, a name with dots. The process finds them by inspecting its objects."""
         self.send(b"c", text)
         try:
             return self._completions.get(timeout=_COMPLETION_S)
@@ -74,15 +78,15 @@ class Link:
         try:
             self._sock.sendall(data)
         except OSError:
-            pass  # the thread that reads sees the end, too
+            pass  # the reading thread notices the end, too
 
     def _read(self) -> None:
         try:
             self._read_all()
         except OSError:
             pass
-        except (ValueError, TypeError, RecursionError):  # what comes is no frame of a back door's
-            sys.stderr.write("\nThe other side does not speak as a back door does.\n")
+        except (ValueError, TypeError, RecursionError):  # the data is not a frame of a back door
+            sys.stderr.write("\nThe other end is not a back door: it does not follow the protocol.\n")
         self._has_ended = True
         self._prompts.put(None)
         self._completions.put([])

@@ -1,4 +1,4 @@
-"""Line editing, history and completion by prompt_toolkit."""
+"""Line editing, history and completion with prompt_toolkit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Completer(Completer):
 
 
 class _History(BaseHistory):
-    """The file that the other way of editing has, too."""
+    """Lets prompt_toolkit use the same history file as the plain editor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,11 +46,11 @@ class _History(BaseHistory):
 
 
 class PromptEditor:
-    """Reads lines from a terminal. Output of the process appears above the line meanwhile."""
+    """Reads lines from a terminal. Output of the process appears above the line that is being edited."""
 
     def __init__(self, link: Link) -> None:
         self._is_over = False
-        # Completion looks at the objects of a live process: only when Tab is pressed.
+        # Completion inspects the objects of a live process, so it happens only when the user presses Tab.
         self._session: PromptSession[str] = PromptSession(
             history=_History(),
             completer=_Completer(link),
@@ -66,7 +66,7 @@ class PromptEditor:
         return line
 
     def stop(self) -> None:
-        """The other side has closed: end the read."""
+        """The process has closed the connection: end the read."""
         self._is_over = True
         app = self._session.app
         loop = app.loop
@@ -74,7 +74,7 @@ class PromptEditor:
             loop.call_soon_threadsafe(self._exit)
 
     def _begin(self) -> None:
-        """A read begins, and can be ended from now on."""
+        """Called when a read begins. End it at once if the connection has ended before."""
         if self._is_over:
             self._session.app.exit(exception=EOFError)
 

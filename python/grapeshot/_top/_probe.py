@@ -1,4 +1,4 @@
-"""Asks a back door for samples, over the frames that ``attach`` speaks."""
+"""Gets samples from a back door, with the same protocol that ``attach`` uses."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     from typing import Any
 
 _CLOSED = "the process has closed the connection"
-# Of an answer that is none, such as a traceback, the end tells most.
+# If the answer is not a sample but, for instance, a traceback, show this many characters from its end.
 _MOST_WORDS = 500
 _MOST_BANNER = 1 << 16
-# An answer with a line for each of a million coros fits.
+# Enough for a line for each of a million coros.
 _MOST_ANSWER = 1 << 28
-_OTHER = "the other side does not speak as a back door does"
+_NOT_A_BACK_DOOR = "the other end is not a back door: it does not follow the protocol"
 _BEGIN = "from grapeshot.backdoor._sampling import Sampler as _Sampler; _sampler = _Sampler(loop, {slow_s!r})"
 
 
 class LostError(Exception):
-    """The process has closed the connection, or does not speak as a back door does."""
+    """The process has closed the connection, or it does not follow the back door's protocol."""
 
 
 class Probe:
-    """One connection. It belongs to one thread."""
+    """One connection to a back door. Only one thread may use it."""
 
     def __init__(self, sock: socket.socket, slow_s: float) -> None:
         self._sock = sock
@@ -36,10 +36,10 @@ class Probe:
         self._asked = 0
 
     def sample(self, *parts: str) -> dict[str, Any]:
-        """Return what ``Sampler.look`` finds. It waits for as long as the process takes.
+        """Return the result of ``Sampler.look(*parts)`` in the process. Waits as long as the process takes.
 
         Raises:
-            LostError: there is no back door, or not any more.
+            LostError: the connection has ended, or the other end is not a back door.
         """
         try:
             if not self._has_begun:
@@ -54,16 +54,16 @@ class Probe:
             answer = self._ask(f"_sampler.sample(*{parts!r})")
         except OSError:
             raise LostError(_CLOSED) from None
-        except ValueError:  # what comes is no frame of a back door's
-            raise LostError(_OTHER) from None
+        except ValueError:  # the data is not a frame of a back door
+            raise LostError(_NOT_A_BACK_DOOR) from None
         try:
             found: dict[str, Any] = json.loads(answer)
         except ValueError:
             raise LostError(answer.strip()[-_MOST_WORDS:] or "no answer") from None
         except RecursionError:
-            raise LostError(_OTHER) from None
+            raise LostError(_NOT_A_BACK_DOOR) from None
         if not _is_sample(found, parts):
-            raise LostError(_OTHER)
+            raise LostError(_NOT_A_BACK_DOOR)
         return found
 
     def end(self) -> None:
@@ -71,13 +71,13 @@ class Probe:
         try:
             self._send("_sampler.end()")
         except OSError:
-            pass  # then it notices that nobody asks any more
+            pass  # the process then stops by itself when no more requests arrive
 
     def _send(self, source: str) -> None:
         self._sock.sendall(frame(b"s", source.encode()))
 
     def _ask(self, source: str) -> str:
-        """Return what a command prints."""
+        """Run a command in the process and return what it prints."""
         self._asked += 1
         self._send(source)
         output = bytearray()
@@ -86,7 +86,7 @@ class Probe:
             if kind == b"o":
                 output += data
                 if len(output) > _MOST_ANSWER:
-                    raise ValueError("an answer without an end")
+                    raise ValueError("the answer is too long")
             elif kind == b"p" and int(data.partition(b" ")[0]) >= self._asked:
                 return output.decode("utf-8", "replace")
 
@@ -103,7 +103,7 @@ class Probe:
 
 
 def _is_sample(found: Any, parts: tuple[str, ...]) -> bool:
-    """Whether an answer has what the keys and files of ``top`` rely on. Its views look at the rest."""
+    """Whether an answer has the fields that the screen and the dump rely on. The views check the rest."""
     return (
         isinstance(found, dict)
         and type(found.get("pid")) is int

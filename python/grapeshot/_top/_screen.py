@@ -1,4 +1,4 @@
-"""The terminal of ``top``: what it shows, and its keys. A thread asks the process, so that keys always work."""
+"""The screen of ``top`` and its keys. A separate thread queries the process, so that keys always work."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_WIDE = 120  # columns from which on the numbers stay beside the other views
+_WIDE = 120  # from this many columns on, the numbers are always shown beside the other views
 _VIEWS = {"v": "overview", "n": "numbers", "s": "slow", "t": "tree", "d": "descriptors"}
 _SCROLL = {"\x1b[A": -1, "k": -1, "\x1b[B": 1, "j": 1, "\x1b[5~": -10, "\x1b[6~": 10, "\x1b[H": -(1 << 30)}
 _KEY = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|.", re.DOTALL)
-# What each view asks for beside the numbers; "each" is behind the key e.
+# The parts of a sample that each view needs in addition to the numbers. The key e switches to the "each" views.
 _PARTS = {
     "overview": ("waits", "descriptors", "memory"),
     "tree": ("waits",),
@@ -39,9 +39,10 @@ _PARTS = {
     "each descriptors": ("each descriptor",),
 }
 _ALL_PARTS = tuple(dict.fromkeys(part for parts in _PARTS.values() for part in parts))
-# What values of other kinds lead to: those of another version of grapeshot, or of somebody who plays a back door.
-_MISFITS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-# The looks at coros, tasks and descriptors may take this share of the loop's time.
+# The exceptions that unexpected values cause. They may come from another version of grapeshot, or from a process that
+# only pretends to be a back door.
+_INVALID_DATA = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+# Examining coros, tasks and descriptors may take this share of the loop's time.
 _SHARE = 0.02
 _MOST_WORDS = 500
 
@@ -58,7 +59,7 @@ class Screen:
         self._offset = 0
         self._is_paused = False
         self._message = ""
-        # Of the thread that asks: the last two samples, and what they had of tree and descriptors.
+        # Written by the querying thread: the last two samples, and the latest value of each further part.
         self._now: dict[str, Any] = {}
         self._before: dict[str, Any] = {}
         self._parts: dict[str, Any] = {}
@@ -69,7 +70,7 @@ class Screen:
         self._wanted = threading.Event()
 
     def run(self) -> int:
-        """Show and obey until the user leaves or the process does; return the exit status."""
+        """Update the screen and handle keys until the user quits or the process ends; return the exit status."""
         asking = threading.Thread(target=self._ask, name="top", daemon=True)
         asking.start()
         before = termios.tcgetattr(0)
@@ -80,13 +81,13 @@ class Screen:
                 while self._lost is None:
                     try:
                         live.update(self._draw(console), refresh=True)
-                    except _MISFITS as exc:
-                        self._lost = _misfit(exc)
+                    except _INVALID_DATA as exc:
+                        self._lost = _describe_invalid_data(exc)
                         break
                     if select.select([0], [], [], 0.2)[0]:
-                        # Keys that are typed fast come together, and an arrow is several bytes.
+                        # Keys typed in quick succession arrive together, and an arrow key is several bytes.
                         keys = _KEY.findall(os.read(0, 64).decode(errors="replace"))
-                        if not all(self._obey(key) for key in keys):
+                        if not all(self._handle_key(key) for key in keys):
                             self._probe.end()
                             return 0
         except KeyboardInterrupt:
@@ -127,8 +128,8 @@ class Screen:
                 self._wanted.clear()
         except LostError as exc:
             self._lost = str(exc)
-        except _MISFITS as exc:
-            self._lost = _misfit(exc)
+        except _INVALID_DATA as exc:
+            self._lost = _describe_invalid_data(exc)
 
     def _take(self, part: str, found: Any) -> None:
         if not self._is_paused or part not in self._parts:
@@ -138,14 +139,14 @@ class Screen:
 
     @property
     def _shown(self) -> str:
-        """The view, and whether it has a line for each."""
+        """The current view. It begins with "each" if it shows every item on a line of its own."""
         each = f"each {self._view}"
         return each if self._shows_each and each in _views.ORDERS else self._view
 
     # ------------------------------------------------------------------ keys
 
-    def _obey(self, key: str) -> bool:
-        """Do what a key says. False: leave."""
+    def _handle_key(self, key: str) -> bool:
+        """Handle a key. Return False if the user wants to quit."""
         self._message = ""
         if key in ("q", "\x1b", "\x03"):
             return False
@@ -172,7 +173,7 @@ class Screen:
         return True
 
     def _dump(self, found: dict[str, Any]) -> None:
-        """Write all that is known into a file of the directory in which ``top`` was started."""
+        """Write the whole sample to a file in the current directory."""
         name = f"grapeshot-top-{found.get('pid', 0)}-{time.strftime('%H%M%S')}.json"
         try:
             with open(name, "x", encoding="utf-8") as file:
@@ -193,7 +194,7 @@ class Screen:
         if width < _WIDE or self._view in ("overview", "numbers"):
             return Group(*head, *self._lines(width, rows), self._keys(width))
         grid = Table.grid(padding=(0, 2))
-        left = 58  # the percentiles need so many
+        left = 58  # columns, which the lines with percentiles need
         grid.add_column(width=left)
         grid.add_column(width=width - left - 2)
         numbers = _views.numbers(self._now, self._before, self._sorts["numbers"], left, rows)
@@ -201,7 +202,7 @@ class Screen:
         return Group(*head, grid, self._keys(width))
 
     def _lines(self, width: int, rows: int) -> list[Text]:
-        """Return the rows of the view that are seen, as many as there is room for."""
+        """Return the visible lines of the view, padded to ``rows`` lines."""
         order, parts = self._sorts[self._shown], self._parts
         if self._shown == "overview":
             lines = _views.overview(self._now, self._before, parts, self._histories, (width, rows))
@@ -224,7 +225,7 @@ class Screen:
         silent_s = time.monotonic() - self._asked_s if self._asked_s else 0.0
         if silent_s > self._interval_s + 1:
             hint = f"`py-spy dump --pid {self._now['pid']}` shows what"
-            line = Text(f"no answer for {silent_s:.0f} s: something blocks the loop; {hint}", "bold white on red")
+            line = Text(f"no answer for {silent_s:.0f} s: something is blocking the loop; {hint}", "bold white on red")
             line.truncate(width, pad=True)
             return line
         if self._message:
@@ -239,12 +240,12 @@ class Screen:
         orders = _views.ORDERS[self._shown]
         words = [f"o {orders[self._sorts[self._shown]]}"] if len(orders) > 1 else []
         if f"each {self._view}" in _views.ORDERS:
-            words.append("e what is alike" if self._shows_each else "e each")
+            words.append("e grouped" if self._shows_each else "e each")
         words += ["w dump", f"space {'run' if self._is_paused else 'hold'}", "arrows scroll", "q quit"]
         line = Text("  ".join(words), "reverse")
         line.truncate(width, pad=True)
         return line
 
 
-def _misfit(exc: Exception) -> str:
-    return f"the other side has sent what top cannot show: {type(exc).__name__}: {exc}"[:_MOST_WORDS]
+def _describe_invalid_data(exc: Exception) -> str:
+    return f"the process has sent data that top cannot show: {type(exc).__name__}: {exc}"[:_MOST_WORDS]

@@ -1,4 +1,4 @@
-"""The lines of each view of ``top``, from what the process has sent. Its texts are shown without control characters."""
+"""Builds the lines of each view of ``top`` from a sample. Control characters in the sample's texts are replaced."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ ORDERS = {
     "slow": ("worst", "latest", "most", "name"),
     "tree": ("most", "growth", "name"),
     "descriptors": ("most", "growth", "name"),
-    # A line or more for each.
+    # These views have at least one line for each item.
     "each tree": ("waits",),
     "each descriptors": ("number", "owner", "what"),
 }
 _PLACE = re.compile(r'( *File ")(.*)(", line \d+, in .*)')
 _LINE = re.compile(r'", line (\d+), in (.*)')
 _FOLDERS = re.compile(r"[^ ]*/(?=[^/ ]+:\d+)")
-_NO_NUMBERS = "The loop of this process is not grapeshot's: it has no numbers."
+_NO_NUMBERS = "The event loop of this process is not grapeshot's, so there are no statistics."
 _RATES = ("running_s", "polling_s", "callbacks", "connections_accepted", "bytes_written")
-# What is shown in red: a loop that runs for so many percent of the time, and so many of the descriptors in use.
-_BUSY = 90
-_SHORT = 0.9
-_ROOMY = 90  # columns from which on less important numbers are there, too
-_HALF = 39  # columns of one number with its rate
+# Shown in red: a loop that is busy for this percentage of the time, and descriptors of which this share is in use.
+_BUSY_PERCENT = 90
+_DESCRIPTOR_SHARE = 0.9
+_MEDIUM_WIDTH = 90  # from this many columns on, less important numbers are shown, too
+_NUMBER_WIDTH = 39  # the width of one number with its rate
 
 
 def heading(now: Sample, before: Sample, width: int) -> list[Text]:
-    """Return the line about the process."""
+    """Return the two lines about the process."""
     rss = "?" if now["rss"] is None else f"{now['rss'] / (1 << 20):.1f} MiB"
     cpu = "" if not before else f"  CPU {100 * _rate(now, before, now['cpu_s'] - before['cpu_s']):.0f} %"
     facts = (
         f"pid {now['pid']}{cpu}  RSS {rss}  "
         f"descriptors {now['descriptor_count']}/{now['descriptor_limit']}  threads {now['threads']}"
     )
-    is_short = now["descriptor_count"] >= _SHORT * now["descriptor_limit"]
+    is_short = now["descriptor_count"] >= _DESCRIPTOR_SHARE * now["descriptor_limit"]
     return [
         _line(facts, width, _warning(is_short) or "bold"),
         _line(f"{now['process']}  on Python {now['python']}", width, "dim"),
@@ -72,7 +72,7 @@ def numbers(now: Sample, before: Sample, order: int, width: int, rows: int) -> l
         entries.sort(key=lambda entry: -(entry[2] or 0.0))
     elif order == 2:
         entries.sort()
-    count = max(1, width // (_HALF + 1))
+    count = max(1, width // (_NUMBER_WIDTH + 1))
     depth = -(-len(entries) // count)
     title = f"{'':20}{'total':>10}{'a second':>9}"
     lines.append(_line(" ".join([title] * count), width, "underline"))
@@ -83,12 +83,12 @@ def numbers(now: Sample, before: Sample, order: int, width: int, rows: int) -> l
 
 
 def slow(now: Sample, order: int, width: int) -> list[Text]:
-    """Return the slow callbacks, a row and a stack for all that are alike."""
+    """Return the slow callbacks, with one row and one stack for all that are alike."""
     lines = []
     for entry in _sorted_slow(now, order):
         lines.append(_line(_slow_words(now, entry), width, "bold"))
         lines += [_line(f"    {line}", width) for line in entry["stack"]]
-    return lines or [_line("No callback was slow since top began to look.", width)]
+    return lines or [_line("No callback has been slow since top was started.", width)]
 
 
 def tree(found: list[str] | None, width: int) -> list[Text]:
@@ -97,7 +97,7 @@ def tree(found: list[str] | None, width: int) -> list[Text]:
 
 
 def tallies(found: list[Sample] | None, history: History, order: int, width: int) -> list[Text]:
-    """Return a row for all that are alike, with the number, its growth since top began, and since the last look."""
+    """Return one row for all items that are alike: their number, and its growth since top began and since last time."""
     if found is None:
         return [_line("looking ...", width)]
     lines = [_line(f"{'number':>7}{'growth':>8}{'latest':>8}  what, and where", width, "underline")]
@@ -114,7 +114,8 @@ def tallies(found: list[Sample] | None, history: History, order: int, width: int
 def overview(
     now: Sample, before: Sample, parts: Sample, histories: dict[str, History], size: tuple[int, int]
 ) -> list[Text]:
-    """Return what to look at first: the loop, its connections, what was slow, what there is most of and what grows."""
+    """Return a summary: the loop, its connections, slow callbacks, and the most frequent coros, tasks and descriptors.
+    """
     width, rows = size
     lines = _loop_lines(now, before, (parts.get("memory") or {}).get("write_buffers", 0), width)
     left = max(3, rows - len(lines) - 3)
@@ -147,18 +148,18 @@ def _loop_lines(now: Sample, before: Sample, to_be_sent: int, width: int) -> lis
     loop = f"loop     busy {busy:3.0f} %  {_short(rates.get('callbacks', 0.0))} callbacks/s"
     if waits and durations:
         loop += f"  longest {_duration(durations['max'])}  delay p99 {_duration(waits['p99'])}"
-        loop += f", max {_duration(waits['max'])}" if width >= _ROOMY else ""
+        loop += f", max {_duration(waits['max'])}" if width >= _MEDIUM_WIDTH else ""
     accepted, sent = (_short(rates.get(name, 0.0)) for name in ("connections_accepted", "bytes_written"))
     streams = f"I/O      {now['connections']} connections  {accepted} accepted/s  {sent} B/s sent"
     if to_be_sent:
-        streams += f"  {_short(to_be_sent)} B wait to be read by peers"
+        streams += f"  {_short(to_be_sent)} B not read by peers"
     errors = found["accept_errors"]
     if errors:
-        streams += f"  {errors} failures to accept"
+        streams += f"  {errors} accept errors"
     ready = f"{found['ready']} ready (most {found['most_ready']})"
     work = f"waiting  {found['timers']} timers  {ready}  {found['coros']} coros"
     return [
-        _line(loop, width, _warning(busy >= _BUSY)),
+        _line(loop, width, _warning(busy >= _BUSY_PERCENT)),
         _line(streams, width, _warning(errors > 0)),
         _line(work, width),
     ]
@@ -204,7 +205,7 @@ def _tally_words(entry: Sample, width: int) -> str:
 
 
 def _short_place(place: str, width: int) -> str:
-    """Return a place, without its folders if it is too long."""
+    """Return a place. If it is too long, its directories are left out."""
     return place if len(place) <= width else _FOLDERS.sub("", place)
 
 
@@ -221,7 +222,7 @@ def _warning(is_bad: bool) -> str:
 
 
 class History:
-    """How many there were of what is alike when top began, and at the last look but one."""
+    """The number of items in each row when top began, in the previous sample, and in the current one."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[str, str | None], int] | None = None
@@ -229,13 +230,13 @@ class History:
         self._now: dict[tuple[str, str | None], int] = {}
 
     def note(self, found: list[Sample]) -> None:
-        """Take the rows of a look."""
+        """Store the rows of a new sample."""
         self._before, self._now = self._now, {(each["alike"], each["place"]): each["count"] for each in found}
         if self._first is None:
             self._first = self._before = self._now
 
     def growth(self, entry: Sample) -> tuple[int, int]:
-        """Return by how much a row has grown since top began, and since the look before."""
+        """Return by how much a row has grown since top began, and since the previous sample."""
         key = (entry["alike"], entry["place"])
         return entry["count"] - (self._first or {}).get(key, 0), entry["count"] - self._before.get(key, 0)
 
@@ -260,7 +261,7 @@ def descriptors(found: list[dict[str, Any]] | None, order: int, width: int) -> l
         return [_line("looking ...", width)]
     key = ("fd", "owner", "what")[order]
     entries = sorted(found, key=lambda entry: (entry[key] is None, entry[key], entry["fd"]))
-    lines = [_line(f"{'fd':>5}  what and whose", width, "underline")]
+    lines = [_line(f"{'fd':>5}  what and owner", width, "underline")]
     for entry in entries:
         owner = "" if entry["owner"] is None else f"  {entry['owner']}"
         opened = "" if entry["opened_at"] is None else f"  opened at {entry['opened_at']}"
@@ -271,7 +272,7 @@ def descriptors(found: list[dict[str, Any]] | None, order: int, width: int) -> l
 def _line(text: str, width: int, style: str = "") -> Text:
     shown = printable(text)
     if len(shown) > width and (found := _PLACE.fullmatch(shown)):
-        # Of a long path the end tells more.
+        # Shorten a long path at its start, because its end says more.
         start, path, end = found.groups()
         shown = f"{start}…{path[len(shown) - width + 1 :]}{end}"
     line = Text(shown, style, no_wrap=True)
@@ -299,7 +300,7 @@ def _short(value: float) -> str:
 
 
 def _percentiles(name: str, found: dict[str, Any], width: int) -> str:
-    shown = ("p50", "p99", "max") if width < 2 * _HALF else ("p50", "p90", "p99", "max")
+    shown = ("p50", "p99", "max") if width < 2 * _NUMBER_WIDTH else ("p50", "p90", "p99", "max")
     return f"{name:20} {'  '.join(f'{key} {_duration(found[key])}' for key in shown)}"
 
 

@@ -1,12 +1,12 @@
-"""A Python prompt inside a process that runs, for its own user only.
+"""A Python prompt inside a running process, for the process's own user and root only.
 
 ::
 
-    with grapeshot.backdoor.serve("/run/app.bd"):     # in a task or in a coro
+    with grapeshot.backdoor.serve("/run/app.bd"):     # in a task or in a coro: open it now
         ...
-    grapeshot.backdoor.enable("/run/app.bd")          # opens only when a signal or a variable asks
+    grapeshot.backdoor.enable("/run/app.bd")          # open it when a signal or a variable asks for it
 
-``python -m grapeshot attach /run/app.bd`` is the other end. docs/insight.md walks through it.
+Connect to it with ``python -m grapeshot attach /run/app.bd``. docs/insight.md walks through a session.
 """
 
 from __future__ import annotations

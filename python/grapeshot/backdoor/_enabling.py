@@ -1,7 +1,7 @@
-"""``enable``: a back door that opens when somebody asks for it, by a signal or by a variable of the environment.
+"""``enable``: a back door that is opened on request, by a signal or an environment variable.
 
-``python -m grapeshot``, ``python -m grapeshot.coro`` and ``python -m grapeshot.coro.wsgi`` open one by the variable
-alone, without a line of the program.
+``python -m grapeshot``, ``python -m grapeshot.coro`` and ``python -m grapeshot.coro.wsgi`` open one if the variable is
+set, without any code in the program.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ if TYPE_CHECKING:
     from typing import Any
 
 VARIABLE = "GRAPESHOT_BACKDOOR"
-# Values that ask for the path that the program gives to enable().
+# With these values, the variable asks for the path that the program has passed to enable().
 _YES = ("1", "yes", "true", "on")
 
 _logger = logging.getLogger("grapeshot.backdoor")
-# Those that were asked to open, each with the next loop; and that of the command, which the program's own one replaces.
+# Switches that were asked to open. Each opens when the next loop begins to run.
 _asked: list[Switch] = []
+# The switch of `python -m grapeshot` and the like. A switch made by the program replaces it.
 _of_command: Switch | None = None
 
 
 def _on_run(loop: Any) -> None:
-    """A loop begins to run: for the first time, or again, as the ends of a program do."""
+    """Open the requested back doors, because a loop begins to run. It may have run before and be running once more."""
     for switch in tuple(_asked):
         if switch.server is None or switch.server._loop is not loop:
             loop.call_soon(switch._open)
 
 
 class Switch:
-    """Opens a back door when it is asked for. Made by :func:`enable`; a context manager."""
+    """Opens a back door on request. :func:`enable` returns one. It is also a context manager, which closes it."""
 
     def __init__(
         self,
@@ -54,14 +55,14 @@ class Switch:
         self._signum = signum
         self._namespace = namespace
         self.server: Server | None = None
-        """The back door, None while it was not asked for."""
+        """The back door, or None if it has not been opened."""
         self._pid = self._first_pid = os.getpid()
         if signum is not None:
             handler = signal.getsignal(signum)
             if handler not in (signal.SIG_DFL, signal.SIG_IGN):
                 is_ours = isinstance(getattr(handler, "__self__", None), Switch)
-                who = "another enable() handles {}" if is_ours else "the program handles {} itself"
-                raise ValueError(f"{who.format(signal.Signals(signum).name)}: choose another signal")
+                who = "another enable() uses {}" if is_ours else "the program has a handler for {}"
+                raise ValueError(f"{who.format(signal.Signals(signum).name)}: pass another signal as signum")
             self._before = signal.signal(signum, self._on_signal)
         if value not in ("", "0"):
             if _of_command is not None:
@@ -76,7 +77,7 @@ class Switch:
         self.close()
 
     def close(self) -> None:
-        """Close the back door, and open none any more. Idempotent."""
+        """Close the back door and stop reacting to the signal. Idempotent."""
         if self._signum is not None:
             if signal.getsignal(self._signum) == self._on_signal:
                 signal.signal(self._signum, self._before)
@@ -102,7 +103,7 @@ class Switch:
 
     def _open(self) -> None:
         if self._pid != os.getpid():
-            # A forked child: the back door is its parent's.
+            # This is the child of a fork, and the back door is its parent's.
             self._pid = os.getpid()
             self.server = None
         if self not in _asked or _tree.running_loop() is None:
@@ -120,11 +121,11 @@ class Switch:
             self._tell_success(self.server.path)
 
     def _is_in_child(self) -> bool:
-        """Whether another process may have the path: the one that has forked this one, or that of multiprocessing."""
+        """Whether a parent process may be using the path: this process was forked, or started by multiprocessing."""
         processes = sys.modules.get("multiprocessing.process")
         if processes is not None and processes.parent_process() is not None:
             return True
-        # Where the first process has ended, this one has become a daemon, and is the program now.
+        # If the first process has ended, this process has become a daemon, and is now the program itself.
         return self._first_pid != os.getpid() and _is_alive(self._first_pid)
 
     def _tell_failure(self, exc: Exception) -> None:
@@ -135,7 +136,7 @@ class Switch:
 
 
 class _SwitchOfCommand(Switch):
-    """Opens the back door of a program that may not know of it, so it leaves the program's log alone."""
+    """Opens the back door for ``python -m grapeshot``. It writes no warnings and errors to the program's log."""
 
     def __init__(self, value: str) -> None:
         super().__init__(_path_of(value), None, None, None)
@@ -155,23 +156,23 @@ class _SwitchOfCommand(Switch):
         _logger.info("the back door %s is open", path)
 
     def _at_exit(self) -> None:
-        """The program may have left its loop open."""
+        """Remove the socket's file, in case the program has not closed its loop."""
         if self.server is not None and not self.server.is_closed and self._pid == os.getpid():
             self.server._file.close()
 
 
 def open_by_environment() -> None:
-    """Open a back door with the first loop that runs, if the variable has a path. For the commands."""
+    """For the commands: open a back door when the first loop begins to run, if the variable contains a path."""
     global _of_command
     value = os.environ.get(VARIABLE, "")
     if "/" in value:
         _of_command = _SwitchOfCommand(value)
     elif value not in ("", "0", *_YES):
-        _complain(value, f"this is no path, which has a slash, as ./{value}")
+        _complain(value, f"not a path: a path must contain a slash, as in ./{value}")
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether a process runs. One that nobody has collected yet does not."""
+    """Whether a process is running. A zombie (ended, but not yet waited for) is not."""
     try:
         os.kill(pid, 0)
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
@@ -179,13 +180,16 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except FileNotFoundError:
-        return not os.path.exists("/proc/self/stat")  # it has ended just now, or this system has no /proc
+        return not os.path.exists("/proc/self/stat")  # it has just ended, unless this system has no /proc
     except OSError:
         return True
 
 
 def _path_of(value: str) -> str:
-    """Return the path that the variable asks for, whatever the directory will be; in a directory one per process."""
+    """Return the absolute path for a value of the variable. For a directory: a path in it that contains ``{pid}``.
+
+    It is absolute because the program may change its current directory later.
+    """
     path = os.path.abspath(value)
     return os.path.join(path, "{pid}.bd") if value.endswith("/") or os.path.isdir(path) else path
 
@@ -201,15 +205,17 @@ def enable(
     variable: str | None = VARIABLE,
     namespace: dict[str, Any] | None = None,
 ) -> Switch:
-    """Open a back door at ``path`` once the process gets the signal, or if the variable is set now.
+    """Open a back door at ``path`` when the process receives the signal, or now if the environment variable is set.
 
-    Call it in the main thread, also before a loop runs: the back door then opens with the next grapeshot loop. Nothing
-    listens before. A value of the variable with a slash is the path, or a directory for a file ``PID.bd``; any other
-    value but 0 asks for ``path``. A child of this process, forked or made by multiprocessing, opens one of its own at
-    ``path.PID``, unless ``path`` has a ``{pid}``. What goes wrong when it opens is logged (logger
-    ``grapeshot.backdoor``). ``None`` switches either of the ways off.
+    Call this in the main thread. If no loop is running at the time of the request, the back door opens when the next
+    grapeshot loop begins to run. Until then, nothing listens.
+
+    If the value of the variable contains a slash, it is used instead of ``path``; a directory means a file ``PID.bd``
+    in it. Any other value except 0 asks for ``path``. A child of this process, forked or made by multiprocessing, opens
+    a back door of its own at ``path.PID``, or at ``path`` if that contains ``{pid}``. An error while opening is logged
+    (logger ``grapeshot.backdoor``). Pass None as ``signum`` or ``variable`` to disable that way of asking.
 
     Raises:
-        ValueError: the program handles that signal already, or this is not the main thread.
+        ValueError: the program already handles that signal, or this is not the main thread.
     """
     return Switch(path, signum, variable, namespace)

@@ -1,4 +1,4 @@
-"""The names that a client of the back door finds. To add a helper, write a function and put it into ``HELPERS``."""
+"""The names available at a back door's prompt. To add a helper, write a function and add it to ``HELPERS``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tasks() -> None:
 
 
 def where(what: Any = None) -> None:
-    """Print the stacks of all threads, tasks and coros, or of one: a task, a coro, or a part of a name."""
+    """Print the stacks of all threads, tasks and coros, or only of a given task, coro, or part of a name."""
     waits = _waits.Waits(_running_loop())
     is_found = what is None
     for node in waits.nodes():
@@ -44,19 +44,19 @@ def where(what: Any = None) -> None:
     for thread in threading.enumerate():
         frame = frames.get(thread.ident or 0)
         if frame is None or thread.ident == threading.get_ident():
-            continue  # this thread runs the command
+            continue  # this is the thread that runs the command
         if what is None or what is thread or (isinstance(what, str) and what in thread.name):
             is_found = True
             lines = _waits.stack_lines(_waits.thread_frames(frame))
             print("\n".join([f"thread {thread.name!r}", *(f"  {line}" for line in lines)]))  # noqa: T201
     if not is_found:
-        print(f"{what!r} is no task, coro or other thread of this loop, and no part of a name of one")  # noqa: T201
+        print(f"{what!r} is not a task, coro or other thread of this loop, nor part of the name of one")  # noqa: T201
 
 
 def accounting(each: bool = False) -> None:
-    """Print who has used the CPU, the descriptors, memory and limits, and what has grown since it was called last.
+    """Print the use of CPU time, descriptors and memory, the limits, and the growth since the last call.
 
-    What is alike is one row; ``each=True`` gives each a row of its own.
+    Items that are alike share a row; with ``each=True``, every item has a row of its own.
     """
     client = _output.client.get()
     found = _accounting.accounting(since=None if client is None else client.looks.get("accounting"))
@@ -66,12 +66,12 @@ def accounting(each: bool = False) -> None:
 
 
 def statistics() -> None:
-    """Print what the loop has counted (loop.statistics())."""
+    """Print the loop's statistics (loop.statistics())."""
     print(_sampling.number_lines(_running_loop()))  # noqa: T201
 
 
 async def top(seconds: float = 2.0) -> None:
-    """To be awaited: watch the loop, and print what it did a second, how long callbacks took and which were slow."""
+    """Await it: watch the loop for some seconds, and print rates, how long callbacks took and which were slow."""
     sampler = _sampling.Sampler(_running_loop())
     try:
         before = sampler.look()
@@ -82,7 +82,7 @@ async def top(seconds: float = 2.0) -> None:
 
 
 async def profile(seconds: float = 10.0, path: str | None = None) -> None:
-    """To be awaited: profile the process, and print who had the CPU and who waited; a path is where to save it."""
+    """Await it: profile the process for some seconds, and print who used CPU time and who waited. Saves it to path."""
     from grapeshot import profiler
 
     with profiler.profile(path) as found:
@@ -91,7 +91,7 @@ async def profile(seconds: float = 10.0, path: str | None = None) -> None:
 
 
 def leave() -> None:
-    """End this connection. The process goes on."""
+    """Close this connection. The process keeps running."""
     raise SystemExit
 
 
@@ -109,7 +109,7 @@ HELPERS: dict[str, Callable[..., object]] = {
 
 
 class _Help:
-    """``help`` alone lists what there is; ``help(x)`` is Python's help, without a pager."""
+    """``help`` alone lists the available names; ``help(x)`` shows Python's help without a pager."""
 
     def __init__(self, names: dict[str, str]) -> None:
         self._names = names
@@ -117,7 +117,7 @@ class _Help:
     def __repr__(self) -> str:
         width = max(map(len, self._names))
         lines = [f"  {name:{width}}  {text}" for name, text in self._names.items()]
-        return "\n".join(["await works. Ctrl-C interrupts what is awaited. There are:", *lines])
+        return "\n".join(["You can use await here; Ctrl-C interrupts it. These names are available:", *lines])
 
     def __call__(self, *args: Any) -> None:
         if not args:
@@ -130,21 +130,21 @@ class _Help:
 
 
 def _no_input(prompt: object = "") -> str:
-    """Refuse: reading the process's own input would block it."""
-    raise RuntimeError("input() would wait for the input of the process, not for yours, and block it")
+    """Refuse, because reading the process's own standard input would block its loop."""
+    raise RuntimeError("input() does not work here: it would read the standard input of the process and block its loop")
 
 
 def namespace(loop: asyncio.AbstractEventLoop, more: dict[str, Any]) -> dict[str, Any]:
-    """Return the names of a new client."""
+    """Return the namespace for a new client."""
     modules: dict[str, Any] = {"asyncio": asyncio, "grapeshot": sys.modules["grapeshot"]}
     if "grapeshot.coro" in sys.modules:
         modules["coro"] = sys.modules["grapeshot.coro"]
     described = {_signature(name, helper): _first_line(helper) for name, helper in HELPERS.items()}
     described["loop"] = "the event loop"
-    described["_"] = "what the last expression gave"
-    described[", ".join(modules)] = "the modules"
+    described["_"] = "the value of the last expression"
+    described[", ".join(modules)] = "these modules"
     if more:
-        described[", ".join(more)] = "of the program"
+        described[", ".join(more)] = "provided by the program"
     described["help(x)"] = "Python's help on x"
     return {
         "__name__": "__console__",

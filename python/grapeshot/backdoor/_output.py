@@ -1,7 +1,7 @@
-"""Where output goes: what the code of a client writes goes to that client, and all else where it went before.
+"""Sends output of a client's commands to that client. All other output goes where it went before.
 
-Whose code runs is a context variable. So it holds for the tasks, coros and ``asyncio.to_thread`` calls that a command
-makes, too. ``sys.stdout``, ``sys.stderr`` and ``sys.displayhook`` are replaced while there are clients.
+A context variable tells which client's code is running. So tasks, coros and ``asyncio.to_thread`` calls that a command
+starts are covered, too. While there are clients, ``sys.stdout``, ``sys.stderr`` and ``sys.displayhook`` are replaced.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class Client(Protocol):
-        """Where the output of a command goes."""
+        """The client that receives the output of a command."""
 
         name: str
         names: dict[str, Any]
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         looks: dict[str, Any]
 
         def write(self, text: str) -> bool:
-            """Send a text. False: the client is gone."""
+            """Send a text. Return False if the client has disconnected."""
 
 
 client: contextvars.ContextVar[Client | None] = contextvars.ContextVar("grapeshot_backdoor_client", default=None)
@@ -32,13 +32,13 @@ _STREAMS = ("stdout", "stderr")
 
 
 class Stream:
-    """Stands for ``sys.stdout`` or ``sys.stderr``; ``below`` is what was there before."""
+    """Replaces ``sys.stdout`` or ``sys.stderr``. ``below`` is the stream that was there before."""
 
     def __init__(self, below: Any) -> None:
         self.below = below
 
     def write(self, text: str) -> int:
-        """Write to the client whose code runs, otherwise to the stream below."""
+        """Write to the client whose code is running, or else to the stream below."""
         writer = client.get()
         if writer is not None:
             if not isinstance(text, str):
@@ -53,11 +53,11 @@ class Stream:
             self.write(line)
 
     def isatty(self) -> bool:
-        """Whether it is a terminal. A client is none."""
+        """Whether it is a terminal. For a client's code it is not."""
         return client.get() is None and self.below is not None and self.below.isatty()
 
     def flush(self) -> None:
-        """Flush the stream below. What goes to a client is not buffered here."""
+        """Flush the stream below. Output to a client is not buffered here."""
         if client.get() is None and self.below is not None:
             self.below.flush()
 
@@ -66,7 +66,7 @@ class Stream:
 
 
 class _Display:
-    """Stands for ``sys.displayhook``: each client has a ``_`` of its own."""
+    """Replaces ``sys.displayhook``, so that each client has a ``_`` of its own."""
 
     def __init__(self, below: Callable[[Any], object]) -> None:
         self.below = below
@@ -84,7 +84,7 @@ _users = 0
 
 
 def take() -> None:
-    """Begin to separate the output of clients. Each call is undone by one of :func:`give_back`."""
+    """Start redirecting the output of clients. Each call must be paired with a call of :func:`give_back`."""
     global _users
     _users += 1
     if _users == 1:
@@ -94,7 +94,7 @@ def take() -> None:
 
 
 def give_back() -> None:
-    """Undo a :func:`take`. What somebody else has put there meanwhile stays."""
+    """Undo one call of :func:`take`. A stream or hook that other code has set since then is kept."""
     global _users
     _users -= 1
     if _users == 0:

@@ -1,7 +1,7 @@
-"""The socket file of a back door: in which directories it may lie, and what it replaces.
+"""The socket file of a back door: in which directories it may be, and which files it may replace.
 
-A name is trusted if nobody but root and this user could have put it there or can change it. The file never exists with
-a wider mode than 0600: the socket is made in a directory that only this user can enter, and linked to its place.
+A path is trusted if only root and this user can have created it and can change it. The file never exists with a mode
+wider than 0600: the socket is created in a directory that only this user can enter, and then linked to its path.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _BACKLOG = 16
-# Who has the lock keeps it for some system calls. Any user can take it in a directory such as /tmp.
+# How long to wait for the lock on a directory. A back door holds it only for a few system calls, but in a directory
+# such as /tmp any user can hold it for longer.
 _LOCK_WITHIN_S = 2.0
-_MOST_LINKS = 40  # as the kernel
-# How the directory begins in which a socket is made.
+_MOST_LINKS = 40  # the same as in the kernel
+# The prefix of the private directory in which a socket is created.
 _PRIVATE = ".bd"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def trusted_directory(directory: str) -> str:
-    """Return the real path of an absolute path, of which only root and this user can change what lies there.
+    """Return the real path of a directory, after checking that only root and this user can change what is there.
 
-    It and each directory on the way must belong to root or to this user, and must not be writable by the group or by
-    others, unless it is sticky, as /tmp. Access lists count: what they allow to others shows in the bits of the group.
-    So must each symbolic link on the way belong to one of them: its owner can let it point elsewhere.
+    The directory, and each directory above it, must belong to root or to this user. It must not be writable by the
+    group or by others, unless it is sticky, like /tmp. Access control lists are covered, because the permissions they
+    give to others appear in the group's bits. Each symbolic link on the way must also belong to root or to this user,
+    because its owner could make it point elsewhere.
 
     Raises:
-        PermissionError: somebody else could replace the socket, a directory above, or a link.
-        OSError: the directory is not there.
+        PermissionError: another user could replace the socket, a directory above it, or a link.
+        OSError: the directory does not exist.
     """
     trusted = {0, os.geteuid()}
     found, links = "/", 0
@@ -74,26 +76,29 @@ def _check_directory(directory: str, trusted: set[int]) -> None:
 
 
 def linked_to(made: str) -> str | None:
-    """Return where the socket is that was made at a path (:class:`SocketFile`), None if it is no back door's."""
+    """Return the final path of a back door's socket that was created at the path ``made``. None if it is not one.
+
+    :class:`SocketFile` creates the socket in a private directory and then links it to its final path.
+    """
     private, name = os.path.split(made)
     folder, temporary = os.path.split(private)
     return os.path.join(folder, name) if temporary.startswith(_PRIVATE) and folder.startswith("/") else None
 
 
 class SocketFile:
-    """A listening socket, and its file of mode 0600."""
+    """A listening socket, and its file, which has mode 0600."""
 
     def __init__(self, path: str) -> None:
-        """Listen at ``path``, in the place of a socket that a dead process has left.
+        """Listen at ``path``. A socket that a dead process has left there is replaced.
 
         Raises:
-            PermissionError: the directory is not safe (:func:`trusted_directory`), or another user's socket lies there.
-            FileExistsError: something lies there that is no socket: a file, a symbolic link.
-            ValueError: the path has no name of a file, or is no path.
-            OSError: EADDRINUSE: a process listens there; ENAMETOOLONG: the system takes no path of a socket so long.
+            PermissionError: the directory is not safe (:func:`trusted_directory`), or another user's socket is there.
+            FileExistsError: a file that is not a socket, or a symbolic link, is there.
+            ValueError: ``path`` has no file name, or contains a NUL.
+            OSError: a process is listening there (EADDRINUSE), or the path is too long for a socket (ENAMETOOLONG).
         """
         if not os.path.basename(path) or "\0" in path:
-            raise ValueError(f"a path of a socket is needed, not {path!r}")
+            raise ValueError(f"not a valid path for a socket: {path!r}")
         folder, name = os.path.split(os.path.abspath(path))
         folder = trusted_directory(folder)
         self.path = os.path.join(folder, name)
@@ -109,15 +114,16 @@ class SocketFile:
 
     def _bind(self, folder: str, name: str) -> None:
         with tempfile.TemporaryDirectory(prefix=_PRIVATE, dir=folder) as private:  # of mode 0700
-            # Tools that list sockets show this path. It has the name, too.
+            # Tools that list sockets show this path, so it ends with the same name.
             made = os.path.join(private, name)
             try:
                 self.sock.bind(made)
             except OSError as exc:
                 if exc.errno is not None:
                     raise
-                # The module socket says so, without a number.
-                problem = f"the path is too long for a socket, with {len(made) - len(self.path)} characters more"
+                # The path is too long. The socket module raises an OSError without an errno for that.
+                extra = len(made) - len(self.path)
+                problem = f"the path is too long for a socket, which is created at a path {extra} characters longer"
                 raise OSError(errno.ENAMETOOLONG, problem, self.path) from None
             os.chmod(made, 0o600)
             self.sock.listen(_BACKLOG)
@@ -135,7 +141,7 @@ class SocketFile:
                         _remove_stale(self.path, private)
 
     def close(self) -> None:
-        """Close the socket and remove its file, if it is still this one. In a forked child the file stays."""
+        """Close the socket and remove its file, unless another one has replaced it. A forked child keeps the file."""
         self.sock.close()
         if os.getpid() != self._pid:
             return
@@ -153,7 +159,10 @@ def _identity(path: str) -> tuple[int, int]:
 
 @contextmanager
 def _locked(folder: str, path: str) -> Iterator[None]:
-    """Only one process or thread at a time replaces a socket in the directory. Those that make a new one go on."""
+    """Hold a lock so that only one process or thread at a time replaces a socket in the directory.
+
+    Creating a socket where there was none does not need the lock.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         give_up = time.monotonic() + _LOCK_WITHIN_S
@@ -163,7 +172,7 @@ def _locked(folder: str, path: str) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > give_up:
-                    raise OSError(errno.EADDRINUSE, "another process holds the lock of the directory", path) from None
+                    raise OSError(errno.EADDRINUSE, "another process holds the lock on the directory", path) from None
                 time.sleep(0.001)
         yield
     finally:
@@ -171,22 +180,22 @@ def _locked(folder: str, path: str) -> Iterator[None]:
 
 
 def _remove_stale(path: str, private: str) -> None:
-    """Take away the socket of a dead process, with the lock of the directory.
+    """Remove the socket of a dead process. The caller holds the lock on the directory.
 
-    Raises what :class:`SocketFile` does if something else lies there.
+    Raises the errors of :class:`SocketFile` if there is something else.
     """
     try:
         status = os.lstat(path)
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(status.st_mode):
-        what = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "something"
-        raise FileExistsError(errno.EEXIST, f"{what} that is no socket lies there", path)
+        what = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "a file that is not a socket"
+        raise FileExistsError(errno.EEXIST, f"{what} already exists there", path)
     if status.st_uid != os.geteuid():
-        raise PermissionError(errno.EPERM, f"a socket of the user {status.st_uid} lies there", path)
+        raise PermissionError(errno.EPERM, f"a socket of the user {status.st_uid} already exists there", path)
     if _is_alive(path):
-        raise OSError(errno.EADDRINUSE, "a process listens there", path)
-    # Whoever removed it by hand meanwhile may have a socket of its own there already.
+        raise OSError(errno.EADDRINUSE, "a process is already listening there", path)
+    # If the file was removed by hand in the meantime, there may be a new socket already. So rename it and check.
     taken = f"{os.path.join(private, os.path.basename(path))}.old"
     try:
         os.rename(path, taken)
@@ -195,7 +204,7 @@ def _remove_stale(path: str, private: str) -> None:
     if _identity(taken) != (status.st_dev, status.st_ino):
         os.link(taken, path)
         os.unlink(taken)
-        raise OSError(errno.EADDRINUSE, "another process has begun to listen there", path)
+        raise OSError(errno.EADDRINUSE, "another process has just started to listen there", path)
     os.unlink(taken)
 
 
@@ -207,5 +216,5 @@ def _is_alive(path: str) -> bool:
         except (ConnectionRefusedError, FileNotFoundError):
             return False
         except BlockingIOError:
-            return True  # its queue is full
+            return True  # its queue of connections is full
         return True

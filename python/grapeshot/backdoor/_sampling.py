@@ -1,7 +1,7 @@
-"""What ``python -m grapeshot top`` asks for: numbers, slow callbacks, the tree and descriptors, as a line of JSON.
+"""Collects samples for ``python -m grapeshot top``: statistics, slow callbacks, the tree and descriptors, as JSON.
 
-A sampler makes the loop measure its callbacks and keeps the slowest ones. It ends when its client says so, with the
-connection, and when the client has asked for nothing for a while: it may be stopped.
+A sampler makes the loop measure its callbacks, and keeps the slowest ones. It stops when its client says so, when the
+connection ends, and when the client has not asked for a while (the client may be suspended).
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ if TYPE_CHECKING:
 
     from grapeshot._measuring import SlowCallback
 
-# Rows of slow callbacks, lines of the tree and single descriptors that are sent.
+# The largest numbers of rows of slow callbacks, lines of the tree, and single descriptors to send.
 _MOST_SLOW = 50
 _MOST_LINES = 5000
 _MOST_DESCRIPTORS = 5000
 _PERCENTILES = (50, 90, 99)
-# Seconds without a request after which a sampler ends by itself.
+# A sampler stops by itself after this many seconds without a request.
 _PATIENCE_S = 30.0
 
 
 @dataclasses.dataclass
 class Slow:
-    """The slow callbacks that were alike."""
+    """The slow callbacks that are alike."""
 
     kind: str
     name: str
-    """What the program calls it, with its function; of different ones what their names have in common."""
+    """Their name and function. If the names differ, the numbers in them are replaced."""
     place: str | None
     count: int = 0
     total_s: float = 0.0
     duration_s: float = 0.0
-    """Of the slowest, which the stack belongs to as well."""
+    """How long the slowest one took. The stack is that of the slowest one, too."""
     last_s: float = 0.0
-    """When the last one began, in seconds of ``time.monotonic()``."""
+    """When the latest one began, in seconds of ``time.monotonic()``."""
     stack: tuple[str, ...] = ()
 
     def add(self, slow: SlowCallback, subject: Subject) -> None:
-        """Count one more."""
+        """Add another callback."""
         if self.name != subject.label:
             self.name = subject.alike
         self.count += 1
@@ -67,7 +67,7 @@ class Slow:
 
 
 class Sampler:
-    """Looks at a loop for one client. It belongs to the loop's thread."""
+    """Takes samples of a loop for one client. Only the loop's thread may use it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, slow_s: float = 0.01) -> None:
         self._loop: Any = loop
@@ -78,14 +78,15 @@ class Sampler:
         self._client = _output.client.get()
 
     def sample(self, *parts: str) -> None:
-        """Print the numbers and what else is asked for, as one line of JSON.
+        """Print a sample with the requested parts, as one line of JSON.
 
-        ``"waits"`` and ``"descriptors"`` are rows for what is alike; ``"tree"`` and ``"each descriptor"`` tell it all.
+        The parts ``"waits"`` and ``"descriptors"`` have one row for all items that are alike. ``"tree"`` and ``"each
+        descriptor"`` list every item.
         """
         print(json.dumps(self.look(*parts)))  # noqa: T201  # to the client
 
     def look(self, *parts: str) -> dict[str, Any]:
-        """Return the same as a dictionary."""
+        """Return the sample as a dictionary."""
         self._begin()
         started = time.monotonic()
         descriptors = _tree._open_fds()
@@ -96,9 +97,9 @@ class Sampler:
             "python": sys.version.split()[0],
             "cpu_s": time.process_time(),
             "rss": _accounting._rss(),
-            "descriptor_count": len(descriptors) - 1,  # without that of the listing
+            "descriptor_count": len(descriptors) - 1,  # without the one that listed the directory
             "descriptor_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-            "threads": len(sys._current_frames()),  # without coros that stand for threads
+            "threads": len(sys._current_frames()),  # without coros that represent threads
             "statistics": self._statistics(),
             "slow": [dataclasses.asdict(slow) for slow in self._slow.values()],
         }
@@ -110,7 +111,7 @@ class Sampler:
         return found
 
     def end(self) -> None:
-        """Stop measuring. The second call does nothing."""
+        """Stop measuring. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -137,7 +138,7 @@ class Sampler:
 
     def _note(self, slow: SlowCallback) -> None:
         if self._client is not None and slow.name == self._client.name:
-            return  # its own look
+            return  # the client's own command, which took the sample
         subject = slow.subject or Subject(slow.kind, slow.name, "", None)
         key = (slow.kind, subject.alike, subject.place)
         row = self._slow.get(key)
@@ -201,17 +202,17 @@ _PARTS: dict[str, Callable[[Any], Any]] = {
 
 
 def number_lines(loop: Any) -> str:
-    """Return the numbers of a loop, a line for each."""
+    """Return the statistics of a loop as text, with a line for each number."""
     found = Sampler(loop)._statistics()
     if found is None:
-        return f"only grapeshot's loops have numbers, and this is {loop!r}"
+        return f"only grapeshot's loops have statistics, and this loop is {loop!r}"
     return "\n".join(f"{name:20} {_text(value)}" for name, value in found.items())
 
 
 def rate_lines(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """Return what happened between two looks: what there was a second of each number, and the slow callbacks."""
+    """Return as text what happened between two samples: the rate of each number, and the slow callbacks."""
     if after["statistics"] is None:
-        return "only grapeshot's loops have numbers"
+        return "only grapeshot's loops have statistics"
     seconds = after["at_s"] - before["at_s"]
     lines = [f"{'':20} {'total':>14} {'a second':>14}"]
     for name, value in after["statistics"].items():

@@ -1,7 +1,7 @@
-"""``serve``: accepts clients at a unix socket, and gives each a prompt in the loop that runs here.
+"""``serve``: accepts clients at a Unix socket, and gives each of them a prompt in the running loop.
 
-Everything happens in the loop's thread, through ``add_reader`` and ``add_writer`` of whatever loop it is. A client is a
-coro where the program uses coros on a grapeshot loop, and a task elsewhere.
+Everything happens in the loop's thread, with ``add_reader`` and ``add_writer``, so that any loop will do. A client is
+served by a coro if the program uses coros on a grapeshot loop, otherwise by a task.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _servers: weakref.WeakSet[Server] = weakref.WeakSet()
 
 
 class Server:
-    """A back door that is open. Made by :func:`serve`; a context manager that closes it in the end."""
+    """An open back door. :func:`serve` returns one. As a context manager, it is closed at the end of the block."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, path: str | os.PathLike[str], namespace: dict[str, Any]
     ) -> None:
         if _peer.peer_uid is None:
-            raise NotImplementedError(f"how to ask for the user of a connection is not known on {sys.platform}")
+            raise NotImplementedError(f"no back doors on {sys.platform}: there is no way to identify a client's user")
         self._loop = loop
         self._namespace = namespace
         self._sessions: set[Session] = set()
-        # Also of sessions that are over, while the rest of their output is sent.
+        # The connections, including those of ended sessions whose last output is still being sent.
         self._wires: weakref.WeakSet[Wire] = weakref.WeakSet()
         self._count = 0
         self._file = _path.SocketFile(os.fsdecode(path).replace("{pid}", str(os.getpid())))
@@ -80,15 +80,15 @@ class Server:
         self.close()
 
     def __del__(self) -> None:
-        # The loop was closed without having been asked to close its asynchronous generators.
+        # The loop was closed without closing its asynchronous generators, so the server was not closed either.
         file = getattr(self, "_file", None)
         if file is not None and not self._is_closed:
             file.close()
 
     def close(self) -> None:
-        """Accept no more clients, remove the socket's file, and end the clients and their commands. Idempotent.
+        """Accept no more clients, remove the socket's file, and end all sessions and their commands. Idempotent.
 
-        Commands are cancelled, as a task is, and end in the next iterations of the loop.
+        Running commands are cancelled like tasks, and end in the next iterations of the loop.
         """
         if self._is_closed:
             return
@@ -102,7 +102,7 @@ class Server:
             session.write("\n[the back door is closed]\n")
             session.cancel()
         for wire in list(self._wires):
-            wire.abort()  # what was sent arrives
+            wire.abort()  # data that was already sent still arrives
         _servers.discard(self)
         _step(self._end.aclose())
 
@@ -114,7 +114,7 @@ class Server:
         except OSError as exc:
             if exc.errno not in _NO_MORE:
                 raise
-            # It stays readable: look again later.
+            # The socket stays readable, so stop watching it and try again later.
             _logger.warning("%s: no client can be accepted: %s", self.path, exc.strerror)
             self._loop.remove_reader(self._file.sock)
             self._timer = self._loop.call_later(_PAUSE_S, self._accept_again)
@@ -177,14 +177,17 @@ class Server:
             _output.give_back()
 
     def _forget_parent(self) -> None:
-        """In a forked child: close what the parent listens on and talks to."""
+        """In the child of a fork: close the parent's listening socket and its connections."""
         self._file.sock.close()
         for wire in list(self._wires):
             wire.forget()
 
 
 async def _close_with_loop(server: Server) -> AsyncGenerator[None]:
-    """Loops close the asynchronous generators that have begun on them when they end. This one closes the server."""
+    """An asynchronous generator that closes the server when it is closed.
+
+    When a program ends, its loop closes the generators that were started on it. So the server is closed, too.
+    """
     try:
         yield
     finally:
@@ -192,7 +195,7 @@ async def _close_with_loop(server: Server) -> AsyncGenerator[None]:
 
 
 def _step(awaitable: Any) -> None:
-    """Run what never waits."""
+    """Run an awaitable that never waits."""
     try:
         awaitable.send(None)
     except (StopIteration, StopAsyncIteration, RuntimeError):
@@ -208,22 +211,23 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def serve(path: str | os.PathLike[str], *, namespace: dict[str, Any] | None = None) -> Server:
-    """Open a back door at ``path`` in the loop that runs here, in a task, a callback or a coro.
+    """Open a back door at ``path`` in the running loop. Call this in a task, a callback or a coro.
 
-    Whoever connects to the unix socket (``python -m grapeshot attach PATH``, or ``nc -U PATH``) gets a Python prompt in
-    this process: only processes of this user and of root can. ``{pid}`` in the path stands for the process id. The
-    names of ``namespace`` are there beside the helpers, which ``help`` lists. It is closed by :meth:`Server.close`, at
-    the end of a ``with`` block, or when ``asyncio.run``, ``grapeshot.run`` or ``coro.run`` ends.
+    A client that connects to the Unix socket (``python -m grapeshot attach PATH``, or ``nc -U PATH``) gets a Python
+    prompt in this process. Only processes of this user and of root can connect. ``{pid}`` in the path is replaced by
+    the process id. At the prompt, the names in ``namespace`` are available, and helpers, which ``help`` lists. The back
+    door is closed by :meth:`Server.close`, at the end of a ``with`` block, or when ``asyncio.run``, ``grapeshot.run``
+    or ``coro.run`` ends.
 
     Raises:
-        RuntimeError: no loop runs in this thread.
-        PermissionError: others could replace the socket, see docs/insight.md.
-        FileExistsError: something that is no socket lies there, or a symbolic link.
-        OSError: EADDRINUSE: a process listens there; ENAMETOOLONG: the path is too long for a socket.
-        ValueError: the path does not name a file.
-        NotImplementedError: this system does not tell who connects.
+        RuntimeError: no loop is running in this thread.
+        PermissionError: other users could replace the socket; see docs/insight.md.
+        FileExistsError: a file that is not a socket, or a symbolic link, exists there.
+        OSError: a process is listening there (EADDRINUSE), or the path is too long for a socket (ENAMETOOLONG).
+        ValueError: the path has no file name.
+        NotImplementedError: this system cannot tell which user connects.
     """
     loop = _tree.running_loop()
     if loop is None:
-        raise RuntimeError("no event loop runs here: call serve() in a task, a callback or a coro, or use enable()")
+        raise RuntimeError("no running event loop: call serve() in a task, a callback or a coro, or use enable()")
     return Server(loop, path, dict(namespace or {}))

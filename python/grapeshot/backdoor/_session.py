@@ -1,7 +1,8 @@
-"""The prompt of one client: it reads lines, runs them and shows what they return or raise.
+"""The prompt of one client. It reads lines, runs the commands and shows what they return or raise.
 
-What is a command, and what its end, is as in ``python -m asyncio``: the standard library's ``codeop`` decides, and
-``await`` works at top level. The coroutine here runs as a task, or in a coro, where blocking-style calls may wait, too.
+As in ``python -m asyncio``, the standard library's ``codeop`` decides whether a command is complete, and ``await``
+works at top level. The session runs as a task or in a coro. In a coro, commands may also make blocking-style calls that
+wait.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 _LEAVE = {"exit", "quit"}
-# A traceback shows the lines of so many commands of a client.
+# The source of this many commands of a client is kept, so that tracebacks can show it.
 _MOST_SOURCES = 200
 _MOST_COMPLETIONS = 200
 
 
 class Session:
-    """A client's prompt. It belongs to the loop's thread."""
+    """A client's prompt. Only the loop's thread may use it."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, sock: socket.socket, number: int, namespace: dict[str, Any]
@@ -51,26 +52,26 @@ class Session:
         self._runs_command = False
         self._is_interrupted = False
         self.at_end: set[Callable[[], None]] = set()
-        """What is called once when the session ends."""
+        """Functions to call when the session ends."""
         self.looks: dict[str, Any] = {}
-        """What helpers have found, by their names: they tell what has changed since."""
-        # The task or the coro, once it has begun, and its context.
+        """Earlier results of helpers, by the helper's name, to show what has changed since."""
+        # The task or coro that runs the session, once it has started, and its context.
         self.task: Any = None
         self.context: contextvars.Context | None = None
 
     def write(self, text: str) -> bool:
-        """Send output. False: the client is gone."""
+        """Send output. Return False if the client has disconnected."""
         return self.wire.write(text)
 
     def cancel(self) -> None:
-        """End the session, and the command that it runs."""
+        """End the session and the command that it is running."""
         if self.task is not None:
             self.task.cancel()
 
     async def run(self) -> None:
-        """Serve the client to its end."""
+        """Serve the client until it leaves."""
         try:
-            self.write(f"Python {sys.version.split()[0]}, process {os.getpid()}. help lists what there is.\n")
+            self.write(f"Python {sys.version.split()[0]}, process {os.getpid()}. Type help for the available names.\n")
             is_going_on = True
             while is_going_on:
                 await self.wire.wait_read()
@@ -88,7 +89,7 @@ class Session:
         self.wire.prompt("... " if self._source else ">>> ")
 
     def _interrupt(self) -> None:
-        """The client has pressed Ctrl-C."""
+        """Handle Ctrl-C of the client: cancel the running command, or discard the lines typed so far."""
         if self._runs_command:
             self._is_interrupted = True
             self.task.cancel()
@@ -98,18 +99,18 @@ class Session:
             self._prompt()
 
     def _complete(self, text: str) -> list[str]:
-        """Return what could stand for ``text``, a name with dots."""
+        """Return the completions of ``text``, a name that may contain dots."""
         if not text or self.context is None:
             return []
         find = rlcompleter.Completer(self.names).complete
         found: list[str] = []
-        # A copy: a coro that waits has not left its own context.
+        # Run in a copy, because a waiting coro has entered its context and not left it.
         context = self.context.copy()
         while len(found) < _MOST_COMPLETIONS:
             try:
                 match = context.run(find, text, len(found))
             except Exception:
-                break  # of a property
+                break  # a property has raised
             if match is None:
                 break
             found.append(match)
@@ -118,7 +119,7 @@ class Session:
     # ------------------------------------------------------------------ commands
 
     async def _push(self, line: str) -> bool:
-        """Take a line, and run the command if it is complete. False: the client leaves."""
+        """Add a line, and run the command if it is complete. Return False if the client wants to leave."""
         if not self._source and line.strip() in _LEAVE:
             return False
         self._source.append(line)
@@ -126,7 +127,7 @@ class Session:
         file = f"<backdoor {self._number}.{self._commands}>"
         try:
             code = self._compile(source, file, "single")
-        except Exception as exc:  # SyntaxError and its like; RecursionError and MemoryError of what is nested too deep
+        except Exception as exc:  # SyntaxError etc.; also RecursionError and MemoryError if it is nested too deeply
             self._source.clear()
             self._remember(file, source)
             self.write("".join(traceback.format_exception_only(exc)))
@@ -138,7 +139,7 @@ class Session:
         return await self._run_command(code)
 
     def _remember(self, file: str, source: str) -> None:
-        """Keep the source for tracebacks."""
+        """Keep the source of a command, so that tracebacks can show it."""
         self._commands += 1
         linecache.cache[file] = (len(source), None, [f"{line}\n" for line in source.split("\n")], file)
         self._files.append(file)
@@ -155,14 +156,14 @@ class Session:
             return False
         except GeneratorExit as exc:
             self._show(exc)
-            return False  # it may be the end of this coroutine, which must not wait any more
+            return False  # this coroutine itself may be being closed, and must not wait again
         except asyncio.CancelledError as exc:
             if self._is_interrupted and self.wire.is_open:
                 self.write("\nKeyboardInterrupt\n")
             elif type(exc) is not asyncio.CancelledError or self.task.cancelling():
                 raise
             else:
-                self._show(exc)  # of what the command has awaited
+                self._show(exc)  # something that the command awaited was cancelled
         except BaseException as exc:
             self._show(exc)
         finally:
@@ -173,12 +174,12 @@ class Session:
         return True
 
     def _show(self, exc: BaseException) -> None:
-        """Show a traceback that begins with the command."""
+        """Show the traceback of an exception, starting at the command."""
         entry = exc.__traceback__
         while entry is not None and not entry.tb_frame.f_code.co_filename.startswith("<backdoor "):
             entry = entry.tb_next
         try:
             lines = traceback.format_exception(type(exc), exc, entry or exc.__traceback__)
         except Exception as failure:
-            lines = [f"{type(exc).__name__}, whose text cannot be had: {type(failure).__name__}\n"]
+            lines = [f"{type(exc).__name__} (its text cannot be shown: {type(failure).__name__})\n"]
         self.write("".join(lines))

@@ -1,8 +1,8 @@
-"""The connection of one client: lines in, text out, and what it may cost.
+"""The connection of one client: lines come in, text goes out, and memory is limited.
 
-Plain text, as ``nc -U`` speaks it, until the client says hello as ``python -m grapeshot attach`` does. From then on
-both sides send frames, so that the client knows what is a prompt, and can ask for completions. A byte 3 (Ctrl-C) in
-plain text is an interruption.
+The protocol is plain text, which ``nc -U`` can use, unless the client begins with a greeting, as ``python -m grapeshot
+attach`` does. After the greeting both sides send frames, so that the client can recognize prompts and ask for
+completions. In plain text, a byte 3 (Ctrl-C) is an interruption.
 
 ```text
    client -> server   HELLO, then frames          server -> client   text, then NUL, then frames
@@ -10,12 +10,12 @@ plain text is an interruption.
    s source   i interrupt   c complete this   e end                o output   p prompt   c completions (JSON)
 ```
 
-A prompt comes once all lines are run. In a frame it begins with the number of ``s`` and ``i`` frames that it answers,
-so that a client does not take the prompt before an interruption for the one after it.
+A prompt is sent when all lines have been run. In a frame, it begins with the number of ``s`` and ``i`` frames that it
+answers, so that a client can tell the prompt after an interruption from the one before.
 
-Writing never waits. What a client does not read is kept up to a limit, and dropped beyond it; the client is told how
-much that was once it reads again. No command is taken from it meanwhile, and nothing is read from it while the answers
-to what it sends (prompts, completions) are beyond the limit.
+Writing never waits. Output that a client does not read is kept up to a limit and dropped beyond it; once the client
+reads again, it is told how much was dropped. Until then, no further command is run. If the answers to its requests
+(prompts, completions) exceed the limit, nothing more is read from it.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ HELLO = b"\0grapeshot attach 1\n"
 _HEADER = struct.Struct(">cI")
 _ASKING = (b"s", b"i")
 
-# Bytes of output that wait for a client to read them, and of input that wait to be run.
+# Limits in bytes, for output that a client has not read yet and for input that has not been run yet.
 MOST_OUTPUT = 4 << 20
 MOST_INPUT = 1 << 20
 _PIECE = 1 << 16
 _INTERRUPT = 3
 _GONE = select.POLLHUP | select.POLLERR
-# Seconds between looks whether a client is still there that sends no more, and that a closing client has to read.
+# How often to check whether a client that has ended its side is still there.
 _LOOK_S = 1.0
-_LAST_WORDS_S = 5.0
+# How long a client has to read the remaining output when the connection is closed.
+_CLOSE_WITHIN_S = 5.0
 
 
 def frame(kind: bytes, data: bytes) -> bytes:
@@ -53,16 +54,16 @@ def frame(kind: bytes, data: bytes) -> bytes:
 
 
 def take_frame(received: bytearray) -> tuple[bytes, bytes] | None:
-    """Take the first frame off what was received; return its kind and data, or None if it is not whole yet.
+    """Remove the first frame from the received data; return its kind and data, or None if it is not complete yet.
 
     Raises:
-        ValueError: what comes is no frame, because it would be larger than any that is sent.
+        ValueError: this is not a frame, because its length is larger than that of any frame that is ever sent.
     """
     if len(received) < _HEADER.size:
         return None
     kind, length = _HEADER.unpack_from(received)
     if length > MOST_OUTPUT:
-        raise ValueError(f"a frame of {length} bytes")
+        raise ValueError(f"invalid frame of {length} bytes: the limit is {MOST_OUTPUT}")
     end = _HEADER.size + length
     if len(received) < end:
         return None
@@ -72,7 +73,7 @@ def take_frame(received: bytearray) -> tuple[bytes, bytes] | None:
 
 
 class Wire:
-    """Owns the socket of a client. It belongs to the loop's thread; only :meth:`write` may be called in others."""
+    """Owns the socket of a client. Only the loop's thread may use it, but any thread may call :meth:`write`."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class Wire:
         self._received = bytearray()
         self._lines: collections.deque[str] = collections.deque()
         self._lines_len = 0
-        self._is_framed: bool | None = None  # None: nothing has come yet
+        self._is_framed: bool | None = None  # None until the client has sent enough to tell
         self._answered = 0
         self._has_ended = False
         self._is_reading = True
@@ -108,7 +109,7 @@ class Wire:
     # ------------------------------------------------------------------ for the session
 
     async def next_line(self) -> str | None:
-        """Return the next line of input, None at its end. Others run first in any case."""
+        """Return the next line of input, or None at its end. Other tasks and coros get to run first in any case."""
         await asyncio.sleep(0)
         while not self._lines:
             if self._has_ended or not self.is_open:
@@ -120,12 +121,12 @@ class Wire:
         return line
 
     async def wait_read(self) -> None:
-        """Wait until the client has read at least half of what may wait for it; all of it, if some was dropped."""
+        """Wait until at most half of the output limit is unread; if output was dropped, until all of it is read."""
         while self.is_open and (self._dropped_len or len(self._to_send) > MOST_OUTPUT // 2):
             await self._wait()
 
     def write(self, text: str) -> bool:
-        """Send output, without a wait and from any thread. False: the connection is closed."""
+        """Send output without waiting, from any thread. Return False if the connection is closed."""
         if not self.is_open or self._is_closing:
             return False
         if threading.get_ident() == self._thread:
@@ -147,7 +148,7 @@ class Wire:
             self._send(b"p", f"{self._answered} {text}".encode(), is_output=False)
 
     def close(self) -> None:
-        """Send what is left, for some seconds, and close the connection. Idempotent."""
+        """Send the remaining output, for at most some seconds, and close the connection. Idempotent."""
         if self._is_closing or not self.is_open:
             return
         self._is_closing = True
@@ -156,7 +157,7 @@ class Wire:
             self._timer.cancel()
             self._timer = None
         if self._to_send:
-            self._timer = self._loop.call_later(_LAST_WORDS_S, self.abort)
+            self._timer = self._loop.call_later(_CLOSE_WITHIN_S, self.abort)
         else:
             self.abort()
 
@@ -175,7 +176,7 @@ class Wire:
         self._wake()
 
     def forget(self) -> None:
-        """In a forked child: close the descriptor, and leave the loop alone."""
+        """In the child of a fork: close the descriptor without using the loop."""
         self.is_open = False
         self._sock.close()
 
@@ -191,14 +192,14 @@ class Wire:
             self._waiter.set_result(None)
 
     def _lose(self) -> None:
-        """The other side is gone."""
+        """Handle the loss of the connection."""
         self.abort()
         self._on_gone()
 
     # ------------------------------------------------------------------ output
 
     def _output(self, text: str) -> None:
-        """Send what other threads have written, and then this."""
+        """Send what other threads have written, and then ``text``."""
         if self._from_threads:
             written = [self._from_threads.popleft() for _ in range(len(self._from_threads))]
             text = "".join([*written, text])
@@ -269,10 +270,10 @@ class Wire:
                 self._output("\n[this line is too long]\n")
                 self._end()
         if len(self._to_send) > MOST_OUTPUT:
-            self._stop_reading()  # what answers its input it does not read
+            self._stop_reading()  # the client does not read the answers to its input
 
     def _greet(self) -> bool:
-        """Find out what the client speaks. False: nobody knows yet."""
+        """Find out whether the client uses frames. Return False if it has not sent enough to tell."""
         start = self._received[: len(HELLO)]
         if len(start) < len(HELLO) and HELLO.startswith(start):
             return False
@@ -297,7 +298,7 @@ class Wire:
             try:
                 taken = take_frame(self._received)
             except ValueError:
-                self._lose()  # the client's error
+                self._lose()  # the client does not follow the protocol
                 return
             if taken is None:
                 return
@@ -326,7 +327,7 @@ class Wire:
         self._on_interrupt()
 
     def _end(self) -> None:
-        """The client sends no more. What it has sent is still run, as long as it is there to read the output."""
+        """Handle the end of the client's input. Its lines are still run, as long as it is there to read the output."""
         if not self.is_open:
             return
         if self._received and not self._is_framed:
@@ -338,7 +339,7 @@ class Wire:
         self._look()
 
     def _look(self) -> None:
-        """Find out whether the client is gone. Nothing tells, once it has ended its side."""
+        """Check whether the client has disconnected. After the end of its input, no event would report that."""
         self._timer = None
         poll = select.poll()
         poll.register(self._sock, 0)

@@ -1,4 +1,4 @@
-"""Connects the package with native code. It runs when the package is imported, before the first coro."""
+"""Connects the package with the native code. This runs when the package is imported, before any coro is made."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _core._coro_set_hooks(
     pending_loop, _ending.watch_thread, wait_for, _latency.report, _fork.end_child, _lifecycle.run_forever
 )
 _latency.heed_variable()
-# First in the list, because other callbacks may try to wait.
+# It must come first, because the native code must know of the collection before another callback tries to wait.
 gc.callbacks.insert(0, _core._coro_note_collection)
 os.register_at_fork(
     before=_fork.before_fork, after_in_parent=_fork.after_fork_in_parent, after_in_child=_fork.after_fork_in_child

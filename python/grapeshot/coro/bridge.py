@@ -1,7 +1,7 @@
-"""The bridge to asyncio: awaitables in coros, blocking-style functions in asyncio, real threads.
+"""The bridge between coros, asyncio and threads: awaitables in coros, blocking-style code in tasks, and real threads.
 
-A coroutine that a coro awaits runs on the coro's own stack, and sees the coro as the current task: ``asyncio.timeout``,
-TaskGroup and cancellation work.
+A coroutine that a coro awaits runs on the coro's own stack, and sees the coro as the current task. So
+``asyncio.timeout``, TaskGroup and cancellation work in it.
 """
 
 from __future__ import annotations
@@ -30,40 +30,43 @@ if TYPE_CHECKING:
 
 
 class _WrappedInterrupt(Interrupted):
-    """Wraps, as its ``value``, another exception that interrupts a coro, and is raised in coroutines instead of it.
+    """Raised in a coroutine that a coro awaits, when the coro is interrupted with something other than CancelledError.
 
-    asyncio's code expects that only CancelledError interrupts it. After another exception TaskGroup would not end its
-    tasks.
+    ``value`` is that exception. asyncio's code expects to be interrupted only by a CancelledError (which this is, too):
+    after another exception, TaskGroup would not end its tasks.
     """
 
 
-# Returns the loop also in a coro that hides it, None where no loop runs.
+# Returns the running loop, even in a coro that hides it; None if no loop runs in this thread.
 find_running_loop = _core._coro_running_loop
-# For the modules that do not import asyncio.
+# For modules of this package that do not import asyncio themselves.
 all_tasks = asyncio.all_tasks
 current_task = asyncio.current_task
 
 
 def own_loop() -> Any:
-    """Return the loop that coros made here belong to: the one that runs, or the thread's next."""
+    """Return the loop to which new coros belong: the running one, or else the one that the thread will run next."""
     return find_running_loop() or pending_loop()
 
 
 def await_(awaitable: Awaitable[_T]) -> _T:
-    """Run an asyncio awaitable to its end while this coro waits; return its result or raise its exception.
+    """Wait in a coro for an asyncio awaitable; return its result or raise its exception.
 
-    For the awaitable this is like ``await`` in a task. An interruption of any kind is like a cancellation: the future
-    that the coro waits for is cancelled, the coroutine sees CancelledError, and once both have ended the interruption
-    is raised in the coro. After several calls that did not have to wait, the next one begins with a yield
-    (``set_selfishness``), where the coro can be interrupted, too. If the awaitable is a coro, it returns its result, or
-    raises what :meth:`Coro.result` raises.
+    To the awaitable this is like ``await`` in a task. If the coro is interrupted in any way, this acts like a
+    cancellation: the future that is waited for is cancelled, the coroutine gets CancelledError, and once both have
+    ended, the interruption is raised in the coro. If the awaitable is itself a coro, this returns its result or raises
+    the same exceptions as :meth:`Coro.result`.
+
+    After several calls that did not have to wait, the next one first yields to others (see ``set_selfishness``). The
+    coro can be interrupted there, too.
 
     Raises:
-        YieldFromMain: not called in a coro. A coroutine is then closed, so that no warning says that it was never
-            awaited.
+        YieldFromMain: not called in a coro. If ``awaitable`` is a coroutine, it is closed, so that Python does not warn
+            that it was never awaited.
         TypeError: ``awaitable`` cannot be awaited.
-        RuntimeError: it is the coro itself, a pending future of another loop, or a coroutine that somebody else awaits.
-        NotStartedError: it is a coro that was not started.
+        RuntimeError: ``awaitable`` is this coro itself, a pending future of another loop, or a coroutine that is
+            already being awaited.
+        NotStartedError: ``awaitable`` is a coro that was not started.
     """
     try:
         coro = _core._coro_current()
@@ -78,7 +81,7 @@ def await_(awaitable: Awaitable[_T]) -> _T:
             try:
                 _core._coro_act()
             except BaseException:
-                awaitable.close()  # as a task that is cancelled before its first step
+                awaitable.close()  # like the coroutine of a task that is cancelled before its first step
                 raise
             return _drive(coro, awaitable)  # type: ignore[no-any-return]
         _core._coro_act()
@@ -91,17 +94,17 @@ def await_(awaitable: Awaitable[_T]) -> _T:
                 raise interruption
         return awaitable.result()  # type: ignore[no-any-return]
     finally:
-        # The exception keeps this frame, and the coro keeps the exception: break the reference cycle.
+        # The exception's traceback keeps this frame, and the coro keeps the exception: break the cycle.
         del coro, awaitable
 
 
 async def _await(awaitable: Awaitable[Any]) -> Any:
-    """Make a coroutine of an awaitable. The interpreter checks the object, and raises the right error."""
+    """Turn an awaitable into a coroutine. The interpreter checks the object, and raises the right TypeError."""
     return await awaitable
 
 
 def _drive(coro: Any, steps: Any) -> Any:
-    """Run a coroutine on this coro's stack, as a task does in its steps."""
+    """Run a coroutine to its end on this coro's stack, as a task runs one in its steps."""
     raised: BaseException | None = None
     interruption: BaseException | None = None
     awaited: Any = None
@@ -138,11 +141,11 @@ def _drive(coro: Any, steps: Any) -> Any:
     finally:
         if is_shown:
             _core._coro_hide_loop()
-        coro = steps = awaited = raised = interruption = None  # as in await_
+        coro = steps = awaited = raised = interruption = None  # break the cycle, as in await_
 
 
 def _show_loop(coro: Any, steps: Any) -> None:
-    """Show the loop, which the coro hides, to the coroutine that it awaits."""
+    """Make the running loop visible to a coroutine, because the coro that awaits it hides the loop."""
     try:
         _core._coro_show_loop(coro)
     except BaseException:
@@ -151,7 +154,7 @@ def _show_loop(coro: Any, steps: Any) -> None:
 
 
 def _yield() -> BaseException | None:
-    """Let everything run that is ready; return the exception that has interrupted the coro meanwhile."""
+    """Let others that are ready run; return the exception with which the coro was interrupted, or None."""
     try:
         _core._coro_yield_slice()
     except BaseException as interruption:
@@ -160,7 +163,7 @@ def _yield() -> BaseException | None:
 
 
 def _check_future(coro: Coro[Any], future: Any) -> None:
-    """Check that a coroutine has yielded a future to wait for. Raises RuntimeError otherwise, as a task does."""
+    """Check that a coroutine has yielded a future that can be waited for. Raises RuntimeError if not, like a task."""
     is_blocking = getattr(future, "_asyncio_future_blocking", None)
     if is_blocking is None:
         raise RuntimeError(f"Task got bad yield: {future!r}")
@@ -180,10 +183,10 @@ def _check_owner(coro: Coro[Any], future: Any) -> None:
 
 
 def wait_for_future(coro: Any, future: Any) -> BaseException | None:
-    """Wait until ``future`` is done. Return the exception that has interrupted the wait, or None.
+    """Wait until ``future`` is done. Return the exception with which the coro was interrupted, or None.
 
-    An interruption cancels the future, and is delayed until the future is done. If the future ends otherwise, it has
-    refused to be cancelled: then there was no interruption, as for a task.
+    An interruption cancels the future, and takes effect when the future is done. If the future was not cancelled by
+    that but has a result or exception, the interruption is dropped, as for a task.
     """
     interruption: BaseException | None = None
     wakeup: Any = Wakeup(coro)
@@ -204,11 +207,11 @@ def wait_for_future(coro: Any, future: Any) -> BaseException | None:
         if not future.done():
             future.remove_done_callback(wakeup)
         coro._awaited = None
-        coro = future = wakeup = interruption = latest = None  # as in await_
+        coro = future = wakeup = interruption = latest = None  # break the cycle, as in await_
 
 
 def _message(interruption: BaseException) -> Any:
-    """Return the message for cancelling a future: the message of the cancel() that has interrupted the coro."""
+    """Return the message with which to cancel a future: that of the cancel() that interrupted the coro, or None."""
     if type(interruption) is asyncio.CancelledError and interruption.args:
         return interruption.args[0]
     return None
@@ -247,8 +250,9 @@ if TYPE_CHECKING:
 async def run_sync(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Run blocking-style code in a coro while the calling task waits; return its result or raise its exception.
 
-    The function may wait with everything in :mod:`grapeshot.coro`, also with ``await_``. It runs in a copy of the
-    task's context. Cancelling the task cancels the coro. ``name``, ``context`` and ``stack`` are those of ``spawn``.
+    The function may use everything in :mod:`grapeshot.coro` that waits, ``await_`` included. It runs in a copy of the
+    task's context. Cancelling the task cancels the coro. ``name``, ``context`` and ``stack`` have the same meaning as
+    for ``spawn``.
     """
     return await _core._coro_spawn(fn, *args, **kwargs)
 
@@ -284,19 +288,20 @@ if TYPE_CHECKING:
 
 
 def run(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Make a loop, run ``fn`` as its first coro, close the loop; return the function's result or raise its exception.
+    """Make a loop, run ``fn`` in its first coro, close the loop; return the function's result or raise its exception.
 
-    It works like :func:`asyncio.run`: Ctrl-C cancels the first coro; coros and tasks that are left in the end are
-    cancelled, and ``run`` waits for them. A coro that runs when Ctrl-C comes, and does not yield for 0.2 seconds, gets
-    KeyboardInterrupt. Coros that this thread has spawned before, while no loop ran, run from the start, too.
+    It works like :func:`asyncio.run`. When ``fn`` has returned, coros and tasks that are left are cancelled, and
+    ``run`` waits for them. Ctrl-C cancels the first coro; if the coro that is running then does not yield for 0.2
+    seconds, KeyboardInterrupt is raised in it. Coros that this thread spawned earlier, while no loop was running, run
+    on this loop, too.
 
     Raises:
-        RuntimeError: a loop is running in this thread.
+        RuntimeError: a loop is already running in this thread.
         TypeError: ``fn`` cannot be called, or is an async function.
     """
     _run.check_none_runs("coro.run()")
     _core._coro_check_function(fn, "run")
-    # In a coro that hides the loop a new loop is that loop again.
+    # In a coro that hides the loop, new_event_loop() returns a loop that borrows the hidden one: use that.
     loop = None if _core._coro_is_hidden() else take_pending_loop()
     return _run.run_on(loop or new_event_loop(), run_sync(fn, *args, **kwargs))
 
@@ -312,20 +317,20 @@ if TYPE_CHECKING:
     def run_in_thread(fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T: ...
 
 
-def run_in_thread(  # type: ignore[misc]  # a function with an argument of that name is not accepted, indeed
+def run_in_thread(  # type: ignore[misc]  # correct: an `fn` with an argument `executor` is not accepted
     fn: Callable[..., Any], /, *args: Any, executor: concurrent.futures.Executor | None = None, **kwargs: Any
 ) -> Any:
     """Run ``fn(*args, **kwargs)`` in a real thread while this coro waits; return its result or raise its exception.
 
-    The thread belongs to ``executor``, by default to the loop's default executor, which all of asyncio shares. It has
-    ``min(32, CPUs + 4)`` threads; further calls wait for a free one. The function runs in a copy of the coro's context,
-    unless the executor's functions do not run in threads of this interpreter.
+    The thread comes from ``executor``, by default from the loop's default executor, which asyncio uses as well. That
+    has ``min(32, CPUs + 4)`` threads; further calls wait for a free one. The function runs in a copy of the coro's
+    context, unless the executor runs functions in other processes or other interpreters.
 
-    An interruption of the coro does not reach the thread: a call that runs goes on, and its result is dropped; a call
-    that has not begun is cancelled. Source: asyncio.to_thread.
+    An interruption of the coro does not stop the thread: a call that is running goes on, and its result is dropped. A
+    call that has not begun is cancelled. Source: asyncio.to_thread.
 
     Raises:
-        YieldFromMain: not in a coro.
+        YieldFromMain: not called in a coro.
         TypeError: ``fn`` cannot be called, or is an async function.
         RuntimeError: the executor was shut down.
     """
@@ -342,6 +347,6 @@ def _runs_threads(executor: concurrent.futures.Executor) -> bool:
     """Whether the executor's threads belong to this interpreter, so that they can use a context."""
     if not isinstance(executor, concurrent.futures.ThreadPoolExecutor):
         return False
-    # From 3.14 on there is an executor whose threads belong to other interpreters.
+    # Each thread of this executor, which Python has from 3.14 on, runs an interpreter of its own.
     interpreters: type | None = getattr(concurrent.futures, "InterpreterPoolExecutor", None)
     return interpreters is None or not isinstance(executor, interpreters)

@@ -1,4 +1,7 @@
-"""Real threads for what cannot yield: :func:`run`, and :class:`Thread`, which stays real after ``coro.install()``."""
+"""Real threads, for code that blocks without yielding: :func:`run`, and :class:`Thread`.
+
+``Thread`` makes a real thread even after ``coro.install()``.
+"""
 
 from __future__ import annotations
 

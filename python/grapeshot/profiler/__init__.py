@@ -6,9 +6,9 @@
         ...
     print(found.table())
 
-``python -m grapeshot.profiler show app.profile`` prints the same table, ``html`` makes a page of it. From 3.12 on all
-threads of the process are profiled; on 3.11 the thread that begins, and those that begin meanwhile. Nothing is
-installed while nobody profiles.
+``python -m grapeshot.profiler show app.profile`` prints the same table, and ``html`` makes a page of it. From Python
+3.12 on, all threads of the process are profiled. On 3.11, these are the thread that starts the profile and threads that
+are started during the profile. The profiler has no cost when it is not in use.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 __all__ = ["FunctionRow", "OwnerRow", "Profile", "profile", "run"]
 
-# The profile that is being taken, and where it has begun.
+# The profile that is being taken, and where it was started.
 _taken: profile | None = None
 _begun: str | None = None
 
 
 class profile:  # noqa: N801  # used like a function
-    """Profile the process in a ``with`` block, which gives the :class:`Profile`. With ``path`` it is saved there.
+    """Profile the process during a ``with`` block, which returns the :class:`Profile`. With ``path``, save it there.
 
-    The block may be in a coro, in a task or in neither, and may wait. One profile at a time. The child of a fork is not
-    profiled: there the profile is empty, and saved nowhere.
+    The block may be in a coro, in a task or elsewhere, and may wait. Only one profile can be taken at a time. The child
+    of a fork is not profiled: its profile is empty and is not saved.
 
     Raises:
-        RuntimeError: a profile is being taken already, or another profiler is on (``sys.monitoring``'s PROFILER_ID;
-            on 3.11 ``sys.setprofile``).
+        RuntimeError: a profile is already being taken, or another profiler is active (PROFILER_ID of
+            ``sys.monitoring``; on 3.11 ``sys.setprofile``).
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
@@ -63,9 +63,9 @@ class profile:  # noqa: N801  # used like a function
     def _begin(self, frame: types.FrameType | None) -> None:
         global _taken, _begun
         if _begun is not None:
-            raise RuntimeError(f"a profile is being taken already, since {_begun}")
+            raise RuntimeError(f"a profile is already being taken; it was started at {_begun}")
         if self._collector is not None:
-            raise RuntimeError("profile() is for one block: call it again")
+            raise RuntimeError("a profile() object works for one block only: call profile() again for another one")
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "?"
         cost_ns = _cost.measure()
         self._collector = collector = Collector(cost_ns=cost_ns)
@@ -80,7 +80,7 @@ class profile:  # noqa: N801  # used like a function
 
     def _end(self) -> None:
         if _taken is not self:
-            return  # the child of a fork
+            return  # this is the child of a fork
         assert self._collector is not None
         _events.uninstall()
         _forget()
@@ -105,10 +105,10 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def run(main: Awaitable[Any] | Callable[[], Any], path: str | os.PathLike[str] | None = None) -> Any:
-    """Run a program to its end under the profiler, and return its result.
+    """Run a program under the profiler until it ends, and return its result.
 
-    ``main`` is what :func:`grapeshot.run` takes, or a function, which ``coro.run`` runs as a coro. With ``path`` the
-    profile is saved there, without one its table is printed on the standard error. That also happens if the program
+    ``main`` is a coroutine, as for :func:`grapeshot.run`, or a function, which ``coro.run`` runs as a coro. With
+    ``path``, the profile is saved there; otherwise its table is printed to stderr. This also happens if the program
     raises.
     """
     block = profile(path)

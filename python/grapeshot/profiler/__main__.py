@@ -1,4 +1,4 @@
-"""``python -m grapeshot.profiler``: show a profile that was saved, make a page of it, or convert it."""
+"""``python -m grapeshot.profiler``: show a saved profile, make a web page of it, or convert it."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from ._profile import SORTS, Profile
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m grapeshot.profiler",
-        description="Show a profile that was saved, make a page of it, or convert it.",
+        description="Show a saved profile, make a web page of it, or convert it.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
     show = commands.add_parser("show", help="print tables of the functions and of the coros, tasks and threads")
     show.add_argument("file", metavar="FILE")
-    show.add_argument("--sort", choices=SORTS, default="cpu", help="what to begin with (cpu)")
-    show.add_argument("--limit", type=int, default=20, help="rows of each table (20)")
-    show.add_argument("--owner", metavar="NAME", help="the functions of this coro, task or thread alone")
-    show.add_argument("--each", action="store_true", help="a row for each coro and task, also for those that are alike")
-    show.add_argument("--speedscope", metavar="OUT", help="write a file for speedscope instead")
-    show.add_argument("--pstats", metavar="OUT", help="write a file for pstats instead")
-    page = commands.add_parser("html", help="make one page, with tables and a graph")
+    show.add_argument("--sort", choices=SORTS, default="cpu", help="the column to sort by (default: cpu)")
+    show.add_argument("--limit", type=int, default=20, help="the number of rows in each table (default: 20)")
+    show.add_argument("--owner", metavar="NAME", help="show only the functions of this coro, task or thread")
+    show.add_argument("--each", action="store_true", help="give every coro and task a row of its own")
+    show.add_argument("--speedscope", metavar="OUT", help="instead of printing, write a file for speedscope")
+    show.add_argument("--pstats", metavar="OUT", help="instead of printing, write a file for pstats")
+    page = commands.add_parser("html", help="make a single web page with tables and a graph")
     page.add_argument("file", metavar="FILE")
-    page.add_argument("-o", "--output", metavar="OUT", help="where to (FILE.html)")
+    page.add_argument("-o", "--output", metavar="OUT", help="the file to write (default: FILE.html)")
     return parser
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command. Returns the exit status."""
+    """Run the command; return the exit status."""
     options = _parser().parse_args(arguments)
     try:
         profile = Profile.load(options.file)

@@ -1,17 +1,17 @@
-"""Charges the clocks to functions, and to the coro, the task or the thread that runs them.
+"""Charges CPU and wall time to functions, and to the coro, task or thread that runs them.
 
 ```text
   event       start f   call wait   |  switch, loop, poll, switch  |   start g    return g   ...
   charged to      f of coro A       |   the thread (its loop)      |     g of coro B
-              while A does not run: its function that waits gets the wall clock alone
+              while A does not run, the function of A that waits is charged wall time only
 ```
 
-The native switch notes when a coro was left and entered: events come before and after that, at the call and the return
-of what waits.
+The profiler's events come at the call and the return of a function that waits, so before and after the switch. That is
+why the native switch records when a coro was left and entered.
 
-Each owner (a coro, a task, or what else a thread runs) has a tree of calls, and a place in it. What has passed since
-the thread's last event belongs to the place of the owner that ran. Each thread has a state of its own, which only this
-thread changes. Nothing here knows where events come from.
+Each owner (a coro, a task, or a thread for everything else it runs) has a tree of calls, and a current position in it.
+At each event, the time since the thread's last event is charged to the position of the owner that was running. Each
+thread has its own state, which only that thread changes. This module does not depend on where the events come from.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _HERE = os.path.dirname(__file__) + os.sep
 _NO_USAGE = (0, 0, 0, 0)
-# Coros and tasks beyond that share a row.
+# Further coros and tasks share a row.
 MAX_OWNERS = 5000
 
 _running_coro: Callable[[], Any] = _core._coro_current_or_none
@@ -47,7 +47,7 @@ _running_task = asyncio.current_task
 
 
 def running() -> Any:
-    """Return the coro or the task that runs in this thread, or None."""
+    """Return the coro or task that is running in this thread, or None."""
     coro = _running_coro()
     if coro is not None:
         return coro
@@ -56,7 +56,7 @@ def running() -> Any:
 
 
 def _usage_function() -> Callable[[], tuple[int, ...]]:
-    """Return what reads page faults and context switches of this thread; not every system counts them for threads."""
+    """Return a function that reads this thread's page faults and context switches (zeros if the system cannot tell)."""
     try:
         import resource
 
@@ -72,28 +72,29 @@ def _usage_function() -> Callable[[], tuple[int, ...]]:
 
 
 def _real_local() -> Any:
-    """Return a local of threads; ``coro.install()`` makes ``threading.local`` one of coros."""
+    """Return a thread-local object, even after ``coro.install()``, which makes ``threading.local`` local to coros."""
     coro = sys.modules.get("grapeshot.coro")
     return (coro.get_original("_thread", "_local") if coro else _thread._local)()
 
 
 class _State:
-    """What a thread runs, and up to when it is charged."""
+    """The owner that a thread is running, and the time up to which it has been charged."""
 
     __slots__ = ("alive", "cpu_ns", "events", "owner", "subject", "thread", "usage", "wall_ns")
 
     def __init__(self, name: str, alive: Callable[[], bool], usage: tuple[int, ...]) -> None:
         self.owner = self.thread = Owner("thread", name)
         self.alive = alive
-        self.subject: Any = None  # the coro or task that ran at the last event
+        self.subject: Any = None  # the coro or task that was running at the last event
         self.wall_ns = self.cpu_ns = self.events = 0
         self.usage = usage
 
 
 class Collector:
-    """Takes events in any thread. ``wall`` and ``cpu`` are clocks in nanoseconds; the second one is the thread's.
+    """Receives events in any thread.
 
-    ``stamps`` tells when a coro of this thread was last entered and left, on these clocks.
+    ``wall`` and ``cpu`` are clocks in nanoseconds, the latter for the calling thread. ``stamps`` returns when a coro of
+    the calling thread was last entered and left, on both clocks.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class Collector:
         self._cpu = cpu
         self._stamps = stamps
         self._usage = usage or _usage_function()
-        self._cost_ns = cost_ns  # what an event costs: it is charged to nobody
+        self._cost_ns = cost_ns  # the time that one event takes, which is not charged to any function
         self._local = _real_local()
         self._states: list[_State] = []
         self._owners: dict[int, tuple[weakref.ref[Any], Owner]] = {}
@@ -120,10 +121,10 @@ class Collector:
         self._began_ns = wall()
         self.has_ended = False
 
-    # ---- events: a function begins or goes on, it is left, and the same of functions of C
+    # ---- events: a function is entered or left; the same for functions written in C
 
     def enter(self, code: CodeType, *, is_call: bool) -> None:
-        """Charge the time until now, and go into a function: a call, or a generator or coroutine that goes on."""
+        """Charge the time until now, and enter a function: a call, or a generator or coroutine that is resumed."""
         owner = self._charge(True).owner
         owner.yielded = None
         top = owner.top
@@ -141,7 +142,7 @@ class Collector:
         node = owner.top
         while node.key is not code:
             if node.parent is None:
-                return  # it began before the profile
+                return  # the function was called before the profile began
             node = node.parent
         if not is_yield:
             owner.yielded = None
@@ -152,7 +153,7 @@ class Collector:
             self._end_step(state)
 
     def enter_c(self, name: str) -> None:
-        """Charge the time until now, and go into a function of C."""
+        """Charge the time until now, and enter a function written in C."""
         owner = self._charge().owner
         owner.yielded = None
         name = self._names.setdefault(name, name)
@@ -164,7 +165,7 @@ class Collector:
         owner.top = node
 
     def leave_c(self, name: str) -> None:
-        """Charge the time until now, and leave a function of C, if it is the one that was entered last."""
+        """Charge the time until now, and leave a function written in C, if it is the one that was entered last."""
         owner = self._charge(may_have_waited=True).owner
         top = owner.top
         if top.key == name and top.parent is not None:
@@ -183,7 +184,7 @@ class Collector:
         if subject is not state.subject:
             self._switch(state, subject, wall_ns, cpu_ns, is_entry)
         elif may_have_waited and state.owner.kind == "coro" and self._stamps()[0] > state.wall_ns:
-            self._switch(state, subject, wall_ns, cpu_ns, is_entry)  # from the coro to itself
+            self._switch(state, subject, wall_ns, cpu_ns, is_entry)  # the coro was left and entered again
         else:
             state.owner.top.charge(wall_ns - state.wall_ns, cpu_ns - state.cpu_ns)
         state.events += 1
@@ -192,9 +193,10 @@ class Collector:
         return state
 
     def _switch(self, state: _State, subject: Any, wall_ns: int, cpu_ns: int, is_entry: bool) -> None:
-        """Another owner runs, or a coro again. What passed between the two is the loop's.
+        """Handle a switch to another owner, or from a coro back to itself. The time in between is charged to the loop.
 
-        Of tasks that are the last event of one and the first of the other. Of coros the switch has noted it.
+        For a task, that is the time between the last event of the old owner and the first event of the new one. For a
+        coro, the switch has recorded the exact times.
         """
         before = state.owner
         owner = state.thread if subject is None else self._owner(subject, is_entry)
@@ -213,7 +215,10 @@ class Collector:
         state.owner, state.subject = owner, subject
 
     def _end_step(self, state: _State) -> None:
-        """The outermost function of a coro or task was left: what follows is the loop's, even if it goes on next."""
+        """The outermost function of a coro or task was left. Time is charged to the loop from now on.
+
+        The same coro or task may be the next one to run.
+        """
         owner = state.owner
         owner.suspend(state.wall_ns)
         self._charge_usage(state, owner)
@@ -237,7 +242,7 @@ class Collector:
         return state
 
     def begin_here(self, frame: FrameType | None) -> None:
-        """Begin in this thread, inside of functions that are running already: that of ``frame`` and its callers."""
+        """Begin in this thread, inside the functions that are already running: that of ``frame`` and its callers."""
         state = self._begin_thread()
         state.subject = subject = running()
         if subject is not None:
@@ -247,7 +252,7 @@ class Collector:
         state.wall_ns, state.cpu_ns = self._wall(), self._cpu()
 
     def _seed(self, owner: Owner, frame: FrameType | None, subject: Any) -> FrameType | None:
-        """Let the owner be in the functions that it is in. Returns the frame that has called those of a task."""
+        """Move the owner's position to the functions that it is in. For a task, return the frame that called them."""
         coroutine = subject.get_coro() if owner.kind == "task" else None
         last = getattr(coroutine, "cr_frame", None)
         codes = []
@@ -261,7 +266,7 @@ class Collector:
         return frame
 
     def _owner(self, subject: Any, is_entry: bool, *, seeds: bool = True) -> Owner:
-        """Return the owner of what is charged to a coro or task. A coro may be in functions that began earlier."""
+        """Return the Owner of a coro or task. If it is new and a coro, its position includes the functions it is in."""
         known = self._owners.get(id(subject))
         if known is not None and known[0]() is subject:
             return known[1]
@@ -285,14 +290,14 @@ class Collector:
         return owner
 
     def end(self) -> Recording:
-        """Charge the time until now, and their wait to those who wait. No event may come any more."""
+        """Charge the time until now, and the waiting time to owners that wait. No event may come after this."""
         self._charge()
         self.has_ended = True
         now_ns = self._wall()
         here = self._local.state
         self._charge_usage(here, here.owner)
         for state in self._states:
-            if state is not here and state.alive():  # its CPU time since its last event is not known here
+            if state is not here and state.alive():  # only that thread could read its CPU clock
                 state.owner.top.wall_ns += now_ns - state.wall_ns
         for reference, owner in list(self._owners.values()):
             subject = reference()
@@ -304,21 +309,21 @@ class Collector:
 
 
 def _this_thread() -> threading.Thread | None:
-    """Return the object of this thread. ``current_thread()`` would make a second one of a thread that begins."""
+    """Return this thread's object. In a thread that is just starting, ``current_thread()`` would make a second one."""
     main = threading.main_thread()
     if main.native_id == _thread.get_native_id():
         return main
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
-    thread = frame.f_locals.get("self")  # of the function that threading begins with
+    thread = frame.f_locals.get("self")  # the outermost function of a thread is a method of its object
     return thread if isinstance(thread, threading.Thread) else None
 
 
 def _name_of(subject: Any) -> str:
-    """Return the name that the program has given a coro or task, or that of its function."""
+    """Return the name that the program has given to a coro or task, or else the name of its function."""
     try:
         described = subject_of(subject)
         return described.name or described.label
-    except Exception:  # the program's own: what is profiled goes on
+    except Exception:  # code of the program has raised; that must not disturb what is being profiled
         return type(subject).__qualname__

@@ -1,4 +1,4 @@
-"""Measures what the profiler itself costs: a loop of calls with it, and without it."""
+"""Measures the cost of the profiler itself, by timing a loop of calls with and without it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def _took_ns() -> int:
 
 
 def measure() -> int:
-    """Return the CPU nanoseconds that an event costs in this process: the least of some rounds, measured once."""
+    """Return how much CPU time an event costs in this process, in nanoseconds.
+
+    It is measured once, as the minimum of several rounds.
+    """
     global _cost_ns
     if _cost_ns is None:
         _cost_ns = max(0, (min(_profiled_ns() for _ in range(_ROUNDS)) - min(_took_ns() for _ in range(_ROUNDS)))) // (

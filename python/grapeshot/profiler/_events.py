@@ -1,6 +1,6 @@
-"""Where the events come from: ``sys.monitoring``, and before 3.12 ``sys.setprofile``.
+"""The source of the profiler's events: ``sys.monitoring``, or before Python 3.12 ``sys.setprofile``.
 
-While nobody profiles, nothing is installed. Neither reports what happens inside of its own callbacks.
+They are installed only while a profile is being taken. Neither of them reports events inside its own callbacks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _NAME = "grapeshot.profiler"
 _C_FUNCTIONS = (
-    type(len),  # also methods of an instance
+    type(len),  # also the type of an instance's bound methods
     type(str.join),
     type(str.__add__),
     type("".__add__),
@@ -38,14 +38,14 @@ if sys.version_info >= (3, 12):
     THREADS = "all threads"
 
     def install(collector: Collector) -> None:
-        """Give all events of the process to the collector. RuntimeError if another profiler has them."""
+        """Send all events of the process to the collector. RuntimeError if another profiler is active."""
         monitoring = sys.monitoring
         tool = monitoring.PROFILER_ID
         try:
             monitoring.use_tool_id(tool, _NAME)
         except ValueError:
             other = monitoring.get_tool(tool)
-            raise RuntimeError(f"sys.monitoring has a profiler already: {other!r}") from None
+            raise RuntimeError(f"another profiler is already active in sys.monitoring: {other!r}") from None
         for event, callback in _callbacks(collector).items():
             monitoring.register_callback(tool, event, callback)
         events = monitoring.events
@@ -61,7 +61,7 @@ if sys.version_info >= (3, 12):
         )
 
     def uninstall() -> None:
-        """Take the events away, unless somebody else has."""
+        """Stop the events, unless they have been stopped already."""
         monitoring = sys.monitoring
         tool = monitoring.PROFILER_ID
         if monitoring.get_tool(tool) != _NAME:
@@ -110,19 +110,19 @@ if sys.version_info >= (3, 12):
         }
 
 else:
-    THREADS = "this thread and those that begin meanwhile"
+    THREADS = "this thread and threads started during the profile"
 
     def install(collector: Collector) -> None:
-        """Give the events of this thread, and of those that begin from now on. RuntimeError if there is a profiler."""
+        """Send the events of this thread, and of threads started from now on. RuntimeError if a profiler is active."""
         other = sys.getprofile() or threading.getprofile()
         if other is not None:
-            raise RuntimeError(f"sys.setprofile has a profiler already: {other!r}")
+            raise RuntimeError(f"another profiler is already active in sys.setprofile: {other!r}")
         callback = _callback(collector)
         threading.setprofile(callback)
         sys.setprofile(callback)
 
     def uninstall() -> None:
-        """Take the events away. In other threads the callback removes itself."""
+        """Stop the events. In other threads, the callback removes itself."""
         sys.setprofile(None)
         threading.setprofile(None)
 
@@ -131,7 +131,7 @@ else:
     _RESUME = dis.opmap["RESUME"]
 
     def _is_begin(frame: FrameType) -> bool:
-        """Whether a frame is entered for the first time: a generator that goes on does so behind a yield or await."""
+        """Whether a frame is entered for the first time, and not a generator or coroutine that is being resumed."""
         code = frame.f_code
         if not code.co_flags & _GENERATORS:
             return True

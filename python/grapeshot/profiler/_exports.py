@@ -1,4 +1,4 @@
-"""A profile in the formats of other tools: speedscope's JSON, and the file of ``pstats``."""
+"""Exports a profile for other tools: as speedscope's JSON, and as a file for ``pstats``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def write_speedscope(profile: Profile, path: str | os.PathLike[str]) -> None:
-    """Write two profiles, of CPU and of wall time. The outermost frame is the coro, task or thread.
+    """Write two profiles, one of CPU time and one of wall time. The outermost frame is the coro, task or thread.
 
     Source: https://www.speedscope.app/file-format-schema.json
     """
@@ -54,7 +54,7 @@ def write_speedscope(profile: Profile, path: str | os.PathLike[str]) -> None:
 
 
 def write_pstats(profile: Profile, path: str | os.PathLike[str]) -> None:
-    """Write what ``pstats.Stats(path)`` reads. The times are CPU seconds; who ran is not in this format.
+    """Write a file for ``pstats.Stats(path)``. Times are CPU seconds. The format has no coros, tasks and threads.
 
     Source: ``Lib/cProfile.py``, ``create_stats``.
     """

@@ -1,4 +1,4 @@
-"""A profile as one HTML page that needs nothing else: sortable tables, and an icicle graph of who called whom."""
+"""Writes a profile as one self-contained HTML page, with sortable tables and an icicle graph of the calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TEMPLATE = os.path.join(os.path.dirname(__file__), "page.html")
 
 
 def write_page(profile: Profile, path: str | os.PathLike[str], title: str = "profile") -> None:
-    """Write the page. The data is a part of it, as JSON."""
+    """Write the page. It contains the data as JSON."""
     with open(_TEMPLATE, encoding="utf-8") as file:
         text = file.read()
     data: dict[str, object] = profile.as_json() | {
@@ -23,7 +23,7 @@ def write_page(profile: Profile, path: str | os.PathLike[str], title: str = "pro
             for row in profile.function_rows()
         ]
     }
-    # `</script>` would end the data.
+    # Escape `<`, because a `</script>` in the data would end the element.
     embedded = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     text = text.replace("{{title}}", html.escape(title)).replace("{{heading}}", html.escape(profile.heading()))
     with open(path, "w", encoding="utf-8") as file:

@@ -1,10 +1,13 @@
-"""A profile that was taken: its rows, and its file.
+"""A finished profile: its rows, and its file format.
 
-The file is the line ``grapeshot profile 1`` and then JSON, compressed by zlib: an object with ``python``,
-``duration_ns``, ``events``, ``cost_ns`` (of one event), ``threads`` (which were profiled), ``functions`` (name, file,
-line; the file of a function of C is empty), ``owners`` (kind, name, page faults without and with I/O, voluntary and
-involuntary context switches) and ``nodes`` (owner, parent, function, calls, CPU and wall nanoseconds of its own).
-Parents are indexes of earlier nodes, or -1.
+The file begins with the line ``grapeshot profile 1``. The rest is JSON, compressed with zlib. It is an object with
+these keys:
+
+- ``python``, ``duration_ns``, ``events``, ``cost_ns`` (of one event), and ``threads`` (which threads were profiled);
+- ``functions``: name, file and line of each; the file is empty for a function written in C;
+- ``owners``: kind, name, page faults without and with I/O, voluntary and involuntary context switches of each;
+- ``nodes``: owner, parent, function, calls, own CPU time and own wall time in nanoseconds of each; the parent is the
+  index of an earlier node, or -1.
 """
 
 from __future__ import annotations
@@ -41,12 +44,12 @@ _OWNER_COLUMNS = (
     "voluntary_switches",
     "involuntary_switches",
 )
-# Those of them that are added up; a wait is computed.
+# The columns that are summed when rows are combined. The wait is computed from other columns.
 _OWNER_SUMS = tuple(name for name in _OWNER_COLUMNS if name != "wait")
 
 
 class FunctionRow:
-    """A function in all owners, or in one. Times are in nanoseconds; ``own_`` is without what it called."""
+    """A function, in all owners or in some. Times are in nanoseconds; ``own_`` times exclude called functions."""
 
     __slots__ = ("calls", "cpu", "file", "line", "name", "own_cpu", "own_wall", "primitive_calls", "wall")
 
@@ -54,12 +57,12 @@ class FunctionRow:
         self.name = name
         self.file = file
         self.line = line
-        self.calls = self.primitive_calls = 0  # the latter without recursion
+        self.calls = self.primitive_calls = 0  # primitive_calls excludes recursive calls
         self.cpu = self.own_cpu = self.wall = self.own_wall = 0
 
     @property
     def wait(self) -> int:
-        """The time inside of it in which its coro, task or thread did not have the CPU."""
+        """The time inside this function during which its coro, task or thread did not have the CPU."""
         return max(0, self.wall - self.cpu)
 
     def __str__(self) -> str:
@@ -68,7 +71,7 @@ class FunctionRow:
 
 @dataclasses.dataclass
 class OwnerRow:
-    """A coro, a task, or what a thread ran beside them: the loop with its polling, callbacks, protocols."""
+    """A coro, a task, or a thread. A thread's row covers everything else: the loop, polling, callbacks, protocols."""
 
     kind: str
     name: str
@@ -80,15 +83,15 @@ class OwnerRow:
     cpu: int = 0
     wall: int = 0
     count: int = 1
-    """How many owners the row is of (rows that are alike are added up)."""
+    """The number of owners in this row, because owners that are alike may be combined."""
 
     @property
     def wait(self) -> int:
-        """The time since it was first seen in which it did not have the CPU."""
+        """The time, since it was first seen, during which it did not have the CPU."""
         return max(0, self.wall - self.cpu)
 
     def add(self, other: OwnerRow) -> None:
-        """Add the numbers of one that is alike."""
+        """Add the numbers of another row that is alike."""
         for name in (*_OWNER_SUMS, "count"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -98,7 +101,7 @@ class OwnerRow:
 
 
 def _alike_added_up(owners: Sequence[OwnerRow]) -> list[OwnerRow]:
-    """Return one row for the coros or tasks whose names differ in nothing but numbers."""
+    """Combine the coros, and the tasks, whose names differ only in their numbers."""
     rows: dict[tuple[str, str], OwnerRow] = {}
     for owner in owners:
         alike = without_numbers(owner.name)
@@ -113,7 +116,7 @@ def _alike_added_up(owners: Sequence[OwnerRow]) -> list[OwnerRow]:
 
 
 def _top(rows: Sequence[Any], sort: str) -> list[Any]:
-    """Return the rows with the most first. An owner has no time of its own apart."""
+    """Return the rows, sorted with the largest values first. Owners have no ``own_`` times: use the others for them."""
     return sorted(
         rows, key=lambda row: getattr(row, sort, None) or getattr(row, sort.removeprefix("own_")), reverse=True
     )
@@ -124,7 +127,7 @@ def _is_named(row: OwnerRow, name: str) -> bool:
 
 
 class Profile:
-    """What a profile has found. It is empty until the profile has ended."""
+    """The results of a profile. It is empty until the profile has ended."""
 
     def __init__(self) -> None:
         self.python = platform.python_version()
@@ -137,13 +140,13 @@ class Profile:
 
     @property
     def overhead_ns(self) -> int:
-        """About what the profiler itself took, which is its events times what one was measured to cost."""
+        """About how long the profiler itself took: the number of its events, times the measured cost of one."""
         return self.events * self.cost_ns
 
     # ---- rows
 
     def function_rows(self, owner: OwnerRow | Sequence[OwnerRow] | None = None) -> list[FunctionRow]:
-        """Return a row for each function, of all owners, of one or of some."""
+        """Return a row for each function, with the numbers of all owners, of one, or of several."""
         chosen = {id(each) for each in ([owner] if isinstance(owner, OwnerRow) else owner or ())}
         rows = [FunctionRow(*function) for function in self.functions]
         for (owner_index, parent, function, calls, cpu, wall), totals in zip(self.nodes, self.totals, strict=True):
@@ -160,12 +163,12 @@ class Profile:
         return [row for row in rows if row.calls or row.wall or row.cpu]
 
     def _called_rows(self, owner: Sequence[OwnerRow] | None) -> list[FunctionRow]:
-        """Return the rows without functions that began before the profile and had less than a hundredth of it."""
+        """Return the rows of functions, without those called before the profile that took less than 1 % of its time."""
         rows = self.function_rows(owner)
         return [row for row in rows if row.calls or 100 * max(row.own_cpu, row.own_wall) >= self.duration_ns]
 
     def path(self, index: int) -> list[int]:
-        """Return the functions of a node and of those that called it, the innermost first."""
+        """Return the functions of a node and of its callers, the innermost first."""
         functions = []
         while index >= 0:
             functions.append(self.nodes[index][2])
@@ -174,7 +177,7 @@ class Profile:
 
     @functools.cached_property
     def totals(self) -> list[list[int]]:
-        """For each node the calls, CPU and wall time of it and of all below it."""
+        """For each node, the calls, CPU time and wall time of it and of all nodes below it."""
         totals = [list(node[3:]) for node in self.nodes]
         for index in range(len(totals) - 1, -1, -1):
             parent = self.nodes[index][1]
@@ -183,16 +186,17 @@ class Profile:
         return totals
 
     def table(self, sort: str = "cpu", limit: int = 20, owner: str | None = None, *, each: bool = False) -> str:
-        """Return the functions and the owners with the most of ``sort`` as text, and what the profiler took itself.
+        """Return a text with two tables, of functions and of owners, sorted by ``sort``, and the profiler's own cost.
 
-        Coros and tasks whose names differ in nothing but numbers share a row, unless ``each`` is to have its own.
-        ``owner`` is the name of a coro, task or thread, or of such a row: then the functions are its own.
+        Each table has at most ``limit`` rows. Coros and tasks whose names differ only in their numbers share a row;
+        with ``each``, every one has a row of its own. With ``owner``, the name of a coro, task, thread or shared row,
+        the table of functions covers only that owner.
         """
         if sort not in SORTS:
             raise ValueError(f"sort must be one of {', '.join(SORTS)}, not {sort!r}")
         chosen = None if owner is None else [row for row in self.owners if _is_named(row, owner)]
         if chosen == []:
-            raise ValueError(f"no coro, task or thread of this profile has the name {owner!r}")
+            raise ValueError(f"this profile has no coro, task or thread with the name {owner!r}")
         owners = self.owners if each else _alike_added_up(self.owners)
         return "\n".join(
             [
@@ -205,12 +209,12 @@ class Profile:
         )
 
     def heading(self) -> str:
-        """Return in a few lines what was profiled, and what the profiler took itself."""
+        """Return two lines: what was profiled, and how much time the profiler itself took."""
         took, duration = self.overhead_ns / 1e9, self.duration_ns / 1e9
         return (
             f"{duration:.3f} s on Python {self.python}, {self.threads}\n"
             f"the profiler itself took about {took:.3f} s: {self.events} events of {self.cost_ns / 1000:.2f} us each; "
-            "that is charged to nobody"
+            "this is not charged to any function"
         )
 
     # ---- the file
@@ -222,18 +226,18 @@ class Profile:
             file.write(_MAGIC + zlib.compress(text.encode()))
 
     def as_json(self) -> dict[str, object]:
-        """Return what the file holds."""
+        """Return the contents of the file as an object."""
         owners = [dataclasses.astuple(owner)[:6] for owner in self.owners]
         names = ("python", "threads", "duration_ns", "events", "cost_ns", "functions")
         return {name: getattr(self, name) for name in names} | {"owners": owners, "nodes": self.nodes}
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:
-        """Read a file that :meth:`save` has written. ValueError if it is none."""
+        """Read a file that :meth:`save` has written. ValueError if it is not such a file."""
         with open(path, "rb") as file:
             data = file.read()
         if not data.startswith(_MAGIC):
-            raise ValueError(f"{os.fspath(path)!r} is no profile of this version of grapeshot")
+            raise ValueError(f"{os.fspath(path)!r} is not a profile that this version of grapeshot can read")
         try:
             found = json.loads(zlib.decompress(data[len(_MAGIC) :]))
             profile = Profile()
@@ -261,7 +265,7 @@ class Profile:
         self.functions = list(places)
 
     def _add_tree(self, root: Node, owner: int, places: dict[tuple[str, str, int], int]) -> None:
-        """Add the nodes of an owner. What is charged to no function of it has a node as well."""
+        """Add the nodes of an owner. Time that is not charged to any of its functions gets a node, too."""
         pending = [(root, -1)]
         while pending:
             node, parent = pending.pop()

@@ -1,4 +1,4 @@
-"""What is recorded while a profile is taken: owners, each with its tree of calls."""
+"""The data recorded while a profile is taken: owners, each with its tree of calls."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ if TYPE_CHECKING:
 
 
 class Node:
-    """A function as it was called on one path: its own times, without those of what it called."""
+    """A function as called on one path. Its times exclude the functions it called."""
 
     __slots__ = ("calls", "children", "cpu_ns", "key", "parent", "wall_ns")
 
     def __init__(self, key: CodeType | str | None, parent: Node | None) -> None:
-        self.key = key  # code, or the name of a function of C
+        self.key = key  # the code object, or the name of a function written in C
         self.parent = parent
-        # By the id of the code, which the node keeps: comparing code compares what it consists of.
+        # By the id of the code object, because comparing code objects would compare their contents. The node keeps the
+        # code object alive, so the id stays unique.
         self.children: dict[int | str, Node] = {}
         self.calls = 0
         self.cpu_ns = 0
@@ -31,31 +32,31 @@ class Node:
 
 
 class Owner:
-    """A coro, a task, or what a thread runs beside them: its tree, and where it is in that."""
+    """A coro, a task, or a thread for everything else it runs: its tree of calls, and its position in the tree."""
 
     __slots__ = ("is_suspended", "kind", "name", "root", "since_ns", "top", "usage", "waits_in", "yielded")
 
     def __init__(self, kind: str, name: str, rest: Owner | None = None) -> None:
         self.kind = kind
         self.name = name
-        # Those that are not told apart share what is charged, and each has a place of its own.
+        # Owners that share a row (`rest`) have the same tree, but each has its own position in it.
         self.root: Node = rest.root if rest else Node(None, None)
         self.usage: list[int] = rest.usage if rest else [0, 0, 0, 0]
         self.top: Node = self.root
-        self.yielded: Node | None = None  # the innermost of the functions that have just yielded, one after another
-        self.waits_in: Node | None = None  # the function of a task that waits: it has left all of them
+        self.yielded: Node | None = None  # the innermost of the functions that have just yielded one after another
+        self.waits_in: Node | None = None  # in which function a task waits; a waiting task has left all its functions
         self.is_suspended = False
         self.since_ns = 0
 
     def suspend(self, now_ns: int) -> None:
-        """It does not run, because it waits or has ended."""
+        """The owner stops running, because it waits or has ended."""
         if self.yielded is not None and self.top is self.root:
             self.waits_in = self.yielded
         self.is_suspended = True
         self.since_ns = now_ns
 
     def resume(self, now_ns: int) -> None:
-        """It runs again: the function that waited is charged the wait."""
+        """The owner runs again. Charge the waiting time to the function that waited."""
         if self.is_suspended:
             node = self.waits_in if self.waits_in is not None and self.top is self.root else self.top
             node.wall_ns += now_ns - self.since_ns
@@ -63,7 +64,7 @@ class Owner:
 
 
 class Recording:
-    """The owners in the order in which they were first seen."""
+    """A recorded profile. The owners are in the order in which they were first seen."""
 
     def __init__(self) -> None:
         self.owners: list[Owner] = []

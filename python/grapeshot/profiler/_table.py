@@ -1,4 +1,4 @@
-"""Rows as text, for a terminal. Nothing here knows what a profile is."""
+"""Formats rows as a table of text for a terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-# What a column is called, and whether it is a time: milliseconds of what is recorded in nanoseconds.
+# The title of each column, and whether it is a time, which is recorded in nanoseconds and shown in milliseconds.
 _HEADS = {
     "calls": ("calls", False),
     "cpu": ("CPU ms", True),
@@ -23,7 +23,7 @@ _HEADS = {
 
 
 def lines(what: str, columns: Sequence[str], rows: Sequence[Any], limit: int) -> list[str]:
-    """Return a heading and a line for each of the first ``limit`` rows. The last column is the row's own text."""
+    """Return a heading and a line for each of the first ``limit`` rows. The last column is ``str()`` of the row."""
     heads = [_HEADS[column][0] for column in columns]
     texts = [heads, *([_cell(row, column) for column in columns] for row in rows[:limit])]
     widths = [max(len(text[index]) for text in texts) for index in range(len(columns))]

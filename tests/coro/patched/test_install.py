@@ -88,7 +88,7 @@ def test_late_patching_names_and_repairs():
         """
     ) == [
         "True True",
-        "<string> modules were imported before coro.install(), which belongs first in a program; these still use the "
+        "<string> modules were imported before coro.install(), which should be called first; these still use the "
         "originals: early (class Mine, lock held); these held originals, which were replaced: early (Lock, local, "
         "sleep)",
         "True True True",

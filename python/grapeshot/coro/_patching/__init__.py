@@ -1,8 +1,8 @@
-"""``coro.install()``: unmodified blocking code runs in coros.
+"""``coro.install()``: patches the standard library, so that unmodified blocking code can run in coros.
 
-Each part has a module with a function ``patch()``, which replaces names through ``_originals.replace``. What is
-replaced works everywhere: in a coro it waits as a coro does, and where no coro runs it does what the original does.
-asyncio, the executors of concurrent.futures, the import system and grapeshot keep the originals (``_originals``).
+Each part has a module with a function ``patch()``, which replaces names through ``_originals.replace``. A replacement
+works everywhere: called in a coro, it waits as coros do; elsewhere, it does what the original does. asyncio, the
+executors of concurrent.futures, the import system and grapeshot itself keep the originals (``_originals``).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _PARTS = (
     "sqlite3",
     "futures",
 )
-# Those that have to be asked for.
+# Parts that are patched only if they are named.
 _BY_CHOICE = {"futures"}
-# What a part is built on.
+# The other parts that a part needs.
 _NEEDS = {
     "ssl": ("socket",),
     "subprocess": ("time", "select", "os"),
@@ -57,7 +57,7 @@ _patched: set[str] = set()
 
 
 class PatchWarning(RuntimeWarning):
-    """Modules that were imported before :func:`install` hold names that it replaces."""
+    """Modules that were imported before :func:`install` hold originals of names that it replaces."""
 
 
 def _choose(parts: tuple[str, ...], switches: dict[str, bool]) -> list[str]:
@@ -71,7 +71,7 @@ def _choose(parts: tuple[str, ...], switches: dict[str, bool]) -> list[str]:
 
 
 def _load(part: str) -> Any:
-    """Return the module of a part. They are imported only where they are used."""
+    """Return the module of a part. Only the modules of parts that are patched are imported."""
     if part == "thread":
         from . import _thread
 
@@ -138,29 +138,38 @@ def _load(part: str) -> Any:
 
 
 def install(*parts: str, **switches: bool) -> None:
-    """Replace the blocking parts of the standard library by such that let other coros run while a coro waits.
+    """Patch the standard library's blocking calls so that other coros can run while one waits.
 
-    Without arguments it patches all parts but ``futures``. With names (``install("thread", "time")``) it patches these
-    and what they need, and with keywords (``install(queue=False)``) it leaves parts out. ``install(futures=True)`` also
-    makes the threads of ``ThreadPoolExecutor`` coros. It belongs first in a program; a second call does nothing for the
-    parts that are patched already.
+    Call it at the very beginning of a program, before other imports::
+
+        from grapeshot import coro
+        coro.install()
+
+    Without arguments it patches all parts except ``futures``. With names (``install("thread", "time")``) it patches
+    only these parts and the parts that they need. A keyword switches one part off (``install(queue=False)``) or on:
+    ``install(futures=True)`` also makes the threads of ``ThreadPoolExecutor`` coros. Parts that are already patched are
+    skipped.
 
     The parts are ``thread queue time socket dns select ssl os open subprocess multiprocessing stdin stdout signal
     sqlite3 futures``.
 
+    Outside of coros, the patched functions do what the originals do, and block.
+
     Warns:
-        PatchWarning: modules that were imported earlier hold originals, such as ``from time import sleep``. Plain
-            names, and locks of modules that nobody holds, are replaced; classes that inherit from an original are not.
+        PatchWarning: modules that were imported earlier hold originals, for example by ``from time import sleep``.
+            Such names are replaced, and so are module-level locks that are not held at the moment. Classes that inherit
+            from an original cannot be changed. The warning lists both.
 
     Raises:
-        ValueError: there is no such part.
-        RuntimeError: gevent or eventlet has patched the standard library. After this function, theirs raise it.
+        ValueError: a name is not the name of a part.
+        RuntimeError: gevent or eventlet has already patched the standard library. Only one of them can do so: after
+            ``install()``, their patching functions raise RuntimeError, too.
     """
     _install(parts, switches)
 
 
 def install_thread_emulation(*parts: str, **switches: bool) -> None:
-    """The same as :func:`install`, by its name in Shrapnel."""
+    """The same as :func:`install`, under Shrapnel's name."""
     _install(parts, switches)
 
 
@@ -187,7 +196,7 @@ def _install(parts: tuple[str, ...], switches: dict[str, bool]) -> None:
 
 
 def is_patched(name: str) -> bool:
-    """Whether a part (``"thread"``), a module (``"threading"``) or a name (``"time.sleep"``) is patched."""
+    """Return True if a part (``"thread"``), a module (``"threading"``) or a name (``"time.sleep"``) is patched."""
     if name in _PARTS:
         return name in _patched
     if any(module == name for module, _ in _originals.originals):
