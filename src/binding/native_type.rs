@@ -158,7 +158,7 @@ impl<'a, 'py> Args<'a, 'py> {
     /// True if the call gives all required parameters by position, and, if the signature has no other parameters,
     /// nothing else.
     #[inline(always)]
-    fn fit(&self) -> bool {
+    fn fits_signature(&self) -> bool {
         if self.signature.is_fixed() {
             self.positional == self.signature.required() && self.kwnames.is_null()
         } else {
@@ -173,7 +173,7 @@ impl<'a, 'py> Args<'a, 'py> {
         receiver: C,
         body: impl FnOnce(C, Args<'_, 'py>) -> PyResult<R>,
     ) -> PyResult<R> {
-        if self.fit() {
+        if self.fits_signature() {
             body(receiver, self)
         } else {
             // Without `black_box`, the compiler makes a second copy of the body for this call, and then does not inline
@@ -183,9 +183,9 @@ impl<'a, 'py> Args<'a, 'py> {
         }
     }
 
-    /// Calls `body` for arguments that do not `fit`: required parameters that are given by name move to their
-    /// positions. Raises TypeError if a required one is missing, or if the call gives one that the signature does not
-    /// have.
+    /// Calls `body` for arguments that do not fit (see `fits_signature`): required parameters that are given by name
+    /// move to their positions. Raises TypeError if a required one is missing, or if the call gives one that the
+    /// signature does not have.
     #[cold]
     #[inline(never)]
     fn rearrange<R>(self, body: impl FnOnce(Args<'_, 'py>) -> PyResult<R>) -> PyResult<R> {
@@ -208,7 +208,7 @@ impl<'a, 'py> Args<'a, 'py> {
             for (keyword, _) in &others {
                 let keyword = keyword.to_string();
                 if names.iter().take(self.positional).any(|name| *name == keyword) {
-                    return Err(self.doubled(&keyword));
+                    return Err(self.multiple_values(&keyword));
                 }
             }
             let kind = if self.signature.is_fixed() {
@@ -284,7 +284,7 @@ impl<'a, 'py> Args<'a, 'py> {
     }
 
     #[cold]
-    fn doubled(&self, parameter: &str) -> PyErr {
+    fn multiple_values(&self, parameter: &str) -> PyErr {
         PyTypeError::new_err(format!(
             "{}() got multiple values for argument '{parameter}'",
             self.name()
@@ -317,7 +317,7 @@ impl<'a, 'py> Args<'a, 'py> {
                 )));
             };
             if bound[index].is_some() {
-                return Err(self.doubled(&text));
+                return Err(self.multiple_values(&text));
             }
             // SAFETY: keyword values are alive for the length of the call; from_borrowed adds a reference.
             bound[index] = Some(unsafe { Bound::from_borrowed_ptr(self.py, value) });
