@@ -100,7 +100,7 @@ fn new_wait(this: Operation<'_>, direction: Direction, is_for_event: bool) -> Ob
     watching::refuse_transport(owner, py, fd)?;
     let waiter = waiter::new_waiter(&event_loop, fd, direction)?;
     if !is_for_event {
-        waiter::go_on(waiter::waiter_of(&waiter));
+        waiter::finish_now(waiter::waiter_of(&waiter));
         return Ok(waiter);
     }
     let entry = waiter::entry(&waiter);
@@ -114,7 +114,7 @@ fn new_wait(this: Operation<'_>, direction: Direction, is_for_event: bool) -> Ob
         }
         Err(error) => {
             entry.release(py);
-            waiter::go_on(waiter::waiter_of(&waiter));
+            waiter::finish_now(waiter::waiter_of(&waiter));
             Err(errors::os_error(&error))
         }
     }

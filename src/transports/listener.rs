@@ -72,9 +72,9 @@ fn accept(this: This<'_, ListenerObject>) -> PyResult<()> {
     };
     let reactor = LoopObject::of(&event_loop).reactor();
     for _ in 0..this.batch.get() {
-        if let Some(reached) = reactor.places_reached() {
+        if let Some(reached) = reactor.connection_limit_reached() {
             stop(this);
-            return LoopObject::of(&event_loop).wait_for_place(&this.to_bound(), reached);
+            return LoopObject::of(&event_loop).pause_listener(&this.to_bound(), reached);
         }
         // Other code may have closed the server's socket, for instance the protocol factory of the previous connection.
         let accepted = this.registration.usable_fd(py).and_then(socket::accept);

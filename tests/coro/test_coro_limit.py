@@ -154,7 +154,7 @@ def test_a_server_of_coros_waits_for_a_place(limit, caplog):
                 loop.set_limits()
         said = [record.getMessage() for record in caplog.records]
         assert len(said) == 1
-        assert "accepts nothing until a place is free" in said[0]
+        assert "has paused accepting" in said[0]
 
     coro.run(body)
 

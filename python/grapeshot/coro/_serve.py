@@ -231,7 +231,7 @@ class Server:
         """Wait until a connection has ended, at most _RETRY_DELAY_S: connections of other servers count as well."""
         if not self._is_pause_logged:
             self._is_pause_logged = True
-            _logger.warning("%r accepts nothing until a place is free: %s", self, exc)
+            _logger.warning("%r has paused accepting: %s", self, exc)
         self._has_ended.clear()
         self._has_ended.wait(_RETRY_DELAY_S)
 

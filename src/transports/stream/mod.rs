@@ -219,7 +219,7 @@ impl Ending for StreamBody {
     fn on_closed(this: Stream<'_>) -> PyResult<()> {
         uncount(&this);
         match this.event_loop.get(this.py()) {
-            Some(event_loop) => LoopObject::of(&event_loop).place_is_free(this.py()),
+            Some(event_loop) => LoopObject::of(&event_loop).resume_listeners(this.py()),
             None => Ok(()),
         }
     }
