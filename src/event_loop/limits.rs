@@ -61,7 +61,7 @@ impl Reached {
         let (errno, text) = self.describe();
         let text = format!("{text}, and set_limits() allows no more");
         let made = py
-            .import("grapeshot._limits")
+            .import("grapeshot._loop.limits")
             .and_then(|module| module.getattr("LimitError"))
             .and_then(|class| class.call1((errno, text)));
         match made {

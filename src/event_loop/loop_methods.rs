@@ -111,7 +111,7 @@ fn signal_fd<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> 
     Ok(fd.into_pyobject(this.py())?.into_any())
 }
 
-/// `_statistics()`: the loop's counters, and what `grapeshot._statistics` needs beside them. From any thread.
+/// `_statistics()`: the loop's counters, and what `grapeshot.insight._statistics` needs beside them. From any thread.
 fn statistics<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
     let dict = PyDict::new(this.py());
     let counters = &this.reactor.counters;

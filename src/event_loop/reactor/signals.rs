@@ -55,7 +55,7 @@ impl Signals {
         self.is_prepared.set(false);
     }
 
-    /// In the child of a fork, where no signal is written to the pipe (`grapeshot._signals`).
+    /// In the child of a fork, where no signal is written to the pipe (`grapeshot._loop.signals`).
     pub(super) fn forget(&self) {
         drop(self.pipe.take());
         self.is_prepared.set(false);
