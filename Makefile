@@ -85,7 +85,7 @@ fuzz-rust: ## the fuzzers of grapeshot-core (ARGS=timers: one)
 fuzz-python: $(VENV)/.dev build ## the fuzzers of the extension (ARGS=arguments: one)
 	$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS) $(ARGS)
 
-lint: $(VENV)/.dev ## rustfmt, clippy, ruff and mypy; changes nothing
+lint: $(VENV)/.dev ## rustfmt, clippy, rustdoc, ruff, import-linter and mypy; changes nothing
 	$(CARGO) fmt --all --check
 	$(CARGO) fmt --check --manifest-path $(LOADGEN)
 	$(CARGO) fmt --check --manifest-path $(BRIDGE)
@@ -95,7 +95,9 @@ lint: $(VENV)/.dev ## rustfmt, clippy, ruff and mypy; changes nothing
 	$(BRIDGE_ENV) $(CARGO) clippy --quiet --all-targets --manifest-path $(BRIDGE) -- -D warnings
 	$(FUZZ_ENV) $(CARGO) clippy --quiet --manifest-path $(RUST_FUZZ) -- -D warnings
 	$(BIN)/ruff check $(LINTED)
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --quiet --no-deps --document-private-items --workspace
 	$(BIN)/ruff format --check $(LINTED)
+	PYTHONPATH=python $(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 
 format: $(VENV)/.dev ## rewrite Rust and Python to the project's format

@@ -3,7 +3,7 @@
     python examples/crawler.py https://example.org/     # crawl that site
     python examples/crawler.py --demo                   # crawl a small, slow site in this process
 
-Needs requests (`pip install requests`). After `coro.install()`, other coros run while a socket waits. requests itself
+Needs requests (`pip install requests`). After `coro.patch()`, other coros run while a socket waits. requests itself
 is unchanged, and `fetch` is ordinary blocking code.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from grapeshot import coro
 
-coro.install()  # before importing modules that use sockets
+coro.patch()  # before importing modules that use sockets
 
 import argparse
 import contextlib

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from grapeshot import coro
 
-coro.install()  # before importing modules that use sockets
+coro.patch()  # before importing modules that use sockets
 
 import argparse
 import contextlib

@@ -20,7 +20,7 @@ import signal
 from typing import TypeAlias
 
 import grapeshot
-from grapeshot import backdoor
+from grapeshot.insight import backdoor
 
 HEAD_LEN = 16 * 1024
 BODY_LEN = 64 * 1024

@@ -57,7 +57,7 @@ Run = Callable[[Callable[[], Any]], Any]
 def patched_coros() -> Run:
     from grapeshot import coro
 
-    coro.install()
+    coro.patch()
     coro.set_latency_warning(0)  # the others have none
     return coro.run
 

@@ -54,7 +54,7 @@ class PatchedCoros(Coros):
         from grapeshot import coro
 
         try:
-            coro.install("socket")
+            coro.patch("socket")
         except ValueError as error:
             raise UnsupportedError(str(error)) from error
         self.make_socket: Function = socket.socket

@@ -18,8 +18,8 @@ Some names are loaded on first use, so that importing the package stays fast:
 - ``__version__``, which is read from the installed metadata.
 """
 
-from ._loop.limits import LimitError
 from ._loop import Loop, new_event_loop
+from ._loop.limits import LimitError
 from ._start.run import install, run, uninstall
 
 TYPE_CHECKING = False

@@ -1,16 +1,19 @@
 """``python -m grapeshot app.py``: run a program with :func:`grapeshot.install` called before it.
 
 Arguments, exit status, tracebacks and Ctrl-C are the same as with ``python app.py``. ``enable``, ``disable``,
-``attach`` and ``top`` are commands of this module; to run a script that has one of these names, write ``./enable``.
+``attach``, ``top``, ``tree`` and ``profile`` are commands of this module; to run a script that has one of these names,
+write ``./enable``.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 
 import grapeshot
-from grapeshot._start import other_loops, program as _program
+from grapeshot._start import other_loops
+from grapeshot._start import program as _program
 
 _USAGE = """\
 usage: python -m grapeshot script.py [argument ...]
@@ -21,6 +24,8 @@ usage: python -m grapeshot script.py [argument ...]
        python -m grapeshot disable
        python -m grapeshot attach [--plain] PATH|PID
        python -m grapeshot top [--interval S] [--slow S] PATH|PID
+       python -m grapeshot tree PATH|PID
+       python -m grapeshot profile show|html FILE
        python -m grapeshot --version
 
 Run a program with grapeshot as asyncio's event loop. If the program chooses another event loop itself, a line on stderr
@@ -31,23 +36,28 @@ enable   Add a file to this Python's site-packages (--user: to the user's). From
 disable  Remove that file.
 attach   Open a Python prompt inside a process that has opened a back door (grapeshot.insight.backdoor).
 top      Watch such a process: its statistics, slow callbacks, coros and tasks, and descriptors.
+tree     Print its coros and tasks with what they wait for, and its timers, sockets and threads.
+profile  Show a profile that grapeshot.insight.profiler has saved, or make a page of it.
 """
+
+
+# The module whose `main` gets the arguments of a command.
+_COMMANDS = {
+    "attach": "insight._attach",
+    "disable": "_start.site",
+    "enable": "_start.site",
+    "profile": "insight.profiler.__main__",
+    "top": "insight._top",
+    "tree": "insight._print_tree",
+}
 
 
 def main() -> None:
     arguments = sys.argv[1:]
-    if arguments[:1] in (["enable"], ["disable"]):
-        from grapeshot._start import site
-
-        sys.exit(site.main(arguments))
-    if arguments[:1] == ["attach"]:
-        from grapeshot.insight import _attach
-
-        sys.exit(_attach.main(arguments[1:]))
-    if arguments[:1] == ["top"]:
-        from grapeshot.insight import _top
-
-        sys.exit(_top.main(arguments[1:]))
+    if arguments and arguments[0] in _COMMANDS:
+        module = importlib.import_module(f"grapeshot.{_COMMANDS[arguments[0]]}")
+        is_shared = _COMMANDS[arguments[0]] == "_start.site"
+        sys.exit(module.main(arguments if is_shared else arguments[1:]))
     if arguments == ["--version"]:
         sys.stdout.write(f"grapeshot {grapeshot.__version__} on {sys.implementation.name} {sys.version.split()[0]}\n")
         sys.exit(0)

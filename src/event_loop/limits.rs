@@ -64,7 +64,7 @@ impl Reached {
     pub(crate) fn error(self, py: Python<'_>) -> PyErr {
         let (errno, text) = self.describe();
         let made = py
-            .import("grapeshot._limits")
+            .import("grapeshot._loop.limits")
             .and_then(|module| module.getattr("LimitError"))
             .and_then(|class| class.call1((errno, text)));
         match made {

@@ -111,7 +111,7 @@ fn signal_fd<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> 
     Ok(fd.into_pyobject(this.py())?.into_any())
 }
 
-/// `_statistics()`: the loop's counters, and the other values that `grapeshot._statistics` needs. Any thread may call
+/// `_statistics()`: the loop's counters, and the other values that `grapeshot.insight._statistics` needs. Any thread may call
 /// it.
 fn statistics<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
     let dict = PyDict::new(this.py());

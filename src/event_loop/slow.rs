@@ -156,7 +156,7 @@ fn run_timed(py: Python<'_>, event_loop: &LoopObject, handle: HandleRef, limit_s
     if took_s >= limit_s && result.is_ok() {
         let own = handle.this(py).to_bound();
         let logged = py
-            .import("grapeshot._origins")
+            .import("grapeshot._loop.origins")
             .and_then(|origins| origins.call_method1("describe_handle", (&own,)))
             .and_then(|text| warn(py, &text, took_s));
         if let Err(error) = logged {

@@ -453,7 +453,7 @@ def test_hooks_patches_and_a_quick_end(start: Start) -> None:
         assert busy.is_at_end()
 
 
-@pytest.mark.parametrize("config", ["", "from grapeshot import coro\ncoro.install()\n"], ids=["late", "first"])
+@pytest.mark.parametrize("config", ["", "from grapeshot import coro\ncoro.patch()\n"], ids=["late", "first"])
 def test_preload(start: Start, config: str) -> None:
     """The application is imported by the master, with `from time import sleep`."""
     server = start("coros", "--preload", config=config)

@@ -74,7 +74,8 @@ class Served:
 
     def _main(self) -> None:
         from grapeshot import coro
-        from grapeshot.coro import _bridge as bridge, wsgi
+        from grapeshot.coro import _bridge as bridge
+        from grapeshot.coro import wsgi
 
         self.loop = bridge.own_loop()
         self.loop.set_exception_handler(lambda _loop, context: self.contexts.append(context))

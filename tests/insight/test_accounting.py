@@ -1,4 +1,4 @@
-"""`grapeshot.insight.accounting()`: CPU by owner, descriptors by who has opened them, memory per connection and coro."""
+"""`insight.accounting()`: CPU by owner, descriptors by who has opened them, memory per connection and coro."""
 
 from __future__ import annotations
 
@@ -168,7 +168,9 @@ def owner_at(loop, fd):
 
 @pytest.mark.skipif(sys.version_info >= (3, 12) and tracemalloc.is_tracing(), reason="tracemalloc tells more")
 async def test_debug_mode_tells_who_has_opened_what(loop, monkeypatch):
-    monkeypatch.setattr("grapeshot.insight._accounting._SHOWN", 10_000)  # the process may have many descriptors of others
+    monkeypatch.setattr(
+        "grapeshot.insight._accounting._SHOWN", 10_000
+    )  # the process may have many descriptors of others
     loop.set_debug(True)
     server = await loop.create_server(Echo, HOST, 0)  # the server
     transport, _ = await loop.create_connection(asyncio.Protocol, *address_of(server))  # the client

@@ -14,7 +14,6 @@ from support import Script, coro_is_available, until, wait_blocked, wait_until
 import grapeshot
 from grapeshot._loop import hooks
 from grapeshot.insight import backdoor
-from grapeshot._loop.base import BaseLoop
 
 pytestmark = pytest.mark.usefixtures("tasks")
 

@@ -1,4 +1,4 @@
-"""`grapeshot.insight.profiler`: who is charged, for what. The clocks are the tests' own, so that each number is exact."""
+"""`insight.profiler`: who is charged, for what. The clocks are the tests' own, so that each number is exact."""
 
 from __future__ import annotations
 
@@ -466,14 +466,14 @@ def test_another_profiler():
     if sys.version_info >= (3, 12):
         sys.monitoring.use_tool_id(sys.monitoring.PROFILER_ID, "a friend")
         try:
-            with pytest.raises(RuntimeError, match="already active in sys.monitoring: 'a friend'"):
+            with pytest.raises(RuntimeError, match=r"already active in sys\.monitoring: 'a friend'"):
                 profiler.profile().__enter__()
         finally:
             sys.monitoring.free_tool_id(sys.monitoring.PROFILER_ID)
     else:
         sys.setprofile(lambda *_: None)
         try:
-            with pytest.raises(RuntimeError, match="already active in sys.setprofile: <function"):
+            with pytest.raises(RuntimeError, match=r"already active in sys\.setprofile: <function"):
                 profiler.profile().__enter__()
         finally:
             sys.setprofile(None)

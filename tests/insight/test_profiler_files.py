@@ -1,4 +1,4 @@
-"""The file of a profile, and what `python -m grapeshot.insight.profiler` makes of it."""
+"""The file of a profile, and what `python -m grapeshot profile` makes of it."""
 
 from __future__ import annotations
 

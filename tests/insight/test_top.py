@@ -283,7 +283,9 @@ async def test_a_sampler_whose_client_has_vanished(loop, monkeypatch):
 async def test_a_sampler_ends_with_its_client(loop, path, tasks):
     """Also if the client has not told it to, or was gone before the process came to that."""
     with backdoor.serve(path), await call(path) as caller:
-        await caller.ask("from grapeshot.insight.backdoor._sampling import Sampler; sampler = Sampler(loop); sampler.sample()")
+        await caller.ask(
+            "from grapeshot.insight.backdoor._sampling import Sampler; sampler = Sampler(loop); sampler.sample()"
+        )
         assert len(loop._measuring.listeners) == 1
         caller.close()
         await until(lambda: not loop._measuring.listeners)

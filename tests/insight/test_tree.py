@@ -92,7 +92,9 @@ async def test_sockets(loop, serve):
     server = await serve(Recorder, HOST, 0)
     address = server.sockets[0].getsockname()
     transport, _protocol = await loop.create_connection(Recorder, *address)
-    await until(lambda: any(each.local.endswith(f":{address[1]}") and each.peer for each in grapeshot.insight.tree().sockets))
+    await until(
+        lambda: any(each.local.endswith(f":{address[1]}") and each.peer for each in grapeshot.insight.tree().sockets)
+    )
     plain = socket.socketpair()
     udp = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
     try:
@@ -151,7 +153,9 @@ async def test_threads(loop):
         await asyncio.sleep(0)
         await loop.run_in_executor(None, began.wait)
         if hasattr(loop, "_default_executor"):
-            await until(lambda: len([one for one in grapeshot.insight.tree().threads if is_idle(one)]) == 1, "the second one")
+            await until(
+                lambda: len([one for one in grapeshot.insight.tree().threads if is_idle(one)]) == 1, "the second one"
+            )
             # Libraries may have executors of their own, with idle threads of theirs.
             threads = [thread for thread in grapeshot.insight.tree().threads if thread.is_executor]
             (busy,) = (thread for thread in threads if not thread.is_idle)

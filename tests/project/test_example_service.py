@@ -235,7 +235,10 @@ def test_it_can_be_profiled_while_it_serves(start, tmp_path):
 
     assert "Service.metrics" in asyncio.run(talk())
     shown = subprocess.run(
-        [sys.executable, "-m", "grapeshot.insight.profiler", "show", str(saved)], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "grapeshot", "profile", "show", str(saved)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert "Service.metrics" in shown.stdout
 

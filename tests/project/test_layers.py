@@ -1,4 +1,4 @@
-"""The layers hold: nothing imports upward or sideways, in Rust or in Python. docs/architecture.md draws the rooms.
+"""The rooms of the two crates: each uses those below it. `lint-imports` checks the same for Python (pyproject.toml).
 
 cargo keeps the two crates apart: grapeshot-core can use only what core/Cargo.toml lists, and crates cannot use each
 other in a circle. Within a crate every module may name every other one, so the order of its rooms is checked here.
@@ -6,12 +6,10 @@ other in a circle. Within a crate every module may name every other one, so the 
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import shutil
 import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -118,151 +116,6 @@ def crates_below(name: str, lock: str) -> set[str]:
     return found
 
 
-# ---------------------------------------------------------------- Python
-
-PACKAGE = "grapeshot"
-# The bridge, the class that asyncio sees as a task, the exceptions that it sees as a cancellation, and asyncio.run() in
-# coros that hide the loop.
-TOUCHES_ASYNCIO = {
-    "coro.bridge",
-    "coro._coroutine",
-    "coro._errors",
-    "coro._borrowed_loop",
-    "coro._borrowing",
-    "coro._fork",
-    "coro._hiding",
-}
-
-# What only an extra installs. A module below the name imports it, and nothing that is imported without it does.
-# Modules that need the same one may import each other.
-EXTRAS = {
-    "_attach._prompt": {"prompt_toolkit"},
-    "_top._screen": {"rich"},
-    "_top._views": {"rich"},
-    "coro.gunicorn": {"gunicorn"},
-    "coro.rpc": {"msgspec"},
-    "coro.wsgi": {"httptools"},
-    "gunicorn": {"uvicorn", "uvicorn_worker"},
-    "otel": {"opentelemetry"},
-    "rpc": {"msgspec"},
-}
-# Modules that import such a room, and do without it where the extra is not installed.
-DO_WITHOUT = {"_attach": "_attach._prompt", "_top": "_top._screen"}
-
-# Type checkers know this module and no interpreter has it: an import outside `if TYPE_CHECKING` fails at once.
-TYPE_CHECKERS_ONLY = {"_typeshed"}
-
-
-# Rooms of the Python package that use the loop, and that it does not know.
-ABOVE_THE_LOOP = {"_attach", "_top", "backdoor", "coro", "gunicorn", "otel", "profiler"}
-
-
-def python_layer(module: str) -> int:
-    """The layer of a module: native core, method modules, the loop, what uses the loop, the package itself."""
-    if module in {"", "__main__", "_startup"}:
-        return 4
-    if (
-        module
-        in {"_other_loops", "_policy", "_run", "_runner", "streams", "_tree", "_waits", "_accounting", "_descriptors"}
-        or module.split(".")[0] in ABOVE_THE_LOOP
-    ):
-        return 3
-    return {"_core": 0, "_loop": 2}.get(module, 1)
-
-
-def python_modules(root: Path) -> dict[str, Path]:
-    """Maps the names within the package ("" is the package itself) to their files."""
-    package = root / "python" / PACKAGE
-    modules = {}
-    for path in sorted(package.rglob("*.py")):
-        parts = path.relative_to(package).with_suffix("").parts
-        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return modules
-
-
-def extras_of(module: str) -> set[str]:
-    """The packages of extras that this module imports, or may import."""
-    return next((needed for room, needed in EXTRAS.items() if f"{module}.".startswith(f"{room}.")), set())
-
-
-def python_imports(path: Path, module: str, known: set[str]) -> Iterator[tuple[int, str]]:
-    """Yields all imports of a file, at any depth, with absolute names, also of the package's own modules."""
-    is_package = path.name == "__init__.py"
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                here = [PACKAGE, *(module.split(".") if module else [])]
-                here = here[: len(here) - node.level + is_package]
-                base = ".".join([*here, *([node.module] if node.module else [])])
-            for alias in node.names:
-                deeper = f"{base}.{alias.name}"
-                yield node.lineno, deeper if deeper.removeprefix(f"{PACKAGE}.") in known else base
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
-            name = node.args[0] if node.args else None
-            if isinstance(name, ast.Constant) and isinstance(name.value, str):
-                yield node.lineno, (PACKAGE + name.value if name.value.startswith(".") else name.value)
-            else:
-                yield node.lineno, "<computed>"
-
-
-def is_guarded(path: Path, line: int) -> bool:
-    """Whether an import lies in a function, in a `try` that catches ImportError."""
-    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    return any(
-        isinstance(node, ast.Try)
-        and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0)
-        and any(handler.type is not None and "ImportError" in ast.unparse(handler.type) for handler in node.handlers)
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef)
-        for node in ast.walk(function)
-    )
-
-
-def python_errors(root: Path) -> Iterator[str]:
-    """Yields every import of python/grapeshot that the layers forbid, as `file:line: why`."""
-    modules = python_modules(root)
-    edges: dict[str, set[str]] = {module: set() for module in modules}
-    for module, path in modules.items():
-        where = path.relative_to(root).as_posix()
-        for line, name in python_imports(path, module, {*modules, "_core"}):
-            top = name.split(".")[0]
-            if top != PACKAGE:
-                if top not in sys.stdlib_module_names | TYPE_CHECKERS_ONLY | extras_of(module):
-                    yield f"{where}:{line}: the package needs the standard library only, not {name}"
-                if top == "asyncio" and module.startswith("coro") and module not in TOUCHES_ASYNCIO:
-                    yield f"{where}:{line}: in coro only {', '.join(sorted(TOUCHES_ASYNCIO))} touch asyncio"
-                continue
-            target = name.removeprefix(PACKAGE).removeprefix(".")
-            layers = python_layer(module), python_layer(target)
-            if target != module and layers[0] < layers[1]:
-                yield f"{where}:{line}: {module} may not import {name}"
-            if not extras_of(target) <= extras_of(module) and not (
-                f"{target}.".startswith(f"{DO_WITHOUT.get(module)}.") and is_guarded(path, line)
-            ):
-                yield f"{where}:{line}: {module} may not import {name}, which needs an extra"
-            edges[module].add(target)
-    yield from (f"python/{PACKAGE}: a circle of imports: {' -> '.join(circle)}" for circle in circles(edges))
-
-
-def circles(edges: dict[str, set[str]]) -> Iterator[list[str]]:
-    done: set[str] = set()
-
-    def visit(module: str, way: list[str]) -> Iterator[list[str]]:
-        if module in way:
-            yield [name or PACKAGE for name in (*way[way.index(module) :], module)]
-        elif module not in done:
-            for target in sorted(edges.get(module, ())):
-                if target != module:
-                    yield from visit(target, [*way, module])
-            done.add(module)
-
-    for module in edges:
-        yield from visit(module, [])
-
-
 # ---------------------------------------------------------------- the tree as it is
 
 
@@ -275,11 +128,6 @@ def test_rust_rooms_import_downward_only():
 @pytest.mark.parametrize("room", CIRCLES)
 def test_only_the_named_modules_of_a_room_use_each_other_in_a_circle(room):
     assert rust_circles(ROOT, room) == CIRCLES[room]
-
-
-def test_python_modules_import_downward_only():
-    assert {"", "_loop", "_connect", "_serve", "_dns"} <= python_modules(ROOT).keys()
-    assert list(python_errors(ROOT)) == []
 
 
 @pytest.mark.parametrize("manifest", DEPENDENCIES)
@@ -310,12 +158,9 @@ def tree(tmp_path):
         "src/lib.rs",
         "src/event_loop/mod.rs",
         "core/src/lib.rs",
-        f"python/{PACKAGE}/__init__.py",
-        f"python/{PACKAGE}/_loop.py",
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    (tmp_path / "python" / PACKAGE / "_run.py").write_text("from ._loop import Loop\n", encoding="utf-8")
     return tmp_path
 
 
@@ -436,60 +281,6 @@ def test_cargo_refuses_python_and_the_extension_in_the_core(tmp_path):
     ], done.stderr
 
 
-@pytest.mark.parametrize(
-    ("file", "line", "why"),
-    [
-        ("_planted.py", "from ._loop import Loop", "_planted may not import grapeshot._loop"),
-        ("_planted.py", "from . import _loop", "_planted may not import grapeshot._loop"),
-        ("_planted.py", "import grapeshot._loop", "_planted may not import grapeshot._loop"),
-        ("_planted.py", "def f():\n    from grapeshot import run", "_planted may not import grapeshot"),
-        ("_planted.py", "import importlib\nimportlib.import_module('._run', 'grapeshot')", "not import grapeshot._start.run"),
-        ("_planted.py", "import aiohttp", "standard library only, not aiohttp"),
-        ("coro/planted.py", "import httptools", "standard library only, not httptools"),
-        ("coro/planted.py", "import asyncio", "touch asyncio"),
-        ("coro/planted.py", "from .. import install", "coro.planted may not import grapeshot"),
-    ],
-)
-def test_a_planted_python_edge_is_caught(tree, file, line, why):
-    path = tree / "python" / PACKAGE / file
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(line + "\n", encoding="utf-8")
-    errors = list(python_errors(tree))
-    assert len(errors) == 1
-    assert errors[0].startswith(f"python/{PACKAGE}/{file}")
-    assert why in errors[0]
-
-
-def test_what_needs_an_extra_is_imported_by_nothing_else(tree):
-    folder = tree / "python" / PACKAGE / "coro" / "wsgi"
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").write_text("import httptools\nfrom . import _part\n", encoding="utf-8")
-    (folder / "_part.py").write_text("import httptools\n", encoding="utf-8")
-    assert list(python_errors(tree)) == []
-    (folder.parent / "planted.py").write_text("from . import wsgi\n", encoding="utf-8")
-    [error] = python_errors(tree)
-    assert error.endswith("coro.planted may not import grapeshot.coro.wsgi, which needs an extra")
-
-
-def test_what_needs_the_same_extra_may_be_imported(tree):
-    package = tree / "python" / PACKAGE
-    (package / "coro").mkdir()
-    (package / "rpc").mkdir()
-    (package / "rpc" / "__init__.py").write_text("import msgspec\n", encoding="utf-8")
-    (package / "coro" / "rpc.py").write_text("from grapeshot import rpc\n", encoding="utf-8")
-    assert list(python_errors(tree)) == []
-    (package / "_planted.py").write_text("from . import rpc\n", encoding="utf-8")
-    [error] = python_errors(tree)
-    assert error.endswith("_planted may not import grapeshot.rpc, which needs an extra")
-
-
-def test_a_planted_circle_is_caught(tree):
-    package = tree / "python" / PACKAGE
-    (package / "_here.py").write_text("from . import _there\n", encoding="utf-8")
-    (package / "_there.py").write_text("from ._here import thing\n", encoding="utf-8")
-    assert list(python_errors(tree)) == [f"python/{PACKAGE}: a circle of imports: _here -> _there -> _here"]
-
-
 def test_a_planted_circle_of_rust_modules_is_caught(tree):
     room = tree / "src" / "coro"
     (room / "deep").mkdir(parents=True)
@@ -500,20 +291,3 @@ def test_a_planted_circle_of_rust_modules_is_caught(tree):
     assert rust_circles(tree, "src/coro") == [["deep", "here", "there"]]
     (room / "deep" / "inner.rs").write_text("use super::other;\n", encoding="utf-8")
     assert rust_circles(tree, "src/coro") == []
-
-
-@pytest.mark.parametrize(
-    ("code", "is_fine"),
-    [
-        ("def f():\n    try:\n        from . import _prompt\n    except ImportError:\n        pass\n", True),
-        ("def f():\n    from . import _prompt\n", False),
-        ("def f():\n    try:\n        pass\n    except ImportError:\n        from . import _prompt\n", False),
-        ("try:\n    from . import _prompt\nexcept ImportError:\n    pass\n", False),
-    ],
-)
-def test_only_a_guarded_import_may_want_an_extra(tree, code, is_fine):
-    folder = tree / "python" / PACKAGE / "_attach"
-    folder.mkdir()
-    (folder / "_prompt.py").write_text("import prompt_toolkit\n", encoding="utf-8")
-    (folder / "__init__.py").write_text(code, encoding="utf-8")
-    assert (list(python_errors(tree)) == []) == is_fine

@@ -11,9 +11,9 @@ import os
 import sys
 import warnings
 
-from . import hooks
-from . import connect, dns, lifecycle, limits, serve, signals, sock, tls
 from grapeshot import _core
+
+from . import connect, dns, hooks, lifecycle, limits, serve, signals, sock, tls
 from .base import BaseLoop
 from .lazy import LazyModule
 
@@ -22,10 +22,20 @@ if TYPE_CHECKING:
     from typing import Any
 
     from grapeshot.insight import _charges, _measuring, _statistics
-    from . import datagram, pipes, sendfile as _sendfile, subprocess, unix
+
+    from . import datagram, pipes, subprocess, unix
+    from . import sendfile as _sendfile
 else:
-    datagram, pipes, _sendfile = LazyModule("grapeshot._loop.datagram"), LazyModule("grapeshot._loop.pipes"), LazyModule("grapeshot._loop.sendfile")
-    subprocess, unix, _charges = LazyModule("grapeshot._loop.subprocess"), LazyModule("grapeshot._loop.unix"), LazyModule("grapeshot.insight._charges")
+    datagram, pipes, _sendfile = (
+        LazyModule("grapeshot._loop.datagram"),
+        LazyModule("grapeshot._loop.pipes"),
+        LazyModule("grapeshot._loop.sendfile"),
+    )
+    subprocess, unix, _charges = (
+        LazyModule("grapeshot._loop.subprocess"),
+        LazyModule("grapeshot._loop.unix"),
+        LazyModule("grapeshot.insight._charges"),
+    )
     _measuring, _statistics = LazyModule("grapeshot.insight._measuring"), LazyModule("grapeshot.insight._statistics")
 
 

@@ -20,9 +20,9 @@ from asyncio import constants
 from asyncio.log import logger
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 
-from . import hooks
 from grapeshot import _core
-from . import origins, signals
+
+from . import hooks, origins, signals
 from .base import BaseLoop
 from .checks import check_callback
 

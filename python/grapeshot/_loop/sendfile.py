@@ -16,6 +16,7 @@ from asyncio import constants
 from collections.abc import Awaitable, Callable
 
 from grapeshot import _core
+
 from .base import BaseLoop
 from .checks import check_plain_socket
 

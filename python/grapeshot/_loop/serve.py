@@ -19,6 +19,7 @@ from asyncio.log import logger
 from collections.abc import Callable, Iterable, Sequence
 
 from grapeshot import _core
+
 from . import dns, origins, tls
 from .base import BaseLoop, ComputedAttribute
 from .checks import check_plain_socket, check_stream_socket, check_tls_only_options, set_reuse_port

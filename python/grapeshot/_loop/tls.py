@@ -13,6 +13,7 @@ from asyncio import constants
 from collections.abc import Callable
 
 from grapeshot import _core
+
 from .base import BaseLoop
 from .checks import check_unused_socket
 from .opening import wait_opened

@@ -15,8 +15,9 @@ import sys
 from asyncio.log import logger
 from collections.abc import Callable
 
-from . import connect, serve, tls
 from grapeshot import _core
+
+from . import connect, serve, tls
 from .base import BaseLoop
 from .checks import check_plain_socket, check_tls_only_options
 from .opening import has_file, remove_stale_socket

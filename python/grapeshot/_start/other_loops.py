@@ -17,8 +17,9 @@ import sys
 import threading
 import types
 
-from . import run
 from grapeshot._loop import Loop
+
+from . import run
 
 # Environment variables that make the commands of servers ask asyncio for a loop. A child process may inherit them but
 # run where grapeshot is not installed. There they select asyncio's own loop, which works, too.

@@ -11,6 +11,7 @@ import types
 from collections.abc import Awaitable, Callable, Coroutine
 
 from grapeshot._loop import Loop, new_event_loop
+
 from .runner import Runner
 
 TYPE_CHECKING = False

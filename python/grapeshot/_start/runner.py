@@ -15,8 +15,8 @@ import os
 import signal
 from _thread import allocate_lock, start_new_thread
 
-from grapeshot._loop import Loop, hooks
 from grapeshot import _core
+from grapeshot._loop import Loop, hooks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from . import _other_patchers as _other_patchers
 from . import _setup as _setup
 from . import signal_handler, threads
+from ._bridge import await_, run, run_sync
 from ._coroutine import Coro
 from ._errors import (
     ClosedError,
@@ -33,7 +34,7 @@ from ._errors import (
     ScheduleError,
     Shutdown,
     SimultaneousError,
-    TimeoutError,
+    TimeoutError,  # noqa: A004
     WakeUp,
     YieldFromMain,
 )
@@ -95,7 +96,6 @@ from ._sync import (
 from ._timeouts import timeout, with_timeout
 from ._watch_file import watch_file
 from ._where import compact_traceback, where, where_all
-from ._bridge import await_, run, run_sync
 
 TYPE_CHECKING = False
 
@@ -142,13 +142,13 @@ __all__ = [
     "install_thread_emulation",
     "inverted_semaphore",
     "is_patched",
-    "patch",
     "lock",
     "mailbox",
     "make_socket",
     "mutex",
     "new",
     "now",
+    "patch",
     "print_run_info",
     "read_stream",
     "run",

@@ -9,8 +9,8 @@ from __future__ import annotations
 import signal
 import sys
 
-from grapeshot._start import program as _program
 from grapeshot import coro
+from grapeshot._start import program as _program
 from grapeshot.coro import _command, _latency
 from grapeshot.coro._patching import _thread
 

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from types import CoroutineType
 
 from grapeshot import _core
-from grapeshot._start import run as _run
 from grapeshot._loop import new_event_loop
+from grapeshot._start import run as _run
 
 from ._coroutine import Coro, Wakeup, check_started
 from ._errors import Interrupted, Shutdown, YieldFromMain

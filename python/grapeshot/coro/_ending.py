@@ -19,8 +19,7 @@ import warnings
 from collections.abc import Callable
 
 from grapeshot import _core
-from grapeshot._loop import origins
-from grapeshot._loop import Loop
+from grapeshot._loop import Loop, origins
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 
 from grapeshot import _core
-from grapeshot._start import run
 from grapeshot._loop import Loop, new_event_loop
+from grapeshot._start import run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

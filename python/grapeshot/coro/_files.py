@@ -23,9 +23,9 @@ import warnings
 from grapeshot import _core
 
 from . import _at_once, _errors
+from ._bridge import run_in_thread
 from ._socket import wait_for_read, wait_for_write
 from ._socket_base import Countdown
-from ._bridge import run_in_thread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

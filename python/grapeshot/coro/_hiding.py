@@ -13,9 +13,8 @@ import sys
 import threading
 import warnings
 
-from grapeshot._loop import hooks
 from grapeshot import _core
-from grapeshot._loop.base import BaseLoop
+from grapeshot._loop import hooks
 
 from ._borrowed_loop import BorrowedLoop
 from ._borrowing import tasks_of_run

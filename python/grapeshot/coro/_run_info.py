@@ -13,8 +13,8 @@ import bisect
 import gc
 import sys
 
-from grapeshot._loop import hooks
 from grapeshot import _core
+from grapeshot._loop import hooks
 from grapeshot.insight import _waits
 
 from . import _bridge as bridge

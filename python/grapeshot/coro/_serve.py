@@ -16,16 +16,17 @@ import os
 import socket
 
 from grapeshot import _core
-from grapeshot._loop import serve as _serve, unix
+from grapeshot._loop import serve as _serve
+from grapeshot._loop import unix
 from grapeshot._loop.limits import LimitError
 
 from . import _dns
+from ._bridge import own_loop
 from ._coroutine import shut_down
 from ._socket import sock as Sock  # noqa: N812
 from ._socket import wait_for_read
 from ._socket_base import Countdown
 from ._sync import event, inverted_semaphore, semaphore
-from ._bridge import own_loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import gc
 import os
 
-from grapeshot._loop import hooks
 from grapeshot import _core
-from grapeshot._loop import lifecycle
-from grapeshot._loop import Loop
+from grapeshot._loop import hooks, lifecycle
 
 from . import _ending, _errors, _fork, _latency
 from ._coroutine import Coro

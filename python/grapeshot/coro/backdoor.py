@@ -38,7 +38,8 @@ def serve(
     With ``unix_path`` it works like Shrapnel's function: it does not return while the back door is open, and closes it
     when the coro that called it is interrupted. ``global_dict`` is the namespace of the prompt.
 
-    With a path as its only positional argument it works like :func:`grapeshot.insight.backdoor.serve`, and returns the server.
+    With a path as its only positional argument it works like :func:`grapeshot.insight.backdoor.serve`, and returns the
+    server.
 
     Only the user who runs the process gets a prompt, so there are no TCP ports. The prompt begins with grapeshot's own
     text, so ``welcome_message`` and ``client_class`` are not supported either.

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from ._patching._thread import RealThread as Thread
 from ._bridge import run_in_thread as run
+from ._patching._thread import RealThread as Thread
 
 __all__ = ["Thread", "run"]

@@ -1,4 +1,4 @@
-"""``grapeshot.insight.accounting()``: who has used CPU time, who has opened which descriptor, and how much memory is in use.
+"""``insight.accounting()``: who has used CPU time, who has opened which descriptor, and how much memory is in use.
 
 CPU time is counted by ``_charges``, from the call of :meth:`Loop.set_cpu_accounting` on. Everything else is read when
 ``accounting()`` is called, which must happen in the loop's thread.
@@ -12,6 +12,7 @@ import os
 import sys
 
 from grapeshot import _core
+
 from . import _tree, _waits
 from ._charges import Charges, Cpu, CpuTally, tally_cpu
 from ._descriptors import Descriptor, descriptors, tally_descriptors

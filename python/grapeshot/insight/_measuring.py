@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from grapeshot._loop import lifecycle
 from grapeshot._loop.base import BaseLoop
+
 from ._subjects import Subject, innermost_protocol, subject_of
 
 TYPE_CHECKING = False

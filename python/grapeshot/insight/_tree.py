@@ -18,8 +18,9 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from grapeshot._loop import hooks
 from grapeshot import _core
+from grapeshot._loop import hooks
+
 from . import _waits
 from ._subjects import innermost_protocol
 from ._tally import printable

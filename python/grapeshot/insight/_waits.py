@@ -13,11 +13,11 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from grapeshot._loop import hooks
 from grapeshot import _core
-from grapeshot._loop import origins
+from grapeshot._loop import hooks, origins
+
 from ._subjects import subject_of
 from ._tally import Tally, tally
 
@@ -297,8 +297,7 @@ def name_of(waiter: Any) -> str:
 
 
 def _circle(waiter: Any, waiters: dict[Any, Any]) -> list[Any]:
-    """Return the circle found by going up from ``waiter``. Each member waits for the next; the last one is the first.
-    """
+    """Return the circle found by going up from ``waiter``. Each member waits for the next; the last is the first."""
     way: dict[Any, None] = {}
     while waiter not in way:
         way[waiter] = None

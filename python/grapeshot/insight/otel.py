@@ -19,6 +19,7 @@ except ImportError as error:
     ) from error
 
 from grapeshot._loop import Loop
+
 from ._statistics import Histogram, Statistics
 
 TYPE_CHECKING = False

@@ -1,5 +1,5 @@
 //! Locks and queues that work between the coros of one loop, between the coros of loops in different threads, and
-//! between coros and real threads, in any direction. `coro.install()` puts them in place of the classes of `_thread`
+//! between coros and real threads, in any direction. `coro.patch()` puts them in place of the classes of `_thread`
 //! and `_queue`.
 //!
 //! - `waiters`: the queue of waiting coros and threads, in one order for both, and how they are woken

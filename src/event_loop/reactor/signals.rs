@@ -57,7 +57,7 @@ impl Signals {
     }
 
     /// Called in the child of a fork. The interpreter does not write to the pipe there: asyncio has reset the
-    /// descriptor, or before Python 3.12 `grapeshot._signals`.
+    /// descriptor, or before Python 3.12 `grapeshot._loop.signals`.
     pub(super) fn forget(&self) {
         drop(self.pipe.take());
         self.is_prepared.set(false);

@@ -143,7 +143,7 @@ if __name__ == "__main__":
         print(pool.submit(pow, 2, 10).result(), waiting())
 """
 
-LATE = "import multiprocessing.pool, multiprocessing.synchronize\nfrom grapeshot import coro\ncoro.install()\n"
+LATE = "import multiprocessing.pool, multiprocessing.synchronize\nfrom grapeshot import coro\ncoro.patch()\n"
 
 
 def run(path, arguments, method):

@@ -121,7 +121,7 @@ def test_late_patching_repairs_the_program_itself_once():
 
 
 def test_first_line_of_a_program_warns_of_nothing():
-    assert run("from grapeshot import coro\ncoro.install()\nprint('ok')") == ["ok"]
+    assert run("from grapeshot import coro\ncoro.patch()\nprint('ok')") == ["ok"]
 
 
 def test_what_keeps_the_originals():
@@ -131,9 +131,11 @@ def test_what_keeps_the_originals():
         originals = threading.Lock, threading.get_ident, time.sleep, threading.local, queue.SimpleQueue
         from grapeshot import coro
         coro.patch()
-        import asyncio.base_events, concurrent.futures.thread, grapeshot._loop.lifecycle, importlib._bootstrap
-        import asyncio.runners, grapeshot.coro._ending
-        for module in (asyncio.base_events, concurrent.futures.thread, grapeshot._loop.lifecycle, grapeshot.coro._ending):
+        import asyncio.base_events, concurrent.futures.thread, importlib._bootstrap
+        import asyncio.runners
+        from grapeshot._loop import lifecycle
+        from grapeshot.coro import _ending
+        for module in (asyncio.base_events, concurrent.futures.thread, lifecycle, _ending):
             view = module.threading
             assert (view.Lock, view.get_ident, view.local) == (originals[0], originals[1], originals[3]), module
             assert type(view.Condition(view.Lock())._lock) is type(originals[0]())

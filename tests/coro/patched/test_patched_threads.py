@@ -9,7 +9,7 @@ from support import coro_is_available, run_script
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 
-HEAD = "from grapeshot import coro\ncoro.install()\nimport threading, time, queue, _thread, sys, gc\n"
+HEAD = "from grapeshot import coro\ncoro.patch()\nimport threading, time, queue, _thread, sys, gc\n"
 
 
 def run(code):

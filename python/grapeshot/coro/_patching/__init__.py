@@ -8,7 +8,6 @@ executors of concurrent.futures, the import system and grapeshot itself keep the
 from __future__ import annotations
 
 import importlib
-
 import sys
 import warnings
 
@@ -21,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["PatchWarning", "get_original", "patch", "install_thread_emulation", "is_patched"]
+__all__ = ["PatchWarning", "get_original", "install_thread_emulation", "is_patched", "patch"]
 
 # The parts, in the order in which they are patched.
 _PARTS = (

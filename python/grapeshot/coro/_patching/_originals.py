@@ -115,7 +115,6 @@ def is_keeper(module_name: str) -> bool:
 
 def _import_keepers() -> None:
     """Import keepers that are otherwise imported later, and would then get the replacements."""
-    from grapeshot._loop import datagram, pipes, sendfile, subprocess, unix
     from grapeshot.insight import _measuring  # noqa: F401
 
 

@@ -17,8 +17,8 @@ def main(arguments: list[str]) -> int:
     """Run ``python -m grapeshot top`` with these arguments; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m grapeshot top",
-        description="Watch a process that has opened a back door (grapeshot.insight.backdoor): its statistics, the slowest "
-        "callbacks with their stacks, its coros and tasks, and its descriptors.",
+        description="Watch a process that has opened a back door (grapeshot.insight.backdoor): its statistics, the "
+        "slowest callbacks with their stacks, its coros and tasks, and its descriptors.",
     )
     parser.add_argument("path", metavar="PATH|PID", help="the unix socket of the back door, or the process id")
     parser.add_argument(

@@ -18,9 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from grapeshot.insight._tally import printable
+from grapeshot.insight.backdoor._asking import LostError
 
 from . import _views
-from ._probe import LostError, Probe
+from ._probe import Probe
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

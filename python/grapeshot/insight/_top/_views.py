@@ -114,8 +114,7 @@ def tallies(found: list[Sample] | None, history: History, order: int, width: int
 def overview(
     now: Sample, before: Sample, parts: Sample, histories: dict[str, History], size: tuple[int, int]
 ) -> list[Text]:
-    """Return a summary: the loop, its connections, slow callbacks, and the most frequent coros, tasks and descriptors.
-    """
+    """Return a summary: the loop, its connections, slow callbacks, the most frequent coros, tasks and descriptors."""
     width, rows = size
     lines = _loop_lines(now, before, (parts.get("memory") or {}).get("write_buffers", 0), width)
     left = max(3, rows - len(lines) - 3)

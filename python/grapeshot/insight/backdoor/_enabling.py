@@ -14,7 +14,6 @@ import sys
 
 from grapeshot._loop import hooks
 from grapeshot.insight import _tree
-from grapeshot._loop.base import BaseLoop
 
 from ._server import Server, serve
 

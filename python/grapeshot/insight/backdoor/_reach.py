@@ -114,8 +114,7 @@ def _connect_to_process(pid: int) -> Reached:
 
 
 def _path_in(pid: int) -> str:
-    """Return the path at which this process can reach the only back door of another one. Raises: like :func:`paths_of`.
-    """
+    """Return the path at which this process can reach the only back door of another one. Raises as :func:`paths_of`."""
     paths = paths_of(pid)
     if not paths:
         raise RefusedError(f"the process {pid} has no back door open. {_remedy(pid)}")

@@ -2,13 +2,15 @@
 
 ::
 
-    with grapeshot.insight.profiler.profile("app.profile") as found:   # or grapeshot.insight.profiler.run(main(), "app.profile")
+    from grapeshot.insight import profiler
+
+    with profiler.profile("app.profile") as found:   # or profiler.run(main(), "app.profile")
         ...
     print(found.table())
 
-``python -m grapeshot.insight.profiler show app.profile`` prints the same table, and ``html`` makes a page of it. From Python
-3.12 on, all threads of the process are profiled. On 3.11, these are the thread that starts the profile and threads that
-are started during the profile. The profiler has no cost when it is not in use.
+``python -m grapeshot profile show app.profile`` prints the same table, and ``profile html`` makes a page of it. From
+Python 3.12 on, all threads of the process are profiled. On 3.11, these are the thread that starts the profile and
+threads that are started during the profile. The profiler has no cost when it is not in use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``python -m grapeshot.insight.profiler``: show a saved profile, make a web page of it, or convert it."""
+"""``python -m grapeshot profile``: show a saved profile, make a web page of it, or convert it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._profile import SORTS, Profile
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m grapeshot.insight.profiler",
+        prog="python -m grapeshot profile",
         description="Show a saved profile, make a web page of it, or convert it.",
     )
     commands = parser.add_subparsers(dest="command", required=True)

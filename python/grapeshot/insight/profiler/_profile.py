@@ -220,7 +220,7 @@ class Profile:
     # ---- the file
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the profile to a file, which ``python -m grapeshot.insight.profiler`` reads."""
+        """Write the profile to a file, which ``python -m grapeshot profile`` reads."""
         text = json.dumps(self.as_json(), separators=(",", ":"))
         with open(path, "wb") as file:
             file.write(_MAGIC + zlib.compress(text.encode()))
