@@ -41,8 +41,7 @@ const STEPS_PER_BYTE: u64 = 16;
 pub enum Fault {
     /// Containers that are keys have more than `MAX_KEY_VALUES` values in total.
     ContainersAsKeys,
-    /// Numbers or dates are keys, and a dict of them would be very slow, or they are too many to know whether it would
-    /// be.
+    /// Keys are numbers or dates for which a dict would be very slow, or there are too many of them to rule that out.
     NumbersAsKeys,
     /// Containers are nested more than `MAX_DEPTH` deep.
     TooDeep,
@@ -90,10 +89,7 @@ impl Frame {
 /// The kinds of keys, by what a peer can do with them.
 enum Key {
     /// A peer can predict its hash. Its steps are counted.
-    Integer {
-        is_negative: bool,
-        magnitude: u64,
-    },
+    Integer { is_negative: bool, magnitude: u64 },
     /// A float or a date: a peer can predict its hash. Such keys are only counted.
     Number,
     /// A string or bytes, whose hash a peer cannot predict; nil or a boolean, of which there are only three; or a

@@ -16,10 +16,10 @@
 //!   +----------------------+  <- stack pointer kept in `*from`
 //! ```
 //!
-//! `switch` pops the return address and jumps to it instead of executing `ret`. With a `ret` the processor would predict
-//! the wrong return address each time, and a switch would take 30 ns instead of 10. The control words are nearly
-//! always the same on both stacks and are slow to load, so they are compared first and loaded only if they differ. The
-//! exception flags in MXCSR are not callee-saved, so that comparison leaves them out.
+//! `switch` pops the return address and jumps to it instead of executing `ret`. With a `ret` the processor would
+//! predict the wrong return address each time, and a switch would take 30 ns instead of 10. The control words are
+//! nearly always the same on both stacks and are slow to load, so they are compared first and loaded only if they
+//! differ. The exception flags in MXCSR are not callee-saved, so that comparison leaves them out.
 //!
 //! A new stack has the same frame, with `start` as the return address, `entry` in r12 and its argument in r13.
 
