@@ -8,7 +8,7 @@
 //! | module | contract | Linux, Android | macOS, BSD |
 //! |---|---|---|---|
 //! | [`at_once`] | calls that never block, for files in blocking mode | `RWF_NOWAIT`, `/proc/self/fd` | only sockets |
-//! | [`child`] | an fd that is readable when a child has ended | pidfd; a thread before 5.3 | kqueue with `EVFILT_PROC` |
+//! | [`child`] | an fd that is readable once a child has ended | pidfd; a thread before 5.3 | kqueue, `EVFILT_PROC` |
 //! | [`clock`] | the clock of `time.monotonic()` | `CLOCK_MONOTONIC` | `CLOCK_UPTIME_RAW` (Apple), `CLOCK_MONOTONIC` |
 //! | [`faults`] | a message when a stack overflows into its guard | POSIX | POSIX |
 //! | [`file`] | length and position of files, and sending them | `sendfile` | `sendfile`; nothing (NetBSD, OpenBSD) |
@@ -23,7 +23,7 @@
 //! | [`socket::datagram`] | receiving several datagrams per call, sending one | `recvmmsg` | `recvfrom` |
 //! | [`thread`] | starts a helper thread that receives no signals | POSIX | POSIX |
 //! | [`thread_locals`] | other libraries' thread-local pointers | TLS segments and pthread keys | pthread keys |
-//! | [`unwinding`] | makes a thread hang that is being ended | personality routine (glibc) | the same (FreeBSD); nothing |
+//! | [`unwinding`] | makes threads hang that are ended | personality routine (glibc) | the same (FreeBSD); nothing |
 //! | [`waker`] | wakes a blocked poller from any thread or signal handler | eventfd | pipe |
 //!
 //! A [`poller::Poller`] and its events belong to the thread of their loop. Other threads wake that loop with
