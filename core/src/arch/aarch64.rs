@@ -48,9 +48,10 @@ const RETURN_ADDRESS: usize = 11; // x30
 
 /// See [`super`]. On entry: x0 = `from`, x1 = `to`.
 ///
-/// # Safety `to` is a stack pointer that `switch` has stored or `prepare` has returned, and it has not been switched
-/// to since. Its stack is mapped and belongs to this thread. `from` is writable, and it is read only while this stack
-/// is not running.
+/// # Safety
+/// `to` is a stack pointer that `switch` has stored or `prepare` has returned, and it has not been switched to since.
+/// Its stack is mapped and belongs to this thread. `from` is writable, and it is read only while this stack is not
+/// running.
 #[unsafe(naked)]
 pub unsafe extern "C" fn switch(from: *mut usize, to: usize) {
     naked_asm!(include_str!("aarch64_switch.s"))

@@ -34,9 +34,10 @@ pub const IS_SUPPORTED: bool = true;
 
 /// See [`super`]. On entry: rdi = `from`, rsi = `to`, and the direction flag is clear, as the ABI requires.
 ///
-/// # Safety `to` is a stack pointer that `switch` has stored or `prepare` has returned, and it has not been switched
-/// to since. Its stack is mapped and belongs to this thread. `from` is writable, and it is read only while this stack
-/// is not running.
+/// # Safety
+/// `to` is a stack pointer that `switch` has stored or `prepare` has returned, and it has not been switched to since.
+/// Its stack is mapped and belongs to this thread. `from` is writable, and it is read only while this stack is not
+/// running.
 #[unsafe(naked)]
 pub unsafe extern "C" fn switch(from: *mut usize, to: usize) {
     naked_asm!(

@@ -17,8 +17,8 @@
 //! comes first, L2 sees the item of P1. If the loop's fence comes first, P2 sees the flag of L1. Without the fences,
 //! each side could read before the other's write arrives, and the loop would sleep although the queue has an item.
 //!
-//! Only the loop's thread pops and sleeps. Any thread may push. The inbox does not wake the loop itself; the producer
-//! that is told to does.
+//! Only the loop's thread may pop and sleep. Any thread may push. The inbox only decides which producer must wake the
+//! loop; how it does that is left to the producer.
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
@@ -41,8 +41,8 @@ impl<T: Send> Inbox<T> {
         }
     }
 
-    /// Passes an item to the consumer, from any thread. Returns true if the consumer is asleep and no producer has
-    /// taken on waking it yet. Then the caller must wake it.
+    /// Passes an item to the consumer, from any thread. Returns true if the caller must wake the consumer: it is
+    /// asleep, and no other producer was told to wake it.
     #[inline]
     #[must_use = "if it returns true, the caller must wake the consumer"]
     pub fn push(&self, item: T) -> bool {
@@ -51,7 +51,7 @@ impl<T: Send> Inbox<T> {
         self.claim_wake()
     }
 
-    /// Returns true if the consumer is asleep and no producer has taken on waking it yet. Then the caller must wake it.
+    /// Returns true if the caller must wake the consumer: it is asleep, and no other producer was told to wake it.
     ///
     /// This is for a producer that passes its item in another way than the inbox, under a lock. The consumer must hold
     /// the same lock when it checks for such items, and must not release it before it has called
@@ -59,7 +59,8 @@ impl<T: Send> Inbox<T> {
     #[inline]
     #[must_use = "if it returns true, the caller must wake the consumer"]
     pub fn claim_wake(&self) -> bool {
-        // Most often the consumer is awake. The load alone leaves the cache line shared then, which a swap would not.
+        // Usually the consumer is awake, and the load alone is enough. It leaves the cache line shared between
+        // processors, which a swap would not.
         self.is_sleeping.load(Ordering::Relaxed) && self.is_sleeping.swap(false, Ordering::Relaxed)
     }
 
@@ -83,8 +84,9 @@ impl<T: Send> Inbox<T> {
         self.items.len()
     }
 
-    /// Announces that the consumer is about to block. Returns true if it may block; then the next push will have it
-    /// woken. Returns false if it must not block, because an item has arrived. Only the consumer may call this.
+    /// Announces that the consumer is about to block. Returns true if it may block; then the next push tells its
+    /// producer to wake it. Returns false if it must not block, because an item has arrived. Only the consumer may
+    /// call this.
     #[inline]
     #[must_use = "if it returns false, the consumer must not block"]
     pub fn begin_sleep(&self) -> bool {

@@ -17,7 +17,8 @@
 //! in O(1). A timer whose deadline is before the last one of the run goes to the array.
 //!
 //! When many timers of the array are due at once, [`TimerHeap::sort_due`] sorts them into the front of the run. That is
-//! cheaper than taking them from the array one by one, because each removal moves entries all over the array.
+//! cheaper than taking them from the array one by one, because each removal moves entries along a path through the
+//! whole depth of the heap.
 //!
 //! The heap belongs to the loop's thread. Whoever drops the heap must first release the remaining elements.
 

@@ -21,10 +21,10 @@
 //! - **Reuse.** A free stack keeps the memory of its uppermost pages, up to a limited number of stacks. So the next
 //!   coro that takes it causes no system call and no page fault. Stacks are taken from the first arena that has a free
 //!   one, so that later arenas become empty. Empty arenas are unmapped.
-//! - **Limits.** A caller can reserve a stack with `promise`; `take_promised` then cannot fail. When the system is at
-//!   one of its limits, stacks must be refused while the rest of the process can still allocate. Three rules see to
-//!   that: `mappings` leaves a reserve of mappings, an arena is made only if the address space has more room than it
-//!   needs, and stacks are opened several at a time.
+//! - **Limits.** A caller can reserve a stack with `promise`; `take_promised` then cannot fail. Near a limit of the
+//!   system, new stacks must be refused while the rest of the process can still allocate. So `mappings` leaves a
+//!   reserve of mappings, an arena is made only if the address space has more room than the arena needs, and stacks
+//!   are opened several at a time, so that the system refuses a group while it still has memory for less.
 //!
 //! An `Arenas` belongs to one thread.
 

@@ -1,17 +1,17 @@
 //! Reads and writes that do not block, although the pipe, socket or terminal is in blocking mode.
 //!
 //! Other processes may share a descriptor, such as stdin. Then it is not enough to wait until it is ready and read it:
-//! the read blocks if another process has taken the data in between. To set the descriptor to nonblocking mode is not
-//! possible either, because the mode belongs to the open file and would change for the other processes too. The calls
-//! in this module do not block and do not change the mode:
+//! the read blocks if another process has taken the data in between. Nonblocking mode cannot be used either, because it
+//! belongs to the open file and would affect the other processes too. The calls in this module do not block, and leave
+//! the mode as it is:
 //!
 //! | kind of file | method |
 //! |---|---|
 //! | sockets | `MSG_DONTWAIT` |
 //! | pipes | `RWF_NOWAIT` (Linux 6.5) |
 //! | FIFOs, and pipes on older kernels | opened a second time through `/proc/self/fd`, in nonblocking mode |
-//! | the side of a pseudo-terminal that programs use | the same, unless the terminal was hung up |
-//! | the master side of a pseudo-terminal, for which a second open would make a new terminal | none |
+//! | the slave side of a pseudo-terminal | the same, unless the terminal was hung up |
+//! | the master side of a pseudo-terminal | none, because a second `open` would make a new terminal |
 //! | other files, other systems (except for sockets) | none |
 //!
 //! Any thread may call these functions; they keep no state. A write to a pipe without a reader raises `SIGPIPE`, as in
@@ -51,14 +51,14 @@ enum Fallback {
 /// # Safety
 /// `buf` must be valid for writes of `len` bytes, and nothing else may access them during the call.
 pub unsafe fn read_now(fd: RawFd, buf: *mut u8, len: usize) -> io::Result<Option<usize>> {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract of this function.
     if let Some(outcome) = unsafe { flagged::read(fd, buf, len) } {
         return outcome.map(Some);
     }
     let Some(fallback) = fallback_for(fd, Access::Read)? else {
         return Ok(None);
     };
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract of this function.
     let outcome = unsafe {
         match fallback {
             Fallback::Socket => socket::recv_now(fd, buf, len),
@@ -124,7 +124,7 @@ mod flagged {
     /// # Safety
     /// As for `read_now`.
     pub(super) unsafe fn read(fd: RawFd, buf: *mut u8, len: usize) -> Option<io::Result<usize>> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds the contract of this function.
         unsafe { call(libc::SYS_preadv2, fd, buf, len) }
     }
 
@@ -193,7 +193,7 @@ mod reopening {
         HungUp,
     }
 
-    /// Whether the descriptor is the side of a pseudo-terminal that programs use.
+    /// Whether the descriptor is the slave side of a pseudo-terminal.
     pub(super) fn is_terminal(fd: RawFd) -> io::Result<bool> {
         if !cfg!(any(target_os = "linux", target_os = "android")) {
             return Ok(false);
@@ -219,7 +219,7 @@ mod reopening {
             events,
             revents: 0,
         };
-        // SAFETY: one live entry, as the count says; the call writes only to it.
+        // SAFETY: the call gets one live entry and writes only to it.
         let count = retried_int(|| unsafe { libc::poll(&raw mut entry, 1, 0) })?;
         Ok(if entry.revents & (libc::POLLHUP | libc::POLLERR) != 0 {
             Readiness::HungUp

@@ -85,8 +85,9 @@ pub fn set_position(fd: RawFd, offset: u64) -> io::Result<()> {
 /// end of the file. The file's position does not change. The call is not repeated after a signal; the caller must do
 /// that.
 ///
-/// # Errors `WouldBlock` if there is no space; `Interrupted`; `EINVAL`, `ENOSYS` and others if the system cannot send
-/// this kind of file on this kind of socket; or the socket's error.
+/// # Errors
+/// `WouldBlock` if there is no space; `Interrupted`; `EINVAL`, `ENOSYS` and others if the system cannot send this kind
+/// of file on this kind of socket; or the socket's error.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub fn send(socket: RawFd, file: RawFd, offset: i64, count: usize) -> io::Result<usize> {
     let mut offset = offset;

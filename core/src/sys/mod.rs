@@ -1,4 +1,4 @@
-//! The interface to the operating system: nonblocking calls that return `io::Result`.
+//! The interface to the operating system. Its calls return `io::Result`, and do not block unless they say so.
 //!
 //! The differences between systems are hidden in here. The types and functions have the same names and the same meaning
 //! on every system, and one `mod.rs` per topic selects the file that provides them.
@@ -23,7 +23,7 @@
 //! | [`socket::datagram`] | receiving several datagrams per call, sending one | `recvmmsg` | `recvfrom` |
 //! | [`thread`] | starts a helper thread that receives no signals | POSIX | POSIX |
 //! | [`thread_locals`] | other libraries' thread-local pointers | TLS segments and pthread keys | pthread keys |
-//! | [`unwinding`] | makes threads hang that are ended | personality routine (glibc) | the same (FreeBSD); nothing |
+//! | [`unwinding`] | makes an ended thread hang | a personality routine (glibc) | the same (FreeBSD); nothing |
 //! | [`waker`] | wakes a blocked poller from any thread or signal handler | eventfd | pipe |
 //!
 //! A [`poller::Poller`] and its events belong to the thread of their loop. Other threads wake that loop with

@@ -14,16 +14,13 @@
 //!   - `modify(fd, token, interest)`. If the fd is not watched, `modify` does what `add` does;
 //!   - `remove(fd)`. It also succeeds if the fd is not watched, or is closed;
 //!   - `is_watching(fd, token, interest)`: whether the open file that `fd` refers to now is the one that was added
-//!   under
-//!     this number. If so, the call also does what `modify` does;
+//!     under this number. If so, the call also does what `modify` does;
 //!   - `KEEPS_CLOSED`: whether a closed fd stays watched while a duplicate of it is open, for instance in a forked
-//!   child.
-//!     Such an fd cannot be removed any more, and its events continue until the poller is closed;
+//!     child. Such an fd cannot be removed any more, and its events continue until the poller is closed;
 //!   - `wait_since(events, timeout_ns, began_ns)`: `None` blocks, and `Some(0)` does not wait. With any other timeout
-//!   the
-//!     call waits at least that many nanoseconds, counted from `began_ns` or from the call, unless an fd becomes ready.
-//!     The caller passes `began_ns` because it has usually just read the clock, so the poller need not read it again. A
-//!     signal ends the wait with `ErrorKind::Interrupted`.
+//!     the call waits at least that many nanoseconds, counted from `began_ns` or from the call, unless an fd becomes
+//!     ready. The caller passes `began_ns` because it has usually just read the clock, so the poller need not read it
+//!     again. A signal ends the wait with `ErrorKind::Interrupted`.
 //! - [`Interest::NONE`] removes the fd. Otherwise a hangup on an fd that is neither read nor written would keep the
 //!   loop busy.
 //! - [`Interest::on_change`] asks for an event when the state changes, instead of events for as long as the state

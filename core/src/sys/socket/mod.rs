@@ -148,7 +148,7 @@ pub fn accept(fd: RawFd) -> io::Result<(OwnedFd, Address)> {
 #[inline]
 unsafe fn accept_call(fd: RawFd, address: *mut libc::sockaddr, len: *mut libc::socklen_t) -> c_int {
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract of this function.
     unsafe { libc::accept4(fd, address, len, flags) }
 }
 
@@ -157,7 +157,7 @@ unsafe fn accept_call(fd: RawFd, address: *mut libc::sockaddr, len: *mut libc::s
 #[cfg(target_vendor = "apple")]
 #[inline]
 unsafe fn accept_call(fd: RawFd, address: *mut libc::sockaddr, len: *mut libc::socklen_t) -> c_int {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract of this function.
     unsafe { libc::accept(fd, address, len) }
 }
 
@@ -232,8 +232,9 @@ pub fn shutdown_write(fd: RawFd) -> io::Result<()> {
 
 /// Sends small segments at once (`TCP_NODELAY`).
 ///
-/// # Errors `EOPNOTSUPP` or `ENOPROTOOPT` for a socket that is not TCP, `EINVAL` for a socket that was shut down
-/// (macOS), `EBADF`, `ENOTSOCK`.
+/// # Errors
+/// `EOPNOTSUPP` or `ENOPROTOOPT` for a socket that is not TCP, `EINVAL` for a socket that was shut down (macOS),
+/// `EBADF`, `ENOTSOCK`.
 pub fn set_nodelay(fd: RawFd) -> io::Result<()> {
     set_flag(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY)
 }

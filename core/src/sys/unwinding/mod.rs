@@ -1,11 +1,11 @@
-//! Makes a thread hang if it is ended while this library is on its stack, so that its stack is not unwound through the
-//! library.
+//! Makes a thread hang if it is ended while it has frames of this library on its stack, because these frames must not
+//! be unwound.
 //!
 //! `pthread_exit` and `pthread_cancel` of glibc and of FreeBSD unwind the stack of the thread that they end. When the
 //! interpreter exits, CPython up to 3.13 ends every daemon thread in this way as soon as the thread asks for the GIL.
-//! That can happen inside every call into Python. Rust frames must not be unwound like that: destructors would use
-//! Python without the GIL, and code that catches panics would abort the process. A thread that hangs does no harm,
-//! because the process is exiting. CPython from 3.14 on makes its threads hang by itself.
+//! That can happen inside every call into Python. If Rust frames were unwound then, destructors would use Python
+//! without the GIL, and code that catches panics would abort the process. A thread that hangs does no harm, because
+//! the process is exiting. From 3.14 on CPython itself makes these threads hang.
 //!
 //! ```text
 //!   pthread_exit --> _Unwind_ForcedUnwind, from the innermost frame out:

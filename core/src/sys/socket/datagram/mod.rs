@@ -48,7 +48,8 @@ pub struct Batch {
 /// The datagrams that `each` gets are slices of `buffer`. If an error occurs after the first datagram, it is in the
 /// result, unless the system keeps it for the next call.
 ///
-/// # Errors `WouldBlock` if no datagram has arrived, or the pending error of the socket (`ConnectionRefused` if it is
+/// # Errors
+/// `WouldBlock` if no datagram has arrived, or the pending error of the socket (`ConnectionRefused` if it is
 /// connected), which this call resets. `InvalidInput` if there is no slot, or `limit` is 0.
 #[inline]
 pub fn recv_batch(
@@ -67,9 +68,9 @@ pub fn recv_batch(
 
 /// Sends `data`, which may be empty, as one datagram to `to`.
 ///
-/// # Errors `WouldBlock` if there is no space, `EMSGSIZE` if the datagram is too large, an error that is pending on
-/// the socket, or one that the network reports at once (`ConnectionRefused` ...). After an error the datagram was not
-/// sent.
+/// # Errors
+/// `WouldBlock` if there is no space, `EMSGSIZE` if the datagram is too large, an error that is pending on the socket,
+/// or one that the network reports at once (`ConnectionRefused` ...). After an error the datagram was not sent.
 #[inline]
 pub fn send_to(fd: RawFd, data: &[u8], to: &Address) -> io::Result<()> {
     let (address, address_len) = to.as_raw();
