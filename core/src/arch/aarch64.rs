@@ -1,10 +1,11 @@
 //! AArch64, AAPCS64 (Linux, the BSDs, macOS).
 //!
-//! The project's machines are x86-64, so this file is tested only in part:
-//! - `tests/project/test_arch.py` runs the instructions of `switch` and `start` in an emulator of AArch64 Linux, on
-//!   stacks with the layout that `prepare` gives them. The instructions are in separate files to make that possible.
-//! - rustc assembles them for Linux, Apple and FreeBSD.
-//! - **Never run**: this file as compiled by rustc, Python with it, or any of it on real hardware.
+//! The project's machines are x86-64, so this file is tested in an emulator of AArch64 Linux:
+//! - `tests/project/test_arch.py` runs the instructions of `switch` and `start` on stacks with the layout that
+//!   `prepare` gives them. The instructions are in separate files to make that possible.
+//! - `.ci/aarch64` runs the tests of coros on a whole CPython.
+//!
+//! rustc also assembles the instructions for Apple systems and FreeBSD, where they were **never run**.
 //!
 //! A suspended stack, growing down:
 //!

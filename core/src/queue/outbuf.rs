@@ -2,16 +2,17 @@
 //!
 //! An `OutBuf` holds the data that a transport could not send at once, or that it holds back to send it with later
 //! data, and offers it to `writev`. It keeps the chunks that it was given and does not copy bytes. The first chunk is
-//! stored inline, so the usual single write does not allocate. A connection that has no data to write takes three words
-//! and the size of one chunk.
+//! stored inline, so the usual single write does not allocate. Without data an `OutBuf` takes three words and the size
+//! of one chunk.
 //!
 //! ```text
 //!   front [ sent | to be sent ]   then   rest [ chunk ] [ chunk ] ...
 //!         '-----' sent_bytes             boxed, allocated for the second chunk
 //! ```
 //!
-//! It belongs to the loop's thread. To drop a chunk may run foreign code, so the buffer does not drop chunks while it
-//! is borrowed. It passes written chunks to the caller, who releases them at a point where foreign code may run.
+//! It belongs to the loop's thread. Dropping a chunk may run foreign code, such as a Python destructor, so the buffer
+//! does not drop chunks while it is borrowed. It passes written chunks to the caller, who drops them at a point where
+//! foreign code may run.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;

@@ -2,8 +2,8 @@
 //!
 //! A small or irregular read goes into a scratch buffer, and is then copied into an object of exactly its size. Reads
 //! of 8 to 256 KiB that always have about the same size go directly into an object of that size, which saves the copy.
-//! This begins only after several reads in a row that suit the same size of object. If one unusual read could choose
-//! the size, the next message might be cut into pieces by an object that is too small.
+//! That begins only after several reads in a row for which the same size of object is suitable. If a single unusual
+//! read could choose the size, the next message could get an object that is too small, and arrive in pieces.
 //!
 //! It belongs to the loop's thread.
 

@@ -1,7 +1,7 @@
 //! The queue of callbacks that are ready to run: first in, first out.
 //!
 //! It is a ring whose push and pop take a few instructions. Its capacity is a power of two. Its two positions only
-//! grow, and wrap around at the end of the integer's range, so they need not be compared with the capacity:
+//! increase, until they wrap around at the end of the integer's range. So they need not be compared with the capacity:
 //!
 //! ```text
 //!   position   head            tail                  head == tail               empty

@@ -93,8 +93,7 @@ pub fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(copy as RawFd) })
 }
 
-/// Reads up to `len` bytes into `buf` and returns how many were read; 0 means the end of the stream (or that `len` is
-/// 0).
+/// Reads up to `len` bytes into `buf` and returns how many were read; 0 means the end of the stream (or a `len` of 0).
 ///
 /// # Errors
 /// `WouldBlock` if there is no data, `EIO` for a terminal whose other side has hung up (Linux), or another errno of

@@ -1,9 +1,9 @@
 //! The pipe through which signal handlers wake a loop. Each signal is one byte, its number.
 //!
-//! The poller watches the reading end, and the interpreter's C handler writes to the other one, in any thread. A byte
-//! that was written before the poller sleeps ends that sleep at once, so no signal is lost between the loop's last
-//! check and the wait. An eventfd cannot be used instead, because a write to it must have eight bytes. Only the loop's
-//! thread reads.
+//! The poller watches the reading end. The interpreter's C handler writes to the other end, in whatever thread it runs.
+//! If a byte is written before the poller begins to sleep, the sleep ends at once. So no signal is lost between the
+//! loop's last check and the wait. An eventfd cannot be used instead, because a write to it must have eight bytes. Only
+//! the loop's thread reads.
 //!
 //! Source: `pipe(2)`, `pipe(7)`, `signal-safety(7)`.
 
@@ -98,8 +98,8 @@ pub(super) fn nonblocking_pipe() -> nix::Result<(OwnedFd, OwnedFd)> {
     nix::unistd::pipe2(OFlag::O_NONBLOCK | OFlag::O_CLOEXEC)
 }
 
-/// Like `nonblocking_pipe` on other systems. Without `pipe2`, a child that is forked between the calls inherits the
-/// pipe, and keeps it even after `exec`.
+/// A pipe as (reader, writer), both nonblocking and close-on-exec. Apple systems have no `pipe2`, so a child that is
+/// forked between the calls inherits the pipe without these flags.
 #[cfg(target_vendor = "apple")]
 pub(super) fn nonblocking_pipe() -> nix::Result<(OwnedFd, OwnedFd)> {
     use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};

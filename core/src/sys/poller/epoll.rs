@@ -33,8 +33,8 @@ const ON_CHANGE: u32 = libc::EPOLLET.cast_unsigned();
 const MORE: u32 = (libc::EPOLLRDHUP | libc::EPOLLPRI).cast_unsigned();
 const GONE: u32 = (libc::EPOLLHUP | libc::EPOLLERR).cast_unsigned();
 
-/// The timeout of `epoll_pwait2` in the kernel's own 64-bit layout. 32-bit machines have it too, but there
-/// `libc::timespec` may have the old layout.
+/// The timeout of `epoll_pwait2` in the kernel's own 64-bit layout. On 32-bit machines `libc::timespec` may have an
+/// older layout, which the call does not use.
 #[repr(C)]
 struct KernelTimespec {
     seconds: i64,

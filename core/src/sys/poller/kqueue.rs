@@ -4,7 +4,7 @@
 //! registered. To set an interest, one call adds the wanted filters and deletes the others. One wait can return an fd
 //! in two events.
 //!
-//! `EV_EOF` on the read filter only means that the peer will not send more data. A read finds that out by itself.
+//! `EV_EOF` on the read filter only means that the peer will not send more data, which the next read finds out anyway.
 //! `EV_EOF` on the write filter, or with an error, means that the connection is gone. The poller reports that as a
 //! hangup.
 //!

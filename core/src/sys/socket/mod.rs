@@ -59,8 +59,8 @@ pub(super) fn retried_int(mut call: impl FnMut() -> c_int) -> io::Result<usize> 
     retried(|| call() as isize)
 }
 
-/// Reads up to `len` bytes into `buf` and returns how many were read; 0 means the end of the stream (or that `len` is
-/// 0). The rest of the buffer is not changed.
+/// Reads up to `len` bytes into `buf` and returns how many were read; 0 means the end of the stream (or a `len` of 0).
+/// The rest of the buffer is not changed.
 ///
 /// # Errors
 /// `WouldBlock` if there is nothing to read, or the socket's error (`ConnectionReset` ...).
