@@ -1,7 +1,7 @@
 //! Files: their length and position, sending them on a socket within the kernel, and checking or removing a path.
 //!
-//! `sendfile` needs the former, the socket files of Unix servers the latter. The calls may block on a disk, but not on
-//! a nonblocking socket. Any thread may make them; they keep no state.
+//! The paths are those of Unix sockets' files. The calls may block on a disk, but not on a nonblocking socket. Any
+//! thread may make them; they keep no state.
 //!
 //! Source: `fstat(2)`, `lseek(2)`, `sendfile(2)`, `stat(2)`, `unlink(2)`.
 

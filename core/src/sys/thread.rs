@@ -1,5 +1,5 @@
-//! Starts the library's helper threads. They have all signals blocked, because Python's signal handlers must run in the
-//! main thread.
+//! Starts the library's helper threads. They block the signals of the process, because Python's signal handlers must
+//! run in the main thread.
 //!
 //! Source: `pthread_sigmask(3)`, `signal(7)`.
 
@@ -18,7 +18,7 @@ const FAULTS: [libc::c_int; 5] = [
     libc::SIGABRT,
 ];
 
-/// Runs `body` in a new thread, which has all other signals blocked from its first instruction on.
+/// Runs `body` in a new thread, in which all signals except `FAULTS` are blocked from its first instruction on.
 ///
 /// # Errors
 /// If the process cannot start another thread.

@@ -1,6 +1,5 @@
 //! Finds thread-local variables of other libraries that point into a given range of addresses: variables in the
-//! libraries' segments (`PT_TLS`), and values of `pthread_getspecific`. Only the thread whose variables they are may
-//! use this.
+//! libraries' segments (`PT_TLS`), and values of `pthread_getspecific`. A thread can find only its own variables.
 //!
 //! Source: `dl_iterate_phdr(3)`, `pthread_getspecific(3)`.
 

@@ -1,6 +1,6 @@
 //! Child processes: an fd that becomes readable when a child has ended, and a call that fetches the child's status.
 //!
-//! With it the poller can wait for children, without SIGCHLD and without affecting children that other code has
+//! With this fd the poller can wait for a child, without SIGCHLD and without affecting children that other code has
 //! started. An [`ExitWatch`] belongs to the loop's thread.
 //!
 //! The file of each operating system must provide `watch(pid) -> io::Result<OwnedFd>`. The fd is close-on-exec. It

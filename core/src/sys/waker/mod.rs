@@ -33,7 +33,7 @@ mod pipe;
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 pub use pipe::Waker;
 
-/// A flag that tells whether there was a wake since the last drain.
+/// Whether there was a wake since the last drain.
 struct Pending(AtomicBool);
 
 impl Pending {
