@@ -242,7 +242,7 @@ fn more_addresses_than_the_system_has_are_an_error() {
 }
 
 #[test]
-fn stacks_may_outlive_their_arenas_value() {
+fn stacks_keep_their_arena_alive() {
     static BUDGET: Budget = Budget::new(|| None);
     let stack = arenas(true, &BUDGET).take().unwrap();
     write(stack.top() - 1, 7);
